@@ -1,0 +1,67 @@
+# On a fresh machine: `make train` or `make test`. Each first builds what it lacks in .venv.
+
+VENV := .venv
+RUN := $(VENV)/bin/python
+PIP := $(RUN) -m pip --disable-pip-version-check --no-input -qq
+CONFIG := configs/muon_vit.gin
+
+# Prints the first Python of those offered that can make a virtual environment for us.
+define FIND_PYTHON
+for python in $(or $(PYTHON),python3.13 python3.12 python3.11 python3); do \
+	"$$python" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' \
+		2>/dev/null || continue; \
+	if "$$python" -c 'import venv, ensurepip' 2>/dev/null; then echo "$$python"; exit 0; fi; \
+	echo "$$python has no venv module (on Debian: apt install python3-venv)." >&2; \
+done; \
+echo "Lockstep needs Python 3.11, 3.12 or 3.13 with its venv module, and found none." \
+	"Install one, or name it: make $(MAKECMDGOALS) PYTHON=/path/to/python3" >&2; exit 1
+endef
+
+# PYTHON=... was given, and is not what the environment was made with: make it anew.
+OTHER_PYTHON := $(if $(PYTHON),$(shell [ "$$($(PYTHON) -V 2>&1)" = "$$($(RUN) -V 2>&1)" ] || echo anew))
+
+.PHONY: help train test lint lock wheel clean anew
+
+help:
+	@echo 'make train   train configs/muon_vit.gin (CONFIG=... another; ARGS="--set steps=100" more)'
+	@echo 'make test    lint, then run the tests (ARGS="-k groups" some of them)'
+	@echo 'make lint    ruff and pyright'
+	@echo 'make lock    resolve the dependencies anew (needs Python 3.11, 3.12 and 3.13)'
+	@echo 'make wheel   build dist/lockstep-*.whl'
+	@echo 'make clean   remove the environment and what was built'
+	@echo 'PYTHON=...   which Python makes the environment (3.11 to 3.13)'
+
+train: $(VENV)/.project
+	$(RUN) -m trainer --gin_file=$(CONFIG) $(ARGS)
+
+test: lint
+	$(RUN) -m pytest $(ARGS)
+
+lint: $(VENV)/.test
+	$(RUN) -m ruff check .
+	PYRIGHT_PYTHON_IGNORE_WARNINGS=1 $(RUN) -m pyright --pythonpath $(RUN)
+
+wheel: $(VENV)/.project
+	$(PIP) wheel --no-deps --no-build-isolation --wheel-dir dist .
+
+lock:
+	@python=$$($(FIND_PYTHON)) && "$$python" .ci/lock.py
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
+
+# The environment in three layers: the locked packages, the project itself, what the tests need.
+$(VENV)/.locked: requirements.lock $(OTHER_PYTHON)
+	@python=$$($(FIND_PYTHON)) && "$$python" -m venv --clear $(VENV)
+	@echo "Installing the locked packages in $(VENV) for $$($(RUN) -V) (about a minute)."
+	@$(PIP) install -r requirements.lock
+	@touch $@
+
+$(VENV)/.project: $(VENV)/.locked pyproject.toml
+	@$(PIP) install --no-deps --no-build-isolation --editable .
+	@touch $@
+
+$(VENV)/.test: $(VENV)/.project requirements-test.lock
+	@echo "Installing what the tests need."
+	@$(PIP) install -r requirements-test.lock
+	@touch $@

@@ -1,0 +1,55 @@
+"""What every test may rely on: the CPU, a count of compilations, strict dtype promotion on request.
+
+It stands at the root, so that the doctests of trainer and optim run under the same rules.
+"""
+
+import os
+
+os.environ.setdefault("JAX_PLATFORMS", "cpu")  # before the first import of jax
+
+import contextlib
+from collections.abc import Callable, Iterator
+
+import jax
+import pytest
+
+# Recorded once for every program handed to XLA, also when the persistent cache answers.
+_COMPILED = "/jax/core/compile/backend_compile_duration"
+
+
+@pytest.fixture
+def compilations() -> Callable[[], contextlib.AbstractContextManager[list[str]]]:
+    """Counts compilations: `with compilations() as names: ...` lists them as "jit(step)".
+
+    The list holds one name a compiled program, in order, and grows while the block runs. Operations
+    outside jit are programs too ("jit(add)"), so compare with a block of the same eager work, or
+    ask for one function: `names.count("jit(step)")`.
+    """
+
+    @contextlib.contextmanager
+    def count() -> Iterator[list[str]]:
+        names: list[str] = []
+
+        def listen(event: str, duration: float, **details: str | int) -> None:
+            if event == _COMPILED:
+                names.append(str(details.get("fun_name", "?")))
+
+        jax.monitoring.register_event_duration_secs_listener(listen)
+        try:
+            yield names
+        finally:
+            jax.monitoring.unregister_event_duration_listener(listen)
+
+    return count
+
+
+@pytest.fixture
+def strict_promotion() -> Iterator[None]:
+    """Makes an implicit change of dtype an error, for tests of arithmetic that is all ours.
+
+    It cannot hold for the whole suite: optax multiplies int32 counts with floats in its schedules
+    and bias corrections, which strict promotion refuses. Flax's layers pass. Ask for it with
+    `pytestmark = pytest.mark.usefixtures("strict_promotion")` at the head of a file.
+    """
+    with jax.numpy_dtype_promotion("strict"):
+        yield
