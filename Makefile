@@ -20,12 +20,13 @@ endef
 # PYTHON=... was given, and is not what the environment was made with: make it anew.
 OTHER_PYTHON := $(if $(PYTHON),$(shell [ "$$($(PYTHON) -V 2>&1)" = "$$($(RUN) -V 2>&1)" ] || echo anew))
 
-.PHONY: help train test lint lock wheel clean anew
+.PHONY: help train test lint torch lock wheel clean anew
 
 help:
 	@echo 'make train   train configs/muon_vit.gin (CONFIG=... another; ARGS="--set steps=100" more)'
 	@echo 'make test    lint, then run the tests (ARGS="-k groups" some of them)'
 	@echo 'make lint    ruff and pyright'
+	@echo 'make torch   add torch, without which the tests that compare with it are skipped'
 	@echo 'make lock    resolve the dependencies anew (needs Python 3.11, 3.12 and 3.13)'
 	@echo 'make wheel   build dist/lockstep-*.whl'
 	@echo 'make clean   remove the environment and what was built'
@@ -65,3 +66,9 @@ $(VENV)/.test: $(VENV)/.project requirements-test.lock
 	@echo "Installing what the tests need."
 	@$(PIP) install -r requirements-test.lock
 	@touch $@
+
+# Not in the lock: large, and known answers only. Nothing that is locked changes for it.
+torch: $(VENV)/.test
+	@echo "Installing torch, for the tests that compare with it."
+	@$(PIP) install -c requirements.lock -c requirements-test.lock --editable '.[torch]' \
+		--no-build-isolation
