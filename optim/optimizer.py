@@ -1,0 +1,313 @@
+"""Runs the groups as one optimizer: clip, move every group, round, pack the state.
+
+Each group's optimizer sees a flat dict {path name: array} of its own parameters and nothing else.
+That is optax's `partition` without its MaskedNodes, so that an optimizer that compares trees, or
+evaluates the loss at other parameters (line searches), works in a group as it does alone.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from optim import laws
+from optim.groups import Group, GroupError, assign, first
+from optim.layer_decay import layer_scales
+from optim.paths import flatten, unflatten
+
+LowPrecision = Literal["nearest", "master", "stochastic"]
+
+
+class OptimizerState(NamedTuple):
+    """What an optimizer remembers.
+
+    Attributes:
+        scalars: every rank-0 value of every group and the step count, packed by dtype: {"int32":
+            (n,), "float32": (m,)}. Each leaf of a donated state costs a step about a microsecond.
+        groups: group name -> the state of its optimizer, the scalars taken out.
+        master: path -> float32 copy of a low-precision parameter; empty but for
+            low_precision="master".
+    """
+
+    scalars: dict[str, jax.Array]
+    groups: dict[str, Any]
+    master: dict[str, jax.Array]
+
+
+class Optimizer(NamedTuple):
+    """Everything that moves the parameters; made by `optimizer`."""
+
+    groups: Mapping[str, Group]
+    clip_norm: Any = None
+    layer_decay: float | None = None
+    low_precision: LowPrecision = "nearest"
+
+    def label(self, params: Any) -> Any:
+        """Names the group of every parameter.
+
+        Args:
+            params: a pytree of arrays, or of anything with a shape.
+
+        Returns:
+            A tree like `params` of group names: of the first group that takes the parameter.
+
+        Raises:
+            GroupError: a parameter that no group takes, or a group that takes none.
+        """
+        return unflatten(params, assign(self.groups, flatten(params)))
+
+    def trainable(self, params: Any) -> dict[str, Any]:
+        """Lists the parameters that move, by path name: all but those of frozen groups."""
+        named = flatten(params)
+        labels = assign(self.groups, named)
+        return {path: x for path, x in named.items() if not self.groups[labels[path]].is_frozen}
+
+    def hyperparameters(self, step: Any) -> dict[str, dict[str, Any]]:
+        """Tells the value of every float argument at a step.
+
+        Args:
+            step: an int or an int32 scalar, counted from 0.
+
+        Returns:
+            Group name -> argument name -> value. Arguments that are None are left out, and so are
+            those of finished transformations, which do not show them.
+        """
+        return {
+            name: {k: v(step) if callable(v) else v for k, v in self.schedules(name).items()}
+            for name in self.groups
+        }
+
+    def schedules(self, name: str) -> dict[str, Any]:
+        """Lists the float arguments of a group's optimizer: each a float or a schedule."""
+        return laws.hyperparameters(self.groups[name].optimizer)
+
+    def init(self, params: Any) -> OptimizerState:
+        """Makes the state before the first step.
+
+        Args:
+            params: a pytree of float arrays.
+
+        Returns:
+            The state; float leaves are at least float32.
+
+        Raises:
+            GroupError: see `label`; or a parameter that cannot be trained, such as one of integers.
+        """
+        free = self.trainable(params)
+        for path, x in free.items():
+            if not jnp.issubdtype(x.dtype, jnp.inexact):
+                raise GroupError(
+                    f"The parameter {path} has dtype {x.dtype}, which no optimizer can move. "
+                    f"Put it in a group with optim.frozen()."
+                )
+        scalars, tensors = _pack(self._init_unpacked(free))
+        low = {path: x for path, x in free.items() if jnp.finfo(x.dtype).bits < 32}
+        master = laws.widen(low) if self.low_precision == "master" else {}
+        return OptimizerState(scalars, tensors["groups"], master)
+
+    def update(
+        self, grads: Any, state: OptimizerState, params: Any, *, skip: Any = None, **extra: Any
+    ) -> tuple[Any, OptimizerState]:
+        """Moves the parameters by one step.
+
+        Args:
+            grads: a tree like `params`, or a dict {path name: gradient} of the trainable
+                parameters.
+            state: what `init` or the last `update` returned.
+            params: the parameters before the step.
+            skip: a boolean scalar: where true, parameters and state stay as they are, and only the
+                schedules move on. None where nothing is ever skipped.
+            **extra: what some optimizers need: value, value_fn, grad_fn, obj_fn, ... A function
+                takes all the parameters; each group's optimizer sees it as a function of that
+                group's own.
+
+        Returns:
+            The parameters after the step, in their dtypes; and the new state, with the avals of the
+            old.
+        """
+        free = self.trainable(params)
+        named_grads = flatten(grads)
+        named_grads = {path: named_grads[path] for path in free}
+        old = self._unpack(state, free)
+        wide = {**laws.widen(free), **state.master}
+        moves, groups = self._moves(named_grads, old, wide, params, extra)
+        after = {path: w + moves[path].astype(w.dtype) for path, w in wide.items()}
+        if skip is not None:
+            after, groups = jax.tree.map(
+                lambda o, n: jnp.where(skip, o, n), (wide, old["groups"]), (after, groups)
+            )
+        scalars, tensors = _pack({"groups": groups, "step": old["step"] + 1})
+        master = {path: after[path] for path in state.master}
+        rounded = _round(after, free, self.low_precision, old["step"])
+        new_params = unflatten(params, {**flatten(params), **rounded})
+        return new_params, OptimizerState(scalars, tensors["groups"], master)
+
+    @property
+    def tx(self) -> optax.GradientTransformationExtraArgs:
+        """Gives the optimizer as an optax transformation, updates in the parameters' dtypes."""
+
+        def update(grads: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, Any]:
+            if params is None:
+                raise ValueError("Pass the parameters: tx.update(grads, state, params).")
+            new_params, new_state = self.update(grads, state, params, **extra)
+            return jax.tree.map(jnp.subtract, new_params, params), new_state
+
+        return optax.GradientTransformationExtraArgs(self.init, update)
+
+    def eval_params(self, state: OptimizerState, params: Any) -> Any:
+        """Gives the parameters that evaluation must use.
+
+        Args:
+            state: the state that goes with `params`.
+            params: the parameters that are trained.
+
+        Returns:
+            A tree like `params`: averages where an optimizer keeps them (schedule-free), else
+            `params`.
+        """
+        named = flatten(params)
+        free = self.trainable(params)
+        groups = self._unpack(state, free)["groups"]
+        for name, own in self._split(free).items():
+            named |= laws.eval_params(groups[name], own)
+        return unflatten(params, named)
+
+    def _split(self, free: dict[str, Any]) -> dict[str, dict[str, Any]]:
+        """Deals the trainable parameters to their groups: group name -> path -> leaf."""
+        deal: dict[str, dict[str, Any]] = {n: {} for n, g in self.groups.items() if not g.is_frozen}
+        for path, x in free.items():
+            deal[first(self.groups, path, x)][path] = x
+        return deal
+
+    def _init_unpacked(self, free: dict[str, Any]) -> dict[str, Any]:
+        parts = self._split(free)
+        groups = {name: laws.init(self.groups[name].optimizer, own) for name, own in parts.items()}
+        return {"groups": groups, "step": jnp.zeros((), jnp.int32)}
+
+    def _unpack(self, state: OptimizerState, free: dict[str, Any]) -> dict[str, Any]:
+        template = jax.eval_shape(self._init_unpacked, free)
+        return _unpack(state.scalars, state.groups, template)
+
+    def _moves(
+        self, grads: dict, old: dict, wide: dict, params: Any, extra: Mapping[str, Any]
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Runs every group's optimizer: the updates by path, the new states by group."""
+        step = old["step"]
+        grads = laws.widen(grads)
+        named = {**flatten(params), **wide}
+        scales = layer_scales(named, self.layer_decay) if self.layer_decay is not None else {}
+        clipped = grads if self.clip_norm is None else _clip(grads, self.clip_norm, step)
+        moves, groups = {}, {}
+        for name, own in self._split(wide).items():
+            within = laws.extra_arguments(extra, own, params)
+            if "value" in extra:
+                within["grad"] = {path: grads[path] for path in own}
+            updates, groups[name] = laws.update(
+                self.groups[name].optimizer,
+                {path: clipped[path] for path in own},
+                old["groups"][name],
+                own,
+                step,
+                within,
+            )
+            moves |= {
+                path: u * scales[path] if path in scales else u for path, u in updates.items()
+            }
+        return moves, groups
+
+
+def optimizer(
+    groups: Mapping[str, Group],
+    clip_norm: float | None = None,
+    layer_decay: float | None = None,
+    low_precision: LowPrecision = "nearest",
+) -> Optimizer:
+    """Puts groups together into one optimizer.
+
+    Args:
+        groups: group name -> group; the first group that takes a parameter moves it.
+        clip_norm: the largest global norm of the gradients of all trainable parameters; larger
+            gradients are scaled down to it (Pascanu et al. 2013, arXiv:1211.5063). A float or a
+            schedule; None never clips.
+        layer_decay: the factor of the learning rate from one layer to the layer below it (see
+            `layer_scales`); None for no such decay.
+        low_precision: how bfloat16 parameters take their updates, which are computed in float32:
+            "nearest" rounds the sum; "master" keeps a float32 copy in the state and rounds only
+            what the model sees; "stochastic" rounds up or down at random, right on average (Zamirai
+            et al. 2020, arXiv:2010.06192).
+
+    Returns:
+        The optimizer. It fits any parameters that its groups cover.
+
+    Raises:
+        ValueError: no groups, or an argument outside its range.
+    """
+    if not groups:
+        raise ValueError(
+            "An optimizer needs at least one group; give groups={'all': group('.*', ...)}."
+        )
+    if isinstance(clip_norm, int | float) and not clip_norm > 0:
+        raise ValueError(f"clip_norm is a positive norm, and not {clip_norm!r}; None never clips.")
+    if layer_decay is not None and not 0 < layer_decay <= 1:
+        raise ValueError(f"layer_decay is a factor in (0, 1], and not {layer_decay!r}.")
+    return Optimizer(dict(groups), clip_norm, layer_decay, low_precision)
+
+
+def _clip(grads: dict[str, Any], clip_norm: Any, step: Any) -> dict[str, Any]:
+    """Scales all gradients by one scalar, so that their global norm is at most `clip_norm`."""
+    norm = optax.global_norm(grads)
+    bound = jnp.asarray(clip_norm(step) if callable(clip_norm) else clip_norm, norm.dtype)
+    scale = jnp.where(norm < bound, jnp.ones_like(norm), bound / norm)
+    return {path: g * scale.astype(g.real.dtype) for path, g in grads.items()}
+
+
+def _round(
+    after: dict[str, Any], before: dict[str, Any], how: LowPrecision, step: Any
+) -> dict[str, Any]:
+    """Casts new parameters back to the dtypes they are kept in."""
+    if how != "stochastic":
+        return {path: x.astype(before[path].dtype) for path, x in after.items()}
+    key = jax.random.fold_in(jax.random.key(0), step)
+    return {
+        path: _stochastic_round(x, jax.random.fold_in(key, i))
+        if before[path].dtype == jnp.bfloat16
+        else x.astype(before[path].dtype)
+        for i, (path, x) in enumerate(after.items())
+    }
+
+
+def _stochastic_round(x: jax.Array, key: jax.Array) -> jax.Array:
+    """Rounds float32 to a neighbour in bfloat16, up with the probability of the part cut off."""
+    bits = jax.lax.bitcast_convert_type(x, jnp.uint32)
+    noise = jax.random.bits(key, x.shape, jnp.uint16).astype(jnp.uint32)
+    cut = (bits + noise) & jnp.uint32(0xFFFF0000)
+    rounded = jax.lax.bitcast_convert_type(cut, jnp.float32)
+    return jnp.where(jnp.isfinite(x), rounded, x).astype(jnp.bfloat16)
+
+
+def _is_scalar(x: Any) -> bool:
+    return x.ndim == 0 and not jnp.issubdtype(x.dtype, jax.dtypes.extended)
+
+
+def _pack(state: Any) -> tuple[dict[str, jax.Array], Any]:
+    """Takes the scalars out of a state: (dtype name -> vector, the state with None instead)."""
+    leaves, structure = jax.tree.flatten(state)
+    scalars: dict[str, list[Any]] = {}
+    for x in filter(_is_scalar, leaves):
+        scalars.setdefault(x.dtype.name, []).append(x)
+    rest = structure.unflatten([None if _is_scalar(x) else x for x in leaves])
+    return {dtype: jnp.stack(values) for dtype, values in scalars.items()}, rest
+
+
+def _unpack(scalars: Mapping[str, jax.Array], rest: Any, template: Any) -> Any:
+    """Puts the scalars back (the inverse of `_pack`); `template` is the state's shapes."""
+    leaves, structure = jax.tree.flatten(template)
+    tensors = iter(jax.tree.leaves(rest))
+    values = {
+        dtype: iter([vector[i] for i in range(vector.size)]) for dtype, vector in scalars.items()
+    }
+    return structure.unflatten(
+        [next(values[x.dtype.name]) if _is_scalar(x) else next(tensors) for x in leaves]
+    )
