@@ -1,0 +1,39 @@
+"""The fixtures that other tests lean on must be able to tell."""
+
+import contextlib
+import warnings
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+
+def test_compilations_are_counted_by_name(
+    compilations: Callable[[], contextlib.AbstractContextManager[list[str]]],
+) -> None:
+    @jax.jit
+    def step(x: jax.Array) -> jax.Array:
+        return x * 2 + 1
+
+    small, large = np.ones(3, np.float32), np.ones(4, np.float32)
+    with compilations() as names:
+        step(small)
+        assert names == ["jit(step)"]
+        step(small)
+        assert names == ["jit(step)"]
+        step(large)
+    assert names == ["jit(step)"] * 2
+    step(np.ones(5, np.float32))
+    assert len(names) == 2, "The count goes on after its block."
+
+
+def test_strict_promotion_refuses_a_silent_change_of_dtype(strict_promotion: None) -> None:
+    with pytest.raises(jax.dtypes.TypePromotionError):
+        jnp.int32(1) * jnp.float32(1)
+
+
+def test_warnings_are_errors() -> None:
+    with pytest.raises(DeprecationWarning):
+        warnings.warn("old", DeprecationWarning, stacklevel=1)
