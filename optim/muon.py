@@ -1,0 +1,100 @@
+"""Muon: momentum, orthogonalized by Newton-Schulz."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import optax
+
+from optim.chain import descend, on_whole_matrices, require_matrices, scalar, wide, wide_zeros
+from optim.newton_schulz import orthogonalize, polynomials, shape_factor
+
+__all__ = ["MuonState", "muon"]
+
+
+class MuonState(NamedTuple):
+    """What Muon remembers: the momentum, shaped like the parameters."""
+
+    momentum: Any
+
+
+def muon(
+    learning_rate: optax.ScalarOrSchedule,
+    momentum: float = 0.95,
+    nesterov: bool = True,
+    weight_decay: float = 0.0,
+    ns_steps: int = 5,
+    coefficients: str | Sequence[Any] = "jordan",
+    scale: str = "spectral",
+    eps: float = 1e-7,
+    momentum_dtype: str | None = None,
+    ns_dtype: str | None = None,
+) -> optax.GradientTransformationExtraArgs:
+    """Moves matrices along their orthogonalized momentum (Muon).
+
+    With the gradient G, the momentum M and the Newton-Schulz map O, one update is
+
+        M <- momentum * M + (1 - momentum) * G
+        D  = (1 - momentum) * G + momentum * M    (nesterov; else D = M)
+        W <- W - learning_rate * (factor * O(D) + weight_decay * W)
+
+    as in torch.optim.Muon; optax.contrib.muon also corrects the bias of G and of M, which matters
+    only under nesterov, because O ignores the length of D. A matrix is the last two axes of a
+    parameter, [inputs, outputs] as in flax; every axis before is batch (stacked layers). Other
+    parameters belong to another group: no Adam hides here.
+
+    Args:
+        learning_rate: a float, a traced scalar or a schedule.
+        momentum: the decay of the momentum, in [0, 1).
+        nesterov: whether the gradient is mixed into the momentum once more.
+        weight_decay: decoupled weight decay, multiplied by the learning rate.
+        ns_steps: the number of Newton-Schulz steps.
+        coefficients: their polynomials: 'jordan' (singular values end in 0.68..1.20),
+            'polar_express' (after 5 steps in 0.87..1.13), one triple (a, b, c), or one a step.
+        scale: the factor: 'spectral' is sqrt(max(1, outputs / inputs)), 'match_rms_adamw' is
+            0.2 * sqrt(max(inputs, outputs)), which suits learning rates tuned for AdamW, and 'none'
+            is 1.
+        eps: the least norm by which a momentum is divided.
+        momentum_dtype: the dtype of the momentum's memory, such as 'bfloat16'; None for the
+            parameter's own, at least float32.
+        ns_dtype: the dtype of the Newton-Schulz steps; None for the parameter's own, at least
+            float32. 'bfloat16' is faster on accelerators and not on CPUs.
+
+    Returns:
+        The optimizer.
+
+    Raises:
+        ValueError: coefficients, scale or ns_steps are unknown; at init, a parameter has fewer than
+            two axes or is complex; inside shard_map, a gradient differs from device to device.
+
+    References: Jordan et al., Muon, https://kellerjordan.github.io/posts/muon/; Liu et al., Muon is
+      Scalable for LLM Training (match_rms_adamw), https://arxiv.org/abs/2502.16982
+    """
+    triples = polynomials(coefficients, ns_steps)
+    shape_factor(scale, 1, 1)  # an unknown name shows here, and not at the first update
+
+    def init(params: Any) -> MuonState:
+        require_matrices(params, "optim.muon")
+        return MuonState(jax.tree.map(lambda p: wide_zeros(p, momentum_dtype), params))
+
+    def orthogonal(x: jax.Array) -> jax.Array:
+        factor = shape_factor(scale, *x.shape[-2:])
+        inside = x if ns_dtype is None else x.astype(ns_dtype)
+        return factor * orthogonalize(inside, triples, eps).astype(x.dtype)
+
+    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, MuonState]:
+        del params
+        require_matrices(updates, "optim.muon")
+
+        def mix(g: jax.Array, m: jax.Array) -> jax.Array:
+            keep = scalar(momentum, g)
+            return keep * m.astype(g.dtype) + (1 - keep) * g
+
+        grads = jax.tree.map(wide, updates)
+        moments = jax.tree.map(mix, grads, state.momentum)
+        mixed = jax.tree.map(mix, grads, moments) if nesterov else moments
+        directions = jax.tree.map(lambda x: on_whole_matrices(orthogonal, x, "optim.muon"), mixed)
+        kept = jax.tree.map(lambda m, old: m.astype(old.dtype), moments, state.momentum)
+        return directions, MuonState(kept)
+
+    return descend(optax.GradientTransformation(init, update), learning_rate, weight_decay)

@@ -1,0 +1,169 @@
+"""Newton-Schulz: a matrix's singular values pushed to one, by matrix products alone.
+
+One step maps X to (a I + b X X^T + c (X X^T)^2) X, that is, each singular value s to
+a s + b s^3 + c s^5. Several steps on a matrix of norm one give approximately U V^T, where U S V^T
+is its singular value decomposition.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.typing import ArrayLike
+
+from optim.chain import scalar
+
+__all__ = ["orthogonalize", "polynomials"]
+
+# Keller Jordan's coefficients: the steepest at 0, and not convergent: values end in 0.68..1.20.
+_JORDAN = (3.4445, -4.7750, 2.0315)
+
+# Algorithm 1 of the Polar Express, for lower bound 1e-3: each is optimal after those before it.
+_POLAR_EXPRESS = (
+    (8.28721201814563, -23.595886519098837, 17.300387312530933),
+    (4.107059111542203, -2.9478499167379106, 0.5448431082926601),
+    (3.9486908534822946, -2.908902115962949, 0.5518191394370137),
+    (3.3184196573706015, -2.488488024314874, 0.51004894012372),
+    (2.300652019954817, -1.6689039845747493, 0.4188073119525673),
+    (1.891301407787398, -1.2679958271945868, 0.37680408948524835),
+    (1.8750014808534479, -1.2500016453999487, 0.3750001645474248),
+    (1.875, -1.25, 0.375),
+)
+_SAFETY = 1.01  # the paper divides all but the last by it, against rounding above 1
+
+# Every step of the Gram form multiplies the rounding of the Gram matrix by a**2; after so many the
+# matrix itself is formed anew.
+_RESTART = 5
+
+Triple = tuple[ArrayLike, ArrayLike, ArrayLike]
+
+
+def polynomials(coefficients: str | Sequence[Any], steps: int) -> list[Triple]:
+    """Lists the polynomial of every Newton-Schulz step.
+
+    Args:
+        coefficients: 'jordan', 'polar_express', one triple (a, b, c) for all steps, or a triple for
+            each step (the last is repeated where there are fewer than steps).
+        steps: the number of steps, at least 1.
+
+    Returns:
+        One triple for each step.
+
+    Raises:
+        ValueError: another name, something that is not made of triples, or no step.
+
+    References: Jordan et al., Muon, https://kellerjordan.github.io/posts/muon/; Amsel et al., The
+      Polar Express, https://arxiv.org/abs/2505.16932
+    """
+    if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
+        raise ValueError(f"ns_steps is {steps!r}, but it is a whole number, 1 or more.")
+    if isinstance(coefficients, str):
+        last = len(_POLAR_EXPRESS) - 1
+        known = {
+            "jordan": [_JORDAN],
+            "polar_express": [
+                (a / _SAFETY, b / _SAFETY**3, c / _SAFETY**5) if i < last else (a, b, c)
+                for i, (a, b, c) in enumerate(_POLAR_EXPRESS)
+            ],
+        }
+        if coefficients not in known:
+            raise ValueError(
+                f"coefficients is {coefficients!r}, but it is one of {', '.join(known)},"
+                " or a triple (a, b, c)."
+            )
+        triples: Sequence[Any] = known[coefficients]
+    else:
+        triples = coefficients if jnp.ndim(coefficients[0]) else [coefficients]
+    if any(len(triple) != 3 for triple in triples):
+        raise ValueError(
+            f"coefficients is {coefficients!r}, but it is a triple (a, b, c), or one for each step."
+        )
+    rest = [triples[-1]] * (steps - len(triples))
+    return [(a, b, c) for a, b, c in [*triples[:steps], *rest]]
+
+
+def orthogonalize(x: jax.Array, triples: Sequence[Triple], eps: ArrayLike = 1e-7) -> jax.Array:
+    """Orthogonalizes matrices approximately, by Newton-Schulz steps.
+
+    Products of float32 matrices are exact to float32 on every platform; bfloat16 is faster on
+    accelerators.
+
+    Args:
+        x: [..., m, n]; every axis before the last two is batch.
+        triples: the coefficients (a, b, c) of every step.
+        eps: the least Frobenius norm by which a matrix is divided; the zero matrix stays zero.
+
+    Returns:
+        An array like `x`; its singular values are p(s / max(norm, eps)), where s are those of `x`
+        and p is the composition of the steps' polynomials a s + b s^3 + c s^5.
+    """
+    tall = x.shape[-2] > x.shape[-1]
+    x = _transpose(x) if tall else x
+    # The norm in at least float32, and of values near 1, so that no square under- or overflows.
+    largest = jnp.max(jnp.abs(x), axis=(-2, -1), keepdims=True, initial=0.0)
+    largest = jnp.where(largest > 0, largest, jnp.ones_like(largest))
+    norm = largest * jnp.linalg.norm(x / largest, axis=(-2, -1), keepdims=True)
+    x = x / jnp.maximum(norm, scalar(eps, x))
+    rows, columns = x.shape[-2:]
+    # Products of a step: plain 4 m^2 n + 2 m^3; Gram 8 m^3, and 4 m^2 n + 2 m^3 - 8 m^3 once.
+    gram = 2 * columns > 3 * rows and x.dtype.itemsize >= 4
+    for start in range(0, len(triples), _RESTART):
+        part = triples[start : start + _RESTART]
+        x = _gram_steps(x, part) if gram else _plain_steps(x, part)
+    return _transpose(x) if tall else x
+
+
+def _plain_steps(x: jax.Array, triples: Sequence[Triple]) -> jax.Array:
+    for triple in triples:
+        a, b, c = (scalar(value, x) for value in triple)
+        gram = _product(x, _transpose(x))
+        x = a * x + _product(b * gram + c * _product(gram, gram), x)
+    return x
+
+
+def _gram_steps(x: jax.Array, triples: Sequence[Triple]) -> jax.Array:
+    """Does the same with products of the small side alone: all steps are polynomials of X X^T."""
+    gram = _product(x, _transpose(x))
+    identity = jnp.eye(gram.shape[-1], dtype=gram.dtype)
+    whole = None
+    for i, triple in enumerate(triples):
+        a, b, c = (scalar(value, x) for value in triple)
+        step = a * identity + b * gram + c * _product(gram, gram)
+        whole = step if whole is None else _product(step, whole)
+        if i + 1 < len(triples):
+            gram = _product(_product(step, gram), step)
+    return x if whole is None else _product(whole, x)
+
+
+def _product(x: jax.Array, y: jax.Array) -> jax.Array:
+    return jnp.matmul(x, y, precision=jax.lax.Precision.HIGHEST)
+
+
+def _transpose(x: jax.Array) -> jax.Array:
+    return jnp.swapaxes(x, -2, -1)
+
+
+def shape_factor(scale: str, rows: int, columns: int) -> float:
+    """Tells by how much an orthogonal update is multiplied, from the shape of its matrix.
+
+    Args:
+        scale: 'spectral', 'match_rms_adamw' or 'none'.
+        rows: the inputs of the matrix (y = x W), its axis before the last.
+        columns: the outputs, its last axis.
+
+    Returns:
+        sqrt(max(1, columns / rows)), 0.2 * sqrt(max(rows, columns)), or 1.
+
+    Raises:
+        ValueError: another name.
+    """
+    factors = {
+        "spectral": math.sqrt(max(1.0, columns / max(rows, 1))),
+        "match_rms_adamw": 0.2 * math.sqrt(max(rows, columns)),
+        "none": 1.0,
+    }
+    if scale not in factors:
+        raise ValueError(f"scale is {scale!r}, but it is one of {', '.join(factors)}.")
+    return factors[scale]
