@@ -13,8 +13,9 @@ for python in $(or $(PYTHON),python3.13 python3.12 python3.11 python3); do \
 	if "$$python" -c 'import venv, ensurepip' 2>/dev/null; then echo "$$python"; exit 0; fi; \
 	echo "$$python has no venv module (on Debian: apt install python3-venv)." >&2; \
 done; \
-echo "Lockstep needs Python 3.11, 3.12 or 3.13 with its venv module, and found none." \
-	"Install one, or name it: make $(MAKECMDGOALS) PYTHON=/path/to/python3" >&2; exit 1
+echo "Lockstep needs Python 3.11, 3.12 or 3.13 with its venv module, and" \
+	"$(if $(PYTHON),PYTHON=$(PYTHON) is not one,found none). Install one, or name it:" \
+	"make $(MAKECMDGOALS) PYTHON=/path/to/python3" >&2; exit 1
 endef
 
 # PYTHON=... was given, and is not what the environment was made with: make it anew.
