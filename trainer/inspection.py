@@ -1,0 +1,229 @@
+"""Looking into checkpoints without a program: ls, check, diff, and parameters for a warm start.
+
+Takes a workdir, a checkpoints/ directory or one of its damaged/ ones; changes nothing on disk.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from trainer import checkpoint, integrity
+from trainer.integrity import CheckpointError, Damaged
+
+
+class Info(NamedTuple):
+    """One line of `checkpoint ls`."""
+
+    step: int
+    metric: float | None  # what it was saved with; NaN stays NaN
+    leaves: int
+    nbytes: int  # of the arrays, not of the files
+    saved: float  # seconds since the epoch, from the file system
+    problem: str | None  # why its manifest cannot be read; the data are looked at by check()
+
+
+def ls(directory: str | os.PathLike[str]) -> list[Info]:
+    """Lists the checkpoints of a run, oldest first, from their manifests alone."""
+    return [_info(step, path) for step, path in _steps(directory).items()]
+
+
+def _info(step: int, path: Path) -> Info:
+    saved = path.stat().st_mtime
+    try:
+        manifest = integrity.read_manifest(path)
+    except Damaged as e:
+        return Info(step, None, 0, 0, saved, str(e))
+    metric = manifest["metric"]
+    nbytes = sum(
+        int(np.prod(entry["stored_shape"])) * integrity.dtype(entry["stored_dtype"]).itemsize
+        for entry in manifest["leaves"].values()
+    )
+    value = None if metric is None else float(metric)
+    return Info(step, value, len(manifest["leaves"]), nbytes, saved, None)
+
+
+def check(directory: str | os.PathLike[str], step: int | None = None) -> dict[int, list[str]]:
+    """Reads every leaf of one checkpoint, or of all, and returns the problems of each by step."""
+    return {number: _problems(path) for number, path in _steps(directory, step).items()}
+
+
+def _problems(path: Path) -> list[str]:
+    try:
+        checkpoint.read_arrays(path, integrity.read_manifest(path))
+    except Damaged as e:
+        return e.problems or [str(e)]
+    return []
+
+
+def diff(
+    directory: str | os.PathLike[str],
+    step_a: int,
+    step_b: int,
+    other: str | os.PathLike[str] | None = None,
+) -> list[str]:
+    """Compares two checkpoints and returns a line for every leaf that differs, none if equal bit
+    for bit.
+
+    other: the directory of the second checkpoint, where it is another one.
+    """
+    a = _steps(directory, step_a)[step_a]
+    b = _steps(other if other is not None else directory, step_b)[step_b]
+    manifests = integrity.read_manifest(a), integrity.read_manifest(b)
+    specs = [integrity.specs(manifest) for manifest in manifests]
+    values = checkpoint.read_arrays(a, manifests[0]), checkpoint.read_arrays(b, manifests[1])
+    lines = []
+    for name in dict.fromkeys([*specs[0], *specs[1]]):
+        one, two = (spec.get(name) for spec in specs)
+        if one is None or two is None or one != two:
+            lines.append(f"{name}: {one or 'absent'} | {two or 'absent'}")
+        elif line := _difference(values[0][name], values[1][name]):
+            lines.append(f"{name}: {line}")
+    return lines
+
+
+def _difference(a: np.ndarray, b: np.ndarray) -> str:
+    if a.tobytes() == b.tobytes():
+        return ""
+    width = a.dtype.itemsize
+    raw = [np.ascontiguousarray(x).reshape(-1).view(np.uint8).reshape(-1, width) for x in (a, b)]
+    count = int((raw[0] != raw[1]).any(axis=1).sum())
+    text = f"{count} of {a.size} values differ"
+    if a.dtype == np.bool_ or np.issubdtype(a.dtype, np.unsignedinteger):
+        return text
+    with np.errstate(invalid="ignore", over="ignore"):
+        gap = np.abs(a.astype(np.float64) - b.astype(np.float64))
+    return f"{text}, by at most {np.nanmax(gap, initial=0.0):.3g}"
+
+
+def load_params(
+    workdir: str | os.PathLike[str], step: int | None = None, prefix: str = "params"
+) -> dict[str, Any]:
+    """Reads the parameters of another run's checkpoint, checksums and all, as nested dicts.
+
+    Args:
+      workdir: the other run's workdir, or its checkpoints/ directory.
+      step: which checkpoint; None for the newest that is whole.
+      prefix: which subtree of the state.
+
+    Returns: nested dicts of numpy arrays. Raises CheckpointError.
+    """
+    problems = []
+    for number, path in sorted(_steps(workdir, step).items(), reverse=True):
+        try:
+            arrays = checkpoint.read_arrays(path, integrity.read_manifest(path), prefix + "/")
+        except Damaged as e:
+            problems.append(f"step {number}: {e}")
+            continue
+        if not arrays:
+            raise CheckpointError(f"The checkpoint {path} has no leaf under {prefix!r}.")
+        return _nested({name[len(prefix) + 1 :]: array for name, array in arrays.items()})
+    raise CheckpointError(
+        f"No checkpoint in {workdir} can be used for a warm start: {'; '.join(problems)}."
+    )
+
+
+def rename(params: Mapping[str, Any], rules: Mapping[str, str | None]) -> dict[str, Any]:
+    r"""Renames the paths of nested parameters by regular expressions.
+
+    Args:
+      params: nested dicts of arrays.
+      rules: pattern and replacement, as in {r'encoder/(.*)': r'backbone/\1', 'head/.*': None}. A
+        pattern matches whole paths, the first that matches decides, None leaves the parameter out,
+        and what no pattern matches keeps its name.
+
+    Returns: nested dicts. Raises ValueError for a rule that decides nothing, an invalid pattern,
+    and two parameters that would get the same path.
+    """
+    compiled = [(_pattern(pattern), replacement) for pattern, replacement in rules.items()]
+    unused = set(rules)
+    result: dict[str, Any] = {}
+    origin: dict[str, str] = {}
+    paths = _flat(params)
+    for path, value in paths.items():
+        target: str | None = path
+        for pattern, replacement in compiled:
+            match = pattern.fullmatch(path)
+            if match:
+                unused.discard(pattern.pattern)
+                target = None if replacement is None else _expand(match, replacement)
+                break
+        if target is None:
+            continue
+        clash = next((t for t in result if _nest_clash(t, target)), None)
+        if clash is not None:
+            raise ValueError(
+                f"Renaming would put {path!r} at {target!r}, where {origin[clash]!r} is already."
+            )
+        result[target], origin[target] = value, path
+    if unused:
+        raise ValueError(
+            f"The renaming rule {sorted(unused)[0]!r} decides no parameter; "
+            f"there are {', '.join(list(paths)[:6])}{', ...' if len(paths) > 6 else ''}. "
+            "A pattern must match a whole path, and the first that matches decides."
+        )
+    return _nested(result)
+
+
+def _pattern(pattern: str) -> re.Pattern[str]:
+    try:
+        return re.compile(pattern)
+    except re.error as e:
+        raise ValueError(f"The renaming rule {pattern!r} is not a regular expression: {e}.") from e
+
+
+def _expand(match: re.Match[str], replacement: str) -> str:
+    try:
+        target = match.expand(replacement)
+    except (re.error, IndexError) as e:
+        raise ValueError(
+            f"The replacement {replacement!r} of the renaming rule {match.re.pattern!r} "
+            f"cannot be used: {e}."
+        ) from e
+    if not target or "" in target.split("/"):
+        raise ValueError(
+            f"The renaming rule {match.re.pattern!r} turns {match.string!r} into {target!r}, "
+            "which is not a path."
+        )
+    return target
+
+
+def _nest_clash(a: str, b: str) -> bool:
+    return a == b or a.startswith(b + "/") or b.startswith(a + "/")
+
+
+def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    leaves: dict[str, Any] = {}
+    for key, value in tree.items():
+        path = f"{prefix}{key}"
+        leaves |= _flat(value, path + "/") if isinstance(value, Mapping) else {path: value}
+    return leaves
+
+
+def _nested(leaves: Mapping[str, Any]) -> dict[str, Any]:
+    tree: dict[str, Any] = {}
+    for path, leaf in leaves.items():
+        *parents, last = path.split("/")
+        node = tree
+        for key in parents:
+            node = node.setdefault(key, {})
+        node[last] = leaf
+    return tree
+
+
+def _steps(directory: str | os.PathLike[str], step: int | None = None) -> dict[int, Path]:
+    root = Path(directory)
+    home = root / "checkpoints" if (root / "checkpoints").is_dir() else root
+    found = integrity.step_directories(home)
+    if step is None and found:
+        return found
+    if step in found:
+        return {step: found[step]}
+    there = f"there are {list(found)}" if found else "there is none at all"
+    wanted = "no checkpoint" if step is None else f"no checkpoint of step {step}"
+    raise CheckpointError(f"There is {wanted} in {home}; {there}.")
