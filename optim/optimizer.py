@@ -83,6 +83,14 @@ class Optimizer(NamedTuple):
         """Lists the float arguments of a group's optimizer: each a float or a schedule."""
         return laws.hyperparameters(self.groups[name].optimizer)
 
+    def position(self, state: OptimizerState) -> Any:
+        """Tells where the schedules stand: the calls of `update` so far, int32."""
+        return state.scalars["int32"][-1]
+
+    def skipped(self, state: OptimizerState) -> Any:
+        """Tells how many of them were skipped, int32."""
+        return state.scalars["int32"][-2]
+
     def init(self, params: Any) -> OptimizerState:
         """Makes the state before the first step.
 
@@ -138,7 +146,8 @@ class Optimizer(NamedTuple):
             after, groups = jax.tree.map(
                 lambda o, n: jnp.where(skip, o, n), (wide, old["groups"]), (after, groups)
             )
-        scalars, tensors = _pack({"groups": groups, "step": old["step"] + 1})
+        count = old["skipped"] + (0 if skip is None else skip.astype(jnp.int32))
+        scalars, tensors = _pack({"groups": groups, "skipped": count, "step": old["step"] + 1})
         master = {path: after[path] for path in state.master}
         rounded = _round(after, free, self.low_precision, old["step"])
         new_params = unflatten(params, {**flatten(params), **rounded})
@@ -184,7 +193,8 @@ class Optimizer(NamedTuple):
     def _init_unpacked(self, free: dict[str, Any]) -> dict[str, Any]:
         parts = self._split(free)
         groups = {name: laws.init(self.groups[name].optimizer, own) for name, own in parts.items()}
-        return {"groups": groups, "step": jnp.zeros((), jnp.int32)}
+        zero = jnp.zeros((), jnp.int32)
+        return {"groups": groups, "skipped": zero, "step": zero}  # in this order, see `position`
 
     def _unpack(self, state: OptimizerState, free: dict[str, Any]) -> dict[str, Any]:
         template = jax.eval_shape(self._init_unpacked, free)

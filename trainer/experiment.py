@@ -1,0 +1,178 @@
+"""Holds everything a run is, before it runs."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Literal
+
+import flax.linen as nn
+import optax
+
+import optim
+from optim.schedules import Steps
+from trainer import models
+from trainer.config import Builder, Call, Config, ConfigError, Units
+
+ROOT = "experiment"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Experiment:
+    """Names everything a run needs; each field is an argument of the config's root.
+
+    Attributes:
+        model: a `models.Model`, or a flax linen module, which reads `batch["image"]`.
+        data: where batches come from; see `trainer.data`.
+        loss: `loss(outputs, batch)`, the losses of the examples, float32 [batch].
+        optimizer: an `optim.optimizer` of groups, or a single optimizer for every parameter.
+        steps: how many updates to make, at least 1.
+        seed: where the parameters, the order of the data and dropout come from.
+        metrics: metric name -> a clu metric, computed over the test split beside the loss.
+        precision: "float32"; "bfloat16" keeps and computes in bfloat16; "mixed" keeps float32
+            parameters and computes in bfloat16. Losses, norms and the optimizer stay float32.
+        mesh: axis name -> devices ("data", "fsdp"); None splits the batch over all devices.
+        microbatches: how many parts to split a batch into; their gradients are averaged in one
+            step.
+        ema_decay: evaluates an exponential moving average of the parameters with this decay
+            (Polyak and Juditsky 1992); None evaluates the parameters themselves.
+        log_every: steps between two lines of metrics.
+        eval_every: steps between two passes over the test split.
+        save_every: steps between two checkpoints.
+        keep_latest: how many of the newest checkpoints to keep.
+        best_metric: the metric, such as "accuracy", whose best checkpoint is kept too; None keeps
+            none.
+        best_mode: whether the best is the largest ("max") or the smallest ("min").
+        on_nonfinite: what a loss or a gradient that is not finite does: "halt" stops the run when
+            it is logged, "skip" leaves the parameters as they were for that step.
+        writers: where the metrics go besides metrics.jsonl: "tensorboard", "console", or one of
+            clu's own, such as "clu.SummaryWriter".
+    """
+
+    model: Any
+    data: Any
+    loss: Callable[..., Any]
+    optimizer: partial | optim.Optimizer | optax.GradientTransformation
+    steps: Steps
+    seed: int = 0
+    metrics: Mapping[str, Any] = field(default_factory=dict)
+    precision: Literal["float32", "bfloat16", "mixed"] = "float32"
+    mesh: Mapping[str, int] | None = None
+    microbatches: int = 1
+    ema_decay: float | None = None
+    log_every: Steps = "1%"
+    eval_every: Steps = "10%"
+    save_every: Steps = "10%"
+    keep_latest: int = 2
+    best_metric: str | None = None
+    best_mode: Literal["max", "min"] = "max"
+    on_nonfinite: Literal["halt", "skip"] = "halt"
+    writers: Sequence[str] = ("tensorboard", "console")
+
+    def __post_init__(self) -> None:
+        for name in (
+            "steps",
+            "log_every",
+            "eval_every",
+            "save_every",
+            "microbatches",
+            "keep_latest",
+        ):
+            value = getattr(self, name)
+            if not isinstance(value, int) or value < 1:
+                raise ValueError(f"{name} is {value!r}; it counts from 1.")
+        if not 0 <= self.seed < 2**32:
+            raise ValueError(f"seed is {self.seed}; it lies between 0 and 2**32 - 1.")
+        if self.ema_decay is not None and not 0 <= self.ema_decay < 1:
+            raise ValueError(f"ema_decay is {self.ema_decay}; it lies in [0, 1).")
+        if self.data.batch_size % self.microbatches:
+            raise ValueError(
+                f"microbatches is {self.microbatches}, which does not divide the batch size "
+                f"{self.data.batch_size}."
+            )
+        if self.best_metric is not None and self.best_metric not in {"loss", *self.metrics}:
+            raise ValueError(
+                f"best_metric is {self.best_metric!r}; the metrics there are "
+                f"{', '.join(['loss', *self.metrics])}."
+            )
+        if isinstance(self.model, nn.Module):
+            object.__setattr__(self, "model", models.from_linen(self.model))
+        object.__setattr__(self, "optimizer", as_optimizer(self.optimizer))
+
+
+def as_optimizer(given: Any) -> optim.Optimizer:
+    """Turns what a config gives as its optimizer into one.
+
+    Args:
+        given: an `optim.Optimizer`; a partial of `optim.optimizer`; or a partial of any other
+            optimizer, or an optax transformation, which then moves every parameter.
+
+    Returns:
+        The optimizer.
+    """
+    if isinstance(given, partial) and given.func is optim.optimizer:
+        return given()
+    if isinstance(given, partial | optax.GradientTransformation):
+        return optim.optimizer({"all": optim.group(".*", given)})
+    return given
+
+
+def build_experiment(config: Config, vocabulary: Sequence[str] = ()) -> Experiment:
+    """Builds the experiment that a config describes.
+
+    Args:
+        config: what `trainer.config.load` read.
+        vocabulary: packages beyond ours whose public functions the config may name.
+
+    Returns:
+        The experiment, every step count resolved.
+
+    Raises:
+        ConfigError: a mistake in the config, with its place.
+    """
+    builder = Builder(config, vocabulary)
+    builder.check()
+    data = builder.build("data")
+    units = _units(config, data)
+    return builder.build("", units=units, given={"data": data})
+
+
+def optimizer_builder(
+    config: Config, vocabulary: Sequence[str], data: Any
+) -> Callable[[Mapping[str, Any]], optim.Optimizer]:
+    """Gives the function that builds the optimizer again with some of its floats replaced.
+
+    Args:
+        config: what `trainer.config.load` read.
+        vocabulary: packages beyond ours whose public functions the config may name.
+        data: the experiment's data set, which step units need.
+
+    Returns:
+        A function from {"optimizer.groups.rest.optimizer.learning_rate": scalar, ...} to the
+        optimizer. The scalars may be traced, so that trials that differ in them are one program.
+    """
+    builder = Builder(config, vocabulary)
+    units = _units(config, data)
+
+    def build(values: Mapping[str, Any]) -> optim.Optimizer:
+        return as_optimizer(builder.build("optimizer", units=units, given=dict(values)))
+
+    return build
+
+
+def _units(config: Config, data: Any) -> Units:
+    node = config.root.kwargs["data"]
+    for name in ("batch_size", "num_examples", "train", "evaluate", "element_spec"):
+        if not hasattr(data, name):
+            raise ConfigError(
+                f"{config.sources.get('data', '')}: the data set {_name(node)} has no {name!r}. "
+                f"A data set has element_spec, batch_size, num_examples, "
+                f"train(step, seed) and evaluate(); see trainer/data."
+            )
+    given = config.root.kwargs.get("steps")
+    without_total = Units(None, data.batch_size, data.num_examples)
+    total = None if given is None else without_total.steps(given, config.sources.get("steps"))
+    return Units(total, data.batch_size, data.num_examples)
+
+
+def _name(node: Any) -> str:
+    return node.name if isinstance(node, Call) else repr(node)

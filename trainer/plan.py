@@ -1,0 +1,243 @@
+"""Says what a config means for these parameters, before step 0 and without device work."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import jax
+import numpy as np
+
+import optim
+from optim.layer_decay import layer_scales
+from optim.paths import flatten
+from trainer.config import Config, ConfigError
+from trainer.flops import count_flops
+from trainer.program import Program
+
+_SAMPLES = 10_000  # the most steps at which a schedule is read to find its peak
+
+
+@dataclass(frozen=True)
+class Row:
+    """One parameter: where it belongs and what moves it.
+
+    Attributes:
+        path: its path name.
+        shape: its shape.
+        dtype: the name of its dtype.
+        group: the name of its group.
+        optimizer: the name of the group's optimizer.
+        peak_learning_rate: the largest learning rate of the run, layer-wise decay included (for
+            stacked layers that of the last); None where the optimizer has none.
+        weight_decay: as the optimizer takes it, at its largest; None where it takes none.
+        sharding: the mesh axes that split it, such as "-, fsdp", or "" where none does.
+    """
+
+    path: str
+    shape: tuple[int, ...]
+    dtype: str
+    group: str
+    optimizer: str
+    peak_learning_rate: float | None
+    weight_decay: float | None
+    sharding: str
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a run will do.
+
+    Attributes:
+        rows: a row a parameter.
+        groups: group name -> (parameters, bytes of optimizer state).
+        state_bytes: bytes of the whole `State`.
+        flops: floating-point operations of a step, all devices together.
+        devices: such as "1 cpu".
+        steps: updates of the run.
+        batch_size: examples of a batch.
+        schedules: group name -> (steps, learning rates), sampled over the run.
+    """
+
+    rows: list[Row]
+    groups: dict[str, tuple[int, int]]
+    state_bytes: int
+    flops: int
+    devices: str
+    steps: int
+    batch_size: int
+    schedules: dict[str, tuple[np.ndarray, np.ndarray]]
+
+
+def make_plan(program: Program, config: Config | None = None) -> Plan:
+    """Traces the program and reads off what each parameter will meet.
+
+    Args:
+        program: it is not compiled.
+        config: where the program comes from, so that a mistake is told with its place.
+
+    Returns:
+        The plan.
+
+    Raises:
+        ConfigError: a parameter that no group takes, a group that takes none, a model that does not
+            fit the data, or an optimizer that cannot move what it is given.
+    """
+    experiment = program.experiment
+    try:
+        state = program.abstract_state()
+        jaxpr = jax.make_jaxpr(program.traced_step)(state, program.abstract_batch())
+    except (ValueError, TypeError) as error:
+        raise _located(error, config) from error
+    optimizer = experiment.optimizer
+    named = flatten(state.params)
+    labels = flatten(optimizer.label(state.params))
+    sampled = {name: _sample(optimizer, name, experiment.steps) for name in optimizer.groups}
+    decay = optimizer.layer_decay
+    scales = layer_scales(named, decay) if decay is not None else {}
+    rows = [
+        _row(path, x, labels[path], optimizer, sampled, float(np.max(scales.get(path, 1.0))))
+        for path, x in named.items()
+    ]
+    return Plan(
+        rows=rows,
+        groups={
+            name: (
+                sum(math.prod(r.shape) for r in rows if r.group == name),
+                _bytes(state.opt_state.groups.get(name, ()))
+                + _bytes([x for p, x in state.opt_state.master.items() if labels[p] == name]),
+            )
+            for name in optimizer.groups
+        },
+        state_bytes=_bytes(state),
+        flops=count_flops(jaxpr),
+        devices=f"{program.mesh.size} {program.mesh.devices.flat[0].platform}",
+        steps=experiment.steps,
+        batch_size=experiment.data.batch_size,
+        schedules={
+            name: values["learning_rate"]
+            for name, values in sampled.items()
+            if "learning_rate" in values
+        },
+    )
+
+
+def _row(
+    path: str,
+    x: Any,
+    name: str,
+    optimizer: optim.Optimizer,
+    sampled: Mapping[str, Mapping[str, tuple[np.ndarray, np.ndarray]]],
+    scale: float,
+) -> Row:
+    group = optimizer.groups[name]
+    peaks = {key: float(np.max(values)) for key, (_, values) in sampled[name].items()}
+    spec = [str(axis or "-") for axis in x.sharding.spec]
+    rate = peaks.get("learning_rate")
+    return Row(
+        path=path,
+        shape=tuple(x.shape),
+        dtype=x.dtype.name,
+        group=name,
+        optimizer=_optimizer_name(group.optimizer),
+        peak_learning_rate=None if rate is None else rate * scale,
+        weight_decay=peaks.get("weight_decay"),
+        sharding=", ".join(spec),
+    )
+
+
+def _optimizer_name(recipe: Any) -> str:
+    if not isinstance(recipe, partial):
+        return "optax transformation"
+    package = recipe.func.__module__.split(".")[0]
+    return f"{package}.{recipe.func.__name__}"
+
+
+def _sample(
+    optimizer: optim.Optimizer, name: str, steps: int
+) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """Reads a group's float arguments over the run: argument -> (steps, values)."""
+    at = np.unique(np.linspace(0, steps - 1, min(steps, _SAMPLES)).astype(np.int32))
+    with jax.default_device(jax.local_devices(backend="cpu")[0]):
+        return {
+            key: (
+                at,
+                np.asarray(jax.vmap(value)(at)) if callable(value) else np.full(at.shape, value),
+            )
+            for key, value in optimizer.schedules(name).items()
+        }
+
+
+def _bytes(tree: Any) -> int:
+    return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(tree))
+
+
+def _located(error: Exception, config: Config | None) -> ConfigError:
+    """Puts the place of a mistake before what a room said about it."""
+    if isinstance(error, ConfigError):
+        return error
+    path = "model"
+    if isinstance(error, optim.GroupError):
+        path = (
+            "optimizer.groups"
+            if "optimizer.groups" in (config.sources if config else {})
+            else "optimizer"
+        )
+        if error.group is not None:
+            path = f"optimizer.groups.{error.group}.{error.argument or 'optimizer'}"
+    source = config.sources.get(path) if config else None
+    return ConfigError(f"{source}: {error}" if source else str(error))
+
+
+def render(plan: Plan) -> str:
+    """Writes a plan as plain text: a row a parameter, then a row a group, then the totals.
+
+    Args:
+        plan: what `make_plan` made.
+
+    Returns:
+        Lines of text; the last ends with a newline.
+    """
+    head = ("parameter", "shape", "dtype", "group", "optimizer", "peak lr", "decay", "sharding")
+    body = [
+        (
+            row.path,
+            "x".join(map(str, row.shape)) or "scalar",
+            row.dtype,
+            row.group,
+            row.optimizer,
+            _number(row.peak_learning_rate),
+            _number(row.weight_decay),
+            row.sharding or "-",
+        )
+        for row in plan.rows
+    ]
+    groups = [(name, f"{count:,}", f"{size:,}") for name, (count, size) in plan.groups.items()]
+    total = sum(count for count, _ in plan.groups.values())
+    sum(count for count, _ in plan.groups.values())
+    lines = [
+        *_table([head, *body]),
+        "",
+        *_table([("group", "parameters", "optimizer bytes"), *groups], right=(1, 2)),
+        "",
+        f"{total:,} parameters; state {plan.state_bytes:,} bytes; {plan.flops:,} FLOPs a step "
+        f"(matrix products and convolutions)",
+        f"{plan.steps:,} steps of {plan.batch_size:,} examples on {plan.devices}",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _number(x: float | None) -> str:
+    return "-" if x is None else f"{x:.4g}"
+
+
+def _table(rows: list[tuple[str, ...]], right: tuple[int, ...] = ()) -> list[str]:
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    return [
+        "  ".join(
+            cell.rjust(width) if i in right else cell.ljust(width)
+            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    ]

@@ -1,0 +1,99 @@
+"""Draws schedules and learning curves, in the terminal or as a PNG."""
+
+import itertools
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+Curve = tuple[Any, Any]  # x values, y values
+
+
+def draw_in_terminal(
+    curves: Mapping[str, Curve], title: str, width: int = 60, height: int = 10
+) -> str:
+    """Draws curves with characters, one mark for each curve.
+
+    Args:
+        curves: name -> (x, y), arrays of equal length.
+        title: what stands above.
+        width: columns of the drawing, without the labels.
+        height: rows of the drawing.
+
+    Returns:
+        Lines of plain text; the last ends with a newline.
+    """
+    xs = np.concatenate([np.asarray(x, float) for x, _ in curves.values()])
+    ys = np.concatenate([np.asarray(y, float) for _, y in curves.values()])
+    ys = ys[np.isfinite(ys)] if np.isfinite(ys).any() else np.zeros(1)
+    low, high = min(0.0, ys.min()), max(ys.max(), ys.min() + 1e-12)
+    grid = [[" "] * width for _ in range(height)]
+    for mark, (x, y) in zip(itertools.cycle("*o+x#@"), curves.values(), strict=False):
+        at = np.linspace(xs.min(), xs.max(), width)
+        for column, value in enumerate(np.interp(at, x, y)):
+            if np.isfinite(value):
+                row = round((high - value) / (high - low) * (height - 1))
+                grid[row][column] = mark
+    labels = [f"{high - (high - low) * row / (height - 1):10.3g}" for row in range(height)]
+    rows = [
+        f"{label} |{''.join(cells).rstrip()}" for label, cells in zip(labels, grid, strict=True)
+    ]
+    foot = f"{xs.min():<{width // 2}.0f}{xs.max():>{width - width // 2}.0f}"
+    marks = [
+        f"{mark} {name}" for mark, name in zip(itertools.cycle("*o+x#@"), curves, strict=False)
+    ]
+    lines = [title, *rows, " " * 11 + "+" + "-" * width, " " * 12 + foot, "  " + "   ".join(marks)]
+    return "\n".join(lines) + "\n"
+
+
+def save_png(
+    curves: Mapping[str, Curve], file: str | os.PathLike[str], title: str, y_label: str
+) -> None:
+    """Draws curves against the step into a PNG.
+
+    Args:
+        curves: name -> (steps, values), arrays of equal length.
+        file: where the PNG goes.
+        title: what stands above.
+        y_label: what the values are.
+    """
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7, 4), dpi=150, layout="constrained")
+    axes = figure.add_subplot()
+    for name, (x, y) in curves.items():
+        axes.plot(x, y, label=name, linewidth=1.5)
+    axes.set(title=title, xlabel="step", ylabel=y_label)
+    axes.grid(alpha=0.3)
+    axes.spines[["top", "right"]].set_visible(False)
+    if len(curves) > 1:
+        axes.legend(frameon=False)
+    figure.savefig(file)
+
+
+def read_metric(workdir: str | os.PathLike[str], name: str) -> Curve:
+    """Reads one metric of a run.
+
+    Args:
+        workdir: the run's folder.
+        name: such as "eval/accuracy".
+
+    Returns:
+        The steps at which it was written, and its values.
+
+    Raises:
+        ValueError: the folder has no metrics, or none of that name.
+    """
+    file = Path(workdir) / "metrics.jsonl"
+    if not file.is_file():
+        raise ValueError(f"{workdir} has no metrics.jsonl; name the folder of a run.")
+    lines = [json.loads(line) for line in file.read_text().splitlines() if line.strip()]
+    found = [(line["step"], line[name]) for line in lines if name in line]
+    if not found:
+        names: Sequence[str] = sorted({key for line in lines for key in line} - {"step"})
+        raise ValueError(f"{file} has no metric {name!r}; it has {', '.join(names)}.")
+    steps, values = zip(*found, strict=True)
+    return np.asarray(steps), np.asarray([np.nan if v is None else float(v) for v in values])

@@ -1,0 +1,198 @@
+"""Compiles an experiment: one program that starts a run, one that steps it, one that evaluates
+it."""
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from clu import metrics as clu_metrics
+
+import optim
+from trainer import mesh as meshes
+from trainer.experiment import Experiment
+from trainer.step import Batch, State, apply_model, cast_floats, train_step
+
+
+class Program:
+    """An experiment, compiled.
+
+    Args:
+        experiment: what to run.
+        optimizer_from: builds the optimizer from lifted floats (see
+            `experiment.optimizer_builder`); None where nothing is lifted.
+
+    Attributes:
+        experiment: what was given.
+        mesh: the devices it runs on.
+    """
+
+    def __init__(
+        self,
+        experiment: Experiment,
+        optimizer_from: Callable[[Mapping[str, Any]], optim.Optimizer] | None = None,
+    ):
+        self.experiment = experiment
+        self.mesh = meshes.make_mesh(experiment.mesh)
+        self._optimizer_from = optimizer_from or (lambda _: experiment.optimizer)
+        self._metrics = clu_metrics.Collection.create(
+            loss=clu_metrics.Average.from_output("loss"), **experiment.metrics
+        )
+        self._step: Any = None
+        self._evaluate: Any = None
+        self._check_batch()
+
+    def _check_batch(self) -> None:
+        size, devices = self.experiment.data.batch_size, self.mesh.size
+        parts = self.experiment.microbatches
+        if size // parts % devices:
+            raise ValueError(
+                f"A batch of {size} examples in {parts} microbatches does not divide over "
+                f"{devices} devices. Choose another batch_size, or a smaller mesh."
+            )
+
+    # What a run starts with.
+
+    def abstract_state(self, hyper: Mapping[str, float] | None = None) -> State:
+        """Describes the state without making it.
+
+        Args:
+            hyper: lifted floats by config path.
+
+        Returns:
+            A `State` of `jax.ShapeDtypeStruct`, shardings included.
+
+        Raises:
+            GroupError: the optimizer's groups do not fit the model's parameters.
+        """
+        shapes = jax.eval_shape(self._init, self._hyper(0, hyper))
+        shardings = meshes.state_shardings(self.mesh, shapes, shapes.params)
+        return jax.tree.map(
+            lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), shapes, shardings
+        )
+
+    def init(self, seed: int | None = None, hyper: Mapping[str, float] | None = None) -> State:
+        """Makes the state before the first step, in one compiled program.
+
+        Args:
+            seed: where the parameters come from; None for the experiment's own.
+            hyper: lifted floats by config path.
+
+        Returns:
+            The state, on its devices.
+        """
+        shardings = jax.tree.map(lambda x: x.sharding, self.abstract_state(hyper))
+        seed = self.experiment.seed if seed is None else seed
+        return jax.jit(self._init, out_shardings=shardings)(self._hyper(seed, hyper))
+
+    def _hyper(self, seed: int, hyper: Mapping[str, float] | None) -> dict[str, Any]:
+        lifted = {path: np.float32(value) for path, value in (hyper or {}).items()}
+        return {"seed": np.uint32(seed), **lifted}
+
+    def _optimizer(self, hyper: Mapping[str, Any]) -> optim.Optimizer:
+        return self._optimizer_from({k: v for k, v in hyper.items() if k != "seed"})
+
+    def _init(self, hyper: dict[str, Any]) -> State:
+        batch = {
+            name: jnp.zeros(x.shape, x.dtype)
+            for name, x in self.experiment.data.element_spec.items()
+        }
+        key = jax.random.fold_in(jax.random.key(hyper["seed"]), 0)
+        params, model_state = self.experiment.model.init(key, batch)
+        if self.experiment.precision == "bfloat16":
+            params = cast_floats(params, jnp.bfloat16)
+        averages = self.experiment.ema_decay is not None
+        return State(
+            step=jnp.zeros((), jnp.int32),
+            params=params,
+            model_state=model_state,
+            opt_state=self._optimizer(hyper).init(params),
+            ema=jax.tree.map(lambda x: x.astype(jnp.float32) + 0, params) if averages else {},
+            hyper={name: jnp.asarray(value) for name, value in hyper.items()},
+        )
+
+    # A step.
+
+    def compile(self, state: State) -> None:
+        """Compiles the step for a state's shapes; `step` does so itself the first time.
+
+        Args:
+            state: a `State` of arrays or of `jax.ShapeDtypeStruct` with shardings.
+        """
+        shardings = jax.tree.map(lambda x: x.sharding, state)
+        self._step = self.lower(state, shardings).compile()
+
+    def lower(self, state: State, shardings: Any = None) -> jax.stages.Lowered:
+        """Traces and lowers the step, which donates its state, without compiling it."""
+        step = jax.jit(self.traced_step, donate_argnums=0, out_shardings=(shardings, None))
+        return step.lower(state, self.abstract_batch())
+
+    def abstract_batch(self) -> dict[str, jax.ShapeDtypeStruct]:
+        """Describes a training batch on its devices."""
+        sharding = meshes.batch_sharding(self.mesh)
+        return {
+            name: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
+            for name, x in self.experiment.data.element_spec.items()
+        }
+
+    def put(self, batch: Batch) -> dict[str, jax.Array]:
+        """Sends a batch of this process to the devices."""
+        return meshes.put_batch(self.mesh, batch)
+
+    def step(self, state: State, batch: Batch) -> tuple[State, dict[str, jax.Array]]:
+        """Makes one update.
+
+        Args:
+            state: the state before; its buffers are donated.
+            batch: what `put` returned.
+
+        Returns:
+            The state after, with the same avals; and the metrics of the step, scalars that are
+            still on the device: "train/loss", "grad_norm", "learning_rate/<group>", and any other
+            scheduled argument as "<argument>/<group>".
+        """
+        if self._step is None:
+            self.compile(state)
+        return self._step(state, batch)
+
+    def traced_step(self, state: State, batch: Batch) -> tuple[State, dict[str, Any]]:
+        """Is `step` before it is compiled, for whoever composes it further."""
+        return train_step(self.experiment, self._optimizer(state.hyper), state, batch)
+
+    # Evaluation.
+
+    def evaluate(self, state: State, batches: Iterable[Batch]) -> dict[str, float]:
+        """Computes the metrics over all batches of a split.
+
+        Args:
+            state: it is not donated.
+            batches: batches of this process as the data set gives them; "mask" (float32 [batch])
+                is 1 for an example and 0 for the padding of the last batch.
+
+        Returns:
+            "loss" and every metric of the experiment, each over all examples with equal weight.
+        """
+        if self._evaluate is None:
+            self._evaluate = jax.jit(self._accumulate)
+            self._averages = jax.jit(self._eval_params)
+            self._nothing = jax.device_put(self._metrics.empty(), meshes.replicated(self.mesh))
+        params = self._averages(state)
+        total = self._nothing
+        for batch in batches:
+            total = self._evaluate(total, params, state.model_state, self.put(batch))
+            jax.block_until_ready(total)  # no queue of batches on the devices
+        return {name: float(value) for name, value in total.compute().items()}
+
+    def _eval_params(self, state: State) -> Any:
+        if self.experiment.ema_decay is not None:
+            return jax.tree.map(lambda e, p: e.astype(p.dtype), state.ema, state.params)
+        return self._optimizer(state.hyper).eval_params(state.opt_state, state.params)
+
+    def _accumulate(self, total: Any, params: Any, model_state: Any, batch: Batch) -> Any:
+        outputs, _ = apply_model(self.experiment, params, model_state, batch, key=None, train=False)
+        loss = self.experiment.loss(outputs, batch).astype(jnp.float32)
+        one = self._metrics.single_from_model_output(
+            outputs=outputs, batch=batch, loss=loss, mask=batch["mask"]
+        )
+        return total.merge(one)

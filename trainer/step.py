@@ -1,0 +1,168 @@
+"""Says what one training step computes, as a pure function of the state and a batch."""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+import optim
+from optim.paths import flatten, unflatten
+from trainer.experiment import Experiment
+
+Batch = Mapping[str, Any]
+
+
+class State(NamedTuple):
+    """All that changes in a run, and all that a checkpoint saves.
+
+    Attributes:
+        step: finished updates, int32 scalar.
+        params: the parameters, a nested dict of arrays.
+        model_state: what the model changes without gradients, such as batch statistics.
+        opt_state: an `optim.OptimizerState`.
+        ema: the average of the parameters, float32; an empty dict without `ema_decay`.
+        hyper: what trials of a sweep differ in: "seed", uint32, and lifted floats, float32.
+    """
+
+    step: Any
+    params: Any
+    model_state: Any
+    opt_state: Any
+    ema: Any
+    hyper: dict[str, Any]
+
+
+def train_step(
+    experiment: Experiment, optimizer: optim.Optimizer, state: State, batch: Batch
+) -> tuple[State, dict[str, Any]]:
+    """Makes one update, as a pure function.
+
+    Args:
+        experiment: the model, the loss, and how to compute with them.
+        optimizer: the optimizer; its floats may be traced.
+        state: the state before.
+        batch: name -> array, the first axis the examples.
+
+    Returns:
+        The state after, with the same avals; and the metrics of the step: "train/loss",
+        "grad_norm", "learning_rate/<group>", "<argument>/<group>" for every other argument that
+        follows a schedule, and "skipped" where steps can be.
+    """
+    key = jax.random.fold_in(jax.random.key(state.hyper["seed"]), state.step + 1)
+    (loss, model_state), grads = _gradients(experiment, optimizer, state, batch, key)
+    norm = optax.global_norm(jax.tree.map(lambda g: g.astype(jnp.float32), grads))
+    skip = None
+    if experiment.on_nonfinite == "skip":
+        skip = ~(jnp.isfinite(loss) & jnp.isfinite(norm))
+        model_state = _unless(skip, model_state, state.model_state)
+    params, opt_state = optimizer.update(
+        grads,
+        state.opt_state,
+        state.params,
+        skip=skip,
+        value=loss,
+        value_fn=lambda params: _loss(experiment, params, state.model_state, batch, key)[0],
+    )
+    metrics = {"train/loss": loss, "grad_norm": norm}
+    if skip is not None:
+        metrics["skipped"] = optimizer.skipped(opt_state)
+    metrics |= _scheduled(optimizer, optimizer.position(state.opt_state))
+    return State(
+        step=state.step + 1,
+        params=params,
+        model_state=model_state,
+        opt_state=opt_state,
+        ema=_average(experiment.ema_decay, state.ema, params, skip),
+        hyper=state.hyper,
+    ), metrics
+
+
+def _gradients(
+    experiment: Experiment, optimizer: optim.Optimizer, state: State, batch: Batch, key: Any
+) -> tuple[tuple[Any, Any], dict[str, Any]]:
+    """Differentiates the loss by the trainable parameters, one microbatch after the other."""
+    parts = experiment.microbatches
+    named = flatten(state.params)
+    free = optimizer.trainable(state.params)
+
+    def objective(free: Any, model_state: Any, batch: Batch, key: Any) -> tuple[Any, Any]:
+        params = unflatten(state.params, {**named, **free})
+        return _loss(experiment, params, model_state, batch, key)
+
+    differentiate = jax.value_and_grad(objective, has_aux=True)
+    if parts == 1:
+        return differentiate(free, state.model_state, batch, key)
+
+    def one(carry: Any, part: Any) -> tuple[Any, None]:
+        loss, model_state, grads = carry
+        piece, index = part
+        key_of_part = jax.random.fold_in(key, index)
+        (value, model_state), more = differentiate(free, model_state, piece, key_of_part)
+        return (loss + value, model_state, jax.tree.map(jnp.add, grads, _wide(more))), None
+
+    start = (jnp.zeros(()), state.model_state, jax.tree.map(jnp.zeros_like, _wide(free)))
+    pieces = (_split(batch, parts), jnp.arange(parts))
+    (loss, model_state, grads), _ = jax.lax.scan(one, start, pieces)
+    return (loss / parts, model_state), jax.tree.map(lambda g: g / parts, grads)
+
+
+def _loss(
+    experiment: Experiment, params: Any, model_state: Any, batch: Batch, key: Any
+) -> tuple[Any, Any]:
+    """Computes the mean loss of a batch, float32, and the model state after it."""
+    outputs, new_state = apply_model(experiment, params, model_state, batch, key=key, train=True)
+    losses = experiment.loss(outputs, batch)
+    new_state = jax.tree.map(lambda new, old: new.astype(old.dtype), new_state, model_state)
+    return jnp.mean(losses.astype(jnp.float32)), new_state
+
+
+def apply_model(
+    experiment: Experiment, params: Any, model_state: Any, batch: Batch, **kwargs: Any
+) -> tuple[Any, Any]:
+    """Applies the model at the experiment's precision; see `models.Model.apply`."""
+    if experiment.precision != "float32":
+        params, batch = cast_floats(params, jnp.bfloat16), cast_floats(batch, jnp.bfloat16)
+    return experiment.model.apply(params, model_state, batch, **kwargs)
+
+
+def _average(decay: float | None, ema: Any, params: Any, skip: Any) -> Any:
+    if decay is None:
+        return ema
+    new = jax.tree.map(lambda e, p: decay * e + (1 - decay) * p.astype(jnp.float32), ema, params)
+    return new if skip is None else _unless(skip, new, ema)
+
+
+def _scheduled(optimizer: optim.Optimizer, position: Any) -> dict[str, Any]:
+    """Tells every group's learning rate, and whatever else follows a schedule."""
+    now = optimizer.hyperparameters(position)
+    return {
+        f"{name}/{group}": jnp.asarray(value, jnp.float32)
+        for group, values in now.items()
+        for name, value in values.items()
+        if name == "learning_rate" or callable(optimizer.schedules(group)[name])
+    }
+
+
+def _split(batch: Batch, parts: int) -> dict[str, Any]:
+    """Deals the examples to microbatches, so that each device keeps the examples it has."""
+    return {
+        name: x.reshape(x.shape[0] // parts, parts, *x.shape[1:]).swapaxes(0, 1)
+        for name, x in batch.items()
+    }
+
+
+def _unless(skip: Any, new: Any, old: Any) -> Any:
+    return jax.tree.map(lambda n, o: jnp.where(skip, o, n), new, old)
+
+
+def _wide(tree: Any) -> Any:
+    return jax.tree.map(lambda x: x.astype(jnp.promote_types(x.dtype, jnp.float32)), tree)
+
+
+def cast_floats(tree: Any, dtype: Any) -> Any:
+    """Casts the floating leaves."""
+    return jax.tree.map(
+        lambda x: x.astype(dtype) if jnp.issubdtype(x.dtype, jnp.floating) else x, tree
+    )
