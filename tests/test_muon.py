@@ -1,0 +1,343 @@
+"""Muon against closed forms in NumPy, optax.contrib.muon and itself under every sharding."""
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from optim import newton_schulz
+from optim.muon import muon
+from optim.newton_schulz import polynomials
+
+SHAPES = [(6, 6), (4, 12), (12, 4), (3, 5, 9), (2, 3, 8, 5), (1, 7)]
+
+
+def composed(values, triples):
+    for a, b, c in triples:
+        values = a * values + b * values**3 + c * values**5
+    return values
+
+
+def by_svd(x, triples):
+    """The definition: polynomials applied to the singular values of the normalised matrix."""
+    u, s, v = np.linalg.svd(x, full_matrices=False)
+    s = s / np.sqrt(np.sum(s**2, -1, keepdims=True))
+    return (u * composed(s, triples)[..., None, :]) @ v
+
+
+def orthogonalize(x, triples):
+    return jax.jit(lambda x: newton_schulz.orthogonalize(x, triples))(x)
+
+
+def apply(params, updates) -> Any:
+    return optax.apply_updates(params, updates)
+
+
+def matrices(shape, seed=0):
+    return np.random.default_rng(seed).standard_normal(shape)
+
+
+@pytest.mark.parametrize("coefficients", ["jordan", "polar_express", (2.0, -1.5, 0.5)])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_orthogonalize_is_a_polynomial_of_singular_values(shape, coefficients):
+    triples = polynomials(coefficients, 5)
+    x = 1e-3 * matrices(shape)
+    with jax.enable_x64(True):
+        got = orthogonalize(jnp.asarray(x), triples)
+        assert got.dtype == jnp.float64 and got.shape == shape
+        np.testing.assert_allclose(got, by_svd(x, triples), rtol=0, atol=1e-10)
+    got32 = orthogonalize(jnp.asarray(x, jnp.float32), triples)
+    assert got32.dtype == jnp.float32
+    np.testing.assert_allclose(got32, by_svd(x, triples), rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "coefficients, low, high", [("jordan", 0.68, 1.21), ("polar_express", 0.86, 1.14)]
+)
+def test_singular_values_end_near_one(coefficients, low, high):
+    # Every singular value at least a hundredth of the norm lands in the interval.
+    s = np.geomspace(0.01, 0.9, 8)
+    s[-1] = np.sqrt(1 - np.sum(s[:-1] ** 2))
+    u, _ = np.linalg.qr(matrices((8, 8)))
+    v, _ = np.linalg.qr(matrices((24, 8), seed=1))
+    out = orthogonalize(jnp.asarray((u * s) @ v.T, jnp.float32), polynomials(coefficients, 5))
+    values = np.linalg.svd(np.asarray(out), compute_uv=False)
+    assert low < values.min() and values.max() < high
+
+
+@pytest.mark.parametrize("shape", [(16, 16), (16, 64), (64, 16)])
+@pytest.mark.parametrize("steps", [5, 12])
+def test_float32_holds_for_ill_conditioned_matrices(shape, steps):
+    # Rank 3 of 16 and singular values over 12 orders: the Gram form squares the condition.
+    rows, columns = shape
+    low_rank = matrices((rows, 3)) @ matrices((3, columns), seed=1)
+    s = np.geomspace(1.0, 1e-12, 16)
+    u, _ = np.linalg.qr(matrices((rows, 16)))
+    v, _ = np.linalg.qr(matrices((columns, 16), seed=1))
+    steep = (u * s) @ v.T
+    for coefficients in ["jordan", "polar_express"]:
+        triples = polynomials(coefficients, steps)
+        for x in (low_rank, steep):
+            out = np.asarray(orthogonalize(jnp.asarray(x, jnp.float32), triples))
+            values = np.linalg.svd(out, compute_uv=False)
+            assert values.max() < 1.25
+            # What float32 resolves comes out right; the rest is rounding of the input itself.
+            if steps == 5:
+                np.testing.assert_allclose(out, by_svd(x, triples), rtol=0, atol=3e-3)
+
+
+def test_scale_and_zero():
+    triples = polynomials("jordan", 5)
+    x = jnp.asarray(matrices((4, 12)), jnp.float32)
+    unit = orthogonalize(x, triples)
+    for factor in (1e-6, 1e30):
+        np.testing.assert_allclose(orthogonalize(factor * x, triples), unit, rtol=0, atol=1e-5)
+    assert not np.any(orthogonalize(0 * x, triples))
+    assert np.abs(orthogonalize(1e-12 * x, triples)).max() < 0.05  # below eps it fades
+    assert np.all(np.isnan(orthogonalize(x.at[0, 0].set(jnp.nan), triples)))
+
+
+def test_low_precision_steps():
+    x = jnp.asarray(matrices((4, 12)), jnp.bfloat16)
+    out = orthogonalize(x, polynomials("jordan", 5))
+    assert out.dtype == jnp.bfloat16
+    values = np.linalg.svd(np.asarray(out, np.float32), compute_uv=False)
+    assert 0.6 < values.min() and values.max() < 1.3
+
+
+def reference(grads, start, *, rate, momentum, nesterov, decay, factor, triples):
+    """Muon in NumPy, from its definition."""
+    w, m = start.copy(), np.zeros_like(start)
+    for g in grads:
+        m = momentum * m + (1 - momentum) * g
+        d = (1 - momentum) * g + momentum * m if nesterov else m
+        w = w - rate * (factor * by_svd(d, triples) + decay * w)
+    return w
+
+
+def run(tx, grads, start):
+    params = {"w": jnp.asarray(start)}
+    state = tx.init(params)
+    update = jax.jit(tx.update)
+    for g in grads:
+        updates, state = update({"w": jnp.asarray(g)}, state, params)
+        params = apply(params, updates)
+    return np.asarray(params["w"])
+
+
+@pytest.mark.parametrize("nesterov", [True, False])
+@pytest.mark.parametrize(
+    "scale, factor", [("spectral", np.sqrt(9 / 4)), ("match_rms_adamw", 0.6), ("none", 1.0)]
+)
+def test_trajectory_in_float64(nesterov, scale, factor):
+    grads, start = matrices((20, 3, 4, 9)), matrices((3, 4, 9), seed=1)
+    with jax.enable_x64(True):
+        tx = muon(0.02, 0.9, nesterov=nesterov, weight_decay=0.1, scale=scale)
+        got = run(tx, grads, start)
+    expected = reference(
+        grads, start, rate=0.02, momentum=0.9, nesterov=nesterov, decay=0.1, factor=factor,
+        triples=polynomials("jordan", 5),
+    )
+    np.testing.assert_allclose(got, expected, rtol=1e-9)
+
+
+@pytest.mark.parametrize("shape", [(4, 9), (9, 4), (5, 5)])
+def test_agrees_with_optax(shape):
+    # Without Nesterov: optax corrects the momentum's bias, which orthogonalization does not see.
+    grads, start = matrices((20, *shape)), matrices(shape, seed=1)
+    for ours, theirs in [
+        ({"scale": "spectral"}, {}),
+        ({"scale": "match_rms_adamw"}, {"consistent_rms": 0.2}),
+        ({"coefficients": "polar_express"}, {"ns_coeffs": tuple(polynomials("polar_express", 5))}),
+    ]:
+        with jax.enable_x64(True):
+            got = run(muon(0.02, 0.9, nesterov=False, weight_decay=0.1, **ours), grads, start)
+            tx = optax.contrib.muon(
+                0.02, beta=0.9, nesterov=False, weight_decay=0.1, eps=1e-15, **theirs
+            )
+            expected = run(tx, grads, start)
+        np.testing.assert_allclose(got, expected, rtol=1e-6)
+
+
+def test_stacked_layers_move_like_single_ones():
+    grads, start = matrices((5, 3, 4, 9)), matrices((3, 4, 9), seed=1)
+    stacked = run(muon(0.02), grads.astype(np.float32), start.astype(np.float32))
+    for layer in range(3):
+        one = run(
+            muon(0.02), grads[:, layer].astype(np.float32), start[layer].astype(np.float32))
+        np.testing.assert_allclose(stacked[layer], one, atol=1e-6)
+
+
+def test_dtypes_and_avals():
+    params = {
+        "a": jnp.ones((4, 9), jnp.bfloat16),
+        "b": jnp.ones((9, 4)),
+        "c": jnp.ones((4, 4), jnp.float16),
+    }
+    for momentum_dtype in (None, "bfloat16"):
+        tx = muon(0.02, momentum_dtype=momentum_dtype, weight_decay=0.1)
+        state = tx.init(params)
+        expected = jnp.dtype(momentum_dtype or "float32")
+        assert all(m.dtype == expected for m in jax.tree.leaves(state))
+        for grad_dtype in (jnp.float32, jnp.bfloat16):
+            grads = jax.tree.map(lambda p, d=grad_dtype: p.astype(d), params)
+            updates, new = jax.jit(tx.update)(grads, state, params)
+            assert jax.tree.map(jax.typeof, new) == jax.tree.map(jax.typeof, state)
+            assert jax.tree.map(jax.typeof, updates) == jax.tree.map(jax.typeof, params)
+    low = muon(0.02, ns_dtype="bfloat16")
+    updates, _ = jax.jit(low.update)(params, low.init(params), params)
+    exact, _ = jax.jit(muon(0.02).update)(params, muon(0.02).init(params), params)
+    np.testing.assert_allclose(updates["b"], exact["b"], rtol=0.05)
+    assert np.any(updates["b"] != exact["b"])
+
+
+def test_traced_hyperparameters_schedules_scan_and_vmap(strict_promotion):
+    grads, start = matrices((6, 4, 9)).astype(np.float32), jnp.ones((4, 9))
+
+    def train(rate, momentum, decay, eps):
+        tx = muon(rate, momentum, weight_decay=decay, eps=eps)
+
+        def step(carry, g):
+            updates, state = tx.update(g, carry[1], carry[0])
+            return (apply(carry[0], updates), state), None
+
+        return jax.lax.scan(step, (start, tx.init(start)), grads)[0][0]
+
+    rates = jnp.asarray([0.01, 0.02])
+    one_by_one = [train(float(r), 0.9, 0.1, 1e-7) for r in rates]
+    traced = jax.vmap(lambda r: train(r, jnp.float32(0.9), jnp.float32(0.1), jnp.float32(1e-7)))
+    np.testing.assert_allclose(traced(rates), np.stack(one_by_one), atol=1e-6)
+    scheduled = train(lambda count: jnp.where(count < 9, 0.01, 1.0), 0.9, lambda c: 0.1, 1e-7)
+    np.testing.assert_allclose(scheduled, one_by_one[0], atol=1e-6)
+
+
+def test_schedules_advance_alone():
+    start, g = jnp.zeros((4, 9)), jnp.asarray(matrices((4, 9)), jnp.float32)
+    tx = muon(lambda count: 0.1 * (count + 1), momentum=0.0)
+    state, norms = tx.init(start), []
+    for _ in range(3):
+        updates, state = tx.update(g, state)
+        norms.append(float(jnp.linalg.norm(updates)))
+    np.testing.assert_allclose(np.array(norms) / norms[0], [1, 2, 3], rtol=1e-5)
+
+
+def test_refusals():
+    matrix = jnp.ones((3, 3))
+    bad = {"blocks": {"kernel": matrix, "bias": jnp.ones(3)}}
+    with pytest.raises(ValueError, match=r"'blocks/bias' has shape \(3,\).*another group"):
+        muon(0.1).init(bad)
+    with pytest.raises(ValueError, match="'w' has dtype complex64"):
+        muon(0.1).init({"w": matrix.astype(jnp.complex64)})
+    with pytest.raises(ValueError, match="scale is 'rms', but it is one of spectral"):
+        muon(0.1, scale="rms")
+    with pytest.raises(ValueError, match="coefficients is 'jordon'"):
+        muon(0.1, coefficients="jordon")
+    with pytest.raises(ValueError, match="triple"):
+        muon(0.1, coefficients=(1.0, 2.0))
+    with pytest.raises(ValueError, match="ns_steps is 0"):
+        muon(0.1, ns_steps=0)
+    tx = muon(0.1, weight_decay=0.1)
+    with pytest.raises(ValueError, match="needs parameters"):
+        tx.update(matrix, tx.init(matrix))
+
+
+SHARDED = textwrap.dedent(
+    """
+    import json
+    import jax, jax.numpy as jnp, numpy as np, optax
+    from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
+    from optim.muon import muon
+
+    tx = muon(0.1, weight_decay=0.1)
+    shapes = {"a": (4, 8, 16), "b": (16, 8), "c": (8, 8)}
+    keys = dict(zip(shapes, jax.random.split(jax.random.key(0), 3)))
+    params = {k: jax.random.normal(keys[k], s) for k, s in shapes.items()}
+    grads = [jax.tree.map(lambda x, i=i: jnp.sin(x * (i + 2)), params) for i in range(2)]
+
+    def train(params, grads):
+        state = tx.init(params)
+        for g in grads:
+            updates, state = tx.update(g, state, params)
+            params = optax.apply_updates(params, updates)
+        return params, state
+
+    expected, _ = jax.jit(train)(params, grads)
+    error = lambda got: max(
+        float(abs(np.asarray(got[k]) - np.asarray(expected[k])).max()) for k in shapes)
+    layouts = {
+        "columns": {"a": P(None, None, "x"), "b": P(None, "x"), "c": P("x", None)},
+        "both": {"a": P(None, "x", "y"), "b": P(("x", "y")), "c": P("y", "x")},
+        "layers": {"a": P("x", None, None), "b": P(), "c": P()},
+        "mixed": {"a": P("x", None, "y"), "b": P("x", "y"), "c": P()},
+    }
+    out = {}
+    for kind in ("Auto", "Explicit"):
+        mesh = jax.make_mesh((2, 2), ("x", "y"), axis_types=(getattr(AxisType, kind),) * 2)
+        for name, specs in layouts.items():
+            if (kind, name) in [("Auto", "columns"), ("Auto", "mixed")]:
+                continue
+            put = lambda tree: {
+                k: jax.device_put(v, NamedSharding(mesh, specs[k])) for k, v in tree.items()}
+            with jax.set_mesh(mesh):
+                got, state = jax.jit(train)(put(params), [put(g) for g in grads])
+            out[f"{kind} {name}"] = error(got)
+            kept = all(
+                got[k].sharding.is_equivalent_to(NamedSharding(mesh, specs[k]), got[k].ndim)
+                and state.direction.momentum[k].sharding.is_equivalent_to(
+                    got[k].sharding, got[k].ndim)
+                for k in shapes)
+            if kind == "Explicit" and not kept:
+                out[f"{kind} {name} keeps its sharding"] = 1.0
+
+    mesh = jax.make_mesh((4,), ("x",), axis_types=(AxisType.Auto,))
+    for check in (True, False):
+        mapped = jax.shard_map(
+            lambda p, g: train(p, g)[0], mesh=mesh, in_specs=P(), out_specs=P(), check_vma=check)
+        out[f"shard_map replicated {check}"] = error(jax.jit(mapped)(params, grads))
+
+    def data_parallel(params, batch):
+        # Gradients of replicated parameters arrive summed over the mesh.
+        loss = lambda p: jnp.sum((batch @ p) ** 2)
+        return optax.apply_updates(params, tx.update(
+            jax.grad(loss)(params), tx.init(params), params)[0])
+    batch = jax.random.normal(jax.random.key(5), (8, 16))
+    mapped = jax.shard_map(data_parallel, mesh=mesh, in_specs=(P(), P("x")), out_specs=P())
+    out["shard_map gradients"] = float(abs(
+        jax.jit(mapped)(params["b"], batch) - data_parallel(params["b"], batch)).max())
+
+    try:
+        jax.jit(jax.shard_map(
+            lambda p, g: train(p, g)[0], mesh=mesh, in_specs=P("x"), out_specs=P("x"),
+        ))(params, grads)
+        out["shard_map sharded is refused"] = 1.0
+    except ValueError as problem:
+        out["refusal"] = str(problem)
+    print(json.dumps(out))
+    """
+)
+
+
+def test_shardings_give_the_unsharded_answer():
+    # Devices are simulated when the backend starts, so this needs a process of its own.
+    environment = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=4"}
+    done = subprocess.run(
+        [sys.executable, "-c", SHARDED],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=250,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    out = json.loads(done.stdout.splitlines()[-1])
+    refusal = out.pop("refusal", "")
+    assert "optim.muon" in refusal and "mesh axis x" in refusal
+    assert len(out) == 9
+    assert all(error < 3e-5 for error in out.values()), out
