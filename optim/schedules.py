@@ -175,8 +175,10 @@ def rsqrt(
     scale = _length("timescale", timescale)
     cooldown = _length("cooldown_steps", cooldown_steps)
     if scale == 0:
-        raise ValueError("timescale is 0, but the steps after the warm-up are divided by it: give"
-                         " a positive number of steps.")
+        raise ValueError(
+            "timescale is 0, but the steps after the warm-up are divided by it: give"
+            " a positive number of steps."
+        )
     total = _length("total_steps", total_steps) if cooldown else warmup
     if cooldown and warmup + cooldown > total:
         raise ValueError(
@@ -275,7 +277,8 @@ def _length(name: str, steps: Steps) -> int:
         length = -1
     if isinstance(steps, bool) or length < 0:
         raise ValueError(
-            f"{name} is {steps!r}, but a number of steps is a whole number, 0 or more.")
+            f"{name} is {steps!r}, but a number of steps is a whole number, 0 or more."
+        )
     return length
 
 

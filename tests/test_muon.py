@@ -143,7 +143,13 @@ def test_trajectory_in_float64(nesterov, scale, factor):
         tx = muon(0.02, 0.9, nesterov=nesterov, weight_decay=0.1, scale=scale)
         got = run(tx, grads, start)
     expected = reference(
-        grads, start, rate=0.02, momentum=0.9, nesterov=nesterov, decay=0.1, factor=factor,
+        grads,
+        start,
+        rate=0.02,
+        momentum=0.9,
+        nesterov=nesterov,
+        decay=0.1,
+        factor=factor,
         triples=polynomials("jordan", 5),
     )
     np.testing.assert_allclose(got, expected, rtol=1e-9)
@@ -171,8 +177,7 @@ def test_stacked_layers_move_like_single_ones():
     grads, start = matrices((5, 3, 4, 9)), matrices((3, 4, 9), seed=1)
     stacked = run(muon(0.02), grads.astype(np.float32), start.astype(np.float32))
     for layer in range(3):
-        one = run(
-            muon(0.02), grads[:, layer].astype(np.float32), start[layer].astype(np.float32))
+        one = run(muon(0.02), grads[:, layer].astype(np.float32), start[layer].astype(np.float32))
         np.testing.assert_allclose(stacked[layer], one, atol=1e-6)
 
 
