@@ -1,0 +1,1 @@
+"""Trains what a config says: one plan, one compiled step, one loop."""

@@ -1,0 +1,53 @@
+"""Configs in Gin or YAML: a file becomes a tree of calls, and the tree becomes objects.
+
+    config = load(["configs/muon_vit.gin"], sets=["steps=100"])
+    print(dump(config.root))                        # canonical YAML
+    experiment = Builder(config).build(units=Units(100, 128, 1797))
+
+Reading a config executes nothing. The readers and the builder are imported when first used.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+from trainer.config.edit import override, replace
+from trainer.config.files import load
+from trainer.config.tree import Call, Config, ConfigError, Source, Tree, join, leaves
+
+if TYPE_CHECKING:
+    from trainer.config.build import Builder
+    from trainer.config.units import Units
+    from trainer.config.yaml_writer import diff, digest, dump
+
+__all__ = [
+    "Builder",
+    "Call",
+    "Config",
+    "ConfigError",
+    "Source",
+    "Tree",
+    "Units",
+    "diff",
+    "digest",
+    "dump",
+    "join",
+    "leaves",
+    "load",
+    "override",
+    "replace",
+]
+
+_LATER = {
+    "Builder": "build",
+    "Units": "units",
+    "diff": "yaml_writer",
+    "digest": "yaml_writer",
+    "dump": "yaml_writer",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LATER:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    import importlib
+
+    return getattr(importlib.import_module(f"{__name__}.{_LATER[name]}"), name)

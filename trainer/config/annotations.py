@@ -1,0 +1,233 @@
+"""Says whether a value of a config fits an annotation, and turns it into what is asked for."""
+
+import collections.abc
+import functools
+import inspect
+import os
+import pathlib
+import types
+import typing
+from typing import Any
+
+from trainer.config.tree import Tree
+
+_SEQUENCES = (
+    collections.abc.Sequence,
+    collections.abc.Iterable,
+    collections.abc.Collection,
+    collections.abc.MutableSequence,
+)
+_SETS = (set, frozenset, collections.abc.Set)
+_MAPPINGS = (dict, collections.abc.Mapping, collections.abc.MutableMapping)
+_RECIPES = ("GradientTransformation", "GradientTransformationExtraArgs")
+
+
+class Misfit(Exception):
+    """A value does not fit an annotation."""
+
+
+def of(hint: Any, default: Any) -> Any:
+    """Returns the annotation of a parameter; without one, the type of its default speaks."""
+    if hint is not inspect.Parameter.empty:
+        return hint
+    if default is inspect.Parameter.empty or default is None:
+        return Any
+    if callable(default):
+        return Any
+    if isinstance(default, list | tuple):
+        return type(default)
+    return type(default) if type(default) in (bool, int, float, str, dict) else Any
+
+
+def members(hint: Any) -> list[Any]:
+    """Returns what an annotation is a union of: itself, if it is none."""
+    while True:
+        origin = typing.get_origin(hint)
+        if origin is typing.Annotated:
+            hint = typing.get_args(hint)[0]
+        elif isinstance(hint, typing.NewType):
+            hint = hint.__supertype__
+        elif isinstance(hint, typing.TypeVar):
+            hint = hint.__bound__ or Any
+        elif type(hint).__name__ == "TypeAliasType":
+            hint = hint.__value__
+        elif origin in (typing.Final, typing.ClassVar) or str(origin) == "typing.Required":
+            hint = (typing.get_args(hint) or (Any,))[0]
+        else:
+            break
+    if origin in (typing.Union, types.UnionType):
+        return [part for each in typing.get_args(hint) for part in members(each)]
+    return [type(None) if hint is None else hint]
+
+
+def is_open(hint: Any) -> bool:
+    """Says whether an annotation takes anything, as far as can be known."""
+    return any(
+        part in (Any, object, inspect.Parameter.empty) or isinstance(part, str | typing.ForwardRef)
+        for part in members(hint)
+    )
+
+
+def mentions_recipe(hint: Any) -> bool:
+    """Says whether an optimizer is asked for, which stays a recipe until the step is traced."""
+    return any(_is_recipe(part) for part in members(hint))
+
+
+def _is_recipe(part: Any) -> bool:
+    part = typing.get_origin(part) or part
+    if part is functools.partial:
+        return True
+    module = getattr(part, "__module__", None) or ""
+    return module.split(".")[0] == "optax" and getattr(part, "__name__", "") in _RECIPES
+
+
+def takes_float(hint: Any) -> bool:
+    """Says whether a float fits."""
+    return is_open(hint) or float in members(hint)
+
+
+def takes_int(hint: Any) -> bool:
+    """Says whether an integer is asked for, so that a step count may stand there."""
+    return int in members(hint) and float not in members(hint)
+
+
+def is_number_only(hint: Any) -> bool:
+    """Says whether nothing but a number fits."""
+    return all(part in (bool, int, float, complex) for part in members(hint))
+
+
+def takes_call(hint: Any, returns: Any) -> bool:
+    """Says whether the result of a function may stand there, as far as annotations tell."""
+    scalars = (bool, int, float, str, type(None))
+    parts = members(hint)
+    if is_open(hint) or not all(part in scalars or _is_literal(part) for part in parts):
+        return True
+    if returns is inspect.Parameter.empty or is_open(returns):
+        return True
+    return any(part in parts or (part is int and float in parts) for part in members(returns))
+
+
+def leaf(value: Tree, hint: Any, default: Any = None) -> Any:
+    """Returns a leaf as the annotation wants it (3 as 3.0, a path as a Path); raises Misfit."""
+    parts = members(hint)
+    if is_open(hint):
+        return value
+    for part in parts:
+        if _is_literal(part) and any(
+            type(value) is type(choice) and value == choice for choice in typing.get_args(part)
+        ):
+            return value
+    if value is None and type(None) in parts:
+        return value
+    if isinstance(value, bool):
+        return _bool(value, parts)
+    if isinstance(value, int | float):
+        return _number(value, parts, default)
+    if isinstance(value, str):
+        return _string(value, parts)
+    raise Misfit
+
+
+def _is_literal(part: Any) -> bool:
+    return typing.get_origin(part) is typing.Literal
+
+
+def _bool(value: bool, parts: list[Any]) -> bool:
+    # jax.typing.ArrayLike holds bool; where floats are meant, a config does not
+    if bool in parts and float not in parts:
+        return value
+    raise Misfit
+
+
+def _number(value: int | float, parts: list[Any], default: Any) -> int | float:
+    if isinstance(value, int):
+        if int in parts and not isinstance(default, float):
+            return value
+        if float in parts or _holds_numbers(parts):
+            return float(value)
+    elif float in parts or complex in parts or _holds_numbers(parts):
+        return value
+    raise Misfit
+
+
+def _holds_numbers(parts: list[Any]) -> bool:
+    return any(
+        getattr(part, "__name__", "") in ("Array", "ndarray", "number", "Real", "Number")
+        for part in parts
+    )
+
+
+def _string(value: str, parts: list[Any]) -> Any:
+    if str in parts or any(getattr(part, "__name__", "") == "dtype" for part in parts):
+        return value
+    if any(typing.get_origin(part) or part in (os.PathLike, pathlib.Path) for part in parts):
+        for part in parts:
+            if part in (pathlib.Path, os.PathLike) or typing.get_origin(part) is os.PathLike:
+                return pathlib.Path(value)
+    raise Misfit
+
+
+def items(hint: Any, count: int) -> tuple[list[Any], type] | None:
+    """Returns an annotation for each element of a list, and the type that is asked for.
+
+    Returns None where no list fits; raises Misfit where one of this length does not.
+    """
+    if is_open(hint):
+        return [Any] * count, list
+    wrong_length = False
+    for part in members(hint):
+        origin = typing.get_origin(part) or part
+        args = typing.get_args(part)
+        if origin is tuple and args and args[-1] is not Ellipsis:
+            if len(args) == count:
+                return list(args), tuple
+            wrong_length = True
+        elif origin in (list, tuple, *_SEQUENCES, *_SETS):
+            kind = list if origin in (list, collections.abc.MutableSequence) else tuple
+            kind = origin if origin in (set, frozenset) else kind
+            kind = frozenset if origin is collections.abc.Set else kind
+            return [args[0] if args else Any] * count, kind
+    if wrong_length:
+        raise Misfit
+    return None
+
+
+def entries(hint: Any) -> tuple[Any, Any] | None:
+    """Returns the annotations of the keys and values of a dict, or None where none fits."""
+    if is_open(hint):
+        return Any, Any
+    for part in members(hint):
+        if (typing.get_origin(part) or part) in _MAPPINGS:
+            key, value = typing.get_args(part) or (Any, Any)
+            return key, value
+    return None
+
+
+_WORDS = {bool: "true or false", int: "an integer", float: "a float", str: "a string"}
+
+
+def words(hint: Any) -> str:
+    """Returns what an annotation asks for, for a message."""
+    found: list[str] = []
+    for part in members(hint):
+        origin = typing.get_origin(part) or part
+        if part in _WORDS:
+            word = _WORDS[part]
+        elif part is type(None):
+            word = "null"
+        elif _is_literal(part):
+            word = " or ".join(map(repr, typing.get_args(part)))
+        elif origin is collections.abc.Callable:
+            word = "a function"
+        elif origin in (list, tuple, *_SEQUENCES, *_SETS):
+            word = "a list"
+        elif origin in _MAPPINGS:
+            word = "a dict"
+        elif _is_recipe(part):
+            word = "an optimizer"
+        else:
+            word = f"a {getattr(origin, '__name__', origin)}"
+        found.append(word)
+    if "a float" in found:  # jax.typing.ArrayLike is a long union
+        found = [word for word in found if word in ("a float", "null", "a function", "a string")]
+    return " or ".join(dict.fromkeys(found))

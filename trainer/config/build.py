@@ -1,0 +1,287 @@
+"""Checks a tree against the functions that it names, and builds it."""
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from trainer.config import annotations
+from trainer.config.tree import (
+    Call,
+    Config,
+    ConfigError,
+    Key,
+    Source,
+    Tree,
+    children,
+    describe,
+    join,
+    known_names,
+    listing,
+    locate,
+    to_node,
+)
+from trainer.config.units import Units, quantity
+from trainer.config.vocabulary import Function, Vocabulary
+
+__all__ = ["Builder", "Units"]
+
+
+class Builder:
+    """Builds the objects that a config describes.
+
+    Args:
+        config: the config.
+        vocabulary: packages beside ours whose functions the config may name.
+
+    Raises:
+        ConfigError: a package of the vocabulary is none, or clashes with ours.
+    """
+
+    def __init__(self, config: Config, vocabulary: Sequence[str] = ()):
+        self.config = config
+        self._vocabulary = Vocabulary(vocabulary)
+
+    def check(self) -> None:
+        """Raises ConfigError for a wrong name, argument or type anywhere; calls nothing."""
+        _Walk(self.config, self._vocabulary, None, {}, calling=False).start("")
+
+    def build(
+        self, path: str = "", *, units: Units | None = None, given: Mapping[str, Any] | None = None
+    ) -> Any:
+        """Builds the node at a path.
+
+        A call in the place of an optimizer (its parameter is annotated with `functools.partial` or
+        an optax transformation) is a recipe: it becomes a partial of its function, whose own
+        arguments are built, and optimizers among them are recipes again. Any other is called.
+
+        Args:
+            path: the node, by its dotted path; "" is the root, an experiment.
+            units: what step counts with a unit are measured by.
+            given: objects that stand for the nodes at some paths, instead of building them.
+
+        Returns:
+            What the function of the node returns; of a leaf, its value.
+
+        Raises:
+            ConfigError: the tree does not fit its functions, or one of them raises.
+            KeyError: there is no node at the path, or at a path of `given`.
+        """
+        for each in [path, *(given or ())]:
+            if each not in self.config.sources:
+                raise KeyError(f"The config has no node at {each!r}.")
+        walk = _Walk(self.config, self._vocabulary, units, given or {}, calling=True)
+        return walk.start(path)
+
+
+@dataclass(frozen=True)
+class _Slot:
+    """What the place of a node asks for.
+
+    Attributes:
+        hint: the annotation.
+        default: the default of the parameter, where the node is an argument.
+        owner: the name of the function that receives it.
+        in_recipe: this function is a recipe, so that a schedule may stand for any float.
+    """
+
+    hint: Any = Any
+    default: Any = None
+    owner: str = ""
+    in_recipe: bool = False
+
+    def argument(self, function: Function, name: str, is_recipe: bool) -> "_Slot":
+        parameter = function.parameters[name]
+        hint = annotations.of(parameter.hint, parameter.default)
+        return _Slot(hint, parameter.default, function.name, is_recipe)
+
+    def elements(self, count: int) -> tuple[list["_Slot"], type]:
+        found = annotations.items(self.hint, count)
+        if found is None:
+            raise annotations.Misfit
+        return [replace(self, hint=hint, default=None) for hint in found[0]], found[1]
+
+    def entry(self) -> tuple["_Slot", "_Slot"]:
+        found = annotations.entries(self.hint)
+        if found is None:
+            raise annotations.Misfit
+        key, value = found
+        return replace(self, hint=key, default=None), replace(self, hint=value, default=None)
+
+
+class _Walk:
+    """One pass over the tree, which calls the functions or, for a check, only looks at them."""
+
+    def __init__(
+        self,
+        config: Config,
+        vocabulary: Vocabulary,
+        units: Units | None,
+        given: Mapping[str, Any],
+        calling: bool,
+    ):
+        self._config = config
+        self._vocabulary = vocabulary
+        self._units = units
+        self._given = given
+        self._calling = calling
+
+    def start(self, path: str) -> Any:
+        """Builds the node at a path, as the place in which it stands wants it."""
+        node, here, slot = to_node(self._config), "", _Slot()
+        for key in locate(node, path):
+            slot = self._below(node.value, key, slot, here)
+            node, here = children(node)[key], join(here, key)
+        return self.value(self._config.at(path), slot, path)
+
+    def _below(self, tree: Tree, key: Key, slot: _Slot, path: str) -> _Slot:
+        if isinstance(tree, Call):
+            function = self._function(tree, path, complete=False)
+            return slot.argument(function, str(key), annotations.mentions_recipe(slot.hint))
+        try:
+            return slot.entry()[1] if isinstance(tree, dict) else slot.elements(len(tree))[0][key]
+        except annotations.Misfit:
+            return replace(slot, hint=Any, default=None)
+
+    def value(self, tree: Tree, slot: _Slot, path: str) -> Any:
+        if path in self._given:
+            return self._given[path]
+        try:
+            if isinstance(tree, Call):
+                return self._call(tree, slot, path)
+            if isinstance(tree, list):
+                return self._list(tree, slot, path)
+            if isinstance(tree, dict):
+                return self._dict(tree, slot, path)
+            return self._leaf(tree, slot, path)
+        except annotations.Misfit:
+            raise ConfigError(_misfit(tree, slot, path), self._config.sources[path]) from None
+
+    def _leaf(self, value: Tree, slot: _Slot, path: str) -> Any:
+        if isinstance(value, str) and annotations.takes_int(slot.hint):
+            if quantity(value) is not None:
+                return self._steps(value, self._config.sources[path])
+            if str in annotations.members(slot.hint) and not value.strip()[:1].isdigit():
+                return value
+        elif not (isinstance(value, str) and annotations.is_number_only(slot.hint)):
+            return annotations.leaf(value, slot.hint, slot.default)
+        raise annotations.Misfit
+
+    def _steps(self, value: str, source: Source | None) -> int:
+        if self._calling:
+            return (self._units or Units()).steps(value, source)
+        return 0
+
+    def _list(self, tree: list, slot: _Slot, path: str) -> Any:
+        slots, kind = slot.elements(len(tree))
+        built = [self.value(item, slots[i], join(path, i)) for i, item in enumerate(tree)]
+        return kind(built) if self._calling else built
+
+    def _dict(self, tree: dict, slot: _Slot, path: str) -> dict:
+        key_slot, slot = slot.entry()
+        built = {}
+        for key, item in tree.items():
+            below = join(path, key)
+            built[self._leaf(key, key_slot, below)] = self.value(item, slot, below)
+        return built
+
+    def _call(self, call: Call, slot: _Slot, path: str) -> Any:
+        is_recipe = annotations.mentions_recipe(slot.hint)
+        function = self._function(call, path, complete=is_recipe or not call.partial)
+        is_schedule = slot.in_recipe and annotations.takes_float(slot.hint)
+        returns = Callable if call.partial else function.returns
+        if not is_recipe and not is_schedule and not annotations.takes_call(slot.hint, returns):
+            raise annotations.Misfit
+        values = {
+            name: self.value(item, slot.argument(function, name, is_recipe), join(path, name))
+            for name, item in call.kwargs.items()
+        }
+        values |= self._default_steps(function, values, path)
+        if not self._calling:
+            return None
+        bound = function.bind(values)
+        if is_recipe:
+            return bound
+        if call.partial:
+            return bound if bound.args or bound.keywords else function.call
+        return self._result(bound, function.name, path)
+
+    def _result(self, bound: functools.partial, name: str, path: str) -> Any:
+        source = self._config.sources[path]
+        try:
+            return bound()
+        except ConfigError:
+            raise
+        except Exception as error:  # whatever a function says about its arguments
+            raise ConfigError(f"{name} refuses its arguments: {_said(error)}", source) from error
+
+    def _function(self, call: Call, path: str, complete: bool) -> Function:
+        """Returns the function of a call, if it takes these arguments; raises ConfigError.
+
+        If `complete`, they must also be all that it needs.
+        """
+        function = self._vocabulary.function(call.name, self._config.sources[path])
+        for name in call.kwargs:
+            if name not in function.parameters:
+                source = self._config.argument_source(join(path, name))
+                raise ConfigError(_unknown_argument(function, name), source)
+        missing = [
+            name
+            for name, parameter in function.parameters.items()
+            if parameter.required and name not in call.kwargs
+        ]
+        if complete and missing:
+            raise ConfigError(_missing_arguments(function, missing), self._config.sources[path])
+        return function
+
+    def _default_steps(
+        self, function: Function, values: Mapping[str, Any], path: str
+    ) -> dict[str, int]:
+        """Returns the defaults of a function that are step counts with a unit, resolved."""
+        return {
+            name: self._steps(parameter.default, self._config.sources[path])
+            for name, parameter in function.parameters.items()
+            if name not in values
+            and isinstance(parameter.default, str)
+            and annotations.takes_int(annotations.of(parameter.hint, parameter.default))
+            and quantity(parameter.default) is not None
+        }
+
+
+def _said(error: Exception) -> str:
+    text = " ".join(str(error).split())
+    return text if isinstance(error, ValueError) and text else f"{type(error).__name__}: {text}"
+
+
+def _unknown_argument(function: Function, name: str) -> str:
+    names = list(function.parameters)
+    text = f"{function.name} has no argument {name!r}. "
+    text += known_names(name, names, "It has") if names else "It takes none."
+    if function.open_ended:
+        text += " It takes **kwargs, but a config names only arguments that its signature names."
+    return text
+
+
+def _missing_arguments(function: Function, missing: Sequence[str]) -> str:
+    many = len(missing) > 1
+    what, them = ("the arguments", "them") if many else ("the argument", "it")
+    return f"{function.name} needs {what} {listing(missing)}: add {them}."
+
+
+def _misfit(tree: Tree, slot: _Slot, path: str) -> str:
+    name = path.rpartition(".")[2]
+    words = annotations.words(slot.hint)
+    text = f"{slot.owner} takes {words} for {name!r}, and was given {describe(tree)}."
+    if isinstance(tree, str) and annotations.takes_int(slot.hint):
+        text += " A number of steps may also be '5%', '3 epochs' or '1_000 examples'."
+    elif isinstance(tree, str) and tree in ("None", "none"):
+        text += " None is written null in YAML."
+    elif isinstance(tree, Call) and tree.partial:
+        text += f" To pass what {tree.name} returns, call it: @{tree.name}() or !{tree.name}."
+    elif isinstance(tree, str) and "." in tree and _is_name(tree):
+        text += f" A call is written @{tree}() in Gin and !{tree} in YAML."
+    return text
+
+
+def _is_name(text: str) -> bool:
+    return all(part.isidentifier() for part in text.split("."))

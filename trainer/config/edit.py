@@ -1,0 +1,125 @@
+"""Edits a resolved config: settings by path, and one tree laid over another."""
+
+from collections.abc import Mapping, Sequence
+
+from trainer.config.tree import (
+    Call,
+    Config,
+    ConfigError,
+    Key,
+    Node,
+    Source,
+    Tree,
+    children,
+    describe,
+    fitting,
+    join,
+    known_names,
+    plain,
+    to_config,
+    to_node,
+    with_children,
+)
+
+
+def override(config: Config, sets: Sequence[str]) -> Config:
+    """Returns the config with some values replaced.
+
+    A path is the keys from the root on, joined by dots; an element of a list goes by its index. A
+    path names what is there, or a new argument of a function that is there. Where a key holds dots
+    itself, the longest key that fits is meant.
+
+    Args:
+        config: the config.
+        sets: settings of the form path=value; the value is YAML, tags included.
+
+    Raises:
+        ConfigError: a setting has another form, its value is no YAML, or its path leads nowhere.
+    """
+    if not sets:
+        return config
+    from trainer.config import yaml_reader
+
+    root = to_node(config)
+    for text in sets:
+        source = Source(f"--set {text[:60]}")
+        path, sign, value = text.partition("=")
+        if not sign or not path.strip() or not value.strip():
+            raise ConfigError("A setting has the form path=value, as in --set steps=100.", source)
+        new = yaml_reader.read(value, source)
+        if new is None:
+            raise ConfigError("A setting has the form path=value, as in --set steps=100.", source)
+        root = _replace(root, path.strip(), new, source, "")
+    return to_config(root)
+
+
+def replace(config: Config, values: Mapping[str, Tree], source: Source) -> Config:
+    """Returns the config with the trees at some paths replaced; the paths are as in `override`.
+
+    Raises:
+        ConfigError: a path leads nowhere.
+    """
+    root = to_node(config)
+    for path, value in values.items():
+        root = _replace(root, path, _sourced(value, source), source, "")
+    return to_config(root)
+
+
+def _sourced(tree: Tree, source: Source) -> Node:
+    if isinstance(tree, Call):
+        kwargs = {key: _sourced(item, source) for key, item in tree.kwargs.items()}
+        return Node(Call(tree.name, kwargs, tree.partial), source)
+    if isinstance(tree, dict):
+        return Node({key: _sourced(item, source) for key, item in tree.items()}, source)
+    if isinstance(tree, list):
+        return Node([_sourced(item, source) for item in tree], source)
+    return Node(tree, source)
+
+
+def _replace(node: Node, path: str, new: Node, source: Source, above: str) -> Node:
+    items = dict(children(node))
+    key = fitting(node, path)
+    if key is None:
+        _check_new_argument(node, path, source, above)
+        return with_children(node, {**items, path: Node(new.value, source, source)})
+    rest = path[len(str(key)) + 1 :]
+    if rest:
+        child = _replace(items[key], rest, new, source, join(above, key))
+    else:
+        child = Node(new.value, new.source, source)
+    return with_children(node, {**items, key: child})
+
+
+def _check_new_argument(node: Node, path: str, source: Source, above: str) -> None:
+    known: list[Key] = list(children(node))
+    if isinstance(node.value, Call) and path.isidentifier():
+        return
+    word = path.split(".")[0]
+    place = above or "The root"
+    if not isinstance(node.value, Call | dict | list):
+        shown = describe(plain(node))
+        raise ConfigError(f"{above} is {shown}, and has nothing below it, no {word!r}.", source)
+    what = "the elements" if isinstance(node.value, list) else ""
+    hint = known_names(word, known, f"It has {what}".strip())
+    raise ConfigError(f"{place} has no {word!r}. {hint}", source)
+
+
+def merge(base: Node, over: Node) -> Node:
+    """Returns the tree of `base` with that of `over` laid over it.
+
+    Mappings are merged key by key, and so are two calls of one function, and a call with a plain
+    mapping laid over it; anything else is replaced.
+    """
+    old, new = base.value, over.value
+    if isinstance(old, Call) and isinstance(new, Call):
+        if (old.name, old.partial) != (new.name, new.partial):
+            return over
+    elif isinstance(new, Call) or not isinstance(new, dict) or not isinstance(old, Call | dict):
+        return over
+    items = dict(children(base))
+    for key, node in children(over).items():
+        items[key] = merge(items[key], node) if key in items else node
+    if isinstance(old, Call):
+        named = {str(key): item for key, item in items.items()}
+        return Node(Call(old.name, named, old.partial), over.source, over.named)
+    return Node(items, over.source, over.named)

@@ -1,0 +1,189 @@
+"""Reads the statements of a Gin file with gin-config's own parser, and executes nothing.
+
+The parser (`gin.config_parser`) yields statements and asks a delegate what references and macros
+are. What the statements mean together is in `gin_scopes`.
+"""
+
+import tokenize
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from gin import config_parser
+
+from trainer.config.tree import MAX_DEPTH, ConfigError, Node, Source, check_leaf
+
+MACRO = "gin.macro"
+
+
+@dataclass(frozen=True)
+class Reference:
+    """`@scope/name()`, or with `evaluate` false `@scope/name`; a macro `%name` is one of MACRO."""
+
+    scopes: tuple[str, ...]
+    name: str
+    evaluate: bool
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """The items of a dict whose keys, which may be macros, are not resolved yet."""
+
+    items: tuple[tuple[Node, Node], ...]
+
+
+@dataclass(frozen=True)
+class Binding:
+    """`scope/name.argument = value`; a macro's definition binds the argument `value` of MACRO.
+
+    Attributes:
+        value: a Node that holds leaves, References, lists of Nodes and Pairs.
+        source: where the statement stands.
+    """
+
+    scopes: tuple[str, ...]
+    name: str
+    argument: str
+    value: Node
+    source: Source
+
+    @property
+    def key(self) -> tuple[tuple[str, ...], str, str]:
+        return self.scopes, self.name, self.argument
+
+    def __str__(self) -> str:
+        if self.name == MACRO:
+            return f"the macro {'/'.join(self.scopes)}"
+        return "/".join([*self.scopes, f"{self.name}.{self.argument}"])
+
+
+@dataclass(frozen=True)
+class Include:
+    """`include 'file.gin'`."""
+
+    file: str
+    source: Source
+
+
+@dataclass(frozen=True)
+class Block:
+    """The head of an indented block, `scope/name:`, whose bindings follow."""
+
+    name: str
+    source: Source
+
+
+class _Delegate(config_parser.ParserDelegate):
+    def configurable_reference(self, scoped_configurable_name: str, evaluate: bool) -> Reference:
+        *scopes, name = scoped_configurable_name.split("/")
+        return Reference(tuple(scopes), MACRO if name == "macro" else name, evaluate)
+
+    def macro(self, macro_name: str) -> Reference:
+        return Reference(tuple(macro_name.split("/")), MACRO, True)
+
+
+@dataclass(frozen=True, eq=False)  # equal only to itself, so that no key of a dict hides another
+class _Located:
+    value: Any
+    line: int
+
+
+class _Parser(config_parser.ConfigParser):
+    """Gin's parser, but each value, also within a list or dict, knows its line."""
+
+    _depth = 0
+
+    def parse_value(self) -> _Located:
+        line = self.current_token.start[0]
+        self._depth += 1
+        if self._depth > MAX_DEPTH:
+            raise SyntaxError(f"values are nested deeper than {MAX_DEPTH} levels")
+        value = super().parse_value()
+        self._depth -= 1
+        return _Located(value, line)
+
+
+def read(text: str, source: Source) -> Iterator[Binding | Include | Block]:
+    """Yields the statements of a Gin text in order; raises ConfigError.
+
+    Args:
+        text: the statements.
+        source: where they come from; see `yaml_reader.read`.
+    """
+    parser = None
+    while True:
+        line = parser.current_token.start[0] if parser else 1
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # '\d' in a pattern is an odd escape for Python
+                parser = parser or _Parser(text, _Delegate())
+                statement = parser.parse_statement()
+        except StopIteration:  # the parser read on past the last token
+            raise _unreadable("the text ends too early", line, text, source) from None
+        except tokenize.TokenError as error:
+            message, (line, _) = error.args
+            raise _unreadable(message, line, text, source) from None
+        except SyntaxError as error:
+            at = error.lineno or parser and parser.current_token.start[0] or line
+            raise _unreadable(error.msg or "", at, text, source) from None
+        except Exception as error:  # a parser that is not ours, on a text that may be anything
+            reason = f"{type(error).__name__}: {error}"
+            raise _unreadable(reason, line, text, source) from None
+        if statement is None:
+            return
+        yield _statement(statement, source)
+
+
+def _unreadable(reason: str, line: int, text: str, source: Source) -> ConfigError:
+    lines = text.split("\n")
+    shown = lines[min(line, len(lines)) - 1].strip()[:80]
+    reason = " ".join(reason.split())[:200].rstrip(".")
+    return ConfigError(f"Gin cannot read {shown!r}: {reason}.", _at(source, line))
+
+
+def _at(source: Source, line: int) -> Source:
+    return Source(source.file, source.line + line - 1) if source.line else source
+
+
+def _statement(statement: Any, source: Source) -> Binding | Include | Block:
+    at = _at(source, statement.location.line_num)
+    if isinstance(statement, config_parser.BindingStatement):
+        return _binding(statement, at, source)
+    if isinstance(statement, config_parser.IncludeStatement):
+        return Include(statement.filename, at)
+    if isinstance(statement, config_parser.BlockDeclaration):
+        return Block(statement.selector, at)
+    raise ConfigError(
+        f"A config imports nothing ({statement.format()!r}): it names functions of optim, optax,"
+        " schedules, models, data, losses and metrics as they are. For a package of yours, leave"
+        " the line out and add --vocabulary=your.package to the command.",
+        at,
+    )
+
+
+def _binding(statement: Any, at: Source, source: Source) -> Binding:
+    scope, name, argument, located, _ = statement
+    scopes = tuple(scope.split("/")) if scope else ()
+    if not argument:
+        scopes, name, argument = (*scopes, name), MACRO, "value"
+    elif name == "macro":
+        name = MACRO
+    return Binding(scopes, name, argument, _node(located, source), at)
+
+
+def _node(located: _Located, source: Source) -> Node:
+    value, at = located.value, _at(source, located.line)
+    while isinstance(value, _Located):  # a value in parentheses
+        value = value.value
+    if isinstance(value, list | tuple):
+        value = [_node(item, source) for item in value]
+    elif isinstance(value, dict):
+        value = _dict(value, source)
+    elif not isinstance(value, Reference):
+        check_leaf(value, at)
+    return Node(value, at)
+
+
+def _dict(items: dict[_Located, _Located], source: Source) -> Pairs:
+    return Pairs(tuple((_node(key, source), _node(value, source)) for key, value in items.items()))

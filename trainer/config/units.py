@@ -1,0 +1,79 @@
+"""Step counts with a unit: '5%', '3 epochs', '1_000_000 examples', '500 steps'."""
+
+import math
+import re
+from dataclasses import dataclass
+from fractions import Fraction
+
+from trainer.config.tree import ConfigError, Source, brief
+
+_NUMBER = r"([0-9]+(?:_[0-9]+)*(?:\.[0-9]+)?)"
+_QUANTITY = re.compile(rf"\s*{_NUMBER}\s*(%|steps?|epochs?|examples?)\s*")
+
+
+def quantity(text: str) -> tuple[Fraction, str] | None:
+    """Returns the number and unit ("%", "step", "epoch" or "example") of a text, or None."""
+    match = _QUANTITY.fullmatch(text[:60])
+    return (Fraction(match[1].replace("_", "")), match[2].rstrip("s")) if match else None
+
+
+@dataclass(frozen=True)
+class Units:
+    """What a step count with a unit is measured by.
+
+    Attributes:
+        total_steps: the steps of the whole run, for '5%'; None where it is not known.
+        batch_size: examples in a step, for examples and epochs; None where it is not known.
+        num_examples: examples in an epoch; None where it is not known.
+    """
+
+    total_steps: int | None = None
+    batch_size: int | None = None
+    num_examples: int | None = None
+
+    def steps(self, value: int | str, source: Source | None = None) -> int:
+        """Returns a number of steps.
+
+        Args:
+            value: an integer, or a text with a unit. Epochs and examples are rounded up, so that
+                all of them are seen; a part of the run is rounded to the nearest step, half up, and
+                is at least one step unless it is 0%.
+            source: where the value was written, for messages.
+
+        Raises:
+            ConfigError: it is no step count, or what its unit is measured by is not known.
+        """
+        if isinstance(value, int) and not isinstance(value, bool):
+            return value
+        parsed = quantity(value) if isinstance(value, str) else None
+        if parsed is None:
+            raise ConfigError(
+                f"{brief(value)} is no number of steps: write one as in 10_000, '5%', '3 epochs',"
+                " '1_000_000 examples' or '500 steps'.",
+                source,
+            )
+        number, unit = parsed
+        if unit == "step":
+            return self._whole(number, value, source)
+        if unit == "%":
+            total = self._known(self.total_steps, value, "the number of steps of the run", source)
+            return max(math.floor(number * total / 100 + Fraction(1, 2)), 1 if number else 0)
+        batch = self._known(self.batch_size, value, "the batch size", source)
+        examples = number
+        if unit == "epoch":
+            examples *= self._known(self.num_examples, value, "the size of the data set", source)
+        return math.ceil(examples / batch)
+
+    def _whole(self, number: Fraction, value: object, source: Source | None) -> int:
+        if number.denominator != 1:
+            raise ConfigError(f"{value!r} is not a whole number of steps.", source)
+        return int(number)
+
+    def _known(self, what: int | None, value: object, words: str, source: Source | None) -> int:
+        if what is None:
+            raise ConfigError(
+                f"{value!r} is measured by {words}, which is not known here: write the number of"
+                " steps itself.",
+                source,
+            )
+        return what

@@ -1,0 +1,229 @@
+"""Reads YAML: a strict dialect with one form of tag, `!optax.adamw {learning_rate: 1e-3}`."""
+
+import re
+
+import yaml
+from yaml.nodes import MappingNode, ScalarNode, SequenceNode
+from yaml.scanner import ScannerError
+from yaml.tokens import TagToken
+
+from trainer.config.tree import Budget, Call, ConfigError, Key, Node, Source, check_leaf
+
+NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*")
+PARTIAL = "partial:"
+_STANDARD = "tag:yaml.org,2002:"
+_BLANK = "\0 \t\r\n\x85\u2028\u2029"
+_DIGITS = "[0-9]+(_[0-9]+)*"
+
+# The scalars that are no strings. YAML 1.1 reads 1e-3 as a string, `no` as false, 010 as 8 and
+# 12:30:00 as 45000; here a number looks as it does in Python, and all else is a string.
+SCALARS = [
+    ("null", r"~|null|Null|NULL|", "~nN\0"),
+    ("bool", r"true|True|TRUE|false|False|FALSE", "tTfF"),
+    ("int", r"[-+]?(0|[1-9][0-9]*(_[0-9]+)*)", "-+0123456789"),
+    (
+        "float",
+        rf"[-+]?({_DIGITS}\.({_DIGITS})?|\.{_DIGITS})([eE][-+]?[0-9]+)?"
+        rf"|[-+]?{_DIGITS}[eE][-+]?[0-9]+|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)",
+        "-+.0123456789",
+    ),
+    ("merge", r"<<", "<"),
+]
+
+
+class _Loader(yaml.SafeLoader):
+    """Composes nodes with our scalars and tags; it constructs nothing."""
+
+    yaml_implicit_resolvers = {}
+
+    def scan_tag(self) -> TagToken:
+        """Scans a tag, which ends where a comma or a bracket of a flow collection begins."""
+        start = self.get_mark()
+        length = 0
+        ends = _BLANK + (",[]{}" if self.flow_level else "")
+        while self.peek(length) not in ends:
+            length += 1
+        text = self.prefix(length)
+        self.forward(length)
+        handle, name = ("!!", text[2:]) if text.startswith("!!") else ("!", text[1:])
+        if not name or not re.fullmatch(r"[\w.:/-]+", name, re.ASCII):
+            raise ScannerError("", start, f"{text[:60]!r} is no tag; a tag is !name.of.function")
+        if self.flow_level and self.peek() in "[{":
+            raise ScannerError("", start, f"a space is missing after the tag {text[:60]!r}")
+        return TagToken((handle, name), start, self.get_mark())
+
+
+for _kind, _pattern, _first in SCALARS:
+    _Loader.add_implicit_resolver(
+        _STANDARD + _kind,
+        re.compile(rf"(?:{_pattern})\Z"),
+        [*_first.replace("\0", ""), *([""] if "\0" in _first else [])],
+    )
+
+
+def read(text: str, source: Source) -> Node | None:
+    """Reads one document into a tree, or None if it is empty; raises ConfigError.
+
+    Args:
+        text: the document.
+        source: where it comes from. With line 0 all of it is on that line; otherwise the lines are
+            counted from there.
+    """
+    loader = None
+    try:
+        loader = _Loader(text)
+        document = loader.get_single_node()
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        at = Source(source.file, source.line + mark.line) if mark and source.line else source
+        words = ", ".join(filter(None, [error.context, error.problem]))
+        raise ConfigError(f"This is no valid YAML: {words}.{_hint(error)}", at) from None
+    except yaml.YAMLError as error:
+        reason = getattr(error, "reason", error)
+        raise ConfigError(f"This is no valid YAML: {reason}.", source) from None
+    except RecursionError:
+        raise ConfigError("This YAML is nested too deeply: make it flatter.", source) from None
+    finally:
+        if loader is not None:
+            loader.dispose()
+    return None if document is None else _Reader(source).node(document, None, 0)
+
+
+def _hint(error: yaml.MarkedYAMLError) -> str:
+    if "cannot start any token" not in (error.problem or ""):
+        return ""
+    return (
+        " A string that begins with such a character stands in quotes; a call is written"
+        " !optax.adamw {learning_rate: 1e-3}, not @optax.adamw()."
+    )
+
+
+class _Reader:
+    """Turns YAML's nodes into ours, each alias written out anew."""
+
+    def __init__(self, source: Source):
+        self._source = source
+        self._budget = Budget()
+        self._open: set[int] = set()
+
+    def node(self, node: yaml.Node, named: Source | None, depth: int) -> Node:
+        source = self._at(node)
+        self._budget.spend(depth, source)
+        if id(node) in self._open:
+            raise ConfigError("This alias stands within its own anchor: it has no end.", source)
+        self._open.add(id(node))
+        value = self._value(node, source, depth)
+        self._open.remove(id(node))
+        return Node(value, source, named)
+
+    def _at(self, node: yaml.Node) -> Source:
+        line = self._source.line
+        return Source(self._source.file, line + node.start_mark.line) if line else self._source
+
+    def _value(self, node: yaml.Node, source: Source, depth: int):
+        if node.tag.startswith("!") and node.tag != "!":
+            return self._call(node, source, depth)
+        kind = node.tag.removeprefix(_STANDARD)
+        if isinstance(node, SequenceNode) and kind == "seq":
+            return [self.node(item, None, depth + 1) for item in node.value]
+        if isinstance(node, MappingNode) and kind == "map":
+            return self._items(node, depth)
+        if isinstance(node, ScalarNode):
+            return _scalar(kind, node.value, source)
+        raise ConfigError(_unknown_tag(node.tag), source)
+
+    def _call(self, node: yaml.Node, source: Source, depth: int) -> Call:
+        name = node.tag[1:]
+        partial = name.startswith(PARTIAL)
+        name = name.removeprefix(PARTIAL)
+        if not NAME.fullmatch(name):
+            raise ConfigError(_unknown_tag(node.tag), source)
+        if isinstance(node, ScalarNode) and not node.value and not node.style:
+            return Call(name, {}, partial)
+        if not isinstance(node, MappingNode):
+            raise ConfigError(
+                f"!{name} takes its arguments by name, as in !{name} {{argument: value}}, and was"
+                f" given {'a list' if isinstance(node, SequenceNode) else repr(node.value[:60])}.",
+                source,
+            )
+        kwargs = self._items(node, depth)
+        for key, item in kwargs.items():
+            if not isinstance(key, str) or not key.isidentifier():
+                raise ConfigError(
+                    f"{key!r} is no name of an argument of {name}.", item.argument_source
+                )
+        return Call(name, kwargs, partial)  # type: ignore[arg-type]
+
+    def _items(self, node: MappingNode, depth: int) -> dict[Key, Node]:
+        merged: dict[Key, Node] = {}
+        own: dict[Key, Node] = {}
+        for key_node, value_node in node.value:
+            at = self._at(key_node)
+            if key_node.tag == _STANDARD + "merge":
+                self._merge(merged, value_node, node.tag, depth)
+                continue
+            key = self._key(key_node, at)
+            if key in own:
+                first = own[key].argument_source
+                raise ConfigError(
+                    f"The key {key!r} is given twice; the first is at {first}. Remove one.", at
+                )
+            own[key] = self.node(value_node, at, depth + 1)
+        return {**merged, **own}
+
+    def _merge(self, into: dict[Key, Node], value: yaml.Node, tag: str, depth: int) -> None:
+        at = self._at(value)
+        for node in value.value if isinstance(value, SequenceNode) else [value]:
+            plain = _STANDARD + "map"
+            if not isinstance(node, MappingNode) or node.tag not in (plain, tag):
+                raise ConfigError("<< merges mappings, plain ones or of the same function.", at)
+            self._budget.spend(depth, at)
+            if id(node) in self._open:
+                raise ConfigError("This merge stands within its own anchor: it has no end.", at)
+            self._open.add(id(node))
+            for key, item in self._items(node, depth + 1).items():
+                into.setdefault(key, item)
+            self._open.remove(id(node))
+
+    def _key(self, node: yaml.Node, source: Source) -> Key:
+        kind = node.tag.removeprefix(_STANDARD)
+        if isinstance(node, ScalarNode) and kind in ("str", "int"):
+            key = _scalar(kind, node.value, source)
+            check_leaf(key, source)
+            return key  # type: ignore[return-value]
+        given = repr(node.value[:60]) if isinstance(node, ScalarNode) else "a collection"
+        raise ConfigError(
+            f"Keys are strings or integers, and this one is {given} ({kind[:40]}):"
+            " write it in quotes if it is a name.",
+            source,
+        )
+
+
+def _scalar(kind: str, text: str, source: Source) -> str | int | float | bool | None:
+    value: str | int | float | bool | None = text
+    try:
+        if kind == "null":
+            value = None
+        elif kind == "bool":
+            value = {"true": True, "false": False}[text.lower()]
+        elif kind == "int":
+            value = int(text)
+        elif kind == "float":
+            word = text.lower().lstrip("+-") in (".inf", ".nan")
+            value = float(text.lower().replace(".", "") if word else text)
+        elif kind not in ("str", "merge"):
+            raise ConfigError(_unknown_tag(_STANDARD + kind), source)
+    except (KeyError, ValueError) as error:
+        if isinstance(error, ConfigError):
+            raise
+        raise ConfigError(f"{text[:60]!r} is no {kind}.", source) from None
+    check_leaf(value, source)
+    return value
+
+
+def _unknown_tag(tag: str) -> str:
+    shown = tag.replace(_STANDARD, "!!")[:60]
+    return (
+        f"The tag {shown!r} names no function. A call is written with the public name of a"
+        " function, as in !optax.adamw {learning_rate: 1e-3}."
+    )

@@ -1,0 +1,109 @@
+"""Writes a tree as canonical YAML, and compares trees."""
+
+import hashlib
+from collections.abc import Iterator
+from typing import Any
+
+import yaml
+
+from trainer.config.tree import Call, Tree, brief, join, same
+from trainer.config.yaml_reader import PARTIAL, _Loader
+
+_STANDARD = "tag:yaml.org,2002:"
+
+
+class _Dumper(yaml.SafeDumper):
+    """Quotes each string that our reader, or a YAML 1.1 reader, would take for something else."""
+
+    yaml_implicit_resolvers = {
+        first: _Loader.yaml_implicit_resolvers.get(first, [])
+        + yaml.SafeDumper.yaml_implicit_resolvers.get(first, [])
+        for first in {
+            *_Loader.yaml_implicit_resolvers,
+            *yaml.SafeDumper.yaml_implicit_resolvers,
+        }
+    }
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+    def increase_indent(self, flow: bool = False, indentless: bool = False) -> None:
+        super().increase_indent(flow, False)
+
+
+def _represent_call(dumper: _Dumper, call: Call) -> yaml.Node:
+    tag = f"!{PARTIAL if call.partial else ''}{call.name}"
+    return _mapping(dumper, tag, dict(sorted(call.kwargs.items())))
+
+
+def _represent_dict(dumper: _Dumper, items: dict) -> yaml.Node:
+    return _mapping(dumper, _STANDARD + "map", items)
+
+
+def _mapping(dumper: _Dumper, tag: str, items: dict) -> yaml.Node:
+    pairs = [(dumper.represent_data(key), dumper.represent_data(items[key])) for key in items]
+    return yaml.MappingNode(tag, pairs, flow_style=not pairs)
+
+
+def _represent_list(dumper: _Dumper, items: list) -> yaml.Node:
+    nodes = [dumper.represent_data(item) for item in items]
+    flow = all(isinstance(node, yaml.ScalarNode) for node in nodes)
+    return yaml.SequenceNode(_STANDARD + "seq", nodes, flow_style=flow)
+
+
+_Dumper.add_representer(Call, _represent_call)
+_Dumper.add_representer(dict, _represent_dict)
+_Dumper.add_representer(list, _represent_list)
+
+
+def dump(root: Call) -> str:
+    """Returns the canonical YAML of a tree, which loads again to the same tree.
+
+    Equal trees have equal text: arguments are sorted, the keys of a dict keep their order.
+
+    Args:
+        root: the tree; a call of `experiment` is written as the root mapping of a file.
+    """
+    bare = root.name == "experiment" and not root.partial
+    tree = dict(sorted(root.kwargs.items())) if bare else root
+    return yaml.dump(tree, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=2**30)
+
+
+def digest(root: Call) -> str:
+    """Returns the SHA-256 of the canonical YAML, in hexadecimal digits."""
+    return hashlib.sha256(dump(root).encode()).hexdigest()
+
+
+def diff(a: Call, b: Call) -> list[str]:
+    """Returns how `b` differs from `a`, a line for each path: "steps: 100 -> 200"."""
+    return list(_diff(a, b, ""))
+
+
+_ABSENT = object()
+
+
+def _diff(a: Tree, b: Tree, path: str) -> Iterator[str]:
+    if a is not _ABSENT and b is not _ABSENT and same(a, b):
+        return
+    old, new = _items(a), _items(b)
+    if old is None or new is None or _kind(a) != _kind(b):
+        yield f"{path or 'experiment'}: {_shown(a)} -> {_shown(b)}"
+        return
+    for key in [*old, *(key for key in new if key not in old)]:
+        yield from _diff(old.get(key, _ABSENT), new.get(key, _ABSENT), join(path, key))
+    if isinstance(a, dict) and list(old) != list(new) and set(old) == set(new):
+        yield f"{path}: the order {', '.join(map(str, old))} -> {', '.join(map(str, new))}"
+
+
+def _items(tree: Tree) -> dict | None:
+    if isinstance(tree, Call):
+        return dict(tree.kwargs)
+    return tree if isinstance(tree, dict) else None
+
+
+def _kind(tree: Tree) -> Any:
+    return (tree.name, tree.partial) if isinstance(tree, Call) else dict
+
+
+def _shown(tree: Tree) -> str:
+    return "(absent)" if tree is _ABSENT else brief(tree)
