@@ -1,0 +1,8 @@
+"""The data sets a config can name: each function returns a `Dataset`, step-indexed and in memory."""
+
+from trainer.data.arrays import ArrayDataset
+from trainer.data.digits import digits
+from trainer.data.fashion_mnist import fashion_mnist
+from trainer.data.tfds_arrays import tfds
+
+__all__ = ["ArrayDataset", "digits", "fashion_mnist", "tfds"]

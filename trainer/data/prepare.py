@@ -1,0 +1,192 @@
+"""Prepares a data set of TFDS as array_record: `python -m trainer.data.prepare fashion_mnist`."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib.util
+import io
+import os
+import struct
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from trainer.data.tfds_arrays import data_root, prepared_directory, read
+
+# Debian's package has the original files with another gzip header: name and time are left out.
+_DEBIAN = Path("/usr/share/datasets/fashion-mnist")
+_FASHION_TIMES = {
+    "train-images-idx3-ubyte": 1504176606,
+    "train-labels-idx1-ubyte": 1504176606,
+    "t10k-images-idx3-ubyte": 1504176627,
+    "t10k-labels-idx1-ubyte": 1504176627,
+}
+
+
+def prepare_aside(root: Path, build: Callable[[Path], Path]) -> Path:
+    """Prepares a data set aside, then moves it to its place in one step.
+
+    Several processes may do this at once: the last to come finds a data set in its place, and
+    replaces it by an equal one. A process that is killed leaves nothing in that place.
+
+    Args:
+      root: the directory where data sets are kept.
+      build: called with an empty directory, prepares in it and returns the directory of the
+        version, below it.
+
+    Returns:
+      The directory of the version, below `root`.
+
+    Raises:
+      OSError: `root` cannot be written.
+      ValueError: what was built cannot be read.
+    """
+    root.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".preparing-", dir=root) as aside:
+        fresh = build(Path(aside))
+        read(fresh)
+        place = root / fresh.relative_to(aside)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            os.rename(fresh, place)
+        except OSError:  # something is there: whole, or damaged
+            with contextlib.suppress(OSError):
+                os.rename(place, Path(aside) / "replaced")
+            with contextlib.suppress(OSError):  # another process was faster
+                os.rename(fresh, place)
+    return place
+
+
+def prepare(name: str, root: Path, files: Path | None = None) -> Path:
+    """Prepares a data set by its unmodified TFDS builder.
+
+    Args:
+      name: the name in TFDS.
+      root: the directory where data sets are kept.
+      files: a directory with the files that the builder would download; None for the network,
+        or, for fashion_mnist, Debian's package dataset-fashion-mnist where it is installed.
+
+    Returns:
+      The directory of the prepared version.
+
+    Raises:
+      ValueError: there is neither network nor file, or they are not the original ones.
+    """
+    import tensorflow_datasets
+
+    if files is None and name == "fashion_mnist" and _DEBIAN.is_dir():
+        files = _DEBIAN
+
+    def build(aside: Path) -> Path:
+        builder = tensorflow_datasets.builder(name, data_dir=aside, file_format="array_record")
+        # Extracted files are named by plain file name: one directory for each data set.
+        config = tensorflow_datasets.download.DownloadConfig(
+            extract_dir=aside / "extracted",
+            manual_dir=_manual_files(files, aside / "manual") if files else None,
+            force_checksums_validation=True,
+            try_download_gcs=False,
+        )
+        if files is None:
+            _check_network(builder)
+        with _without_tensorflow():
+            builder.download_and_prepare(
+                download_dir=aside / "downloads", download_config=config
+            )
+        return Path(builder.data_dir)
+
+    return prepare_aside(root, build)
+
+
+def _manual_files(files: Path, directory: Path) -> Path:
+    """Copies downloaded files, with their original gzip headers where Debian changed them."""
+    directory.mkdir()
+    for file in sorted(files.iterdir()):
+        content = file.read_bytes()
+        time = _FASHION_TIMES.get(file.stem)
+        if file.suffix == ".gz" and time is not None and content[:4] == b"\x1f\x8b\x08\x00":
+            header = b"\x1f\x8b\x08\x08" + struct.pack("<I", time) + b"\x00\x03"
+            content = header + file.stem.encode() + b"\0" + content[10:]
+        (directory / file.name).write_bytes(content)
+    return directory
+
+
+def _check_network(builder: Any) -> None:
+    """Raises a ValueError at once where tfds would retry for minutes."""
+    import requests
+
+    for url in list(builder.url_infos)[:1]:
+        try:
+            requests.head(url, timeout=15)
+        except requests.RequestException as error:
+            raise ValueError(
+                f"{url} cannot be reached ({type(error).__name__}). Run this where there is a network, or "
+                "name a directory that has the files by --files; for fashion_mnist Debian's package "
+                "dataset-fashion-mnist will do: apt-get install dataset-fashion-mnist."
+            ) from error
+
+
+@contextlib.contextmanager
+def _without_tensorflow() -> Iterator[None]:
+    """Lends the builder what it uses of TensorFlow, where that is not installed.
+
+    That is opening a file, in the module of the MNIST family, and encoding an image as PNG, which
+    is lossless: what is read back is the same.
+    """
+    if importlib.util.find_spec("tensorflow"):
+        yield
+        return
+    from PIL import Image
+    from tensorflow_datasets.core.features import image_feature
+    from tensorflow_datasets.image_classification import mnist
+
+    def encode(self: Any, image: Any) -> bytes:
+        if self.encoding_format != "png":
+            raise ValueError(
+                f"Encoding images as {self.encoding_format} needs TensorFlow, which is not installed."
+            )
+        buffer = io.BytesIO()
+        Image.fromarray(image[..., 0] if image.shape[-1] == 1 else image).save(buffer, format="png")
+        return buffer.getvalue()
+
+    lent = SimpleNamespace(io=SimpleNamespace(gfile=SimpleNamespace(GFile=open)))
+    places = ((mnist, "tf", lent), (image_feature._ImageEncoder, "_encode_image", encode))
+    before = [getattr(owner, name) for owner, name, _ in places]
+    try:
+        for owner, name, value in places:
+            setattr(owner, name, value)
+        yield
+    finally:
+        for (owner, name, _), value in zip(places, before, strict=True):
+            setattr(owner, name, value)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Runs the command; returns its exit code."""
+    parser = argparse.ArgumentParser(
+        prog="python -m trainer.data.prepare",
+        description="Prepares a data set of TFDS as array_record, for data.tfds and its like.",
+    )
+    parser.add_argument("name", help="its name in TFDS, as fashion_mnist")
+    parser.add_argument("--data_dir", help="default: $LOCKSTEP_DATA_DIR or ~/.cache/lockstep/data")
+    parser.add_argument("--files", type=Path, help="a directory with the files to download")
+    options = parser.parse_args(arguments)
+    root = data_root(options.data_dir)
+    directory = prepared_directory(options.name, root)
+    try:
+        if directory is None:
+            directory = prepare(options.name, root, options.files)
+        splits = read(directory)
+    except (ValueError, OSError) as error:
+        print(f"{options.name} was not prepared: {error}", file=sys.stderr)
+        return 1
+    counts = ", ".join(f"{len(split['label'])} {name}" for name, split in splits.items())
+    print(f"{options.name} is ready in {directory}: {counts} examples.")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

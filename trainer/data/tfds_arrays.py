@@ -1,0 +1,161 @@
+"""Data sets prepared by TensorFlow Datasets as array_record, read into memory without TensorFlow.
+
+Reading tens of thousands of records one by one takes far longer than a small training run, and
+importing tfds longer than reading a file. So the decoded arrays are kept beside the records, in
+the same directory (`arrays.npz`, whose checksums numpy verifies): they come and go with them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import zipfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from trainer.data.arrays import ArrayDataset
+from trainer.data.images import Pixels
+
+Splits = dict[str, dict[str, np.ndarray]]  # split -> key -> array
+
+_ARRAYS = "arrays.npz"
+
+
+def tfds(
+    name: str,
+    batch_size: int | None = 256,
+    crop: int = 0,
+    flip: bool = False,
+    mean: float | Sequence[float] = 0.5,
+    std: float | Sequence[float] = 0.5,
+    train_split: str = "train",
+    test_split: str = "test",
+    eval_batch_size: int | None = None,
+    data_dir: str | None = None,
+) -> ArrayDataset:
+    """Serves an image classification data set of TFDS from memory, by the unmodified builder.
+
+    The data set must have been prepared as array_record, with images of one size under `image` and
+    a class under `label`; other features are left out. Images come as float32 with mean and
+    standard deviation as given, labels as int32.
+
+    Args:
+      name: the name in TFDS, as "mnist" or "cifar10", with config and version if wanted.
+      batch_size: examples in a training batch over all processes; None for the whole split.
+      crop: in training, random crops of the image padded by so many black pixels on each side.
+      flip: in training, mirrors left to right with probability 1/2.
+      mean: of the pixels, where black is 0 and white is 1: one number, or one a channel.
+      std: standard deviation of the pixels, likewise.
+      train_split: the split to train on.
+      test_split: the split to evaluate on.
+      eval_batch_size: examples in a batch of evaluation, `batch_size` if None.
+      data_dir: where data sets are kept; if None, $LOCKSTEP_DATA_DIR or ~/.cache/lockstep/data.
+
+    Raises:
+      ValueError: it is not prepared, cannot be read, or a number is out of range.
+    """
+    pixels = Pixels(mean=mean, std=std, crop=crop, flip=flip, name="data.tfds")
+    directory = prepared_directory(name, data_root(data_dir))
+    if directory is None:
+        raise ValueError(
+            f"The data set {name!r} is not prepared as array_record in {data_root(data_dir)}. Prepare "
+            f"it with `python -m trainer.data.prepare {name}`, where there is a network."
+        )
+    splits = read(directory, (train_split, test_split))
+    return ArrayDataset(
+        splits[train_split],
+        splits[test_split],
+        batch_size=batch_size,
+        eval_batch_size=eval_batch_size,
+        pixels={"image": pixels},
+        name="data.tfds",
+    )
+
+
+def data_root(data_dir: str | None = None) -> Path:
+    """Returns the directory where data sets are kept.
+
+    Args:
+      data_dir: the directory; if None, $LOCKSTEP_DATA_DIR or ~/.cache/lockstep/data.
+    """
+    given = data_dir or os.environ.get("LOCKSTEP_DATA_DIR") or "~/.cache/lockstep/data"
+    return Path(given).expanduser().absolute()
+
+
+def prepared_directory(name: str, root: Path) -> Path | None:
+    """Returns the directory of a prepared data set, of the newest version; None if there is none.
+
+    Args:
+      name: as in TFDS: "name", "name/config", "name:version" or "name/config:version".
+      root: the directory where data sets are kept.
+    """
+    base, _, version = name.partition(":")
+    marks = (root / base).glob(f"{version or '*.*.*'}/dataset_info.json")
+    found = [mark.parent for mark in marks]
+    return max(found, key=_version, default=None)
+
+
+def _version(directory: Path) -> list[int]:
+    return [int(part) if part.isdigit() else -1 for part in directory.name.split(".")]
+
+
+def read(directory: Path, names: Sequence[str] = ("train", "test")) -> Splits:
+    """Reads splits of a prepared data set into memory, `image` and `label` only.
+
+    Args:
+      directory: of a version of the data set, where dataset_info.json is.
+      names: of the splits.
+
+    Raises:
+      ValueError: the records are damaged or not what is expected of image classification.
+    """
+    splits = _read_arrays(directory / _ARRAYS, names)
+    if splits is None:
+        try:
+            splits = {name: _read_records(directory, name) for name in names}
+        except Exception as error:  # whatever tfds, array_record or protobuf raise on damaged files
+            raise ValueError(
+                f"The data set in {directory} cannot be read ({type(error).__name__}: {error}). Remove "
+                "that directory and prepare the data set again."
+            ) from error
+        _write_arrays(directory / _ARRAYS, splits)
+    return splits
+
+
+def _read_records(directory: Path, split: str) -> dict[str, np.ndarray]:
+    import tensorflow_datasets
+
+    builder = tensorflow_datasets.builder_from_directory(directory)
+    source: Any = builder.as_data_source(split)
+    examples = [source[index] for index in range(len(source))]
+    return {
+        "image": np.stack([example["image"] for example in examples]),
+        "label": np.array([example["label"] for example in examples], np.int32),
+    }
+
+
+def _read_arrays(path: Path, names: Sequence[str]) -> Splits | None:
+    """Returns the arrays kept beside the records, None if they are not there or damaged."""
+    try:
+        with np.load(path, allow_pickle=False) as arrays:
+            return {name: {key: arrays[f"{name}/{key}"] for key in ("image", "label")} for name in names}
+    except (OSError, KeyError, ValueError, EOFError, zipfile.BadZipFile):
+        return None
+
+
+def _write_arrays(path: Path, splits: Splits) -> None:
+    """Keeps the arrays beside the records; where that cannot be written, it does without."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    flat = {f"{name}/{key}": array for name, split in splits.items() for key, array in split.items()}
+    with contextlib.suppress(OSError):
+        try:
+            with temporary.open("wb") as file:
+                np.savez(file, allow_pickle=False, **flat)
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(path)
+        finally:
+            temporary.unlink(missing_ok=True)

@@ -1,0 +1,96 @@
+"""A small convolutional network whose batch statistics are model state."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from trainer.models.initial import convolution
+from trainer.models.layers import BatchNorm, Linear, check_positive
+from trainer.models.linen_model import from_our_linen
+from trainer.models.model import Model
+
+
+class Conv(nn.Module):
+    """Convolves 3 by 3 with zeros around, by `kernel` [3, 3, channels, features]."""
+
+    features: int
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        kernel = self.param("kernel", convolution, (3, 3, x.shape[-1], self.features))
+        layout = ("NHWC", "HWIO", "NHWC")
+        x = x.astype(kernel.dtype)
+        return jax.lax.conv_general_dilated(x, kernel, (1, 1), "SAME", dimension_numbers=layout)
+
+
+class Block(nn.Module):
+    """Convolves, normalises over the batch, and applies ReLU."""
+
+    features: int
+    momentum: float
+
+    @nn.compact
+    def __call__(self, x: jax.Array, train: bool) -> jax.Array:
+        x = Conv(self.features, name="conv")(x)
+        return jax.nn.relu(BatchNorm(self.momentum, name="norm")(x, train))
+
+
+class ConvNet(nn.Module):
+    """Runs one or two blocks at each resolution, halves it in between, pools and classifies."""
+
+    widths: tuple[int, ...]
+    blocks_per_width: int
+    num_classes: int
+    momentum: float
+
+    @nn.compact
+    def __call__(self, x: jax.Array, train: bool) -> jax.Array:
+        index = 0
+        for level, width in enumerate(self.widths):
+            if level and min(x.shape[1:3]) > 1:
+                x = nn.max_pool(x, (2, 2), (2, 2))
+            for _ in range(self.blocks_per_width):
+                x = Block(width, self.momentum, name=f"block_{index}")(x, train)
+                index += 1
+        x = x.mean(axis=(1, 2), dtype=jnp.float32).astype(x.dtype)
+        return Linear(self.num_classes, name="head")(x)
+
+
+def convnet(
+    widths: Sequence[int] = (32, 64),
+    blocks_per_width: int = 2,
+    num_classes: int = 10,
+    momentum: float = 0.9,
+    inputs: str = "image",
+) -> Model:
+    """Makes a small convolutional network with batch normalisation.
+
+    The parameters are `block_<i>/conv/kernel` [3, 3, channels, features],
+    `block_<i>/norm/scale`, `block_<i>/norm/bias`, `head/kernel` and `head/bias`; the model state holds the running
+    `mean` and `var` of every norm, float32, which evaluation uses.
+
+    Ioffe and Szegedy, "Batch Normalization" (arXiv:1502.03167).
+
+    Args:
+      widths: features at each resolution; between them max pooling halves height and width.
+      blocks_per_width: convolutions at each resolution.
+      num_classes: outputs [batch, num_classes] are logits.
+      momentum: part of the running statistics that one training step keeps.
+      inputs: the batch's key of the images, [batch, height, width, channels].
+
+    Raises:
+      ValueError: a size is not positive, there are no widths, or momentum is outside [0, 1).
+    """
+    if not widths:
+        raise ValueError("models.convnet needs at least one number in widths, but got none.")
+    sizes = {f"widths[{index}]": width for index, width in enumerate(widths)}
+    check_positive(
+        "models.convnet", **sizes, blocks_per_width=blocks_per_width, num_classes=num_classes
+    )
+    if not 0 <= momentum < 1:
+        raise ValueError(f"models.convnet needs 0 <= momentum < 1, but got momentum={momentum}.")
+    return from_our_linen(ConvNet(tuple(widths), blocks_per_width, num_classes, momentum), inputs)

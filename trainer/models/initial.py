@@ -1,0 +1,99 @@
+"""Initial values, all of one model drawn by a single PRNG program.
+
+Drawing leaf by leaf compiles one PRNG program a leaf, which is half of a small model's cold start.
+Here a leaf only declares its mean and its standard deviation (flax carries them beside the value,
+as it carries the axis names of a partitioned parameter), and `one_draw` fills all leaves from one
+long draw.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import flax
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+Initialiser = Callable[..., "Drawn"]
+
+
+class Drawn(flax.struct.PyTreeNode, nn.meta.AxisMetadata):
+    """Carries an initial value together with the normal distribution it is drawn from."""
+
+    value: Any
+    mean: float = flax.struct.field(pytree_node=False)
+    deviation: float = flax.struct.field(pytree_node=False)
+
+    def unbox(self) -> Any:
+        return self.value
+
+    def replace_boxed(self, val: Any) -> Drawn:
+        return self.replace(value=val)
+
+    def add_axis(self, index: int, params: dict[Any, Any]) -> Drawn:
+        return self
+
+    def remove_axis(self, index: int, params: dict[Any, Any]) -> Drawn:
+        return self
+
+
+def _draw(key: Any, shape: Sequence[int], mean: float, deviation: float) -> Drawn:
+    value = jnp.full(shape, mean, jnp.float32)
+    if deviation:
+        value = value + deviation * jax.random.normal(key, shape, jnp.float32)
+    return Drawn(value, mean, deviation)
+
+
+def matrix(key: Any, shape: Sequence[int]) -> Drawn:
+    """Draws matrices [..., rows, columns] of variance 1 / rows each: axes before only count them."""
+    return _draw(key, shape, 0.0, shape[-2] ** -0.5)
+
+
+def convolution(key: Any, shape: Sequence[int]) -> Drawn:
+    """Draws a kernel [height, width, inputs, features] of variance 2 / (height * width * inputs).
+
+    He et al., "Delving Deep into Rectifiers" (arXiv:1502.01852).
+    """
+    return _draw(key, shape, 0.0, math.sqrt(2 / math.prod(shape[:-1])))
+
+
+def small(key: Any, shape: Sequence[int]) -> Drawn:
+    """Draws numbers of standard deviation 0.02."""
+    return _draw(key, shape, 0.0, 0.02)
+
+
+def zeros(key: Any, shape: Sequence[int]) -> Drawn:
+    """Gives zeros."""
+    return _draw(key, shape, 0.0, 0.0)
+
+
+def ones(key: Any, shape: Sequence[int]) -> Drawn:
+    """Gives ones."""
+    return _draw(key, shape, 1.0, 0.0)
+
+
+def one_draw(shapes: Any, key: jax.Array) -> Any:
+    """Fills every `Drawn` leaf of a tree from one long draw of standard normal numbers.
+
+    Args:
+      shapes: nested dicts of `Drawn` leaves whose values need only a shape.
+      key: a PRNG key; the numbers of a leaf depend on the key and on the leaves before it.
+
+    Returns:
+      The tree with float32 arrays in their place.
+    """
+    leaves, structure = jax.tree.flatten(shapes, is_leaf=lambda node: isinstance(node, Drawn))
+    sizes = [math.prod(leaf.value.shape) if leaf.deviation else 0 for leaf in leaves]
+    noise = jax.random.normal(key, (sum(sizes),), jnp.float32)
+    arrays, start = [], 0
+    for leaf, size in zip(leaves, sizes, strict=True):
+        array = jnp.full(leaf.value.shape, leaf.mean, jnp.float32)
+        if size:
+            piece = noise[start : start + size].reshape(leaf.value.shape)
+            array = array + leaf.deviation * piece
+        arrays.append(array)
+        start += size
+    return jax.tree.unflatten(structure, arrays)

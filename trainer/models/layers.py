@@ -1,0 +1,115 @@
+"""The parts our models share: a matrix, two norms, a stack of equal layers.
+
+Every part computes in the dtype of its own parameters, and takes means and softmaxes in float32:
+a model cast to bfloat16 computes in bfloat16, with no promotion left to chance.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from trainer.models.initial import matrix, ones, zeros
+
+
+class Linear(nn.Module):
+    """Multiplies the last axis by `kernel` [inputs, features], and adds `bias` if there is one."""
+
+    features: int
+    use_bias: bool = True
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        kernel = self.param("kernel", matrix, (x.shape[-1], self.features))
+        x = x.astype(kernel.dtype) @ kernel
+        if self.use_bias:
+            x = x + self.param("bias", zeros, (self.features,)).astype(x.dtype)
+        return x
+
+
+class LayerNorm(nn.Module):
+    """Normalises the last axis to mean 0 and variance 1 in float32, then multiplies by `scale`.
+
+    It has no bias, as in Dehghani et al., "Scaling Vision Transformers to 22 Billion Parameters"
+    (arXiv:2302.05442).
+    """
+
+    epsilon: float = 1e-6
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        scale = self.param("scale", ones, (x.shape[-1],))
+        wide = x.astype(jnp.float32)
+        wide = wide - wide.mean(axis=-1, keepdims=True)
+        variance = jnp.square(wide).mean(axis=-1, keepdims=True)
+        return (wide * jax.lax.rsqrt(variance + self.epsilon)).astype(x.dtype) * scale.astype(x.dtype)
+
+
+class BatchNorm(nn.Module):
+    """Normalises every feature over the batch in training, by running statistics in evaluation.
+
+    The statistics, `mean` and `var` [features] in the collection `batch_stats`, stay float32.
+    In training they are those of the whole batch, also where it is spread over devices.
+    """
+
+    momentum: float = 0.9
+    epsilon: float = 1e-5
+
+    @nn.compact
+    def __call__(self, x: jax.Array, train: bool) -> jax.Array:
+        shape = (x.shape[-1],)
+        scale, bias = self.param("scale", ones, shape), self.param("bias", zeros, shape)
+        running_mean = self.variable("batch_stats", "mean", zeros, None, shape)
+        running_var = self.variable("batch_stats", "var", ones, None, shape)
+        wide = x.astype(jnp.float32)
+        mean, var = running_mean.value, running_var.value
+        if train:
+            axes = tuple(range(x.ndim - 1))
+            new_mean = wide.mean(axis=axes)
+            new_var = jnp.square(wide - new_mean).mean(axis=axes)
+            if not self.is_initializing():
+                running_mean.value = self.momentum * mean + (1 - self.momentum) * new_mean
+                running_var.value = self.momentum * var + (1 - self.momentum) * new_var
+            mean, var = new_mean, new_var
+        wide = (wide - mean) * jax.lax.rsqrt(var + self.epsilon)
+        return (wide * scale.astype(jnp.float32) + bias.astype(jnp.float32)).astype(x.dtype)
+
+
+def run_stack(
+    make: Callable[..., nn.Module],
+    call: Callable[[nn.Module, jax.Array], jax.Array],
+    x: jax.Array,
+    depth: int,
+    scan_layers: bool,
+) -> jax.Array:
+    """Runs equal layers one after the other, inside the `@nn.compact` method that calls it.
+
+    Args:
+      make: `make(name=...)` makes one layer.
+      call: `call(layer, x)` runs it; the result has x's shape and dtype.
+      x: what goes into the first layer.
+      depth: number of layers.
+      scan_layers: True makes one layer `blocks` whose parameters have a leading layer axis, and
+        scans over it; False makes `block_0`, `block_1`, ...
+    """
+    if not scan_layers:
+        for index in range(depth):
+            x = call(make(name=f"block_{index}"), x)
+        return x
+    scan = nn.scan(
+        lambda layer, x, _: (call(layer, x), None),
+        variable_axes={"params": 0},
+        split_rngs={"params": True, "dropout": True},
+        length=depth,
+    )
+    return scan(make(name="blocks"), x, None)[0]
+
+
+def check_positive(model: str, **sizes: int) -> None:
+    """Raises a ValueError that names the model if one of its sizes is not positive."""
+    for argument, size in sizes.items():
+        if size < 1:
+            raise ValueError(f"{model} needs {argument} to be at least 1, but got {size}.")

@@ -1,0 +1,79 @@
+"""A plain network of fully connected layers."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+
+import flax.linen as nn
+import jax
+
+from trainer.models.layers import Linear, check_positive, run_stack
+from trainer.models.linen_model import from_our_linen
+from trainer.models.model import Model
+
+_ACTIVATIONS = {"relu": jax.nn.relu, "gelu": jax.nn.gelu, "tanh": jax.nn.tanh, "silu": jax.nn.silu}
+
+
+class Layer(nn.Module):
+    """Multiplies by a matrix, adds a bias, and applies the activation."""
+
+    width: int
+    activation: Callable[[jax.Array], jax.Array]
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return self.activation(Linear(self.width, name="linear")(x))
+
+
+class Mlp(nn.Module):
+    """Embeds the flattened input, runs equal hidden layers, and classifies."""
+
+    width: int
+    depth: int
+    num_outputs: int
+    activation: str
+    scan_layers: bool
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        act = _ACTIVATIONS[self.activation]
+        x = act(Linear(self.width, name="embed")(x.reshape(x.shape[0], -1)))
+        if self.depth > 1:
+            layer = functools.partial(Layer, self.width, act)
+            x = run_stack(layer, lambda layer, x: layer(x), x, self.depth - 1, self.scan_layers)
+        return Linear(self.num_outputs, name="head")(x)
+
+
+def mlp(
+    width: int = 64,
+    depth: int = 2,
+    num_classes: int = 10,
+    activation: str = "relu",
+    scan_layers: bool = True,
+    inputs: str = "image",
+) -> Model:
+    """Makes a perceptron of `depth` hidden layers of equal width.
+
+    The parameters are `embed/kernel` [inputs, width], `blocks/linear/kernel` [depth - 1, width,
+    width], `head/kernel` [width, num_classes], and a `bias` beside each kernel. It computes in the
+    dtype of its parameters.
+
+    Args:
+      width: units of a hidden layer.
+      depth: hidden layers; the first is `embed`, the others are `blocks`.
+      num_classes: outputs [batch, num_classes] are logits; for regression, the numbers to predict.
+      activation: "relu", "gelu", "tanh" or "silu".
+      scan_layers: True stacks the equal layers and scans over them, False unrolls them into
+        `block_0/linear/kernel`, `block_1/linear/kernel`, ...: the same function.
+      inputs: the batch's key of the inputs, [batch, ...]; all axes but the first are flattened.
+
+    Raises:
+      ValueError: a size is not positive, or the activation is unknown.
+    """
+    check_positive("models.mlp", width=width, depth=depth, num_classes=num_classes)
+    if activation not in _ACTIVATIONS:
+        raise ValueError(
+            f"models.mlp knows the activations {', '.join(_ACTIVATIONS)}, but got {activation!r}."
+        )
+    return from_our_linen(Mlp(width, depth, num_classes, activation, scan_layers), inputs)

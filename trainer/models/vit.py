@@ -1,0 +1,194 @@
+"""A vision transformer whose equal layers are one stack."""
+
+from __future__ import annotations
+
+import functools
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from trainer.models.initial import matrix, small
+from trainer.models.layers import LayerNorm, Linear, check_positive, run_stack
+from trainer.models.linen_model import from_our_linen
+from trainer.models.model import Model
+
+
+class Attention(nn.Module):
+    """Lets every token look at every token, by several heads."""
+
+    num_heads: int
+    dropout: float
+
+    @nn.compact
+    def __call__(self, x: jax.Array, train: bool) -> jax.Array:
+        batch, tokens, width = x.shape
+        qkv = Qkv(name="qkv")(x).reshape(3, batch, tokens, self.num_heads, width // self.num_heads)
+        query, key, value = qkv[0], qkv[1], qkv[2]
+        scores = jnp.einsum("bqhd,bkhd->bhqk", query, key).astype(jnp.float32)
+        weights = jax.nn.softmax(scores * query.shape[-1] ** -0.5).astype(x.dtype)
+        weights = nn.Dropout(self.dropout, deterministic=not train)(weights)
+        mixed = jnp.einsum("bhqk,bkhd->bqhd", weights, value)
+        return Linear(width, use_bias=False, name="out")(mixed.reshape(batch, tokens, width))
+
+
+class Qkv(nn.Module):
+    """Makes queries, keys and values by three square matrices, `kernel` [3, width, width]."""
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        width = x.shape[-1]
+        kernel = self.param("kernel", matrix, (3, width, width))
+        return jnp.einsum("btd,cde->cbte", x.astype(kernel.dtype), kernel)
+
+
+class Mlp(nn.Module):
+    """Widens every token, applies GELU, and narrows it again."""
+
+    hidden: int
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        hidden = jax.nn.gelu(Linear(self.hidden, use_bias=False, name="up")(x))
+        return Linear(x.shape[-1], use_bias=False, name="down")(hidden)
+
+
+class Block(nn.Module):
+    """Adds attention, then the two-layer perceptron, each after a norm."""
+
+    num_heads: int
+    mlp_dim: int
+    dropout: float
+
+    @nn.compact
+    def __call__(self, x: jax.Array, train: bool) -> jax.Array:
+        drop = nn.Dropout(self.dropout, deterministic=not train)
+        attention = Attention(self.num_heads, self.dropout, name="attn")
+        x = x + drop(attention(LayerNorm(name="attn_norm")(x), train))
+        return x + drop(Mlp(self.mlp_dim, name="mlp")(LayerNorm(name="mlp_norm")(x)))
+
+
+class Embed(nn.Module):
+    """Cuts images into patches, and makes a token of each by one matrix and its position."""
+
+    width: int
+    patch_size: int
+    cls_token: bool
+
+    @nn.compact
+    def __call__(self, images: jax.Array) -> jax.Array:
+        size = self.patch_size
+        batch, height, width, channels = images.shape
+        if height % size or width % size:
+            raise ValueError(
+                f"models.vit cuts images into patches of {size} by {size} pixels, but the images are "
+                f"{height} by {width}. Choose a patch_size that divides both."
+            )
+        patches = images.reshape(batch, height // size, size, width // size, size, channels)
+        patches = patches.transpose(0, 1, 3, 2, 4, 5).reshape(batch, -1, size * size * channels)
+        kernel = self.param("kernel", matrix, (patches.shape[-1], self.width))
+        x = patches.astype(kernel.dtype) @ kernel
+        if self.cls_token:
+            token = self.param("token", small, (self.width,)).astype(x.dtype)
+            x = jnp.concatenate([jnp.broadcast_to(token, (batch, 1, self.width)), x], axis=1)
+        position = self.param("position", small, x.shape[1:])
+        return x + position.astype(x.dtype)
+
+
+class Vit(nn.Module):
+    """Embeds patches, runs the blocks, pools the tokens and classifies."""
+
+    width: int
+    depth: int
+    num_heads: int
+    mlp_dim: int
+    patch_size: int
+    num_classes: int
+    pool: str
+    dropout: float
+    scan_layers: bool
+
+    @nn.compact
+    def __call__(self, images: jax.Array, train: bool) -> jax.Array:
+        embed = Embed(self.width, self.patch_size, self.pool == "cls", name="embed")
+        x = nn.Dropout(self.dropout, deterministic=not train)(embed(images))
+        block = functools.partial(Block, self.num_heads, self.mlp_dim, self.dropout)
+        x = run_stack(block, lambda layer, x: layer(x, train), x, self.depth, self.scan_layers)
+        x = LayerNorm(name="norm")(x)
+        x = x[:, 0] if self.pool == "cls" else x.mean(axis=1, dtype=jnp.float32).astype(x.dtype)
+        return Linear(self.num_classes, name="head")(x)
+
+
+def vit(
+    width: int = 64,
+    depth: int = 4,
+    num_heads: int = 4,
+    mlp_dim: int | None = None,
+    patch_size: int = 2,
+    num_classes: int = 10,
+    pool: str = "gap",
+    dropout: float = 0.0,
+    scan_layers: bool = True,
+    inputs: str = "image",
+) -> Model:
+    """Makes a vision transformer, with the norms before the parts and no bias but the head's.
+
+    The parameters are `embed/kernel`, `embed/position` (and `embed/token`), `norm/scale`,
+    `head/kernel`, `head/bias`, and for the layers `blocks/attn/qkv/kernel` [depth, 3, width, width],
+    `blocks/attn/out/kernel` [depth, width, width], `blocks/mlp/up/kernel` [depth, width, mlp_dim],
+    `blocks/mlp/down/kernel` [depth, mlp_dim, width], `blocks/attn_norm/scale` and
+    `blocks/mlp_norm/scale` [depth, width]. It computes in the dtype of its parameters, with norms,
+    softmax and pooling in float32. The size of the images comes from the batch.
+
+    Dosovitskiy et al., "An Image is Worth 16x16 Words" (arXiv:2010.11929).
+
+    Args:
+      width: numbers a token has.
+      depth: layers.
+      num_heads: attention heads; divides `width`.
+      mlp_dim: width of the hidden layer of a block, 4 * `width` if None.
+      patch_size: side of a square patch in pixels; divides height and width of the images.
+      num_classes: outputs [batch, num_classes] are logits.
+      pool: "gap" averages the tokens, "cls" adds a token and classifies by it.
+      dropout: the part of embeddings, attention weights and block outputs dropped in training.
+      scan_layers: True stacks the layers and scans over them: compile time does not grow with
+        depth. False unrolls them into `block_0/...`, `block_1/...`: the same function.
+      inputs: the batch's key of the images, [batch, height, width, channels].
+
+    Raises:
+      ValueError: a size is not positive, `num_heads` does not divide `width`, `pool` is unknown,
+        or `dropout` is outside [0, 1).
+    """
+    mlp_dim = 4 * width if mlp_dim is None else mlp_dim
+    check_positive(
+        "models.vit",
+        width=width,
+        depth=depth,
+        num_heads=num_heads,
+        mlp_dim=mlp_dim,
+        patch_size=patch_size,
+        num_classes=num_classes,
+    )
+    if width % num_heads:
+        raise ValueError(
+            f"models.vit shares the width among its heads, but {num_heads} heads (num_heads) do not "
+            f"divide a width of {width}."
+        )
+    if pool not in ("gap", "cls"):
+        raise ValueError(f"models.vit knows pool='gap' and pool='cls', but got pool={pool!r}.")
+    if not 0 <= dropout < 1:
+        raise ValueError(f"models.vit needs 0 <= dropout < 1, but got dropout={dropout}.")
+    return from_our_linen(
+        Vit(
+            width=width,
+            depth=depth,
+            num_heads=num_heads,
+            mlp_dim=mlp_dim,
+            patch_size=patch_size,
+            num_classes=num_classes,
+            pool=pool,
+            dropout=dropout,
+            scan_layers=scan_layers,
+        ),
+        inputs,
+    )
