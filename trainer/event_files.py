@@ -1,0 +1,186 @@
+"""TensorBoard's event files without TensorFlow; the only file that knows tensorboardX."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import socket
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from trainer.metrics_file import RecordFile, number
+from trainer.writers import Log, Writer, to_stderr
+
+
+class TensorBoardWriter(Writer):
+    """Writes TensorBoard's event files through tensorboardX: no TensorFlow is needed.
+
+    Args:
+      logdir: where a new file events.out.tfevents.* is made, at the first write.
+      purge_step: steps from this one on, of files that an earlier process of the same run left,
+        are hidden by TensorBoard: the restored step + 1.
+      log: takes a line of warning when the disk is full.
+      fence: called before anything is written; what it raises is raised.
+    """
+
+    def __init__(
+        self,
+        logdir: str | os.PathLike[str],
+        *,
+        purge_step: int | None = None,
+        log: to_stderr,
+        fence: Callable[[], None] | None = None,
+    ) -> None:
+        name = f"events.out.tfevents.{time.time():.6f}.{socket.gethostname()}.{os.getpid()}"
+        self._file = RecordFile(Path(logdir) / name, None, log)
+        self._fence = fence
+        self._waiting: list[bytes] = []
+        self._purge_step = purge_step
+        self._started = False
+        self._session_end: Any = None
+
+    @property
+    def error(self) -> str | None:
+        """Why the newest values are not in the file, or None."""
+        return self._file.error
+
+    def write_scalars(self, step: int, scalars: Mapping[str, Any]) -> None:
+        """Adds scalars."""
+        Summary = _proto("summary").Summary
+        values = {name: float(number(name, value)) for name, value in scalars.items()}
+        self._add(
+            step,
+            [
+                Summary(value=[Summary.Value(tag=name, simple_value=value)])
+                for name, value in values.items()
+            ],
+        )
+
+    def write_texts(self, step: int, texts: Mapping[str, str]) -> None:
+        """Adds texts in markdown."""
+        from tensorboardX.summary import text
+
+        self._add(step, [text(name, value) for name, value in texts.items()])
+
+    def write_images(self, step: int, images: Mapping[str, Any]) -> None:
+        """Adds images [N, H, W, C] or [H, W, C]; N of them as name/0, name/1, ..."""
+        from tensorboardX.summary import image
+
+        summaries = []
+        for name, value in images.items():
+            array = np.asarray(value)
+            if array.ndim not in (3, 4) or array.shape[-1] not in (1, 3):
+                raise ValueError(
+                    f"The image {name!r} has shape {array.shape}; [N, H, W, C] or [H, W, C] with "
+                    "C of 1 or 3 can be written."
+                )
+            if array.dtype != np.uint8:
+                array = (np.clip(np.nan_to_num(array), 0, 1) * 255).round().astype(np.uint8)
+            if array.ndim == 3:
+                summaries.append(image(name, array, dataformats="HWC"))
+            else:
+                summaries += [
+                    image(f"{name}/{i}", one, dataformats="HWC") for i, one in enumerate(array)
+                ]
+        self._add(step, summaries)
+
+    def write_histograms(
+        self,
+        step: int,
+        arrays: Mapping[str, Any],
+        num_buckets: Mapping[str, int] | None = None,
+    ) -> None:
+        """Adds histograms of the finite values of arrays, 30 buckets where nothing else is said."""
+        from tensorboardX.summary import histogram
+
+        summaries = []
+        for name, value in arrays.items():
+            flat = np.asarray(value).astype(np.float64).reshape(-1)
+            finite = flat[np.isfinite(flat)]
+            if finite.size:
+                summaries.append(histogram(name, finite, bins=(num_buckets or {}).get(name, 30)))
+        self._add(step, summaries)
+
+    def write_hparams(self, hparams: Mapping[str, Any]) -> None:
+        """Adds hyperparameters; what is no number, boolean or string goes in as its text."""
+        from tensorboardX import summary
+
+        plain = {
+            name: value if isinstance(value, bool | int | float | str) else str(value)
+            for name, value in hparams.items()
+        }
+        experiment, start, self._session_end = summary.hparams(plain, {})
+        self._add(0, [experiment, start])
+
+    def write_summaries(
+        self, step: int, values: Mapping[str, Any], metadata: Mapping[str, Any] | None = None
+    ) -> None:
+        """Adds raw tensors of numbers, with SummaryMetadata as a message or its bytes."""
+        summaries, tensors, shapes = _proto("summary"), _proto("tensor"), _proto("tensor_shape")
+        raw = getattr(metadata, "SerializeToString", lambda: metadata)() or b""
+        made = []
+        for name, value in values.items():
+            array = np.asarray(value).astype(np.float64)
+            sizes = [shapes.TensorShapeProto.Dim(size=n) for n in array.shape]
+            tensor = tensors.TensorProto(
+                dtype="DT_DOUBLE",
+                tensor_shape=shapes.TensorShapeProto(dim=sizes),
+                tensor_content=array.tobytes(),
+            )
+            meta = summaries.SummaryMetadata.FromString(raw)
+            one = summaries.Summary.Value(tag=name, tensor=tensor, metadata=meta)
+            made.append(summaries.Summary(value=[one]))
+        self._add(step, made)
+
+    def flush(self) -> None:
+        """Writes to the file what an earlier write could not."""
+        self._write()
+
+    def close(self) -> None:
+        """Notes that the session ended, and closes the file."""
+        if self._session_end is not None:
+            self._add(0, [self._session_end])
+            self._session_end = None
+        self._write()
+        self._file.close()
+
+    def _add(self, step: int, summaries: Sequence[Any]) -> None:
+        events, now = _proto("event"), time.time()
+        if not self._started:
+            self._started = True
+            self._waiting.append(_record(events.Event(wall_time=now, file_version="brain.Event:2")))
+            if self._purge_step is not None:
+                start = events.SessionLog(status=events.SessionLog.START)
+                self._waiting.append(
+                    _record(events.Event(wall_time=now, step=self._purge_step, session_log=start))
+                )
+        for summary in summaries:
+            self._waiting.append(
+                _record(events.Event(wall_time=now, step=int(step), summary=summary))
+            )
+        self._write()
+
+    def _write(self) -> None:
+        if self._waiting:
+            if self._fence is not None:
+                self._fence()
+            if self._file.write(b"".join(self._waiting)):
+                self._waiting = []
+
+
+def _proto(name: str) -> Any:
+    return importlib.import_module(f"tensorboardX.proto.{name}_pb2")
+
+
+def _record(event: Any) -> bytes:
+    """Frames an event as a TFRecord: length and data, each with its masked CRC-32C."""
+    from tensorboardX.record_writer import masked_crc32c
+
+    data = event.SerializeToString()
+    length = len(data).to_bytes(8, "little")
+    parts = (length, data)
+    return b"".join(part + masked_crc32c(part).to_bytes(4, "little") for part in parts)
