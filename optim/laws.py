@@ -63,7 +63,7 @@ def recipes_within(recipe: Any) -> Iterator[partial]:
     """Yields a recipe, then the recipes among its arguments, outermost first."""
     if isinstance(recipe, partial):
         yield recipe
-        for name, value in recipe.keywords.items():
+        for name, value in _bound(recipe).arguments.items():
             if takes_recipe(recipe.func, name):
                 for inner in value if isinstance(value, list | tuple) else [value]:
                     yield from recipes_within(inner)
@@ -80,7 +80,7 @@ def hyperparameters(recipe: Recipe) -> dict[str, Any]:
     """
     found: dict[str, Any] = {}
     for inner in recipes_within(recipe):
-        bound = inspect.signature(inner.func).bind_partial(*inner.args, **inner.keywords)
+        bound = _bound(inner)
         bound.apply_defaults()
         for name, value in bound.arguments.items():
             if value is not None and takes_float(inner.func, name):
@@ -113,9 +113,15 @@ def instantiate(recipe: Any, step: Any, dtype: Any) -> optax.GradientTransformat
         return value
 
     if isinstance(recipe, partial):
-        keywords = {name: resolve(recipe.func, name, v) for name, v in recipe.keywords.items()}
-        recipe = recipe.func(*recipe.args, **keywords)
+        bound = _bound(recipe)
+        for name, value in bound.arguments.items():
+            bound.arguments[name] = resolve(recipe.func, name, value)
+        recipe = recipe.func(*bound.args, **bound.kwargs)
     return optax.with_extra_args_support(recipe)
+
+
+def _bound(recipe: partial) -> inspect.BoundArguments:
+    return inspect.signature(recipe.func).bind_partial(*recipe.args, **recipe.keywords)
 
 
 def init(recipe: Recipe, params: Any) -> Any:

@@ -191,7 +191,7 @@ class Optimizer(NamedTuple):
         return deal
 
     def _init_unpacked(self, free: dict[str, Any]) -> dict[str, Any]:
-        parts = self._split(free)
+        parts = self._split(laws.widen(free))
         groups = {name: laws.init(self.groups[name].optimizer, own) for name, own in parts.items()}
         zero = jnp.zeros((), jnp.int32)
         return {"groups": groups, "skipped": zero, "step": zero}  # in this order, see `position`
@@ -267,7 +267,7 @@ def optimizer(
 
 def _clip(grads: dict[str, Any], clip_norm: Any, step: Any) -> dict[str, Any]:
     """Scales all gradients by one scalar, so that their global norm is at most `clip_norm`."""
-    norm = optax.global_norm(grads)
+    norm = optax.tree.norm(grads)
     bound = jnp.asarray(clip_norm(step) if callable(clip_norm) else clip_norm, norm.dtype)
     scale = jnp.where(norm < bound, jnp.ones_like(norm), bound / norm)
     return {path: g * scale.astype(g.real.dtype) for path, g in grads.items()}

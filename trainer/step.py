@@ -52,7 +52,7 @@ def train_step(
     """
     key = jax.random.fold_in(jax.random.key(state.hyper["seed"]), state.step + 1)
     (loss, model_state), grads = _gradients(experiment, optimizer, state, batch, key)
-    norm = optax.global_norm(jax.tree.map(lambda g: g.astype(jnp.float32), grads))
+    norm = optax.tree.norm(jax.tree.map(lambda g: g.astype(jnp.float32), grads))
     skip = None
     if experiment.on_nonfinite == "skip":
         skip = ~(jnp.isfinite(loss) & jnp.isfinite(norm))

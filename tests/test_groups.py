@@ -1,0 +1,367 @@
+"""Groups against optax run on each group alone, closed forms, and the mistakes a user makes."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import optim
+from optim.layer_decay import layer_scales
+
+
+def make_params(dtype=jnp.float32):
+    keys = jax.random.split(jax.random.key(0), 5)
+    shapes = {
+        "embed": {"kernel": (4, 6)},
+        "blocks": {"mlp": {"kernel": (3, 6, 6), "bias": (3, 6)}},
+        "head": {"kernel": (6, 2), "bias": (2,)},
+    }
+    flat, structure = jax.tree.flatten(shapes, is_leaf=lambda x: isinstance(x, tuple))
+    leaves = [jax.random.normal(k, s).astype(dtype) for k, s in zip(keys, flat, strict=True)]
+    return structure.unflatten(leaves)
+
+
+def loss(params):
+    """A coupled, non-quadratic function, so that groups see each other through the gradient."""
+    total = sum(jnp.sum(jnp.sin(x.astype(jnp.float32))) for x in jax.tree.leaves(params))
+    return jnp.log1p(total**2) + sum(
+        jnp.mean(x.astype(jnp.float32) ** 2) for x in jax.tree.leaves(params)
+    )
+
+
+def train(optimizer, params, steps, **extra):
+    """Runs an optimizer under jit; returns the parameters and the state after every step."""
+    state = jax.jit(optimizer.init)(params)
+    history = []
+
+    @jax.jit
+    def step(params, state):
+        value, grads = jax.value_and_grad(loss)(params)
+        return optimizer.update(grads, state, params, value=value, value_fn=loss, **extra)
+
+    for _ in range(steps):
+        params, state = step(params, state)
+        history.append((params, state))
+    return history
+
+
+warm = optax.linear_schedule(0.0, 0.1, 5)
+cool = optax.exponential_decay(0.05, 3, 0.5)
+beta = optax.linear_schedule(0.5, 0.95, 8)
+
+
+def three_groups(**options):
+    return optim.optimizer(
+        {
+            "matrices": optim.group(".*/kernel", partial(optax.adamw, warm, weight_decay=0.1), 3),
+            "frozen": optim.group("embed/.*", partial(optim.frozen)),
+            "rest": optim.group(".*", partial(optax.sgd, learning_rate=cool, momentum=0.9)),
+        },
+        **options,
+    )
+
+
+def test_each_group_does_what_its_optimizer_does_alone():
+    # The reference knows nothing of groups: optax on each part of the gradients, by hand.
+    params = make_params()
+    history = train(three_groups(), params, 12)
+    matrices = optax.adamw(warm, weight_decay=0.1)
+    rest = optax.sgd(cool, momentum=0.9)
+    parts = lambda p: (  # noqa: E731
+        p["blocks"]["mlp"]["kernel"],
+        [p["blocks"]["mlp"]["bias"], p["head"]["kernel"], p["head"]["bias"]],
+    )
+    reference = params
+    a, b = matrices.init(parts(params)[0]), rest.init(parts(params)[1])
+    for mine, _ in history:
+        grads = jax.grad(loss)(reference)
+        u, a = matrices.update(parts(grads)[0], a, parts(reference)[0])
+        v, b = rest.update(parts(grads)[1], b, parts(reference)[1])
+        kernel = optax.apply_updates(parts(reference)[0], u)
+        bias, head, head_bias = optax.apply_updates(parts(reference)[1], v)
+        reference = {
+            "embed": reference["embed"],
+            "blocks": {"mlp": {"kernel": kernel, "bias": bias}},
+            "head": {"kernel": head, "bias": head_bias},
+        }
+        jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6), mine, reference)
+    assert not np.array_equal(history[-1][0]["head"]["bias"], params["head"]["bias"])
+
+
+def test_frozen_parameters_have_no_state_and_no_part_in_the_norm():
+    params = make_params()
+    optimizer = three_groups(clip_norm=1e-3)
+    (after, state), *_ = train(optimizer, params, 1)
+    np.testing.assert_array_equal(after["embed"]["kernel"], params["embed"]["kernel"])
+    assert "frozen" not in state.groups
+    huge = jax.tree.map(jnp.ones_like, params) | {"embed": {"kernel": jnp.full((4, 6), 1e9)}}
+    tame = jax.tree.map(jnp.ones_like, params)
+    first = optimizer.init(params)
+    one, _ = optimizer.update(huge, first, params)
+    two, _ = optimizer.update(tame, first, params)
+    jax.tree.map(np.testing.assert_array_equal, one, two)
+
+
+def test_clipping_is_global_over_groups():
+    # Two groups of sgd: the update is -lr * g scaled by one scalar for both (closed form).
+    params = {"a": jnp.zeros(3), "b": jnp.zeros(4)}
+    grads = {"a": jnp.full(3, 3.0), "b": jnp.full(4, -2.0)}
+    norm = np.sqrt(3 * 9.0 + 4 * 4.0)
+    optimizer = optim.optimizer(
+        {
+            "a": optim.group("a", partial(optax.sgd, 1.0)),
+            "b": optim.group("b", partial(optax.sgd, 1.0)),
+        },
+        clip_norm=2.0,
+    )
+    after, _ = optimizer.update(grads, optimizer.init(params), params)
+    np.testing.assert_allclose(after["a"], -3.0 * 2.0 / norm, rtol=1e-6)
+    np.testing.assert_allclose(after["b"], 2.0 * 2.0 / norm, rtol=1e-6)
+    small = jax.tree.map(lambda g: g / 100, grads)
+    after, _ = optimizer.update(small, optimizer.init(params), params)
+    np.testing.assert_allclose(after["a"], -0.03, rtol=1e-6)
+
+
+def test_any_float_argument_takes_a_schedule():
+    # b1 as a schedule, against Adam written out with b1 of that step (float64 NumPy).
+    params = {"w": jnp.asarray([0.3, -2.0, 5.0])}
+    optimizer = optim.optimizer(
+        {"all": optim.group(".*", partial(optax.adam, learning_rate=0.1, b1=beta, eps=1e-8))}
+    )
+    state = optimizer.init(params)
+    m = v = np.zeros(3)
+    w = np.asarray(params["w"], np.float64)
+    for t in range(10):
+        g = np.cos(w) + 0.1 * t
+        params, state = optimizer.update({"w": jnp.asarray(g, jnp.float32)}, state, params)
+        b1 = float(beta(t))
+        m, v = b1 * m + (1 - b1) * g, 0.999 * v + 0.001 * g**2
+        w = w - 0.1 * (m / (1 - b1 ** (t + 1))) / (np.sqrt(v / (1 - 0.999 ** (t + 1))) + 1e-8)
+        np.testing.assert_allclose(params["w"], w, rtol=2e-5, atol=1e-6)
+        w = np.asarray(params["w"], np.float64)
+
+
+def test_the_learning_rate_told_is_the_one_applied():
+    params = {"a": jnp.zeros(()), "b": jnp.zeros(())}
+    optimizer = optim.optimizer(
+        {
+            "a": optim.group("a", partial(optax.sgd, warm)),
+            "b": optim.group("b", partial(optax.sgd, cool)),
+        }
+    )
+    state = optimizer.init(params)
+    for step in range(7):
+        told = optimizer.hyperparameters(optimizer.position(state))
+        after, state = optimizer.update({"a": 1.0, "b": 1.0}, state, params)
+        for name in ("a", "b"):
+            applied = params[name] - after[name]
+            np.testing.assert_allclose(told[name]["learning_rate"], applied, rtol=1e-6)
+        np.testing.assert_allclose(params["a"] - after["a"], 0.02 * min(step, 5), rtol=1e-6)
+        params = jax.tree.map(jnp.zeros_like, params)
+
+
+def test_layer_decay_scales_the_learning_rate_of_every_layer():
+    params = make_params()
+    optimizer = optim.optimizer(
+        {"all": optim.group(".*", partial(optax.sgd, 1.0))}, layer_decay=0.5
+    )
+    grads = jax.tree.map(jnp.ones_like, params)
+    after, _ = optimizer.update(grads, optimizer.init(params), params)
+    moved = jax.tree.map(lambda a, b: np.asarray(b - a), after, params)
+    np.testing.assert_allclose(moved["embed"]["kernel"], 0.5**4, rtol=1e-5)
+    for layer in range(3):
+        np.testing.assert_allclose(
+            moved["blocks"]["mlp"]["bias"][layer], 0.5 ** (3 - layer), rtol=1e-4
+        )
+    np.testing.assert_allclose(moved["head"]["bias"], 1.0, rtol=1e-5)
+
+
+def test_layer_decay_is_the_same_for_unrolled_layers():
+    leaf = jnp.zeros((2, 2))
+    unrolled = {f"block_{i}/kernel": leaf for i in range(12)} | {"embed/x": leaf, "head/x": leaf}
+    scales = layer_scales(unrolled, 0.75)
+    stacked = layer_scales({"blocks/kernel": jnp.zeros((12, 2, 2))}, 0.75)["blocks/kernel"]
+    for i in range(12):
+        assert scales[f"block_{i}/kernel"] == pytest.approx(0.75 ** (12 - i))
+        assert float(stacked[i, 0, 0]) == pytest.approx(0.75 ** (12 - i))
+    assert scales["embed/x"] == pytest.approx(0.75**13)
+    assert "head/x" not in scales
+    with pytest.raises(ValueError, match="blocks/"):
+        layer_scales({"dense/kernel": leaf}, 0.75)
+
+
+def test_a_line_search_works_in_a_group():
+    # optax's partition hands L-BFGS MaskedNodes and raises; here it is L-BFGS on its own part.
+    params = make_params()
+    optimizer = optim.optimizer(
+        {
+            "search": optim.group("head/.*", partial(optax.lbfgs)),
+            "rest": optim.group(".*", partial(optax.sgd, 0.0)),
+        }
+    )
+    history = train(optimizer, params, 8)
+    alone = optax.lbfgs()
+    of_head = lambda head: loss({**params, "head": head})  # noqa: E731
+    head, state = params["head"], alone.init(params["head"])
+    for mine, _ in history:
+        value, grad = jax.value_and_grad(of_head)(head)
+        updates, state = alone.update(grad, state, head, value=value, grad=grad, value_fn=of_head)
+        head = optax.apply_updates(head, updates)
+        jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-6), mine["head"], head)
+    assert loss(history[-1][0]) < loss(params)
+
+
+def test_one_compilation_with_donation_and_in_scan(compilations):
+    params = make_params()
+    optimizer = three_groups(clip_norm=1.0)
+    state = jax.jit(optimizer.init)(params)
+
+    @partial(jax.jit, donate_argnums=(0, 1))
+    def lawful_step(params, state):
+        return optimizer.update(jax.grad(loss)(params), state, params)
+
+    own = jax.tree.map(jnp.copy, params)
+    with compilations() as names:
+        for _ in range(5):
+            own, state = lawful_step(own, state)
+    assert names.count("jit(lawful_step)") == 1
+
+    def body(carry, _):
+        return optimizer.update(jax.grad(loss)(carry[0]), carry[1], carry[0]), None
+
+    start = (params, jax.jit(optimizer.init)(params))
+    (scanned, _), _ = jax.lax.scan(body, start, None, length=5)
+    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-7), scanned, own)
+
+
+def test_skipped_steps_change_nothing_but_the_position():
+    params = make_params()
+    optimizer = three_groups(clip_norm=1.0)
+    (params, state), *_ = train(optimizer, params, 1)
+    bad = jax.tree.map(lambda x: jnp.full_like(x, jnp.nan), params)
+    after, new = optimizer.update(bad, state, params, skip=jnp.asarray(True))
+    jax.tree.map(np.testing.assert_array_equal, after, params)
+    jax.tree.map(np.testing.assert_array_equal, new.groups, state.groups)
+    assert int(optimizer.position(new)) == int(optimizer.position(state)) + 1
+    assert int(optimizer.skipped(new)) == 1
+
+
+def test_bfloat16_parameters_get_float32_arithmetic():
+    # bfloat16(0.999) is 1.0: Adam in bfloat16 divides by zero. In float32 the first step is -lr.
+    params = {"w": jnp.zeros(4, jnp.bfloat16)}
+    optimizer = optim.optimizer({"all": optim.group(".*", partial(optax.adam, 0.25, b2=0.999))})
+    state = optimizer.init(params)
+    assert {x.dtype.name for x in jax.tree.leaves(state)} == {"float32", "int32"}
+    after, _ = optimizer.update({"w": jnp.ones(4, jnp.bfloat16)}, state, params)
+    assert after["w"].dtype == jnp.bfloat16
+    np.testing.assert_allclose(after["w"].astype(jnp.float32), -0.25, rtol=1e-2)
+
+
+def test_master_weights_follow_the_float32_run():
+    # 1000 steps of 1e-4 from 1.0: bfloat16 cannot move (its resolution there is 2**-7).
+    grads = {"w": jnp.ones(8, jnp.bfloat16)}
+    ends = {}
+    for how in ("nearest", "master", "stochastic"):
+        optimizer = optim.optimizer(
+            {"all": optim.group(".*", partial(optax.sgd, 1e-4))}, low_precision=how
+        )
+        params = {"w": jnp.ones(8, jnp.bfloat16)}
+        start = (params, optimizer.init(params))
+
+        def body(carry, _, optimizer=optimizer):
+            return optimizer.update(grads, carry[1], carry[0]), None
+
+        (params, _), _ = jax.lax.scan(body, start, None, length=1000)
+        ends[how] = np.asarray(params["w"], np.float32)
+    np.testing.assert_array_equal(ends["nearest"], 1.0)
+    np.testing.assert_array_equal(ends["master"], np.float32(jnp.bfloat16(0.9)))
+    assert abs(ends["stochastic"].mean() - 0.9) < 0.02
+    assert len(set(ends["stochastic"])) > 1
+
+
+def test_stochastic_rounding_is_right_on_average():
+    # Between the neighbours 1.0 and 1.0078125 of bfloat16, at a quarter of the way.
+    optimizer = optim.optimizer(
+        {"all": optim.group(".*", partial(optax.sgd, 1.0))}, low_precision="stochastic"
+    )
+    params = {"w": jnp.ones(20_000, jnp.bfloat16)}
+    grads = {"w": jnp.full(20_000, -0.0078125 / 4, jnp.float32)}
+    after, _ = optimizer.update(grads, optimizer.init(params), params)
+    up = np.asarray(after["w"], np.float32)
+    assert set(up) == {1.0, 1.0078125}
+    assert abs((up > 1).mean() - 0.25) < 0.015  # five standard deviations
+
+
+def test_evaluation_parameters_of_schedule_free():
+    params = {"a": {"w": jnp.asarray([1.0, -2.0])}, "b": jnp.ones(3)}
+    recipe = partial(
+        optax.contrib.schedule_free, partial(optax.sgd, learning_rate=0.1), learning_rate=0.1
+    )
+    optimizer = optim.optimizer(
+        {"a": optim.group("a/.*", recipe), "b": optim.group("b", partial(optax.sgd, 0.1))}
+    )
+    reference = optax.contrib.schedule_free(optax.sgd(0.1), learning_rate=0.1)
+    w, reference_state = params["a"], reference.init(params["a"])
+    state = optimizer.init(params)
+    for _ in range(5):
+        grads = jax.tree.map(lambda x: x + 1, params)
+        updates, reference_state = reference.update(
+            jax.tree.map(lambda x: x + 1, w), reference_state, w
+        )
+        w = optax.apply_updates(w, updates)
+        params, state = optimizer.update(grads, state, params)
+    wanted = optax.contrib.schedule_free_eval_params(reference_state, w)
+    mine = optimizer.eval_params(state, params)
+    np.testing.assert_allclose(mine["a"]["w"], wanted["w"], rtol=1e-6)
+    np.testing.assert_array_equal(mine["b"], params["b"])
+
+
+def test_the_transformation_gives_the_same_updates():
+    params = make_params()
+    optimizer = three_groups(clip_norm=1.0)
+    state = optimizer.init(params)
+    grads = jax.grad(loss)(params)
+    updates, _ = optimizer.tx.update(grads, state, params)
+    after, _ = optimizer.update(grads, state, params)
+    jax.tree.map(
+        partial(np.testing.assert_allclose, rtol=1e-6, atol=1e-7),
+        optax.apply_updates(params, updates),
+        after,
+    )
+
+
+@pytest.mark.parametrize(
+    ("groups", "name", "words"),
+    [
+        ({"a": "head/.*"}, None, ["blocks/mlp/bias", "'head/.*'", "'.*'"]),
+        ({"a": "hed/kernel", "b": ".*"}, "a", ["'hed/kernel'", "head/kernel", "takes no"]),
+        ({"a": "kernel", "b": ".*"}, "a", ["whole path", "embed/kernel"]),
+        ({"a": ".*", "b": "head/.*"}, "b", ["earlier groups", "'a'"]),
+    ],
+)
+def test_groups_that_do_not_fit_are_told(groups, name, words):
+    optimizer = optim.optimizer(
+        {key: optim.group(match, partial(optax.sgd, 0.1)) for key, match in groups.items()}
+    )
+    with pytest.raises(optim.GroupError) as caught:
+        optimizer.label(make_params())
+    assert caught.value.group == name
+    for word in words:
+        assert word in str(caught.value)
+
+
+def test_mistakes_in_groups_are_whole_sentences():
+    with pytest.raises(ValueError, match="not a regular expression"):
+        optim.group("blocks/(", partial(optax.sgd, 0.1))
+    with pytest.raises(ValueError, match=r"functools\.partial"):
+        optim.group(".*", "adamw")
+    with pytest.raises(ValueError, match="at least one group"):
+        optim.optimizer({})
+    with pytest.raises(ValueError, match="positive"):
+        optim.optimizer({"a": optim.group(".*", partial(optax.sgd, 0.1))}, clip_norm=-1.0)
+    whole = optim.optimizer({"a": optim.group(".*", partial(optax.sgd, 0.1))})
+    with pytest.raises(optim.GroupError, match=r"int32.*frozen"):
+        whole.init({"table": jnp.zeros(3, jnp.int32)})
