@@ -32,7 +32,7 @@ class TensorBoardWriter(Writer):
         logdir: str | os.PathLike[str],
         *,
         purge_step: int | None = None,
-        log: to_stderr,
+        log: Log = to_stderr,
         fence: Callable[[], None] | None = None,
     ) -> None:
         name = f"events.out.tfevents.{time.time():.6f}.{socket.gethostname()}.{os.getpid()}"

@@ -89,7 +89,7 @@ class JsonlWriter(Writer):
         self,
         path: str | os.PathLike[str],
         *,
-        log: to_stderr,
+        log: Log = to_stderr,
         fence: Callable[[], None] | None = None,
     ) -> None:
         path = Path(path)
