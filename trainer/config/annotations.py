@@ -88,23 +88,51 @@ def takes_float(hint: Any) -> bool:
 
 def takes_int(hint: Any) -> bool:
     """Says whether an integer is asked for, so that a step count may stand there."""
-    return int in members(hint) and float not in members(hint)
-
-
-def is_number_only(hint: Any) -> bool:
-    """Says whether nothing but a number fits."""
-    return all(part in (bool, int, float, complex) for part in members(hint))
-
-
-def takes_call(hint: Any, returns: Any) -> bool:
-    """Says whether the result of a function may stand there, as far as annotations tell."""
-    scalars = (bool, int, float, str, type(None))
     parts = members(hint)
-    if is_open(hint) or not all(part in scalars or _is_literal(part) for part in parts):
+    return int in parts and float not in parts and not is_open(hint)
+
+
+def takes_none(hint: Any) -> bool:
+    """Says whether None fits."""
+    return is_open(hint) or type(None) in members(hint)
+
+
+def takes_leaf(hint: Any) -> bool:
+    """Says whether a string, a number or a boolean may fit."""
+    return is_open(hint) or any(_is_scalar(part) for part in members(hint))
+
+
+def takes_function(hint: Any) -> bool:
+    """Says whether a function itself may stand there, and not only what it returns."""
+    return is_open(hint) or any(_takes_function(part) for part in members(hint))
+
+
+def _takes_function(part: Any) -> bool:
+    origin = typing.get_origin(part) or part
+    if origin in (type, collections.abc.Callable, functools.partial) or _is_recipe(part):
+        return True
+    if not inspect.isclass(origin):
+        return not _is_literal(part)
+    is_protocol = getattr(origin, "_is_protocol", False)
+    return is_protocol or "__call__" in dir(origin) and not _is_scalar(origin)
+
+
+def takes_result(hint: Any, returns: Any) -> bool:
+    """Says whether what a function returns may stand there, as far as annotations tell.
+
+    Only numbers, strings and booleans are compared; what else a function returns is known by its
+    behaviour and not by its class.
+    """
+    parts = members(hint)
+    if is_open(hint) or not all(_is_scalar(part) for part in parts):
         return True
     if returns is inspect.Parameter.empty or is_open(returns):
         return True
     return any(part in parts or (part is int and float in parts) for part in members(returns))
+
+
+def _is_scalar(part: Any) -> bool:
+    return part in (bool, int, float, complex, str, type(None)) or _is_literal(part)
 
 
 def leaf(value: Tree, hint: Any, default: Any = None) -> Any:
@@ -160,10 +188,8 @@ def _holds_numbers(parts: list[Any]) -> bool:
 def _string(value: str, parts: list[Any]) -> Any:
     if str in parts or any(getattr(part, "__name__", "") == "dtype" for part in parts):
         return value
-    if any(typing.get_origin(part) or part in (os.PathLike, pathlib.Path) for part in parts):
-        for part in parts:
-            if part in (pathlib.Path, os.PathLike) or typing.get_origin(part) is os.PathLike:
-                return pathlib.Path(value)
+    if any((typing.get_origin(part) or part) in (pathlib.Path, os.PathLike) for part in parts):
+        return pathlib.Path(value)
     raise Misfit
 
 

@@ -1,7 +1,7 @@
 """Checks a tree against the functions that it names, and builds it."""
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -21,7 +21,7 @@ from trainer.config.tree import (
     locate,
     to_node,
 )
-from trainer.config.units import Units, quantity
+from trainer.config.units import Units, looks_like_quantity, quantity
 from trainer.config.vocabulary import Function, Vocabulary
 
 __all__ = ["Builder", "Units"]
@@ -139,7 +139,9 @@ class _Walk:
             function = self._function(tree, path, complete=False)
             return slot.argument(function, str(key), annotations.mentions_recipe(slot.hint))
         try:
-            return slot.entry()[1] if isinstance(tree, dict) else slot.elements(len(tree))[0][key]
+            if isinstance(tree, dict):
+                return slot.entry()[1]
+            return slot.elements(len(tree))[0][int(key)]
         except annotations.Misfit:
             return replace(slot, hint=Any, default=None)
 
@@ -161,11 +163,9 @@ class _Walk:
         if isinstance(value, str) and annotations.takes_int(slot.hint):
             if quantity(value) is not None:
                 return self._steps(value, self._config.sources[path])
-            if str in annotations.members(slot.hint) and not value.strip()[:1].isdigit():
-                return value
-        elif not (isinstance(value, str) and annotations.is_number_only(slot.hint)):
-            return annotations.leaf(value, slot.hint, slot.default)
-        raise annotations.Misfit
+            if looks_like_quantity(value):
+                raise annotations.Misfit
+        return annotations.leaf(value, slot.hint, slot.default)
 
     def _steps(self, value: str, source: Source | None) -> int:
         if self._calling:
@@ -189,8 +189,11 @@ class _Walk:
         is_recipe = annotations.mentions_recipe(slot.hint)
         function = self._function(call, path, complete=is_recipe or not call.partial)
         is_schedule = slot.in_recipe and annotations.takes_float(slot.hint)
-        returns = Callable if call.partial else function.returns
-        if not is_recipe and not is_schedule and not annotations.takes_call(slot.hint, returns):
+        if call.partial:
+            fits = annotations.takes_function(slot.hint)
+        else:
+            fits = is_schedule or annotations.takes_result(slot.hint, function.returns)
+        if not is_recipe and not fits:
             raise annotations.Misfit
         values = {
             name: self.value(item, slot.argument(function, name, is_recipe), join(path, name))
@@ -272,16 +275,15 @@ def _misfit(tree: Tree, slot: _Slot, path: str) -> str:
     name = path.rpartition(".")[2]
     words = annotations.words(slot.hint)
     text = f"{slot.owner} takes {words} for {name!r}, and was given {describe(tree)}."
-    if isinstance(tree, str) and annotations.takes_int(slot.hint):
+    if isinstance(tree, Call):
+        if tree.partial:
+            text += (
+                f" To give it what {tree.name} returns, call it: @{tree.name}() or !{tree.name}."
+            )
+    elif isinstance(tree, str) and annotations.takes_int(slot.hint):
         text += " A number of steps may also be '5%', '3 epochs' or '1_000 examples'."
-    elif isinstance(tree, str) and tree in ("None", "none"):
-        text += " None is written null in YAML."
-    elif isinstance(tree, Call) and tree.partial:
-        text += f" To pass what {tree.name} returns, call it: @{tree.name}() or !{tree.name}."
-    elif isinstance(tree, str) and "." in tree and _is_name(tree):
-        text += f" A call is written @{tree}() in Gin and !{tree} in YAML."
+    elif isinstance(tree, str) and tree.lower() == "none" and annotations.takes_none(slot.hint):
+        text += " The value None is written None in Gin and null in YAML."
+    elif annotations.takes_function(slot.hint) or not annotations.takes_leaf(slot.hint):
+        text += " A call is written @name.of.function() in Gin and !name.of.function in YAML."
     return text
-
-
-def _is_name(text: str) -> bool:
-    return all(part.isidentifier() for part in text.split("."))

@@ -119,7 +119,5 @@ def merge(base: Node, over: Node) -> Node:
     items = dict(children(base))
     for key, node in children(over).items():
         items[key] = merge(items[key], node) if key in items else node
-    if isinstance(old, Call):
-        named = {str(key): item for key, item in items.items()}
-        return Node(Call(old.name, named, old.partial), over.source, over.named)
-    return Node(items, over.source, over.named)
+    source = over if isinstance(old, Call) == isinstance(new, Call) else base
+    return with_children(Node(old, source.source, source.named), items)

@@ -198,7 +198,7 @@ def _read_text(path: str, named: Source | None) -> str:
     try:
         file = Path(path)
         if not file.exists():
-            raise ConfigError(f"{which} does not exist. {_other_files(file)}", source)
+            raise ConfigError(f"{which} does not exist. {_hint(file, named)}", source)
         if not file.is_file():
             kind = "a directory" if file.is_dir() else "no regular file"
             raise ConfigError(f"{which} is {kind}: name a .gin or .yaml file.", source)
@@ -232,7 +232,14 @@ def _check_text(text: str, source: Source) -> None:
         raise ConfigError(f"It is larger than {MAX_BYTES // 1024} KiB: no config is.", source)
 
 
-def _other_files(file: Path) -> str:
+def _hint(file: Path, named: Source | None) -> str:
+    """Says what may have been meant by a file that is not there."""
+    if named is not None:
+        above = os.path.dirname(named.file)
+        from_here = os.path.relpath(file, above or ".")
+        if os.path.exists(from_here):
+            right = os.path.relpath(from_here, above or ".")
+            return f"A path is relative to the including file; did you mean {right!r}?"
     try:
         names = sorted(each.name for each in file.parent.iterdir() if not each.is_dir())
     except OSError:

@@ -195,20 +195,25 @@ def plain(node: Node) -> Tree:
 
 
 def to_config(root: Node) -> Config:
-    """Returns the config of a tree; raises ConfigError where two nodes share a path."""
+    """Returns the config of a tree; raises ConfigError if it is too large, or a path not unique."""
     sources: dict[str, Source] = {}
     named: dict[str, Source] = {}
+    budget = Budget()
 
-    def visit(node: Node, path: str) -> None:
-        if path in sources:
-            raise ConfigError(f"Two values of this config have the path {path!r}.", node.source)
+    def visit(node: Node, path: str, depth: int) -> None:
+        budget.spend(depth, node.source)
+        if path in sources and path:
+            raise ConfigError(
+                f"Two values of this config have the path {path!r}: rename one of the keys.",
+                node.source,
+            )
         sources[path] = node.source
         if node.named is not None and node.named != node.source:
             named[path] = node.named
         for key, child in children(node).items():
-            visit(child, join(path, key))
+            visit(child, join(path, key), depth + 1)
 
-    visit(root, "")
+    visit(root, "", 0)
     return Config(plain(root), sources, named)
 
 
@@ -303,7 +308,7 @@ def nearest(word: str, known: Iterable[Key]) -> str | None:
 
 def known_names(word: str, known: Iterable[Key], there_is: str = "There is") -> str:
     """Returns a sentence that suggests the nearest known name, or lists what exists."""
-    names = list(map(str, known))
+    names = sorted(map(str, known))
     near = nearest(word, names)
     if near is not None:
         return f"Did you mean {near!r}?"
@@ -351,7 +356,7 @@ def _brief(tree: Tree) -> str:
     return repr(tree[:100]) if isinstance(tree, str) else repr(tree)
 
 
-def _items(items: Mapping[Key, Tree], sign: str, spell: Callable[[Any], str]) -> str:
+def _items(items: Mapping[Any, Tree], sign: str, spell: Callable[[Any], str]) -> str:
     some = list(items.items())[:9]
     return ", ".join(f"{spell(key)}{sign}{_brief(value)}" for key, value in some)
 

@@ -7,6 +7,7 @@ import inspect
 import re
 import sys
 import typing
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import ModuleType
@@ -130,7 +131,7 @@ class Vocabulary:
         module, rest = self._root(name, steps, source)
         for step in rest:
             module = self._step_into(module, step, name, source)
-        found = _public(module).get(last)
+        found = _own(module, last)
         if found is None:
             raise ConfigError(self._unknown(name, module, last), source)
         return found
@@ -145,17 +146,15 @@ class Vocabulary:
             package = max(fitting, key=len)
             return _import(package, source), steps[package.count(".") + 1 :]
         roots = [*ROOTS, *self._packages]
-        if not steps or nearest(name, [EXPERIMENT]) == EXPERIMENT:
-            hint = self._elsewhere(name) or f"A name begins with {listing(roots, 12)}."
+        near = nearest(steps[0], roots) if steps else None
+        if near:
+            hint = f"Did you mean {near + name[len(steps[0]) :]!r}? "
         else:
-            package = ".".join(steps)
-            near = nearest(steps[0], roots)
-            hint = f"Did you mean {near + name[len(steps[0]) :]!r}? " if near else ""
-            hint += self._elsewhere(name) if not near else ""
-            hint += (
-                f"A name begins with {listing(roots, 12)}; for a package of yours, add"
-                f" --vocabulary={package} to the command."
-            )
+            hint = self._elsewhere(name)
+        hint += f"A name begins with {listing(roots, 12)}"
+        if steps and not near and steps[0] not in sys.stdlib_module_names:
+            hint += f"; for a package of yours, add --vocabulary={'.'.join(steps)} to the command"
+        hint += "."
         raise ConfigError(f"There is no function {name!r}. {hint}", source)
 
     def _step_into(
@@ -186,9 +185,9 @@ class Vocabulary:
             else:
                 words = "is neither a function nor a class"
             return f"{name} {words}. A config names only functions that a package defines itself."
-        names = sorted(_public(module))
+        names = _public(module)
         near = nearest(last, names)
-        hint = f"Did you mean {f'{own}.{near}'!r}?" if near else self._elsewhere(name)
+        hint = f"Did you mean {f'{own}.{near}'!r}?" if near else self._elsewhere(name).strip()
         return f"There is no function {name!r}. {hint or known_names(last, names, own + ' has')}"
 
     def _elsewhere(self, name: str) -> str:
@@ -198,8 +197,8 @@ class Vocabulary:
             (each, each) for each in self._packages
         ]:
             try:
-                if last in _public(_import(package, None)):
-                    return f"Did you mean {f'{root}.{last}'!r}?"
+                if _own(_import(package, None), last) is not None:
+                    return f"Did you mean {f'{root}.{last}'!r}? "
             except ConfigError:
                 continue
         return ""
@@ -238,28 +237,26 @@ def _is_inner(module: ModuleType, key: str, value: Any) -> bool:
     return isinstance(value, ModuleType) and value.__name__ == f"{module.__name__}.{key}"
 
 
-def _public(module: ModuleType) -> dict[str, Callable[..., Any]]:
-    """Returns the public functions and classes that a module's package defines itself."""
+def _own(module: ModuleType, name: str) -> Callable[..., Any] | None:
+    """Returns a public function or class that a module's package defines itself, or None."""
+    value = getattr(module, name, None)
     package = module.__name__
-    top = package.split(".")[0]
-    own = package if top == "trainer" else top
-    listed = set(getattr(module, "__all__", ()))
-    return {
-        key: value
-        for key in dir(module)
-        if not key.startswith("_")
-        and callable(value := getattr(module, key, None))
-        and (_lies_in(_home(value), own) or key in listed)
-        and not _is_alias(value)
-    }
+    package = package if package.startswith("trainer.") else package.split(".")[0]
+    if name.startswith("_") or not callable(value) or typing.get_origin(value) is not None:
+        return None
+    is_ours = _lies_in(_home(value), package) or name in getattr(module, "__all__", ())
+    return value if is_ours and not isinstance(value, typing.TypeVar) else None
+
+
+def _public(module: ModuleType) -> list[str]:
+    """Returns the names of all that `_own` would return."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # a deprecated name says so when it is looked at
+        return [name for name in dir(module) if _own(module, name) is not None]
 
 
 def _lies_in(module: str, package: str) -> bool:
     return f"{module}.".startswith(f"{package}.")
-
-
-def _is_alias(value: Any) -> bool:
-    return typing.get_origin(value) is not None or isinstance(value, typing.TypeVar)
 
 
 def _home(value: Any) -> str:
