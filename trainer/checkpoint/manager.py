@@ -1,193 +1,30 @@
-"""Checkpoints that can be trusted: asynchronous saves, checksums, retention, exact restore.
-
-The only file that knows orbax. Orbax writes the arrays and commits a step by a rename; the
-manifest of trainer.integrity lies beside them and is committed with them. Reading trusts nothing.
-"""
+"""Checkpoints that can be trusted: asynchronous saves, checksums, retention, exact restore."""
 
 from __future__ import annotations
 
-import concurrent.futures
-import dataclasses
-import logging
 import math
 import os
 import shutil
-import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
-import orbax.checkpoint as ocp
-from etils import epath
-from jax.experimental import multihost_utils
 
-from trainer import integrity
-from trainer.integrity import CheckpointError, Damaged
+from trainer.checkpoint import integrity
+from trainer.checkpoint.integrity import CheckpointError, Damaged
+from trainer.checkpoint.reading import (
+    place,
+    read_arrays,
+    read_manifest,
+    step_directories,
+    storage,
+)
+from trainer.writers.base import to_stderr
 
 DAMAGED = "damaged"
 _TEMPORARY = ".orbax-checkpoint-tmp"
-
-
-def _stderr(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
-
-
-# ---------------------------------------------------------------------------------------------
-# What orbax is told
-
-
-@dataclasses.dataclass
-class _ManifestSave(ocp.args.CheckpointArgs):
-    manifest: dict[str, Any]
-    leaves: dict[str, integrity.HostLeaf]
-
-
-class _ManifestHandler(ocp.AsyncCheckpointHandler):
-    """Computes the checksums in a thread of its own and writes the manifest into the step."""
-
-    def __init__(self) -> None:
-        self._pool = concurrent.futures.ThreadPoolExecutor(1, "checksums")
-
-    async def async_save(self, directory: Any, args: _ManifestSave) -> list[Any]:  # type: ignore[override]
-        return [self._pool.submit(self._write, Path(directory), args)]
-
-    def save(self, directory: Any, args: _ManifestSave) -> None:  # type: ignore[override]
-        self._write(Path(directory), args)
-
-    def restore(self, directory: Any, args: Any = None) -> Any:
-        return integrity.read_manifest(Path(directory).parent)
-
-    def close(self) -> None:
-        self._pool.shutdown()
-
-    def _write(self, directory: Path, args: _ManifestSave) -> None:
-        process = jax.process_index()
-        leaves = args.leaves
-        if process > 0:  # the others add only what the first one cannot see
-            leaves = {n: leaf for n, leaf in leaves.items() if isinstance(leaf.data, jax.Array)}
-        manifest = {**args.manifest, "leaves": integrity.entries(leaves)}
-        name = integrity.MANIFEST if process == 0 else f"{integrity.MANIFEST}.{process}"
-        with open(directory / name, "w") as file:
-            file.write(integrity.seal(manifest))
-            file.flush()
-            os.fsync(file.fileno())
-
-
-ocp.args.register_with_handler(_ManifestHandler, for_save=True)(_ManifestSave)
-
-
-@dataclasses.dataclass
-class _Best:
-    """Preserves the n best checkpoints by their finite metric; of equals the earlier one."""
-
-    n: int
-    mode: str
-
-    def should_preserve(self, checkpoints: Sequence[Any], *, context: Any = None) -> list[bool]:
-        sign = -1 if self.mode == "max" else 1
-        ranked = sorted(
-            (sign * value, info.step)
-            for info in checkpoints
-            if (value := (info.metrics or {}).get("metric")) is not None and math.isfinite(value)
-        )
-        kept = {step for _, step in ranked[: self.n]}
-        return [info.step in kept for info in checkpoints]
-
-
-def _pytree_handler() -> ocp.PyTreeCheckpointHandler:
-    # Host arrays are not copied again: jax keeps them valid. Parameters hardly compress, and zstd
-    # would take the cores from the training step.
-    registry = ocp.type_handlers.create_type_handler_registry(
-        (np.ndarray, ocp.type_handlers.NumpyHandler(deepcopy_host_arrays=False)),
-        (jax.Array, ocp.type_handlers.ArrayHandler(use_replica_parallel=False)),
-    )
-    return ocp.PyTreeCheckpointHandler(type_handler_registry=registry, use_compression=False)
-
-
-class _Quiet(logging.Filter):
-    """Drops orbax's own lines: what matters of them is raised, and said once by us."""
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        return f"{os.sep}orbax{os.sep}" not in record.pathname
-
-
-_QUIET = _Quiet()
-
-
-# ---------------------------------------------------------------------------------------------
-# Reading
-
-
-def read_arrays(
-    step_directory: Path, manifest: Mapping[str, Any], prefix: str = ""
-) -> dict[str, np.ndarray]:
-    """Reads leaves whole into host memory and checks them; raises Damaged.
-
-    prefix: only leaves whose path starts with it.
-    """
-    every = manifest["leaves"]
-    wanted = [name for name in every if name.startswith(prefix)]
-    empty = [name for name in wanted if 0 in every[name]["stored_shape"]]  # nothing to store
-    arrays = {}
-    if len(wanted) > len(empty):
-        item = {n: np.empty(()) for n in every if 0 not in every[n]["stored_shape"]}
-        arrays = _load(
-            step_directory / "state",
-            {n: value if n in wanted else ocp.PLACEHOLDER for n, value in item.items()},
-        )
-    for name in empty:
-        entry = every[name]
-        arrays[name] = np.zeros(entry["stored_shape"], integrity.dtype(entry["stored_dtype"]))
-    arrays = {name: np.asarray(arrays[name]) for name in wanted}
-    problems = integrity.verify(manifest, arrays)
-    if problems:
-        more = f" (and {len(problems) - 1} more leaves)" if len(problems) > 1 else ""
-        raise Damaged(problems[0] + more, problems)
-    return arrays
-
-
-def _load(directory: Path, item: dict[str, Any]) -> dict[str, Any]:
-    handler = _pytree_handler()
-    restore_args = {n: ocp.RestoreArgs(restore_type=np.ndarray) for n in item}
-    try:
-        if not ocp.type_handlers.is_ocdbt_checkpoint(epath.Path(directory)):
-            raise Damaged("the index of its arrays is missing")
-        return handler.restore(
-            epath.Path(directory),
-            args=ocp.args.PyTreeRestore(item=item, restore_args=restore_args),
-        )
-    except (MemoryError, PermissionError, Damaged):
-        raise
-    except Exception as e:  # whatever orbax and tensorstore raise for files that are not right
-        raise Damaged(f"its arrays cannot be read: {integrity.reason(e)}") from e
-    finally:
-        handler.close()
-
-
-def _key_impl(target: Any) -> Any:
-    """Returns the PRNG implementation of an abstract key, which only a traced value tells."""
-    found = []
-    jax.eval_shape(lambda key: found.append(jax.random.key_impl(key)), target)
-    return found[0]
-
-
-def _place(array: np.ndarray, target: Any) -> jax.Array:
-    """Puts a whole host array where the target's sharding wants it, committed."""
-    sharding = getattr(target, "sharding", None)
-    if sharding is None:
-        sharding = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
-    if integrity.is_key(target):
-        keys = jax.random.wrap_key_data(jax.numpy.asarray(array), impl=_key_impl(target))
-        return jax.device_put(keys, sharding)
-    if sharding.is_fully_addressable:
-        return jax.device_put(array, sharding, may_alias=False)
-    return jax.make_array_from_callback(array.shape, sharding, lambda index: array[index])
-
-
-# ---------------------------------------------------------------------------------------------
-# The room
 
 
 class Checkpoints:
@@ -215,7 +52,7 @@ class Checkpoints:
         keep_latest: int = 2,
         keep_best: int = 1,
         best_mode: str = "max",
-        log: Callable[[str], None] = _stderr,
+        log: Callable[[str], None] = to_stderr,
         fence: Callable[[], None] | None = None,
         read_only: bool = False,
     ) -> None:
@@ -232,13 +69,13 @@ class Checkpoints:
         self._log = log
         self._fence = fence
         self._read_only = read_only
-        self._manager: ocp.CheckpointManager | None = None
+        self._manager: Any = None
         self._pending: int | None = None
         self._fenced: BaseException | None = None
 
     def steps(self) -> list[int]:
         """Returns the steps of all committed checkpoints, oldest first."""
-        return list(integrity.step_directories(self.directory))
+        return list(step_directories(self.directory))
 
     def latest(self) -> int | None:
         """Returns the newest committed step, or None."""
@@ -260,7 +97,7 @@ class Checkpoints:
             raise ValueError(f"The checkpoints in {self.directory} were opened to be read only.")
         self._collect()
         step = int(step)
-        if step in integrity.step_directories(self.directory):
+        if step in step_directories(self.directory):
             return False
         leaves = integrity.to_host(state)
         value = None if metric is None else float(metric)
@@ -270,14 +107,10 @@ class Checkpoints:
             "metric": value if value is None or math.isfinite(value) else repr(value),
             "processes": jax.process_count(),
         }
-        stored = {n: leaf.data for n, leaf in leaves.items() if 0 not in leaf.data.shape}
         try:
             self._open().save(
                 step,
-                args=ocp.args.Composite(
-                    state=ocp.args.PyTreeSave(stored or {"empty": np.zeros(1, np.uint8)}),
-                    integrity=_ManifestSave(manifest, leaves),
-                ),
+                args=storage().save_args(manifest, leaves),
                 metrics={"metric": value},
                 force=True,
             )
@@ -316,7 +149,7 @@ class Checkpoints:
         shape or dtype differ.
         """
         self._collect()
-        found = integrity.step_directories(self.directory)
+        found = step_directories(self.directory)
         if step is not None and step not in found:
             raise CheckpointError(
                 f"There is no checkpoint of step {step} in {self.directory}; "
@@ -333,7 +166,7 @@ class Checkpoints:
             if not _all_agree(problem is None):
                 self._set_aside(number, found[number], problem or "another process cannot read it")
                 continue
-            leaves = [_place(arrays.pop(name), target) for name, target in targets.items()]
+            leaves = [place(arrays.pop(name), target) for name, target in targets.items()]
             return jax.tree.unflatten(jax.tree.structure(abstract_state), leaves)
         raise CheckpointError(
             f"No checkpoint in {self.directory} can be used: "
@@ -349,7 +182,7 @@ class Checkpoints:
         self._collect()
         if self._fence is not None:
             self._fence()
-        found = integrity.step_directories(self.directory)
+        found = step_directories(self.directory)
         later = {number: path for number, path in found.items() if number > step}
         if later:
             self._drop_manager()
@@ -364,7 +197,7 @@ class Checkpoints:
     def _read(
         self, path: Path, abstract_state: Any
     ) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-        manifest = integrity.read_manifest(path)
+        manifest = read_manifest(path)
         targets = integrity.named_leaves(abstract_state)
         wanted = {name: integrity.spec(name, leaf) for name, leaf in targets.items()}
         wrong = integrity.mismatches(integrity.specs(manifest), wanted)
@@ -393,36 +226,11 @@ class Checkpoints:
         self._drop_manager()
         _all_agree(True)
 
-    def _open(self) -> ocp.CheckpointManager:
+    def _open(self) -> Any:
         if self._manager is None:
-            keep_latest, keep_best, best_mode = self._keep
-            logging.getLogger("absl").addFilter(_QUIET)
             self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-            policies = ocp.checkpoint_managers.AnyPreservationPolicy(
-                [ocp.checkpoint_managers.LatestN(keep_latest), _Best(keep_best, best_mode)]
-            )
-            registry = ocp.handlers.DefaultCheckpointHandlerRegistry()
-            pytree, manifest = _pytree_handler(), _ManifestHandler()
-            registry.add("state", ocp.args.PyTreeSave, pytree)
-            registry.add("state", ocp.args.PyTreeRestore, pytree)
-            registry.add("integrity", _ManifestSave, manifest)
-            metrics = ocp.JsonCheckpointHandler(filename="metrics")
-            registry.add("metrics", ocp.args.JsonSave, metrics)
-            registry.add("metrics", ocp.args.JsonRestore, metrics)
-            self._manager = ocp.CheckpointManager(
-                self.directory,
-                options=ocp.CheckpointManagerOptions(
-                    best_fn=lambda metrics: metrics["metric"],
-                    preservation_policy=policies,
-                    cleanup_tmp_directories=True,
-                    save_root_metadata=False,
-                    async_options=ocp.AsyncOptions(
-                        post_finalization_callback=self._before_commit,
-                        create_directories_asynchronously=False,
-                    ),
-                    file_options=ocp.options.FileOptions(path_permission_mode=0o700),
-                ),
-                handler_registry=registry,
+            self._manager = storage().open_manager(
+                self.directory, *self._keep, before_commit=self._before_commit
             )
         return self._manager
 
@@ -444,7 +252,7 @@ class Checkpoints:
         except Exception as e:
             self._failed(step, e)
         else:
-            if step in integrity.step_directories(self.directory):
+            if step in step_directories(self.directory):
                 if self.error is not None:
                     self._log(f"The checkpoint of step {step} could be saved again.")
                 self.error = None
@@ -479,4 +287,6 @@ def _all_agree(ok: bool) -> bool:
     """Tells whether every process says ok; one that fails must not leave the others waiting."""
     if jax.process_count() == 1:
         return ok
+    from jax.experimental import multihost_utils
+
     return bool(np.all(multihost_utils.process_allgather(np.asarray(ok))))

@@ -9,11 +9,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
 import zlib
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -235,31 +233,3 @@ def reason(error: BaseException) -> str:
     lines = str(error).strip().splitlines() or [type(error).__name__]
     text = re.sub(r"\s*\[(?:tensorstore_spec|source locations)=.*", "", lines[0])
     return text if len(text) <= 200 else text[:197] + "..."
-
-
-def step_directories(directory: str | os.PathLike[str]) -> dict[int, Path]:
-    """Returns the committed steps in a checkpoints/ directory, oldest first."""
-    root = Path(directory)
-    if not root.is_dir():
-        return {}
-    names = [path for path in root.iterdir() if re.fullmatch(r"0|[1-9][0-9]{0,17}", path.name)]
-    return dict(sorted((int(path.name), path) for path in names if path.is_dir()))
-
-
-def read_manifest(step_directory: Path) -> dict[str, Any]:
-    """Reads and checks the manifest of a step; raises Damaged."""
-    folder = step_directory / "integrity"
-    try:
-        manifest = unseal((folder / MANIFEST).read_text())
-        for process in range(1, int(manifest["processes"])):
-            part = unseal((folder / f"{MANIFEST}.{process}").read_text())
-            for name, entry in part["leaves"].items():
-                manifest["leaves"][name]["crc32"] += entry["crc32"]
-        specs(manifest)
-    except PermissionError:
-        raise
-    except FileNotFoundError as e:
-        raise Damaged(f"its manifest {Path(e.filename).name} is missing") from e
-    except (OSError, ValueError, KeyError, TypeError) as e:
-        raise Damaged(f"its manifest cannot be read: {reason(e)}") from e
-    return manifest

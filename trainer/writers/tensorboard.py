@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from trainer.metrics_file import RecordFile, number
-from trainer.writers import Log, Writer, to_stderr
+from trainer.writers.base import Log, Writer, number, to_stderr
+from trainer.writers.files import RecordFile
 
 
 class TensorBoardWriter(Writer):

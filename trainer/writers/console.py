@@ -8,8 +8,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, TextIO
 
-from trainer.metrics_file import number
-from trainer.writers import Writer
+from trainer.writers.base import Writer, number
 
 
 class ConsoleWriter(Writer):

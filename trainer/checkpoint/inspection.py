@@ -13,8 +13,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from trainer import checkpoint, integrity
-from trainer.integrity import CheckpointError, Damaged
+from trainer.checkpoint import integrity
+from trainer.checkpoint.integrity import CheckpointError, Damaged
+from trainer.checkpoint.reading import read_arrays, read_manifest, step_directories
 
 
 class Info(NamedTuple):
@@ -36,7 +37,7 @@ def ls(directory: str | os.PathLike[str]) -> list[Info]:
 def _info(step: int, path: Path) -> Info:
     saved = path.stat().st_mtime
     try:
-        manifest = integrity.read_manifest(path)
+        manifest = read_manifest(path)
     except Damaged as e:
         return Info(step, None, 0, 0, saved, str(e))
     metric = manifest["metric"]
@@ -55,7 +56,7 @@ def check(directory: str | os.PathLike[str], step: int | None = None) -> dict[in
 
 def _problems(path: Path) -> list[str]:
     try:
-        checkpoint.read_arrays(path, integrity.read_manifest(path))
+        read_arrays(path, read_manifest(path))
     except Damaged as e:
         return e.problems or [str(e)]
     return []
@@ -74,9 +75,9 @@ def diff(
     """
     a = _steps(directory, step_a)[step_a]
     b = _steps(other if other is not None else directory, step_b)[step_b]
-    manifests = integrity.read_manifest(a), integrity.read_manifest(b)
+    manifests = read_manifest(a), read_manifest(b)
     specs = [integrity.specs(manifest) for manifest in manifests]
-    values = checkpoint.read_arrays(a, manifests[0]), checkpoint.read_arrays(b, manifests[1])
+    values = read_arrays(a, manifests[0]), read_arrays(b, manifests[1])
     lines = []
     for name in dict.fromkeys([*specs[0], *specs[1]]):
         one, two = (spec.get(name) for spec in specs)
@@ -116,7 +117,7 @@ def load_params(
     problems = []
     for number, path in sorted(_steps(workdir, step).items(), reverse=True):
         try:
-            arrays = checkpoint.read_arrays(path, integrity.read_manifest(path), prefix + "/")
+            arrays = read_arrays(path, read_manifest(path), prefix + "/")
         except Damaged as e:
             problems.append(f"step {number}: {e}")
             continue
@@ -219,7 +220,7 @@ def _nested(leaves: Mapping[str, Any]) -> dict[str, Any]:
 def _steps(directory: str | os.PathLike[str], step: int | None = None) -> dict[int, Path]:
     root = Path(directory)
     home = root / "checkpoints" if (root / "checkpoints").is_dir() else root
-    found = integrity.step_directories(home)
+    found = step_directories(home)
     if step is None and found:
         return found
     if step in found:

@@ -1,0 +1,21 @@
+"""Checkpoints that can be trusted: saved behind the run, checked leaf by leaf, restored exactly.
+
+The only room that knows orbax, which is imported when a checkpoint is first written or read.
+"""
+
+from trainer.checkpoint.inspection import Info, check, diff, load_params, ls, rename
+from trainer.checkpoint.integrity import CheckpointError, Damaged, digests
+from trainer.checkpoint.manager import Checkpoints
+
+__all__ = [
+    "CheckpointError",
+    "Checkpoints",
+    "Damaged",
+    "Info",
+    "check",
+    "diff",
+    "digests",
+    "load_params",
+    "ls",
+    "rename",
+]

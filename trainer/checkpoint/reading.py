@@ -1,0 +1,94 @@
+"""Reads checkpoints and believes only what the checksums say."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from trainer.checkpoint import integrity
+from trainer.checkpoint.integrity import Damaged
+
+
+def storage() -> Any:
+    """Imports orbax when it is first needed: the first step of a run need not wait for it."""
+    return importlib.import_module("trainer.checkpoint.storage")
+
+
+def read_arrays(
+    step_directory: Path, manifest: Mapping[str, Any], prefix: str = ""
+) -> dict[str, np.ndarray]:
+    """Reads leaves whole into host memory and checks them; raises Damaged.
+
+    prefix: only leaves whose path starts with it.
+    """
+    every = manifest["leaves"]
+    wanted = [name for name in every if name.startswith(prefix)]
+    empty = [name for name in wanted if 0 in every[name]["stored_shape"]]  # nothing to store
+    arrays = {}
+    if len(wanted) > len(empty):
+        stored = [name for name in every if 0 not in every[name]["stored_shape"]]
+        arrays = storage().load(step_directory, stored, set(wanted) - set(empty))
+    for name in empty:
+        entry = every[name]
+        arrays[name] = np.zeros(entry["stored_shape"], integrity.dtype(entry["stored_dtype"]))
+    arrays = {name: np.asarray(arrays[name]) for name in wanted}
+    problems = integrity.verify(manifest, arrays)
+    if problems:
+        more = f" (and {len(problems) - 1} more leaves)" if len(problems) > 1 else ""
+        raise Damaged(problems[0] + more, problems)
+    return arrays
+
+
+def _key_impl(target: Any) -> Any:
+    """Returns the PRNG implementation of an abstract key, which only a traced value tells."""
+    found = []
+    jax.eval_shape(lambda key: found.append(jax.random.key_impl(key)), target)
+    return found[0]
+
+
+def place(array: np.ndarray, target: Any) -> jax.Array:
+    """Puts a whole host array where the target's sharding wants it, committed."""
+    sharding = getattr(target, "sharding", None)
+    if sharding is None:
+        sharding = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
+    if integrity.is_key(target):
+        keys = jax.random.wrap_key_data(jax.numpy.asarray(array), impl=_key_impl(target))
+        return jax.device_put(keys, sharding)
+    if sharding.is_fully_addressable:
+        return jax.device_put(array, sharding, may_alias=False)
+    return jax.make_array_from_callback(array.shape, sharding, lambda index: array[index])
+
+
+def step_directories(directory: str | os.PathLike[str]) -> dict[int, Path]:
+    """Returns the committed steps in a checkpoints/ directory, oldest first."""
+    root = Path(directory)
+    if not root.is_dir():
+        return {}
+    names = [path for path in root.iterdir() if re.fullmatch(r"0|[1-9][0-9]{0,17}", path.name)]
+    return dict(sorted((int(path.name), path) for path in names if path.is_dir()))
+
+
+def read_manifest(step_directory: Path) -> dict[str, Any]:
+    """Reads and checks the manifest of a step; raises Damaged."""
+    folder = step_directory / "integrity"
+    try:
+        manifest = integrity.unseal((folder / integrity.MANIFEST).read_text())
+        for process in range(1, int(manifest["processes"])):
+            part = integrity.unseal((folder / f"{integrity.MANIFEST}.{process}").read_text())
+            for name, entry in part["leaves"].items():
+                manifest["leaves"][name]["crc32"] += entry["crc32"]
+        integrity.specs(manifest)
+    except PermissionError:
+        raise
+    except FileNotFoundError as e:
+        raise Damaged(f"its manifest {Path(e.filename).name} is missing") from e
+    except (OSError, ValueError, KeyError, TypeError) as e:
+        raise Damaged(f"its manifest cannot be read: {integrity.reason(e)}") from e
+    return manifest

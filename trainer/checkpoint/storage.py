@@ -1,0 +1,169 @@
+"""How a checkpoint lies on disk; the only file that knows orbax.
+
+Orbax writes the arrays and commits a step by a rename; the manifest lies beside them and is
+committed with them.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import dataclasses
+import logging
+import math
+import os
+from collections.abc import Callable, Collection, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+from etils import epath
+
+from trainer.checkpoint import integrity
+from trainer.checkpoint.integrity import Damaged
+from trainer.checkpoint.reading import read_manifest
+
+
+@dataclasses.dataclass
+class _ManifestSave(ocp.args.CheckpointArgs):
+    manifest: dict[str, Any]
+    leaves: dict[str, integrity.HostLeaf]
+
+
+class _ManifestHandler(ocp.AsyncCheckpointHandler):
+    """Computes the checksums in a thread of its own and writes the manifest into the step."""
+
+    def __init__(self) -> None:
+        self._pool = concurrent.futures.ThreadPoolExecutor(1, "checksums")
+
+    async def async_save(self, directory: Any, args: _ManifestSave) -> list[Any]:  # type: ignore[override]
+        return [self._pool.submit(self._write, Path(directory), args)]
+
+    def save(self, directory: Any, args: _ManifestSave) -> None:  # type: ignore[override]
+        self._write(Path(directory), args)
+
+    def restore(self, directory: Any, args: Any = None) -> Any:
+        return read_manifest(Path(directory).parent)
+
+    def close(self) -> None:
+        self._pool.shutdown()
+
+    def _write(self, directory: Path, args: _ManifestSave) -> None:
+        process = jax.process_index()
+        leaves = args.leaves
+        if process > 0:  # the others add only what the first one cannot see
+            leaves = {n: leaf for n, leaf in leaves.items() if isinstance(leaf.data, jax.Array)}
+        manifest = {**args.manifest, "leaves": integrity.entries(leaves)}
+        name = integrity.MANIFEST if process == 0 else f"{integrity.MANIFEST}.{process}"
+        with open(directory / name, "w") as file:
+            file.write(integrity.seal(manifest))
+            file.flush()
+            os.fsync(file.fileno())
+
+
+ocp.args.register_with_handler(_ManifestHandler, for_save=True)(_ManifestSave)
+
+
+@dataclasses.dataclass
+class _Best:
+    """Preserves the n best checkpoints by their finite metric; of equals the earlier one."""
+
+    n: int
+    mode: str
+
+    def should_preserve(self, checkpoints: Sequence[Any], *, context: Any = None) -> list[bool]:
+        sign = -1 if self.mode == "max" else 1
+        ranked = sorted(
+            (sign * value, info.step)
+            for info in checkpoints
+            if (value := (info.metrics or {}).get("metric")) is not None and math.isfinite(value)
+        )
+        kept = {step for _, step in ranked[: self.n]}
+        return [info.step in kept for info in checkpoints]
+
+
+def _pytree_handler() -> ocp.PyTreeCheckpointHandler:
+    # Host arrays are not copied again: jax keeps them valid. Parameters hardly compress, and zstd
+    # would take the cores from the training step.
+    registry = ocp.type_handlers.create_type_handler_registry(
+        (np.ndarray, ocp.type_handlers.NumpyHandler(deepcopy_host_arrays=False)),
+        (jax.Array, ocp.type_handlers.ArrayHandler(use_replica_parallel=False)),
+    )
+    return ocp.PyTreeCheckpointHandler(type_handler_registry=registry, use_compression=False)
+
+
+class _Quiet(logging.Filter):
+    """Drops orbax's own lines: what matters of them is raised, and said once by us."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        return f"{os.sep}orbax{os.sep}" not in record.pathname
+
+
+_QUIET = _Quiet()
+
+
+def open_manager(
+    directory: Path,
+    keep_latest: int,
+    keep_best: int,
+    best_mode: str,
+    before_commit: Callable[[], None],
+) -> ocp.CheckpointManager:
+    """Opens orbax's manager on a directory, and removes what a killed save left in it.
+
+    before_commit: called in orbax's thread when all is written, before the rename.
+    """
+    logging.getLogger("absl").addFilter(_QUIET)
+    keep = ocp.checkpoint_managers.AnyPreservationPolicy(
+        [ocp.checkpoint_managers.LatestN(keep_latest), _Best(keep_best, best_mode)]
+    )
+    registry = ocp.handlers.DefaultCheckpointHandlerRegistry()
+    registry.add("state", ocp.args.PyTreeSave, _pytree_handler())
+    registry.add("integrity", _ManifestSave, _ManifestHandler())
+    registry.add("metrics", ocp.args.JsonSave, ocp.JsonCheckpointHandler(filename="metrics"))
+    options = ocp.CheckpointManagerOptions(
+        best_fn=lambda metrics: metrics["metric"],  # so that metrics are kept with the step
+        preservation_policy=keep,
+        cleanup_tmp_directories=True,
+        save_root_metadata=False,
+        async_options=ocp.AsyncOptions(
+            post_finalization_callback=before_commit, create_directories_asynchronously=False
+        ),
+        file_options=ocp.options.FileOptions(path_permission_mode=0o700),
+    )
+    return ocp.CheckpointManager(directory, options=options, handler_registry=registry)
+
+
+def save_args(
+    manifest: dict[str, Any], leaves: dict[str, integrity.HostLeaf]
+) -> ocp.args.Composite:
+    """Returns what orbax's manager is to save."""
+    stored = {name: leaf.data for name, leaf in leaves.items() if 0 not in leaf.data.shape}
+    return ocp.args.Composite(
+        state=ocp.args.PyTreeSave(stored or {"nothing": np.zeros(1, np.uint8)}),
+        integrity=_ManifestSave(manifest, leaves),
+    )
+
+
+def load(directory: Path, names: Collection[str], wanted: Collection[str]) -> dict[str, np.ndarray]:
+    """Reads leaves of a step, whole; raises Damaged.
+
+    names: all that were stored; wanted: those to read.
+    """
+    item = {name: np.empty(()) if name in wanted else ocp.PLACEHOLDER for name in names}
+    handler = _pytree_handler()
+    restore_args = {n: ocp.RestoreArgs(restore_type=np.ndarray) for n in item}
+    try:
+        if not ocp.type_handlers.is_ocdbt_checkpoint(epath.Path(directory / "state")):
+            raise Damaged("the index of its arrays is missing")
+        return handler.restore(
+            epath.Path(directory / "state"),
+            args=ocp.args.PyTreeRestore(item=item, restore_args=restore_args),
+        )
+    except (MemoryError, PermissionError, Damaged):
+        raise
+    except Exception as e:  # whatever orbax and tensorstore raise for files that are not right
+        raise Damaged(f"its arrays cannot be read: {integrity.reason(e)}") from e
+    finally:
+        handler.close()
