@@ -30,7 +30,8 @@ def softmax_cross_entropy(label_smoothing: float = 0.0, labels: str = "label") -
     """
     if not 0 <= label_smoothing < 1:
         raise ValueError(
-            f"losses.softmax_cross_entropy needs 0 <= label_smoothing < 1, but got {label_smoothing}."
+            "losses.softmax_cross_entropy needs 0 <= label_smoothing < 1, but got "
+            f"{label_smoothing}."
         )
 
     def loss(outputs: jax.Array, batch: Mapping[str, jax.Array]) -> jax.Array:

@@ -21,7 +21,7 @@ def accuracy(labels: str = "label") -> type[clu.metrics.Metric]:
         [batch, ..., classes] of which the largest counts. Outputs are [batch, ..., classes].
     """
 
-    def right(outputs: jax.Array, batch: Any, **_: Any) -> jax.Array:
+    def right(*, outputs: Any, batch: Any, **_: Any) -> jax.Array:
         classes = _classes(outputs, batch[labels])
         return _per_example(jnp.argmax(outputs, axis=-1).astype(classes.dtype) == classes)
 
@@ -43,7 +43,7 @@ def top_k_accuracy(k: int = 5, labels: str = "label") -> type[clu.metrics.Metric
     if k < 1:
         raise ValueError(f"metrics.top_k_accuracy needs k to be at least 1, but got {k}.")
 
-    def right(outputs: jax.Array, batch: Any, **_: Any) -> jax.Array:
+    def right(*, outputs: Any, batch: Any, **_: Any) -> jax.Array:
         if k > outputs.shape[-1]:
             raise ValueError(
                 f"metrics.top_k_accuracy counts the {k} largest outputs, but the model gives "
@@ -66,7 +66,7 @@ def mean_squared_error(targets: str = "target") -> type[clu.metrics.Metric]:
       targets: the batch's key of the targets, of the outputs' shape.
     """
 
-    def error(outputs: jax.Array, batch: Any, **_: Any) -> jax.Array:
+    def error(*, outputs: Any, batch: Any, **_: Any) -> jax.Array:
         return _per_example(jnp.square(_difference(outputs, batch[targets])))
 
     return clu.metrics.Average.from_fun(error)
@@ -79,7 +79,7 @@ def mean_absolute_error(targets: str = "target") -> type[clu.metrics.Metric]:
       targets: the batch's key of the targets, of the outputs' shape.
     """
 
-    def error(outputs: jax.Array, batch: Any, **_: Any) -> jax.Array:
+    def error(*, outputs: Any, batch: Any, **_: Any) -> jax.Array:
         return _per_example(jnp.abs(_difference(outputs, batch[targets])))
 
     return clu.metrics.Average.from_fun(error)

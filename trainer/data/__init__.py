@@ -1,4 +1,4 @@
-"""The data sets a config can name: each function returns a `Dataset`, step-indexed and in memory."""
+"""The data sets a config can name: each function returns one that is in memory, by step."""
 
 from trainer.data.arrays import ArrayDataset
 from trainer.data.digits import digits

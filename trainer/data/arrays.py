@@ -185,9 +185,7 @@ def _count(split: Mapping[str, np.ndarray], name: str, which: str) -> int:
     return next(iter(lengths.values()))
 
 
-def _check_same(
-    train: Mapping[str, np.ndarray], test: Mapping[str, np.ndarray], name: str
-) -> None:
+def _check_same(train: Mapping[str, np.ndarray], test: Mapping[str, np.ndarray], name: str) -> None:
     def kinds(split: Mapping[str, np.ndarray]) -> dict[str, Any]:
         return {key: (array.shape[1:], array.dtype) for key, array in sorted(split.items())}
 

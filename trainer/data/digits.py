@@ -66,14 +66,14 @@ def _load(root: Path) -> Splits:
         prepare_aside(root, _build)
     except OSError as error:
         raise ValueError(
-            f"The digits cannot be prepared in {root} ({error}). Name a directory that can be written "
-            "by LOCKSTEP_DATA_DIR or the argument data_dir of data.digits."
+            f"The digits cannot be prepared in {root} ({error}). Name a directory that can be "
+            "written by LOCKSTEP_DATA_DIR or the argument data_dir of data.digits."
         ) from error
     splits = read(directory)
     if _digest(splits) != _SHA256:
         raise ValueError(
-            f"The digits prepared in {directory} are not those that this version knows: scikit-learn's "
-            "copy of them differs. Install the versions in requirements.lock."
+            f"The digits prepared in {directory} are not those that this version knows: "
+            "scikit-learn's copy of them differs. Install the versions in requirements.lock."
         )
     return splits
 

@@ -37,9 +37,9 @@ class SklearnDigits(tfds.core.GeneratorBasedBuilder):
     def _generate_examples(self, test: bool):
         from sklearn.datasets import load_digits
 
-        digits = load_digits()
-        by_class = np.argsort(digits.target, kind="stable")
+        pixels, labels = load_digits(return_X_y=True)
+        images = np.asarray(pixels, np.uint8).reshape(-1, 8, 8, 1)
+        by_class = np.argsort(labels, kind="stable")
         for place, index in enumerate(by_class.tolist()):
             if (place % 5 == 0) == test:
-                image = digits.images[index].astype(np.uint8)[..., None]
-                yield index, {"image": image, "label": int(digits.target[index])}
+                yield index, {"image": images[index], "label": int(labels[index])}

@@ -37,8 +37,8 @@ def fashion_mnist(
     directory = prepared_directory("fashion_mnist", root)
     if directory is None:
         raise ValueError(
-            f"Fashion-MNIST is not prepared in {root}. Run `make fashion_mnist`, which takes it from the "
-            "network or from Debian's package dataset-fashion-mnist."
+            f"Fashion-MNIST is not prepared in {root}. Run `make fashion_mnist`, which takes it "
+            "from the network or from Debian's package dataset-fashion-mnist."
         )
     splits = read(directory)
     return ArrayDataset(

@@ -35,7 +35,7 @@ class Pixels:
 
     def __post_init__(self):
         if self.crop < 0:
-            raise ValueError(f"{self.name} needs crop to be at least 0 pixels, but got {self.crop}.")
+            raise ValueError(f"{self.name} needs crop to be 0 pixels or more, but got {self.crop}.")
         if np.min(self.std) <= 0:
             raise ValueError(f"{self.name} needs std to be positive, but got {self.std}.")
         # x / unit / std - mean / std, rounded to float32 once.

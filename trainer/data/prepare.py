@@ -93,9 +93,7 @@ def prepare(name: str, root: Path, files: Path | None = None) -> Path:
         if files is None:
             _check_network(builder)
         with _without_tensorflow():
-            builder.download_and_prepare(
-                download_dir=aside / "downloads", download_config=config
-            )
+            builder.download_and_prepare(download_dir=aside / "downloads", download_config=config)
         return Path(builder.data_dir)
 
     return prepare_aside(root, build)
@@ -123,9 +121,9 @@ def _check_network(builder: Any) -> None:
             requests.head(url, timeout=15)
         except requests.RequestException as error:
             raise ValueError(
-                f"{url} cannot be reached ({type(error).__name__}). Run this where there is a network, or "
-                "name a directory that has the files by --files; for fashion_mnist Debian's package "
-                "dataset-fashion-mnist will do: apt-get install dataset-fashion-mnist."
+                f"{url} cannot be reached ({type(error).__name__}). Run this where there is a "
+                "network, or name a directory that has the files by --files. For fashion_mnist "
+                "Debian's package will do: apt-get install dataset-fashion-mnist."
             ) from error
 
 
@@ -133,27 +131,35 @@ def _check_network(builder: Any) -> None:
 def _without_tensorflow() -> Iterator[None]:
     """Lends the builder what it uses of TensorFlow, where that is not installed.
 
-    That is opening a file, in the module of the MNIST family, and encoding an image as PNG, which
-    is lossless: what is read back is the same.
+    That is opening files, to extract and to read the MNIST family, and encoding an image as PNG,
+    which is lossless: what is read back is the same.
     """
     if importlib.util.find_spec("tensorflow"):
         yield
         return
     from PIL import Image
+    from tensorflow_datasets.core.download import extractor
     from tensorflow_datasets.core.features import image_feature
     from tensorflow_datasets.image_classification import mnist
 
     def encode(self: Any, image: Any) -> bytes:
         if self.encoding_format != "png":
             raise ValueError(
-                f"Encoding images as {self.encoding_format} needs TensorFlow, which is not installed."
+                f"Encoding images as {self.encoding_format} needs TensorFlow, which is absent."
             )
         buffer = io.BytesIO()
         Image.fromarray(image[..., 0] if image.shape[-1] == 1 else image).save(buffer, format="png")
         return buffer.getvalue()
 
-    lent = SimpleNamespace(io=SimpleNamespace(gfile=SimpleNamespace(GFile=open)))
-    places = ((mnist, "tf", lent), (image_feature._ImageEncoder, "_encode_image", encode))
+    lent = SimpleNamespace(
+        io=SimpleNamespace(gfile=SimpleNamespace(GFile=open)),
+        compat=SimpleNamespace(as_text=str),
+    )
+    places = (
+        (extractor, "tf", lent),
+        (mnist, "tf", lent),
+        (image_feature._ImageEncoder, "_encode_image", encode),
+    )
     before = [getattr(owner, name) for owner, name, _ in places]
     try:
         for owner, name, value in places:

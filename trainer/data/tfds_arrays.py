@@ -22,6 +22,7 @@ from trainer.data.images import Pixels
 Splits = dict[str, dict[str, np.ndarray]]  # split -> key -> array
 
 _ARRAYS = "arrays.npz"
+_KEYS = ("image", "label")
 
 
 def tfds(
@@ -61,8 +62,8 @@ def tfds(
     directory = prepared_directory(name, data_root(data_dir))
     if directory is None:
         raise ValueError(
-            f"The data set {name!r} is not prepared as array_record in {data_root(data_dir)}. Prepare "
-            f"it with `python -m trainer.data.prepare {name}`, where there is a network."
+            f"The data set {name!r} is not prepared as array_record in {data_root(data_dir)}. "
+            f"Prepare it with `python -m trainer.data.prepare {name}`, where there is a network."
         )
     splits = read(directory, (train_split, test_split))
     return ArrayDataset(
@@ -118,8 +119,8 @@ def read(directory: Path, names: Sequence[str] = ("train", "test")) -> Splits:
             splits = {name: _read_records(directory, name) for name in names}
         except Exception as error:  # whatever tfds, array_record or protobuf raise on damaged files
             raise ValueError(
-                f"The data set in {directory} cannot be read ({type(error).__name__}: {error}). Remove "
-                "that directory and prepare the data set again."
+                f"The data set in {directory} cannot be read ({type(error).__name__}: {error}). "
+                "Remove that directory and prepare the data set again."
             ) from error
         _write_arrays(directory / _ARRAYS, splits)
     return splits
@@ -128,7 +129,8 @@ def read(directory: Path, names: Sequence[str] = ("train", "test")) -> Splits:
 def _read_records(directory: Path, split: str) -> dict[str, np.ndarray]:
     import tensorflow_datasets
 
-    builder = tensorflow_datasets.builder_from_directory(directory)
+    open_directory: Any = tensorflow_datasets.builder_from_directory
+    builder = open_directory(directory)
     source: Any = builder.as_data_source(split)
     examples = [source[index] for index in range(len(source))]
     return {
@@ -141,7 +143,7 @@ def _read_arrays(path: Path, names: Sequence[str]) -> Splits | None:
     """Returns the arrays kept beside the records, None if they are not there or damaged."""
     try:
         with np.load(path, allow_pickle=False) as arrays:
-            return {name: {key: arrays[f"{name}/{key}"] for key in ("image", "label")} for name in names}
+            return {name: {key: arrays[f"{name}/{key}"] for key in _KEYS} for name in names}
     except (OSError, KeyError, ValueError, EOFError, zipfile.BadZipFile):
         return None
 
@@ -149,7 +151,7 @@ def _read_arrays(path: Path, names: Sequence[str]) -> Splits | None:
 def _write_arrays(path: Path, splits: Splits) -> None:
     """Keeps the arrays beside the records; where that cannot be written, it does without."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    flat = {f"{name}/{key}": array for name, split in splits.items() for key, array in split.items()}
+    flat = {f"{name}/{key}": splits[name][key] for name in splits for key in _KEYS}
     with contextlib.suppress(OSError):
         try:
             with temporary.open("wb") as file:

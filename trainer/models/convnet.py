@@ -69,9 +69,9 @@ def convnet(
 ) -> Model:
     """Makes a small convolutional network with batch normalisation.
 
-    The parameters are `block_<i>/conv/kernel` [3, 3, channels, features],
-    `block_<i>/norm/scale`, `block_<i>/norm/bias`, `head/kernel` and `head/bias`; the model state holds the running
-    `mean` and `var` of every norm, float32, which evaluation uses.
+    The parameters are `block_<i>/conv/kernel` [3, 3, channels, features], `block_<i>/norm/scale`,
+    `block_<i>/norm/bias`, `head/kernel` and `head/bias`; the model state holds the running `mean`
+    and `var` of every norm, float32, which evaluation uses.
 
     Ioffe and Szegedy, "Batch Normalization" (arXiv:1502.03167).
 

@@ -9,23 +9,21 @@ long draw.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-import flax
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from flax import struct
 
-Initialiser = Callable[..., "Drawn"]
 
-
-class Drawn(flax.struct.PyTreeNode, nn.meta.AxisMetadata):
+class Drawn(struct.PyTreeNode, nn.meta.AxisMetadata):
     """Carries an initial value together with the normal distribution it is drawn from."""
 
     value: Any
-    mean: float = flax.struct.field(pytree_node=False)
-    deviation: float = flax.struct.field(pytree_node=False)
+    mean: float = struct.field(pytree_node=False)
+    deviation: float = struct.field(pytree_node=False)
 
     def unbox(self) -> Any:
         return self.value
@@ -47,12 +45,12 @@ def _draw(key: Any, shape: Sequence[int], mean: float, deviation: float) -> Draw
     return Drawn(value, mean, deviation)
 
 
-def matrix(key: Any, shape: Sequence[int]) -> Drawn:
-    """Draws matrices [..., rows, columns] of variance 1 / rows each: axes before only count them."""
+def matrix(key: Any, shape: Sequence[int]) -> Any:
+    """Draws matrices [..., rows, columns] of variance 1 / rows: axes before only count them."""
     return _draw(key, shape, 0.0, shape[-2] ** -0.5)
 
 
-def convolution(key: Any, shape: Sequence[int]) -> Drawn:
+def convolution(key: Any, shape: Sequence[int]) -> Any:
     """Draws a kernel [height, width, inputs, features] of variance 2 / (height * width * inputs).
 
     He et al., "Delving Deep into Rectifiers" (arXiv:1502.01852).
@@ -60,17 +58,17 @@ def convolution(key: Any, shape: Sequence[int]) -> Drawn:
     return _draw(key, shape, 0.0, math.sqrt(2 / math.prod(shape[:-1])))
 
 
-def small(key: Any, shape: Sequence[int]) -> Drawn:
+def small(key: Any, shape: Sequence[int]) -> Any:
     """Draws numbers of standard deviation 0.02."""
     return _draw(key, shape, 0.0, 0.02)
 
 
-def zeros(key: Any, shape: Sequence[int]) -> Drawn:
+def zeros(key: Any, shape: Sequence[int]) -> Any:
     """Gives zeros."""
     return _draw(key, shape, 0.0, 0.0)
 
 
-def ones(key: Any, shape: Sequence[int]) -> Drawn:
+def ones(key: Any, shape: Sequence[int]) -> Any:
     """Gives ones."""
     return _draw(key, shape, 1.0, 0.0)
 

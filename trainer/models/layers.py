@@ -45,7 +45,8 @@ class LayerNorm(nn.Module):
         wide = x.astype(jnp.float32)
         wide = wide - wide.mean(axis=-1, keepdims=True)
         variance = jnp.square(wide).mean(axis=-1, keepdims=True)
-        return (wide * jax.lax.rsqrt(variance + self.epsilon)).astype(x.dtype) * scale.astype(x.dtype)
+        wide = wide * jax.lax.rsqrt(variance + self.epsilon)
+        return wide.astype(x.dtype) * scale.astype(x.dtype)
 
 
 class BatchNorm(nn.Module):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import flax.linen as nn
@@ -75,11 +75,11 @@ def from_our_linen(module: nn.Module, inputs: str | Sequence[str]) -> Model:
     return from_linen(module, inputs)._replace(init=init)
 
 
-def _mode_arguments(module: nn.Module):
+def _mode_arguments(module: nn.Module) -> Callable[[bool], dict[str, Any]]:
     """Returns train -> the keyword arguments that tell this module whether it trains."""
     names = inspect.signature(type(module).__call__).parameters
 
-    def mode(train: bool) -> dict[str, bool]:
+    def mode(train: bool) -> dict[str, Any]:
         told = {"train": train, "deterministic": not train, "use_running_average": not train}
         return {name: value for name, value in told.items() if name in names}
 

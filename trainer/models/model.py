@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 
 class Model(NamedTuple):
-    """Holds the two pure functions that a model is; both can be traced by any transformation of jax.
+    """Holds the two pure functions that a model is; any transformation of jax can trace them.
 
     Args:
       init: `init(key, batch) -> (params, model_state)`, both nested dicts of arrays. Only the
@@ -35,7 +35,7 @@ def pick_inputs(batch: Mapping[str, Any], inputs: str | Sequence[str]) -> tuple[
     missing = [name for name in names if name not in batch]
     if missing:
         raise ValueError(
-            f"The model reads {', '.join(map(repr, missing))} from the batch, but the data set gives "
-            f"{', '.join(map(repr, sorted(batch)))}. Name the keys to read in the model's `inputs`."
+            f"The model reads {', '.join(map(repr, missing))} from the batch, but the data set "
+            f"gives {', '.join(map(repr, sorted(batch)))}. Name what to read in its `inputs`."
         )
     return tuple(batch[name] for name in names)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+from jax.core import Tracer
 
 from trainer.models.model import Model, pick_inputs
 
@@ -17,25 +18,26 @@ def from_nnx(
 ) -> Model:
     """Makes a Model of a flax nnx module.
 
-    Variables of type `nnx.Param` become the parameters; random streams are rebuilt from the step's
-    key at every call, so they are in no state; what is sown (`nnx.Intermediate`) is dropped; all
-    other variables (BatchNorm's statistics, ...) become the model state, which changes only in
-    training. The module is put in training or evaluation mode by `module.train()` and
-    `module.eval()`; if its `__call__` names an argument `train`, it is told too. Integer keys of a
-    list of layers become strings, so that paths read `layers/0/kernel`.
+    Variables of type `nnx.Param` become the parameters; random streams start from the step's key
+    at every call, so they are in no state; what is sown (`nnx.Intermediate`) is dropped; all other
+    variables (BatchNorm's statistics, ...) become the model state, which changes only in training.
+    The module is put in training or evaluation mode by `module.train()` and `module.eval()`; if
+    its `__call__` names an argument `train`, it is told too. The places of a list of layers become
+    strings, so that paths read `layers/0/kernel`.
 
     Args:
       constructor: called as `constructor(rngs=...)` with an `nnx.Rngs`, returns the module. In a
-        config: `@my_lab.Net` with its other arguments bound.
+        config it is a class or function of yours, its other arguments bound.
       inputs: the batch's keys that are passed to `__call__` by position.
 
     Raises:
-      ValueError: at the first call, if the batch lacks one of the inputs.
+      ValueError: what was given cannot be called; or, at the first call, the batch lacks one of
+        the inputs, or the module keeps a bare jax array as an attribute.
     """
     if not callable(constructor):
         raise ValueError(
             f"models.from_nnx takes a function that builds the module from rngs, but got "
-            f"{constructor!r}. Give the class itself, as in `@my_lab.Net` without parentheses."
+            f"{constructor!r}. Give the class itself, not an instance of it."
         )
     from flax import nnx  # here, so that nobody who has no nnx model pays for the import
 
@@ -43,7 +45,16 @@ def from_nnx(
 
     @functools.cache
     def structure() -> tuple[Any, ...]:
-        return nnx.split(nnx.eval_shape(lambda: constructor(rngs=nnx.Rngs(0))), *kinds)
+        graphs = []
+
+        def build() -> Any:
+            module = constructor(rngs=nnx.Rngs(0))
+            graph, *states = nnx.split(module, *kinds)
+            _check_arrays(module, states)
+            graphs.append(graph)
+            return states
+
+        return tuple(graphs + jax.eval_shape(build))
 
     def init(key: jax.Array, batch: Any) -> tuple[Any, Any]:
         pick_inputs(batch, inputs)
@@ -55,10 +66,13 @@ def from_nnx(
     def apply(
         params: Any, model_state: Any, batch: Any, *, key: jax.Array | None, train: bool
     ) -> tuple[Any, Any]:
-        graph, some_params, streams, sown, some_rest = structure()
-        key = jax.random.key(0) if key is None else key
-        module = nnx.merge(
-            graph, _fill(some_params, params), _reseed(streams, key), sown, _fill(some_rest, model_state)
+        graph, params_like, streams, sown, rest_like = structure()
+        module: Any = nnx.merge(
+            graph,
+            _filled(params_like, params),
+            _started(streams, jax.random.key(0) if key is None else key),
+            sown,
+            _filled(rest_like, model_state),
         )
         module.train() if train else module.eval()
         told = {"train": train} if "train" in inspect.signature(module.__call__).parameters else {}
@@ -68,6 +82,20 @@ def from_nnx(
         return outputs, _to_dict(nnx.split(module, *kinds)[4])
 
     return Model(init, apply)
+
+
+def _check_arrays(module: Any, states: Sequence[Any]) -> None:
+    """Raises a ValueError if the module, built while traced, would keep a traced array for good."""
+    from flax import nnx
+
+    known = {path for state in states for path, _ in state.flat_state()}
+    for path, node in nnx.iter_graph(module):
+        if isinstance(node, Tracer) and path not in known:
+            raise ValueError(
+                f"The nnx module {type(module).__name__} keeps a bare jax array as "
+                f"{'.'.join(map(str, path))!r}, which nnx takes for a constant of the program. Wrap "
+                "it in nnx.Variable, or make it by numpy if it never changes."
+            )
 
 
 def _to_dict(state: Any) -> Any:
@@ -82,34 +110,36 @@ def _to_dict(state: Any) -> Any:
     return named(nnx.to_pure_dict(state))
 
 
-def _fill(state: Any, values: Any) -> Any:
+def _filled(state: Any, values: Any) -> Any:
     """Puts the arrays of nested dicts into an nnx State of the same structure."""
-    leaves = []
-    for path, _ in state.flat_state():
-        value = values
-        for key in path:
-            value = value[str(key)]
-        leaves.append((path, value))
-    return _replaced(state, leaves)
+
+    def at(path: Sequence[Any], _: Any) -> Any:
+        return functools.reduce(lambda tree, key: tree[str(key)], path, values)
+
+    return _mapped(at, state)
 
 
-def _reseed(streams: Any, key: jax.Array) -> Any:
-    """Gives every random stream a key of its own, derived from one, and sets it to its start."""
-    import jax.numpy as jnp
+def _started(streams: Any, key: jax.Array) -> Any:
+    """Sets every random stream to its start, with a key of its own derived from one."""
     from flax import nnx
 
-    leaves = []
-    for number, (path, variable) in enumerate(streams.flat_state()):
-        is_key = issubclass(variable.type, nnx.RngKey)
-        start = jnp.zeros(variable.shape, variable.dtype) if not is_key else None
-        leaves.append((path, jax.random.fold_in(key, number) if is_key else start))
-    return _replaced(streams, leaves)
+    numbers = {path: number for number, (path, _) in enumerate(streams.flat_state())}
+
+    def at(path: Sequence[Any], stream: Any) -> Any:
+        if not issubclass(stream.type, nnx.RngKey):
+            return jax.numpy.zeros(stream.shape, stream.dtype)
+        own = jax.random.fold_in(key, numbers[tuple(path)])
+        return jax.random.split(own, stream.shape) if stream.shape else own
+
+    return _mapped(at, streams)
 
 
-def _replaced(state: Any, leaves: list[tuple[Any, Any]]) -> Any:
+def _mapped(function: Callable[[Sequence[Any], Any], Any], state: Any) -> Any:
+    """Replaces the value of every variable of an nnx State by `function(path, variable)`."""
     from flax import nnx
 
     flat = []
-    for (path, variable), (_, value) in zip(state.flat_state(), leaves, strict=True):
-        flat.append((path, variable.replace(value) if isinstance(variable, nnx.Variable) else value))
+    for path, variable in state.flat_state():
+        value = function(path, variable)
+        flat.append((path, variable.replace(value) if hasattr(variable, "replace") else value))
     return nnx.State.from_flat_path(flat)

@@ -81,8 +81,8 @@ class Embed(nn.Module):
         batch, height, width, channels = images.shape
         if height % size or width % size:
             raise ValueError(
-                f"models.vit cuts images into patches of {size} by {size} pixels, but the images are "
-                f"{height} by {width}. Choose a patch_size that divides both."
+                f"models.vit cuts images into patches of {size} by {size} pixels, but the images "
+                f"are {height} by {width}. Choose a patch_size that divides both."
             )
         patches = images.reshape(batch, height // size, size, width // size, size, channels)
         patches = patches.transpose(0, 1, 3, 2, 4, 5).reshape(batch, -1, size * size * channels)
@@ -134,11 +134,11 @@ def vit(
     """Makes a vision transformer, with the norms before the parts and no bias but the head's.
 
     The parameters are `embed/kernel`, `embed/position` (and `embed/token`), `norm/scale`,
-    `head/kernel`, `head/bias`, and for the layers `blocks/attn/qkv/kernel` [depth, 3, width, width],
-    `blocks/attn/out/kernel` [depth, width, width], `blocks/mlp/up/kernel` [depth, width, mlp_dim],
-    `blocks/mlp/down/kernel` [depth, mlp_dim, width], `blocks/attn_norm/scale` and
-    `blocks/mlp_norm/scale` [depth, width]. It computes in the dtype of its parameters, with norms,
-    softmax and pooling in float32. The size of the images comes from the batch.
+    `head/kernel`, `head/bias`, and, each with a leading axis of length `depth`,
+    `blocks/attn/qkv/kernel` [3, width, width], `blocks/attn/out/kernel` [width, width],
+    `blocks/mlp/up/kernel` [width, mlp_dim], `blocks/mlp/down/kernel` [mlp_dim, width],
+    `blocks/attn_norm/scale` and `blocks/mlp_norm/scale` [width]. It computes in the dtype of its
+    parameters, with norms, softmax and pooling in float32. The size of images is the batch's.
 
     Dosovitskiy et al., "An Image is Worth 16x16 Words" (arXiv:2010.11929).
 
@@ -171,8 +171,8 @@ def vit(
     )
     if width % num_heads:
         raise ValueError(
-            f"models.vit shares the width among its heads, but {num_heads} heads (num_heads) do not "
-            f"divide a width of {width}."
+            f"models.vit shares its width among its heads, but num_heads={num_heads} does not "
+            f"divide width={width}."
         )
     if pool not in ("gap", "cls"):
         raise ValueError(f"models.vit knows pool='gap' and pool='cls', but got pool={pool!r}.")
