@@ -1,0 +1,281 @@
+"""The compiled step against a step written by hand in jax and optax, and the laws of a program."""
+
+from functools import partial
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from clu import metrics as clu_metrics
+
+import optim
+from trainer.experiment import Experiment
+from trainer.program import Program
+
+
+class Net(nn.Module):
+    """Two dense layers, so that a group can be named and another frozen."""
+
+    @nn.compact
+    def __call__(self, x):
+        x = nn.tanh(nn.Dense(8, name="first")(x))
+        return nn.Dense(3, name="last")(x)
+
+
+class NetWithStatistics(nn.Module):
+    @nn.compact
+    def __call__(self, x, train: bool):
+        x = nn.BatchNorm(use_running_average=not train, momentum=0.9, name="norm")(x)
+        return nn.Dense(3, name="last")(x)
+
+
+class Points:
+    """Random points in three classes: 40 to train on, 11 to test on, in batches of 8."""
+
+    batch_size, num_examples, num_eval_examples, fingerprint = 8, 40, 11, "points"
+    element_spec = {
+        "image": jax.ShapeDtypeStruct((8, 5), jnp.float32),
+        "label": jax.ShapeDtypeStruct((8,), jnp.int32),
+    }
+
+    def __init__(self):
+        draw = np.random.default_rng(0)
+        self.x = draw.normal(size=(51, 5)).astype(np.float32)
+        self.y = draw.integers(0, 3, 51).astype(np.int32)
+
+    def train(self, step, seed):
+        while True:
+            take = np.random.default_rng((seed, step)).integers(0, 40, 8)
+            yield {"image": self.x[take], "label": self.y[take]}
+            step += 1
+
+    def evaluate(self):
+        yield {"image": self.x[40:48], "label": self.y[40:48], "mask": np.ones(8, np.float32)}
+        rest = np.r_[48, 49, 50, 50, 50, 50, 50, 50]
+        mask = np.asarray([1, 1, 1, 0, 0, 0, 0, 0], np.float32)
+        yield {"image": self.x[rest], "label": self.y[rest], "mask": mask}
+
+
+def cross_entropy(outputs, batch):
+    return optax.softmax_cross_entropy_with_integer_labels(outputs, batch["label"])
+
+
+def hit(outputs, batch, **_):
+    return (outputs.argmax(-1) == batch["label"]).astype(jnp.float32)
+
+
+def experiment(**changes):
+    given = dict(
+        model=Net(),
+        data=Points(),
+        loss=cross_entropy,
+        optimizer=partial(optax.adam, learning_rate=0.05),
+        metrics={"accuracy": clu_metrics.Average.from_fun(hit)},
+        steps=20,
+        log_every=5,
+        eval_every=10,
+        save_every=10,
+    )
+    return Experiment(**(given | changes))
+
+
+def run(program, steps, seed=None, start=0):
+    state = program.init(seed)
+    batches = program.experiment.data.train(start, program.experiment.seed)
+    history = []
+    for _ in range(steps):
+        state, metrics = program.step(state, program.put(next(batches)))
+        history.append({k: float(v) for k, v in metrics.items()})
+    return state, history
+
+
+def test_a_run_is_the_run_written_by_hand():
+    schedule = optax.linear_schedule(0.1, 0.01, 15)
+    program = Program(
+        experiment(
+            optimizer=partial(
+                optim.optimizer,
+                {
+                    "first": optim.group("first/.*", partial(optax.adamw, schedule)),
+                    "last": optim.group(".*", partial(optax.sgd, 0.1, momentum=0.9)),
+                },
+                clip_norm=0.5,
+            )
+        )
+    )
+    state, history = run(program, 20)
+    # By hand: flax's module, optax's own partition and clip, its schedule inside the optimizer.
+    net, data = Net(), Points()
+    params = jax.device_get(program.init().params)
+    tx = optax.chain(
+        optax.clip_by_global_norm(0.5),
+        optax.partition(
+            {"a": optax.adamw(schedule), "b": optax.sgd(0.1, momentum=0.9)},
+            {"first": {"bias": "a", "kernel": "a"}, "last": {"bias": "b", "kernel": "b"}},
+        ),
+    )
+    opt_state = tx.init(params)
+
+    @jax.jit
+    def step(params, opt_state, batch):
+        def loss(p):
+            return cross_entropy(net.apply({"params": p}, batch["image"]), batch).mean()
+
+        value, grads = jax.value_and_grad(loss)(params)
+        updates, opt_state = tx.update(grads, opt_state, params)
+        return optax.apply_updates(params, updates), opt_state, value, optax.tree.norm(grads)
+
+    for i, batch in zip(range(20), data.train(0, 0), strict=False):
+        params, opt_state, value, norm = step(params, opt_state, batch)
+        assert history[i]["train/loss"] == pytest.approx(float(value), rel=2e-5)
+        assert history[i]["grad_norm"] == pytest.approx(float(norm), rel=2e-5)
+        assert history[i]["learning_rate/first"] == pytest.approx(float(schedule(i)), rel=1e-6)
+        assert history[i]["learning_rate/last"] == pytest.approx(0.1)
+    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-6), state.params, params)
+
+
+def test_the_last_partial_batch_has_its_own_weight():
+    program = Program(experiment())
+    state, _ = run(program, 3)
+    results = program.evaluate(state, program.experiment.data.evaluate())
+    data = program.experiment.data
+    outputs = Net().apply({"params": state.params}, data.x[40:])
+    wanted = float(np.mean(np.argmax(outputs, -1) == data.y[40:]))
+    losses = cross_entropy(outputs, {"label": data.y[40:]})
+    assert results["accuracy"] == pytest.approx(wanted, abs=1e-6)
+    assert results["loss"] == pytest.approx(float(np.mean(losses)), rel=1e-5)
+
+
+def test_microbatches_give_the_gradient_of_the_whole_batch():
+    whole, one = run(Program(experiment()), 5)
+    parts, four = run(Program(experiment(microbatches=4)), 5)
+    assert four[-1]["train/loss"] == pytest.approx(one[-1]["train/loss"], rel=1e-4)
+    jax.tree.map(
+        partial(np.testing.assert_allclose, rtol=1e-3, atol=1e-5), whole.params, parts.params
+    )
+
+
+def test_the_average_of_parameters_is_what_evaluation_uses():
+    program = Program(experiment(ema_decay=0.8))
+    state = program.init()
+    average = jax.device_get(state.params)
+    batches = program.experiment.data.train(0, 0)
+    for _ in range(6):
+        state, _ = program.step(state, program.put(next(batches)))
+        average = jax.tree.map(lambda a, p: 0.8 * a + 0.2 * np.asarray(p), average, state.params)
+    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-5), state.ema, average)
+    results = program.evaluate(state, program.experiment.data.evaluate())
+    outputs = Net().apply({"params": average}, program.experiment.data.x[40:])
+    losses = cross_entropy(outputs, {"label": program.experiment.data.y[40:]})
+    assert results["loss"] == pytest.approx(float(np.mean(losses)), rel=1e-4)
+
+
+def test_model_state_is_carried_and_used():
+    # Flax's rule for running statistics, by hand: mean <- 0.9 mean + 0.1 batch mean.
+    program = Program(experiment(model=NetWithStatistics(), optimizer=partial(optax.sgd, 0.0)))
+    state = program.init()
+    batches, by_hand = program.experiment.data.train(0, 0), np.zeros(5)
+    for _ in range(4):
+        batch = next(batches)
+        by_hand = 0.9 * by_hand + 0.1 * batch["image"].mean(0)
+        state, _ = program.step(state, program.put(batch))
+    (mean,) = [
+        x for p, x in jax.tree_util.tree_leaves_with_path(state.model_state) if "mean" in str(p)
+    ]
+    np.testing.assert_allclose(mean, by_hand, rtol=1e-5, atol=1e-7)
+
+
+def test_one_compilation_and_the_same_avals(compilations):
+    program = Program(experiment(ema_decay=0.9, on_nonfinite="skip"))
+    state = program.init()
+    before = jax.tree.map(lambda x: (x.shape, x.dtype, x.weak_type, x.sharding), state)
+    batches = program.experiment.data.train(0, 0)
+    with compilations() as names:
+        for _ in range(5):
+            state, _ = program.step(state, program.put(next(batches)))
+    assert names == ["jit(traced_step)"]
+    assert jax.tree.map(lambda x: (x.shape, x.dtype, x.weak_type, x.sharding), state) == before
+
+
+def test_the_abstract_state_is_the_state():
+    program = Program(experiment(precision="bfloat16", ema_decay=0.9))
+    wanted = jax.tree.map(lambda x: (x.shape, x.dtype, x.sharding), program.abstract_state())
+    assert jax.tree.map(lambda x: (x.shape, x.dtype, x.sharding), program.init()) == wanted
+    assert program.abstract_state().params["first"]["kernel"].dtype == jnp.bfloat16
+
+
+@pytest.mark.parametrize("precision", ["bfloat16", "mixed"])
+def test_low_precision_still_learns(precision):
+    program = Program(experiment(precision=precision, steps=60))
+    state, history = run(program, 60)
+    assert history[-1]["train/loss"] < 0.8 * history[0]["train/loss"]
+    kernel = state.params["first"]["kernel"]
+    assert kernel.dtype == (jnp.bfloat16 if precision == "bfloat16" else jnp.float32)
+
+
+def test_a_batch_that_is_not_finite_is_skipped():
+    program = Program(experiment(on_nonfinite="skip", model=NetWithStatistics(), ema_decay=0.9))
+    state, _ = run(program, 2)
+    kept = jax.device_get(state)
+    bad = next(program.experiment.data.train(2, 0))
+    bad["image"] = np.full_like(bad["image"], np.inf)
+    state, metrics = program.step(state, program.put(bad))
+    for name in ("params", "model_state", "ema"):
+        jax.tree.map(np.testing.assert_array_equal, getattr(state, name), getattr(kept, name))
+    assert int(state.step) == 3 and int(metrics["skipped"]) == 1
+
+
+def test_lifted_floats_are_one_program(compilations):
+    def optimizer_from(values):
+        rate = values["optimizer.learning_rate"]
+        return optim.optimizer({"all": optim.group(".*", partial(optax.sgd, learning_rate=rate))})
+
+    program = Program(experiment(), optimizer_from)
+    ends = {}
+    with compilations() as names:
+        for rate in (0.5, 0.05):
+            state = program.init(hyper={"optimizer.learning_rate": rate})
+            batches = program.experiment.data.train(0, 0)
+            for _ in range(3):
+                state, metrics = program.step(state, program.put(next(batches)))
+            assert float(metrics["learning_rate/all"]) == pytest.approx(rate)
+            ends[rate] = jax.device_get(state.params)
+    assert names.count("jit(traced_step)") == 1
+    for rate, end in ends.items():
+        solo = Program(experiment(optimizer=partial(optax.sgd, learning_rate=rate)))
+        state, _ = run(solo, 3)
+        jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-6), end, state.params)
+
+
+def test_the_seed_changes_the_start_and_nothing_is_compiled_again(compilations):
+    program = Program(experiment())
+    with compilations() as names:
+        (one, _), (same, _), (other, _) = (run(program, 2, seed) for seed in (1, 1, 2))
+    assert names.count("jit(traced_step)") == 1
+    jax.tree.map(np.testing.assert_array_equal, one.params, same.params)
+    assert not np.array_equal(one.params["first"]["kernel"], other.params["first"]["kernel"])
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"steps": 0}, "steps is 0"),
+        ({"log_every": -5}, "log_every is -5"),
+        ({"microbatches": 3}, "does not divide the batch size 8"),
+        ({"ema_decay": 1.0}, r"\[0, 1\)"),
+        ({"best_metric": "acuracy"}, "accuracy"),
+        ({"seed": -1}, "between 0"),
+    ],
+)
+def test_a_field_out_of_its_range_is_told(changes, words):
+    with pytest.raises(ValueError, match=words):
+        experiment(**changes)
+
+
+def test_a_mesh_that_does_not_exist_is_told():
+    with pytest.raises(ValueError, match="needs 64 devices"):
+        Program(experiment(mesh={"data": 64}))
+    with pytest.raises(ValueError, match="'model'"):
+        Program(experiment(mesh={"model": 1}))

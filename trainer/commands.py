@@ -1,0 +1,61 @@
+"""What each command does: reads the config, builds, and prints or trains."""
+
+import argparse
+from pathlib import Path
+
+from trainer import config as configs
+from trainer.config import Config, ConfigError
+
+
+def config(arguments: argparse.Namespace) -> int:
+    """Prints the resolved config as canonical YAML."""
+    print(configs.dump(_read(arguments).root), end="")
+    return 0
+
+
+def explain(arguments: argparse.Namespace) -> int:
+    """Prints the plan, and draws the schedules."""
+    from trainer import plots
+    from trainer.plan import make_plan, render
+
+    read = _read(arguments)
+    plan = make_plan(_program(read, arguments.vocabulary), read)
+    print(render(plan))
+    print(plots.draw_in_terminal(plan.schedules, "learning rate by step"), end="")
+    if arguments.png:
+        try:
+            plots.save_png(plan.schedules, arguments.png, "Learning rates", "learning rate")
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"--png={arguments.png} cannot be written: {error}.") from error
+        print(f"The schedules are drawn in {arguments.png}.")
+    return 0
+
+
+def plot(arguments: argparse.Namespace) -> int:
+    """Draws a metric of one run or several."""
+    from trainer import plots
+
+    try:
+        curves = {
+            Path(workdir).name: plots.read_metric(workdir, arguments.metric)
+            for workdir in arguments.workdirs
+        }
+        if arguments.png:
+            plots.save_png(curves, arguments.png, arguments.metric, arguments.metric)
+            print(f"{arguments.metric} is drawn in {arguments.png}.")
+        else:
+            print(plots.draw_in_terminal(curves, f"{arguments.metric} by step"), end="")
+    except (OSError, ValueError) as error:
+        raise ConfigError(str(error)) from error
+    return 0
+
+
+def _read(arguments: argparse.Namespace) -> Config:
+    return configs.load(arguments.files, arguments.bindings, arguments.sets)
+
+
+def _program(read: Config, vocabulary: list[str]):
+    from trainer.experiment import build_experiment
+    from trainer.program import Program
+
+    return Program(build_experiment(read, vocabulary))
