@@ -59,7 +59,7 @@ class Experiment:
     mesh: Mapping[str, int] | None = None
     microbatches: int = 1
     ema_decay: float | None = None
-    log_every: Steps = "1%"
+    log_every: Steps = "2%"
     eval_every: Steps = "10%"
     save_every: Steps = "10%"
     keep_latest: int = 2

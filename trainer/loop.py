@@ -55,10 +55,10 @@ class Loop:
         self.log = log
         self.results: dict[str, float] = {}
         self._waiting: Logged | None = None
-        # Steps that the host may be ahead of the device. Simulated devices on few cores deadlock in
-        # their collectives when many steps are in flight.
+        # Steps that the host may be ahead of the device: enough to keep it busy, and few, because
+        # simulated devices on few cores deadlock in their collectives when many are in flight.
         simulated = program.mesh.size > 1 and program.mesh.devices.flat[0].platform == "cpu"
-        self._ahead = 1 if simulated else 8
+        self._ahead = 1 if simulated else 2
 
     def run(self, state: State) -> int:
         """Runs to the last step, or until a signal.
