@@ -1,0 +1,189 @@
+"""What a run depends on besides its config: versions, code, devices, cores."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import json
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+_PACKAGES = (
+    "lockstep",
+    "jax",
+    "jaxlib",
+    "numpy",
+    "optax",
+    "flax",
+    "orbax-checkpoint",
+    "tensorstore",
+    "clu",
+    "gin-config",
+    "scikit-learn",
+    "tensorflow-datasets",
+    "tensorboardX",
+)
+_ISA = ("avx", "avx2", "fma", "avx512", "amx", "asimd", "sve", "bf16", "sse4_2")
+
+# What alters the data or the program: a run goes on under another value only where that is asked
+# for. Everything else alters bits at most, and is announced.
+REFUSED = {
+    "config": "program",
+    "x64": "program",
+    "prng": "program",
+    "threefry_partitionable": "program",
+    "matmul_precision": "program",
+    "seed": "data",
+    "batch_size": "data",
+    "data": "data",
+    "processes": "data",
+}
+
+
+class Change(NamedTuple):
+    """One thing that is not as it was: kind is "program" or "data" (refused), or "bits"."""
+
+    kind: str
+    key: str
+    old: Any
+    new: Any
+
+    def __str__(self) -> str:
+        return f"{self.key}: {_short(self.old)} -> {_short(self.new)}"
+
+
+def _short(value: Any) -> str:
+    text = value if isinstance(value, str) else json.dumps(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def fingerprint(
+    *, config: str = "", data: str = "", seed: int | None = None, batch_size: int | None = None
+) -> dict[str, Any]:
+    """Describes where and by what this process computes.
+
+    Args:
+      config: digest of the resolved config.
+      data: fingerprint of the data set.
+      seed: of the run.
+      batch_size: global, in examples.
+
+    Returns: a flat dict of JSON values, to be compared by compare().
+    """
+    import jax
+
+    settings: Any = jax.config
+    return {
+        "config": config,
+        "data": data,
+        "seed": seed,
+        "batch_size": batch_size,
+        "processes": jax.process_count(),
+        "x64": bool(settings.jax_enable_x64),
+        "prng": str(settings.jax_default_prng_impl),
+        "threefry_partitionable": bool(settings.jax_threefry_partitionable),
+        "matmul_precision": settings.jax_default_matmul_precision,
+        "devices": _devices(jax.devices()),
+        "xla_flags": os.environ.get("XLA_FLAGS", ""),
+        **_versions(),
+        **_processor(),
+        **_code(),
+    }
+
+
+def compare(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[Change]:
+    """Returns what differs between two fingerprints, refused kinds first.
+
+    Keys that only one of them has are compared too, as None.
+    """
+    changes = [
+        Change(REFUSED.get(key, "bits"), key, old.get(key), new.get(key))
+        for key in dict.fromkeys([*old, *new])
+        if old.get(key) != new.get(key)
+    ]
+    return sorted(changes, key=lambda change: change.kind == "bits")
+
+
+def digest(print_: Mapping[str, Any]) -> str:
+    """Returns the first 16 hex digits of the SHA-256 of a fingerprint."""
+    text = json.dumps(print_, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _devices(devices: list[Any]) -> str:
+    kinds: dict[str, int] = {}
+    for device in devices:
+        name = f"{device.platform} {device.device_kind}"
+        kinds[name] = kinds.get(name, 0) + 1
+    return ", ".join(f"{count} x {name}" for name, count in kinds.items())
+
+
+def _versions() -> dict[str, str]:
+    found = {"python": platform.python_version()}
+    plugins = (f"jax-cuda{n}-{part}" for n in (12, 13) for part in ("plugin", "pjrt"))
+    for name in (*_PACKAGES, *plugins):
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def _processor() -> dict[str, Any]:
+    model, flags = platform.processor(), ""
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            key, _, value = line.partition(":")
+            if key.strip() == "model name":
+                model = value.strip()
+            elif key.strip() in ("flags", "Features"):
+                flags = value
+                break
+    except OSError:
+        pass  # not Linux
+    isa = [flag for flag in flags.split() if flag.startswith(_ISA)]
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return {
+        "machine": f"{platform.system()} {platform.machine()}",
+        "cpu": model,
+        "isa": " ".join(sorted(isa)),
+        "cores": cores,
+    }
+
+
+def _code() -> dict[str, str]:
+    """Returns commit and hash of uncommitted changes, where this code runs from a checkout."""
+    root = Path(__file__).resolve().parents[2]
+    if not (root / ".git").exists():
+        return {}
+    commit = _git(root, "rev-parse", "HEAD")
+    changes = _git(root, "diff", "--no-ext-diff", "--no-textconv", "HEAD")
+    if commit is None or changes is None:
+        return {}
+    diff = hashlib.sha256(changes).hexdigest()[:16] if changes else "none"
+    return {"commit": commit.decode().strip(), "uncommitted": diff}
+
+
+def _git(root: Path, *command: str) -> bytes | None:
+    # Nothing that the checkout's own settings name is run.
+    safe = ["-c", "core.fsmonitor=false", "-c", f"safe.directory={root}"]
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(root), *safe, *command],
+            capture_output=True,
+            timeout=20,
+            env={**os.environ, "GIT_OPTIONAL_LOCKS": "0"},
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout if done.returncode == 0 else None
+
+
+def command_line() -> list[str]:
+    """Returns the command line of this process."""
+    return [sys.executable, *sys.orig_argv[1:]]

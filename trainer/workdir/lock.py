@@ -1,0 +1,194 @@
+"""One writer a workdir: a lock that names its holder, and a fence for one that was given up.
+
+The lock is an flock, which the system releases when its holder dies. Where a holder cannot be
+asked any more (its node is gone, and the file system still keeps its lock) another process takes
+over; the epoch, a number in a file that grows with every holder, then keeps the old one from
+writing should it wake up.
+"""
+
+from __future__ import annotations
+
+import datetime
+import errno
+import fcntl
+import json
+import os
+import socket
+from pathlib import Path
+from typing import Any
+
+from trainer.config.tree import ConfigError
+from trainer.writers.files import replace_file
+
+_UNSUPPORTED = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EINVAL}
+
+
+class Fenced(RuntimeError):
+    """This process is no longer the writer of its workdir."""
+
+
+class Lock:
+    """Holds a workdir for this process, from construction to close().
+
+    Args:
+      directory: the workdir.
+      take_over: take the lock from a holder that cannot be asked any more.
+
+    Raises ConfigError when another process holds it.
+
+    Attributes:
+      epoch: the number of this holder, greater than that of every one before.
+    """
+
+    def __init__(self, directory: str | os.PathLike[str], *, take_over: bool = False) -> None:
+        self.directory = Path(directory)
+        self.path = self.directory / "lock"
+        self._epoch_path = self.directory / "epoch"
+        self._descriptor: int | None = self._acquire(take_over)
+        try:
+            self.epoch = _read_epoch(self._epoch_path) + 1
+            replace_file(self._epoch_path, b"%d\n" % self.epoch)
+            os.ftruncate(self._descriptor, 0)
+            os.pwrite(self._descriptor, json.dumps(_me(self.epoch)).encode() + b"\n", 0)
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def held(self) -> bool:
+        """Whether close() was not called yet; another process may have taken over all the same."""
+        return self._descriptor is not None
+
+    def check_fence(self) -> None:
+        """Raises Fenced if another process has taken the workdir over; call it before a commit."""
+        if self._descriptor is None:
+            raise Fenced(f"The workdir {self.directory} was closed by this process.")
+        epoch = _read_epoch(self._epoch_path)
+        if epoch != self.epoch:
+            raise Fenced(
+                f"The workdir {self.directory} was taken over by {_describe(_read(self.path))}. "
+                "This process writes nothing more."
+            )
+
+    def close(self) -> None:
+        """Gives the workdir free."""
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
+    def _acquire(self, take_over: bool) -> int:
+        while True:
+            descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            try:
+                if not _flock(descriptor):
+                    holder = _read(self.path)
+                    if not take_over and not _is_dead(holder):
+                        raise ConfigError(_refusal(self.directory, holder))
+                    take_over = False
+                    self._replace(descriptor)
+                elif _same_file(descriptor, self.path):
+                    return descriptor
+            except BaseException:
+                os.close(descriptor)
+                raise
+            os.close(descriptor)
+
+    def _replace(self, descriptor: int) -> None:
+        """Puts a new file in place of one whose lock nobody will give back.
+
+        A process that died can leave its lock with a child that it forked.
+        """
+        if _same_file(descriptor, self.path):
+            replace_file(self.path, b"")
+
+
+def _flock(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError as e:
+        if e.errno not in _UNSUPPORTED:
+            raise
+        # A file system without locks: what is left is to ask for the holder by its number.
+        holder = json.loads(os.pread(descriptor, 4096, 0) or b"{}")
+        return not holder or _is_dead(holder)
+    return True
+
+
+def _same_file(descriptor: int, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(descriptor), os.stat(path))
+    except FileNotFoundError:
+        return False
+
+
+def _read_epoch(path: Path) -> int:
+    try:
+        return int(path.read_text())
+    except FileNotFoundError:
+        return 0
+    except ValueError as e:
+        raise ConfigError(
+            f"{path} holds {path.read_bytes()[:40]!r} where a number belongs. If no process works "
+            "in this workdir, remove the file."
+        ) from e
+
+
+def _me(epoch: int) -> dict[str, Any]:
+    pid = os.getpid()
+    return {
+        "host": socket.gethostname(),
+        "pid": pid,
+        "since": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "epoch": epoch,
+        "machine": _machine(),
+        "started": _started(pid),
+    }
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        holder = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return {}
+    return holder if isinstance(holder, dict) else {}
+
+
+def _machine() -> str | None:
+    """Names the running kernel and the process numbers that are valid here (a container's own)."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot}/{os.stat('/proc/self/ns/pid').st_ino}"
+    except OSError:
+        return None
+
+
+def _started(pid: int) -> str | None:
+    """Returns when a process started, in ticks since boot; process numbers are used again."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+    except (OSError, IndexError):
+        return None
+
+
+def _is_dead(holder: dict[str, Any]) -> bool:
+    """Tells whether a holder is known to have ended: only where its number means the same."""
+    machine = _machine()
+    if machine is None or holder.get("machine") != machine:
+        return False
+    pid, started = holder.get("pid"), holder.get("started")
+    return isinstance(pid, int) and started is not None and _started(pid) != started
+
+
+def _describe(holder: dict[str, Any]) -> str:
+    if "pid" not in holder:
+        return "another process"
+    return f"process {holder['pid']} on {holder.get('host')} (since {holder.get('since')})"
+
+
+def _refusal(directory: Path, holder: dict[str, Any]) -> str:
+    return (
+        f"The workdir {directory} is in use by {_describe(holder)}: stop that process, "
+        "or choose another workdir. If its node is gone for good, start with --take_over."
+    )
