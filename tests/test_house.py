@@ -68,7 +68,7 @@ NAMES = {module.name for module in MODULES}
 def imports(module: Module) -> Iterator[tuple[str, int]]:
     """Yields each dotted name that a module imports, wherever in the file, with its line.
 
-    `from a import b` yields "a.b": b may be a module.
+    `from a import b` yields "a.b": b may be a module. `importlib.import_module("a.b")` counts.
     """
     for node in ast.walk(module.tree):
         if isinstance(node, ast.Import):
@@ -82,6 +82,9 @@ def imports(module: Module) -> Iterator[tuple[str, int]]:
                 base = ".".join([*parts, base] if base else parts)
             for alias in node.names:
                 yield f"{base}.{alias.name}", node.lineno
+        elif isinstance(node, ast.Call) and _dotted(node.func) == "importlib.import_module":
+            if isinstance(node.args[0], ast.Constant):
+                yield str(node.args[0].value), node.lineno
 
 
 def _inside(name: str, package: str) -> bool:
@@ -196,6 +199,7 @@ def test_every_module_keeps_the_rule(rule: Callable[[Module], Iterator[str]]) ->
         (imports_point_one_way, "trainer.loop", "from trainer.__main__ import main"),
         (packages_have_one_keeper, "trainer.loop", "import orbax.checkpoint as ocp"),
         (packages_have_one_keeper, "trainer.loop", "from clu import metric_writers"),
+        (packages_have_one_keeper, "trainer.loop", "importlib.import_module('tensorboardX')"),
         (packages_have_one_keeper, "trainer.data.digits", "import tensorflow as tf"),
         (files_run_nothing, "trainer.a", "import pickle"),
         (files_run_nothing, "trainer.a", "from os import system"),
