@@ -82,6 +82,18 @@ def _parser() -> argparse.ArgumentParser:
         help="the run's folder; default runs/<config>-<hash of the config>. "
         "A run found there goes on from its newest checkpoint",
     )
+    train.add_argument(
+        "--allow_changed",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="go on in a workdir although this differs, such as steps or data",
+    )
+    train.add_argument(
+        "--take_over",
+        action="store_true",
+        help="take the workdir from a process on a host that cannot be asked any more",
+    )
     commands.add_parser("config", parents=[config], help="print the resolved config as YAML")
     explain = commands.add_parser(
         "explain", parents=[config], help="print what the config means for every parameter"

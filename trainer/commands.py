@@ -1,10 +1,43 @@
 """What each command does: reads the config, builds, and prints or trains."""
 
 import argparse
+import sys
+import time
 from pathlib import Path
 
 from trainer import config as configs
 from trainer.config import Config, ConfigError
+
+
+def train(arguments: argparse.Namespace) -> int:
+    """Trains, from the newest checkpoint where there is one."""
+    from trainer import runtime
+    from trainer.signals import StopSignals
+
+    began = time.perf_counter()
+    with StopSignals() as signals:
+        read = _read(arguments)
+        runtime.keep_freed_memory()
+        runtime.keep_compiled_programs()
+        from trainer.run import Run
+
+        program = _program(read, arguments.vocabulary)
+        run = Run(read, program, signals, _say)
+        return run.start(
+            arguments.workdir or _default_workdir(arguments.files, read),
+            allow_changed=arguments.allow_changed,
+            take_over=arguments.take_over,
+            began=began,
+        )
+
+
+def _default_workdir(files: list[str], read: Config) -> str:
+    """Names a folder after the config and what is in it, so that another config is another run."""
+    return f"runs/{Path(files[0]).stem}-{configs.digest(read.root)[:8]}"
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
 
 
 def config(arguments: argparse.Namespace) -> int:

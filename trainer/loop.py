@@ -60,11 +60,13 @@ class Loop:
         simulated = program.mesh.size > 1 and program.mesh.devices.flat[0].platform == "cpu"
         self._ahead = 1 if simulated else 2
 
-    def run(self, state: State) -> int:
+    def run(self, state: State, began: float | None = None) -> int:
         """Runs to the last step, or until a signal.
 
         Args:
             state: where to start from; its buffers are donated.
+            began: the `time.perf_counter()` at which the process began, to tell how long the first
+                step took to come.
 
         Returns:
             The exit code: 0 done, 75 stopped by a signal after a saved checkpoint, 1 where the
@@ -76,6 +78,9 @@ class Loop:
         start = int(state.step)
         step = start
         for step, state in self._steps(state, start):  # noqa: B020
+            if began is not None and step == start + 1:
+                jax.block_until_ready(state)
+                self.log(f"First step after {time.perf_counter() - began:.1f} s.")
             last = step == self.experiment.steps
             metric = None
             if last or step % self.experiment.eval_every == 0:
@@ -151,4 +156,6 @@ class Loop:
                 "Start the same command again to go on."
             )
             return STOPPED
+        results = ", ".join(f"{name} {value:.4g}" for name, value in self.results.items())
+        self.log(f"Done: {step:,} steps. {results}")
         return DONE

@@ -1,0 +1,50 @@
+"""Times two things in turn, so that a noisy machine is noisy for both."""
+
+import statistics
+import time
+from collections.abc import Callable
+
+
+def interleave(
+    ours: Callable[[], object], theirs: Callable[[], object], rounds: int
+) -> tuple[list[float], list[float]]:
+    """Runs both in turn, the order swapped every round, and returns the seconds of each.
+
+    Args:
+        ours: runs one round of what is measured, to its end.
+        theirs: runs one round of what it is compared with.
+        rounds: how many rounds.
+
+    Returns:
+        The seconds of every round of `ours`, and of `theirs`.
+    """
+    seconds: dict[Callable[[], object], list[float]] = {ours: [], theirs: []}
+    for number in range(rounds):
+        for run in (ours, theirs) if number % 2 == 0 else (theirs, ours):
+            start = time.perf_counter()
+            run()
+            seconds[run].append(time.perf_counter() - start)
+    return seconds[ours], seconds[theirs]
+
+
+def report(name: str, ours: list[float], theirs: list[float], target: float, unit: str) -> float:
+    """Prints the medians, and the median ratio of the rounds with its quartiles.
+
+    Args:
+        name: what was measured.
+        ours: a number a round.
+        theirs: a number a round, measured beside it.
+        target: the ratio that we mean to stay below.
+        unit: of the numbers, such as "ms".
+
+    Returns:
+        The median ratio.
+    """
+    ratios = [a / b for a, b in zip(ours, theirs, strict=True)]
+    low, middle, high = statistics.quantiles(ratios, n=4) if len(ratios) > 1 else ratios * 3
+    print(
+        f"{name}: ours {statistics.median(ours):.4g} {unit}, by hand "
+        f"{statistics.median(theirs):.4g} {unit}; ratio {middle:.3f} "
+        f"(quartiles {low:.3f} to {high:.3f}, {len(ratios)} rounds; target {target})"
+    )
+    return middle

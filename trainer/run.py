@@ -1,0 +1,152 @@
+"""Opens a run's folder, takes the state from it or makes a new one, and hands both to the loop."""
+
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from trainer import config as configs
+from trainer import writers
+from trainer.checkpoint import CheckpointError, Checkpoints
+from trainer.config import Config
+from trainer.loop import DONE, FAILED, STOPPED, Loop, NonFinite
+from trainer.plan import Plan, make_plan, render
+from trainer.program import Program
+from trainer.signals import StopSignals
+from trainer.step import State
+from trainer.workdir import Fenced, Workdir, fingerprint
+
+
+class Run:
+    """A program in a workdir.
+
+    Args:
+        read: the config that the program was built from.
+        program: it is planned at once, so that mistakes show before a folder is made.
+        signals: says when to stop.
+        log: takes a line for the user.
+
+    Raises:
+        ConfigError: the plan does not hold; see `plan.make_plan`.
+    """
+
+    def __init__(
+        self, read: Config, program: Program, signals: StopSignals, log: Callable[[str], None]
+    ):
+        self.read = read
+        self.program = program
+        self.experiment = program.experiment
+        self.signals = signals
+        self.log = log
+        writers.check_names(self.experiment.writers)
+        self.plan: Plan = make_plan(program, read)
+
+    def start(
+        self,
+        workdir: str | Path,
+        *,
+        allow_changed: Sequence[str] = (),
+        take_over: bool = False,
+        began: float | None = None,
+    ) -> int:
+        """Runs to the end, from the newest checkpoint in the folder.
+
+        Args:
+            workdir: the run's folder; made where there is none.
+            allow_changed: what may differ from the run that the folder holds.
+            take_over: takes the folder from a host that cannot be asked any more.
+            began: the `time.perf_counter()` at which the process began, for the log.
+
+        Returns:
+            The exit code: 0 done, 1 failed, 75 stopped by a signal after a saved checkpoint.
+
+        Raises:
+            ConfigError: the folder holds another run, or cannot be written.
+        """
+        data = self.experiment.data
+        folder = Workdir(
+            workdir,
+            self.read.root,
+            plan=render(self.plan),
+            fingerprint=fingerprint(
+                config=configs.digest(self.read.root),
+                data=getattr(data, "fingerprint", ""),
+                seed=self.experiment.seed,
+                batch_size=data.batch_size,
+            ),
+            allow_changed=allow_changed,
+            take_over=take_over,
+            log=self.log,
+        )
+        kinds = {DONE: "done", FAILED: "failed", STOPPED: "stopped"}
+        code = FAILED
+        try:
+            self.log(f"{workdir}: {self._summary()}")
+            code = self._run_in(folder, began)
+        except (CheckpointError, Fenced, NonFinite) as error:
+            self.log(f"error: {error}")
+        finally:
+            folder.close(kinds[code])
+        return code
+
+    def _summary(self) -> str:
+        plan = self.plan
+        groups = ", ".join(f"{name} {count:,}" for name, (count, _) in plan.groups.items())
+        return f"{plan.steps:,} steps of {plan.batch_size} on {plan.devices}; parameters: {groups}"
+
+    def _run_in(self, folder: Workdir, began: float | None) -> int:
+        experiment = self.experiment
+        checkpoints = Checkpoints(
+            folder.checkpoints,
+            keep_latest=experiment.keep_latest,
+            keep_best=0 if experiment.best_metric is None else 1,
+            best_mode=experiment.best_mode,
+            log=self.log,
+            fence=folder.check_fence,
+        )
+        with checkpoints:
+            state, restored = self._first_state(checkpoints)
+            folder.restored(restored)
+            writer = writers.create(
+                experiment.writers,
+                folder.path,
+                resumed=restored or 0,
+                total_steps=experiment.steps,
+                batch_size=experiment.data.batch_size,
+                log=self.log,
+                fence=folder.check_fence,
+            )
+            if restored is None:
+                writer.write_texts(0, {"plan": f"```\n{render(self.plan)}```"})
+                writer.write_hparams(_hyperparameters(self.read))
+            elif restored == experiment.steps:
+                self.log(f"Nothing to do: the run has its {restored:,} steps.")
+                writer.close()
+                return DONE
+            try:
+                self._compile(state)
+                loop = Loop(self.program, checkpoints, writer, self.signals, self.log)
+                return loop.run(state, began)
+            finally:
+                writer.close()
+
+    def _first_state(self, checkpoints: Checkpoints) -> tuple[State, int | None]:
+        """Restores the newest checkpoint, or makes the state before the first step."""
+        if checkpoints.latest() is None:
+            return self.program.init(), None
+        state = checkpoints.restore(self.program.abstract_state())
+        step = int(state.step)
+        self.log(f"Restored step {step:,}.")
+        return state, step
+
+    def _compile(self, state: State) -> None:
+        start = time.perf_counter()
+        self.program.compile(state)
+        self.log(f"Compiled in {time.perf_counter() - start:.1f} s.")
+
+
+def _hyperparameters(read: Config) -> dict[str, object]:
+    """Lists the config's leaves by path, as TensorBoard's table of hyperparameters takes them."""
+    return {
+        path: value if isinstance(value, int | float | str | bool) else str(value)
+        for path, value in configs.leaves(read.root)
+    }
