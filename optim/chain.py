@@ -1,4 +1,4 @@
-"""What our own optimizers share: the last link of the chain, and what a matrix optimizer asks.
+"""The last link of our own optimizers, and the arithmetic they share.
 
 An optimizer of ours computes a direction. `descend` turns it into updates with a learning rate and
 decoupled weight decay, so that the arithmetic of that last step exists once.
@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
-from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from jax.typing import ArrayLike
 
 __all__ = ["DescentState", "descend"]
@@ -87,62 +86,31 @@ def wide_zeros(x: jax.Array, dtype: Any = None) -> jax.Array:
     return jnp.zeros_like(x, dtype=dtype or jnp.promote_types(x.dtype, jnp.float32))
 
 
-def require_matrices(params: Any, optimizer: str) -> None:
-    """Refuses parameters that are no matrices.
+def bias_correction(decay: ArrayLike, count: ArrayLike, like: jax.Array) -> jax.Array:
+    """Tells how much of an average that started at zero is real: 1 - decay ** count, never 0.
 
     Args:
-        params: a pytree of arrays.
-        optimizer: the name that the error gives to the optimizer, such as "optim.muon".
-
-    Raises:
-        ValueError: a leaf has fewer than two axes, or is complex; the sentence names it.
+        decay: the decay of the average.
+        count: the number of terms; 0 counts as 1, so that nothing is divided by zero.
+        like: an array with the dtype of the result.
     """
-    for path, leaf in jax.tree_util.tree_leaves_with_path(params):
-        name = jax.tree_util.keystr(path, simple=True, separator="/")
-        if jnp.ndim(leaf) < 2:
-            raise ValueError(
-                f"{optimizer} moves matrices, and the parameter {name!r} has shape"
-                f" {jnp.shape(leaf)}: give it to another group, for example one with optax.adamw."
-            )
-        if jnp.iscomplexobj(leaf):
-            raise ValueError(
-                f"{optimizer} moves real matrices, and the parameter {name!r} has dtype"
-                f" {leaf.dtype}: give it to another group, for example one with optax.adamw."
-            )
+    terms = jnp.maximum(jnp.asarray(count), 1).astype(like.dtype)
+    return 1 - scalar(decay, like) ** terms
 
 
-def on_whole_matrices(
-    function: Callable[[jax.Array], jax.Array], x: jax.Array, optimizer: str
-) -> jax.Array:
-    """Applies a function of matrices that must see them whole, whatever their sharding.
-
-    Under jit with automatic axes the compiler gathers what it must. With explicit axes we say it:
-    the last two axes are gathered before, and sharded again after; batch axes stay sharded.
+def map_parts(function: Callable[..., tuple[Any, ...]], parts: int, tree: Any, *rest: Any) -> Any:
+    """Maps a function that returns several parts over trees, and returns a tree for each part.
 
     Args:
-        function: maps [..., m, n] to the same shape, each matrix by itself.
-        x: the matrices.
-        optimizer: the name that the error gives to the optimizer.
+        function: takes a leaf of `tree` and what `rest` has at its place, and returns a tuple.
+        parts: the length of that tuple.
+        tree: the pytree whose leaves are visited.
+        *rest: trees that begin with the structure of `tree`.
 
     Returns:
-        What the function returns, sharded like `x`.
-
-    Raises:
-        ValueError: inside shard_map, `x` differs from device to device, so that it may be a part of
-            a matrix, and its norm a part of the norm.
+        A tuple of trees, one for each part.
     """
-    aval = jax.typeof(x)
-    if aval.manual_axis_type.varying:
-        axes = ", ".join(sorted(map(str, aval.manual_axis_type.varying)))
-        raise ValueError(
-            f"Inside shard_map, {optimizer} got a gradient or a parameter that differs along the"
-            f" mesh axis {axes}, and cannot know whether it is a whole matrix: average the gradient"
-            " over that axis (jax.lax.pmean) and keep the parameter replicated, or leave shard_map"
-            " and use jit with named shardings."
-        )
-    sharding = aval.sharding
-    spec = tuple(sharding.spec) + (None,) * (x.ndim - len(sharding.spec))
-    if AxisType.Explicit not in sharding.mesh.axis_types or spec[-2:] == (None, None):
-        return function(x)
-    gathered = NamedSharding(sharding.mesh, PartitionSpec(*spec[:-2], None, None))
-    return jax.sharding.reshard(function(jax.sharding.reshard(x, gathered)), sharding)
+    leaves, structure = jax.tree.flatten(tree)
+    columns = [structure.flatten_up_to(other) for other in rest]
+    rows = [function(*row) for row in zip(leaves, *columns, strict=True)]
+    return tuple(structure.unflatten([row[i] for row in rows]) for i in range(parts))

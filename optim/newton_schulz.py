@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 
 from optim.chain import scalar
+from optim.matrices import product, transpose
 
 __all__ = ["orthogonalize", "polynomials"]
 
@@ -100,7 +101,7 @@ def orthogonalize(x: jax.Array, triples: Sequence[Triple], eps: ArrayLike = 1e-7
         and p is the composition of the steps' polynomials a s + b s^3 + c s^5.
     """
     tall = x.shape[-2] > x.shape[-1]
-    x = _transpose(x) if tall else x
+    x = transpose(x) if tall else x
     # The norm in at least float32, and of values near 1, so that no square under- or overflows.
     largest = jnp.max(jnp.abs(x), axis=(-2, -1), keepdims=True, initial=0.0)
     largest = jnp.where(largest > 0, largest, jnp.ones_like(largest))
@@ -112,37 +113,29 @@ def orthogonalize(x: jax.Array, triples: Sequence[Triple], eps: ArrayLike = 1e-7
     for start in range(0, len(triples), _RESTART):
         part = triples[start : start + _RESTART]
         x = _gram_steps(x, part) if gram else _plain_steps(x, part)
-    return _transpose(x) if tall else x
+    return transpose(x) if tall else x
 
 
 def _plain_steps(x: jax.Array, triples: Sequence[Triple]) -> jax.Array:
     for triple in triples:
         a, b, c = (scalar(value, x) for value in triple)
-        gram = _product(x, _transpose(x))
-        x = a * x + _product(b * gram + c * _product(gram, gram), x)
+        gram = product(x, transpose(x))
+        x = a * x + product(b * gram + c * product(gram, gram), x)
     return x
 
 
 def _gram_steps(x: jax.Array, triples: Sequence[Triple]) -> jax.Array:
     """Does the same with products of the small side alone: all steps are polynomials of X X^T."""
-    gram = _product(x, _transpose(x))
+    gram = product(x, transpose(x))
     identity = jnp.eye(gram.shape[-1], dtype=gram.dtype)
     whole = None
     for i, triple in enumerate(triples):
         a, b, c = (scalar(value, x) for value in triple)
-        step = a * identity + b * gram + c * _product(gram, gram)
-        whole = step if whole is None else _product(step, whole)
+        step = a * identity + b * gram + c * product(gram, gram)
+        whole = step if whole is None else product(step, whole)
         if i + 1 < len(triples):
-            gram = _product(_product(step, gram), step)
-    return x if whole is None else _product(whole, x)
-
-
-def _product(x: jax.Array, y: jax.Array) -> jax.Array:
-    return jnp.matmul(x, y, precision=jax.lax.Precision.HIGHEST)
-
-
-def _transpose(x: jax.Array) -> jax.Array:
-    return jnp.swapaxes(x, -2, -1)
+            gram = product(product(step, gram), step)
+    return x if whole is None else product(whole, x)
 
 
 def shape_factor(scale: str, rows: int, columns: int) -> float:
