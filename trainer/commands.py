@@ -91,4 +91,9 @@ def _program(read: Config, vocabulary: list[str]):
     from trainer.experiment import build_experiment
     from trainer.program import Program
 
-    return Program(build_experiment(read, vocabulary))
+    experiment = build_experiment(read, vocabulary)
+    try:
+        return Program(experiment)
+    except ValueError as error:
+        place = read.sources.get("mesh") or read.sources.get("data")
+        raise ConfigError(f"{place}: {error}") from error
