@@ -1,0 +1,90 @@
+"""The training script a careful researcher writes by hand: what our numbers are compared with.
+
+    python -m benchmarks.by_hand [--steps=1]
+
+The same model, data, groups and clip as configs/muon_vit.gin, in jax and optax alone.
+"""
+
+import argparse
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+import optim
+from trainer import data, losses, models
+
+STEPS = 1_500
+
+
+def make_step(batch: dict[str, Any], seed: int = 0) -> tuple[Callable[..., Any], Any, Any]:
+    """Builds the jitted step.
+
+    Args:
+        batch: name -> array, or shape, of a batch.
+        seed: where the parameters come from.
+
+    Returns:
+        (step, params, opt_state); `step(params, opt_state, batch)` donates the first two and
+        returns them with the loss and the norm of the gradients.
+    """
+    model = models.vit(width=64, depth=4)
+    loss = losses.softmax_cross_entropy()
+    schedule = partial(
+        optax.warmup_cosine_decay_schedule, 0.0, warmup_steps=STEPS // 20, decay_steps=STEPS
+    )
+
+    def label(path: Any, _: Any) -> str:
+        name = jax.tree_util.keystr(path, simple=True, separator="/")
+        return "matrices" if name.startswith("blocks") and name.endswith("kernel") else "rest"
+
+    tx = optax.chain(
+        optax.clip_by_global_norm(1.0),
+        optax.partition(
+            {
+                "matrices": optim.muon(schedule(0.02), weight_decay=0.05),
+                "rest": optax.adamw(schedule(1e-3), weight_decay=0.05),
+            },
+            lambda params: jax.tree_util.tree_map_with_path(label, params),
+        ),
+    )
+
+    @jax.jit
+    def init(key: Any) -> tuple[Any, Any]:
+        zeros = {name: jnp.zeros(x.shape, x.dtype) for name, x in batch.items()}
+        params, _ = model.init(key, zeros)
+        return params, tx.init(params)
+
+    @partial(jax.jit, donate_argnums=(0, 1))
+    def step(params: Any, opt_state: Any, batch: Any) -> tuple[Any, Any, Any, Any]:
+        def mean_loss(params: Any) -> Any:
+            outputs, _ = model.apply(params, {}, batch, key=None, train=True)
+            return loss(outputs, batch).mean()
+
+        value, grads = jax.value_and_grad(mean_loss)(params)
+        updates, opt_state = tx.update(grads, opt_state, params)
+        return optax.apply_updates(params, updates), opt_state, value, optax.tree.norm(grads)
+
+    return step, *init(jax.random.key(seed))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--steps", type=int, default=1)
+    arguments = parser.parse_args()
+    batches = data.digits(batch_size=128).train(0, 0)
+    batch = next(batches)
+    step, params, opt_state = make_step(batch)
+    for number in range(arguments.steps):
+        params, opt_state, value, _ = step(params, opt_state, jax.device_put(batch))
+        if number == 0:
+            print(f"First step: loss {float(value):.4f}", flush=True)
+        batch = next(batches)
+    jax.block_until_ready(params)
+
+
+if __name__ == "__main__":
+    main()

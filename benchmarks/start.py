@@ -1,0 +1,82 @@
+"""Time from the start of the process to the first finished step, and peak memory, as processes.
+
+    python -m benchmarks.start [--rounds=5]
+
+`python -m trainer` on configs/muon_vit.gin against benchmarks/by_hand.py, in turn; first without
+compiled programs kept on disk, then with a warm cache for both.
+"""
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from benchmarks.interleave import interleave, report
+
+OURS = ["trainer", "--gin_file=configs/muon_vit.gin", "--set", "steps=40"]
+THEIRS = ["benchmarks.by_hand", "--steps=40"]
+
+
+class Process:
+    """Runs a module as a process, again and again.
+
+    Attributes:
+        first_step: for each run, seconds until it told of its first step.
+        peak: for each run, its largest resident memory in MiB.
+    """
+
+    def __init__(self, command: list[str], cache: str, workdir: Path | None = None):
+        self.command = [sys.executable, "-m", *command]
+        self.environment = os.environ | {"JAX_COMPILATION_CACHE_DIR": cache}
+        self.workdir = workdir
+        self.first_step: list[float] = []
+        self.peak: list[float] = []
+
+    def __call__(self) -> None:
+        command = list(self.command)
+        if self.workdir is not None:
+            shutil.rmtree(self.workdir, ignore_errors=True)
+            command.append(f"--workdir={self.workdir}")
+        start = time.perf_counter()
+        process = subprocess.Popen(
+            command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env=self.environment,
+        )
+        assert process.stdout is not None
+        for line in process.stdout:
+            if line.startswith("First step"):
+                self.first_step.append(time.perf_counter() - start)
+        _, status, usage = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+        if process.returncode:
+            raise SystemExit(f"{' '.join(command)} ended with {process.returncode}.")
+        self.peak.append(usage.ru_maxrss / 1024)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=5)
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        for name, caches in (("no cache", ("", "")), ("warm cache", ("ours", "theirs"))):
+            where = [str(Path(folder) / cache) if cache else "" for cache in caches]
+            ours = Process(OURS, where[0], Path(folder) / "run")
+            theirs = Process(THEIRS, where[1])
+            for process in (ours, theirs):  # fills the caches, of the disk too
+                process()
+                process.first_step.clear()
+                process.peak.clear()
+            interleave(ours, theirs, arguments.rounds)
+            report(f"first step, {name}", ours.first_step, theirs.first_step, 1.3, "s")
+            report(f"peak memory, {name}", ours.peak, theirs.peak, 1.2, "MiB")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,285 @@
+"""The command line as a user meets it: mistakes end with exit 2, a few lines, and nothing lost."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from trainer.__main__ import main
+
+REPO = Path(__file__).parent.parent
+
+GOOD = """
+experiment:
+  model = @models.mlp()
+  data = @data.digits()
+  loss = @losses.softmax_cross_entropy()
+  optimizer = @optim.optimizer()
+  steps = %steps
+  writers = ['console']
+steps = 4
+models.mlp.width = 8
+data.digits.batch_size = 32
+optim.optimizer.groups = {'kernels': @a/optim.group(), 'rest': @b/optim.group()}
+a/optim.group:
+  match = '.*/kernel'
+  optimizer = @optax.adamw()
+b/optim.group:
+  match = '.*'
+  optimizer = @optax.sgd()
+optax.adamw.learning_rate = 1e-3
+optax.sgd.learning_rate = 1e-2
+"""
+
+GOOD_YAML = """
+model: !models.mlp {width: 8}
+data: !data.digits {batch_size: 32}
+loss: !losses.softmax_cross_entropy
+optimizer: !optax.adamw {learning_rate: 1e-3}
+steps: 4
+writers: [console]
+"""
+
+
+@pytest.fixture(autouse=True)
+def no_compilation_cache(monkeypatch):
+    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", "")
+
+
+def run(tmp_path, text, *options, name="config.gin", command="train"):
+    """Runs a config in this process; returns the exit code and the workdir."""
+    file = tmp_path / name
+    if isinstance(text, bytes):
+        file.write_bytes(text)
+    elif text is not None:
+        file.write_text(text)
+    workdir = tmp_path / "run"
+    more = [f"--workdir={workdir}"] if command == "train" else []
+    return main([command, f"--gin_file={file}", *more, *options]), workdir
+
+
+def changed(old, new):
+    assert old in GOOD
+    return GOOD.replace(old, new)
+
+
+def renamed(function, new):
+    """Names another function wherever one is called or bound."""
+    assert f"@{function}()" in GOOD
+    return GOOD.replace(f"@{function}()", f"@{new}()").replace(f"{function}.", f"{new}.")
+
+
+# (config, options, words that the message must have, where it must point)
+MISTAKES = {
+    "unknown function": (
+        renamed("optax.sgd", "optax.sdg"),
+        [],
+        ["optax.sdg", "optax.sgd"],
+        18,
+    ),
+    "unknown argument": (GOOD + "optax.sgd.momentun = 0.9\n", [], ["momentun", "momentum"], 21),
+    "unknown argument of a function with **kwargs": (
+        GOOD.replace("@optax.sgd()", "@my_lab.zoo.any_optimizer()").replace(
+            "optax.sgd.learning_rate", "my_lab.zoo.any_optimizer.learning_rte"
+        ),
+        ["--vocabulary=my_lab"],
+        ["learning_rte", "learning_rate"],
+        20,
+    ),
+    "missing argument": (
+        changed("optax.sgd.learning_rate = 1e-2\n", ""),
+        [],
+        ["learning_rate"],
+        18,
+    ),
+    "string for a float": (changed("= 1e-2", "= 'fast'"), [], ["'fast'", "learning_rate"], 20),
+    "list for a float": (changed("= 1e-2", "= [1e-2]"), [], ["learning_rate", "float"], 20),
+    "float for an int": (changed("width = 8", "width = 8.5"), [], ["8.5", "width"], 10),
+    "duplicate binding": (GOOD + "models.mlp.width = 9\n", [], ["second time", "width"], 21),
+    "undefined macro": (changed("steps = 4\n", ""), [], ["steps"], 7),
+    "unused macro": (GOOD + "stesp = 5\n", [], ["stesp", "steps"], 21),
+    "cyclic macro": (changed("steps = 4\n", "steps = %more\nmore = %steps\n"), [], ["circle"], 10),
+    "unused scope": (GOOD + "c/optax.sgd.momentum = 0.9\n", [], ["c/"], 21),
+    "import": ("import my_lab.zoo\n" + GOOD, [], ["import", "--vocabulary"], 1),
+    "private name": (renamed("optax.sgd", "optax._src.alias.sgd"), [], ["_src"], 18),
+    "os.system": (renamed("optax.sgd", "os.system"), [], ["os.system", "optim, optax"], 18),
+    "module through ours": (renamed("models.mlp", "models.nn.Dense"), [], ["models.nn"], 3),
+    "jax through optax": (
+        renamed("models.mlp", "optax.jax.numpy.ones"),
+        [],
+        ["optax.jax"],
+        3,
+    ),
+    "missing include": ("include 'gone.gin'\n" + GOOD, [], ["gone.gin"], 1),
+    "include cycle": ("include 'config.gin'\n" + GOOD, [], ["include each other"], 1),
+    "empty file": ("", [], ["empty"], None),
+    "binary file": (bytes(range(256)), [], ["text"], None),
+    "ten megabytes in a line": ("x = '" + "a" * 10_000_000 + "'\n", [], ["config.gin"], None),
+    "pattern that matches nothing": (
+        changed("'.*/kernel'", "'kernels/.*'"),
+        [],
+        ["'kernels/.*'", "kernel"],
+        14,
+    ),
+    "parameter without a group": (
+        changed("match = '.*'\n", "match = 'head/.*'\n"),
+        [],
+        ["blocks/linear/bias", "'head/.*'"],
+        12,
+    ),
+    "invalid regex": (changed("'.*/kernel'", "'(kernel'"), [], ["regular expression"], 12),
+    "batch larger than the data": (
+        changed("batch_size = 32", "batch_size = 5000"),
+        [],
+        ["5000", "1437"],
+        4,
+    ),
+    "no steps": (changed("steps = 4", "steps = 0"), [], ["steps", "0"], None),
+    "negative steps": (GOOD, ["--set", "steps=-3"], ["steps", "-3"], None),
+    "unknown path in --set": (
+        GOOD,
+        ["--set", "optimiser.clip_norm=1.0"],
+        ["optimiser", "optimizer"],
+        None,
+    ),
+    "unknown writer": (changed("['console']", "['tensorbord']"), [], ["tensorboard"], None),
+    "unknown vocabulary": (GOOD, ["--vocabulary=no_such_lab"], ["no_such_lab"], None),
+    "mesh without devices": (GOOD, ["--set", "mesh={data: 64}"], ["64 devices"], None),
+}
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_a_mistake_is_told_in_a_few_lines_and_nothing_is_made(name, tmp_path, capsys, monkeypatch):
+    monkeypatch.syspath_prepend(str(REPO / "tests" / "lab"))
+    text, options, words, line = MISTAKES[name]
+    code, workdir = run(tmp_path, text, *options)
+    said = capsys.readouterr().err
+    assert code == 2, said
+    assert 1 <= len(said.splitlines()) <= 8, said
+    assert max(map(len, said.splitlines())) < 600
+    assert "Traceback" not in said
+    for word in words:
+        assert word in said
+    if line is not None:
+        assert f"config.gin:{line}:" in said
+    assert not workdir.exists()
+
+
+YAML_MISTAKES = {
+    "duplicate key": (GOOD_YAML + "steps: 5\n", ["steps", "twice"]),
+    "alias bomb": (
+        "a0: &a0 [x, x]\n" + "".join(f"a{i}: &a{i} [*a{i - 1}, *a{i - 1}]\n" for i in range(1, 40)),
+        ["config.yaml"],
+    ),
+    "python object": (
+        GOOD_YAML + "seed: !!python/object/apply:os.system ['true']\n",
+        ["os.system"],
+    ),
+    "unknown key": (GOOD_YAML + "sead: 3\n", ["sead", "seed"]),
+}
+
+
+@pytest.mark.parametrize("name", YAML_MISTAKES)
+def test_a_mistake_in_yaml_is_told_as_well(name, tmp_path, capsys):
+    text, words = YAML_MISTAKES[name]
+    code, workdir = run(tmp_path, text, name="config.yaml")
+    said = capsys.readouterr().err
+    assert code == 2 and len(said.splitlines()) <= 8 and not workdir.exists()
+    for word in words:
+        assert word in said
+
+
+def test_a_directory_or_nothing_for_a_config_is_told(tmp_path, capsys):
+    assert main([f"--gin_file={tmp_path}"]) == 2
+    assert "directory" in capsys.readouterr().err
+    assert main([f"--gin_file={tmp_path}/gone.gin"]) == 2
+    assert "gone.gin" in capsys.readouterr().err
+
+
+def test_a_run_goes_on_where_it_stands_and_refuses_another_config(tmp_path, capsys):
+    code, workdir = run(tmp_path, GOOD)
+    assert code == 0
+    names = {p.name for p in workdir.iterdir()}
+    assert {"config.yaml", "plan.txt", "run.json", "metrics.jsonl", "checkpoints"} <= names
+    before = {p: p.stat().st_mtime_ns for p in workdir.iterdir() if p.is_file()}
+    code, _ = run(tmp_path, GOOD, "--set", "optimizer.groups.rest.optimizer.learning_rate=0.5")
+    said = capsys.readouterr().err
+    assert code == 2
+    assert "optimizer.groups.rest.optimizer.learning_rate: 0.01 -> 0.5" in said
+    assert {p: p.stat().st_mtime_ns for p in workdir.iterdir() if p.is_file()} == before
+    assert run(tmp_path, GOOD)[0] == 0
+    assert "Nothing to do" in capsys.readouterr().err
+
+
+def test_a_workdir_that_cannot_be_made_is_told(tmp_path, capsys):
+    (tmp_path / "file").write_text("here")
+    (tmp_path / "config.gin").write_text(GOOD)
+    code = main([f"--gin_file={tmp_path}/config.gin", f"--workdir={tmp_path}/file/run"])
+    said = capsys.readouterr().err
+    assert code == 2 and "--workdir" in said and len(said.splitlines()) <= 8
+
+
+def test_the_resolved_config_loads_again_to_the_same_tree(tmp_path, capsys):
+    assert run(tmp_path, GOOD, command="config")[0] == 0
+    first = capsys.readouterr().out
+    assert run(tmp_path, first, command="config", name="again.yaml")[0] == 0
+    assert capsys.readouterr().out == first
+
+
+def test_both_spellings_and_set_give_one_tree(capsys):
+    for sets in ([], ["--set", "steps=100"]):
+        trees = []
+        for suffix in ("gin", "yaml"):
+            code = main(["config", f"--gin_file={REPO}/configs/muon_vit.{suffix}", *sets])
+            assert code == 0
+            trees.append(capsys.readouterr().out)
+        assert trees[0] == trees[1]
+        assert not sets or "steps: 100" in trees[0]
+
+
+def test_explain_prints_the_plan_and_draws_it(tmp_path, capsys):
+    png = tmp_path / "schedules.png"
+    assert run(tmp_path, GOOD, f"--png={png}", command="explain")[0] == 0
+    said = capsys.readouterr().out
+    assert png.read_bytes()[:4] == b"\x89PNG"
+    rows = {line.split()[0]: line.split() for line in said.splitlines() if line.strip()}
+    # 64 inputs, 8 hidden, 10 classes; Adam keeps two float32 a parameter.
+    assert rows["embed/kernel"][1:7] == [
+        "64x8",
+        "float32",
+        "kernels",
+        "optax.adamw",
+        "0.001",
+        "0.0001",
+    ]
+    assert rows["embed/bias"][3:7] == ["rest", "optax.sgd", "0.01", "-"]
+    weights = 64 * 8 + 8 * 8 + 8 * 10
+    assert rows["kernels"][1:] == [f"{weights:,}", f"{8 * weights:,}"]
+    assert rows["rest"][1:] == ["26", "0"]
+    # Forward and twice for the gradient, but for the gradient of the inputs of the first layer.
+    flops = 2 * 32 * (3 * weights - 64 * 8)
+    assert f"{flops:,} FLOPs" in said
+
+
+def test_help_answers_without_jax():
+    code = (
+        "import sys; sys.argv = ['trainer', '--help']\n"
+        "import runpy\n"
+        "try: runpy.run_module('trainer', run_name='__main__')\n"
+        "except SystemExit as e: assert e.code == 0\n"
+        "assert not {'jax', 'numpy', 'gin', 'tensorflow'} & set(sys.modules)"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", code], cwd=REPO, capture_output=True, text=True, env=os.environ
+    )
+    assert result.returncode == 0, result.stderr
+    assert "--help" in result.stdout
+
+
+def test_a_misspelt_option_is_told(capsys):
+    with pytest.raises(SystemExit) as caught:
+        main(["--gin_fiel=configs/muon_vit.gin"])
+    assert caught.value.code == 2
+    assert len(capsys.readouterr().err.splitlines()) <= 8
