@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 import zlib
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -19,6 +21,8 @@ import numpy as np
 
 FORMAT = 1
 MANIFEST = "manifest.json"
+FILES = "integrity/files.json"
+_LATER = ("_CHECKPOINT_METADATA", "commit_success.txt")  # orbax writes these after the list
 
 Index = list[list[int]]  # [[start, stop], ...] of a piece in its leaf
 
@@ -120,13 +124,13 @@ def unseal(text: str) -> dict[str, Any]:
     """Returns the manifest in a sealed text; raises ValueError when it was altered."""
     outer = json.loads(text)
     if not isinstance(outer, dict) or not isinstance(outer.get("manifest"), dict):
-        raise ValueError("the manifest is not one")
+        raise ValueError("it is not a manifest")
     manifest = outer["manifest"]
     body = json.dumps(manifest, sort_keys=True, separators=(",", ":"))
     if hashlib.sha256(body.encode()).hexdigest() != outer.get("sha256"):
-        raise ValueError("the manifest does not have the hash that it states")
+        raise ValueError("it does not have the hash that it states")
     if manifest.get("format") != FORMAT:
-        raise ValueError(f"the manifest has format {manifest.get('format')}, not {FORMAT}")
+        raise ValueError(f"it has format {manifest.get('format')}, and {FORMAT} can be read")
     return manifest
 
 
@@ -166,6 +170,38 @@ def verify(manifest: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> lis
                 problems.append(f"{name}: its data do not have the checksum they were saved with")
                 break
     return problems
+
+
+def file_list(directory: Path) -> dict[str, list[Any]]:
+    """Returns size and CRC-32 of every file of a step, by its path in there."""
+    listing = {}
+    for path in sorted(directory.rglob("*")):
+        name = path.relative_to(directory).as_posix()
+        if name not in (FILES, *_LATER) and path.is_file():
+            listing[name] = _size_and_crc(path)
+    return listing
+
+
+def file_problems(directory: Path, listing: Mapping[str, Sequence[Any]]) -> list[str]:
+    """Compares the files of a step with a listing, and returns a line for every bad one."""
+    present = file_list(directory)  # no name of the listing is ever opened
+    problems = [f"the file {name} is missing" for name in _LATER if not (directory / name).exists()]
+    for name, (size, crc) in listing.items():
+        if name not in present:
+            problems.append(f"the file {name} is missing")
+        elif present[name][0] != size:
+            problems.append(f"the file {name} has {present[name][0]} bytes instead of {size}")
+        elif present[name][1] != crc:
+            problems.append(f"the file {name} is not what was saved: its checksum differs")
+    return problems
+
+
+def _size_and_crc(path: Path) -> list[Any]:
+    size, crc = 0, 0
+    with open(path, "rb") as file:
+        while chunk := file.read(1 << 20):
+            size, crc = size + len(chunk), zlib.crc32(chunk, crc)
+    return [size, f"{crc:08x}"]
 
 
 class HostLeaf(NamedTuple):
@@ -229,7 +265,11 @@ def entries(leaves: Mapping[str, HostLeaf]) -> dict[str, Any]:
 
 
 def reason(error: BaseException) -> str:
-    """Returns the first line of an error, short enough to be read."""
+    """Returns what an error says, short enough to be read."""
+    code = error.errno if isinstance(error, OSError) else None
+    if found := re.search(r"os_error_code='(\d+)'", str(error)):  # tensorstore says it so
+        code = int(found[1])
+    if code:
+        return os.strerror(code)
     lines = str(error).strip().splitlines() or [type(error).__name__]
-    text = re.sub(r"\s*\[(?:tensorstore_spec|source locations)=.*", "", lines[0])
-    return text if len(text) <= 200 else text[:197] + "..."
+    return lines[0] if len(lines[0]) <= 200 else lines[0][:197] + "..."

@@ -70,6 +70,8 @@ class Checkpoints:
         self._fence = fence
         self._read_only = read_only
         self._manager: Any = None
+        self._metrics: dict[int, float] = {}
+        self._saving: int | None = None
         self._pending: int | None = None
         self._fenced: BaseException | None = None
 
@@ -108,10 +110,12 @@ class Checkpoints:
             "processes": jax.process_count(),
         }
         try:
-            self._open().save(
+            manager = self._open()
+            self._saving = step
+            self._metrics[step] = math.nan if value is None else value
+            manager.save(
                 step,
                 args=storage().save_args(manifest, leaves),
-                metrics={"metric": value},
                 force=True,
             )
         except Exception as e:
@@ -229,12 +233,22 @@ class Checkpoints:
     def _open(self) -> Any:
         if self._manager is None:
             self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._metrics = {
+                step: _metric(path) for step, path in step_directories(self.directory).items()
+            }
             self._manager = storage().open_manager(
-                self.directory, *self._keep, before_commit=self._before_commit
+                self.directory,
+                *self._keep,
+                metrics=self._metrics,
+                before_commit=self._before_commit,
             )
         return self._manager
 
     def _before_commit(self) -> None:
+        """Lists the files, when all are written, and asks the fence; in orbax's thread."""
+        (directory,) = self.directory.glob(f"{self._saving}{_TEMPORARY}*")
+        listing = {"format": integrity.FORMAT, "files": integrity.file_list(directory)}
+        (directory / integrity.FILES).write_text(integrity.seal(listing))
         if self._fence is not None:
             try:
                 self._fence()
@@ -247,23 +261,27 @@ class Checkpoints:
         step, self._pending = self._pending, None
         if step is None or self._manager is None:
             return
+        problem: Exception | None = None
         try:
             self._manager.wait_until_finished()
         except Exception as e:
-            self._failed(step, e)
-        else:
-            if step in step_directories(self.directory):
-                if self.error is not None:
-                    self._log(f"The checkpoint of step {step} could be saved again.")
-                self.error = None
-            else:
-                self._failed(step, OSError("it was written, and then was not there"))
+            problem = e
+        if step not in step_directories(self.directory):
+            self._failed(step, problem or OSError("it was written, and then was not there"))
+            return
+        if problem is not None:  # it is there, but older ones could not be removed
+            self._drop_manager()
+            self._log(f"After the checkpoint of step {step}: {integrity.reason(problem)}.")
+        if self.error is not None:
+            self.error = None
+            self._log(f"Checkpoints can be saved again: that of step {step} was.")
 
     def _failed(self, step: int, error: BaseException) -> None:
         """Notes a failed save, removes what it left, and says so once."""
         self._drop_manager()  # orbax believes that the step exists
-        for rest in self.directory.glob(f"{step}{_TEMPORARY}*"):
-            shutil.rmtree(rest, ignore_errors=True)
+        if jax.process_index() == 0:
+            for rest in self.directory.glob(f"{step}{_TEMPORARY}*"):
+                shutil.rmtree(rest, ignore_errors=True)
         if self._fenced is not None:
             fenced, self._fenced = self._fenced, None
             raise fenced
@@ -281,6 +299,14 @@ class Checkpoints:
                 manager.close()
             except Exception:  # the error of a failed save, which is noted already
                 pass
+
+
+def _metric(path: Path) -> float:
+    try:
+        metric = read_manifest(path)["metric"]
+    except Damaged:
+        return math.nan
+    return math.nan if metric is None else float(metric)
 
 
 def _all_agree(ok: bool) -> bool:

@@ -26,8 +26,11 @@ def read_arrays(
 ) -> dict[str, np.ndarray]:
     """Reads leaves whole into host memory and checks them; raises Damaged.
 
+    The files are checked first, so that nothing has to make sense of a broken one.
+
     prefix: only leaves whose path starts with it.
     """
+    _check_files(step_directory)
     every = manifest["leaves"]
     wanted = [name for name in every if name.startswith(prefix)]
     empty = [name for name in wanted if 0 in every[name]["stored_shape"]]  # nothing to store
@@ -39,11 +42,19 @@ def read_arrays(
         entry = every[name]
         arrays[name] = np.zeros(entry["stored_shape"], integrity.dtype(entry["stored_dtype"]))
     arrays = {name: np.asarray(arrays[name]) for name in wanted}
-    problems = integrity.verify(manifest, arrays)
-    if problems:
-        more = f" (and {len(problems) - 1} more leaves)" if len(problems) > 1 else ""
-        raise Damaged(problems[0] + more, problems)
+    _refuse(integrity.verify(manifest, arrays))
     return arrays
+
+
+def _check_files(step_directory: Path) -> None:
+    listing = _sealed(step_directory / integrity.FILES)["files"]
+    _refuse(integrity.file_problems(step_directory, listing))
+
+
+def _refuse(problems: list[str]) -> None:
+    if problems:
+        more = f" (and {len(problems) - 1} more problems)" if len(problems) > 1 else ""
+        raise Damaged(problems[0] + more, problems)
 
 
 def _key_impl(target: Any) -> Any:
@@ -77,18 +88,23 @@ def step_directories(directory: str | os.PathLike[str]) -> dict[int, Path]:
 
 def read_manifest(step_directory: Path) -> dict[str, Any]:
     """Reads and checks the manifest of a step; raises Damaged."""
-    folder = step_directory / "integrity"
+    path = step_directory / "integrity" / integrity.MANIFEST
+    manifest = _sealed(path)
+    for process in range(1, manifest["processes"]):
+        part = _sealed(path.with_name(f"{integrity.MANIFEST}.{process}"))
+        for name, entry in part["leaves"].items():
+            manifest["leaves"][name]["crc32"] += entry["crc32"]
+    return manifest
+
+
+def _sealed(path: Path) -> dict[str, Any]:
     try:
-        manifest = integrity.unseal((folder / integrity.MANIFEST).read_text())
-        for process in range(1, int(manifest["processes"])):
-            part = integrity.unseal((folder / f"{integrity.MANIFEST}.{process}").read_text())
-            for name, entry in part["leaves"].items():
-                manifest["leaves"][name]["crc32"] += entry["crc32"]
-        integrity.specs(manifest)
+        return integrity.unseal(path.read_text())
     except PermissionError:
         raise
     except FileNotFoundError as e:
-        raise Damaged(f"its manifest {Path(e.filename).name} is missing") from e
-    except (OSError, ValueError, KeyError, TypeError) as e:
-        raise Damaged(f"its manifest cannot be read: {integrity.reason(e)}") from e
-    return manifest
+        raise Damaged(f"the file integrity/{path.name} is missing") from e
+    except (OSError, ValueError, RecursionError) as e:
+        raise Damaged(
+            f"the file integrity/{path.name} cannot be used: {integrity.reason(e)}"
+        ) from e

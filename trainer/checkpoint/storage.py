@@ -11,7 +11,7 @@ import dataclasses
 import logging
 import math
 import os
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -71,13 +71,14 @@ class _Best:
 
     n: int
     mode: str
+    metrics: Mapping[int, float]  # by step; grows while the run goes on
 
     def should_preserve(self, checkpoints: Sequence[Any], *, context: Any = None) -> list[bool]:
         sign = -1 if self.mode == "max" else 1
         ranked = sorted(
-            (sign * value, info.step)
+            (sign * self.metrics[info.step], info.step)
             for info in checkpoints
-            if (value := (info.metrics or {}).get("metric")) is not None and math.isfinite(value)
+            if math.isfinite(self.metrics.get(info.step, math.nan))
         )
         kept = {step for _, step in ranked[: self.n]}
         return [info.step in kept for info in checkpoints]
@@ -103,30 +104,36 @@ class _Quiet(logging.Filter):
 _QUIET = _Quiet()
 
 
+def _hush() -> None:
+    logging.getLogger("absl").addFilter(_QUIET)
+
+
 def open_manager(
     directory: Path,
     keep_latest: int,
     keep_best: int,
     best_mode: str,
+    *,
+    metrics: Mapping[int, float],
     before_commit: Callable[[], None],
 ) -> ocp.CheckpointManager:
     """Opens orbax's manager on a directory, and removes what a killed save left in it.
 
+    metrics: what the best is judged by, by step; the steps to come are added by the caller.
     before_commit: called in orbax's thread when all is written, before the rename.
     """
-    logging.getLogger("absl").addFilter(_QUIET)
+    _hush()
     keep = ocp.checkpoint_managers.AnyPreservationPolicy(
-        [ocp.checkpoint_managers.LatestN(keep_latest), _Best(keep_best, best_mode)]
+        [ocp.checkpoint_managers.LatestN(keep_latest), _Best(keep_best, best_mode, metrics)]
     )
     registry = ocp.handlers.DefaultCheckpointHandlerRegistry()
     registry.add("state", ocp.args.PyTreeSave, _pytree_handler())
     registry.add("integrity", _ManifestSave, _ManifestHandler())
-    registry.add("metrics", ocp.args.JsonSave, ocp.JsonCheckpointHandler(filename="metrics"))
     options = ocp.CheckpointManagerOptions(
-        best_fn=lambda metrics: metrics["metric"],  # so that metrics are kept with the step
         preservation_policy=keep,
         cleanup_tmp_directories=True,
         save_root_metadata=False,
+        lightweight_initialize=True,  # reads nothing of a step that may be damaged
         async_options=ocp.AsyncOptions(
             post_finalization_callback=before_commit, create_directories_asynchronously=False
         ),
@@ -152,6 +159,7 @@ def load(directory: Path, names: Collection[str], wanted: Collection[str]) -> di
     names: all that were stored; wanted: those to read.
     """
     item = {name: np.empty(()) if name in wanted else ocp.PLACEHOLDER for name in names}
+    _hush()
     handler = _pytree_handler()
     restore_args = {n: ocp.RestoreArgs(restore_type=np.ndarray) for n in item}
     try:
