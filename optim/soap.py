@@ -1,0 +1,180 @@
+"""SOAP: Adam in the eigenbasis of Shampoo's preconditioner."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from optim.chain import bias_correction, descend, map_parts, scalar, wide, wide_zeros
+from optim.matrices import gather, product, require_matrices, scatter, transpose
+
+__all__ = ["SoapState", "soap"]
+
+
+class SoapState(NamedTuple):
+    """What SOAP remembers.
+
+    Attributes:
+        count: the number of updates so far, int32.
+        mean: the mean of the gradients, in the eigenbasis.
+        variance: the mean of their squares, in the eigenbasis.
+        left: the mean of G G^T, [..., m, m]; an empty tuple where that side is not rotated.
+        right: the mean of G^T G, [..., n, n]; likewise.
+        left_basis: the eigenvectors of `left`, as columns.
+        right_basis: those of `right`.
+    """
+
+    count: jax.Array
+    mean: Any
+    variance: Any
+    left: Any
+    right: Any
+    left_basis: Any
+    right_basis: Any
+
+
+class _Sides(NamedTuple):
+    left: Any
+    right: Any
+
+
+def soap(
+    learning_rate: optax.ScalarOrSchedule = 3e-3,
+    b1: float = 0.95,
+    b2: float = 0.95,
+    shampoo_beta: float | None = None,
+    eps: float = 1e-8,
+    weight_decay: float = 0.0,
+    precondition_frequency: int = 10,
+    max_precond_dim: int = 10_000,
+) -> optax.GradientTransformationExtraArgs:
+    """Runs Adam in the slowly turning eigenbasis of Shampoo's preconditioner (SOAP).
+
+    With the gradient G and the bases Q_L and Q_R, which are the eigenvectors of the means of G G^T
+    and of G^T G, Adam sees Q_L^T G Q_R, and its step is turned back. As in the authors' program,
+    the first update only finds the bases and moves nothing; later the bases follow, every
+    `precondition_frequency` updates, by one power iteration and a QR decomposition, after the step.
+    (The authors shrink the weights after the step, here it is one sum, as in AdamW.)
+
+    A matrix is the last two axes of a parameter; every axis before is batch (stacked layers).
+    Other parameters belong to another group.
+
+    Args:
+        learning_rate: a float, a traced scalar or a schedule.
+        b1: the decay of the mean of gradients.
+        b2: the decay of the mean of their squares.
+        shampoo_beta: the decay of the means of G G^T and G^T G; None for `b2`.
+        eps: added to the root of the squares.
+        weight_decay: decoupled weight decay, multiplied by the learning rate.
+        precondition_frequency: the number of updates between two changes of the bases.
+        max_precond_dim: a longer side of a matrix is not rotated.
+
+    Returns:
+        The optimizer.
+
+    Raises:
+        ValueError: the frequency is not positive; at init, a parameter has fewer than two axes or
+            is complex; inside shard_map, a gradient differs from device to device.
+
+    Reference: Vyas et al., SOAP: Improving and Stabilizing Shampoo using Adam,
+      https://arxiv.org/abs/2409.11321
+    """
+    if precondition_frequency < 1:
+        raise ValueError(
+            f"precondition_frequency is {precondition_frequency}, but it is a number of updates, 1"
+            " or more."
+        )
+
+    def init(params: Any) -> SoapState:
+        require_matrices(params, "optim.soap")
+
+        def one(p: jax.Array) -> tuple[Any, ...]:
+            sides = _grams(gather(wide_zeros(p), "optim.soap"), max_precond_dim)
+            eyes = jax.tree.map(
+                lambda s: jnp.zeros_like(s) + jnp.eye(s.shape[-1], dtype=s.dtype), sides
+            )
+            return wide_zeros(p), wide_zeros(p), *sides, *eyes
+
+        return SoapState(jnp.zeros((), jnp.int32), *map_parts(one, 6, params))
+
+    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, SoapState]:
+        del params
+        require_matrices(updates, "optim.soap")
+        count = state.count
+
+        def one(g: jax.Array, mean: jax.Array, variance: jax.Array, *sides: Any) -> tuple[Any, ...]:
+            whole = gather(wide(g), "optim.soap")
+            grams, bases = _Sides(*sides[:2]), _Sides(*sides[2:])
+            keep1, keep2 = scalar(b1, whole), scalar(b2, whole)
+            turned = _turn(whole, bases)
+            first = count == 0
+            mean = jnp.where(first, 0, keep1 * gather(mean, "optim.soap") + (1 - keep1) * turned)
+            variance = gather(variance, "optim.soap")
+            variance = jnp.where(first, 0, keep2 * variance + (1 - keep2) * turned**2)
+            rate = jnp.sqrt(bias_correction(b2, count, whole)) / bias_correction(b1, count, whole)
+            step = rate * _turn_back(mean / (jnp.sqrt(variance) + scalar(eps, whole)), bases)
+
+            keep = scalar(b2 if shampoo_beta is None else shampoo_beta, whole)
+            news = _grams(whole, max_precond_dim)
+            grams = jax.tree.map(lambda old, new: keep * old + (1 - keep) * new, grams, news)
+            due = jnp.where(count % precondition_frequency == 0, 1, 0)
+            mean, variance, bases = jax.lax.switch(
+                jnp.where(first, 2, due), [_stay, _follow, _begin], mean, variance, grams, bases
+            )
+            return scatter(step, g), scatter(mean, g), scatter(variance, g), *grams, *bases
+
+        steps, *parts = map_parts(one, 7, updates, *state[1:])
+        return steps, SoapState(jnp.asarray(optax.safe_increment(count)), *parts)
+
+    return descend(optax.GradientTransformation(init, update), learning_rate, weight_decay)
+
+
+def _grams(g: jax.Array, longest: int) -> _Sides:
+    left = product(g, transpose(g)) if g.shape[-2] <= longest else ()
+    right = product(transpose(g), g) if g.shape[-1] <= longest else ()
+    return _Sides(left, right)
+
+
+def _turn(x: jax.Array, bases: _Sides) -> jax.Array:
+    x = x if isinstance(bases.left, tuple) else product(transpose(bases.left), x)
+    return x if isinstance(bases.right, tuple) else product(x, bases.right)
+
+
+def _turn_back(x: jax.Array, bases: _Sides) -> jax.Array:
+    x = x if isinstance(bases.left, tuple) else product(bases.left, x)
+    return x if isinstance(bases.right, tuple) else product(x, transpose(bases.right))
+
+
+def _stay(mean: Any, variance: Any, grams: _Sides, bases: _Sides) -> tuple[Any, Any, _Sides]:
+    del grams
+    return mean, variance, bases
+
+
+def _begin(mean: Any, variance: Any, grams: _Sides, bases: _Sides) -> tuple[Any, Any, _Sides]:
+    """Finds the first bases; the mean is still zero, and needs no turning."""
+    del bases
+    # Eigenvalues fall, as they do after every later sort.
+    return mean, variance, jax.tree.map(lambda s: jnp.flip(jnp.linalg.eigh(s)[1], -1), grams)
+
+
+def _follow(mean: Any, variance: Any, grams: _Sides, bases: _Sides) -> tuple[Any, Any, _Sides]:
+    """Turns the bases towards the eigenvectors, by one power iteration."""
+    back = _turn_back(mean, bases)
+    orders = jax.tree.map(_falling_order, grams, bases)
+    if not isinstance(orders.left, tuple):
+        variance = jnp.take_along_axis(variance, orders.left[..., :, None], axis=-2)
+    if not isinstance(orders.right, tuple):
+        variance = jnp.take_along_axis(variance, orders.right[..., None, :], axis=-1)
+
+    def iterate(gram: jax.Array, basis: jax.Array, order: jax.Array) -> jax.Array:
+        basis = jnp.take_along_axis(basis, order[..., None, :], axis=-1)
+        return jnp.linalg.qr(product(gram, basis))[0]
+
+    bases = jax.tree.map(iterate, grams, bases, orders)
+    return _turn(back, bases), variance, bases
+
+
+def _falling_order(gram: jax.Array, basis: jax.Array) -> jax.Array:
+    eigenvalues = jnp.sum(basis * product(gram, basis), axis=-2)
+    return jnp.argsort(eigenvalues, axis=-1, descending=True)
