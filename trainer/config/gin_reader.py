@@ -15,6 +15,7 @@ from gin import config_parser
 from trainer.config.tree import MAX_DEPTH, ConfigError, Node, Source, check_leaf
 
 MACRO = "gin.macro"
+_MAX_STRINGS = 1000
 
 
 @dataclass(frozen=True)
@@ -93,9 +94,20 @@ class _Parser(config_parser.ConfigParser):
     """Gin's parser, but each value, also within a list or dict, knows its line."""
 
     _depth = 0
+    _strings = 0
+
+    def _advance_one_token(self) -> None:
+        super()._advance_one_token()
+        kind = self.current_token.type
+        if kind == tokenize.STRING:
+            self._strings += 1
+        elif kind not in (tokenize.NL, tokenize.COMMENT):
+            self._strings = 0
+        if self._strings > _MAX_STRINGS:  # the parser evaluates 'a' 'b' 'c' anew for each
+            raise SyntaxError(f"there are more than {_MAX_STRINGS} strings in a row")
 
     def parse_value(self) -> _Located:
-        line = self.current_token.start[0]
+        line = _line(self)
         self._depth += 1
         if self._depth > MAX_DEPTH:
             raise SyntaxError(f"values are nested deeper than {MAX_DEPTH} levels")
@@ -113,7 +125,7 @@ def read(text: str, source: Source) -> Iterator[Binding | Include | Block]:
     """
     parser = None
     while True:
-        line = parser.current_token.start[0] if parser else 1
+        line = _line(parser)
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # '\d' in a pattern is an odd escape for Python
@@ -125,7 +137,7 @@ def read(text: str, source: Source) -> Iterator[Binding | Include | Block]:
             message, (line, _) = error.args
             raise _unreadable(message, line, text, source) from None
         except SyntaxError as error:
-            at = error.lineno or parser and parser.current_token.start[0] or line
+            at = error.lineno or _line(parser)
             raise _unreadable(error.msg or "", at, text, source) from None
         except Exception as error:  # a parser that is not ours, on a text that may be anything
             reason = f"{type(error).__name__}: {error}"
@@ -133,6 +145,11 @@ def read(text: str, source: Source) -> Iterator[Binding | Include | Block]:
         if statement is None:
             return
         yield _statement(statement, source)
+
+
+def _line(parser: config_parser.ConfigParser | None) -> int:
+    token = parser.current_token if parser else None
+    return token.start[0] if token else 1
 
 
 def _unreadable(reason: str, line: int, text: str, source: Source) -> ConfigError:

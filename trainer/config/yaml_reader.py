@@ -1,5 +1,6 @@
 """Reads YAML: a strict dialect with one form of tag, `!optax.adamw {learning_rate: 1e-3}`."""
 
+import math
 import re
 
 import yaml
@@ -211,6 +212,10 @@ def _scalar(kind: str, text: str, source: Source) -> str | int | float | bool | 
         elif kind == "float":
             word = text.lower().lstrip("+-") in (".inf", ".nan")
             value = float(text.lower().replace(".", "") if word else text)
+            if math.isinf(value) and not word:
+                raise ConfigError(
+                    f"{text[:60]!r} is larger than any float; infinity is .inf.", source
+                )
         elif kind not in ("str", "merge"):
             raise ConfigError(_unknown_tag(_STANDARD + kind), source)
     except (KeyError, ValueError) as error:

@@ -1,0 +1,199 @@
+"""Holds our reading of Gin against the real gin engine, and the engine's parser to what we use."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import gin
+import pytest
+from gin import config_parser
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from trainer.config import Call, ConfigError, Source, Tree, diff, load
+from trainer.config.gin_reader import read
+from trainer.config.gin_scopes import Statement, resolve
+from trainer.config.tree import plain, same
+
+CORPUS = Path(__file__).parent / "gin_corpus"
+FUNCTIONS = (
+    "experiment lib.f lib.g lib.h lib.k models.vit models.mlp optim.optimizer optim.group"
+    " optim.muon optax.adamw schedules.warmup_cosine"
+).split()
+
+
+def _called(value: Any) -> Tree:
+    """Returns what a function received, and calls the functions in it within its own scope."""
+    if isinstance(value, list | tuple):
+        return [_called(item) for item in value]
+    if isinstance(value, dict):
+        return {key: _called(item) for key, item in value.items()}
+    if callable(value):
+        inner = value()
+        return Call(inner.name, inner.kwargs, partial=True)
+    return value
+
+
+def _register(name: str) -> None:
+    """Makes a function known to the engine that records how it is called."""
+
+    def recorder(**kwargs: Any) -> Call:
+        return Call(name, {key: _called(value) for key, value in kwargs.items()})
+
+    gin.external_configurable(recorder, name=name)
+
+
+for _name in FUNCTIONS:
+    _register(_name)
+
+
+@pytest.fixture(autouse=True)
+def clear_engine():
+    yield
+    gin.clear_config()
+
+
+def engine(files: Sequence[str] = (), bindings: Sequence[str] = ()) -> Tree:
+    """Returns the tree of the calls that the real engine makes, from the root on."""
+    gin.clear_config()
+    for file in files:
+        gin.parse_config_file(file)
+    for text in bindings:
+        gin.parse_config(text)
+    return gin.get_configurable("experiment")()
+
+
+def ours(texts: Sequence[str]) -> Tree:
+    statements = [
+        Statement(statement, stretch)
+        for stretch, text in enumerate(texts)
+        for statement in read(text, Source(f"{stretch}.gin", 1))
+    ]
+    return plain(resolve(statements, Source("0.gin")))
+
+
+SINGLE = sorted(path.name for path in CORPUS.glob("*.gin"))
+TOGETHER = [
+    (["base.gin", "swapped.gin"], []),
+    (["including.gin", "base.gin"], []),
+    (["include_last.gin"], ["include 'including.gin'"]),
+    (["base.gin"], ["steps = 9", "experiment.seed = 4", "experiment.seed = 5"]),
+    (["base.gin"], ["experiment.model = @x/models.vit()\nx/models.vit.depth = 1"]),
+    (["macros.gin"], ["depth = @lib.h", "lib.h.x = 0"]),
+    (["scopes.gin"], ["one/lib.f.t = @two/lib.f()"]),
+    (["scopes.gin"], ["one/lib.f:\n  t = 5\n  u = @lib.g\n", "lib.g.deep = 1"]),
+]
+
+
+@pytest.mark.parametrize("name", SINGLE)
+def test_a_file_means_what_the_engine_calls(name, monkeypatch):
+    monkeypatch.chdir(CORPUS)
+    root = load([name]).root
+    expected = engine([name])
+    assert root == expected, diff(root, expected)
+
+
+@pytest.mark.parametrize(("files", "bindings"), TOGETHER)
+def test_files_and_bindings_mean_what_the_engine_calls(files, bindings, monkeypatch):
+    monkeypatch.chdir(CORPUS)
+    root = load(files, bindings).root
+    expected = engine(files, bindings)
+    assert root == expected, diff(root, expected)
+
+
+# Random configs. References lead from experiment to lib.f to lib.g to lib.h, so that there are no
+# circles; every literal is another integer, so that no two values are taken for each other.
+
+RANKS = {"experiment": 0, "lib.f": 1, "lib.g": 2, "lib.h": 3}
+SCOPES = ["", "a/", "b/", "a/b/", "b/a/", "m/", "a/m/"]
+MACROS = {"m": 1, "a/m": 1, "a": 1, "n": 2, "b/n": 2}  # hold what is above their rank
+
+
+@st.composite
+def values(draw, rank: float, number: Any, depth: int = 0) -> str:
+    kinds = ["number", "number", "call", "call", "function", "macro"]
+    kind = draw(st.sampled_from(kinds + (["list", "dict", "tuple"] if depth < 2 else [])))
+    below = [name for name, other in RANKS.items() if other > rank]
+    macros = [name for name, other in MACROS.items() if other >= rank]
+    if kind in ("call", "function") and below:
+        name = draw(st.sampled_from(SCOPES)) + draw(st.sampled_from(below))
+        return f"@{name}" + ("()" if kind == "call" else "")
+    if kind == "macro" and macros:
+        return "%" + draw(st.sampled_from(macros))
+    if kind in ("list", "dict", "tuple"):
+        items = draw(st.lists(values(rank, number, depth + 1), max_size=3))
+        if kind == "list":
+            return f"[{', '.join(items)}]"
+        if kind == "tuple":
+            return f"({''.join(f'{item}, ' for item in items)})"
+        return "{" + ", ".join(f"'k{key}': {item}" for key, item in enumerate(items)) + "}"
+    return str(next(number))
+
+
+@st.composite
+def configs(draw) -> list[list[str]]:
+    """Draws files of statements, a statement a line; no file binds an argument twice."""
+    number = iter(range(1, 10**6))
+    layers = []
+    for layer in range(draw(st.integers(1, 3))):
+        lines = {} if layer else {"experiment.x": "@lib.f()", "experiment.y": "[@a/lib.g(), %m]"}
+        for _ in range(draw(st.integers(0, 12))):
+            if draw(st.integers(0, 3)) == 0:
+                key = draw(st.sampled_from(list(MACROS)))
+                text = draw(values(MACROS[key] + 0.5, number))
+            else:
+                name = draw(st.sampled_from(list(RANKS)))
+                scope = draw(st.sampled_from(SCOPES)) if RANKS[name] else ""
+                key = f"{scope}{name}.{draw(st.sampled_from('xyz'))}"
+                text = draw(values(RANKS[name], number))
+            lines[key] = text
+        layers.append([f"{key} = {text}" for key, text in lines.items()])
+    layers[0] += [f"{name} = {next(number)}" for name in MACROS if not _defines(layers, name)]
+    return layers
+
+
+def _defines(layers: list[list[str]], macro: str) -> bool:
+    return any(line.startswith(f"{macro} = ") for line in layers[0])
+
+
+def _accepted(layers: list[list[str]]) -> tuple[Tree, list[list[str]]]:
+    """Returns our tree once every line that is refused as unread is gone, and those lines."""
+    layers = [list(lines) for lines in layers]
+    refused: list[list[str]] = [[] for _ in layers]
+    while True:
+        try:
+            return ours(["\n".join(lines) for lines in layers]), refused
+        except ConfigError as error:
+            words = str(error)
+            assert "Nothing reads" in words or "never calls" in words, words
+            assert error.source is not None
+            layer = int(error.source.file.partition(".")[0])
+            refused[layer].append(layers[layer].pop(error.source.line - 1))
+
+
+@settings(max_examples=300, deadline=None)
+@given(configs())
+@example([["experiment.x = @a/lib.f()", "lib.f.x = 1", "a/lib.f.x = 2", "m = 3"]])
+def test_random_scopes_mean_what_the_engine_calls(layers):
+    """The engine calls, on all the lines, what we read in those that we do not refuse."""
+    tree, _ = _accepted(layers)
+    expected = engine(bindings=["\n".join(lines) for lines in layers])
+    assert same(tree, expected), diff(tree, expected)
+
+
+@settings(max_examples=100, deadline=None)
+@given(configs())
+@example([["experiment.x = @a/lib.f()", "lib.f.x = 1", "a/lib.f.x = 2", "m = 3"]])
+def test_no_line_that_matters_is_refused_and_no_idle_one_accepted(layers):
+    merged = {line.partition(" = ")[0]: line for lines in layers for line in lines}
+    lines = list(merged.values())
+    _, [refused] = _accepted([lines])
+    whole = engine(bindings=lines)
+    for line in lines:
+        if not line.partition(" = ")[2].isdecimal():
+            continue  # two references may be equal, two literals are not
+        try:
+            matters = not same(whole, engine(bindings=[each for each in lines if each != line]))
+        except TypeError:  # a macro without a value
+            matters = True
+        assert matters == (line not in refused), line
