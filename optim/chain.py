@@ -78,12 +78,16 @@ def scalar(value: ArrayLike, like: jax.Array) -> jax.Array:
 
 def wide(x: jax.Array) -> jax.Array:
     """Casts bfloat16 and float16 to float32, because bfloat16(0.999) is 1."""
-    return x.astype(jnp.promote_types(x.dtype, jnp.float32))
+    return x.astype(_wide_dtype(x))
 
 
 def wide_zeros(x: jax.Array, dtype: Any = None) -> jax.Array:
     """Makes zeros like a parameter, in a given dtype or at least float32."""
-    return jnp.zeros_like(x, dtype=dtype or jnp.promote_types(x.dtype, jnp.float32))
+    return jnp.zeros_like(x, dtype=dtype or _wide_dtype(x))
+
+
+def _wide_dtype(x: jax.Array) -> Any:
+    return x.dtype if x.dtype.itemsize >= 4 else jnp.float32
 
 
 def bias_correction(decay: ArrayLike, count: ArrayLike, like: jax.Array) -> jax.Array:

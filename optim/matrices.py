@@ -75,6 +75,13 @@ def scatter(x: jax.Array, like: jax.Array) -> jax.Array:
     return jax.sharding.reshard(x, sharding) if explicit else x
 
 
+def everywhere(x: jax.Array) -> jax.Array:
+    """Replicates matrices whose sharding is part of their type: QR refuses even sharded batches."""
+    sharding = jax.typeof(x).sharding
+    explicit = AxisType.Explicit in sharding.mesh.axis_types
+    return jax.sharding.reshard(x, NamedSharding(sharding.mesh, PartitionSpec())) if explicit else x
+
+
 def product(x: jax.Array, y: jax.Array) -> jax.Array:
     """Multiplies matrices, exact to their dtype: a GPU's TensorFloat-32 is too coarse for roots."""
     return jnp.matmul(x, y, precision=jax.lax.Precision.HIGHEST)

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import optax
 
 from optim.chain import bias_correction, descend, map_parts, scalar, wide, wide_zeros
-from optim.matrices import gather, product, require_matrices, scatter, transpose
+from optim.matrices import everywhere, gather, product, require_matrices, scatter, transpose
 
 __all__ = ["ShampooState", "shampoo"]
 
@@ -140,14 +140,15 @@ def _roots(grams: Any, real: jax.Array, eps: Any) -> Any:
     """Takes the inverse root of every side: the fourth, or the square root of a single one."""
     power = -0.5 / max(len(jax.tree.leaves(grams)), 1)
 
-    def root(gram: jax.Array) -> jax.Array:
-        values, vectors = jnp.linalg.eigh(gram / real)
+    def inverse_root(gram: jax.Array) -> jax.Array:
+        values, vectors = jnp.linalg.eigh(everywhere(gram / real))
         # Below this an eigenvalue is rounding, and its root would be noise times a large number.
         noise = jnp.finfo(gram.dtype).eps * gram.shape[-1] * jnp.max(values, -1, keepdims=True)
         values = jnp.maximum(values, jnp.maximum(noise, 0)) + scalar(eps, gram)
-        return product(vectors * values[..., None, :] ** power, transpose(vectors))
+        root = product(vectors * values[..., None, :] ** power, transpose(vectors))
+        return scatter(root, gram)
 
-    return jax.tree.map(root, grams)
+    return jax.tree.map(inverse_root, grams)
 
 
 def _precondition(x: jax.Array, roots: tuple[Any, Any]) -> jax.Array:

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import optax
 
 from optim.chain import bias_correction, descend, map_parts, scalar, wide, wide_zeros
-from optim.matrices import gather, product, require_matrices, scatter, transpose
+from optim.matrices import everywhere, gather, product, require_matrices, scatter, transpose
 
 __all__ = ["SoapState", "soap"]
 
@@ -154,8 +154,12 @@ def _stay(mean: Any, variance: Any, grams: _Sides, bases: _Sides) -> tuple[Any, 
 def _begin(mean: Any, variance: Any, grams: _Sides, bases: _Sides) -> tuple[Any, Any, _Sides]:
     """Finds the first bases; the mean is still zero, and needs no turning."""
     del bases
-    # Eigenvalues fall, as they do after every later sort.
-    return mean, variance, jax.tree.map(lambda s: jnp.flip(jnp.linalg.eigh(s)[1], -1), grams)
+
+    def eigenvectors(gram: jax.Array) -> jax.Array:
+        # Eigenvalues fall, as they do after every later sort.
+        return scatter(jnp.flip(jnp.linalg.eigh(everywhere(gram))[1], -1), gram)
+
+    return mean, variance, jax.tree.map(eigenvectors, grams)
 
 
 def _follow(mean: Any, variance: Any, grams: _Sides, bases: _Sides) -> tuple[Any, Any, _Sides]:
@@ -169,7 +173,7 @@ def _follow(mean: Any, variance: Any, grams: _Sides, bases: _Sides) -> tuple[Any
 
     def iterate(gram: jax.Array, basis: jax.Array, order: jax.Array) -> jax.Array:
         basis = jnp.take_along_axis(basis, order[..., None, :], axis=-1)
-        return jnp.linalg.qr(product(gram, basis))[0]
+        return scatter(jnp.linalg.qr(everywhere(product(gram, basis)))[0], gram)
 
     bases = jax.tree.map(iterate, grams, bases, orders)
     return _turn(back, bases), variance, bases

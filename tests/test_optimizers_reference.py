@@ -1,0 +1,424 @@
+"""Our optimizers against their papers' algorithms, written here once more in NumPy float64.
+
+The references work on one matrix at a time, with loops and plain `if`s, as the papers and the
+authors' programs do; none of them imports anything of ours. Each of them was also held against the
+authors' own PyTorch programs, where those exist (SOAP, Distributed Shampoo, MARS, Scion, Grams).
+"""
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from optim.cautious import cautious, grams
+from optim.mars import mars
+from optim.scion import scion
+from optim.shampoo import shampoo
+from optim.soap import soap
+
+STEPS = 20
+
+
+def problem(shape, scale=1.0):
+    rng = np.random.default_rng(0)
+    return rng.standard_normal(shape), scale * (rng.standard_normal((STEPS, *shape)) + 0.5)
+
+
+def apply(params, updates) -> Any:
+    return optax.apply_updates(params, updates)
+
+
+def run(tx, start, grads):
+    """Trains in float64; returns the parameters after every step, and the last state."""
+    with jax.enable_x64(True):
+        params: Any = {"w": jnp.asarray(start)}
+        state, seen = tx.init(params), []
+        update = jax.jit(tx.update)
+        for g in grads:
+            updates, new = update({"w": jnp.asarray(g)}, state, params)
+            assert jax.tree.map(jax.typeof, new) == jax.tree.map(jax.typeof, state)
+            params, state = apply(params, updates), new
+            seen.append(np.asarray(params["w"]))
+        return np.stack(seen), jax.tree.map(np.asarray, state)
+
+
+def agree(got, expected):
+    assert got.dtype == np.float64
+    assert np.abs(expected[-1] - expected[0]).max() > 1e-2  # they went somewhere
+    np.testing.assert_allclose(got, expected, rtol=1e-6, atol=1e-9)
+
+
+# ---- SOAP: Vyas et al. 2024, algorithm 3, and the order of events of the authors' program
+
+
+def soap_by_the_paper(start, grads, rate, b1, b2, beta, eps, decay, every, bases: Any = None):
+    w, seen = start.copy(), []
+    m, v = np.zeros_like(w), np.zeros_like(w)
+    left, right = np.zeros((len(w),) * 2), np.zeros((w.shape[1],) * 2)
+    for t, g in enumerate(grads):
+        if t == 0:
+            shrunk = w - rate * decay * w
+        else:
+            ql, qr = bases
+            turned = ql.T @ g @ qr
+            m = b1 * m + (1 - b1) * turned
+            v = b2 * v + (1 - b2) * turned**2
+            size = rate * np.sqrt(1 - b2**t) / (1 - b1**t)
+            shrunk = w - rate * decay * w - size * ql @ (m / (np.sqrt(v) + eps)) @ qr.T
+        w = shrunk
+        left = beta * left + (1 - beta) * g @ g.T
+        right = beta * right + (1 - beta) * g.T @ g
+        if t == 0 and bases is None:
+            bases = [np.linalg.eigh(x)[1][:, ::-1] for x in (left, right)]
+        elif t > 0 and t % every == 0:
+            m = bases[0] @ m @ bases[1].T
+            orders = [
+                np.argsort(-np.diag(q.T @ x @ q)) for q, x in zip(bases, (left, right), strict=True)
+            ]
+            v = v[orders[0]][:, orders[1]]
+            bases = [
+                np.linalg.qr(x @ q[:, order])[0]
+                for q, x, order in zip(bases, (left, right), orders, strict=True)
+            ]
+            m = bases[0].T @ m @ bases[1]
+        seen.append(w)
+    return np.stack(seen)
+
+
+@pytest.mark.parametrize("every", [1, 3])
+@pytest.mark.parametrize("beta", [None, 0.7])
+def test_soap(every, beta):
+    start, grads = problem((2, 6, 6))
+    tx = soap(0.03, 0.9, 0.95, beta, weight_decay=0.1, precondition_frequency=every)
+    got, _ = run(tx, start, grads)
+    for layer in range(2):
+        expected = soap_by_the_paper(
+            start[layer], grads[:, layer], 0.03, 0.9, 0.95, beta or 0.95, 1e-8, 0.1, every
+        )
+        agree(got[:, layer], expected)
+
+
+def test_soap_on_rectangles():
+    # With fewer columns than rows G G^T has a null space, and its basis is LAPACK's whim: so the
+    # reference begins with our bases, once they are seen to be bases of eigenvectors.
+    start, grads = problem((4, 7))
+    tx = soap(0.03, 0.9, 0.95, precondition_frequency=2)
+    _, state = run(tx, start, grads[:1])
+    bases = [state.direction.left_basis["w"], state.direction.right_basis["w"]]
+    for q, gram in zip(bases, (grads[0] @ grads[0].T, grads[0].T @ grads[0]), strict=True):
+        np.testing.assert_allclose(q.T @ q, np.eye(len(q)), atol=1e-12)
+        eigenvalues = q.T @ gram @ q
+        np.testing.assert_allclose(eigenvalues, np.diag(np.diag(eigenvalues)), atol=1e-11)
+        assert np.diff(np.diag(eigenvalues)).max() < 1e-11
+    got, _ = run(tx, start, grads)
+    agree(got, soap_by_the_paper(start, grads, 0.03, 0.9, 0.95, 0.95, 1e-8, 0.0, 2, bases))
+
+
+def test_soap_without_bases_is_adam_a_step_late():
+    start, grads = problem((4, 7))
+    got, _ = run(soap(0.03, 0.9, 0.95, eps=1e-12, max_precond_dim=3), start, grads)
+    adam, _ = run(optax.adam(0.03, 0.9, 0.95, eps=1e-12), start, grads[1:])
+    np.testing.assert_allclose(got[1:], adam, rtol=1e-6)
+    np.testing.assert_array_equal(got[0], start)
+
+
+# ---- Shampoo: Shi et al. 2023, with eigendecompositions and Adam's grafting
+
+
+def shampoo_by_the_paper(start, grads, rate, b1, b2, eps, decay, every, begin, sides="lr"):
+    w, seen = start.copy(), []
+    m, v = np.zeros_like(w), np.zeros_like(w)
+    left, right = np.zeros((len(w),) * 2), np.zeros((w.shape[1],) * 2)
+    roots = [np.eye(len(w)), np.eye(w.shape[1])]
+
+    def inverse_root(x):
+        values, vectors = np.linalg.eigh(x + eps * np.eye(len(x)))
+        return vectors @ np.diag(values ** (-0.5 / len(sides))) @ vectors.T
+
+    for t, g in enumerate(grads, 1):
+        m = b1 * m + (1 - b1) * g
+        v = b2 * v + (1 - b2) * g**2
+        left = b2 * left + (1 - b2) * g @ g.T
+        right = b2 * right + (1 - b2) * g.T @ g
+        if t == begin or (t > begin and t % every == 0):
+            if "l" in sides:
+                roots[0] = inverse_root(left / (1 - b2**t))
+            if "r" in sides:
+                roots[1] = inverse_root(right / (1 - b2**t))
+        mean = m / (1 - b1**t)
+        direction = adam = mean / (np.sqrt(v / (1 - b2**t)) + 1e-8)
+        if t >= begin:
+            direction = roots[0] @ mean @ roots[1]
+            direction = direction * np.linalg.norm(adam) / np.linalg.norm(direction)
+        w = w - rate * (direction + decay * w)
+        seen.append(w)
+    return np.stack(seen)
+
+
+@pytest.mark.parametrize("every, begin", [(1, None), (3, 5), (4, 2)])
+def test_shampoo(every, begin):
+    start, grads = problem((2, 4, 7))
+    # eps well above rounding: the root of a null space is noise otherwise, in anyone's program.
+    options = {"eps": 1e-6, "weight_decay": 0.1, "precondition_frequency": every}
+    got, _ = run(shampoo(0.03, 0.9, 0.97, start_preconditioning=begin, **options), start, grads)
+    for layer in range(2):
+        expected = shampoo_by_the_paper(
+            start[layer], grads[:, layer], 0.03, 0.9, 0.97, 1e-6, 0.1, every, begin or every
+        )
+        agree(got[:, layer], expected)
+
+
+def test_shampoo_on_long_sides():
+    start, grads = problem((4, 7))
+    one_side = shampoo(0.03, 0.9, 0.97, 1e-6, precondition_frequency=2, max_precond_dim=5)
+    expected = shampoo_by_the_paper(start, grads, 0.03, 0.9, 0.97, 1e-6, 0.0, 2, 2, sides="l")
+    agree(run(one_side, start, grads)[0], expected)
+    no_side = shampoo(0.03, 0.9, 0.97, precondition_frequency=2, max_precond_dim=3)
+    agree(run(no_side, start, grads)[0], run(optax.adam(0.03, 0.9, 0.97), start, grads)[0])
+
+
+# ---- MARS: Yuan et al. 2024, algorithm 2 (MARS-AdamW), approximate
+
+
+def mars_by_the_paper(start, grads, rate, b1, b2, gamma, eps, decay):
+    w, seen = start.copy(), []
+    m, v, last = np.zeros_like(w), np.zeros_like(w), np.zeros_like(w)
+    for t, g in enumerate(grads, 1):
+        c = g + gamma * b1 / (1 - b1) * (g - last)
+        if np.linalg.norm(c) > 1:
+            c = c / np.linalg.norm(c)
+        m = b1 * m + (1 - b1) * c
+        v = b2 * v + (1 - b2) * c**2
+        step = m / (1 - b1**t) / (np.sqrt(v / (1 - b2**t)) + eps)
+        w, last = w - rate * (step + decay * w), g
+        seen.append(w)
+    return np.stack(seen)
+
+
+@pytest.mark.parametrize("scale", [1.0, 0.05])  # clipped, and not
+@pytest.mark.parametrize("shape", [(5,), (2, 3, 4)])
+def test_mars(scale, shape):
+    start, grads = problem(shape, scale)
+    got, _ = run(mars(0.03, 0.9, 0.95, 0.05, 1e-6, 0.1), start, grads)
+    agree(got, mars_by_the_paper(start, grads, 0.03, 0.9, 0.95, 0.05, 1e-6, 0.1))
+
+
+# ---- Scion: Pethick et al. 2025, algorithms 1 and 2, with the norms of tables 2 and 4
+
+
+def farthest_point(m, norm):
+    """The paper's maps for a matrix [outputs, inputs]; the last for a vector."""
+    if norm == "bias_rms":
+        return m / np.sqrt(np.mean(m**2))
+    outputs, inputs = m.shape
+    if norm == "spectral":
+        u, s, v = np.linalg.svd(m, full_matrices=False)
+        s = s / np.linalg.norm(m)
+        for _ in range(5):
+            s = 3.4445 * s - 4.7750 * s**3 + 2.0315 * s**5
+        return np.sqrt(outputs / inputs) * (u * s) @ v
+    if norm == "sign":
+        return np.sign(m) / inputs
+    if norm == "col_norm":
+        return np.sqrt(outputs) * m / np.linalg.norm(m, axis=0, keepdims=True)
+    return m / np.linalg.norm(m, axis=1, keepdims=True) / np.sqrt(inputs)
+
+
+def scion_by_the_paper(start, grads, rate, radius, alpha, norm, constrained):
+    w, m, seen = start.copy(), np.zeros_like(start), []
+    for g in grads:
+        m = (1 - alpha) * m + alpha * g
+        vertex = -radius * farthest_point(m.T, norm).T
+        w = (1 - rate) * w + rate * vertex if constrained else w + rate * vertex
+        seen.append(w)
+    return np.stack(seen)
+
+
+@pytest.mark.parametrize("constrained", [True, False])
+@pytest.mark.parametrize("norm", ["spectral", "sign", "col_norm", "row_norm", "bias_rms"])
+def test_scion(norm, constrained):
+    start, grads = problem((2, 5) if norm == "bias_rms" else (2, 4, 7))
+    tx = scion(0.02, 3.0, 0.9, norm, constrained, eps=1e-14)
+    got, _ = run(tx, start, grads)
+    for layer in range(2):
+        expected = scion_by_the_paper(
+            start[layer], grads[:, layer], 0.02, 3.0, 0.1, norm, constrained
+        )
+        agree(got[:, layer], expected)
+
+
+# ---- Masks: Liang et al. 2024 and Cao et al. 2024, on AdamW and on Lion
+
+
+def masked_adamw_by_the_paper(start, grads, rate, b1, b2, eps, decay, mask):
+    w, m, v, seen = start.copy(), np.zeros_like(start), np.zeros_like(start), []
+    for t, g in enumerate(grads, 1):
+        m = b1 * m + (1 - b1) * g
+        v = b2 * v + (1 - b2) * g**2
+        u = m / (1 - b1**t) / (np.sqrt(v / (1 - b2**t)) + eps)
+        w = w - rate * decay * w - rate * mask(u, g)
+        seen.append(w)
+    return np.stack(seen)
+
+
+def cautious_mask(u, g):
+    mask = (u * g > 0).astype(float)
+    return u * mask / max(mask.mean(), 1e-3)
+
+
+@pytest.mark.parametrize(
+    "wrapper, mask",
+    [(cautious, cautious_mask), (grams, lambda u, g: np.sign(g) * np.abs(u))],
+    ids=["cautious", "grams"],
+)
+def test_masks_on_adamw(wrapper, mask):
+    start, grads = problem((3, 4))
+    for decay in (0.0, 0.1):
+        tx = wrapper(optax.adam(0.03, 0.9, 0.95), weight_decay=0.03 * decay)
+        got, _ = run(tx, start, grads)
+        agree(got, masked_adamw_by_the_paper(start, grads, 0.03, 0.9, 0.95, 1e-8, decay, mask))
+
+
+def test_cautious_on_lion_and_against_the_gradient():
+    start, grads = problem((3, 4))
+    got, _ = run(cautious(optax.lion(0.01, 0.9, 0.95, weight_decay=0.0)), start, grads)
+    w, m, expected = start, np.zeros_like(start), []
+    for g in grads:
+        w = w - 0.01 * cautious_mask(np.sign(0.9 * m + 0.1 * g), g)
+        m = 0.95 * m + 0.05 * g
+        expected.append(w)
+    agree(got, np.stack(expected))
+    ascent = optax.scale(1.0)
+    params = jnp.ones(3)
+    updates: Any = cautious(ascent).update(params, ascent.init(params), params)[0]
+    assert not np.any(updates)
+
+
+def test_masks_pass_extra_arguments_on():
+    tx = cautious(optax.contrib.momo(0.1))
+    params = jnp.ones(3)
+    updates, _ = tx.update(params, tx.init(params), params, value=jnp.float32(1.0))
+    assert jnp.all(jnp.isfinite(jnp.asarray(updates)))
+
+
+# ---- All of them
+
+
+FACTORIES = {
+    "soap": partial(soap, precondition_frequency=2),
+    "shampoo": partial(shampoo, precondition_frequency=2),
+    "mars": mars,
+    **{norm: partial(scion, norm=norm) for norm in ["spectral", "sign", "col_norm", "row_norm"]},
+    "bias_rms": partial(scion, norm="bias_rms"),
+    "cautious": lambda rate: cautious(mars(rate)),
+    "grams": lambda rate: grams(mars(rate)),
+}
+
+
+@pytest.mark.parametrize("name", FACTORIES)
+def test_dtypes_scan_and_traced_rates(name, strict_promotion):
+    start = {"a": jnp.ones((2, 3, 5), jnp.bfloat16), "b": jnp.ones((3, 3))}
+    grads = jax.tree.map(
+        lambda p: jax.random.normal(jax.random.key(p.ndim), (4, *p.shape), jnp.float32), start
+    )
+
+    def train(rate):
+        tx = FACTORIES[name](rate)
+
+        def step(carry, g):
+            updates, state = tx.update(g, carry[1], carry[0])
+            return (apply(carry[0], updates), state), None
+
+        # scan refuses a carry whose avals change
+        return jax.lax.scan(step, (start, tx.init(start)), grads)[0][0]
+
+    rates = jnp.asarray([0.01, 0.02])
+    many = jax.jit(jax.vmap(train))(rates)
+    scheduled: Any = jax.jit(lambda: train(lambda count: jnp.float32(0.02)))()
+    assert many["a"].dtype == jnp.bfloat16 and many["b"].dtype == jnp.float32
+    np.testing.assert_allclose(many["b"][1], scheduled["b"], rtol=2e-5)
+    assert np.all(np.isfinite(scheduled["a"].astype(np.float32)))
+    assert not np.array_equal(many["b"][0], many["b"][1])
+
+
+@pytest.mark.parametrize("name", ["soap", "shampoo", "spectral", "row_norm"])
+def test_matrix_optimizers_refuse_vectors(name):
+    with pytest.raises(ValueError, match=r"the parameter 'blocks/bias' has shape \(3,\)"):
+        FACTORIES[name](0.1).init({"blocks": {"bias": jnp.ones(3), "kernel": jnp.ones((3, 3))}})
+
+
+def test_refusals():
+    with pytest.raises(ValueError, match="norm is 'frobenius', but it is one of spectral"):
+        scion(0.1, norm="frobenius")
+    with pytest.raises(ValueError, match="precondition_frequency is 0"):
+        soap(0.1, precondition_frequency=0)
+    with pytest.raises(ValueError, match="start_preconditioning is 0"):
+        shampoo(0.1, start_preconditioning=0)
+    tx = cautious(optax.sgd(0.1), weight_decay=0.1)
+    with pytest.raises(ValueError, match="needs parameters"):
+        tx.update(jnp.ones(3), tx.init(jnp.ones(3)))
+
+
+SHARDED = textwrap.dedent(
+    """
+    import json
+    import jax, jax.numpy as jnp, numpy as np, optax
+    from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
+    from optim.scion import scion
+    from optim.shampoo import shampoo
+    from optim.soap import soap
+
+    factories = {
+        "soap": soap(0.1, precondition_frequency=1),
+        "shampoo": shampoo(0.1, precondition_frequency=2),
+        "col_norm": scion(0.1, norm="col_norm"),
+    }
+    params = {"a": jax.random.normal(jax.random.key(0), (2, 4, 4)), "b": jnp.eye(4) + 0.1}
+    specs = {"a": P("x", None, "y"), "b": P("y", "x")}
+    grads = {k: jax.random.normal(jax.random.key(1), (4, *v.shape)) for k, v in params.items()}
+
+    def train(tx, params, grads):
+        def step(carry, g):
+            updates, state = tx.update(g, carry[1], carry[0])
+            return (optax.apply_updates(carry[0], updates), state), None
+        return jax.lax.scan(step, (params, tx.init(params)), grads)[0][0]
+
+    out = {}
+    for name, tx in factories.items():
+        expected = jax.jit(lambda p, g: train(tx, p, g))(params, grads)
+        for kind in ("Auto", "Explicit"):
+            mesh = jax.make_mesh((2, 2), ("x", "y"), axis_types=(getattr(AxisType, kind),) * 2)
+            put = lambda tree, *lead: {
+                k: jax.device_put(v, NamedSharding(mesh, P(*lead, *specs[k])))
+                for k, v in tree.items()}
+            with jax.set_mesh(mesh):
+                got = jax.jit(lambda p, g: train(tx, p, g))(put(params), put(grads, None))
+            out[name + kind] = max(
+                float(abs(np.asarray(got[k]) - np.asarray(expected[k])).max()) for k in params)
+    print(json.dumps(out))
+    """
+)
+
+
+def test_shardings_give_the_unsharded_answer():
+    # Devices are simulated when the backend starts, so this needs a process of its own.
+    environment = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=4"}
+    done = subprocess.run(
+        [sys.executable, "-c", SHARDED],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=250,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    errors = json.loads(done.stdout.splitlines()[-1])
+    assert len(errors) == 6 and all(error < 1e-4 for error in errors.values()), errors
