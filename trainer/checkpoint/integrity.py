@@ -204,6 +204,13 @@ def _size_and_crc(path: Path) -> list[Any]:
     return [size, f"{crc:08x}"]
 
 
+def as_saved(entry: Mapping[str, Any], array: np.ndarray) -> np.ndarray:
+    """Returns an array as it was before it was stored, a typed key still as its key data."""
+    if entry["dtype"] == entry["stored_dtype"] or entry["dtype"].startswith("key<"):
+        return array
+    return array.view(dtype(entry["dtype"]))
+
+
 class HostLeaf(NamedTuple):
     """A leaf on its way to disk: what it is, and the pieces of it that this process holds."""
 
@@ -237,6 +244,8 @@ def _host_leaf(known: Spec, array: Any) -> HostLeaf:
         data = np.asarray(array)
         if not isinstance(array, jax.Array):
             data = data.copy()  # its owner may write into it; into a jax.Array nobody can
+        if data.dtype.isbuiltin != 1 and data.dtype.name != "bfloat16":
+            data = np.ascontiguousarray(data).view(np.uint8)  # float8, int4: not all are storable
         return HostLeaf(known, data, [([], data)])
     pieces = [
         (_bounds(shard.index, array.shape), np.asarray(shard.data))

@@ -6,12 +6,13 @@ committed with them.
 
 from __future__ import annotations
 
+import asyncio
 import concurrent.futures
 import dataclasses
 import logging
 import math
 import os
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -84,11 +85,36 @@ class _Best:
         return [info.step in kept for info in checkpoints]
 
 
+class _HostArrays(ocp.type_handlers.NumpyHandler):
+    """Waits for every leaf before it raises for one.
+
+    Orbax's own leaves the others on their way to an event loop that is closed by then, and each
+    of them prints a traceback.
+    """
+
+    async def _background_serialize(self, values: Any, infos: Any, args: Any = None) -> None:
+        one = super()._background_serialize
+        await _settle(one([v], [i], [a]) for v, i, a in zip(values, infos, args, strict=True))
+
+    async def deserialize(self, infos: Any, args: Any = None) -> list[np.ndarray]:
+        one = super().deserialize
+        read = await _settle(one([i], [a]) for i, a in zip(infos, args, strict=True))
+        return [array for (array,) in read]
+
+
+async def _settle(tasks: Iterable[Awaitable[Any]]) -> list[Any]:
+    results = await asyncio.gather(*tasks, return_exceptions=True)
+    for result in results:
+        if isinstance(result, BaseException):
+            raise result
+    return results
+
+
 def _pytree_handler() -> ocp.PyTreeCheckpointHandler:
     # Host arrays are not copied again: jax keeps them valid. Parameters hardly compress, and zstd
     # would take the cores from the training step.
     registry = ocp.type_handlers.create_type_handler_registry(
-        (np.ndarray, ocp.type_handlers.NumpyHandler(deepcopy_host_arrays=False)),
+        (np.ndarray, _HostArrays(deepcopy_host_arrays=False)),
         (jax.Array, ocp.type_handlers.ArrayHandler(use_replica_parallel=False)),
     )
     return ocp.PyTreeCheckpointHandler(type_handler_registry=registry, use_compression=False)
