@@ -10,12 +10,16 @@ from typing import Any, TextIO
 
 from trainer.writers.base import Writer, number
 
+SPEED = "perf/steps_per_second"
+
 
 class ConsoleWriter(Writer):
     """Prints the scalars of a step as one line, with speed and ETA.
 
     Values of one step are merged until another step comes or flush() is called. On a terminal the
-    lines stand above a progress bar (rich), which progress() moves between them.
+    lines stand above a progress bar (rich), which progress() moves between them. The speed is what
+    the loop says it is, as "perf/steps_per_second"; else it is measured from line to line. Other
+    scalars under "perf/" are left out.
 
     Args:
       total_steps: of the whole run, for ETA and the bar; None where it is not known.
@@ -56,16 +60,19 @@ class ConsoleWriter(Writer):
         """Takes numbers of a step."""
         if self._pending is not None and self._pending[0] != step:
             self.flush()
+        values = {name: number(name, value) for name, value in scalars.items()}
         if self._pending is None:
             self._pending = (int(step), {})
-        self._pending[1].update({name: number(name, value) for name, value in scalars.items()})
+            self._measure(step)
+        self._speed = values.get(SPEED, self._speed)
+        shown = {name: value for name, value in values.items() if not name.startswith("perf/")}
+        self._pending[1].update(shown)
 
     def flush(self) -> None:
         """Prints the line that waits."""
         if self._pending is None:
             return
         (step, values), self._pending = self._pending, None
-        self._measure(step)
         total = f"/{self._total}" if self._total else ""
         parts = [f"step {step}{total}"]
         parts += [f"{name} {_short(value)}" for name, value in values.items()]

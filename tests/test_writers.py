@@ -1,0 +1,543 @@
+"""Writers: every logged step stands once, and what is read back is what was written."""
+
+import ast
+import importlib.util
+import inspect
+import io
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from trainer import writers
+from trainer.config import ConfigError
+from trainer.writers import ConsoleWriter, JsonlWriter, MultiWriter, TensorBoardWriter, Writer
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def rows(path: Path) -> list[dict[str, Any]]:
+    """Reads the lines with no code of ours."""
+    return [json.loads(line, parse_constant=_no) for line in path.read_text().splitlines()]
+
+
+def _no(constant: str) -> None:
+    raise ValueError(f"{constant} is no JSON")
+
+
+# ---------------------------------------------------------------------------------------------
+# The interface is clu's
+
+
+def _clu_methods() -> dict[str, list[str]]:
+    """Reads clu's abstract class without importing it: that would import TensorFlow."""
+    spec = importlib.util.find_spec("clu")
+    if spec is None or not spec.submodule_search_locations:
+        pytest.skip("clu is not installed")
+    path = Path(spec.submodule_search_locations[0], "metric_writers", "interface.py")
+    (writer,) = [
+        node
+        for node in ast.parse(path.read_text()).body
+        if isinstance(node, ast.ClassDef) and node.name == "MetricWriter"
+    ]
+    return {
+        node.name: [a.arg for a in (*node.args.args, *node.args.kwonlyargs)]
+        for node in writer.body
+        if isinstance(node, ast.FunctionDef)
+    }
+
+
+@pytest.mark.parametrize(
+    "kind", [Writer, JsonlWriter, TensorBoardWriter, ConsoleWriter, MultiWriter]
+)
+def test_the_methods_are_those_of_clu(kind: type) -> None:
+    methods = _clu_methods()
+    assert "write_scalars" in methods and len(methods) >= 10
+    for name, arguments in methods.items():
+        ours = inspect.signature(getattr(kind, name)).parameters
+        assert list(ours) == arguments, name
+        assert (
+            (ours["sample_rate"].kind == inspect.Parameter.KEYWORD_ONLY)
+            if ("sample_rate" in ours)
+            else True
+        )
+
+
+# ---------------------------------------------------------------------------------------------
+# metrics.jsonl
+
+
+def test_a_line_a_step(tmp_path: Path) -> None:
+    writer = JsonlWriter(tmp_path)
+    writer.write_scalars(10, {"train/loss": jnp.float32(0.5), "n": 3})
+    writer.write_scalars(10, {"learning_rate/all": np.float64(1e-3), "flag": np.bool_(True)})
+    writer.write_scalars(20, {"train/loss": jnp.asarray([0.25], jnp.bfloat16)})
+    assert rows(tmp_path / "metrics.jsonl") == [
+        {"step": 10, "train/loss": 0.5, "n": 3, "learning_rate/all": 1e-3, "flag": True}
+    ], "A step is written when the next one begins."
+    writer.flush()
+    writer.write_scalars(20, {"eval/accuracy": 0.9})
+    writer.flush()
+    writer.flush()
+    writer.write_scalars(30, {})
+    writer.close()
+    assert rows(tmp_path / "metrics.jsonl")[1:] == [
+        {"step": 20, "train/loss": 0.25, "eval/accuracy": 0.9},
+        {"step": 30},
+    ]
+    again = JsonlWriter(tmp_path)
+    again.write_scalars(40, {"x": 1})
+    again.close()
+    assert [row["step"] for row in rows(tmp_path / "metrics.jsonl")] == [10, 20, 30, 40]
+
+
+def test_nothing_is_made_before_the_first_line(tmp_path: Path) -> None:
+    for writer in (JsonlWriter(tmp_path), TensorBoardWriter(tmp_path)):
+        writer.flush()
+        writer.close()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_is_not_finite_is_valid_json_and_comes_back(tmp_path: Path) -> None:
+    writer = JsonlWriter(tmp_path)
+    writer.write_scalars(1, {"a": math.nan, "b": np.float32(np.inf), "c": -jnp.inf, "d": 0.1})
+    writer.close()
+    assert rows(tmp_path / "metrics.jsonl") == [
+        {"step": 1, "a": "NaN", "b": "Infinity", "c": "-Infinity", "d": 0.1}
+    ]
+    (row,) = writers.read_metrics(tmp_path)
+    assert math.isnan(row["a"]) and (row["b"], row["c"], row["d"]) == (math.inf, -math.inf, 0.1)
+    assert [float(rows(tmp_path / "metrics.jsonl")[0][k]) for k in "bcd"] == [
+        math.inf,
+        -math.inf,
+        0.1,
+    ]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(
+        st.tuples(
+            st.integers(0, 6),
+            st.dictionaries(
+                st.text(min_size=1, max_size=6).filter(lambda key: key != "step"),
+                st.one_of(st.floats(), st.integers(-(2**53), 2**53), st.booleans()),
+                max_size=4,
+            ),
+            st.booleans(),
+        ),
+        max_size=12,
+    )
+)
+def test_what_is_written_is_read(calls: list[Any]) -> None:
+    import tempfile
+
+    with tempfile.TemporaryDirectory() as folder:
+        writer, want = JsonlWriter(folder), {}
+        for step, scalars, flush in calls:
+            writer.write_scalars(step, scalars)
+            want[step] = want.get(step, {"step": step}) | scalars
+            if flush:
+                writer.flush()
+        writer.close()
+        got = writers.read_metrics(folder) if calls else []
+        assert repr(got) == repr([want[step] for step in sorted(want)])
+
+
+@pytest.mark.parametrize(
+    "value", [np.zeros(2), "0.5", None, 1j, np.array([object()]), np.zeros(0)], ids=repr
+)
+@pytest.mark.parametrize("kind", [JsonlWriter, TensorBoardWriter])
+def test_what_is_no_number_is_refused(value: Any, kind: Any, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="'loss'"):
+        kind(tmp_path).write_scalars(1, {"loss": value})
+
+
+def test_later_lines_and_torn_ones_are_dropped(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    lines = [json.dumps({"step": step, "x": step / 7}) + "\n" for step in (10, 20, 30, 40)]
+    path.write_text("".join(lines) + '{"step": 50, "x": 1.2')
+    assert writers.truncate_after(path, 20) == 3
+    assert path.read_text() == "".join(lines[:2])
+    before = path.stat()
+    assert writers.truncate_after(path, 20) == 0
+    assert path.stat().st_ino == before.st_ino, "Nothing to drop, nothing written."
+    assert writers.truncate_after(tmp_path / "absent.jsonl", 5) == 0
+    assert [p.name for p in tmp_path.iterdir()] == ["metrics.jsonl"]
+    assert writers.truncate_after(path, 0) == 2
+    assert path.read_text() == ""
+
+
+@pytest.mark.parametrize(
+    "torn", [b'{"step": 50', b"\x00\x00\x00", b'{"step": "x"}', b"[" * 100_000, b"17", b"\xff\xfe"]
+)
+def test_a_torn_end_is_cut_before_the_next_line(torn: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(b'{"step": 40}\n' + torn)
+    assert writers.read_metrics(path) == [{"step": 40}]
+    writer = JsonlWriter(path)
+    writer.write_scalars(50, {"x": 1})
+    writer.close()
+    assert rows(path) == [{"step": 40}, {"step": 50, "x": 1}]
+
+
+def test_a_resumed_run_writes_each_step_once(tmp_path: Path) -> None:
+    first = writers.create([], tmp_path)
+    for step in (10, 20, 30):
+        first.write_scalars(step, {"x": step})
+    first.close()
+    second = writers.create([], tmp_path, resumed=20)
+    for step in (30, 40):
+        second.write_scalars(step, {"x": -step})
+    second.close()
+    assert [(row["step"], row["x"]) for row in rows(tmp_path / "metrics.jsonl")] == [
+        (10, 10),
+        (20, 20),
+        (30, -30),
+        (40, -40),
+    ]
+
+
+KILLED = """
+    import sys
+    from trainer.writers import JsonlWriter, read_metrics
+
+    path, start = sys.argv[1], int(sys.argv[2])
+    writer = JsonlWriter(path)
+    writer.truncate_after(start)
+    print("writing", flush=True)
+    for step in range(start + 1, 10**9):
+        writer.write_scalars(step, {"train/loss": 1 / step, "text": step})
+        if step % 3 == 0:
+            writer.flush()
+        writer.write_scalars(step, {"eval/accuracy": step / 7})
+"""
+
+
+def test_killed_while_writing(tmp_path: Path) -> None:
+    path, restored, rng = tmp_path / "metrics.jsonl", 0, np.random.default_rng(0)
+    command = [sys.executable, "-c", textwrap.dedent(KILLED), str(path)]
+    for _ in range(6):
+        process = subprocess.Popen(
+            [*command, str(restored)],
+            stdout=subprocess.PIPE,
+            env=os.environ | {"PYTHONPATH": str(ROOT)},
+        )
+        assert process.stdout is not None
+        process.stdout.readline()
+        time.sleep(rng.uniform(0.005, 0.1))
+        process.send_signal(signal.SIGKILL)
+        process.communicate()
+        last = max(row["step"] for row in writers.read_metrics(path))
+        restored = int(rng.integers(restored, last))
+    writers.truncate_after(path, restored)
+    written = rows(path)
+    assert [row["step"] for row in written] == list(range(1, restored + 1))
+    assert restored > 20
+    assert all(row["train/loss"] == 1 / row["step"] for row in written)
+    assert all(row["eval/accuracy"] == row["step"] / 7 for row in written)
+
+
+class TakenOver(Exception):
+    pass
+
+
+def test_a_fenced_writer_writes_nothing(tmp_path: Path) -> None:
+    def fence() -> None:
+        raise TakenOver
+
+    for writer in (JsonlWriter(tmp_path, fence=fence), TensorBoardWriter(tmp_path, fence=fence)):
+        with pytest.raises(TakenOver):
+            writer.write_scalars(1, {"x": 1})
+            writer.flush()
+    with pytest.raises(TakenOver):
+        JsonlWriter(tmp_path, fence=fence).truncate_after(0)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(disk)]
+    if os.geteuid() != 0 or subprocess.run(command, capture_output=True).returncode:
+        pytest.skip("A file system can be mounted by root only.")
+    yield disk
+    subprocess.run(["umount", "-l", str(disk)], check=True)
+
+
+def test_what_a_full_disk_refuses_is_written_later(small_disk: Path) -> None:
+    log: list[str] = []
+    writer = writers.create(["tensorboard"], small_disk, log=log.append)
+    writer.write_scalars(1, {"x": 1})
+    writer.flush()
+    assert writer.error is None
+    fill = open(small_disk / "fill", "wb", buffering=0)
+    try:
+        while True:
+            fill.write(bytes(512))
+    except OSError:
+        pass
+    for step in range(2, 200):
+        writer.write_scalars(step, {"x": step, "y" * 100: 0.5})
+    writer.flush()
+    assert len(log) == 2 and all("No space left on device" in line for line in log)
+    assert "No space" in str(writer.error)
+    steps = [row["step"] for row in rows(small_disk / "metrics.jsonl")]
+    assert steps == list(range(1, len(steps) + 1)), "Whole lines, in order."
+    fill.close()
+    (small_disk / "fill").unlink()
+    writer.close()
+    assert writer.error is None
+    assert len(log) == 4 and all("again" in line for line in log[2:])
+    assert [row["step"] for row in rows(small_disk / "metrics.jsonl")] == list(range(1, 200))
+    assert [event.step for event in _events(small_disk).Scalars("x")] == list(range(1, 200))
+
+
+# ---------------------------------------------------------------------------------------------
+# TensorBoard, read by TensorBoard's own reader
+
+
+def _events(path: Path) -> Any:
+    accumulator = pytest.importorskip(
+        "tensorboard.backend.event_processing.event_accumulator",
+        reason="TensorBoard, which reads the files back, is not installed",
+    )
+    sizes = dict.fromkeys(("scalars", "tensors", "images", "histograms"), 0)
+    reader = accumulator.EventAccumulator(str(path), size_guidance=sizes)
+    reader.Reload()
+    return reader
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_tensorboard_reads_what_was_written(tmp_path: Path) -> None:
+    writer = TensorBoardWriter(tmp_path)
+    for step in (1, 2, 3):
+        writer.write_scalars(step, {"train/loss": jnp.float32(1 / step), "odd": math.nan})
+    writer.write_texts(0, {"plan": "# Plan\n\n| a | b |"})
+    picture = np.linspace(0, 1, 5 * 4 * 3, dtype=np.float32).reshape(5, 4, 3)
+    writer.write_images(3, {"one": picture, "many": np.stack([picture, picture])[..., :1]})
+    writer.write_histograms(3, {"h": np.array([0.0, 0, 1, 2, np.nan, np.inf]), "empty": np.ones(0)})
+    writer.write_hparams({"learning_rate": 0.1, "name": "muon", "nested": [1, 2], "flag": True})
+    writer.write_summaries(3, {"raw": np.arange(6.0).reshape(2, 3)}, metadata=b"")
+    writer.write_videos(3, {"v": np.zeros((1, 2, 4, 4, 3))})
+    writer.write_audios(3, {"a": np.zeros((1, 8, 1))}, sample_rate=8)
+    writer.close()
+    read = _events(tmp_path)
+    losses = [(event.step, event.value) for event in read.Scalars("train/loss")]
+    assert losses == [(step, float(np.float32(1 / step))) for step in (1, 2, 3)]
+    assert all(math.isnan(event.value) for event in read.Scalars("odd"))
+    assert b"# Plan" in read.Tensors("plan/text_summary")[0].tensor_proto.string_val[0]
+    assert sorted(read.Tags()["images"]) == ["many/0", "many/1", "one"]
+    pil = pytest.importorskip("PIL.Image")
+    shown = np.asarray(pil.open(io.BytesIO(read.Images("one")[0].encoded_image_string)))
+    assert np.abs(shown / 255 - picture).max() <= 0.5 / 255 + 1e-6
+    assert read.Tags()["histograms"] == ["h"]
+    histogram = read.Histograms("h")[0].histogram_value
+    assert (histogram.num, histogram.min, histogram.max, histogram.sum) == (4, 0, 2, 3)
+    tensor_util = pytest.importorskip("tensorboard.util.tensor_util")
+    raw = tensor_util.make_ndarray(read.Tensors("raw")[0].tensor_proto)
+    assert np.array_equal(raw, np.arange(6.0).reshape(2, 3))
+    metadata = pytest.importorskip("tensorboard.plugins.hparams.metadata")
+    content = read.SummaryMetadata(metadata.SESSION_START_INFO_TAG).plugin_data.content
+    hparams = metadata.parse_session_start_info_plugin_data(content).hparams
+    assert hparams["learning_rate"].number_value == 0.1
+    assert hparams["name"].string_value == "muon"
+    assert hparams["nested"].string_value == "[1, 2]"
+    assert hparams["flag"].bool_value is True
+
+
+def test_a_resumed_run_hides_the_steps_that_it_repeats(tmp_path: Path) -> None:
+    first = TensorBoardWriter(tmp_path)
+    for step in (10, 20, 30, 40):
+        first.write_scalars(step, {"x": step})
+    first.close()
+    torn = next(tmp_path.iterdir())
+    torn.write_bytes(torn.read_bytes()[:-3])  # as SIGKILL might leave it
+    time.sleep(0.01)
+    second = TensorBoardWriter(tmp_path, purge_step=21)
+    for step in (30, 50):
+        second.write_scalars(step, {"x": -step})
+    second.close()
+    assert len(list(tmp_path.iterdir())) == 2
+    values = [(event.step, event.value) for event in _events(tmp_path).Scalars("x")]
+    assert values == [(10, 10), (20, 20), (30, -30), (50, -50)]
+
+
+def test_a_picture_of_another_shape_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"'x' has shape \(4, 4\)"):
+        TensorBoardWriter(tmp_path).write_images(1, {"x": np.zeros((4, 4))})
+
+
+# ---------------------------------------------------------------------------------------------
+# The console
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_a_line_a_step_with_speed_and_eta() -> None:
+    stream, clock = io.StringIO(), Clock()
+    writer = ConsoleWriter(1000, 32, stream=stream, clock=clock)
+    writer.progress(1)
+    for step in (101, 201):
+        clock.now += 10
+        writer.write_scalars(step, {"train/loss": 0.123456, "n": 7})
+        writer.write_scalars(step, {"learning_rate/all": 1e-5, "bad": math.nan})
+    clock.now += 1000
+    writer.close()
+    first, second = stream.getvalue().splitlines()
+    assert first.startswith("step 101/1000  train/loss 0.1235  n 7  learning_rate/all 1.000e-05")
+    assert "bad nan" in first
+    assert "10 steps/s  320 examples/s  ETA 01:30" in first
+    assert second.startswith("step 201/1000")
+
+
+def test_the_speed_that_the_loop_states_is_shown() -> None:
+    stream = io.StringIO()
+    writer = ConsoleWriter(100, 4, stream=stream)
+    writer.write_scalars(50, {"x": 1.0, "perf/steps_per_second": 5.0, "perf/flops": 1e12})
+    writer.close()
+    assert stream.getvalue() == "step 50/100  x 1  5 steps/s  20 examples/s  ETA 00:10\n"
+
+
+def test_without_a_total_there_is_no_eta() -> None:
+    stream = io.StringIO()
+    writer = ConsoleWriter(stream=stream)
+    writer.write_scalars(5, {"x": 1.0})
+    writer.close()
+    assert stream.getvalue() == "step 5  x 1\n"
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_terminal_gets_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setenv("COLUMNS", "120")
+    stream, clock = Terminal(), Clock()
+    writer = ConsoleWriter(100, 8, stream=stream, clock=clock, first_step=40)
+    for step in range(41, 61):
+        clock.now += 0.5
+        writer.progress(step)
+        if step % 10 == 0:
+            writer.write_scalars(step, {"loss[a]": 0.5})
+            writer.flush()
+    writer.close()
+    shown = stream.getvalue()
+    assert "60/100" in shown and "2 steps/s" in shown and "16 examples/s" in shown
+    assert "ETA" in shown and "loss[a] 0.5" in shown
+    assert "\x1b[?25l" in shown and shown.rindex("\x1b[?25h") > shown.rindex("\x1b[?25l"), "cursor"
+
+
+# ---------------------------------------------------------------------------------------------
+# Several writers, and writers by name
+
+
+def test_several_writers_get_everything_even_if_one_fails() -> None:
+    class Broken(Writer):
+        def write_scalars(self, step: int, scalars: Any) -> None:
+            raise RuntimeError("broken")
+
+    class Noting(Writer):
+        def __init__(self) -> None:
+            self.calls: list[Any] = []
+
+    for name in _clu_methods():
+        setattr(
+            Noting,
+            name,
+            lambda self, *args, _name=name, **kwargs: self.calls.append((_name, args, kwargs)),
+        )
+    noting = Noting()
+    writer = MultiWriter([Broken(), noting])
+    with pytest.raises(RuntimeError, match="broken"):
+        writer.write_scalars(1, {"x": 1})
+    writer.write_summaries(1, {}, {"m": 1})
+    writer.write_images(1, {})
+    writer.write_videos(1, {})
+    writer.write_audios(1, {}, sample_rate=2)
+    writer.write_texts(1, {})
+    writer.write_histograms(1, {}, {"h": 3})
+    writer.write_hparams({"a": 1})
+    writer.flush()
+    writer.close()
+    assert sorted(call[0] for call in noting.calls) == sorted(_clu_methods())
+    assert noting.calls[0] == ("write_scalars", (1, {"x": 1}), {})
+    assert ("write_audios", (1, {}), {"sample_rate": 2}) in noting.calls
+
+
+def test_writers_by_name(tmp_path: Path) -> None:
+    made = writers.create(["console", "tensorboard", "tensorboard", "jsonl"], tmp_path)
+    kinds = [type(writer) for writer in made.writers]
+    assert kinds == [JsonlWriter, ConsoleWriter, TensorBoardWriter]
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("tensorbord", "Did you mean 'tensorboard'"),
+        ("clu.SumaryWriter", "Did you mean 'clu.SummaryWriter'"),
+        ("clu.metric_writers", "There are jsonl"),
+        ("os.system", "There is no writer 'os.system'"),
+    ],
+)
+def test_an_unknown_name_is_a_mistake_of_the_config(name: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        writers.check_names([name])
+
+
+CLU = [name for name in writers.NAMES if name.startswith("clu.")]
+
+
+@pytest.mark.parametrize("name", CLU)
+def test_without_tensorflow_the_extra_is_named(
+    name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setitem(sys.modules, "tensorflow", None)
+    with pytest.raises(ConfigError, match=r"pip install lockstep\[tensorflow\]"):
+        writers.create([name], tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", CLU)
+@pytest.mark.filterwarnings("ignore")
+def test_with_tensorflow_clu_writes(name: str, tmp_path: Path) -> None:
+    pytest.importorskip("tensorflow", reason="clu's own writers need TensorFlow")
+    writer = writers.create([name], tmp_path)
+    writer.write_scalars(1, {"x": 0.5})
+    writer.close()
+    if name != "clu.LoggingWriter":
+        assert list(tmp_path.glob("events.out.tfevents.*"))
+
+
+def test_importing_the_writers_imports_none_of_what_they_use() -> None:
+    code = """
+        import sys
+        import trainer.writers
+        heavy = {"jax", "rich", "tensorboardX", "clu", "tensorflow", "orbax"}
+        print(sorted(heavy & {name.partition(".")[0] for name in sys.modules}))
+    """
+    command = [sys.executable, "-c", textwrap.dedent(code)]
+    env = os.environ | {"PYTHONPATH": str(ROOT)}
+    assert subprocess.run(command, capture_output=True, text=True, env=env).stdout == "[]\n"
