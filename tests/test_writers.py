@@ -211,6 +211,18 @@ def test_a_resumed_run_writes_each_step_once(tmp_path: Path) -> None:
     ]
 
 
+def test_a_later_process_completes_the_last_line(tmp_path: Path) -> None:
+    for scalars in ({"train/loss": 0.5, "odd": math.nan}, {"eval/loss": 0.25}):
+        writer = writers.create([], tmp_path, resumed=20)
+        writer.write_scalars(10, {"x": 1}) if "odd" in scalars else None
+        writer.write_scalars(20, scalars)
+        writer.close()
+    assert rows(tmp_path / "metrics.jsonl") == [
+        {"step": 10, "x": 1},
+        {"step": 20, "train/loss": 0.5, "odd": "NaN", "eval/loss": 0.25},
+    ]
+
+
 KILLED = """
     import sys
     from trainer.writers import JsonlWriter, read_metrics

@@ -45,6 +45,25 @@ def _decode(line: bytes) -> dict[str, Any] | None:
     return row
 
 
+def _values(row: Mapping[str, Any]) -> dict[str, Any]:
+    return {k: _NONFINITE.get(v, v) if isinstance(v, str) else v for k, v in row.items()}
+
+
+def _last_line(path: Path) -> tuple[int, dict[str, Any], int] | None:
+    """Returns step, values and offset of the last whole line of a file, if there is one."""
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError:
+        return None
+    end = _whole_lines(content)
+    start = content.rfind(b"\n", 0, max(end - 1, 0)) + 1
+    row = _decode(content[start:end])
+    if row is None:
+        return None
+    step = row.pop("step")
+    return step, _values(row), start
+
+
 def _rows(path: Path) -> Iterator[tuple[bytes, dict[str, Any] | None]]:
     with open(path, "rb") as file:
         for line in file:
@@ -61,8 +80,7 @@ def read_metrics(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
     steps: dict[int, dict[str, Any]] = {}
     for _, row in _rows(file):
         if row is not None:
-            read = {k: _NONFINITE.get(v, v) if isinstance(v, str) else v for k, v in row.items()}
-            steps[row["step"]] = steps.get(row["step"], {}) | read
+            steps[row["step"]] = steps.get(row["step"], {}) | _values(row)
     return [steps[step] for step in sorted(steps)]
 
 
@@ -89,7 +107,7 @@ class JsonlWriter(Writer):
     """Writes scalars to metrics.jsonl, one line a step.
 
     Values of one step are merged until another step comes or flush() is called; what comes for the
-    last written step after that is merged into its line.
+    last written step after that is merged into its line, also where an earlier process wrote it.
 
     Args:
       path: the file, or a workdir.
@@ -109,6 +127,7 @@ class JsonlWriter(Writer):
         self._file = RecordFile(self.path, _whole_lines, log)
         self._fence = fence
         self._pending: dict[int, dict[str, Any]] = {}
+        self._adopted = False
         self._last: tuple[int, dict[str, Any], int] | None = None  # step, values, offset of line
 
     @property
@@ -124,7 +143,7 @@ class JsonlWriter(Writer):
         if self._fence is not None:
             self._fence()
         self._file.close()
-        self._last = None
+        self._adopted = False
         return truncate_after(self.path, step)
 
     def write_scalars(self, step: int, scalars: Mapping[str, Any]) -> None:
@@ -140,6 +159,8 @@ class JsonlWriter(Writer):
             return
         if self._fence is not None:
             self._fence()
+        if not self._adopted:
+            self._adopted, self._last = True, _last_line(self.path)
         lines, at = self._pending, None
         if self._last is not None and self._last[0] in lines:
             step, values, at = self._last
