@@ -103,15 +103,17 @@ def test_any_sequence_of_tokens(suffix, data, tmp_path):
     holds(tmp_path / f"a.{suffix}", "".join(pieces).encode())
 
 
-@pytest.mark.parametrize(("suffix", "originals"), [("gin", GIN), ("yaml", YAML)])
+@pytest.mark.parametrize("suffix", ["gin", "yaml"])
 @SETTINGS
 @given(data=st.data())
-def test_mutated_configs(suffix, originals, data, tmp_path):
-    holds(tmp_path / f"a.{suffix}", data.draw(mutated(originals)))
+def test_mutated_configs(suffix, data, tmp_path):
+    holds(tmp_path / f"a.{suffix}", data.draw(mutated(YAML if suffix == "yaml" else GIN)))
 
 
 @SETTINGS
-@given(text=st.one_of(st.text(max_size=60), mutated(GIN).map(lambda b: b.decode("utf-8", "replace"))))
+@given(
+    text=st.one_of(st.text(max_size=60), mutated(GIN).map(lambda b: b.decode("utf-8", "replace")))
+)
 def test_any_binding(text, tmp_path):
     holds(tmp_path / "a.gin", GIN[0].encode(), bindings=[text])
 

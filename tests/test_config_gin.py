@@ -10,10 +10,11 @@ from gin import config_parser
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from trainer.config import Call, ConfigError, Source, Tree, diff, load
+from trainer.config import Call, ConfigError, Source, Tree, diff, dump, load
 from trainer.config.gin_reader import read
 from trainer.config.gin_scopes import Statement, resolve
 from trainer.config.tree import plain, same
+from trainer.config.yaml_reader import read as yaml_read
 
 CORPUS = Path(__file__).parent / "gin_corpus"
 FUNCTIONS = (
@@ -197,3 +198,152 @@ def test_no_line_that_matters_is_refused_and_no_idle_one_accepted(layers):
         except TypeError:  # a macro without a value
             matters = True
         assert matters == (line not in refused), line
+
+
+# Random trees, written as Gin with a scope for each call.
+
+
+def gin_text(root: Call) -> str:
+    """Writes a tree as Gin."""
+    lines: list[str] = []
+    scopes = iter(range(10**6))
+
+    def value(tree: Tree) -> str:
+        if isinstance(tree, Call):
+            scope = f"s{next(scopes)}"
+            lines.extend(f"{scope}/{tree.name}.{k} = {value(v)}" for k, v in tree.kwargs.items())
+            return f"@{scope}/{tree.name}" + ("" if tree.partial else "()")
+        if isinstance(tree, list):
+            return f"[{', '.join(map(value, tree))}]"
+        if isinstance(tree, dict):
+            return "{" + ", ".join(f"{k!a}: {value(v)}" for k, v in tree.items()) + "}"
+        return repr(tree) if not isinstance(tree, str) else ascii(tree)
+
+    lines += [f"experiment.{key} = {value(item)}" for key, item in root.kwargs.items()]
+    return "\n".join(lines)
+
+
+def trees(functions: st.SearchStrategy[str]) -> st.SearchStrategy[Tree]:
+    text = st.text(st.characters(codec="utf-8", exclude_characters="\r"), max_size=8)
+    number = st.integers(-(2**63), 2**64 - 1) | st.floats(allow_nan=False, allow_infinity=False)
+    arguments = st.from_regex(r"[a-z_][a-z0-9_]{0,6}", fullmatch=True)
+    return st.recursive(
+        st.none() | st.booleans() | number | text | st.sampled_from(["yes", "1e-3", "~", "010"]),
+        lambda inner: (
+            st.lists(inner, max_size=3)
+            | st.dictionaries(text | st.integers(-9, 99), inner, max_size=3)
+            | st.builds(
+                Call, functions, st.dictionaries(arguments, inner, max_size=3), st.booleans()
+            )
+        ),
+        max_leaves=12,
+    )
+
+
+def roots(functions: st.SearchStrategy[str]) -> st.SearchStrategy[Call]:
+    arguments = st.from_regex(r"[a-z_][a-z0-9_]{0,6}", fullmatch=True)
+    items = st.dictionaries(arguments, trees(functions), min_size=1, max_size=4)
+    return st.builds(Call, st.just("experiment"), items)
+
+
+@settings(max_examples=200, deadline=None)
+@given(roots(st.sampled_from(FUNCTIONS[1:])))
+def test_random_trees_survive_both_syntaxes_and_the_engine(root):
+    text = gin_text(root)
+    assert same(ours([text]), root)
+    assert same(engine(bindings=[text]), root)
+    again = yaml_read(dump(root), Source("a.yaml", 1))
+    assert again is not None
+    assert same(Call("experiment", plain(again)), root)
+
+
+# What we use of gin.config_parser, which is no documented interface.
+
+
+def test_the_parser_yields_what_we_rely_on():
+    class Delegate(config_parser.ParserDelegate):
+        def configurable_reference(self, scoped_configurable_name, evaluate):
+            return ("reference", scoped_configurable_name, evaluate)
+
+        def macro(self, macro_name):
+            return ("macro", macro_name)
+
+    text = (
+        "import os.path\nfrom a.b import c as d\ninclude 'x.gin'\n\n"
+        "a/b/lib.f.x = [@s/t/lib.g(), @lib.h, %m/n]\nm = -1\n"
+        "s/lib.f:  # a block\n  y = (1, 'two')\n  z = {'k': None}\n"
+    )
+    statements = list(config_parser.ConfigParser(text, Delegate()))
+    kinds = [type(statement).__name__ for statement in statements]
+    assert kinds == [
+        "ImportStatement",
+        "ImportStatement",
+        "IncludeStatement",
+        "BindingStatement",
+        "BindingStatement",
+        "BlockDeclaration",
+        "BindingStatement",
+        "BindingStatement",
+    ]
+    assert [statement.location.line_num for statement in statements] == [1, 2, 3, 5, 6, 7, 8, 9]
+    assert [statement.format() for statement in statements[:2]] == [
+        "import os.path",
+        "from a.b import c as d",
+    ]
+    assert statements[2].filename == "x.gin"
+    bindings = [statement[:4] for statement in statements[3:5] + statements[6:]]
+    references = [("reference", "s/t/lib.g", True), ("reference", "lib.h", False), ("macro", "m/n")]
+    assert bindings == [
+        ("a/b", "lib.f", "x", references),
+        ("", "m", "", -1),
+        ("s", "lib.f", "y", (1, "two")),
+        ("s", "lib.f", "z", {"k": None}),
+    ]
+    assert statements[5][:2] == ("s", "lib.f")
+
+
+def test_reading_runs_nothing(tmp_path):
+    """The engine runs `import` while it parses; our reader refuses the line."""
+    module = tmp_path / "runs_at_import.py"
+    module.write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
+    (tmp_path / "a.gin").write_text("import runs_at_import\nexperiment.x = @runs_at_import.f()")
+    with pytest.raises(ConfigError, match="--vocabulary"):
+        load([tmp_path / "a.gin"])
+    (tmp_path / "a.gin").write_text("experiment.x = @os.popen()\nos.popen.cmd = 'exit 1'")
+    config = load([tmp_path / "a.gin"])
+    assert config.root.kwargs["x"] == Call("os.popen", {"cmd": "exit 1"})
+    assert not (tmp_path / "ran").exists()
+
+
+def test_every_value_knows_its_line(tmp_path):
+    path = tmp_path / "a.gin"
+    path.write_text(
+        "rate = 0.1\n"  # 1
+        "experiment:\n"  # 2
+        "  model = @models.vit()\n"
+        "  groups = {  # 4\n"
+        "      'a': [1,\n"
+        "            2],\n"
+        "      'b': @s/lib.f(),\n"  # 7
+        "  }\n"
+        "\n"
+        "s/lib.f.rate = %rate\n"  # 10
+        "models.vit.width = \\\n"  # 11
+        "    64\n"
+    )
+    config = load([path], ["lib.f.seed = 3"])
+    lines = {key: str(source).removeprefix(f"{path}:") for key, source in config.sources.items()}
+    assert lines == {
+        "": "3",
+        "model": "3",
+        "model.width": "12",
+        "groups": "4",
+        "groups.a": "5",
+        "groups.a.0": "5",
+        "groups.a.1": "6",
+        "groups.b": "7",
+        "groups.b.rate": "1",
+        "groups.b.seed": "--gin_bindings=lib.f.seed = 3",
+    }
+    assert str(config.argument_source("groups.b.rate")) == f"{path}:10"
+    assert str(config.argument_source("model.width")) == f"{path}:11"

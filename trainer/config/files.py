@@ -12,6 +12,7 @@ from trainer.config.tree import (
     ConfigError,
     Node,
     Source,
+    check_argument,
     describe,
     known_names,
     plain,
@@ -138,8 +139,7 @@ class _Files:
         items = dict(document.value)
         include = items.pop("include", None)
         for key, item in items.items():
-            if not isinstance(key, str) or not key.isidentifier():
-                raise ConfigError(f"{key!r} is no name of an argument.", item.argument_source)
+            check_argument(key, item.argument_source)
         root = Node(Call("experiment", items), document.source)
         base: Node | None = None
         for name, at in _included(include):

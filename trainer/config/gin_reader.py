@@ -12,7 +12,15 @@ from typing import Any
 
 from gin import config_parser
 
-from trainer.config.tree import MAX_DEPTH, ConfigError, Node, Source, check_leaf
+from trainer.config.tree import (
+    MAX_DEPTH,
+    ConfigError,
+    Node,
+    Source,
+    check_argument,
+    check_leaf,
+    is_name,
+)
 
 MACRO = "gin.macro"
 _MAX_STRINGS = 1000
@@ -186,6 +194,7 @@ def _binding(statement: Any, at: Source, source: Source) -> Binding:
         scopes, name, argument = (*scopes, name), MACRO, "value"
     elif name == "macro":
         name = MACRO
+    check_argument(argument, at)
     return Binding(scopes, name, argument, _node(located, source), at)
 
 
@@ -199,6 +208,8 @@ def _node(located: _Located, source: Source) -> Node:
         value = _dict(value, source)
     elif not isinstance(value, Reference):
         check_leaf(value, at)
+    elif not is_name(value.name):
+        raise ConfigError(f"{value.name[:60]!r} is no name of a function.", at)
     return Node(value, at)
 
 

@@ -2,6 +2,7 @@
 
 import difflib
 import math
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,6 +15,7 @@ Tree = Any
 
 MAX_DEPTH = 64
 MAX_NODES = 20_000
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*")
 _MAX_LINES = 7
 _MAX_LINE = 400
 
@@ -253,6 +255,17 @@ def fitting(node: Node, path: str) -> Key | None:
     """Returns the longest key of a node with which the path begins, or None."""
     fits = [key for key in children(node) if f"{path}.".startswith(f"{key}.")]
     return max(fits, key=lambda key: len(str(key)), default=None)
+
+
+def is_name(text: str) -> bool:
+    """Says whether a text may be the dotted name of a function."""
+    return _NAME.fullmatch(text) is not None
+
+
+def check_argument(name: Key, source: Source) -> None:
+    """Raises ConfigError for what cannot be the name of an argument."""
+    if not isinstance(name, str) or not name.isidentifier():
+        raise ConfigError(f"{brief(name)} is no name of an argument.", source)
 
 
 def check_leaf(value: Any, source: Source) -> None:

@@ -8,9 +8,18 @@ from yaml.nodes import MappingNode, ScalarNode, SequenceNode
 from yaml.scanner import ScannerError
 from yaml.tokens import TagToken
 
-from trainer.config.tree import Budget, Call, ConfigError, Key, Node, Source, check_leaf
+from trainer.config.tree import (
+    Budget,
+    Call,
+    ConfigError,
+    Key,
+    Node,
+    Source,
+    check_argument,
+    check_leaf,
+    is_name,
+)
 
-NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*")
 PARTIAL = "partial:"
 _STANDARD = "tag:yaml.org,2002:"
 _BLANK = "\0 \t\r\n\x85\u2028\u2029"
@@ -137,7 +146,7 @@ class _Reader:
         name = node.tag[1:]
         partial = name.startswith(PARTIAL)
         name = name.removeprefix(PARTIAL)
-        if not NAME.fullmatch(name):
+        if not is_name(name):
             raise ConfigError(_unknown_tag(node.tag), source)
         if isinstance(node, ScalarNode) and not node.value and not node.style:
             return Call(name, {}, partial)
@@ -149,10 +158,7 @@ class _Reader:
             )
         kwargs = self._items(node, depth)
         for key, item in kwargs.items():
-            if not isinstance(key, str) or not key.isidentifier():
-                raise ConfigError(
-                    f"{key!r} is no name of an argument of {name}.", item.argument_source
-                )
+            check_argument(key, item.argument_source)
         return Call(name, kwargs, partial)  # type: ignore[arg-type]
 
     def _items(self, node: MappingNode, depth: int) -> dict[Key, Node]:

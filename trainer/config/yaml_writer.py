@@ -51,6 +51,13 @@ def _represent_list(dumper: _Dumper, items: list) -> yaml.Node:
     return yaml.SequenceNode(_STANDARD + "seq", nodes, flow_style=flow)
 
 
+def _represent_str(dumper: _Dumper, text: str) -> yaml.Node:
+    # PyYAML loses line breaks of Unicode (\x85, \u2028) in all but double quotes
+    style = None if text.isprintable() else '"'
+    return dumper.represent_scalar(_STANDARD + "str", text, style)
+
+
+_Dumper.add_representer(str, _represent_str)
 _Dumper.add_representer(Call, _represent_call)
 _Dumper.add_representer(dict, _represent_dict)
 _Dumper.add_representer(list, _represent_list)

@@ -1,0 +1,5 @@
+"""A private module."""
+
+
+def secret() -> int:
+    return 1
