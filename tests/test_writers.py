@@ -297,6 +297,7 @@ def test_what_a_full_disk_refuses_is_written_later(small_disk: Path) -> None:
     writer.write_scalars(1, {"x": 1})
     writer.flush()
     assert writer.error is None
+    writer.write_scalars(1, {"first": 1})
     fill = open(small_disk / "fill", "wb", buffering=0)
     try:
         while True:
@@ -305,6 +306,7 @@ def test_what_a_full_disk_refuses_is_written_later(small_disk: Path) -> None:
         pass
     for step in range(2, 200):
         writer.write_scalars(step, {"x": step, "y" * 100: 0.5})
+        assert rows(small_disk / "metrics.jsonl")[0]["x"] == 1, "What was written stays."
     writer.flush()
     assert len(log) == 2 and all("No space left on device" in line for line in log)
     assert "No space" in str(writer.error)

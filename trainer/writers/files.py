@@ -51,18 +51,20 @@ class RecordFile:
     def write(self, data: bytes, at: int | None = None) -> bool:
         """Writes records at the end, or in place of those from offset `at` on.
 
-        Returns whether it could. If not, `error` says why, what was written in part is cut off
-        again, and the caller may try the same later.
+        Returns whether it could. If not, `error` says why, the file is as it was before, and the
+        caller may try the same later.
         """
         try:
             file = self._opened()
             start = self.end if at is None else at
-            self.end = start
-            done = file.seek(start) - start
-            while done < len(data):
-                done += file.write(data[done:]) or 0
-            self.end = start + done
-            file.truncate(self.end)
+            file.seek(start)
+            replaced = file.read(self.end - start)
+            try:
+                self._put(file, start, data)
+            except OSError:
+                with contextlib.suppress(OSError):
+                    self._put(file, start, replaced)
+                raise
         except OSError as e:
             self._failed(e)
             return False
@@ -70,6 +72,14 @@ class RecordFile:
             self.error = None
             self._log(f"{self.path} can be written again.")
         return True
+
+    def _put(self, file: BinaryIO, start: int, data: bytes) -> None:
+        file.seek(start)
+        done = 0
+        while done < len(data):
+            done += file.write(data[done:])
+        file.truncate(start + done)
+        self.end = start + done
 
     def close(self) -> None:
         if self._file is not None:
@@ -87,8 +97,5 @@ class RecordFile:
 
     def _failed(self, error: OSError) -> None:
         first, self.error = self.error is None, f"{self.path} could not be written: {error}"
-        if self._file is not None:
-            with contextlib.suppress(OSError):
-                self._file.truncate(self.end)
         if first:
             self._log(f"{self.error}. What is missing is kept, and the next write tries again.")
