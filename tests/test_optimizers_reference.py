@@ -21,6 +21,7 @@ import pytest
 
 from optim.cautious import cautious, grams
 from optim.mars import mars
+from optim.rprop import rprop
 from optim.scion import scion
 from optim.shampoo import shampoo
 from optim.soap import soap
@@ -319,6 +320,7 @@ FACTORIES = {
     "mars": mars,
     **{norm: partial(scion, norm=norm) for norm in ["spectral", "sign", "col_norm", "row_norm"]},
     "bias_rms": partial(scion, norm="bias_rms"),
+    "rprop": rprop,
     "cautious": lambda rate: cautious(mars(rate)),
     "grams": lambda rate: grams(mars(rate)),
 }
