@@ -36,7 +36,9 @@ class Block(nn.Module):
     @nn.compact
     def __call__(self, x: jax.Array, train: bool) -> jax.Array:
         x = Conv(self.features, name="conv")(x)
-        return jax.nn.relu(BatchNorm(self.momentum, name="norm")(x, train))
+        # ReLU before the cast: XLA's CPU compiler of jax 0.12 fuses a bfloat16 ReLU between two
+        # convolutions and a mean into a kernel that gives NaN.
+        return jax.nn.relu(BatchNorm(self.momentum, name="norm")(x, train)).astype(x.dtype)
 
 
 class ConvNet(nn.Module):

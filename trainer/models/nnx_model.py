@@ -93,8 +93,8 @@ def _check_arrays(module: Any, states: Sequence[Any]) -> None:
         if isinstance(node, Tracer) and path not in known:
             raise ValueError(
                 f"The nnx module {type(module).__name__} keeps a bare jax array as "
-                f"{'.'.join(map(str, path))!r}, which nnx takes for a constant of the program. Wrap "
-                "it in nnx.Variable, or make it by numpy if it never changes."
+                f"{'.'.join(map(str, path))!r}, which nnx takes for a constant of the program. "
+                "Wrap it in nnx.Variable, or make it by numpy if it never changes."
             )
 
 

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from trainer.models.initial import matrix, small
-from trainer.models.layers import LayerNorm, Linear, check_positive, run_stack
+from trainer.models.layers import LayerNorm, Linear, check_positive, rows_times, run_stack
 from trainer.models.linen_model import from_our_linen
 from trainer.models.model import Model
 
@@ -23,8 +23,8 @@ class Attention(nn.Module):
     @nn.compact
     def __call__(self, x: jax.Array, train: bool) -> jax.Array:
         batch, tokens, width = x.shape
-        qkv = Qkv(name="qkv")(x).reshape(3, batch, tokens, self.num_heads, width // self.num_heads)
-        query, key, value = qkv[0], qkv[1], qkv[2]
+        qkv = Qkv(name="qkv")(x).reshape(batch, tokens, 3, self.num_heads, width // self.num_heads)
+        query, key, value = qkv[:, :, 0], qkv[:, :, 1], qkv[:, :, 2]
         scores = jnp.einsum("bqhd,bkhd->bhqk", query, key).astype(jnp.float32)
         weights = jax.nn.softmax(scores * query.shape[-1] ** -0.5).astype(x.dtype)
         weights = nn.Dropout(self.dropout, deterministic=not train)(weights)
@@ -39,7 +39,7 @@ class Qkv(nn.Module):
     def __call__(self, x: jax.Array) -> jax.Array:
         width = x.shape[-1]
         kernel = self.param("kernel", matrix, (3, width, width))
-        return jnp.einsum("btd,cde->cbte", x.astype(kernel.dtype), kernel)
+        return rows_times(x, kernel.transpose(1, 0, 2).reshape(width, 3 * width))
 
 
 class Mlp(nn.Module):
@@ -87,7 +87,7 @@ class Embed(nn.Module):
         patches = images.reshape(batch, height // size, size, width // size, size, channels)
         patches = patches.transpose(0, 1, 3, 2, 4, 5).reshape(batch, -1, size * size * channels)
         kernel = self.param("kernel", matrix, (patches.shape[-1], self.width))
-        x = patches.astype(kernel.dtype) @ kernel
+        x = rows_times(patches, kernel)
         if self.cls_token:
             token = self.param("token", small, (self.width,)).astype(x.dtype)
             x = jnp.concatenate([jnp.broadcast_to(token, (batch, 1, self.width)), x], axis=1)
