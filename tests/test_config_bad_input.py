@@ -43,19 +43,483 @@ optimizer: !optim.optimizer
       optimizer: !optax.adamw
         learning_rate: 1e-3
 """
-# name: (a change of the Gin text, or None; of the YAML text, or None; what the message says)
-# A change is (old, new): where old is "", new is a line at the end.
+# A mistake is a change of either text, (old, new) or a line that is added; what stands in the line
+# that the message names; and the message.
+RATE_GIN = "rest/optax.adamw.learning_rate = 1e-3"
+RATE_YAML = "learning_rate: 1e-3"
 MISTAKES = {
     "unknown function": (
-        ("@optax.adamw()", "@optax.adamww()"),
+        (("@optax.adamw()", "@optax.adamww()"), ("rest/optax.adamw.", "rest/optax.adamww.")),
         ("!optax.adamw", "!optax.adamww"),
-        ["a:16: ", "a.yaml:13: "],
+        "optimizer = @optax.adamww()|!optax.adamww",
         "There is no function 'optax.adamww'. Did you mean 'optax.adamw'?",
     ),
+    "function of another package": (
+        ("@models.mlp()", "@models.adamw()"),
+        ("!models.mlp", "!models.adamw"),
+        "models.adamw",
+        "There is no function 'models.adamw'. Did you mean 'optax.adamw'?",
+    ),
+    "name without a package": (
+        ("@models.mlp()", "@mlp()"),
+        ("!models.mlp", "!mlp"),
+        "mlp",
+        "There is no function 'mlp'. Did you mean 'models.mlp'? A name begins with optim, optax,",
+    ),
+    "misspelled package": (
+        ("@models.mlp()", "@modles.mlp()"),
+        ("!models.mlp", "!modles.mlp"),
+        "modles",
+        "There is no function 'modles.mlp'. Did you mean 'models.mlp'?",
+    ),
+    "package that was not named": (
+        ("@models.mlp()", "@my_lab.zoo.net()"),
+        ("!models.mlp", "!my_lab.zoo.net"),
+        "my_lab",
+        "for a package of yours, add --vocabulary=my_lab.zoo to the command",
+    ),
+    "unknown argument": (
+        ("learning_rate = 1e-3", "lerning_rate = 1e-3"),
+        (RATE_YAML, "lerning_rate: 1e-3"),
+        "lerning_rate",
+        "optax.adamw has no argument 'lerning_rate'. Did you mean 'learning_rate'?",
+    ),
+    "unknown argument that resembles none": (
+        "models.mlp.qqqqqqq = 1",
+        ("!models.mlp", "!models.mlp {qqqqqqq: 1}"),
+        "qqqqqqq",
+        "models.mlp has no argument 'qqqqqqq'. It has: ",
+    ),
+    "unknown argument of the root": (
+        ("steps = 100", "stepz = 100"),
+        ("steps: 100", "stepz: 100"),
+        "stepz",
+        "experiment has no argument 'stepz'. Did you mean 'steps'?",
+    ),
+    "unknown argument of a function with **kwargs": (
+        (("@models.mlp()", "@config_zoo.make()"), "config_zoo.make.width = 1"),
+        ("!models.mlp", "!config_zoo.make {width: 1}"),
+        "width",
+        "config_zoo.make has no argument 'width'. It takes none. It takes **kwargs, but a config",
+    ),
+    "missing argument": (
+        (RATE_GIN, ""),
+        (RATE_YAML, ""),
+        "@optax.adamw()|!optax.adamw",
+        "optax.adamw needs the argument learning_rate: add it.",
+    ),
+    "missing arguments": (
+        (("@models.mlp()", "@config_zoo.needs()"), "config_zoo.needs.b = 1"),
+        ("!models.mlp", "!config_zoo.needs {b: 1}"),
+        "@config_zoo.needs|!config_zoo.needs",
+        "config_zoo.needs needs the arguments a, c: add them.",
+    ),
+    "string for a float": (
+        ("= 1e-3", "= 'fast'"),
+        ("1e-3", "fast"),
+        "fast",
+        "optax.adamw takes a float or a function for 'learning_rate', and was given the string"
+        " 'fast'.",
+    ),
+    "number in quotes for a float": (
+        "rest/optax.adamw.b1 = '0.9'",
+        (RATE_YAML, "{learning_rate: 1e-3, b1: '0.9'}"),
+        "b1",
+        "optax.adamw takes a float for 'b1', and was given the string '0.9'.",
+    ),
+    "list for a float": (
+        ("= 1e-3", "= [1e-3]"),
+        ("1e-3", "[1e-3]"),
+        "1e-3",
+        "optax.adamw takes a float or a function for 'learning_rate', and was given the list"
+        " [0.001].",
+    ),
+    "boolean for a float": (
+        "optim.optimizer.clip_norm = True",
+        ("  groups:", "  clip_norm: true\n  groups:"),
+        "clip_norm",
+        "and was given the boolean True.",
+    ),
+    "None in YAML": (
+        None,
+        ("  groups:", "  clip_norm: None\n  groups:"),
+        "clip_norm",
+        "was given the string 'None'. The value None is written None in Gin and null in YAML.",
+    ),
+    "float for an integer": (
+        "rest/optim.group.min_ndim = 2.0",
+        ("match: .*\n", "match: .*\n      min_ndim: 2.0\n"),
+        "min_ndim",
+        "optim.group takes an integer for 'min_ndim', and was given the float 2.0.",
+    ),
+    "misspelled unit": (
+        ("steps = 100", "steps = '3 epoks'"),
+        ("steps: 100", "steps: 3 epoks"),
+        "epoks",
+        "was given the string '3 epoks'. A number of steps may also be '5%', '3 epochs' or",
+    ),
+    "number for a call": (
+        ("    'rest': @rest", "    3: 3,\n    'rest': @rest"),
+        ("    rest: !optim.group", "    3: 3\n    rest: !optim.group"),
+        "3: 3",
+        "optim.optimizer takes a Group for '3', and was given the integer 3. A call is written"
+        " @name.of.function() in Gin and !name.of.function in YAML.",
+    ),
+    "function that is not called": (
+        ("'rest': @rest/optim.group()", "'rest': @rest/optim.group"),
+        ("    rest: !optim.group", "    rest: !partial:optim.group"),
+        "rest/optim.group,|rest: !",
+        "was given the function optim.group. To give it what optim.group returns, call it:"
+        " @optim.group() or !optim.group.",
+    ),
+    "duplicate binding": (
+        "experiment.steps = 200",
+        "steps: 200",
+        "200",
+        "is at a:6. Remove one.|The key 'steps' is given twice; the first is at a:4. Remove one.",
+    ),
+    "duplicate binding within a block": (
+        ("steps = 100", "steps = 100\n  steps = 200"),
+        ("match: .*\n", "match: .*\n      match: b\n"),
+        "200|match: b",
+        "This binds experiment.steps for the second time; the first is at a:6.|"
+        "The key 'match' is given twice; the first is at a:12.",
+    ),
+    "duplicate key of a dict": (
+        ("'rest': @rest", "'matrices': @rest"),
+        ("    rest: !optim", "    matrices: !optim"),
+        "'matrices': @rest|matrices: !optim.group\n      match: .*\n",
+        "The key 'matrices' is given twice; the first is at a:8.|The key 'matrices' is given twice;"
+        " the first is at a:7.",
+    ),
+    "duplicate macro": (
+        "m = 1\nexperiment.seed = %m\nm = 2",
+        None,
+        "m = 2",
+        "This binds the macro m for the second time; the first is at a:19.",
+    ),
+    "undefined macro": (
+        ("steps = 100", "steps = %stepz\nsteps = 3"),
+        None,
+        "%stepz",
+        "The macro %stepz is not defined. Did you mean 'steps'? Define it with a line stepz =",
+    ),
+    "undefined alias": (
+        None,
+        ("steps: 100", "steps: *steps"),
+        "*steps",
+        "This is no valid YAML: found undefined alias 'steps'",
+    ),
+    "unused macro": (
+        "lr = 0.1",
+        None,
+        "lr = 0.1",
+        "Nothing reads the macro lr. Use it as %lr, or remove it.",
+    ),
+    "cyclic macro": (
+        "experiment.seed = %a\na = [%b]\nb = %a",
+        None,
+        "b = %a",
+        "The config goes round in a circle: %a, %b, %a. Cut it somewhere.",
+    ),
+    "cyclic reference": (
+        "models.mlp.sizes = @models.mlp()",
+        None,
+        "models.mlp.sizes",
+        "The config goes round in a circle: @models.mlp, @models.mlp. Cut it somewhere.",
+    ),
+    "alias within itself": (
+        None,
+        "seed: &seed [*seed]",
+        "seed: ",
+        "This alias stands within its own anchor: it has no end.",
+    ),
+    "scope that nothing uses": (
+        (RATE_GIN, RATE_GIN.replace("rest", "rset")),
+        None,
+        "rset",
+        "Nothing reads rset/optax.adamw.learning_rate: optax.adamw is never called in the scope"
+        " 'rset', but in 'rest'. Did you mean 'rest'?",
+    ),
+    "binding of a function that is never called": (
+        "optax.sgd.momentum = 0.9",
+        None,
+        "optax.sgd",
+        "This config never calls optax.sgd, so nothing reads this.",
+    ),
+    "binding of a misspelled function": (
+        "optax.adamv.b1 = 0.9",
+        None,
+        "optax.adamv",
+        "This config never calls optax.adamv, so nothing reads this. It calls optax.adamw",
+    ),
+    "misspelled reference": (
+        ("@optax.adamw()", "@optax.adamv()"),
+        None,
+        RATE_GIN,
+        "This config never calls optax.adamw, so nothing reads this. It calls optax.adamv"
+        " a:16): is one of the two misspelled?",
+    ),
+    "binding with a short name": (
+        "rest/adamw.b1 = 0.9",
+        None,
+        "rest/adamw",
+        "This config never calls adamw, so nothing reads this. It calls optax.adamw",
+    ),
+    "block of a function that is never called": (
+        "optax.sgd:\n  momentum = 0.9",
+        None,
+        "momentum",
+        "This config never calls optax.sgd, so nothing reads this.",
+    ),
+    "value that an inner scope always overrides": (
+        "optax.adamw.learning_rate = 5.0",
+        None,
+        "5.0",
+        "Nothing reads optax.adamw.learning_rate: wherever optax.adamw is called, a binding of an"
+        " inner scope wins a:18). Remove one of them.",
+    ),
+    "required value": (
+        ("steps = 100", "steps = %gin.REQUIRED"),
+        None,
+        "REQUIRED",
+        "This value is required (%gin.REQUIRED): bind it.",
+    ),
+    "macro that is not read": (
+        "experiment.seed = @m/macro\nm = 1",
+        None,
+        "@m/macro",
+        "A macro is read with %m, not with @.",
+    ),
+    "import": (
+        ("experiment:\n", "import my_lab.zoo\nexperiment:\n"),
+        None,
+        "import",
+        "A config imports nothing ('import my_lab.zoo'): it names functions of optim, optax,",
+    ),
+    "from import": (
+        "from __gin__ import dynamic_registration",
+        None,
+        "from",
+        "leave the line out and add --vocabulary=your.package to the command.",
+    ),
+    "private name": (
+        ("@models.mlp()", "@optax._src.alias.adam()"),
+        ("!models.mlp", "!optax._src.alias.adam"),
+        "_src",
+        "optax._src.alias.adam is private ('_src' begins with an underscore): a config names public"
+        " functions only.",
+    ),
+    "private function": (
+        ("@models.mlp()", "@models.__import__()"),
+        ("!models.mlp", "!models.__import__"),
+        "__import__",
+        "models.__import__ is private ('__import__' begins with an underscore)",
+    ),
+    "os.system": (
+        (("@models.mlp()", "@os.system()"), "os.system.command = 'exit 1'"),
+        ("!models.mlp", "!os.system {command: exit 1}"),
+        "@os.system|!os.system",
+        "There is no function 'os.system'. A name begins with optim, optax, schedules, models,",
+    ),
+    "module reached through a package": (
+        (("@models.mlp()", "@config_zoo.os.system()"), "config_zoo.os.system.command = 'exit 1'"),
+        ("!models.mlp", "!config_zoo.os.system {command: exit 1}"),
+        "@config_zoo.os|!config_zoo.os",
+        "config_zoo.os.system reaches through config_zoo into another package (os): a config names"
+        " only what a package defines itself.",
+    ),
+    "module reached through optax": (
+        ("@models.mlp()", "@optax.jax.numpy.exp()"),
+        ("!models.mlp", "!optax.jax.numpy.exp"),
+        "jax",
+        "optax has no module 'jax' (optax.jax.numpy.exp).",
+    ),
+    "function that a package only imports": (
+        ("@models.mlp()", "@config_zoo.gcd()"),
+        ("!models.mlp", "!config_zoo.gcd"),
+        "gcd",
+        "config_zoo.gcd is no function of config_zoo: it comes from math. A config names only"
+        " functions that a package defines itself.",
+    ),
+    "attribute that is no function": (
+        ("@models.mlp()", "@config_zoo.number()"),
+        ("!models.mlp", "!config_zoo.number"),
+        "number",
+        "config_zoo.number is neither a function nor a class.",
+    ),
+    "module for a function": (
+        ("@models.mlp()", "@optax.contrib()"),
+        ("!models.mlp", "!optax.contrib"),
+        "optax.contrib()|!optax.contrib\n",
+        "optax.contrib is a module, and no function.",
+    ),
+    "attribute of a function": (
+        ("@models.mlp()", "@models.mlp.__globals__.get()"),
+        ("!models.mlp", "!models.mlp.__globals__.get"),
+        "__globals__",
+        "is private ('__globals__' begins with an underscore)",
+    ),
+    "method of a class": (
+        ("@models.mlp()", "@config_zoo.Thing.grow()"),
+        ("!models.mlp", "!config_zoo.Thing.grow"),
+        "grow",
+        "config_zoo has no module 'Thing' (config_zoo.Thing.grow).",
+    ),
+    "missing include": (
+        "include 'nothing.gin'",
+        "include: nothing.yaml",
+        "nothing",
+        "nothing.gin does not exist.|nothing.yaml does not exist.",
+    ),
+    "include of the other kind": (
+        "include 'a.yaml'",
+        "include: a.gin",
+        "include",
+        "A gin file includes no|A yaml file includes no",
+    ),
+    "include cycle": (
+        "include 'a.gin'",
+        "include: a.yaml",
+        "include",
+        "The files include each other: a.gin -> a.gin.|The files include each other: a.yaml ->"
+        " a.yaml.",
+    ),
+    "include of no text": (
+        "include 3",
+        "include: {a: b}",
+        "include",
+        "Expected file path as string|include names a file or a list of files, not the dict",
+    ),
+    "no value": (
+        ("steps = 100", "steps ="),
+        ("steps: 100", "steps: [1"),
+        "steps =|optimizer: !optim.opt",
+        "Gin cannot read 'steps =': Unable to parse value.|This is no valid YAML: while parsing a"
+        " flow sequence, expected ',' or ']', but got ':'.",
+    ),
+    "unit without quotes": (
+        ("steps = 100", "steps = 5%"),
+        ("steps: 100", "steps: %5"),
+        "5%|%5",
+        "Gin cannot read 'steps = 5%': Expected newline.|found character '%' that cannot start any"
+        " token. A string that begins with such a character stands in quotes",
+    ),
+    "reference of Gin in YAML": (
+        None,
+        ("!models.mlp", "@models.mlp()"),
+        "@models",
+        "a call is written !optax.adamw {learning_rate: 1e-3}, not @optax.adamw().",
+    ),
+    "arguments by position": (
+        None,
+        ("!models.mlp", "!models.mlp [1, 2]"),
+        "models.mlp",
+        "!models.mlp takes its arguments by name, as in !models.mlp {argument: value}, and was"
+        " given a list.",
+    ),
+    "value for arguments": (
+        None,
+        ("!models.mlp", "!models.mlp 64"),
+        "models.mlp",
+        "and was given '64'.",
+    ),
+    "tag of Python": (
+        None,
+        ("!models.mlp", "!!python/object/apply:os.system ['exit 1']"),
+        "os.system",
+        "The tag '!!python/object/apply:os.system' names no function. A call is written with",
+    ),
+    "tag that is none": (
+        None,
+        ("!models.mlp", "!models|mlp"),
+        "models|mlp",
+        None,
+    ),
+    "tag that is no name": (
+        None,
+        ("!models.mlp", "!models-mlp"),
+        "models-mlp",
+        "The tag '!models-mlp' names no function.",
+    ),
+    "key that is no name": (
+        "experiment.writers = {1.5: 'a'}",
+        "writers: {1.5: a}",
+        "1.5",
+        "Keys are strings or integers, and this one is",
+    ),
+    "bytes": (
+        ("steps = 100", "steps = b'a'"),
+        None,
+        "b'a'",
+        "A config holds strings, numbers, booleans, null, lists and dicts, and no bytes.",
+    ),
+    "complex number": (
+        ("steps = 100", "steps = 1j"),
+        None,
+        "1j",
+        "and no complex.",
+    ),
+    "not a number": (
+        None,
+        ("steps: 100", "steps: .nan"),
+        ".nan",
+        "The value is not a number (NaN); a config holds none.",
+    ),
+    "too large an integer": (
+        ("steps = 100", "steps = 0x1_0000_0000_0000_0000"),
+        ("steps: 100", "steps: 18446744073709551616"),
+        "steps = 0x1|184467",
+        "The integer does not fit into 64 bits.",
+    ),
+    "tabs": (
+        None,
+        ("  groups:", "\tgroups:"),
+        "groups:",
+        "This is no valid YAML: while scanning for the next token, found character '\\t'",
+    ),
 }
+
+
+def changed(text: str, change) -> str:
+    """Applies a change, and a second one if there are two."""
+    if isinstance(change, str):
+        return f"{text}{change}\n"
+    if isinstance(change[0], tuple):
+        return changed(changed(text, change[0]), change[1])
+    old, new = change
+    assert old in text
+    index = text.rindex(old)
+    return text[:index] + new + text[index + len(old) :]
+
+
+def check(path: Path) -> None:
+    Builder(load([path]), vocabulary=["config_zoo"]).check()
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+@pytest.mark.parametrize("suffix", ["gin", "yaml"])
+def test_a_mistake_is_told_where_it_is(name, suffix, tmp_path):
+    is_yaml = suffix == "yaml"
+    *changes, marks, messages = MISTAKES[name]
+    if changes[is_yaml] is None:
+        pytest.skip("there is no such mistake in this syntax")
+    text = changed(YAML if is_yaml else GIN, changes[is_yaml])
+    path = tmp_path / f"a.{suffix}"
+    path.write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        check(path)
+    told = str(caught.value)
+    assert len(told.splitlines()) <= 7
+    mark = marks.split("|")[is_yaml if "|" in marks else 0]
+    line = text[: text.rindex(mark)].count("\n") + 1
+    assert told.startswith(f"{path}:{line}: "), told
+    if messages is not None:
+        message = messages.split("|")[is_yaml if "|" in messages else 0]
+        assert message in re.sub(r"\S*/a\.(gin|yaml):", "a:", told)
 
 
 def test_the_config_without_a_mistake_is_accepted(tmp_path):
     for name, text in {"a.gin": GIN, "a.yaml": YAML}.items():
         (tmp_path / name).write_text(text)
-        Builder(load([tmp_path / name])).check()
+        check(tmp_path / name)

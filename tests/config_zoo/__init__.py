@@ -12,7 +12,6 @@ from typing import Annotated, Any, Literal, NamedTuple, Protocol
 import optax
 
 from config_zoo import _hidden
-from config_zoo._hidden import secret as shown_secret
 
 __all__ = ["listed_partial", "listed_print"]
 __all__ += ["Thing", "make"]

@@ -244,5 +244,6 @@ def _hint(file: Path, named: Source | None) -> str:
         names = sorted(each.name for each in file.parent.iterdir() if not each.is_dir())
     except OSError:
         return f"Nor does its directory {file.parent}."
-    configs = [name for name in names if name.endswith(_GIN + _YAML)]
+    itself = os.path.basename(named.file) if named else ""
+    configs = [name for name in names if name.endswith(_GIN + _YAML) and name != itself]
     return known_names(file.name, configs, f"In {file.parent} there is")

@@ -20,6 +20,7 @@ from trainer.config.tree import (
     describe,
     known_names,
     listing,
+    nearest,
     plain,
 )
 
@@ -100,6 +101,7 @@ class _Resolver:
         self._open: list[tuple[Scope, str]] = []
         self.read: set[int] = set()  # the ids of the bindings that were read
         self.called: dict[str, set[Scope]] = {}  # the scopes in which each function was called
+        self.where: dict[str, Source] = {}  # where each function was called first
 
     def root(self, where: Source) -> Node:
         own = [args for (_, name), args in self._table.items() if name == ROOT]
@@ -123,6 +125,7 @@ class _Resolver:
         if (scope, reference.name) in self._open:
             raise ConfigError(self._cycle(scope, reference.name), source)
         self._open.append((scope, reference.name))
+        self.where.setdefault(reference.name, source)
         if reference.name == MACRO:
             node = self._macro(reference, scope, caller, source, depth)
         else:
@@ -228,7 +231,10 @@ def _unread(tables: _Tables, read: set[int], called: set[str]) -> Binding | Bloc
 
 def _never_called(name: str, resolver: _Resolver) -> str:
     names = sorted(set(resolver.called) - {MACRO})
+    near = nearest(name, names)
     hint = known_names(name, names, "It calls")
+    if near is not None:
+        hint = f"It calls {near} ({resolver.where[near]}): is one of the two misspelled?"
     return f"This config never calls {name}, so nothing reads this. {hint}"
 
 
@@ -248,7 +254,7 @@ def _why_unread(binding: Binding, table: Table, resolver: _Resolver) -> str:
         every = {"/".join(called[:n]) for called in within for n in range(1, len(called) + 1)}
         return (
             f"Nothing reads {binding}: {name} is never called in the scope {words!r}, but in"
-            f" {shown}. {known_names(words, every, 'Scopes') if every else ''}"
+            f" {shown}. {known_names(words, every) if nearest(words, every) else ''}"
         )
     winners = [
         args[argument].source

@@ -330,7 +330,7 @@ def known_names(word: str, known: Iterable[Key], there_is: str = "There is") -> 
 
 def listing(names: Sequence[str], most: int = 8) -> str:
     """Returns some names for a sentence, not too many."""
-    shown = ", ".join(name[:40] for name in names[:most])
+    shown = ", ".join(name[:100] for name in names[:most])
     return f"{shown}, and {len(names) - most} more" if len(names) > most else shown
 
 
