@@ -92,7 +92,7 @@ def fingerprint(
         "xla_flags": os.environ.get("XLA_FLAGS", ""),
         **_versions(),
         **_processor(),
-        **_code(),
+        **_code(Path(__file__).resolve().parents[2]),
     }
 
 
@@ -156,9 +156,8 @@ def _processor() -> dict[str, Any]:
     }
 
 
-def _code() -> dict[str, str]:
+def _code(root: Path) -> dict[str, str]:
     """Returns commit and hash of uncommitted changes, where this code runs from a checkout."""
-    root = Path(__file__).resolve().parents[2]
     if not (root / ".git").exists():
         return {}
     commit = _git(root, "rev-parse", "HEAD")

@@ -8,18 +8,21 @@ writing should it wake up.
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import errno
 import fcntl
 import json
 import os
 import socket
+import time
 from pathlib import Path
 from typing import Any
 
 from trainer.config.tree import ConfigError
 from trainer.writers.files import replace_file
 
+_PATIENCE, _PAUSE = 5, 0.1  # times, seconds
 _UNSUPPORTED = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EINVAL}
 
 
@@ -46,10 +49,11 @@ class Lock:
         self._epoch_path = self.directory / "epoch"
         self._descriptor: int | None = self._acquire(take_over)
         try:
+            # First the holder's name: whoever waits for it must not take it for a dead one's.
+            os.ftruncate(self._descriptor, 0)
+            os.pwrite(self._descriptor, json.dumps(_me()).encode() + b"\n", 0)
             self.epoch = _read_epoch(self._epoch_path) + 1
             replace_file(self._epoch_path, b"%d\n" % self.epoch)
-            os.ftruncate(self._descriptor, 0)
-            os.pwrite(self._descriptor, json.dumps(_me(self.epoch)).encode() + b"\n", 0)
         except BaseException:
             self.close()
             raise
@@ -63,31 +67,42 @@ class Lock:
         """Raises Fenced if another process has taken the workdir over; call it before a commit."""
         if self._descriptor is None:
             raise Fenced(f"The workdir {self.directory} was closed by this process.")
-        epoch = _read_epoch(self._epoch_path)
-        if epoch != self.epoch:
+        if _read_epoch(self._epoch_path) != self.epoch:
+            there = self._epoch_path.exists()
+            what = f"taken over by {_describe(_read(self.path))}" if there else "removed"
             raise Fenced(
-                f"The workdir {self.directory} was taken over by {_describe(_read(self.path))}. "
-                "This process writes nothing more."
+                f"The workdir {self.directory} was {what}. This process writes nothing more there."
             )
 
     def close(self) -> None:
         """Gives the workdir free."""
         if self._descriptor is not None:
+            with contextlib.suppress(OSError):
+                os.ftruncate(self._descriptor, 0)
+                # Said aloud: a child that was forked holds the same lock.
+                fcntl.flock(self._descriptor, fcntl.LOCK_UN)
             os.close(self._descriptor)
             self._descriptor = None
 
     def _acquire(self, take_over: bool) -> int:
+        patience = _PATIENCE
         while True:
             descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             try:
-                if not _flock(descriptor):
+                if _flock(descriptor):
+                    if _same_file(descriptor, self.path):
+                        return descriptor
+                else:
                     holder = _read(self.path)
-                    if not take_over and not _is_dead(holder):
+                    dead = _is_dead(holder)
+                    if not take_over and not dead:
                         raise ConfigError(_refusal(self.directory, holder))
-                    take_over = False
-                    self._replace(descriptor)
-                elif _same_file(descriptor, self.path):
-                    return descriptor
+                    patience -= 1
+                    if take_over or patience < 0:
+                        take_over = False
+                        self._replace(descriptor)
+                    else:  # somebody may just have got it, and not have written its name yet
+                        time.sleep(_PAUSE)
             except BaseException:
                 os.close(descriptor)
                 raise
@@ -111,7 +126,7 @@ def _flock(descriptor: int) -> bool:
         if e.errno not in _UNSUPPORTED:
             raise
         # A file system without locks: what is left is to ask for the holder by its number.
-        holder = json.loads(os.pread(descriptor, 4096, 0) or b"{}")
+        holder = _parse(os.pread(descriptor, 4096, 0))
         return not holder or _is_dead(holder)
     return True
 
@@ -135,13 +150,12 @@ def _read_epoch(path: Path) -> int:
         ) from e
 
 
-def _me(epoch: int) -> dict[str, Any]:
+def _me() -> dict[str, Any]:
     pid = os.getpid()
     return {
         "host": socket.gethostname(),
         "pid": pid,
         "since": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "epoch": epoch,
         "machine": _machine(),
         "started": _started(pid),
     }
@@ -149,8 +163,15 @@ def _me(epoch: int) -> dict[str, Any]:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        holder = json.loads(path.read_text())
-    except (OSError, ValueError):
+        return _parse(path.read_bytes())
+    except OSError:
+        return {}
+
+
+def _parse(content: bytes) -> dict[str, Any]:
+    try:
+        holder = json.loads(content)
+    except (ValueError, RecursionError):
         return {}
     return holder if isinstance(holder, dict) else {}
 
