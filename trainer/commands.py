@@ -12,23 +12,86 @@ from trainer.config import Config, ConfigError
 def train(arguments: argparse.Namespace) -> int:
     """Trains, from the newest checkpoint where there is one."""
     from trainer import runtime
-    from trainer.signals import StopSignals
 
     began = time.perf_counter()
-    with StopSignals() as signals:
-        read = _read(arguments)
-        runtime.keep_freed_memory()
-        runtime.keep_compiled_programs()
-        from trainer.run import Run
+    read = _read(arguments)
+    workdir = arguments.workdir or _default_workdir(arguments.files, read)
+    runtime.keep_freed_memory()
+    runtime.keep_compiled_programs()
+    from trainer.run import Run
 
-        program = _program(read, arguments.vocabulary)
-        run = Run(read, program, signals, _say)
-        return run.start(
-            arguments.workdir or _default_workdir(arguments.files, read),
-            allow_changed=arguments.allow_changed,
-            take_over=arguments.take_over,
-            began=began,
-        )
+    program = _program(read, arguments.vocabulary)
+    run = Run(read, program, arguments.signals, _say)
+    return run.start(
+        workdir,
+        allow_changed=arguments.allow_changed,
+        take_over=arguments.take_over,
+        until=arguments.until,
+        observe=_observer(arguments, workdir),
+        began=began,
+    )
+
+
+def _observer(arguments: argparse.Namespace, workdir: str):
+    """Puts together what is to be shown every step, or None."""
+    from trainer.trace import KillAfterCheckpoint, Trace
+
+    shown = []
+    if arguments.trace:
+        shown.append(Trace(workdir))
+    if arguments.kill_after is not None:
+        latest = (arguments.until or 2 * arguments.kill_after) - 1
+        shown.append(KillAfterCheckpoint(workdir, arguments.kill_after, latest))
+
+    def observe(*step) -> None:
+        for one in shown:
+            one(*step)
+
+    return observe if shown else None
+
+
+def verify(arguments: argparse.Namespace) -> int:
+    """Proves on a config that a run that was killed comes to the same bits."""
+    from trainer.verify import verify
+
+    read = _read(arguments)
+    experiment = _program(read, arguments.vocabulary).experiment
+    verdict = verify(
+        experiment.steps,
+        given=_as_given(arguments),
+        half=arguments.steps,
+        workdir=arguments.workdir,
+        say=_say,
+    )
+    print("\n".join(verdict.lines))
+    return 0 if verdict.same else 1
+
+
+def replay(arguments: argparse.Namespace) -> int:
+    """Makes one step of a run again and names the first operation that is not finite."""
+    from trainer.replay import replay
+
+    lines, finite = replay(arguments.workdir, arguments.step, arguments.vocabulary)
+    print("\n".join(lines))
+    return 0 if finite else 1
+
+
+def checkpoint(arguments: argparse.Namespace) -> int:
+    """Lists, checks or compares the checkpoints of a run."""
+    from trainer import inspect_checkpoints
+
+    return inspect_checkpoints.run(arguments)
+
+
+def _as_given(arguments: argparse.Namespace) -> list[str]:
+    """Spells the config's options again, for a process of our own."""
+    options = {
+        "--gin_file": arguments.files,
+        "--gin_bindings": arguments.bindings,
+        "--set": arguments.sets,
+        "--vocabulary": arguments.vocabulary,
+    }
+    return [f"{name}={value}" for name, values in options.items() for value in values]
 
 
 def _default_workdir(files: list[str], read: Config) -> str:

@@ -42,8 +42,11 @@ class Experiment:
         best_metric: the metric, such as "accuracy", whose best checkpoint is kept too; None keeps
             none.
         best_mode: whether the best is the largest ("max") or the smallest ("min").
-        on_nonfinite: what a loss or a gradient that is not finite does: "halt" stops the run when
-            it is logged, "skip" leaves the parameters as they were for that step.
+        on_nonfinite: what a loss or a gradient that is not finite does: "halt" stops the run,
+            "skip" leaves the parameters as they were for that step, "rollback" goes back to the
+            state before that step and on with the next batch.
+        watchdog: how many times the median a step may take before the stacks of all threads are
+            printed; None never looks.
         writers: where the metrics go besides metrics.jsonl: "tensorboard", "console", or one of
             clu's own, such as "clu.SummaryWriter".
     """
@@ -65,7 +68,8 @@ class Experiment:
     keep_latest: int = 2
     best_metric: str | None = None
     best_mode: Literal["max", "min"] = "max"
-    on_nonfinite: Literal["halt", "skip"] = "halt"
+    on_nonfinite: Literal["halt", "skip", "rollback"] = "halt"
+    watchdog: float | None = 20.0
     writers: Sequence[str] = ("tensorboard", "console")
 
     def __post_init__(self) -> None:
@@ -88,6 +92,10 @@ class Experiment:
             raise ValueError(
                 f"microbatches is {self.microbatches}, which does not divide the batch size "
                 f"{self.data.batch_size}."
+            )
+        if self.watchdog is not None and not self.watchdog > 1:
+            raise ValueError(
+                f"watchdog is {self.watchdog}; it is a multiple of the median step, above 1."
             )
         if self.best_metric is not None and self.best_metric not in {"loss", *self.metrics}:
             raise ValueError(

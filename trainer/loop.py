@@ -1,42 +1,62 @@
-"""Runs a program: restore, step, write, evaluate, save. The order is written down once, here."""
+"""Runs a program: step, write, evaluate, save. The order is written down once, here."""
 
 import collections
-import math
 import time
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 
-from trainer.checkpoint import Checkpoints
+from trainer.cadence import Cadence
+from trainer.checkpoint import Checkpoints, Info, ls
+from trainer.nonfinite import (
+    Counters,
+    NonFinite,
+    Record,
+    RollBack,
+    counters_of,
+    go_back,
+)
 from trainer.program import Program
 from trainer.signals import StopSignals
-from trainer.step import State
+from trainer.step import Batch, State
+from trainer.watchdog import Watchdog
 
 DONE, FAILED, STOPPED = 0, 1, 75  # exit codes; 75 is EX_TEMPFAIL: start the same command again
 
-
-class NonFinite(RuntimeError):
-    """A loss or a gradient that is not finite, where the run is to halt."""
+Observer = Callable[[int, Batch, State], None]
 
 
-class Logged(NamedTuple):
-    """The metrics of a step, still on the device, waiting to be written."""
+class Metrics(NamedTuple):
+    """The metrics of a step, still on the device."""
 
     step: int
-    metrics: dict[str, jax.Array]
-    steps_per_second: float
+    values: dict[str, jax.Array]
+    steps_per_second: float = 0.0
+
+
+class _Interrupted(Exception):
+    """A signal came during evaluation."""
 
 
 class Loop:
-    """Takes a run from where its newest checkpoint stands to its last step.
+    """Takes a run from a state to its last step.
+
+    What a checkpoint holds is never ahead of metrics.jsonl: all that is logged up to a step is on
+    disk before the state of that step is saved. A state after a step that was not finite is never
+    saved.
 
     Args:
         program: the compiled experiment.
-        checkpoints: where the state is saved and found.
+        checkpoints: where the state is saved.
         writer: takes the metrics, with the methods of clu's `MetricWriter`.
         signals: says when to stop.
         log: takes a line for the user.
+        record: takes the steps that are not finite.
+        cadence: says when to save besides every `save_every` steps.
+        until: the step to stop after, as a signal would; None for the last one.
+        observe: is shown every step: its number, its batch and the state after it.
     """
 
     def __init__(
@@ -46,6 +66,11 @@ class Loop:
         writer: Any,
         signals: StopSignals,
         log: Callable[[str], None],
+        *,
+        record: Record,
+        cadence: Cadence,
+        until: int | None = None,
+        observe: Observer | None = None,
     ):
         self.program = program
         self.experiment = program.experiment
@@ -54,108 +79,230 @@ class Loop:
         self.signals = signals
         self.log = log
         self.results: dict[str, float] = {}
-        self._waiting: Logged | None = None
+        self._record = record
+        self._cadence = cadence
+        self._end = min(self.experiment.steps, until or self.experiment.steps)
+        self._observe = observe
+        self._watchdog = Watchdog(self.experiment.watchdog, log)
+        self._waiting: Metrics | None = None
+        self._unchecked: collections.deque[Metrics] = collections.deque()
+        self._counters = Counters()
         # Steps that the host may be ahead of the device: enough to keep it busy, and few, because
         # simulated devices on few cores deadlock in their collectives when many are in flight.
         simulated = program.mesh.size > 1 and program.mesh.devices.flat[0].platform == "cpu"
         self._ahead = 1 if simulated else 2
 
-    def run(self, state: State, began: float | None = None) -> int:
+    def run(
+        self,
+        state: State,
+        began: float | None = None,
+        *,
+        back: RollBack | None = None,
+        unevaluated: bool = False,
+    ) -> int:
         """Runs to the last step, or until a signal.
 
         Args:
             state: where to start from; its buffers are donated.
             began: the `time.perf_counter()` at which the process began, to tell how long the first
                 step took to come.
+            back: where the state gets other counters, when a step was not finite before.
+            unevaluated: the evaluation that belongs to this state was interrupted, and comes first.
 
         Returns:
             The exit code: 0 done, 75 stopped by a signal after a saved checkpoint, 1 where the
-            last state could not be saved.
+            last state or the last metrics could not be saved.
 
         Raises:
-            NonFinite: a logged loss or gradient norm is not finite, and the experiment halts then.
+            NonFinite: a loss or a gradient is not finite, and the experiment halts then.
+            RollBack: one is not, and the experiment goes back then.
         """
-        start = int(state.step)
-        step = start
-        for step, state in self._steps(state, start):  # noqa: B020
-            if began is not None and step == start + 1:
-                jax.block_until_ready(state)
-                self.log(f"First step after {time.perf_counter() - began:.1f} s.")
-            last = step == self.experiment.steps
-            metric = None
-            if last or step % self.experiment.eval_every == 0:
-                metric = self._evaluate(state, step)
-            if last or step % self.experiment.save_every == 0 or self.signals.received:
-                self._flush()
-                self.checkpoints.save(step, state, metric=metric)
-            if self.signals.received:
-                break
-        return self._finish(state, step)
+        step = start = int(state.step)
+        evaluated = True
+        with self._watchdog:
+            if unevaluated and not self.signals.received:
+                evaluated = self._evaluate_again(state, step)
+            for step, state in self._steps(state, start, back):  # noqa: B020
+                if began is not None and step == start + 1:
+                    jax.block_until_ready(state)
+                    self.log(f"First step after {time.perf_counter() - began:.1f} s.")
+                evaluated = self._after_step(state, step)
+            return self._finish(state, step, evaluated)
 
-    def _steps(self, state: State, step: int) -> Iterator[tuple[int, State]]:
-        """Yields (finished steps, state) after every step."""
+    # Steps.
+
+    def _steps(self, state: State, step: int, back: RollBack | None) -> Iterator[tuple[int, State]]:
+        """Yields (finished steps, state) after every step, until the end or a signal."""
         experiment = self.experiment
-        batches = experiment.data.train(step, experiment.seed)
-        in_flight: collections.deque[jax.Array] = collections.deque()
+        self._counters = counters_of(state.hyper)
+        if back is not None and step == back.step:
+            state = self._turn(state, back)
+        batches = experiment.data.train(step + self._counters.left_out, experiment.seed)
         logged_at, logged_step = time.perf_counter(), step
-        while step < experiment.steps:
-            state, metrics = self.program.step(state, self.program.put(next(batches)))
+        while step < self._end and not self.signals.received:
+            self._watchdog.step(step + 1)
+            batch = next(batches)
+            state, metrics = self.program.step(state, self.program.put(batch))
             step += 1
-            in_flight.append(metrics["train/loss"])
-            if len(in_flight) > self._ahead:
-                in_flight.popleft().block_until_ready()
+            self._unchecked.append(Metrics(step, metrics))
+            if len(self._unchecked) > self._ahead:
+                self._check_oldest()
             if step % experiment.log_every == 0 or step == experiment.steps:
                 now = time.perf_counter()
                 speed = (step - logged_step) / (now - logged_at)
                 self._flush()
-                self._waiting = Logged(step, metrics, speed)
+                self._waiting = Metrics(step, metrics, speed)
                 logged_at, logged_step = now, step
+            if self._observe is not None:
+                self._observe(step, batch, state)
             yield step, state
+            if back is not None and step == back.step:
+                state = self._turn(state, back)
+                batches = experiment.data.train(step + self._counters.left_out, experiment.seed)
+
+    def _turn(self, state: State, back: RollBack) -> State:
+        """Gives the state that a run went back to its new counters, and saves it as that."""
+        self._counters = back.counters
+        counters = np.asarray(back.counters, np.int32)
+        counters = jax.device_put(counters, state.hyper["rollback"].sharding)
+        state = state._replace(hyper={**state.hyper, "rollback": counters})
+        self._settle()
+        metric = next((i.metric for i in self._listed() if i.step == back.step), None)
+        self.checkpoints.discard_after(back.step - 1)
+        self._save(state, back.step, metric)
+        self.checkpoints.wait()
+        return state
+
+    def _listed(self) -> list[Info]:
+        return ls(self.checkpoints.directory) if self.checkpoints.steps() else []
+
+    def _after_step(self, state: State, step: int) -> bool:
+        """Evaluates and saves where it is time to; returns False for a broken-off evaluation."""
+        experiment = self.experiment
+        last, evaluated, metric = step == experiment.steps, True, None
+        if last or step % experiment.eval_every == 0:
+            try:
+                metric = self._evaluate(state, step)
+            except _Interrupted:
+                evaluated = False
+        asked = last or step % experiment.save_every == 0 or step == self._end
+        if asked or self.signals.received or self._cadence.due():
+            self._save(state, step, metric)
+        return evaluated
+
+    def _save(self, state: State, step: int, metric: float | None) -> None:
+        self._settle()
+        self._flush()
+        self.writer.flush()
+        self._watchdog.other(f"the save of step {step}")
+        start = time.perf_counter()
+        self.checkpoints.save(step, state, metric=metric)
+        self._cadence.saved(time.perf_counter() - start)
+
+    # What was not finite.
+
+    def _settle(self) -> None:
+        """Waits for every step so far, and sees whether it was finite."""
+        while self._unchecked:
+            self._check_oldest()
+
+    def _check_oldest(self) -> None:
+        oldest = self._unchecked.popleft()
+        if not np.asarray(oldest.values["finite"]).item():
+            self._not_finite(oldest)
+
+    def _not_finite(self, bad: Metrics) -> None:
+        self._record.add(bad.step, self._counters.left_out, bad.values)
+        if self.experiment.on_nonfinite == "skip":
+            return
+        self._unchecked.clear()
+        if self._waiting is not None and self._waiting.step >= bad.step:
+            self._waiting = None
+        self._flush()
+        values = _fetch(bad.values)
+        said = " and ".join(f"{name} is {values[name]}" for name in ("train/loss", "grad_norm"))
+        if self.experiment.on_nonfinite == "rollback":
+            step, counters = go_back(self._counters, bad.step)
+            self.log(f"At step {bad.step} {said}: back to step {step}, and on without that batch.")
+            raise RollBack(step, counters)
+        self.writer.write_scalars(bad.step, values)
+        raise NonFinite(
+            f"At step {bad.step} {said}. The checkpoints before it are kept, and "
+            f"`python -m trainer replay WORKDIR --step={bad.step}` names the operation. Lower the "
+            f"learning rate, clip the gradients (clip_norm), or set on_nonfinite='skip'."
+        )
+
+    # Metrics.
 
     def _flush(self) -> None:
         """Writes the metrics that wait: by now the device has long computed them."""
+        while self._unchecked and self._waiting and self._unchecked[0].step <= self._waiting.step:
+            self._check_oldest()
         if self._waiting is None:
             return
         step, metrics, speed = self._waiting
         self._waiting = None
-        values = {name: float(x) for name, x in jax.device_get(metrics).items()}
         examples = speed * self.experiment.data.batch_size
         self.writer.write_scalars(
             step,
-            {**values, "perf/steps_per_second": speed, "perf/examples_per_second": examples},
+            {
+                **_fetch(metrics),
+                "perf/steps_per_second": speed,
+                "perf/examples_per_second": examples,
+            },
         )
-        bad = [name for name in ("train/loss", "grad_norm") if not math.isfinite(values[name])]
-        if bad and self.experiment.on_nonfinite == "halt":
-            raise NonFinite(
-                f"{bad[0]} is {values[bad[0]]} at step {step}. The checkpoints before it are kept. "
-                f"Lower the learning rate, clip the gradients (clip_norm), or set "
-                f"on_nonfinite='skip'."
-            )
 
     def _evaluate(self, state: State, step: int) -> float | None:
         """Evaluates, writes the results, and returns the one that "best" is judged by."""
+        self._settle()
         self._flush()
-        self.results = self.program.evaluate(state, self.experiment.data.evaluate())
+        self.results = self.program.evaluate(state, self._eval_batches(step))
         self.writer.write_scalars(step, {f"eval/{k}": v for k, v in self.results.items()})
         best = self.experiment.best_metric
         return None if best is None else self.results[best]
 
-    def _finish(self, state: State, step: int) -> int:
+    def _eval_batches(self, step: int) -> Iterator[Batch]:
+        for batch in self.experiment.data.evaluate():
+            self._watchdog.other(f"the evaluation at step {step}")
+            if self.signals.received:
+                raise _Interrupted
+            yield batch
+
+    def _evaluate_again(self, state: State, step: int) -> bool:
+        try:
+            self._evaluate(state, step)
+        except _Interrupted:
+            return False
+        self.writer.flush()
+        return True
+
+    # The end.
+
+    def _finish(self, state: State, step: int, evaluated: bool) -> int:
+        self._settle()
         self._flush()
         self.writer.flush()
         self.checkpoints.wait()
         if self.checkpoints.latest() != step:
-            self.checkpoints.save(step, state)
+            self._save(state, step, None)
             self.checkpoints.wait()
         if self.checkpoints.latest() != step:
             self.log(f"The state at step {step} could not be saved: {self.checkpoints.error}")
             return FAILED
-        if step < self.experiment.steps:
+        if getattr(self.writer, "error", None):
+            self.log(f"The metrics up to step {step} could not be written: {self.writer.error}")
+            return FAILED
+        if step < self.experiment.steps or not evaluated:
+            why = self.signals.received or "--until"
             self.log(
-                f"Stopped at step {step} by {self.signals.received}; saved. "
-                "Start the same command again to go on."
+                f"Stopped at step {step} by {why}; saved. Start the same command again to go on."
             )
             return STOPPED
         results = ", ".join(f"{name} {value:.4g}" for name, value in self.results.items())
         self.log(f"Done: {step:,} steps. {results}")
         return DONE
+
+
+def _fetch(metrics: dict[str, jax.Array]) -> dict[str, float]:
+    values = jax.device_get({name: x for name, x in metrics.items() if name != "finite"})
+    return {name: float(x) for name, x in values.items()}

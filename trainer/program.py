@@ -12,7 +12,7 @@ from clu import metrics as clu_metrics
 import optim
 from trainer import mesh as meshes
 from trainer.experiment import Experiment
-from trainer.step import Batch, State, apply_model, cast_floats, train_step
+from trainer.step import RUN_KEYS, Batch, State, apply_model, cast_floats, train_step
 
 
 class Program:
@@ -87,11 +87,13 @@ class Program:
         return jax.jit(self._init, out_shardings=shardings)(self._hyper(seed, hyper))
 
     def _hyper(self, seed: int, hyper: Mapping[str, float] | None) -> dict[str, Any]:
-        lifted = {path: np.float32(value) for path, value in (hyper or {}).items()}
+        lifted: dict[str, Any] = {path: np.float32(x) for path, x in (hyper or {}).items()}
+        if self.experiment.on_nonfinite == "rollback":
+            lifted["rollback"] = np.zeros(4, np.int32)
         return {"seed": np.uint32(seed), **lifted}
 
     def _optimizer(self, hyper: Mapping[str, Any]) -> optim.Optimizer:
-        return self._optimizer_from({k: v for k, v in hyper.items() if k != "seed"})
+        return self._optimizer_from({k: v for k, v in hyper.items() if k not in RUN_KEYS})
 
     def _init(self, hyper: dict[str, Any]) -> State:
         batch = {

@@ -6,14 +6,17 @@ from pathlib import Path
 
 from trainer import config as configs
 from trainer import writers
+from trainer.cadence import Cadence, was_killed
 from trainer.checkpoint import CheckpointError, Checkpoints
 from trainer.config import Config
-from trainer.loop import DONE, FAILED, STOPPED, Loop, NonFinite
+from trainer.loop import DONE, FAILED, STOPPED, Loop, Observer
+from trainer.nonfinite import NonFinite, Record, RollBack
 from trainer.plan import Plan, make_plan, render
 from trainer.program import Program
 from trainer.signals import StopSignals
 from trainer.step import State
 from trainer.workdir import Fenced, Workdir, fingerprint
+from trainer.writers import MultiWriter
 
 
 class Run:
@@ -39,6 +42,7 @@ class Run:
         self.log = log
         writers.check_names(self.experiment.writers)
         self.plan: Plan = make_plan(program, read)
+        self._compiled = False
 
     def start(
         self,
@@ -46,6 +50,8 @@ class Run:
         *,
         allow_changed: Sequence[str] = (),
         take_over: bool = False,
+        until: int | None = None,
+        observe: Observer | None = None,
         began: float | None = None,
     ) -> int:
         """Runs to the end, from the newest checkpoint in the folder.
@@ -54,6 +60,8 @@ class Run:
             workdir: the run's folder; made where there is none.
             allow_changed: what may differ from the run that the folder holds.
             take_over: takes the folder from a host that cannot be asked any more.
+            until: the step to stop after, as a signal would; None for the last one.
+            observe: is shown every step: its number, its batch and the state after it.
             began: the `time.perf_counter()` at which the process began, for the log.
 
         Returns:
@@ -62,8 +70,24 @@ class Run:
         Raises:
             ConfigError: the folder holds another run, or cannot be written.
         """
+        if self.signals.received:
+            self.log(f"Stopped by {self.signals.received} before the run began.")
+            return STOPPED
+        folder = self._open(workdir, allow_changed, take_over)
+        kinds = {DONE: "done", FAILED: "failed", STOPPED: "stopped"}
+        code = FAILED
+        try:
+            self.log(f"{workdir}: {self._summary()}")
+            code = self._run_in(folder, until, observe, began)
+        except (CheckpointError, Fenced, NonFinite) as error:
+            self.log(f"error: {error}")
+        finally:
+            folder.close(kinds[code])
+        return code
+
+    def _open(self, workdir: str | Path, allow_changed: Sequence[str], take_over: bool) -> Workdir:
         data = self.experiment.data
-        folder = Workdir(
+        return Workdir(
             workdir,
             self.read.root,
             plan=render(self.plan),
@@ -77,23 +101,19 @@ class Run:
             take_over=take_over,
             log=self.log,
         )
-        kinds = {DONE: "done", FAILED: "failed", STOPPED: "stopped"}
-        code = FAILED
-        try:
-            self.log(f"{workdir}: {self._summary()}")
-            code = self._run_in(folder, began)
-        except (CheckpointError, Fenced, NonFinite) as error:
-            self.log(f"error: {error}")
-        finally:
-            folder.close(kinds[code])
-        return code
 
     def _summary(self) -> str:
         plan = self.plan
         groups = ", ".join(f"{name} {count:,}" for name, (count, _) in plan.groups.items())
         return f"{plan.steps:,} steps of {plan.batch_size} on {plan.devices}; parameters: {groups}"
 
-    def _run_in(self, folder: Workdir, began: float | None) -> int:
+    def _run_in(
+        self,
+        folder: Workdir,
+        until: int | None,
+        observe: Observer | None,
+        began: float | None,
+    ) -> int:
         experiment = self.experiment
         checkpoints = Checkpoints(
             folder.checkpoints,
@@ -103,31 +123,62 @@ class Run:
             log=self.log,
             fence=folder.check_fence,
         )
+        cadence = Cadence(hurry=was_killed(folder.run_file))
+        record = Record(folder.path, folder.write, experiment)
+        back: RollBack | None = None
         with checkpoints:
-            state, restored = self._first_state(checkpoints)
-            folder.restored(restored)
-            writer = writers.create(
-                experiment.writers,
-                folder.path,
-                resumed=restored or 0,
-                total_steps=experiment.steps,
-                batch_size=experiment.data.batch_size,
-                log=self.log,
-                fence=folder.check_fence,
-            )
-            if restored is None:
-                writer.write_texts(0, {"plan": f"```\n{render(self.plan)}```"})
-                writer.write_hparams(_hyperparameters(self.read))
-            elif restored == experiment.steps:
-                self.log(f"Nothing to do: the run has its {restored:,} steps.")
-                writer.close()
-                return DONE
-            try:
-                self._compile(state)
-                loop = Loop(self.program, checkpoints, writer, self.signals, self.log)
-                return loop.run(state, began)
-            finally:
-                writer.close()
+            while True:
+                state, restored = self._first_state(checkpoints)
+                folder.restored(restored)
+                unevaluated = self._unevaluated(folder, restored)
+                if restored == experiment.steps and not unevaluated:
+                    self.log(f"Nothing to do: the run has its {restored:,} steps.")
+                    return DONE
+                writer = self._writer(folder, restored, again=back is not None)
+                try:
+                    self._compile(state)
+                    loop = Loop(
+                        self.program,
+                        checkpoints,
+                        writer,
+                        self.signals,
+                        self.log,
+                        record=record,
+                        cadence=cadence,
+                        until=until,
+                        observe=observe,
+                    )
+                    return loop.run(state, began, back=back, unevaluated=unevaluated)
+                except RollBack as error:
+                    back, began = error, None
+                finally:
+                    writer.close()
+                checkpoints.discard_after(back.step)
+
+    def _writer(self, folder: Workdir, restored: int | None, again: bool) -> MultiWriter:
+        experiment = self.experiment
+        writer = writers.create(
+            experiment.writers,
+            folder.path,
+            resumed=restored or 0,
+            total_steps=experiment.steps,
+            batch_size=experiment.data.batch_size,
+            log=self.log,
+            fence=folder.check_fence,
+        )
+        if restored is None and not again:
+            writer.write_texts(0, {"plan": f"```\n{render(self.plan)}```"})
+            writer.write_hparams(_hyperparameters(self.read))
+        return writer
+
+    def _unevaluated(self, folder: Workdir, restored: int | None) -> bool:
+        """Tells whether the restored state was saved when its evaluation had been broken off."""
+        experiment = self.experiment
+        if not restored or (restored % experiment.eval_every and restored != experiment.steps):
+            return False
+        rows = writers.read_metrics(folder.path) if folder.metrics_file.exists() else []
+        names = {name for row in rows if row["step"] == restored for name in row}
+        return not any(name.startswith("eval/") for name in names)
 
     def _first_state(self, checkpoints: Checkpoints) -> tuple[State, int | None]:
         """Restores the newest checkpoint, or makes the state before the first step."""
@@ -139,6 +190,9 @@ class Run:
         return state, step
 
     def _compile(self, state: State) -> None:
+        if self.signals.received or self._compiled:
+            return
+        self._compiled = True
         start = time.perf_counter()
         self.program.compile(state)
         self.log(f"Compiled in {time.perf_counter() - start:.1f} s.")

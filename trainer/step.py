@@ -13,6 +13,8 @@ from trainer.experiment import Experiment
 
 Batch = Mapping[str, Any]
 
+RUN_KEYS = ("seed", "rollback")  # what `State.hyper` holds besides lifted floats
+
 
 class State(NamedTuple):
     """All that changes in a run, and all that a checkpoint saves.
@@ -23,7 +25,8 @@ class State(NamedTuple):
         model_state: what the model changes without gradients, such as batch statistics.
         opt_state: an `optim.OptimizerState`.
         ema: the average of the parameters, float32; an empty dict without `ema_decay`.
-        hyper: what trials of a sweep differ in: "seed", uint32, and lifted floats, float32.
+        hyper: what trials of a sweep differ in: "seed", uint32, and lifted floats, float32; and,
+            where a run may roll back, "rollback", int32 [4], see `nonfinite.Counters`.
     """
 
     step: Any
@@ -48,14 +51,15 @@ def train_step(
     Returns:
         The state after, with the same avals; and the metrics of the step: "train/loss",
         "grad_norm", "learning_rate/<group>", "<argument>/<group>" for every other argument that
-        follows a schedule, and "skipped" where steps can be.
+        follows a schedule, "finite", whether loss and gradients are, and "skipped" or "rollbacks",
+        how many were not, where the run goes on then.
     """
     key = jax.random.fold_in(jax.random.key(state.hyper["seed"]), state.step + 1)
     (loss, model_state), grads = _gradients(experiment, optimizer, state, batch, key)
     norm = optax.tree.norm(jax.tree.map(lambda g: g.astype(jnp.float32), grads))
-    skip = None
+    finite, skip = jnp.isfinite(loss) & jnp.isfinite(norm), None
     if experiment.on_nonfinite == "skip":
-        skip = ~(jnp.isfinite(loss) & jnp.isfinite(norm))
+        skip = ~finite
         model_state = _unless(skip, model_state, state.model_state)
     params, opt_state = optimizer.update(
         grads,
@@ -65,7 +69,9 @@ def train_step(
         value=loss,
         value_fn=lambda params: _loss(experiment, params, state.model_state, batch, key)[0],
     )
-    metrics = {"train/loss": loss, "grad_norm": norm}
+    metrics = {"train/loss": loss, "grad_norm": norm, "finite": finite}
+    if "rollback" in state.hyper:
+        metrics["rollbacks"] = state.hyper["rollback"][0]
     if skip is not None:
         metrics["skipped"] = optimizer.skipped(opt_state)
     metrics |= _scheduled(optimizer, optimizer.position(state.opt_state))

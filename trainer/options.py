@@ -1,0 +1,162 @@
+"""What the command line takes. Imports nothing that takes long: `--help` answers at once."""
+
+import argparse
+
+
+def parser() -> argparse.ArgumentParser:
+    """Makes the parser of `python -m trainer`; `command` is the name of a function in commands."""
+    parser = argparse.ArgumentParser(
+        prog="python -m trainer",
+        description="Trains what a config file describes. Without a command: train.",
+        epilog="Exit codes: 0 done; 1 a failed run; 2 a mistake in the config or the command line; "
+        "75 stopped by a signal after a saved checkpoint: start the same command again.",
+    )
+    commands = parser.add_subparsers(dest="command", metavar="command")
+    config = _config()
+    _train(commands.add_parser("train", parents=[config], help="train (the default)"))
+    commands.add_parser("config", parents=[config], help="print the resolved config as YAML")
+    explain = commands.add_parser(
+        "explain", parents=[config], help="print what the config means for every parameter"
+    )
+    explain.add_argument("--png", metavar="FILE", help="also draw the schedules into a PNG")
+    plot = commands.add_parser("plot", help="draw a metric of one run or several")
+    plot.add_argument("workdirs", nargs="+", metavar="WORKDIR")
+    plot.add_argument("--metric", default="train/loss", help="default train/loss")
+    plot.add_argument("--png", metavar="FILE", help="draw into a PNG instead of the terminal")
+    _verify(
+        commands.add_parser(
+            "verify", parents=[config], help="prove that a killed run comes to the same bits"
+        )
+    )
+    _replay(
+        commands.add_parser(
+            "replay", help="make one step again and name the first operation that is not finite"
+        )
+    )
+    _checkpoint(commands.add_parser("checkpoint", help="list, check or compare checkpoints"))
+    return parser
+
+
+def _config() -> argparse.ArgumentParser:
+    config = argparse.ArgumentParser(add_help=False)
+    config.add_argument(
+        "--gin_file",
+        "--config",
+        dest="files",
+        action="append",
+        metavar="FILE",
+        required=True,
+        help="a .gin or .yaml file; may be given several times, later files override",
+    )
+    config.add_argument(
+        "--gin_bindings",
+        "--gin_binding",
+        dest="bindings",
+        action="append",
+        default=[],
+        metavar="BINDING",
+        help="Gin statements that override the files, such as 'optax.adamw.b2 = 0.95'",
+    )
+    config.add_argument(
+        "--set",
+        dest="sets",
+        action="append",
+        default=[],
+        metavar="PATH=VALUE",
+        help="edits one leaf of the resolved config, such as steps=100",
+    )
+    _vocabulary(config)
+    return config
+
+
+def _vocabulary(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--vocabulary",
+        action="append",
+        default=[],
+        metavar="PACKAGE",
+        help="a package of yours whose functions the config may name",
+    )
+
+
+def _train(train: argparse.ArgumentParser) -> None:
+    train.add_argument(
+        "--workdir",
+        help="the run's folder; default runs/<config>-<hash of the config>. "
+        "A run found there goes on from its newest checkpoint",
+    )
+    train.add_argument(
+        "--allow_changed",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="go on in a workdir although this differs, such as steps or data",
+    )
+    train.add_argument(
+        "--take_over",
+        action="store_true",
+        help="take the workdir from a process on a host that cannot be asked any more",
+    )
+    train.add_argument(
+        "--until",
+        type=_positive,
+        metavar="STEP",
+        help="stop after this step as a signal would, and exit 75",
+    )
+    train.add_argument(
+        "--trace",
+        action="store_true",
+        help="write the hashes of every batch and of every leaf to trace.jsonl",
+    )
+    train.add_argument(  # for verify: the process kills itself in the steps after a checkpoint
+        "--kill_after", type=_positive, help=argparse.SUPPRESS
+    )
+
+
+def _verify(verify: argparse.ArgumentParser) -> None:
+    verify.add_argument(
+        "--steps",
+        type=_positive,
+        default=10,
+        metavar="K",
+        help="compare 2K steps with K, a kill, and K more; default 10",
+    )
+    verify.add_argument(
+        "--workdir", help="where the two runs are kept; default a folder that is removed"
+    )
+
+
+def _replay(replay: argparse.ArgumentParser) -> None:
+    replay.add_argument("workdir", metavar="WORKDIR")
+    replay.add_argument(
+        "--step",
+        type=_positive,
+        metavar="N",
+        help="counted from 1; default the last one in WORKDIR/nonfinite.json",
+    )
+    _vocabulary(replay)
+
+
+def _checkpoint(checkpoint: argparse.ArgumentParser) -> None:
+    actions = checkpoint.add_subparsers(dest="action", metavar="action", required=True)
+    listing = actions.add_parser("ls", help="list the checkpoints of a run")
+    check = actions.add_parser("check", help="read every leaf and compare its checksum")
+    check.add_argument("--step", type=int, metavar="N", help="only the checkpoint of this step")
+    diff = actions.add_parser("diff", help="name the leaves in which two checkpoints differ")
+    for action in (listing, check, diff):
+        action.add_argument("workdir", metavar="WORKDIR")
+    diff.add_argument("other", nargs="?", metavar="OTHER", help="default the same WORKDIR")
+    diff.add_argument("--step", type=int, metavar="N", help="in WORKDIR; default the newest")
+    diff.add_argument(
+        "--other_step",
+        type=int,
+        metavar="N",
+        help="in OTHER; default the newest there, or in WORKDIR the one before",
+    )
+
+
+def _positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{number} is not a step; steps count from 1")
+    return number
