@@ -14,7 +14,8 @@ from trainer.config.tree import (
     Source,
     check_argument,
     describe,
-    known_names,
+    listing,
+    nearest,
     plain,
     to_config,
 )
@@ -246,4 +247,8 @@ def _hint(file: Path, named: Source | None) -> str:
         return f"Nor does its directory {file.parent}."
     itself = os.path.basename(named.file) if named else ""
     configs = [name for name in names if name.endswith(_GIN + _YAML) and name != itself]
-    return known_names(file.name, configs, f"In {file.parent} there is")
+    near = nearest(file.stem, [Path(name).stem for name in configs])
+    for name in configs:
+        if Path(name).stem == near:
+            return f"Did you mean {name!r}?"
+    return f"In {file.parent} there is: {listing(configs)}." if configs else ""

@@ -231,7 +231,9 @@ def _unread(tables: _Tables, read: set[int], called: set[str]) -> Binding | Bloc
 
 def _never_called(name: str, resolver: _Resolver) -> str:
     names = sorted(set(resolver.called) - {MACRO})
-    near = nearest(name, names)
+    last = name.rpartition(".")[2]
+    tails = [each for each in names if each.rpartition(".")[2] == last]  # adamw: optax.adamw
+    near = nearest(name, names) or next(iter(tails), None)
     hint = known_names(name, names, "It calls")
     if near is not None:
         hint = f"It calls {near} ({resolver.where[near]}): is one of the two misspelled?"

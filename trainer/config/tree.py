@@ -309,14 +309,9 @@ class Budget:
 
 def nearest(word: str, known: Iterable[Key]) -> str | None:
     """Returns the known name that is spelled most like `word`, or None if none is near."""
-    names = {str(name): str(name) for name in known}
-    word = word[:100]
-    close = difflib.get_close_matches(word, names, n=1, cutoff=0.6)
-    if not close:  # "adamw" for "optax.adamw"
-        tails = [name for name in names if name.rsplit(".", 1)[-1] == word.rsplit(".", 1)[-1]]
-        lower = [name for name in names if name.lower() == word.lower()]
-        close = lower or tails[:1]
-    return close[0] if close else None
+    names = {str(name).lower(): str(name) for name in known}
+    close = difflib.get_close_matches(word[:100].lower(), names, n=1)
+    return names[close[0]] if close else None
 
 
 def known_names(word: str, known: Iterable[Key], there_is: str = "There is") -> str:

@@ -1,0 +1,265 @@
+"""Settings by path, the order in which files, bindings and settings override, and differences."""
+
+import os
+import re
+
+import pytest
+
+from trainer.config import Call, Config, ConfigError, Source, diff, load, override, replace
+from trainer.config.tree import same
+
+YAML = """\
+steps: 100
+model: !models.vit {width: 64, sizes: [1, 2, {a: 3}]}
+optimizer: !optim.optimizer
+  groups:
+    matrices: !optim.group {match: a, optimizer: !optim.muon {learning_rate: !s.w {peak: 0.1}}}
+    a.b: {c: 1}
+    a: {z: {d: 2}}
+    3: {x: 1}
+"""
+
+
+@pytest.fixture
+def config(tmp_path) -> Config:
+    (tmp_path / "a.yaml").write_text(YAML)
+    return load([tmp_path / "a.yaml"])
+
+
+@pytest.mark.parametrize(
+    ("setting", "path", "value"),
+    [
+        ("steps=200", "steps", 200),
+        ("steps = 1_000 ", "steps", 1000),
+        ("steps=5%", "steps", "5%"),
+        ("steps='5'", "steps", "5"),
+        ("steps=null", "steps", None),
+        ("seed=3", "seed", 3),
+        ("model.width=1e2", "model.width", 100.0),
+        ("model.depth=4", "model.depth", 4),
+        ("model.sizes=[5, 6]", "model.sizes", [5, 6]),
+        ("model.sizes.1=7", "model.sizes.1", 7),
+        ("model.sizes.2.a=x=y", "model.sizes.2.a", "x=y"),
+        ("model=!models.mlp {width: 8}", "model", Call("models.mlp", {"width": 8})),
+        ("model=!models.mlp", "model", Call("models.mlp")),
+        (
+            "optimizer.groups.matrices.optimizer.learning_rate.peak=0.03",
+            "optimizer.groups.matrices.optimizer.learning_rate.peak",
+            0.03,
+        ),
+        ("optimizer.groups.a.b.c=5", "optimizer.groups.a.b.c", 5),  # the longest key that fits
+        ("optimizer.groups.3.x=5", "optimizer.groups.3.x", 5),
+        ("optimizer.groups={}", "optimizer.groups", {}),
+    ],
+)
+def test_a_setting_replaces_what_its_path_names(setting, path, value, config):
+    changed = override(config, [setting])
+    assert same(changed.at(path), value)
+    assert str(changed.sources[path]) == f"--set {setting}"
+    top = path.split(".")[0]
+    assert {re.split("[.:]", line)[0] for line in diff(config.root, changed.root)} == {top}
+    others = {key for key in config.sources if key and key.split(".")[0] != top}
+    assert all(changed.sources[key] == config.sources[key] for key in others)
+    assert changed.sources[""] == config.sources[""]
+
+
+def test_settings_apply_in_order_and_reach_what_others_brought(config):
+    changed = override(config, ["model=!models.mlp {width: 8}", "model.width=9", "model.depth=1"])
+    assert changed.root.kwargs["model"] == Call("models.mlp", {"width": 9, "depth": 1})
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("steps", "A setting has the form path=value, as in --set steps=100."),
+        ("=3", "A setting has the form path=value, as in --set steps=100."),
+        ("steps=", "A setting has the form path=value, as in --set steps=100."),
+        ("steps=# 3", "A setting has the form path=value, as in --set steps=100."),
+        ("modle.width=3", "The root has no 'modle'. Did you mean 'model'?"),
+        ("zzz.width=3", "The root has no 'zzz'. It has: model, optimizer, steps."),
+        ("steps.x=3", "steps is the integer 100, and has nothing below it, no 'x'."),
+        ("model.widht.x=3", "model has no 'widht'. Did you mean 'width'?"),
+        ("optimizer.groups.matrixes.match=b", "optimizer.groups has no 'matrixes'. Did you mean"),
+        ("optimizer.groups.new=1", "optimizer.groups has no 'new'."),
+        ("model.sizes.3=1", "model.sizes has no '3'. It has the elements: 0, 1, 2."),
+        ("model.two words=1", "model has no 'two words'."),
+        ("model=[1", "This is no valid YAML"),
+        ("model=@models.mlp()", "a call is written !optax.adamw {learning_rate: 1e-3}, not"),
+        ("model=!models.mlp [1]", "!models.mlp takes its arguments by name"),
+        ("model.width=.nan", "The value is not a number (NaN)"),
+        ("steps=\0", "There is a '\\x00' in it, which no text holds."),
+        ("steps=" + "[" * 99 + "]" * 99, "nested deeper than 64"),
+        ("steps=" + "1" * 300_000, "It is larger than 256 KiB: no config is."),
+    ],
+)
+def test_a_wrong_setting_is_refused(setting, message, tmp_path, config):
+    with pytest.raises(ConfigError) as caught:
+        load([tmp_path / "a.yaml"], sets=[setting])
+    told = str(caught.value)
+    assert told.startswith("--set")
+    assert message in told
+    assert len(told.splitlines()) <= 7
+
+
+def test_a_deep_tree_cannot_be_piled_up_by_settings(config):
+    deep = "[" * 60 + "]" * 60
+    with pytest.raises(ConfigError, match="nested deeper"):
+        override(config, [f"x={deep}", "x" + ".0" * 59 + f"={deep}"])
+
+
+def test_values_may_be_replaced_from_python(config):
+    changed = replace(config, {"steps": 7, "model.depth": [Call("a.b")]}, Source("sweep.yaml", 3))
+    assert changed.root.kwargs["steps"] == 7
+    assert changed.at("model.depth.0") == Call("a.b")
+    assert str(changed.sources["model.depth.0"]) == "sweep.yaml:3"
+    assert config.root.kwargs["steps"] == 100
+    with pytest.raises(ConfigError, match="The root has no 'modle'"):
+        replace(config, {"modle.x": 3}, Source("sweep.yaml", 3))
+
+
+def test_files_then_bindings_then_settings(tmp_path):
+    (tmp_path / "a.gin").write_text("experiment.x = 1\nexperiment.y = 1\nexperiment.z = @a.f()\n")
+    (tmp_path / "b.gin").write_text("experiment.y = 2\na.f.p = 2\na.f.q = 2\n")
+    config = load(
+        [tmp_path / "a.gin", tmp_path / "b.gin"],
+        ["experiment.y = 3\na.f.q = 3", "a.f.q = 4\na.f.r = 4"],
+        ["z.r=5", "z.s=5"],
+    )
+    call = Call("a.f", {"p": 2, "q": 4, "r": 5, "s": 5})
+    assert config.root == Call("experiment", {"x": 1, "y": 3, "z": call})
+    places = {key: str(config.sources[key]) for key in ("x", "y", "z.q", "z.s")}
+    assert places == {
+        "x": f"{tmp_path}/a.gin:1",
+        "y": "--gin_bindings=experiment.y = 3 a.f.q = 3:1",
+        "z.q": "--gin_bindings=a.f.q = 4 a.f.r = 4:1",
+        "z.s": "--set z.s=5",
+    }
+
+
+def test_an_override_may_put_out_of_use_what_another_file_binds(tmp_path):
+    (tmp_path / "base.gin").write_text(
+        "width = 64\nexperiment.model = @s/models.vit()\ns/models.vit:\n  width = %width\n"
+    )
+    (tmp_path / "a.gin").write_text("include 'base.gin'\nexperiment.model = @models.mlp()\n")
+    model = {"model": Call("models.mlp")}
+    assert load([tmp_path / "a.gin"]).root.kwargs == model
+    assert load([tmp_path / "base.gin"], ["experiment.model = @models.mlp()"]).root.kwargs == model
+    for slip, message in {
+        "models.vti.width = 3": "This config never calls models.vti",
+        "s/models.vit.depth = 3": "This config never calls models.vit",  # no longer, at this point
+        "w = 3": "Nothing reads the macro w",
+    }.items():
+        with pytest.raises(ConfigError, match=message) as caught:
+            load([tmp_path / "a.gin"], [slip])
+        assert str(caught.value).startswith(f"--gin_bindings={slip}: ")
+    with (tmp_path / "base.gin").open("a") as file:
+        file.write("models.vti.width = 1\n")
+    with pytest.raises(ConfigError, match=r"base\.gin:5: This config never calls models\.vti"):
+        load([tmp_path / "a.gin"])
+
+
+def test_differences_are_told_by_path(config):
+    changed = override(
+        config,
+        ["steps=100.0", "model.sizes=[1]", "optimizer.groups.matrices.match=b", "seed=1"]
+        + ["optimizer.groups.matrices.optimizer=!optax.sgd {learning_rate: 1.0}"],
+    )
+    assert diff(config.root, config.root) == []
+    assert diff(config.root, changed.root) == [
+        "steps: 100 -> 100.0",
+        "model.sizes: [1, 2, {'a': 3}] -> [1]",
+        "optimizer.groups.matrices.match: 'a' -> 'b'",
+        "optimizer.groups.matrices.optimizer: optim.muon(learning_rate=s.w(peak=0.1)) ->"
+        " optax.sgd(learning_rate=1.0)",
+        "seed: (absent) -> 1",
+    ]
+    assert "seed: 1 -> (absent)" in diff(changed.root, config.root)
+    a = Call("experiment", {"groups": {"x": 1, "y": 2}})
+    b = Call("experiment", {"groups": {"y": 2, "x": 1}})
+    assert diff(a, b) == ["groups: the order x, y -> y, x"]
+    assert diff(a, Call("experiment", {"groups": Call("x")})) == ["groups: {'x': 1, 'y': 2} -> x()"]
+
+
+def test_two_keys_with_one_path_are_refused(tmp_path):
+    (tmp_path / "a.yaml").write_text("x: {a: {b: 1}, a.b: 2}\n")
+    with pytest.raises(ConfigError, match="Two values of this config have the path 'x.a.b'"):
+        load([tmp_path / "a.yaml"])
+
+
+@pytest.fixture
+def odd_files(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.gin").write_text("experiment.x = 1\n")
+    (tmp_path / "a.yaml").write_text("x: 1\n")
+    (tmp_path / "a.txt").write_text("x: 1\n")
+    (tmp_path / "list.yaml").write_text("- 1\n")
+    (tmp_path / "scalar.yaml").write_text("hello\n")
+    (tmp_path / "null.yaml").write_text("---\n")
+    (tmp_path / "call.yaml").write_text("!experiment {x: 1}\n")
+    (tmp_path / "key.yaml").write_text("two words: 1\n")
+    (tmp_path / "no_root.gin").write_text("a.b = 1\n")
+    (tmp_path / "only_include.gin").write_text("include 'no_root.gin'\n")
+    (tmp_path / "dir.gin").mkdir()
+    (tmp_path / "dir.yaml").mkdir()
+    os.mkfifo(tmp_path / "pipe.gin")
+    (tmp_path / "zero.yaml").symlink_to("/dev/zero")
+    (tmp_path / "dangling.yaml").symlink_to("nowhere")
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub" / "b.gin").write_text("include 'a.gin'\n")
+    (tmp_path / "sub" / "b.yaml").write_text("include: a.yaml\n")
+
+
+@pytest.mark.parametrize(
+    ("files", "bindings", "message"),
+    [
+        ([], [], "No config is given: name one with --gin_file=configs/muon_vit.gin."),
+        (
+            ["no_roots.gin"],
+            [],
+            "no_roots.gin: The file does not exist. Did you mean 'no_root.gin'?",
+        ),
+        (["list.gin"], [], "list.gin: The file does not exist. Did you mean 'list.yaml'?"),
+        (["zzzz.gin"], [], "zzzz.gin: The file does not exist. In . there is: a.gin, a.yaml,"),
+        (["no/where.gin"], [], "no/where.gin: The file does not exist. Nor does its directory no."),
+        (["a.txt"], [], "a.txt: The name 'a.txt' does not say what it is: a config ends in .gin,"),
+        ([""], [], "The name '' does not say what it is"),
+        (["dir.gin"], [], "dir.gin: The file is a directory: name a .gin or .yaml file."),
+        (["dir.yaml"], [], "dir.yaml: The file is a directory"),
+        (["pipe.gin"], [], "pipe.gin: The file is no regular file"),
+        (["zero.yaml"], [], "zero.yaml: The file is no regular file"),
+        (["dangling.yaml"], [], "dangling.yaml: The file does not exist."),
+        (["a.gin", "a.yaml"], [], "The files a.gin, a.yaml are Gin and YAML: give files of one"),
+        (["list.yaml"], [], "list.yaml:1: The root of a config is a mapping"),
+        (["scalar.yaml"], [], "and not the string 'hello'."),
+        (["call.yaml"], [], "and not a call of experiment."),
+        (["null.yaml"], [], "null.yaml: The file is empty: a config names a model, data, an"),
+        (["key.yaml"], [], "key.yaml:1: 'two words' is no name of an argument."),
+        (["no_root.gin"], [], "no_root.gin: The config binds no argument of experiment, so there"),
+        (["only_include.gin"], [], "The config binds no argument of experiment"),
+        (["a.yaml"], ["x = 1"], "Gin's bindings change Gin files, and this config is YAML: use"),
+        (["a.gin"], ["experiment.x ="], "--gin_bindings=experiment.x =: Gin cannot read"),
+        (["a.gin"], ["import os"], "--gin_bindings=import os: A config imports nothing"),
+        (["a.gin"], ["include 'b.gin'"], "The included file b.gin does not exist."),
+        (["a.gin"], ["a\nexperiment.y = ]"], "--gin_bindings=a experiment.y = ]:1: Gin cannot"),
+        (["a.gin"], ["experiment.y = 1\nexperiment.y = 2"], "for the second time; the first is at"),
+        (["sub/b.gin"], [], "did you mean '../a.gin'?"),
+        (["sub/b.yaml"], [], "did you mean '../a.yaml'?"),
+    ],
+)
+def test_a_file_that_is_none_is_refused(files, bindings, message, odd_files):
+    with pytest.raises(ConfigError) as caught:
+        load(files, bindings)
+    assert message in str(caught.value)
+    assert len(str(caught.value).splitlines()) <= 7
+
+
+def test_a_hundred_files_are_enough(tmp_path):
+    """Each file includes the next one twice: 2**40 files."""
+    for i in range(40):
+        (tmp_path / f"{i}.gin").write_text(f"include '{i + 1}.gin'\n" * 2)
+        (tmp_path / f"{i}.yaml").write_text(f"include: [{i + 1}.yaml, {i + 1}.yaml]\n")
+    (tmp_path / "40.gin").write_text("experiment.x = 1\n")
+    (tmp_path / "40.yaml").write_text("x: 1\n")
+    for suffix in ("gin", "yaml"):
+        with pytest.raises(ConfigError, match="includes more than 100 files"):
+            load([tmp_path / f"0.{suffix}"])
