@@ -601,13 +601,30 @@ def test_a_fenced_process_commits_nothing(opened: Callable[..., Checkpoints], ho
     checkpoints = opened(fence=fence)
     checkpoints.save(1, {"x": jnp.ones(1)})
     checkpoints.wait()
-    fenced = True
     checkpoints.save(2, {"x": jnp.ones(1)})
+    checkpoints.wait()
+    asked: list[bool] = []
+
+    def fence_at_the_commit() -> None:
+        asked.append(True)
+        if len(asked) > 1:
+            raise TakenOver
+
+    late = opened(fence=fence_at_the_commit)
+    late.save(3, {"x": jnp.ones(1)})
     with pytest.raises(TakenOver):
-        checkpoints.wait()
-    with pytest.raises(TakenOver):
-        checkpoints.discard_after(0)
-    assert [path.name for path in home.iterdir()] == ["1"]
+        late.wait()
+    assert len(asked) == 2
+    fenced = True
+    before = sorted(path.name for path in home.rglob("*"))
+    for forbidden in (
+        lambda: checkpoints.save(4, {"x": jnp.ones(1)}),
+        lambda: checkpoints.discard_after(0),
+    ):
+        with pytest.raises(TakenOver):
+            forbidden()
+    assert sorted(path.name for path in home.rglob("*")) == before
+    assert checkpoints.steps() == [1, 2]
 
 
 # ---------------------------------------------------------------------------------------------

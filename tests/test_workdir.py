@@ -73,6 +73,15 @@ def content(folder: Path) -> dict[str, Any]:
     }
 
 
+def committed(folder: Path) -> dict[str, Any]:
+    """All files but those of a save that was begun: these stay temporary, and are swept later."""
+    return {
+        name: told
+        for name, told in content(folder).items()
+        if told[1] is not False and ".orbax-checkpoint-tmp" not in name
+    }
+
+
 def record(folder: Path) -> dict[str, Any]:
     return json.loads((folder / "run.json").read_text())
 
@@ -387,6 +396,28 @@ def test_a_broken_record_is_named(text: str, opened: Callable[..., Workdir], fol
     opened()
 
 
+def test_a_full_disk_is_no_traceback(tmp_path: Path, log: list[str]) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(disk)]
+    if os.geteuid() != 0 or subprocess.run(command, capture_output=True).returncode:
+        pytest.skip("A file system can be mounted by root only.")
+    try:
+        workdir = Workdir(disk / "a", CONFIG, plan="", fingerprint=PRINT, log=log.append)
+        with open(disk / "fill", "wb", buffering=0) as fill:
+            while fill.write(bytes(4096)) == 4096:
+                pass
+    except OSError:
+        with pytest.raises(ConfigError, match="cannot be (made|written): No space left"):
+            Workdir(disk / "b", CONFIG, plan="", fingerprint=PRINT)
+        workdir.restored(5)
+        assert "No space left" in log[-1]
+        workdir.close("failed")
+        assert record(disk / "a")["lineage"][-1]["exit"] is None, "The old record is whole."
+    finally:
+        subprocess.run(["umount", "-l", str(disk)], check=True)
+
+
 def test_a_broken_epoch_is_named(opened: Callable[..., Workdir], folder: Path) -> None:
     opened().close("done")
     (folder / "epoch").write_text("two")
@@ -603,6 +634,76 @@ def test_a_folder_that_is_gone_fences_too(tmp_path: Path) -> None:
     with pytest.raises(Fenced, match="removed"):
         lock.check_fence()
     lock.close()
+
+
+ZOMBIE = """
+    import sys
+    import jax, jax.numpy as jnp
+    from trainer import writers
+    from trainer.checkpoint import Checkpoints
+    from trainer.config import Call
+    from trainer.workdir import Fenced, Workdir
+
+    config = Call("experiment", {"steps": 10})
+    workdir = Workdir(sys.argv[1], config, plan="", fingerprint={})
+    fence = workdir.check_fence
+    checkpoints = Checkpoints(workdir.checkpoints, fence=fence)
+    writer = writers.create(["tensorboard"], workdir.path, resumed=0, fence=fence)
+    state = {"x": jnp.zeros(100_000)}
+    try:
+        for step in range(1, 10**6):
+            state = {"x": state["x"] + 1}
+            writer.write_scalars(step, {"x": step})
+            writer.flush()
+            checkpoints.save(step, state)
+            print(step, flush=True)
+    except Fenced as error:
+        workdir.close("failed")
+        sys.exit(f"fenced: {error}")
+"""
+
+
+@pytest.mark.parametrize("after", [4])
+def test_a_whole_run_that_wakes_up_commits_nothing(after: int, folder: Path) -> None:
+    import jax
+    import jax.numpy as jnp
+
+    from trainer import writers
+    from trainer.checkpoint import Checkpoints
+
+    process = subprocess.Popen(
+        [sys.executable, "-W", "error", "-c", textwrap.dedent(ZOMBIE), str(folder)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"},
+    )
+    assert process.stdout is not None
+    try:
+        while process.stdout.readline().strip() != str(after):
+            assert process.poll() is None
+        process.send_signal(signal.SIGSTOP)
+        config = Call("experiment", {"steps": 10})
+        with Workdir(folder, config, plan="", fingerprint={}, take_over=True) as workdir:
+            checkpoints = Checkpoints(workdir.checkpoints, fence=workdir.check_fence)
+            state = checkpoints.restore({"x": jax.ShapeDtypeStruct((100_000,), jnp.float32)})
+            step = int(state["x"][0])
+            assert step >= after - 1
+            writer = writers.create([], folder, resumed=step, fence=workdir.check_fence)
+            writer.write_scalars(step + 1, {"x": -1})
+            writer.close()
+            checkpoints.discard_after(step)
+            checkpoints.save(step + 1, {"x": state["x"] - 1})
+            checkpoints.close()
+        before = committed(folder)
+        process.send_signal(signal.SIGCONT)
+        _, said = process.communicate(timeout=60)
+        assert "fenced: The workdir" in said and "was taken over" in said, said
+        assert process.returncode == 1
+        assert committed(folder) == before
+    finally:
+        process.kill()
+        process.communicate()
 
 
 @pytest.mark.parametrize("text", ["", "{", "[1]", "null", '{"pid": "x"}'])

@@ -98,6 +98,8 @@ class Checkpoints:
         if self._read_only:
             raise ValueError(f"The checkpoints in {self.directory} were opened to be read only.")
         self._collect()
+        if self._fence is not None:
+            self._fence()
         step = int(step)
         if step in step_directories(self.directory):
             return False
@@ -279,12 +281,14 @@ class Checkpoints:
     def _failed(self, step: int, error: BaseException) -> None:
         """Notes a failed save, removes what it left, and says so once."""
         self._drop_manager()  # orbax believes that the step exists
-        if jax.process_index() == 0:
-            for rest in self.directory.glob(f"{step}{_TEMPORARY}*"):
-                shutil.rmtree(rest, ignore_errors=True)
         if self._fenced is not None:
             fenced, self._fenced = self._fenced, None
             raise fenced
+        if self._fence is not None:
+            self._fence()  # what lies there may be another's by now
+        if jax.process_index() == 0:
+            for rest in self.directory.glob(f"{step}{_TEMPORARY}*"):
+                shutil.rmtree(rest, ignore_errors=True)
         first = self.error is None
         self.error = f"The checkpoint of step {step} could not be saved: {integrity.reason(error)}"
         if first:

@@ -54,6 +54,7 @@ class Workdir:
         take_over: bool = False,
         log: Log = to_stderr,
     ) -> None:
+        self._log = log
         self.path = Path(path).absolute()
         self.config_file = self.path / "config.yaml"
         self.plan_file = self.path / "plan.txt"
@@ -71,6 +72,9 @@ class Workdir:
             self.write("config.yaml", configs.dump(config))
             self.write("plan.txt", plan)
             self._save_record()
+        except OSError as e:
+            self.lock.close()
+            raise self._unwritable(e) from e
         except BaseException:
             self.lock.close()
             raise
@@ -95,7 +99,10 @@ class Workdir:
     def restored(self, step: int | None) -> None:
         """Notes in run.json which step this process began from; None for a fresh start."""
         self._record["lineage"][-1]["restored"] = step
-        self._save_record()
+        try:
+            self._save_record()
+        except OSError as e:  # a run is worth more than its record
+            self._log(f"{self.run_file} could not be written: {e.strerror}.")
 
     def close(self, exit_kind: str) -> None:
         """Notes in run.json how this process ended ("done", "stopped", "failed"), and lets go.
@@ -136,10 +143,13 @@ class Workdir:
         try:
             return Lock(self.path, take_over=take_over)
         except OSError as e:
-            raise ConfigError(
-                f"The workdir {self.path} cannot be written: {e.strerror}. "
-                "Choose another --workdir."
-            ) from e
+            raise self._unwritable(e) from e
+
+    def _unwritable(self, error: OSError) -> ConfigError:
+        return ConfigError(
+            f"The workdir {self.path} cannot be written: {error.strerror}. "
+            "Choose another --workdir, or make room for this one."
+        )
 
     def _check(
         self, config: Call, fingerprint: Mapping[str, Any], allowed: Sequence[str]
