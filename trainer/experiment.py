@@ -35,6 +35,8 @@ class Experiment:
             step.
         ema_decay: evaluates an exponential moving average of the parameters with this decay
             (Polyak and Juditsky 1992); None evaluates the parameters themselves.
+        warm_start: begins with another run's parameters: {"from": its folder, "rename": rules}, and
+            more; see `warm_start.WarmStart`. None begins with the model's own.
         log_every: steps between two lines of metrics.
         eval_every: steps between two passes over the test split.
         save_every: steps between two checkpoints.
@@ -62,6 +64,7 @@ class Experiment:
     mesh: Mapping[str, int] | None = None
     microbatches: int = 1
     ema_decay: float | None = None
+    warm_start: Mapping[str, Any] | None = None
     log_every: Steps = "2%"
     eval_every: Steps = "10%"
     save_every: Steps = "10%"

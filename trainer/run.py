@@ -15,6 +15,7 @@ from trainer.plan import Plan, make_plan, render
 from trainer.program import Program
 from trainer.signals import StopSignals
 from trainer.step import State
+from trainer.warm_start import WarmStart
 from trainer.workdir import Fenced, Workdir, fingerprint
 from trainer.writers import MultiWriter
 
@@ -42,6 +43,7 @@ class Run:
         self.log = log
         writers.check_names(self.experiment.writers)
         self.plan: Plan = make_plan(program, read)
+        self._warm_start: WarmStart | None = None
         self._compiled = False
 
     def start(
@@ -73,6 +75,8 @@ class Run:
         if self.signals.received:
             self.log(f"Stopped by {self.signals.received} before the run began.")
             return STOPPED
+        if self.experiment.warm_start and not Checkpoints(Path(workdir) / "checkpoints").steps():
+            self._warm_start = WarmStart(self.program, self.read)
         folder = self._open(workdir, allow_changed, take_over)
         kinds = {DONE: "done", FAILED: "failed", STOPPED: "stopped"}
         code = FAILED
@@ -183,11 +187,20 @@ class Run:
     def _first_state(self, checkpoints: Checkpoints) -> tuple[State, int | None]:
         """Restores the newest checkpoint, or makes the state before the first step."""
         if checkpoints.latest() is None:
-            return self.program.init(), None
+            return self._fresh_state(checkpoints), None
         state = checkpoints.restore(self.program.abstract_state())
         step = int(state.step)
         self.log(f"Restored step {step:,}.")
         return state, step
+
+    def _fresh_state(self, checkpoints: Checkpoints) -> State:
+        state = self.program.init()
+        if self._warm_start is not None:
+            state = self._warm_start.apply(state)
+            # At once: the other run may go on, or be removed, before a checkpoint of this one.
+            checkpoints.save(0, state)
+            checkpoints.wait()
+        return state
 
     def _compile(self, state: State) -> None:
         if self.signals.received or self._compiled:

@@ -1,0 +1,215 @@
+"""Starts a run from another run's parameters, by rules that must all be used."""
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import numpy as np
+
+from optim.paths import flatten
+from trainer import checkpoint
+from trainer.config import Config, ConfigError
+from trainer.program import Program
+from trainer.step import State
+
+PARTS = ("optimizer", "model_state", "schedule")  # each "keep" or "reset"
+_KEYS = ("from", "step", "rename", "fresh", *PARTS)
+
+
+class WarmStart:
+    """Parameters of another run, read and fitted to this one's.
+
+    The field `warm_start` of an experiment is a mapping: "from", the other run's folder; "step",
+    one of its checkpoints, or the newest; "rename", patterns and replacements as of
+    `checkpoint.rename`; "fresh", a list of patterns of our parameters that start anew; and, each
+    "keep" or "reset" (the default): "optimizer", the optimizer's state; "model_state", such as
+    batch statistics; "schedule", the position of the schedules. Steps count from 0 in any case.
+
+    Args:
+        program: what is to start.
+        config: where it comes from, so that a mistake is told with its place.
+
+    Raises:
+        ConfigError: a rule that nothing needs, a parameter that none provides or that does not fit,
+            or no checkpoint that is whole.
+    """
+
+    def __init__(self, program: Program, config: Config | None = None):
+        self._given: Mapping[str, Any] = program.experiment.warm_start or {}
+        self._sources = config.sources if config else {}
+        self._optimizer = program.experiment.optimizer
+        self._check_keys()
+        wanted = program.abstract_state()
+        self._params, names = self._read_params(flatten(wanted.params))
+        self._parts = {
+            part: self._read_part(part, leaves, names)
+            for part, leaves in (
+                ("optimizer", flatten(wanted.opt_state)),
+                ("model_state", flatten(wanted.model_state)),
+            )
+            if self._keeps(part)
+        }
+        self._position = self._read_position() if self._keeps("schedule") else 0
+
+    def apply(self, state: State) -> State:
+        """Puts what was read into a fresh state; its averages start at the new parameters."""
+        params = _put(state.params, self._params)
+        ema = state.ema
+        if flatten(ema):
+            ema = jax.tree.map(
+                lambda e, p: jax.device_put(p.astype(e.dtype), e.sharding), ema, params
+            )
+        opt_state = _put(state.opt_state, self._parts.get("optimizer", {}))
+        if "optimizer" not in self._parts:  # some states begin at the parameters: make it anew
+            shardings = jax.tree.map(lambda x: x.sharding, opt_state)
+            opt_state = jax.jit(self._optimizer.init, out_shardings=shardings)(params)
+        numbers = np.array(opt_state.scalars["int32"])
+        numbers[-1] = self._position  # see Optimizer.position
+        scalars = {**opt_state.scalars, "int32": numbers}
+        scalars = _put(opt_state.scalars, scalars)
+        return state._replace(
+            params=params,
+            model_state=_put(state.model_state, self._parts.get("model_state", {})),
+            opt_state=opt_state._replace(scalars=scalars),
+            ema=ema,
+        )
+
+    # Reading.
+
+    def _keeps(self, part: str) -> bool:
+        return self._given.get(part, "reset") == "keep"
+
+    def _check_keys(self) -> None:
+        unknown = sorted(set(self._given) - set(_KEYS))
+        if unknown or not isinstance(self._given.get("from"), str):
+            what = f"an entry {unknown[0]!r}" if unknown else "no folder in 'from'"
+            raise self._error(
+                unknown[0] if unknown else "",
+                f"warm_start has {what}; it takes {', '.join(_KEYS)}.",
+            )
+        for part in PARTS:
+            if self._given.get(part, "reset") not in ("keep", "reset"):
+                raise self._error(
+                    part, f"{part} is {self._given[part]!r}; it is 'keep' or 'reset'."
+                )
+
+    def _read(self, prefix: str) -> dict[str, Any]:
+        try:
+            tree = checkpoint.load_params(self._given["from"], self._given.get("step"), prefix)
+        except (checkpoint.CheckpointError, OSError) as error:
+            raise self._error("from", str(error)) from error
+        return flatten(tree)
+
+    def _read_params(self, wanted: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
+        """Returns our parameters by path, and for each of theirs what it is called here."""
+        theirs = self._read("params")
+        rules = self._given.get("rename") or {}
+        try:
+            marked = {path: np.asarray(i) for i, path in enumerate(theirs)}
+            renamed = flatten(checkpoint.rename(_nested(marked), rules))
+        except ValueError as error:
+            raise self._error("rename", str(error)) from error
+        order = list(theirs)
+        names = {order[int(i)]: path for path, i in renamed.items()}
+        found = {path: theirs[order[int(i)]] for path, i in renamed.items()}
+        fresh = self._fresh(wanted, found)
+        for path in found:
+            if path not in wanted:
+                raise self._error(
+                    "rename",
+                    f"The other run's parameter {path} has no place here. Rename it, or leave it "
+                    f"out with a rule {path!r}: None. Here are {_some(wanted)}.",
+                )
+        missing = [path for path in wanted if path not in found and path not in fresh]
+        if missing:
+            raise self._error(
+                "fresh",
+                f"The other run has no parameter for {_some(missing)}. Rename one of "
+                f"{_some(theirs)}, or let ours start anew with a pattern in 'fresh'.",
+            )
+        _check_fit(found, wanted, lambda text: self._error("rename", text))
+        return found, names
+
+    def _fresh(self, wanted: Mapping[str, Any], found: Mapping[str, Any]) -> set[str]:
+        fresh: set[str] = set()
+        for pattern in self._given.get("fresh") or []:
+            try:
+                matching = {path for path in wanted if re.fullmatch(pattern, path)}
+            except re.error as error:
+                raise self._error(
+                    "fresh", f"The pattern {pattern!r} is not a regular expression: {error}."
+                ) from error
+            if not matching - set(found) - fresh:
+                raise self._error(
+                    "fresh",
+                    f"The pattern {pattern!r} in 'fresh' names no parameter that is left to start "
+                    f"anew: there are {_some(set(wanted) - set(found)) or 'none'}.",
+                )
+            fresh |= matching - set(found)
+        return fresh
+
+    def _read_part(
+        self, part: str, wanted: Mapping[str, Any], names: Mapping[str, str]
+    ) -> dict[str, Any]:
+        theirs = self._read({"optimizer": "opt_state"}.get(part, part)) if wanted else {}
+        found = {}
+        for path, value in theirs.items():
+            tail = max((p for p in names if path.endswith("/" + p)), key=len, default=None)
+            found[path if tail is None else path[: -len(tail)] + names[tail]] = value
+        missing = [path for path in wanted if path not in found]
+        if missing:
+            raise self._error(
+                part,
+                f"{part}='keep' finds nothing in the other run for {_some(missing)}. Use 'reset', "
+                "or the same optimizer, model and names of groups.",
+            )
+        found = {path: found[path] for path in wanted}
+        _check_fit(found, wanted, lambda text: self._error(part, text))
+        return found
+
+    def _read_position(self) -> int:
+        return int(np.asarray(self._read("opt_state/scalars")["int32"])[-1])
+
+    def _error(self, key: str, text: str) -> ConfigError:
+        paths = [f"warm_start.{key}", "warm_start.from", "warm_start"]
+        source = next((self._sources[path] for path in paths if path in self._sources), None)
+        return ConfigError(f"{source}: {text}" if source else text)
+
+
+def _check_fit(found: Mapping[str, Any], wanted: Mapping[str, Any], error: Any) -> None:
+    for path, value in found.items():
+        if tuple(value.shape) != tuple(wanted[path].shape):
+            raise error(
+                f"{path} has shape {tuple(value.shape)} in the other run and "
+                f"{tuple(wanted[path].shape)} here. Make them equal, or leave it out: rename it to "
+                f"None, and name it in 'fresh'."
+            )
+
+
+def _put(tree: Any, values: Mapping[str, Any]) -> Any:
+    """Replaces leaves by path, in the dtypes and on the devices of those before."""
+    named = flatten(tree)
+    new = {
+        path: jax.device_put(np.asarray(values[path]).astype(x.dtype), x.sharding)
+        for path, x in named.items()
+        if path in values
+    }
+    leaves = [new.get(path, x) for path, x in named.items()]
+    return jax.tree.unflatten(jax.tree.structure(tree), leaves)
+
+
+def _nested(leaves: Mapping[str, Any]) -> dict[str, Any]:
+    tree: dict[str, Any] = {}
+    for path, leaf in leaves.items():
+        *parents, last = path.split("/")
+        node = tree
+        for key in parents:
+            node = node.setdefault(key, {})
+        node[last] = leaf
+    return tree
+
+
+def _some(paths: Any) -> str:
+    paths = sorted(paths)
+    return ", ".join(paths[:4]) + (f" and {len(paths) - 4} more" if len(paths) > 4 else "")
