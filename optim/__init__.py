@@ -4,18 +4,33 @@ Stands alone: it knows jax and optax, and nothing of the trainer.
 """
 
 from optim import schedules
+from optim.cautious import cautious, grams
+from optim.chain import chain
 from optim.groups import Group, GroupError, frozen, group
+from optim.mars import mars
 from optim.muon import muon
 from optim.optimizer import Optimizer, OptimizerState, optimizer
+from optim.rprop import rprop
+from optim.scion import scion
+from optim.shampoo import shampoo
+from optim.soap import soap
 
 __all__ = [
     "Group",
     "GroupError",
     "Optimizer",
     "OptimizerState",
+    "cautious",
+    "chain",
     "frozen",
+    "grams",
     "group",
+    "mars",
     "muon",
     "optimizer",
+    "rprop",
     "schedules",
+    "scion",
+    "shampoo",
+    "soap",
 ]

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import optax
 from jax.typing import ArrayLike
 
-from optim.chain import scalar, wide
+from optim.descent import scalar, wide
 
 __all__ = ["cautious", "grams"]
 

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import jax
 import optax
 
-from optim.chain import descend, scalar, wide, wide_zeros
+from optim.descent import descend, scalar, wide, wide_zeros
 from optim.matrices import gather, require_matrices, scatter
 from optim.newton_schulz import orthogonalize, polynomials, shape_factor
 

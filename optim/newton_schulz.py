@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
-from optim.chain import scalar
+from optim.descent import scalar
 from optim.matrices import product, transpose
 
 __all__ = ["orthogonalize", "polynomials"]

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from optim.chain import descend, scalar, wide, wide_zeros
+from optim.descent import descend, scalar, wide, wide_zeros
 from optim.matrices import gather, require_matrices, scatter
 from optim.newton_schulz import orthogonalize, polynomials
 

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from optim.chain import bias_correction, descend, map_parts, scalar, wide, wide_zeros
+from optim.descent import bias_correction, descend, map_parts, scalar, wide, wide_zeros
 from optim.matrices import everywhere, gather, product, require_matrices, scatter, transpose
 
 __all__ = ["SoapState", "soap"]
