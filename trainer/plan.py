@@ -87,7 +87,7 @@ def make_plan(program: Program, config: Config | None = None) -> Plan:
     experiment = program.experiment
     try:
         state = program.abstract_state()
-        jaxpr = jax.make_jaxpr(program.traced_step)(state, program.abstract_batch())
+        jaxpr = program.trace(state).jaxpr
     except (ValueError, TypeError) as error:
         raise _located(error, config) from error
     optimizer = experiment.optimizer

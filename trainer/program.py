@@ -39,6 +39,8 @@ class Program:
         self._metrics = clu_metrics.Collection.create(
             loss=clu_metrics.Average.from_output("loss"), **experiment.metrics
         )
+        self._start = jax.jit(self._init)
+        self._traced: dict[frozenset[str], jax.stages.Traced] = {}
         self._step: Any = None
         self._evaluate: Any = None
         self._check_batch()
@@ -66,7 +68,7 @@ class Program:
         Raises:
             GroupError: the optimizer's groups do not fit the model's parameters.
         """
-        shapes = jax.eval_shape(self._init, self._hyper(0, hyper))
+        shapes = self._start.eval_shape(self._hyper(0, hyper))
         shardings = meshes.state_shardings(self.mesh, shapes, shapes.params)
         return jax.tree.map(
             lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), shapes, shardings
@@ -122,13 +124,23 @@ class Program:
         Args:
             state: a `State` of arrays or of `jax.ShapeDtypeStruct` with shardings.
         """
-        shardings = jax.tree.map(lambda x: x.sharding, state)
-        self._step = self.lower(state, shardings).compile()
+        self._step = self.trace(state).lower().compile()
 
-    def lower(self, state: State, shardings: Any = None) -> jax.stages.Lowered:
-        """Traces and lowers the step, which donates its state, without compiling it."""
-        step = jax.jit(self.traced_step, donate_argnums=0, out_shardings=(shardings, None))
-        return step.lower(state, self.abstract_batch())
+    def trace(self, state: State) -> jax.stages.Traced:
+        """Traces the step, which donates its state; the plan reads it and `compile` uses it.
+
+        Args:
+            state: a `State` of arrays or of `jax.ShapeDtypeStruct` with shardings.
+
+        Returns:
+            What jax makes of the step before it is compiled; the same for the same lifted floats.
+        """
+        lifted = frozenset(state.hyper)
+        if lifted not in self._traced:
+            shardings = jax.tree.map(lambda x: x.sharding, state)
+            step = jax.jit(self.traced_step, donate_argnums=0, out_shardings=(shardings, None))
+            self._traced[lifted] = step.trace(state, self.abstract_batch())
+        return self._traced[lifted]
 
     def abstract_batch(self) -> dict[str, jax.ShapeDtypeStruct]:
         """Describes a training batch on its devices."""
