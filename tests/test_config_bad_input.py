@@ -159,10 +159,10 @@ MISTAKES = {
         "was given the string '3 epoks'. A number of steps may also be '5%', '3 epochs' or",
     ),
     "number for a call": (
-        ("    'rest': @rest", "    3: 3,\n    'rest': @rest"),
-        ("    rest: !optim.group", "    3: 3\n    rest: !optim.group"),
-        "3: 3",
-        "optim.optimizer takes a Group for '3', and was given the integer 3. A call is written"
+        ("    'rest': @rest", "    'x': 3,\n    'rest': @rest"),
+        ("    rest: !optim.group", "    x: 3\n    rest: !optim.group"),
+        "'x': 3|x: 3",
+        "optim.optimizer takes a Group for 'x', and was given the integer 3. A call is written"
         " @name.of.function() in Gin and !name.of.function in YAML.",
     ),
     "function that is not called": (

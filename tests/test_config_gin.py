@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from trainer.config import Call, ConfigError, Source, Tree, diff, dump, load
 from trainer.config.gin_reader import read
 from trainer.config.gin_scopes import Statement, resolve
-from trainer.config.tree import plain, same
+from trainer.config.nodes import plain
+from trainer.config.tree import same
 from trainer.config.yaml_reader import read as yaml_read
 
 CORPUS = Path(__file__).parent / "gin_corpus"

@@ -7,11 +7,14 @@ import pathlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import gcd  # noqa: F401  # a function that is not ours
-from typing import Annotated, Any, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, Protocol
 
 import optax
 
 from config_zoo import _hidden
+
+if TYPE_CHECKING:
+    from fractions import Fraction as ForCheckersOnly
 
 __all__ = ["listed_partial", "listed_print"]
 __all__ += ["Thing", "make"]
@@ -73,7 +76,11 @@ def unannotated(f=1.0, i=1, s="a", b=True, t=(1, 2), d=None):
     return Made((), dict(locals()))
 
 
-def stringly(f: "float" = 0.0, known: "Made | None" = None, unknown: "NoSuchName" = 3) -> "Made":  # noqa: F821
+def stringly(
+    f: "float" = 0.0,
+    known: "Made | None" = None,
+    unknown: "ForCheckersOnly" = 3,  # type: ignore[assignment]
+) -> "Made":
     return Made((), {"f": f, "known": known, "unknown": unknown})
 
 

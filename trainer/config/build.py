@@ -6,23 +6,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from trainer.config import annotations
-from trainer.config.tree import (
-    Call,
-    Config,
-    ConfigError,
-    Key,
-    Source,
-    Tree,
-    children,
-    describe,
-    join,
-    known_names,
-    listing,
-    locate,
-    to_node,
-)
+from trainer.config.signatures import Function
+from trainer.config.tree import Call, Config, ConfigError, Key, Source, Tree, branches, join, locate
 from trainer.config.units import Units, looks_like_quantity, quantity
-from trainer.config.vocabulary import Function, Vocabulary
+from trainer.config.vocabulary import Vocabulary
+from trainer.config.wording import describe, known_names, listing
 
 __all__ = ["Builder", "Units"]
 
@@ -128,11 +116,11 @@ class _Walk:
 
     def start(self, path: str) -> Any:
         """Builds the node at a path, as the place in which it stands wants it."""
-        node, here, slot = to_node(self._config), "", _Slot()
-        for key in locate(node, path):
-            slot = self._below(node.value, key, slot, here)
-            node, here = children(node)[key], join(here, key)
-        return self.value(self._config.at(path), slot, path)
+        tree, here, slot = self._config.root, "", _Slot()
+        for key in locate(tree, path):
+            slot = self._below(tree, key, slot, here)
+            tree, here = branches(tree)[key], join(here, key)
+        return self.value(tree, slot, path)
 
     def _below(self, tree: Tree, key: Key, slot: _Slot, path: str) -> _Slot:
         if isinstance(tree, Call):
@@ -182,7 +170,12 @@ class _Walk:
         built = {}
         for key, item in tree.items():
             below = join(path, key)
-            built[self._leaf(key, key_slot, below)] = self.value(item, slot, below)
+            try:
+                built_key = self._leaf(key, key_slot, below)
+            except annotations.Misfit:
+                source = self._config.argument_source(below)
+                raise ConfigError(_misfit_key(key, key_slot, path), source) from None
+            built[built_key] = self.value(item, slot, below)
         return built
 
     def _call(self, call: Call, slot: _Slot, path: str) -> Any:
@@ -269,6 +262,12 @@ def _missing_arguments(function: Function, missing: Sequence[str]) -> str:
     many = len(missing) > 1
     what, them = ("the arguments", "them") if many else ("the argument", "it")
     return f"{function.name} needs {what} {listing(missing)}: add {them}."
+
+
+def _misfit_key(key: Key, slot: _Slot, path: str) -> str:
+    name = path.rpartition(".")[2]
+    words = annotations.words(slot.hint)
+    return f"{slot.owner} takes {words} as a key of {name!r}, and was given {describe(key)}."
 
 
 def _misfit(tree: Tree, slot: _Slot, path: str) -> str:

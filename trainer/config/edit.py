@@ -2,24 +2,9 @@
 
 from collections.abc import Mapping, Sequence
 
-from trainer.config.tree import (
-    Call,
-    Config,
-    ConfigError,
-    Key,
-    Node,
-    Source,
-    Tree,
-    children,
-    describe,
-    fitting,
-    join,
-    known_names,
-    plain,
-    to_config,
-    to_node,
-    with_children,
-)
+from trainer.config.nodes import Node, children, plain, to_config, to_node, with_children
+from trainer.config.tree import Call, Config, ConfigError, Key, Source, Tree, fitting, join
+from trainer.config.wording import describe, known_names
 
 
 def override(config: Config, sets: Sequence[str]) -> Config:
@@ -78,7 +63,7 @@ def _sourced(tree: Tree, source: Source) -> Node:
 
 def _replace(node: Node, path: str, new: Node, source: Source, above: str) -> Node:
     items = dict(children(node))
-    key = fitting(node, path)
+    key = fitting(items, path)
     if key is None:
         _check_new_argument(node, path, source, above)
         return with_children(node, {**items, path: Node(new.value, source, source)})

@@ -6,19 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from trainer.config.edit import merge, override
-from trainer.config.tree import (
-    Call,
-    Config,
-    ConfigError,
-    Node,
-    Source,
-    check_argument,
-    describe,
-    listing,
-    nearest,
-    plain,
-    to_config,
-)
+from trainer.config.nodes import Node, check_argument, plain, to_config
+from trainer.config.tree import Call, Config, ConfigError, Source
+from trainer.config.wording import describe, listing, nearest
 
 MAX_BYTES = 256 * 1024
 MAX_FILES = 100

@@ -12,15 +12,8 @@ from typing import Any
 
 from gin import config_parser
 
-from trainer.config.tree import (
-    MAX_DEPTH,
-    ConfigError,
-    Node,
-    Source,
-    check_argument,
-    check_leaf,
-    is_name,
-)
+from trainer.config.nodes import MAX_DEPTH, Node, check_argument, check_leaf, is_name
+from trainer.config.tree import ConfigError, Source
 
 MACRO = "gin.macro"
 _MAX_STRINGS = 1000
@@ -106,7 +99,7 @@ class _Parser(config_parser.ConfigParser):
 
     def _advance_one_token(self) -> None:
         super()._advance_one_token()
-        kind = self.current_token.type
+        kind = self.current_token.type if self.current_token else None
         if kind == tokenize.STRING:
             self._strings += 1
         elif kind not in (tokenize.NL, tokenize.COMMENT):

@@ -10,19 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from trainer.config.gin_reader import MACRO, Binding, Block, Pairs, Reference
-from trainer.config.tree import (
-    Budget,
-    Call,
-    ConfigError,
-    Key,
-    Node,
-    Source,
-    describe,
-    known_names,
-    listing,
-    nearest,
-    plain,
-)
+from trainer.config.nodes import Budget, Node, plain
+from trainer.config.tree import Call, ConfigError, Key, Source
+from trainer.config.wording import describe, known_names, listing, nearest
 
 Scope = tuple[str, ...]
 ROOT = "experiment"

@@ -1,21 +1,16 @@
 """The tree of calls that a config is, and where each part of it was written."""
 
-import difflib
 import math
-import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["Call", "Config", "ConfigError", "Key", "Node", "Source", "Tree"]
+__all__ = ["Call", "Config", "ConfigError", "Key", "Source", "Tree"]
 
 Key = str | int
 Tree = Any
 """A str, int, float, bool or None; or a Call, a list, or a dict whose keys are Keys."""
 
-MAX_DEPTH = 64
-MAX_NODES = 20_000
-_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*")
 _MAX_LINES = 7
 _MAX_LINE = 400
 
@@ -101,29 +96,10 @@ class Config:
 
     def at(self, path: str) -> Tree:
         """Returns the subtree at `path`; raises KeyError where there is none."""
-        node = to_node(self)
-        for key in locate(node, path):
-            node = children(node)[key]
-        return plain(node)
-
-
-@dataclass(frozen=True)
-class Node:
-    """A tree whose parts know where they were written; only the readers see it.
-
-    Attributes:
-        value: a leaf, a Call, a list or a dict; the last three hold Nodes.
-        source: where the value was written.
-        named: where the argument or key that holds it was written, if elsewhere.
-    """
-
-    value: Any
-    source: Source
-    named: Source | None = None
-
-    @property
-    def argument_source(self) -> Source:
-        return self.named or self.source
+        tree: Tree = self.root
+        for key in locate(tree, path):
+            tree = branches(tree)[key]
+        return tree
 
 
 def join(path: str, key: Key) -> str:
@@ -148,225 +124,45 @@ def same(a: Tree, b: Tree) -> bool:
     return a == b and (not isinstance(a, float) or math.copysign(1, a) == math.copysign(1, b))
 
 
+def branches(tree: Tree) -> Mapping[Any, Tree]:
+    """Returns what a call, dict or list holds, by key; of a leaf, nothing."""
+    if isinstance(tree, Call):
+        return dict(tree.kwargs)
+    if isinstance(tree, list):
+        return dict(enumerate(tree))
+    return tree if isinstance(tree, dict) else {}
+
+
 def leaves(tree: Tree, path: str = "") -> Iterator[tuple[str, Tree]]:
     """Yields the path and value of each leaf, in order; of an empty list, dict or call, itself."""
-    if isinstance(tree, Call):
-        items: Iterable[tuple[Key, Tree]] = tree.kwargs.items()
-    elif isinstance(tree, dict):
-        items = tree.items()
-    elif isinstance(tree, list):
-        items = enumerate(tree)
-    else:
-        items = ()
-    empty = True
-    for key, value in items:
-        empty = False
-        yield from leaves(value, join(path, key))
-    if empty:
+    items = branches(tree)
+    if not items:
         yield path, tree
+    for key, value in items.items():
+        yield from leaves(value, join(path, key))
 
 
-def children(node: Node) -> Mapping[Key, Node]:
-    """Returns the children of a node by key; of a leaf, none."""
-    value = node.value
-    if isinstance(value, Call):
-        return value.kwargs  # type: ignore[return-value]
-    if isinstance(value, dict):
-        return value
-    return dict(enumerate(value)) if isinstance(value, list) else {}
-
-
-def with_children(node: Node, items: Mapping[Key, Node]) -> Node:
-    """Returns the node with other children."""
-    value = node.value
-    if isinstance(value, Call):
-        value = Call(value.name, {str(key): item for key, item in items.items()}, value.partial)
-    else:
-        value = list(items.values()) if isinstance(value, list) else dict(items)
-    return Node(value, node.source, node.named)
-
-
-def plain(node: Node) -> Tree:
-    """Returns the tree without its sources."""
-    value = node.value
-    if isinstance(value, Call):
-        return Call(value.name, {k: plain(v) for k, v in value.kwargs.items()}, value.partial)
-    if isinstance(value, dict):
-        return {key: plain(item) for key, item in value.items()}
-    return [plain(item) for item in value] if isinstance(value, list) else value
-
-
-def to_config(root: Node) -> Config:
-    """Returns the config of a tree; raises ConfigError if it is too large, or a path not unique."""
-    sources: dict[str, Source] = {}
-    named: dict[str, Source] = {}
-    budget = Budget()
-
-    def visit(node: Node, path: str, depth: int) -> None:
-        budget.spend(depth, node.source)
-        if path in sources and path:
-            raise ConfigError(
-                f"Two values of this config have the path {path!r}: rename one of the keys.",
-                node.source,
-            )
-        sources[path] = node.source
-        if node.named is not None and node.named != node.source:
-            named[path] = node.named
-        for key, child in children(node).items():
-            visit(child, join(path, key), depth + 1)
-
-    visit(root, "", 0)
-    return Config(plain(root), sources, named)
-
-
-def to_node(config: Config) -> Node:
-    """Returns the tree of a config with its sources; the inverse of `to_config`."""
-
-    def visit(tree: Tree, path: str) -> Node:
-        if isinstance(tree, Call):
-            kwargs = {key: visit(item, join(path, key)) for key, item in tree.kwargs.items()}
-            tree = Call(tree.name, kwargs, tree.partial)
-        elif isinstance(tree, dict):
-            tree = {key: visit(item, join(path, key)) for key, item in tree.items()}
-        elif isinstance(tree, list):
-            tree = [visit(item, join(path, key)) for key, item in enumerate(tree)]
-        return Node(tree, config.sources[path], config.named.get(path))
-
-    return visit(config.root, "")
-
-
-def locate(node: Node, path: str) -> list[Key]:
-    """Returns the keys that lead from a node to a path below it; raises KeyError if none do.
+def locate(tree: Tree, path: str) -> list[Key]:
+    """Returns the keys that lead from a tree to a path below it; raises KeyError if none do.
 
     A key may itself hold dots; the longest key that fits comes first.
     """
     keys: list[Key] = []
     while path:
-        found = fitting(node, path)
+        items = branches(tree)
+        found = fitting(items, path)
         if found is None:
             raise KeyError(path)
         keys.append(found)
-        node = children(node)[found]
+        tree = items[found]
         path = path[len(str(found)) + 1 :]
     return keys
 
 
-def fitting(node: Node, path: str) -> Key | None:
-    """Returns the longest key of a node with which the path begins, or None."""
-    fits = [key for key in children(node) if f"{path}.".startswith(f"{key}.")]
+def fitting(keys: Iterable[Key], path: str) -> Key | None:
+    """Returns the longest key with which the path begins, or None."""
+    fits = [key for key in keys if f"{path}.".startswith(f"{key}.")]
     return max(fits, key=lambda key: len(str(key)), default=None)
-
-
-def is_name(text: str) -> bool:
-    """Says whether a text may be the dotted name of a function."""
-    return _NAME.fullmatch(text) is not None
-
-
-def check_argument(name: Key, source: Source) -> None:
-    """Raises ConfigError for what cannot be the name of an argument."""
-    if not isinstance(name, str) or not name.isidentifier():
-        raise ConfigError(f"{brief(name)} is no name of an argument.", source)
-
-
-def check_leaf(value: Any, source: Source) -> None:
-    """Raises ConfigError for a leaf that no config may hold."""
-    if isinstance(value, float) and math.isnan(value):
-        raise ConfigError("The value is not a number (NaN); a config holds none.", source)
-    if isinstance(value, int) and not -(2**63) <= value < 2**64:
-        raise ConfigError("The integer does not fit into 64 bits.", source)
-    if isinstance(value, str) and any("\ud800" <= char <= "\udfff" for char in value):
-        raise ConfigError("The string holds half a surrogate pair, which is no text.", source)
-    if value is not None and not isinstance(value, str | int | float):
-        kind = type(value).__name__
-        raise ConfigError(
-            f"A config holds strings, numbers, booleans, null, lists and dicts, and no {kind}.",
-            source,
-        )
-
-
-class Budget:
-    """Bounds the size of a tree, so that no few lines of a config grow without end."""
-
-    def __init__(self, limit: int = MAX_NODES):
-        self._limit = limit
-        self._left = limit
-
-    def spend(self, depth: int, source: Source) -> None:
-        """Counts one node; raises ConfigError where the tree is too deep or too large."""
-        self._left -= 1
-        if depth > MAX_DEPTH:
-            raise ConfigError(
-                f"The config is nested deeper than {MAX_DEPTH} levels here: make it flatter.",
-                source,
-            )
-        if self._left < 0:
-            raise ConfigError(
-                f"The config has more than {self._limit} values once its macros, references or"
-                " aliases are written out: make it smaller.",
-                source,
-            )
-
-
-def nearest(word: str, known: Iterable[Key]) -> str | None:
-    """Returns the known name that is spelled most like `word`, or None if none is near."""
-    names = {str(name).lower(): str(name) for name in known}
-    close = difflib.get_close_matches(word[:100].lower(), names, n=1)
-    return names[close[0]] if close else None
-
-
-def known_names(word: str, known: Iterable[Key], there_is: str = "There is") -> str:
-    """Returns a sentence that suggests the nearest known name, or lists what exists."""
-    names = sorted(map(str, known))
-    near = nearest(word, names)
-    if near is not None:
-        return f"Did you mean {near!r}?"
-    return f"{there_is}: {listing(names)}." if names else ""
-
-
-def listing(names: Sequence[str], most: int = 8) -> str:
-    """Returns some names for a sentence, not too many."""
-    shown = ", ".join(name[:100] for name in names[:most])
-    return f"{shown}, and {len(names) - most} more" if len(names) > most else shown
-
-
-def describe(tree: Tree) -> str:
-    """Returns a few words for a value in a message: "the string 'fast'"."""
-    if isinstance(tree, Call):
-        return f"the function {tree.name}" if tree.partial else f"a call of {tree.name}"
-    if tree is None:
-        return "null"
-    kinds: list[tuple[type, str]] = [
-        (bool, "the boolean"),
-        (int, "the integer"),
-        (float, "the float"),
-        (str, "the string"),
-        (list, "the list"),
-        (dict, "the dict"),
-    ]
-    kind = next((words for of, words in kinds if isinstance(tree, of)), "the value")
-    return f"{kind} {brief(tree)}"
-
-
-def brief(tree: Tree, most: int = 60) -> str:
-    """Returns a value in one short line."""
-    text = _brief(tree)
-    return text if len(text) <= most else text[: most - 3] + "..."
-
-
-def _brief(tree: Tree) -> str:
-    if isinstance(tree, Call):
-        sign = "@" if tree.partial else ""
-        return f"{sign}{tree.name}({_items(tree.kwargs, '=', str)})"
-    if isinstance(tree, dict):
-        return "{" + _items(tree, ": ", repr) + "}"
-    if isinstance(tree, list):
-        return "[" + ", ".join(map(_brief, tree[:9])) + "]"
-    return repr(tree[:100]) if isinstance(tree, str) else repr(tree)
-
-
-def _items(items: Mapping[Any, Tree], sign: str, spell: Callable[[Any], str]) -> str:
-    some = list(items.items())[:9]
-    return ", ".join(f"{spell(key)}{sign}{_brief(value)}" for key, value in some)
 
 
 def _printable(line: str) -> str:

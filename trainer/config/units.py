@@ -5,7 +5,8 @@ import re
 from dataclasses import dataclass
 from fractions import Fraction
 
-from trainer.config.tree import ConfigError, Source, brief
+from trainer.config.tree import ConfigError, Source
+from trainer.config.wording import brief
 
 _NUMBER = r"([0-9]+(?:_[0-9]+)*(?:\.[0-9]+)?)"
 _QUANTITY = re.compile(rf"\s*{_NUMBER}\s*(%|steps?|epochs?|examples?)\s*")

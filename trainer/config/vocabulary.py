@@ -1,19 +1,18 @@
 """Finds the functions that a config may name."""
 
-import functools
 import importlib
 import importlib.util
-import inspect
 import re
 import sys
 import typing
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
-from trainer.config.tree import ConfigError, Source, known_names, listing, nearest
+from trainer.config.signatures import Function, function, home
+from trainer.config.tree import ConfigError, Source
+from trainer.config.wording import known_names, listing, nearest
 
 ROOTS: Mapping[str, str] = {
     "optim": "optim",
@@ -25,61 +24,8 @@ ROOTS: Mapping[str, str] = {
     "metrics": "trainer.metrics",
 }
 EXPERIMENT = "experiment"
+_ROOT = "trainer.experiment.Experiment"
 _PACKAGE = re.compile(r"[A-Za-z]\w*(\.[A-Za-z]\w*)*", re.ASCII)
-_POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-
-
-@dataclass(frozen=True)
-class Parameter:
-    """A parameter that a config may name.
-
-    Attributes:
-        hint: its annotation, evaluated; `typing.Any` where there is none that can be.
-        default: its default, or `inspect.Parameter.empty`.
-        kind: as of `inspect.Parameter`; `VAR_POSITIONAL` takes a list.
-    """
-
-    hint: Any
-    default: Any
-    kind: Any
-
-    @property
-    def required(self) -> bool:
-        variadic = self.kind is inspect.Parameter.VAR_POSITIONAL
-        return self.default is inspect.Parameter.empty and not variadic
-
-
-@dataclass(frozen=True)
-class Function:
-    """A function that a config may call, with the parameters that it may name."""
-
-    name: str
-    call: Callable[..., Any]
-    parameters: Mapping[str, Parameter]
-    open_ended: bool
-    """It takes **kwargs. That widens nothing that a config may say."""
-
-    returns: Any
-
-    def bind(self, values: Mapping[str, Any]) -> functools.partial:
-        """Returns the function with its arguments, each passed the way it wants to be passed."""
-        spread = any(
-            name in values and parameter.kind is inspect.Parameter.VAR_POSITIONAL
-            for name, parameter in self.parameters.items()
-        )
-        args: list[Any] = []
-        kwargs = dict(values)
-        for name, parameter in self.parameters.items():
-            if parameter.kind is inspect.Parameter.VAR_POSITIONAL:
-                args += kwargs.pop(name, [])
-            elif parameter.kind is inspect.Parameter.POSITIONAL_ONLY or (
-                spread and parameter.kind in _POSITIONAL
-            ):
-                if name in kwargs:
-                    args.append(kwargs.pop(name))
-                elif parameter.default is not inspect.Parameter.empty:
-                    args.append(parameter.default)
-        return functools.partial(self.call, *args, **kwargs)
 
 
 class Vocabulary:
@@ -101,7 +47,7 @@ class Vocabulary:
     def function(self, name: str, source: Source | None = None) -> Function:
         """Returns the function of a dotted name; raises ConfigError if a config may not name it."""
         if name not in self._functions:
-            self._functions[name] = _function(name, self._find(name, source), source)
+            self._functions[name] = function(name, self._find(name, source), source)
         return self._functions[name]
 
     def _check_package(self, package: str) -> None:
@@ -119,7 +65,8 @@ class Vocabulary:
 
     def _find(self, name: str, source: Source | None) -> Any:
         if name == EXPERIMENT:
-            return _import("trainer.experiment", source).Experiment
+            module, _, last = _ROOT.rpartition(".")
+            return getattr(importlib.import_module(module), last)
         *steps, last = name.split(".")
         private = next((step for step in (*steps, last) if step.startswith("_")), None)
         if private is not None:
@@ -140,7 +87,7 @@ class Vocabulary:
         self, name: str, steps: list[str], source: Source | None
     ) -> tuple[ModuleType, list[str]]:
         if steps and steps[0] in ROOTS:
-            return _import(ROOTS[steps[0]], source), steps[1:]
+            return importlib.import_module(ROOTS[steps[0]]), steps[1:]
         fitting = [each for each in self._packages if f"{name}.".startswith(f"{each}.")]
         if fitting and steps:
             package = max(fitting, key=len)
@@ -181,33 +128,32 @@ class Vocabulary:
             if isinstance(what, ModuleType):
                 words = "is a module, and no function"
             elif callable(what):
-                words = f"is no function of {own}: it comes from {_home(what) or 'elsewhere'}"
+                words = f"is no function of {own}: it comes from {home(what) or 'elsewhere'}"
             else:
                 words = "is neither a function nor a class"
             return f"{name} {words}. A config names only functions that a package defines itself."
-        names = _public(module)
-        near = nearest(last, names)
-        hint = f"Did you mean {f'{own}.{near}'!r}?" if near else self._elsewhere(name).strip()
-        return f"There is no function {name!r}. {hint or known_names(last, names, own + ' has')}"
+        hint = self._elsewhere(name).strip()
+        if not hint:
+            names = _public(module)
+            near = nearest(last, names)
+            hint = f"Did you mean {f'{own}.{near}'!r}?" if near else ""
+            hint = hint or known_names(last, names, f"{own} has")
+        return f"There is no function {name!r}. {hint}"
 
     def _elsewhere(self, name: str) -> str:
         """Suggests a function of the same name in another package."""
         last = name.rsplit(".", 1)[-1]
-        for root, package in [*ROOTS.items(), ("optax.contrib", "optax.contrib")] + [
-            (each, each) for each in self._packages
-        ]:
-            try:
-                if _own(_import(package, None), last) is not None:
-                    return f"Did you mean {f'{root}.{last}'!r}? "
-            except ConfigError:
-                continue
+        others = ["optax.contrib", *self._packages]
+        for root, package in [*ROOTS.items(), *zip(others, others, strict=True)]:
+            if _own(importlib.import_module(package), last) is not None:
+                return f"Did you mean {f'{root}.{last}'!r}? "
         return ""
 
 
 def _import(package: str, source: Source | None) -> ModuleType:
     try:
         return importlib.import_module(package)
-    except Exception as error:  # a package may raise anything while it is imported
+    except (Exception, SystemExit) as error:  # a package may raise anything when imported
         if isinstance(error, ModuleNotFoundError) and package.startswith(f"{error.name}"):
             reason = f"there is no module named {error.name!r}; it must lie in the directory where"
             reason += " the command runs, or be installed"
@@ -244,7 +190,7 @@ def _own(module: ModuleType, name: str) -> Callable[..., Any] | None:
     package = package if package.startswith("trainer.") else package.split(".")[0]
     if name.startswith("_") or not callable(value) or typing.get_origin(value) is not None:
         return None
-    is_ours = _lies_in(_home(value), package) or name in getattr(module, "__all__", ())
+    is_ours = _lies_in(home(value), package) or name in getattr(module, "__all__", ())
     return value if is_ours and not isinstance(value, typing.TypeVar) else None
 
 
@@ -257,57 +203,3 @@ def _public(module: ModuleType) -> list[str]:
 
 def _lies_in(module: str, package: str) -> bool:
     return f"{module}.".startswith(f"{package}.")
-
-
-def _home(value: Any) -> str:
-    """Returns the name of the module that defines a function or class."""
-    while isinstance(value, functools.partial):
-        value = value.func
-    return getattr(value, "__module__", None) or ""
-
-
-def _function(name: str, call: Callable[..., Any], source: Source | None) -> Function:
-    try:
-        signature = inspect.signature(call)
-    except (TypeError, ValueError):
-        raise ConfigError(
-            f"{name} does not say which arguments it takes, so a config cannot call it.", source
-        ) from None
-    hints = _hints(call)
-    parameters = {}
-    open_ended = False
-    for key, parameter in signature.parameters.items():
-        if parameter.kind is inspect.Parameter.VAR_KEYWORD:
-            open_ended = True
-            continue
-        hint = _evaluated(hints.get(key, parameter.annotation), call)
-        if parameter.kind is inspect.Parameter.VAR_POSITIONAL:
-            hint = Sequence[Any if hint is inspect.Parameter.empty else hint]
-        parameters[key] = Parameter(hint, parameter.default, parameter.kind)
-    returns = hints.get("return", signature.return_annotation)
-    returns = Any if inspect.isclass(call) else _evaluated(returns, call)
-    return Function(name, call, parameters, open_ended, returns)
-
-
-def _hints(call: Any) -> dict[str, Any]:
-    while isinstance(call, functools.partial):
-        call = call.func
-    hints: dict[str, Any] = {}
-    for part in [call, call.__init__] if inspect.isclass(call) else [call]:
-        try:
-            hints.update(typing.get_type_hints(part))
-        except Exception:  # an annotation may be any expression; each is tried by itself later
-            continue
-    return hints
-
-
-def _evaluated(hint: Any, call: Any) -> Any:
-    if hint is inspect.Parameter.empty:
-        return inspect.Parameter.empty
-    if not isinstance(hint, str):
-        return hint
-    module = sys.modules.get(_home(call))
-    try:
-        return eval(hint, dict(vars(module)) if module else {})  # written in the function's module
-    except Exception:  # a name that exists for type checkers only
-        return Any

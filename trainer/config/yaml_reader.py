@@ -8,17 +8,8 @@ from yaml.nodes import MappingNode, ScalarNode, SequenceNode
 from yaml.scanner import ScannerError
 from yaml.tokens import TagToken
 
-from trainer.config.tree import (
-    Budget,
-    Call,
-    ConfigError,
-    Key,
-    Node,
-    Source,
-    check_argument,
-    check_leaf,
-    is_name,
-)
+from trainer.config.nodes import Budget, Node, check_argument, check_leaf, is_name
+from trainer.config.tree import Call, ConfigError, Key, Source
 
 PARTIAL = "partial:"
 _STANDARD = "tag:yaml.org,2002:"

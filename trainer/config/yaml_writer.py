@@ -6,7 +6,8 @@ from typing import Any
 
 import yaml
 
-from trainer.config.tree import Call, Tree, brief, join, same
+from trainer.config.tree import Call, Tree, join, same
+from trainer.config.wording import brief
 from trainer.config.yaml_reader import PARTIAL, _Loader
 
 _STANDARD = "tag:yaml.org,2002:"

@@ -1,0 +1,69 @@
+"""Words for messages: what was given, and what it may have been meant to be."""
+
+import difflib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from trainer.config.tree import Call, Key, Tree
+
+
+def nearest(word: str, known: Iterable[Key]) -> str | None:
+    """Returns the known name that is spelled most like `word`, or None if none is near."""
+    names = {str(name).lower(): str(name) for name in known}
+    close = difflib.get_close_matches(word[:100].lower(), names, n=1)
+    return names[close[0]] if close else None
+
+
+def known_names(word: str, known: Iterable[Key], there_is: str = "There is") -> str:
+    """Returns a sentence that suggests the nearest known name, or lists what exists."""
+    names = sorted(map(str, known))
+    near = nearest(word, names)
+    if near is not None:
+        return f"Did you mean {near!r}?"
+    return f"{there_is}: {listing(names)}." if names else ""
+
+
+def listing(names: Sequence[str], most: int = 8) -> str:
+    """Returns some names for a sentence, not too many."""
+    shown = ", ".join(name[:100] for name in names[:most])
+    return f"{shown}, and {len(names) - most} more" if len(names) > most else shown
+
+
+def describe(tree: Tree) -> str:
+    """Returns a few words for a value in a message: "the string 'fast'"."""
+    if isinstance(tree, Call):
+        return f"the function {tree.name}" if tree.partial else f"a call of {tree.name}"
+    if tree is None:
+        return "null"
+    kinds: list[tuple[type, str]] = [
+        (bool, "the boolean"),
+        (int, "the integer"),
+        (float, "the float"),
+        (str, "the string"),
+        (list, "the list"),
+        (dict, "the dict"),
+    ]
+    kind = next((words for of, words in kinds if isinstance(tree, of)), "the value")
+    return f"{kind} {brief(tree)}"
+
+
+def brief(tree: Tree, most: int = 60) -> str:
+    """Returns a value in one short line."""
+    text = _brief(tree)
+    return text if len(text) <= most else text[: most - 3] + "..."
+
+
+def _brief(tree: Tree) -> str:
+    if isinstance(tree, Call):
+        sign = "@" if tree.partial else ""
+        return f"{sign}{tree.name}({_items(tree.kwargs, '=', str)})"
+    if isinstance(tree, dict):
+        return "{" + _items(tree, ": ", repr) + "}"
+    if isinstance(tree, list):
+        return "[" + ", ".join(map(_brief, tree[:9])) + "]"
+    return repr(tree[:100]) if isinstance(tree, str) else repr(tree)
+
+
+def _items(items: Mapping[Any, Tree], sign: str, spell: Callable[[Any], str]) -> str:
+    some = list(items.items())[:9]
+    return ", ".join(f"{spell(key)}{sign}{_brief(value)}" for key, value in some)
