@@ -18,6 +18,10 @@ def train(arguments: argparse.Namespace) -> int:
     workdir = arguments.workdir or _default_workdir(arguments.files, read)
     runtime.keep_freed_memory()
     runtime.keep_compiled_programs()
+    if arguments.distributed:
+        from trainer import processes
+
+        processes.join()
     from trainer.run import Run
 
     program = _program(read, arguments.vocabulary)

@@ -8,18 +8,10 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from trainer.cadence import Cadence
 from trainer.checkpoint import Checkpoints, Info, ls
-from trainer.nonfinite import (
-    Counters,
-    NonFinite,
-    Record,
-    RollBack,
-    counters_of,
-    go_back,
-)
+from trainer.nonfinite import Counters, NonFinite, Record, RollBack, counters_of, go_back
+from trainer.processes import Wishes
 from trainer.program import Program
-from trainer.signals import StopSignals
 from trainer.step import Batch, State
 from trainer.watchdog import Watchdog
 
@@ -34,6 +26,10 @@ class Metrics(NamedTuple):
     step: int
     values: dict[str, jax.Array]
     steps_per_second: float = 0.0
+
+    def fetch(self) -> dict[str, float]:
+        values = jax.device_get({k: x for k, x in self.values.items() if k != "finite"})
+        return {name: float(x) for name, x in values.items()}
 
 
 class _Interrupted(Exception):
@@ -51,10 +47,9 @@ class Loop:
         program: the compiled experiment.
         checkpoints: where the state is saved.
         writer: takes the metrics, with the methods of clu's `MetricWriter`.
-        signals: says when to stop.
+        wishes: says when to stop, and when to save besides every `save_every` steps.
         log: takes a line for the user.
         record: takes the steps that are not finite.
-        cadence: says when to save besides every `save_every` steps.
         until: the step to stop after, as a signal would; None for the last one.
         observe: is shown every step: its number, its batch and the state after it.
     """
@@ -64,11 +59,10 @@ class Loop:
         program: Program,
         checkpoints: Checkpoints,
         writer: Any,
-        signals: StopSignals,
+        wishes: Wishes,
         log: Callable[[str], None],
         *,
         record: Record,
-        cadence: Cadence,
         until: int | None = None,
         observe: Observer | None = None,
     ):
@@ -76,11 +70,10 @@ class Loop:
         self.experiment = program.experiment
         self.checkpoints = checkpoints
         self.writer = writer
-        self.signals = signals
+        self.wishes = wishes
         self.log = log
         self.results: dict[str, float] = {}
         self._record = record
-        self._cadence = cadence
         self._end = min(self.experiment.steps, until or self.experiment.steps)
         self._observe = observe
         self._watchdog = Watchdog(self.experiment.watchdog, log)
@@ -120,7 +113,7 @@ class Loop:
         step = start = int(state.step)
         evaluated = True
         with self._watchdog:
-            if unevaluated and not self.signals.received:
+            if unevaluated and not self.wishes.stop:
                 evaluated = self._evaluate_again(state, step)
             for step, state in self._steps(state, start, back):  # noqa: B020
                 if began is not None and step == start + 1:
@@ -139,7 +132,7 @@ class Loop:
             state = self._turn(state, back)
         batches = experiment.data.train(step + self._counters.left_out, experiment.seed)
         logged_at, logged_step = time.perf_counter(), step
-        while step < self._end and not self.signals.received:
+        while step < self._end and not self.wishes.stop:
             self._watchdog.step(step + 1)
             batch = next(batches)
             state, metrics = self.program.step(state, self.program.put(batch))
@@ -152,6 +145,7 @@ class Loop:
                 speed = (step - logged_step) / (now - logged_at)
                 self._flush()
                 self._waiting = Metrics(step, metrics, speed)
+                self.wishes.meet()
                 logged_at, logged_step = now, step
             if self._observe is not None:
                 self._observe(step, batch, state)
@@ -186,7 +180,7 @@ class Loop:
             except _Interrupted:
                 evaluated = False
         asked = last or step % experiment.save_every == 0 or step == self._end
-        if asked or self.signals.received or self._cadence.due():
+        if asked or self.wishes.stop or self.wishes.save_now():
             self._save(state, step, metric)
         return evaluated
 
@@ -197,7 +191,7 @@ class Loop:
         self._watchdog.other(f"the save of step {step}")
         start = time.perf_counter()
         self.checkpoints.save(step, state, metric=metric)
-        self._cadence.saved(time.perf_counter() - start)
+        self.wishes.saved(time.perf_counter() - start)
 
     # What was not finite.
 
@@ -219,7 +213,7 @@ class Loop:
         if self._waiting is not None and self._waiting.step >= bad.step:
             self._waiting = None
         self._flush()
-        values = _fetch(bad.values)
+        values = bad.fetch()
         said = " and ".join(f"{name} is {values[name]}" for name in ("train/loss", "grad_norm"))
         if self.experiment.on_nonfinite == "rollback":
             step, counters = go_back(self._counters, bad.step)
@@ -240,17 +234,11 @@ class Loop:
             self._check_oldest()
         if self._waiting is None:
             return
-        step, metrics, speed = self._waiting
-        self._waiting = None
+        waiting, self._waiting = self._waiting, None
+        speed = waiting.steps_per_second
         examples = speed * self.experiment.data.batch_size
-        self.writer.write_scalars(
-            step,
-            {
-                **_fetch(metrics),
-                "perf/steps_per_second": speed,
-                "perf/examples_per_second": examples,
-            },
-        )
+        perf = {"perf/steps_per_second": speed, "perf/examples_per_second": examples}
+        self.writer.write_scalars(waiting.step, waiting.fetch() | perf)
 
     def _evaluate(self, state: State, step: int) -> float | None:
         """Evaluates, writes the results, and returns the one that "best" is judged by."""
@@ -264,7 +252,7 @@ class Loop:
     def _eval_batches(self, step: int) -> Iterator[Batch]:
         for batch in self.experiment.data.evaluate():
             self._watchdog.other(f"the evaluation at step {step}")
-            if self.signals.received:
+            if self.wishes.stop:
                 raise _Interrupted
             yield batch
 
@@ -293,7 +281,7 @@ class Loop:
             self.log(f"The metrics up to step {step} could not be written: {self.writer.error}")
             return FAILED
         if step < self.experiment.steps or not evaluated:
-            why = self.signals.received or "--until"
+            why = self.wishes.stop or "--until"
             self.log(
                 f"Stopped at step {step} by {why}; saved. Start the same command again to go on."
             )
@@ -301,8 +289,3 @@ class Loop:
         results = ", ".join(f"{name} {value:.4g}" for name, value in self.results.items())
         self.log(f"Done: {step:,} steps. {results}")
         return DONE
-
-
-def _fetch(metrics: dict[str, jax.Array]) -> dict[str, float]:
-    values = jax.device_get({name: x for name, x in metrics.items() if name != "finite"})
-    return {name: float(x) for name, x in values.items()}

@@ -98,6 +98,11 @@ def _train(train: argparse.ArgumentParser) -> None:
         help="take the workdir from a process on a host that cannot be asked any more",
     )
     train.add_argument(
+        "--distributed",
+        action="store_true",
+        help="this process is one of several of the run; see trainer/processes.py",
+    )
+    train.add_argument(
         "--until",
         type=_positive,
         metavar="STEP",

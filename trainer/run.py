@@ -4,8 +4,10 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import jax
+
 from trainer import config as configs
-from trainer import writers
+from trainer import processes, writers
 from trainer.cadence import Cadence, was_killed
 from trainer.checkpoint import CheckpointError, Checkpoints
 from trainer.config import Config
@@ -72,12 +74,14 @@ class Run:
         Raises:
             ConfigError: the folder holds another run, or cannot be written.
         """
-        if self.signals.received:
+        if self.signals.received and jax.process_count() == 1:
             self.log(f"Stopped by {self.signals.received} before the run began.")
             return STOPPED
         if self.experiment.warm_start and not Checkpoints(Path(workdir) / "checkpoints").steps():
             self._warm_start = WarmStart(self.program, self.read)
-        folder = self._open(workdir, allow_changed, take_over)
+        folder = processes.first_process_first(
+            lambda: self._open(workdir, allow_changed, take_over), Path(workdir).absolute()
+        )
         kinds = {DONE: "done", FAILED: "failed", STOPPED: "stopped"}
         code = FAILED
         try:
@@ -127,7 +131,7 @@ class Run:
             log=self.log,
             fence=folder.check_fence,
         )
-        cadence = Cadence(hurry=was_killed(folder.run_file))
+        wishes = processes.Wishes(self.signals, Cadence(hurry=was_killed(folder.run_file)))
         record = Record(folder.path, folder.write, experiment)
         back: RollBack | None = None
         with checkpoints:
@@ -145,10 +149,9 @@ class Run:
                         self.program,
                         checkpoints,
                         writer,
-                        self.signals,
+                        wishes,
                         self.log,
                         record=record,
-                        cadence=cadence,
                         until=until,
                         observe=observe,
                     )
@@ -161,6 +164,8 @@ class Run:
 
     def _writer(self, folder: Workdir, restored: int | None, again: bool) -> MultiWriter:
         experiment = self.experiment
+        if jax.process_index() > 0:
+            return MultiWriter([])
         writer = writers.create(
             experiment.writers,
             folder.path,
@@ -182,7 +187,7 @@ class Run:
             return False
         rows = writers.read_metrics(folder.path) if folder.metrics_file.exists() else []
         names = {name for row in rows if row["step"] == restored for name in row}
-        return not any(name.startswith("eval/") for name in names)
+        return processes.as_first_says(not any(name.startswith("eval/") for name in names))
 
     def _first_state(self, checkpoints: Checkpoints) -> tuple[State, int | None]:
         """Restores the newest checkpoint, or makes the state before the first step."""
@@ -203,7 +208,8 @@ class Run:
         return state
 
     def _compile(self, state: State) -> None:
-        if self.signals.received or self._compiled:
+        stopped = self.signals.received and jax.process_count() == 1
+        if stopped or self._compiled:
             return
         self._compiled = True
         start = time.perf_counter()

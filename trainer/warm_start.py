@@ -38,7 +38,7 @@ class WarmStart:
     def __init__(self, program: Program, config: Config | None = None):
         self._given: Mapping[str, Any] = program.experiment.warm_start or {}
         self._sources = config.sources if config else {}
-        self._optimizer = program.experiment.optimizer
+        self._optimizer: Any = program.experiment.optimizer
         self._check_keys()
         wanted = program.abstract_state()
         self._params, names = self._read_params(flatten(wanted.params))
