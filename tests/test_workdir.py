@@ -727,3 +727,25 @@ def test_a_fenced_folder_is_not_written(
     assert content(folder) == before
     new.close("done")
     assert [entry["exit"] for entry in record(folder)["lineage"]] == ["killed", "done"]
+
+
+def test_a_lock_file_that_was_replaced_meanwhile_is_not_the_lock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between opening the file and locking it another process can put a new one in its place."""
+    real = fcntl.flock
+    replaced: list[int] = []
+
+    def flock(descriptor: int, operation: int) -> None:
+        if not replaced:
+            replaced.append(descriptor)
+            (tmp_path / "new").write_text("")
+            (tmp_path / "new").replace(tmp_path / "lock")
+        real(descriptor, operation)
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    lock = Lock(tmp_path)
+    assert json.loads((tmp_path / "lock").read_text())["pid"] == os.getpid()
+    with pytest.raises(ConfigError, match="in use"):
+        Lock(tmp_path)
+    lock.close()
