@@ -121,6 +121,9 @@ def explain(arguments: argparse.Namespace) -> int:
     read = _read(arguments)
     plan = make_plan(_program(read, arguments.vocabulary), read)
     print(render(plan))
+    if not plan.schedules:
+        print("No group's optimizer takes a learning rate, so there is no schedule to draw.")
+        return 0
     print(plots.draw_in_terminal(plan.schedules, "learning rate by step"), end="")
     if arguments.png:
         try:
