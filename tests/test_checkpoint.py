@@ -5,6 +5,7 @@ import math
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
@@ -684,6 +685,61 @@ def test_a_checkpoint_of_four_devices_restores_on_one_two_and_eight(home: Path) 
     said = {n: reader.communicate(timeout=120) for n, reader in readers.items()}
     assert said == {n: (f"done {n}\n", "") for n in readers}
     assert checkpoint.check(home) == {1: []}
+
+
+TWO_PROCESSES = """
+    import sys
+    import jax, numpy as np
+    from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
+
+    directory, task, rank, port = sys.argv[1:]
+    jax.distributed.initialize(f"localhost:{port}", 2, int(rank))
+    from trainer.checkpoint import Checkpoints
+
+    mesh = Mesh(np.array(jax.devices()), ("d",))
+    rows, copy = NamedSharding(mesh, P("d")), NamedSharding(mesh, P())
+    values = {"w": np.arange(32.0, dtype=np.float32).reshape(8, 4), "b": np.ones(3, np.float32)}
+    shardings = {"w": rows, "b": copy, "key": copy}
+    log = []
+    checkpoints = Checkpoints(directory, log=log.append)
+    if task == "save":
+        state = {n: jax.make_array_from_callback(x.shape, shardings[n], lambda i, x=x: x[i])
+                 for n, x in values.items()}
+        state["key"] = jax.jit(lambda: jax.random.key(5), out_shardings=copy)()
+        assert checkpoints.save(1, state) and checkpoints.save(2, state)
+    else:
+        target = {n: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=shardings[n])
+                  for n, x in values.items()}
+        key = jax.random.key(5)
+        target["key"] = jax.ShapeDtypeStruct(key.shape, key.dtype, sharding=copy)
+        state = checkpoints.restore(target)
+        for n, x in values.items():
+            (shard,) = state[n].addressable_shards
+            assert np.array_equal(shard.data, x[shard.index]) and state[n].committed
+        assert (jax.random.key_data(state["key"]) == jax.random.key_data(key)).all()
+    checkpoints.close()
+    print(checkpoints.steps(), len(log))
+"""
+
+
+def _two_processes(home: Path, task: str) -> list[str]:
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = free.getsockname()[1]
+    both = [_python(TWO_PROCESSES, home, task, rank, port) for rank in (0, 1)]
+    told = [process.communicate(timeout=120) for process in both]
+    assert [process.returncode for process in both] == [0, 0], told
+    return [out.splitlines()[-1] for out, _ in told]
+
+
+def test_two_processes_save_their_shards_and_agree_on_damage(home: Path) -> None:
+    assert _two_processes(home, "save") == ["[1, 2] 0", "[1, 2] 0"]
+    assert checkpoint.check(home) == {1: [], 2: []}, "One process checks what two have written."
+    manifest = json.loads((home / "1/integrity/manifest.json.1").read_text())["manifest"]
+    (index, _), *_ = manifest["leaves"]["w"]["crc32"]
+    assert index == [[4, 8], [0, 4]]
+    _truncate(home / "2")
+    assert _two_processes(home, "restore") == ["[1] 1", "[1] 0"]
 
 
 KILLED = """

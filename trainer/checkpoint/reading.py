@@ -71,7 +71,9 @@ def place(array: np.ndarray, target: Any) -> jax.Array:
         sharding = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
     if integrity.is_key(target):
         keys = jax.random.wrap_key_data(jax.numpy.asarray(array), impl=_key_impl(target))
-        return jax.device_put(keys, sharding)
+        if sharding.is_fully_addressable:
+            return jax.device_put(keys, sharding)
+        return jax.make_array_from_callback(keys.shape, sharding, lambda index: keys[index])
     if sharding.is_fully_addressable:
         return jax.device_put(array, sharding, may_alias=False)
     return jax.make_array_from_callback(array.shape, sharding, lambda index: array[index])
