@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import optax
 
-from optim import laws
+from optim.recipes import Recipe
 
 
 class GroupError(ValueError):
@@ -29,7 +29,7 @@ class Group(NamedTuple):
     """Some parameters and the optimizer that moves them; see `group`."""
 
     match: re.Pattern[str]
-    optimizer: laws.Recipe
+    optimizer: Recipe
     min_ndim: int
     max_ndim: int | None
 

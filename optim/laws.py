@@ -14,7 +14,6 @@ Nothing here knows an optimizer by its name.
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping
-from functools import partial
 from typing import Any
 
 import jax
@@ -22,106 +21,7 @@ import jax.numpy as jnp
 import optax
 
 from optim.paths import flatten, unflatten
-
-Recipe = partial | optax.GradientTransformation
-
-
-def takes_float(function: Callable[..., Any], name: str) -> bool:
-    """Tells whether an argument of an optimizer factory is a float, so that a schedule may stand
-    for it.
-
-    Args:
-        function: the factory, such as `optax.adamw`.
-        name: the name of one of its arguments.
-
-    Returns:
-        True for an argument with a float default, or whose annotation speaks of a float, a scalar
-        or an array; False for integers, booleans, masks, dtypes, functions and the like.
-    """
-    parameter = inspect.signature(function).parameters.get(name)
-    if parameter is None or isinstance(parameter.default, bool | int):
-        return False
-    words = ("float", "Scalar", "Numeric", "ArrayLike", "jax.Array")
-    return isinstance(parameter.default, float) or _speaks_of(parameter, words)
-
-
-def takes_recipe(function: Callable[..., Any], name: str) -> bool:
-    """Tells whether an optimizer factory takes an optimizer, or a list of them, here."""
-    parameter = inspect.signature(function).parameters.get(name)
-    return parameter is not None and _speaks_of(parameter, ("GradientTransformation", "partial"))
-
-
-def _speaks_of(parameter: inspect.Parameter, words: tuple[str, ...]) -> bool:
-    annotation = parameter.annotation
-    if annotation is inspect.Parameter.empty:
-        return False
-    text = annotation if isinstance(annotation, str) else str(annotation)
-    return any(word in text for word in words)
-
-
-def recipes_within(recipe: Any) -> Iterator[partial]:
-    """Yields a recipe, then the recipes among its arguments, outermost first."""
-    if isinstance(recipe, partial):
-        yield recipe
-        for name, value in _bound(recipe).arguments.items():
-            if takes_recipe(recipe.func, name):
-                for inner in value if isinstance(value, list | tuple) else [value]:
-                    yield from recipes_within(inner)
-
-
-def hyperparameters(recipe: Recipe) -> dict[str, Any]:
-    """Lists the float arguments of a recipe and of those inside it; the outermost wins a name.
-
-    Args:
-        recipe: a partial of a factory, or a finished transformation (which shows none).
-
-    Returns:
-        For each name a float, a traced scalar or a schedule, defaults included; None is left out.
-    """
-    found: dict[str, Any] = {}
-    for inner in recipes_within(recipe):
-        bound = _bound(inner)
-        bound.apply_defaults()
-        for name, value in bound.arguments.items():
-            if value is not None and takes_float(inner.func, name):
-                found.setdefault(name, value)
-    return found
-
-
-def instantiate(recipe: Any, step: Any, dtype: Any) -> optax.GradientTransformationExtraArgs:
-    """Calls the factory of a recipe, with each schedule replaced by its value at a step.
-
-    Args:
-        recipe: a partial of a factory, or a finished transformation.
-        step: the schedules' position, an int or an int32 scalar.
-        dtype: the dtype of a schedule's value: float32, or float64 where parameters are.
-
-    Returns:
-        The optax transformation; it takes extra arguments, and ignores those it does not know.
-    """
-
-    def resolve(function: Callable[..., Any], name: str, value: Any) -> Any:
-        if takes_recipe(function, name):
-            if isinstance(value, list | tuple) and not isinstance(
-                value, optax.GradientTransformation
-            ):
-                return type(value)(instantiate(one, step, dtype) for one in value)
-            return instantiate(value, step, dtype)
-        if takes_float(function, name):
-            value = value(step) if callable(value) else value
-            return value if isinstance(value, float | int | None) else jnp.asarray(value, dtype)
-        return value
-
-    if isinstance(recipe, partial):
-        bound = _bound(recipe)
-        for name, value in bound.arguments.items():
-            bound.arguments[name] = resolve(recipe.func, name, value)
-        recipe = recipe.func(*bound.args, **bound.kwargs)
-    return optax.with_extra_args_support(recipe)
-
-
-def _bound(recipe: partial) -> inspect.BoundArguments:
-    return inspect.signature(recipe.func).bind_partial(*recipe.args, **recipe.keywords)
+from optim.recipes import Recipe, SlowParams, instantiate, name_of
 
 
 def init(recipe: Recipe, params: Any) -> Any:
@@ -145,7 +45,7 @@ def update(
 
     Args:
         recipe: what `init` was given.
-        grads: a pytree like `params`, widened.
+        grads: a dict like `params`, widened.
         state: what `init` or the last `update` returned.
         params: the parameters before the step, widened.
         step: the schedules' position, an int32 scalar.
@@ -156,10 +56,19 @@ def update(
         dtypes and strong types are those of `state`.
 
     Raises:
-        ValueError: the optimizer changed the structure of its state, or the shape of a leaf.
+        ValueError: the optimizer changed the structure of its state, or the shape of a leaf; or
+            inside shard_map it needs whole parameters and got parts of them.
     """
     tx = instantiate(recipe, step, compute_dtype(params))
+    refuse_parts(lambda g: tx.update(g, state, params, **extra), (grads, params), name_of(recipe))
+    updates: Any
     updates, new_state = tx.update(grads, state, params, **extra)
+    for path, p in params.items():
+        if jnp.shape(updates[path]) != p.shape:
+            raise ValueError(
+                f"It moves the parameter {path} of shape {p.shape} by an update of shape "
+                f"{jnp.shape(updates[path])}. Give that parameter to another group."
+            )
     return updates, own_buffers(match_avals(new_state, state), (params, grads))
 
 
@@ -186,18 +95,27 @@ def extra_arguments(extra: Mapping[str, Any], own: dict[str, Any], params: Any) 
 
     def at_dtype(x: Any) -> Any:
         x = jnp.asarray(x)
-        return (
-            x.astype(dtype) if x.ndim == 0 and jnp.issubdtype(x.dtype, jnp.floating) else widen(x)
-        )
+        floating = x.ndim == 0 and jnp.issubdtype(x.dtype, jnp.floating)
+        return x.astype(dtype) if floating else widen(x)
 
     def restrict(function: Callable[..., Any]) -> Callable[..., Any]:
-        def of_own(wide: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
+        def of_own(wide: dict[str, Any], *args: Any, **others: Any) -> Any:
             named = flatten(params)
             true = {path: w.astype(named[path].dtype) for path, w in wide.items()}
-            return cut(function(unflatten(params, {**named, **true}), *args, **kwargs))
+            taken = {name: value for name, value in others.items() if name not in extra}
+            return cut(function(unflatten(params, {**named, **true}), *args, **taken))
 
+        of_own.__signature__ = inspect.Signature(arguments)  # pyright: ignore
         return of_own
 
+    # optax's line searches raise at every extra argument that is no argument of value_fn.
+    kind = inspect.Parameter
+    arguments = [
+        kind("params", kind.POSITIONAL_ONLY),
+        *(kind(name, kind.KEYWORD_ONLY) for name in extra if name.isidentifier()),
+        kind("args", kind.VAR_POSITIONAL),
+    ]
+    arguments.sort(key=lambda argument: argument.kind)
     return {name: restrict(x) if callable(x) else cut(x) for name, x in extra.items()}
 
 
@@ -233,14 +151,14 @@ def match_avals(new: Any, old: Any) -> Any:
     """
     if jax.tree.structure(new) != jax.tree.structure(old):
         raise ValueError(
-            f"An optimizer changed the structure of its state from {jax.tree.structure(old)} to "
+            f"It changed the structure of its state from {jax.tree.structure(old)} to "
             f"{jax.tree.structure(new)}; a state keeps its structure from step to step."
         )
 
     def cast(path: Any, n: Any, o: Any) -> Any:
         if jnp.shape(n) != jnp.shape(o):
             raise ValueError(
-                f"An optimizer changed the shape of its state at {jax.tree_util.keystr(path)} from "
+                f"It changed the shape of its state at {jax.tree_util.keystr(path)} from "
                 f"{jnp.shape(o)} to {jnp.shape(n)}; a state keeps its shapes from step to step."
             )
         return jax.lax.convert_element_type(n, o.dtype)
@@ -265,12 +183,76 @@ def own_buffers(state: Any, others: Any) -> Any:
     return jax.tree.map(distinct, state)
 
 
+def refuse_parts(function: Callable[..., Any], operands: tuple[Any, Any], name: str) -> None:
+    """Refuses, inside shard_map, what would need whole parameters and is given parts of them.
+
+    A norm of a part is not the norm, and nobody would notice. What moves each number by itself may
+    work on parts; so the operations decide, and not the optimizer's name.
+
+    Args:
+        function: what is to be done with the gradients; it is traced, and only where an operand
+            differs from device to device.
+        operands: the gradients, then whatever else the function uses.
+        name: what the error calls the function.
+
+    Raises:
+        ValueError: the function mixes the numbers of an array, or draws random ones, and an operand
+            differs from device to device.
+    """
+    axes = {axis for x in jax.tree.leaves(operands) for axis in _varying(x)}
+    if not axes:
+        return
+    if any(_mixes(equation) for equation in _equations(jax.make_jaxpr(function)(operands[0]))):
+        raise ValueError(
+            f"Inside shard_map, {name} got parameters or gradients that differ along the mesh axis "
+            f"{', '.join(sorted(map(str, axes)))}, and needs whole ones: it computes norms, sums, "
+            f"products or random numbers of the shape of a parameter. Keep the parameters "
+            f"replicated and average the gradients (jax.lax.pmean), or leave shard_map and use jit "
+            f"with named shardings."
+        )
+
+
+def _varying(x: Any) -> frozenset[Any]:
+    kind = getattr(jax.typeof(x), "manual_axis_type", None)
+    return frozenset() if kind is None else frozenset(kind.varying)
+
+
+def _equations(jaxpr: Any) -> Iterator[Any]:
+    """Yields the equations of a jaxpr and of those inside it."""
+    inner = getattr(jaxpr, "jaxpr", jaxpr)
+    for equation in inner.eqns:
+        yield equation
+        for value in jax.tree.leaves(
+            list(equation.params.values()), is_leaf=lambda x: hasattr(x, "eqns")
+        ):
+            if hasattr(value, "eqns") or hasattr(value, "jaxpr"):
+                yield from _equations(value)
+
+
+# Operations that move each number by itself, or only move numbers about.
+_MIXING = (
+    "reduce", "arg", "cum", "dot_general", "conv_general", "sort", "top_k", "fft", "svd", "qr",
+    "eigh", "eig", "lu", "cholesky", "triangular_solve", "householder", "random_bits", "threefry",
+    "scatter", "gather", "concatenate",
+)  # fmt: skip
+
+
+def _mixes(equation: Any) -> bool:
+    name = equation.primitive.name
+    if not name.startswith(_MIXING):
+        return False
+    drawn = name.startswith(("random", "threefry"))
+    return drawn or any(_varying(v.aval) for v in equation.invars if v.aval.shape)
+
+
 def _inexact(x: Any) -> bool:
     return jnp.issubdtype(x.dtype, jnp.inexact)
 
 
 def eval_params(state: Any, params: Any) -> Any:
-    """Finds the parameters that evaluation must use: schedule-free keeps its average in its state.
+    """Finds the parameters that evaluation must use: averages that an optimizer keeps in its state.
+
+    Schedule-free evaluates the average of its iterates, lookahead its slow parameters.
 
     Args:
         state: an optimizer's state.
@@ -279,9 +261,11 @@ def eval_params(state: Any, params: Any) -> Any:
     Returns:
         The averaged parameters, in the dtypes of `params`; `params` themselves for most optimizers.
     """
-    is_average = lambda x: isinstance(x, optax.contrib.ScheduleFreeState)  # noqa: E731
-    for part in jax.tree.leaves(state, is_leaf=is_average):
-        if is_average(part):
-            average = optax.contrib.schedule_free_eval_params(part, widen(params))
+    kinds = (optax.contrib.ScheduleFreeState, SlowParams)
+    for part in jax.tree.leaves(state, is_leaf=lambda x: isinstance(x, kinds)):
+        if isinstance(part, kinds):
+            slow = isinstance(part, SlowParams)
+            wide = widen(params)
+            average = part.slow if slow else optax.contrib.schedule_free_eval_params(part, wide)
             return jax.tree.map(lambda a, p: a.astype(p.dtype), average, params)
     return params

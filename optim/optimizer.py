@@ -5,14 +5,15 @@ That is optax's `partition` without its MaskedNodes, so that an optimizer that c
 evaluates the loss at other parameters (line searches), works in a group as it does alone.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from optim import laws
+from optim import laws, recipes
 from optim.groups import Group, GroupError, assign, first
 from optim.layer_decay import layer_scales
 from optim.paths import flatten, unflatten
@@ -81,7 +82,7 @@ class Optimizer(NamedTuple):
 
     def schedules(self, name: str) -> dict[str, Any]:
         """Lists the float arguments of a group's optimizer: each a float or a schedule."""
-        return laws.hyperparameters(self.groups[name].optimizer)
+        return recipes.hyperparameters(self.groups[name].optimizer)
 
     def position(self, state: OptimizerState) -> Any:
         """Tells where the schedules stand: the calls of `update` so far, int32."""
@@ -163,7 +164,7 @@ class Optimizer(NamedTuple):
             new_params, new_state = self.update(grads, state, params, **extra)
             return jax.tree.map(jnp.subtract, new_params, params), new_state
 
-        return optax.GradientTransformationExtraArgs(self.init, update)
+        return optax.GradientTransformationExtraArgs(self.init, update)  # pyright: ignore
 
     def eval_params(self, state: OptimizerState, params: Any) -> Any:
         """Gives the parameters that evaluation must use.
@@ -192,7 +193,10 @@ class Optimizer(NamedTuple):
 
     def _init_unpacked(self, free: dict[str, Any]) -> dict[str, Any]:
         parts = self._split(laws.widen(free))
-        groups = {name: laws.init(self.groups[name].optimizer, own) for name, own in parts.items()}
+        groups = {}
+        for name, own in parts.items():
+            with _told_with_the_group(name, self.groups[name]):
+                groups[name] = laws.init(self.groups[name].optimizer, own)
         zero = jnp.zeros((), jnp.int32)
         return {"groups": groups, "skipped": zero, "step": zero}  # in this order, see `position`
 
@@ -214,14 +218,15 @@ class Optimizer(NamedTuple):
             within = laws.extra_arguments(extra, own, params)
             if "value" in extra:
                 within["grad"] = {path: grads[path] for path in own}
-            updates, groups[name] = laws.update(
-                self.groups[name].optimizer,
-                {path: clipped[path] for path in own},
-                old["groups"][name],
-                own,
-                step,
-                within,
-            )
+            with _told_with_the_group(name, self.groups[name]):
+                updates, groups[name] = laws.update(
+                    self.groups[name].optimizer,
+                    {path: clipped[path] for path in own},
+                    old["groups"][name],
+                    own,
+                    step,
+                    within,
+                )
             moves |= {
                 path: u * scales[path] if path in scales else u for path, u in updates.items()
             }
@@ -263,6 +268,23 @@ def optimizer(
     if layer_decay is not None and not 0 < layer_decay <= 1:
         raise ValueError(f"layer_decay is a factor in (0, 1], and not {layer_decay!r}.")
     return Optimizer(dict(groups), clip_norm, layer_decay, low_precision)
+
+
+@contextmanager
+def _told_with_the_group(name: str, group: Group) -> Iterator[None]:
+    """Adds the group and its optimizer to whatever an optimizer raises."""
+    try:
+        yield
+    except GroupError:
+        raise
+    except (TypeError, ValueError, LookupError, AttributeError, NotImplementedError) as error:
+        kind = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
+        raise GroupError(
+            f"The group {name!r} cannot be moved by {recipes.name_of(group.optimizer)}. "
+            f"{kind}{error}",
+            name,
+            "optimizer",
+        ) from error
 
 
 def _clip(grads: dict[str, Any], clip_norm: Any, step: Any) -> dict[str, Any]:

@@ -1,0 +1,412 @@
+"""The table of optimizers that the laws are tested on: a row an optimizer, a column a law.
+
+`python -m tests.laws_table` prints it for the README. A public factory of optax that has no row
+here, no row that contains it, and no reason in `NOT_ROWS` fails `test_every_factory_has_a_row`.
+"""
+
+import inspect
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, fields
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+import optax.contrib
+
+import optim
+from optim.recipes import recipes_within
+
+contrib = optax.contrib
+
+LAWS = {
+    1: "avals",
+    2: "float32 inside",
+    3: "one compilation",
+    4: "schedules",
+    5: "groups",
+    6: "loops",
+    7: "shardings",
+    8: "restore",
+    9: "evaluation",
+}
+SEARCH = ("value", "grad", "value_fn")
+DTYPES = ("float32", "bfloat16", "float16", "mixed", "float64")
+
+
+@dataclass(frozen=True, eq=False)
+class Row:
+    """An optimizer with its arguments.
+
+    Attributes:
+        name: as a user finds it, with what is special about the arguments in brackets.
+        recipe: a partial of its factory.
+        params: which parameters it is given: "all" (a matrix, a vector and a scalar), "matrices"
+            (a matrix, and two of them stacked) or "complex".
+        needs: the extra arguments that plain optax asks for.
+        per_example: whether its gradients have a leading axis of examples.
+        tolerance: how far it may be from its reference, where rounding inside it counts.
+        fixed: float arguments that take no schedule.
+        exempt: law, or (law, dtype) -> why it cannot hold.
+        notes: what the README says about it.
+    """
+
+    name: str
+    recipe: partial
+    params: str = "all"
+    needs: tuple[str, ...] = ()
+    per_example: bool = False
+    tolerance: float = 0.0
+    fixed: tuple[str, ...] = ()
+    exempt: Mapping[Any, str] = field(default_factory=dict)
+    notes: str = ""
+
+    def why_not(self, law: int, dtype: str) -> str | None:
+        return self.exempt.get(law) or self.exempt.get((law, dtype))
+
+
+OPTIONS = tuple(f.name for f in fields(Row))[2:]
+
+
+def _row(factory: Callable[..., Any], *args: Any, note: str = "", **kwargs: Any) -> Row:
+    options = {k: kwargs.pop(k) for k in OPTIONS if k in kwargs}
+    name = public_name(factory) + (f" ({note})" if note else "")
+    return Row(name, partial(factory, *args, **kwargs), **options)
+
+
+def public_name(factory: Callable[..., Any]) -> str:
+    """Finds the name by which a user reaches a factory (optax.nadam is itself a partial)."""
+    for package in (optim, optax, contrib):
+        for name, thing in vars(package).items():
+            if thing is factory and not name.startswith("_"):
+                return f"{package.__name__}.{name}"
+    raise LookupError(f"{factory} is no public name of optim, optax or optax.contrib.")
+
+
+def _sgd(learning_rate: float = 0.1, **kwargs: Any) -> partial:
+    return partial(optax.sgd, learning_rate=learning_rate, **kwargs)
+
+
+def _adam(learning_rate: float = 0.05) -> partial:
+    return partial(optax.adam, learning_rate=learning_rate)
+
+
+def _matrices(params: Any) -> Any:
+    return jax.tree.map(lambda x: jnp.ndim(x) == 2, params)
+
+
+def _labels(params: Any) -> Any:
+    return jax.tree.map(lambda x: "a" if jnp.ndim(x) == 2 else "b", params)
+
+
+def _norm(updates: Any) -> Any:
+    return optax.tree.norm(updates)
+
+
+def _halve(updates: Any, params: Any = None) -> Any:
+    return jax.tree.map(lambda u: 0.5 * u, updates)
+
+
+def _halve_one(update: Any, param: Any) -> Any:
+    return 0.5 * update
+
+
+def _is_late(step: Any, *_: Any, **__: Any) -> Any:
+    return step > 1
+
+
+ROWS = [
+    _row(optax.adabelief, learning_rate=0.02),
+    _row(optax.adadelta, learning_rate=1.0, weight_decay=0.01),
+    _row(
+        optax.adafactor,
+        learning_rate=0.05,
+        min_dim_size_to_factor=2,
+        tolerance=1e-8,
+        note="factored",
+    ),
+    _row(optax.adafactor, learning_rate=0.05, momentum=0.9, weight_decay_rate=1e-3, tolerance=1e-8),
+    _row(optax.adagrad, learning_rate=0.1),
+    _row(optax.adam, learning_rate=0.05),
+    _row(
+        optax.adam,
+        learning_rate=0.05,
+        mu_dtype="bfloat16",
+        tolerance=2e-3,
+        note="bfloat16 momentum",
+    ),
+    _row(optax.adamax, learning_rate=0.05),
+    _row(optax.adamaxw, learning_rate=0.05),
+    _row(optax.adamw, learning_rate=0.05, weight_decay=0.1),
+    _row(optax.adamw, learning_rate=0.05, weight_decay=0.1, mask=_matrices, note="masked decay"),
+    _row(optax.adan, learning_rate=0.05, weight_decay=0.01),
+    _row(optax.amsgrad, learning_rate=0.05),
+    _row(optax.fromage, learning_rate=0.05),
+    _row(optax.lamb, learning_rate=0.05, weight_decay=0.01),
+    _row(optax.lars, learning_rate=0.5, weight_decay=0.01),
+    _row(optax.lbfgs, memory_size=3, needs=SEARCH, note="zoom"),
+    _row(
+        optax.lbfgs,
+        memory_size=3,
+        linesearch=partial(optax.scale_by_backtracking_linesearch, max_backtracking_steps=10),
+        needs=SEARCH,
+        note="backtracking",
+    ),
+    _row(optax.lbfgs, learning_rate=0.1, memory_size=3, linesearch=None, note="fixed step"),
+    _row(optax.lion, learning_rate=0.02, weight_decay=0.01),
+    _row(optax.nadam, learning_rate=0.05),
+    _row(optax.nadamw, learning_rate=0.05),
+    _row(optax.noisy_sgd, learning_rate=0.05, key=7),
+    _row(optax.novograd, learning_rate=0.05, weight_decay=0.01),
+    _row(optax.optimistic_adam, learning_rate=0.05, optimism=0.05),
+    _row(optax.optimistic_adam_v2, learning_rate=0.05),
+    _row(optax.optimistic_gradient_descent, learning_rate=0.05),
+    _row(optax.polyak_sgd, max_learning_rate=0.5, needs=("value",)),
+    _row(optax.radam, learning_rate=0.05),
+    _row(optax.rmsprop, learning_rate=0.02, centered=True, momentum=0.9),
+    _row(optax.rprop, learning_rate=0.02),
+    _row(optax.sgd, learning_rate=0.1, momentum=0.9, nesterov=True),
+    _row(optax.sign_sgd, learning_rate=0.02),
+    _row(optax.signum, learning_rate=0.02),
+    _row(optax.sm3, learning_rate=0.1, params="no scalar"),
+    _row(optax.yogi, learning_rate=0.05),
+    # Line searches and the like by themselves.
+    _row(
+        optax.chain,
+        _sgd(1.0),
+        partial(optax.scale_by_backtracking_linesearch, max_backtracking_steps=10),
+        needs=SEARCH,
+        note="sgd, backtracking line search",
+    ),
+    _row(
+        optax.chain,
+        _sgd(1.0),
+        partial(optax.scale_by_backtracking_linesearch, max_backtracking_steps=10, store_grad=True),
+        needs=SEARCH,
+        note="sgd, backtracking line search, store_grad",
+    ),
+    _row(
+        optax.chain,
+        _sgd(1.0),
+        partial(optax.scale_by_zoom_linesearch, max_linesearch_steps=10),
+        needs=SEARCH,
+        note="sgd, zoom line search",
+    ),
+    _row(contrib.sophia, learning_rate=0.02, update_interval=2, needs=("obj_fn",)),
+    _row(
+        contrib.sam,
+        optimizer=_sgd(momentum=0.9),
+        adv_optimizer=partial(optax.chain, partial(contrib.normalize), _sgd(0.05)),
+        note="transparent",
+    ),
+    _row(
+        contrib.sam,
+        optimizer=_sgd(momentum=0.9),
+        adv_optimizer=partial(optax.chain, partial(contrib.normalize), _sgd(0.05)),
+        opaque_mode=True,
+        needs=("grad_fn",),
+        note="opaque",
+    ),
+    # What evaluates at other parameters than it trains.
+    _row(optax.lookahead, fast_optimizer=_adam(), sync_period=2, slow_step_size=0.5),
+    _row(
+        contrib.schedule_free,
+        base_optimizer=partial(optax.scale_by_learning_rate, 0.1),
+        learning_rate=0.1,
+    ),
+    _row(contrib.schedule_free_adamw, learning_rate=0.05, weight_decay=0.01),
+    _row(contrib.schedule_free_sgd, learning_rate=0.1),
+    # The rest of contrib.
+    _row(contrib.acprop, learning_rate=0.02),
+    _row(contrib.ademamix, learning_rate=0.02, weight_decay=0.01),
+    _row(contrib.simplified_ademamix, learning_rate=0.005),
+    _row(contrib.adopt, learning_rate=0.02),
+    _row(contrib.cocob, learning_rate=1.0),
+    _row(contrib.dadapt_adamw, learning_rate=1.0),
+    _row(contrib.dog, learning_rate=1.0),
+    _row(contrib.dowg, learning_rate=1.0),
+    _row(
+        contrib.dpsgd,
+        learning_rate=0.1,
+        l2_norm_clip=1.0,
+        noise_multiplier=0.1,
+        seed=3,
+        per_example=True,
+    ),
+    _row(contrib.galore, learning_rate=0.02, rank=2, update_proj_gap=2),
+    _row(contrib.madgrad, learning_rate=0.02),
+    _row(contrib.mechanize, base_optimizer=_sgd(1.0)),
+    _row(contrib.momo, learning_rate=0.5, needs=("value",)),
+    _row(contrib.momo_adam, learning_rate=0.02, needs=("value",)),
+    _row(contrib.muon, learning_rate=0.02),
+    _row(contrib.prodigy, learning_rate=1.0),
+    _row(contrib.split_real_and_imaginary, inner=_adam(), params="complex"),
+    _row(
+        optax.chain,
+        _sgd(),
+        partial(contrib.reduce_on_plateau, factor=0.5, patience=1),
+        needs=("value",),
+        fixed=("factor", "rtol", "atol"),
+        notes="factor, rtol and atol are compared in Python: they take numbers, no schedules",
+        note="sgd, reduce_on_plateau",
+    ),
+    # Blocks that no optimizer above contains, and wrappers.
+    _row(
+        optax.chain,
+        partial(optax.zero_nans),
+        partial(optax.clip, max_delta=1.0),
+        partial(optax.clip_by_block_rms, threshold=0.5),
+        partial(optax.clip_by_global_norm, max_norm=0.5),
+        partial(optax.adaptive_grad_clip, clipping=0.1),
+        partial(optax.centralize),
+        _sgd(),
+        note="clips, sgd",
+    ),
+    _row(
+        optax.chain,
+        partial(optax.normalize_by_update_norm),
+        partial(optax.scale_by_param_block_norm),
+        partial(optax.scale_by_param_block_rms),
+        partial(optax.ema, decay=0.9),
+        partial(optax.apply_every, k=2),
+        partial(optax.identity),
+        partial(optax.scale, step_size=-0.1),
+        partial(optax.keep_params_nonnegative),
+        note="scales, ema",
+    ),
+    _row(optax.apply_if_finite, inner=_adam(), max_consecutive_errors=3),
+    _row(optax.MultiSteps, opt=_adam(), every_k_schedule=2),
+    _row(optax.flatten, inner=_adam()),
+    _row(optax.masked, inner=_adam(), mask=_matrices),
+    _row(optax.conditionally_transform, inner=_adam(), should_transform_fn=_is_late),
+    _row(optax.conditionally_mask, inner=_adam(), should_transform_fn=_is_late),
+    _row(
+        optax.partition,
+        transforms={True: _adam(), False: _sgd()},
+        param_labels=_matrices,
+    ),
+    _row(optax.named_chain, ("adam", _adam()), ("scale", partial(optax.scale, step_size=0.5))),
+    _row(
+        optax.multi_transform,
+        transforms={"a": _adam(), "b": _sgd()},
+        param_labels=_labels,
+    ),
+    _row(
+        optax.chain,
+        partial(optax.snapshot, measure_name="norm", measure=_norm),
+        partial(optax.stateless, _halve),
+        partial(optax.stateless_with_tree_map, _halve_one),
+        _sgd(),
+        note="measures, sgd",
+    ),
+    _row(
+        optax.chain,
+        partial(optax.scale_by_distance_over_gradients),
+        partial(optax.scale_by_learning_rate, 1.0),
+        params="no scalar",
+        note="distance over gradients",
+    ),
+    # Ours.
+    _row(optim.muon, learning_rate=0.02, weight_decay=0.01, params="matrices"),
+]
+
+# What no law can be kept with: the row, and the words of the error that the user gets.
+REFUSED = [
+    (
+        _row(
+            optax.chain,
+            partial(optax.monitor, measures={"norm": _norm}),
+            _sgd(),
+            note="monitor, sgd",
+            notes="its state is empty at first and grows at the first step",
+        ),
+        "changed the structure of its state",
+    ),
+    (
+        _row(optax.sm3, learning_rate=0.1, notes="takes no parameter without axes", note="scalars"),
+        "The group 'own' cannot be moved by optax.sm3",
+    ),
+    (
+        _row(
+            optax.chain,
+            partial(optax.scale_by_distance_over_gradients),
+            partial(optax.scale_by_learning_rate, 1.0),
+            note="distance over gradients, scalars",
+            notes="gives updates of shape (1,) for parameters without axes",
+        ),
+        r"of shape \(\) by an update of shape \(1,\)",
+    ),
+]
+
+NOT_ROWS = {
+    "optim.frozen": "moves nothing; it stands in every run, as the third group",
+    "optax.freeze": "takes a tree of booleans; optim.frozen() freezes a group",
+    "optax.selective_transform": "takes a tree of booleans, as freeze",
+    "optax.inject_hyperparams": "makes factories; here every float takes a schedule without it",
+    "optax.inject_stateful_hyperparams": "makes factories, as inject_hyperparams",
+    "optax.set_to_zero": "is what optim.frozen() returns",
+    "optax.matrix_inverse_pth_root": "a function of matrices",
+    "optax.sigmoid_binary_cross_entropy": "a loss",
+    "optax.update_infinity_moment": "a function of moments",
+    "optax.update_moment_per_elem_norm": "a function of moments",
+    "optax.contrib.schedule_free_eval_params": "what Optimizer.eval_params calls",
+}
+
+
+def unclassified() -> list[str]:
+    """Lists the factories of the installed optax that neither are in a row, nor are called by the
+    factory of a row, nor stand in `NOT_ROWS`."""
+    rows = ROWS + [row for row, _ in REFUSED]
+    inside = [recipe.func for row in rows for recipe in recipes_within(row.recipe)]
+    known = {id(function) for function in inside}
+    plain = [f.func if isinstance(f, partial) else f for f in inside]
+    calls = " ".join(inspect.getsource(f) for f in plain)
+    return [
+        name
+        for name, function in factories()
+        if id(function) not in known
+        and name not in NOT_ROWS
+        and not re.search(rf"\b{name.split('.')[-1]}\(", calls)
+    ]
+
+
+def factories() -> Iterator[tuple[str, Callable[..., Any]]]:
+    """Lists what makes an optimizer, or a part of one, among the public names of optax and ours."""
+    for package in (optim, optax, contrib):
+        for name, thing in vars(package).items():
+            makes = inspect.isfunction(thing) or isinstance(thing, partial)
+            if name.startswith("_") or not (makes or thing is optax.MultiSteps):
+                continue
+            signature = inspect.signature(thing)
+            said = str(signature.return_annotation)
+            silent = signature.return_annotation is inspect.Signature.empty
+            if silent or "Transformation" in said:
+                yield f"{package.__name__}.{name}", thing
+
+
+def tree_of(row: Row, dtype: str) -> dict[str, Any]:
+    """Makes the parameters of a row: its own, a neighbour's and a frozen one."""
+    shapes: dict[str, tuple[int, ...]] = {"kernel": (4, 3), "bias": (3,), "scale": ()}
+    if row.params == "no scalar":
+        del shapes["scale"]
+    if row.params == "matrices":
+        shapes = {"kernel": (4, 3), "stack": (2, 3, 4)}
+    keys = iter(jax.random.split(jax.random.key(1), 8))
+    kinds = iter(("bfloat16", "float32", "float16") if dtype == "mixed" else (dtype,) * 3)
+
+    def draw(shape: tuple[int, ...], kind: str) -> Any:
+        x = 0.5 + jax.random.normal(next(keys), shape)
+        if row.params == "complex":
+            return (x + 1j * jax.random.normal(next(keys), shape)).astype(
+                "complex128" if kind == "float64" else "complex64"
+            )
+        return x.astype(kind)
+
+    own = {
+        name: draw(shape, kind) for (name, shape), kind in zip(shapes.items(), kinds, strict=False)
+    }
+    other = 1 + jax.random.normal(jax.random.key(2), (3,))
+    low = dtype if dtype != "mixed" else "bfloat16"
+    return {"own": own, "other": {"w": other.astype(low)}, "frozen": {"w": jnp.ones(2, low)}}
