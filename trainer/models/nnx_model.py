@@ -88,7 +88,7 @@ def _check_arrays(module: Any, states: Sequence[Any]) -> None:
     """Raises a ValueError if the module, built while traced, would keep a traced array for good."""
     from flax import nnx
 
-    known = {path for state in states for path, _ in state.flat_state()}
+    known = {path for state in states for path, _ in nnx.to_flat_state(state)}
     for path, node in nnx.iter_graph(module):
         if isinstance(node, Tracer) and path not in known:
             raise ValueError(
@@ -123,7 +123,7 @@ def _started(streams: Any, key: jax.Array) -> Any:
     """Sets every random stream to its start, with a key of its own derived from one."""
     from flax import nnx
 
-    numbers = {path: number for number, (path, _) in enumerate(streams.flat_state())}
+    numbers = {path: number for number, (path, _) in enumerate(nnx.to_flat_state(streams))}
 
     def at(path: Sequence[Any], stream: Any) -> Any:
         if not issubclass(stream.type, nnx.RngKey):
@@ -139,7 +139,7 @@ def _mapped(function: Callable[[Sequence[Any], Any], Any], state: Any) -> Any:
     from flax import nnx
 
     flat = []
-    for path, variable in state.flat_state():
+    for path, variable in nnx.to_flat_state(state):
         value = function(path, variable)
         flat.append((path, variable.replace(value) if hasattr(variable, "replace") else value))
-    return nnx.State.from_flat_path(flat)
+    return nnx.from_flat_state(flat)

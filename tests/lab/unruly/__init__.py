@@ -1,0 +1,106 @@
+"""Data sets that misbehave, for tests of what a run does then."""
+
+import time
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+__all__ = ["points", "poisoned", "impure", "sleepy", "loss"]
+
+
+class Points:
+    """Random points in three classes: 22 to train on in batches of 8, 11 to test on.
+
+    An epoch is no whole number of batches, and the last batch of the test split is filled up.
+    """
+
+    batch_size, num_examples, num_eval_examples = 8, 22, 11
+    fingerprint = "points"
+    element_spec = {
+        "image": jax.ShapeDtypeStruct((8, 4, 4, 1), np.float32),
+        "label": jax.ShapeDtypeStruct((8,), np.int32),
+    }
+
+    def __init__(self) -> None:
+        draw = np.random.default_rng(0)
+        self.x = draw.normal(size=(33, 4, 4, 1)).astype(np.float32)
+        self.y = draw.integers(0, 3, 33).astype(np.int32)
+
+    def train(self, step, seed):
+        while True:
+            at = np.arange(step * 8, step * 8 + 8)
+            orders = {e: np.random.default_rng((seed, e)).permutation(22) for e in at // 22}
+            take = np.asarray([orders[i // 22][i % 22] for i in at])
+            yield self.batch(step, {"image": self.x[take], "label": self.y[take]})
+            step += 1
+
+    def batch(self, step, batch):
+        return batch
+
+    def evaluate(self):
+        for start in (22, 30):
+            take = np.arange(start, start + 8)
+            mask = (take < 33).astype(np.float32)
+            take = np.minimum(take, 32)
+            yield {"image": self.x[take], "label": self.y[take], "mask": mask}
+
+
+class Poisoned(Points):
+    def __init__(self, at: Sequence[int], factor: float):
+        super().__init__()
+        self.at, self.factor = frozenset(at), factor
+
+    def batch(self, step, batch):
+        if step in self.at:
+            batch["image"] = batch["image"] * np.float32(self.factor)
+        return batch
+
+
+class Impure(Points):
+    """Counts its own batches: they depend on when the process began."""
+
+    made = 0
+
+    def batch(self, step, batch):
+        self.made += 1
+        return batch | {"image": batch["image"] + np.float32(self.made)}
+
+
+class Sleepy(Points):
+    def __init__(self, at: int, seconds: float):
+        super().__init__()
+        self.at, self.seconds = at, seconds
+
+    def batch(self, step, batch):
+        time.sleep(self.seconds if step == self.at else 0)
+        return batch
+
+
+def points() -> Points:
+    return Points()
+
+
+def poisoned(at: Sequence[int] = (), factor: float = float("nan")) -> Poisoned:
+    """Multiplies the images of the batches with these numbers, counted from 0."""
+    return Poisoned(at, factor)
+
+
+def impure() -> Impure:
+    return Impure()
+
+
+def sleepy(at: int = 20, seconds: float = 2.0) -> Sleepy:
+    """Takes its time for one batch."""
+    return Sleepy(at, seconds)
+
+
+def loss():
+    """Takes the logarithm of what becomes 0 for one label too many."""
+
+    def of(outputs, batch):
+        distance = jnp.square(outputs).sum(-1) * (batch["image"].sum() > 0)
+        return jnp.log(distance)
+
+    return of
