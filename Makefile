@@ -21,12 +21,14 @@ endef
 # PYTHON=... was given, and is not what the environment was made with: make it anew.
 OTHER_PYTHON := $(if $(PYTHON),$(shell [ "$$($(PYTHON) -V 2>&1)" = "$$($(RUN) -V 2>&1)" ] || echo anew))
 
-.PHONY: help train test lint torch lock wheel clean anew
+.PHONY: help train test fashion_mnist benchmarks lint torch lock wheel clean anew
 
 help:
 	@echo 'make train   train configs/muon_vit.gin (CONFIG=... another; ARGS="--set steps=100" more)'
 	@echo 'make test    lint, then run the tests (ARGS="-k groups" some of them)'
 	@echo 'make lint    ruff and pyright'
+	@echo 'make fashion_mnist  prepare the data of configs/fashion_vit.gin'
+	@echo 'make benchmarks     what the README says of speed, measured here'
 	@echo 'make torch   add torch, without which the tests that compare with it are skipped'
 	@echo 'make lock    resolve the dependencies anew (needs Python 3.11, 3.12 and 3.13)'
 	@echo 'make wheel   build dist/lockstep-*.whl'
@@ -38,6 +40,14 @@ train: $(VENV)/.project
 
 test: lint
 	$(RUN) -m pytest $(ARGS)
+
+# From the network, or from Debian's package dataset-fashion-mnist.
+fashion_mnist: $(VENV)/.project
+	$(RUN) -m trainer.data.prepare $(ARGS)
+
+benchmarks: $(VENV)/.project
+	$(RUN) -m benchmarks.step
+	$(RUN) -m benchmarks.start
 
 lint: $(VENV)/.test
 	$(RUN) -m ruff check .
