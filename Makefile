@@ -43,7 +43,7 @@ test: lint
 
 # From the network, or from Debian's package dataset-fashion-mnist.
 fashion_mnist: $(VENV)/.project
-	$(RUN) -m trainer.data.prepare $(ARGS)
+	$(RUN) -m trainer.data.prepare fashion_mnist $(ARGS)
 
 benchmarks: $(VENV)/.project
 	$(RUN) -m benchmarks.step
