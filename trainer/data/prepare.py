@@ -77,6 +77,7 @@ def prepare(name: str, root: Path, files: Path | None = None) -> Path:
       ValueError: there is neither network nor file, or they are not the original ones.
     """
     import tensorflow_datasets
+    from tensorflow_datasets.core.download.download_manager import NonMatchingChecksumError
 
     if files is None and name == "fashion_mnist" and _DEBIAN.is_dir():
         files = _DEBIAN
@@ -92,11 +93,15 @@ def prepare(name: str, root: Path, files: Path | None = None) -> Path:
         )
         if files is None:
             _check_network(builder)
-        with _without_tensorflow():
+        tensorflow_datasets.display_progress_bar(sys.stderr.isatty())
+        with _without_tensorflow(), contextlib.redirect_stdout(io.StringIO()):
             builder.download_and_prepare(download_dir=aside / "downloads", download_config=config)
         return Path(builder.data_dir)
 
-    return prepare_aside(root, build)
+    try:
+        return prepare_aside(root, build)
+    except (NonMatchingChecksumError, tensorflow_datasets.download.DownloadError) as error:
+        raise ValueError(str(error).splitlines()[0]) from error
 
 
 def _manual_files(files: Path, directory: Path) -> Path:
@@ -184,6 +189,7 @@ def main(arguments: list[str] | None = None) -> int:
     directory = prepared_directory(options.name, root)
     try:
         if directory is None:
+            print(f"Preparing {options.name} in {root}.", flush=True)
             directory = prepare(options.name, root, options.files)
         splits = read(directory)
     except (ValueError, OSError) as error:

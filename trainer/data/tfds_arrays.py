@@ -142,7 +142,8 @@ def _read_records(directory: Path, split: str) -> dict[str, np.ndarray]:
 def _read_arrays(path: Path, names: Sequence[str]) -> Splits | None:
     """Returns the arrays kept beside the records, None if they are not there or damaged."""
     try:
-        with np.load(path, allow_pickle=False) as arrays:
+        # Opened here, because np.load leaves open what is no zip file.
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
             return {name: {key: arrays[f"{name}/{key}"] for key in _KEYS} for name in names}
     except (OSError, KeyError, ValueError, EOFError, zipfile.BadZipFile):
         return None

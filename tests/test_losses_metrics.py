@@ -1,0 +1,199 @@
+"""Losses against torch, optax and closed forms; metrics against NumPy, partial batches included."""
+
+import subprocess
+import sys
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from trainer import losses, metrics
+
+pytestmark = pytest.mark.usefixtures("strict_promotion")
+
+RANDOM = np.random.default_rng(0)
+LOGITS = (3 * RANDOM.normal(size=(6, 5))).astype(np.float32)
+LABELS = np.array([0, 4, 2, 2, 1, 3], np.int32)
+TARGETS = RANDOM.normal(size=(6, 5)).astype(np.float32)
+
+
+def value(loss: Any, outputs: Any = LOGITS, **batch: Any) -> np.ndarray:
+    result = jax.jit(loss)(jnp.asarray(outputs), {k: jnp.asarray(v) for k, v in batch.items()})
+    assert result.dtype == jnp.float32 and result.shape == outputs.shape[:1]
+    return np.asarray(result)
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1, 0.5])
+def test_softmax_cross_entropy_is_torchs(smoothing: float):
+    torch = pytest.importorskip("torch")
+    expected = torch.nn.functional.cross_entropy(
+        torch.tensor(LOGITS),
+        torch.tensor(LABELS, dtype=torch.long),
+        reduction="none",
+        label_smoothing=smoothing,
+    )
+    ours = value(losses.softmax_cross_entropy(smoothing), label=LABELS)
+    np.testing.assert_allclose(ours, expected, rtol=1e-5)
+
+
+def test_softmax_cross_entropy_of_labels_and_probabilities():
+    loss = losses.softmax_cross_entropy(0.1, labels="class")
+    expected = optax.softmax_cross_entropy(
+        LOGITS, optax.smooth_labels(jax.nn.one_hot(LABELS, 5), 0.1)
+    )
+    one_hot = np.eye(5, dtype=np.float32)[LABELS]
+    np.testing.assert_allclose(value(loss, **{"class": LABELS}), expected, rtol=1e-5)
+    np.testing.assert_allclose(value(loss, **{"class": one_hot}), expected, rtol=1e-5)
+
+
+def test_softmax_cross_entropy_of_equal_and_of_huge_logits():
+    loss = losses.softmax_cross_entropy()
+    np.testing.assert_allclose(
+        value(loss, np.zeros((2, 8), np.float32), label=LABELS[:2]), np.log(8)
+    )
+    huge = np.array([[1e4, 0, 0], [0, 1e4, 0]], np.float32)
+    np.testing.assert_array_equal(value(loss, huge, label=np.array([0, 2], np.int32)), [0, 1e4])
+
+
+def test_sequences_average_over_their_places():
+    logits = RANDOM.normal(size=(2, 7, 5)).astype(np.float32)
+    labels = RANDOM.integers(5, size=(2, 7)).astype(np.int32)
+    flat = value(losses.softmax_cross_entropy(), logits.reshape(14, 5), label=labels.reshape(14))
+    ours = value(losses.softmax_cross_entropy(), logits, label=labels)
+    np.testing.assert_allclose(ours, flat.reshape(2, 7).mean(1), rtol=1e-5)
+
+
+def test_sigmoid_binary_cross_entropy_is_torchs():
+    torch = pytest.importorskip("torch")
+    targets = RANDOM.uniform(size=(6, 5)).astype(np.float32)
+    expected = torch.nn.functional.binary_cross_entropy_with_logits(
+        torch.tensor(20 * LOGITS), torch.tensor(targets), reduction="none"
+    ).mean(1)
+    loss = losses.sigmoid_binary_cross_entropy()
+    np.testing.assert_allclose(value(loss, 20 * LOGITS, label=targets), expected, rtol=1e-5)
+
+
+def test_sigmoid_binary_cross_entropy_of_classes_and_of_one_output():
+    loss = losses.sigmoid_binary_cross_entropy()
+    by_class = optax.sigmoid_binary_cross_entropy(LOGITS, jax.nn.one_hot(LABELS, 5)).mean(1)
+    np.testing.assert_allclose(value(loss, label=LABELS), by_class, rtol=1e-5)
+    certain = value(loss, np.array([30.0, -30.0], np.float32), label=np.array([1, 1], np.int32))
+    np.testing.assert_allclose(certain, [np.exp(-30.0), 30.0], rtol=1e-5)  # no cancellation
+
+
+def test_squared_error_and_huber_are_torchs():
+    torch = pytest.importorskip("torch")
+    F, ours, theirs = torch.nn.functional, 2 * LOGITS, torch.tensor(2 * LOGITS)
+    squared = F.mse_loss(theirs, torch.tensor(TARGETS), reduction="none").mean(1)
+    np.testing.assert_allclose(
+        value(losses.squared_error(), ours, target=TARGETS), squared, rtol=1e-5
+    )
+    huber = F.huber_loss(theirs, torch.tensor(TARGETS), reduction="none", delta=1.5).mean(1)
+    np.testing.assert_allclose(value(losses.huber(1.5), ours, target=TARGETS), huber, rtol=1e-5)
+
+
+FACTORIES = [
+    (losses.softmax_cross_entropy(0.1), {"label": LABELS}),
+    (losses.sigmoid_binary_cross_entropy(), {"label": LABELS}),
+    (losses.squared_error(), {"target": TARGETS}),
+    (losses.huber(), {"target": TARGETS}),
+]
+
+
+@pytest.mark.parametrize(
+    ("loss", "batch"), FACTORIES, ids=["softmax", "sigmoid", "squared", "huber"]
+)
+def test_losses_of_bfloat16_outputs_are_computed_in_float32(loss: Any, batch: Any):
+    half = jnp.asarray(LOGITS, jnp.bfloat16)
+    exact = value(loss, np.asarray(half.astype(jnp.float32)), **batch)
+    np.testing.assert_allclose(value(loss, half, **batch), exact, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: losses.softmax_cross_entropy(1.0), ["label_smoothing", "1.0"]),
+        (lambda: losses.huber(0.0), ["delta", "0.0"]),
+        (lambda: value(losses.softmax_cross_entropy(), image=LABELS), ["'label'", "'image'"]),
+        (lambda: value(losses.softmax_cross_entropy(), label=TARGETS[:, :3]), ["(6, 5)", "(6, 3)"]),
+        (lambda: value(losses.squared_error(), target=LABELS), ["(6, 5)", "(6,)"]),
+        (lambda: metrics.top_k_accuracy(0), ["k", "0"]),
+        (lambda: counted(metrics.top_k_accuracy(6)), ["6", "5"]),
+    ],
+)
+def test_mistakes_are_named(make: Any, words: list[str]):
+    with pytest.raises(ValueError) as caught:
+        make()
+    for word in words:
+        assert word in str(caught.value)
+
+
+# Metrics, as the program uses them.
+
+
+def counted(metric: Any, outputs: Any = LOGITS, labels: Any = LABELS, size: int = 6) -> float:
+    """Computes a metric over batches of one size, the last one filled up by garbage."""
+
+    @jax.jit
+    def count(outputs: Any, batch: Any, mask: Any) -> Any:
+        loss = jnp.zeros(len(mask), jnp.float32)
+        return metric.from_model_output(outputs=outputs, batch=batch, loss=loss, mask=mask)
+
+    total = metric.empty()
+    for first in range(0, len(outputs), size):
+        rows = slice(first, first + size)
+        missing = size - len(outputs[rows])
+        filled = np.concatenate([outputs[rows], np.tile(outputs[:1], (missing, 1))])
+        answers = np.concatenate([labels[rows], np.repeat(labels[:1], missing, axis=0)])
+        mask = (np.arange(size) < size - missing).astype(np.float32)
+        batch = {"label": answers, "target": answers}
+        total = total.merge(count(jnp.asarray(filled), batch, mask))
+    with jax.numpy_dtype_promotion("standard"):  # clu divides a float sum by an integer count
+        return float(total.compute())
+
+
+@pytest.mark.parametrize("size", [1, 3, 4, 7, 100])
+def test_every_example_counts_once_whatever_the_batch(size: int):
+    logits = RANDOM.normal(size=(17, 5)).astype(np.float32)
+    labels = RANDOM.integers(5, size=17).astype(np.int32)
+    right = (logits.argmax(1) == labels).mean()
+    assert counted(metrics.accuracy(), logits, labels, size) == pytest.approx(right)
+    order = np.argsort(-logits, axis=1)
+    among = [labels[i] in order[i, :2] for i in range(17)]
+    assert counted(metrics.top_k_accuracy(2), logits, labels, size) == pytest.approx(np.mean(among))
+    targets = RANDOM.normal(size=(17, 5)).astype(np.float32)
+    squared = counted(metrics.mean_squared_error(), logits, targets, size)
+    assert squared == pytest.approx(((logits - targets) ** 2).mean(), rel=1e-5)
+    absolute = counted(metrics.mean_absolute_error(), logits, targets, size)
+    assert absolute == pytest.approx(abs(logits - targets).mean(), rel=1e-5)
+
+
+def test_accuracy_takes_probabilities_and_bfloat16():
+    one_hot = np.eye(5, dtype=np.float32)[LABELS]
+    expected = (LOGITS.argmax(1) == LABELS).mean()
+    assert counted(metrics.accuracy(), LOGITS, one_hot) == pytest.approx(expected)
+    half = np.asarray(jnp.asarray(LOGITS, jnp.bfloat16))
+    assert counted(metrics.accuracy(), half) == pytest.approx(expected)
+
+
+def test_equal_outputs_rank_by_their_place():
+    flat = np.zeros((5, 5), np.float32)
+    labels = np.arange(5, dtype=np.int32)
+    for k in range(1, 6):
+        assert counted(metrics.top_k_accuracy(k), flat, labels) == pytest.approx(k / 5)
+    assert counted(metrics.accuracy(), flat, labels) == pytest.approx(1 / 5)
+
+
+def test_an_output_that_is_no_number_is_no_right_answer():
+    broken = np.full((5, 5), np.nan, np.float32)
+    labels = np.arange(1, 6, dtype=np.int32) % 5
+    assert counted(metrics.top_k_accuracy(2), broken, labels) == 0
+    assert counted(metrics.top_k_accuracy(1), broken[1:4], labels[1:4]) == 0
+
+
+def test_metrics_do_without_tensorflow():
+    code = "import sys, trainer.metrics; sys.exit('tensorflow' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
