@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import numpy as np
 
 from trainer.checkpoint import integrity
 from trainer.checkpoint.integrity import CheckpointError, Damaged
 from trainer.checkpoint.reading import (
+    all_agree,
     place,
-    read_arrays,
-    read_manifest,
+    read_for,
+    read_metric,
     step_directories,
     storage,
 )
@@ -163,13 +163,14 @@ class Checkpoints:
             )
         if not found:
             raise CheckpointError(f"There is no checkpoint in {self.directory}.")
+        targets = integrity.named_leaves(abstract_state)
         for number in [step] if step is not None else sorted(found, reverse=True):
             problem = None
             try:
-                arrays, targets = self._read(found[number], abstract_state)
+                arrays = read_for(found[number], targets)
             except Damaged as e:
                 problem = str(e)
-            if not _all_agree(problem is None):
+            if not all_agree(problem is None):
                 self._set_aside(number, found[number], problem or "another process cannot read it")
                 continue
             leaves = [place(arrays.pop(name), target) for name, target in targets.items()]
@@ -195,25 +196,10 @@ class Checkpoints:
         if jax.process_index() == 0:
             for path in later.values():
                 shutil.rmtree(path)
-        _all_agree(True)
+        all_agree(True)
         return sorted(later)
 
     # -- inside
-
-    def _read(
-        self, path: Path, abstract_state: Any
-    ) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-        manifest = read_manifest(path)
-        targets = integrity.named_leaves(abstract_state)
-        wanted = {name: integrity.spec(name, leaf) for name, leaf in targets.items()}
-        wrong = integrity.mismatches(integrity.specs(manifest), wanted)
-        if wrong:
-            more = [f"... and {len(wrong) - 4} more leaves"] if len(wrong) > 5 else []
-            shown = wrong[: 4 if more else 5] + more
-            raise ValueError(
-                f"The checkpoint {path} does not fit this program:\n  " + "\n  ".join(shown)
-            )
-        return read_arrays(path, manifest), targets
 
     def _set_aside(self, step: int, path: Path, reason: str) -> None:
         line = f"Checkpoint of step {step} is damaged: {reason}."
@@ -230,13 +216,13 @@ class Checkpoints:
             path.rename(target)
             self._log(f"{line} It was moved to {target}; the previous one is used.")
         self._drop_manager()
-        _all_agree(True)
+        all_agree(True)
 
     def _open(self) -> Any:
         if self._manager is None:
             self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._metrics = {
-                step: _metric(path) for step, path in step_directories(self.directory).items()
+                step: read_metric(path) for step, path in step_directories(self.directory).items()
             }
             self._manager = storage().open_manager(
                 self.directory,
@@ -303,20 +289,3 @@ class Checkpoints:
                 manager.close()
             except Exception:  # the error of a failed save, which is noted already
                 pass
-
-
-def _metric(path: Path) -> float:
-    try:
-        metric = read_manifest(path)["metric"]
-    except Damaged:
-        return math.nan
-    return math.nan if metric is None else float(metric)
-
-
-def _all_agree(ok: bool) -> bool:
-    """Tells whether every process says ok; one that fails must not leave the others waiting."""
-    if jax.process_count() == 1:
-        return ok
-    from jax.experimental import multihost_utils
-
-    return bool(np.all(multihost_utils.process_allgather(np.asarray(ok))))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import math
 import os
 import re
 from collections.abc import Mapping
@@ -44,6 +45,23 @@ def read_arrays(
     arrays = {name: np.asarray(arrays[name]) for name in wanted}
     _refuse(integrity.verify(manifest, arrays))
     return {name: integrity.as_saved(every[name], array) for name, array in arrays.items()}
+
+
+def read_for(step_directory: Path, targets: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    """Reads a step whose leaves must be the targets, in path, shape and dtype.
+
+    Raises ValueError that names the leaves that are not; Damaged.
+    """
+    manifest = read_manifest(step_directory)
+    wanted = {name: integrity.spec(name, leaf) for name, leaf in targets.items()}
+    wrong = integrity.mismatches(integrity.specs(manifest), wanted)
+    if wrong:
+        more = [f"... and {len(wrong) - 4} more leaves"] if len(wrong) > 5 else []
+        shown = wrong[: 4 if more else 5] + more
+        raise ValueError(
+            f"The checkpoint {step_directory} does not fit this program:\n  " + "\n  ".join(shown)
+        )
+    return read_arrays(step_directory, manifest)
 
 
 def _check_files(step_directory: Path) -> None:
@@ -110,3 +128,21 @@ def _sealed(path: Path) -> dict[str, Any]:
         raise Damaged(
             f"the file integrity/{path.name} cannot be used: {integrity.reason(e)}"
         ) from e
+
+
+def read_metric(path: Path) -> float:
+    """Returns the metric that a step was saved with; NaN where there is none to be had."""
+    try:
+        metric = read_manifest(path)["metric"]
+    except Damaged:
+        return math.nan
+    return math.nan if metric is None else float(metric)
+
+
+def all_agree(ok: bool) -> bool:
+    """Tells whether every process says ok; one that fails must not leave the others waiting."""
+    if jax.process_count() == 1:
+        return ok
+    from jax.experimental import multihost_utils
+
+    return bool(np.all(multihost_utils.process_allgather(np.asarray(ok))))

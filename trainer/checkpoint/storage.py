@@ -23,7 +23,6 @@ from etils import epath
 
 from trainer.checkpoint import integrity
 from trainer.checkpoint.integrity import Damaged
-from trainer.checkpoint.reading import read_manifest
 
 
 @dataclasses.dataclass
@@ -45,7 +44,7 @@ class _ManifestHandler(ocp.AsyncCheckpointHandler):
         self._write(Path(directory), args)
 
     def restore(self, directory: Any, args: Any = None) -> Any:
-        return read_manifest(Path(directory).parent)
+        return integrity.unseal((Path(directory) / integrity.MANIFEST).read_text())
 
     def close(self) -> None:
         self._pool.shutdown()
