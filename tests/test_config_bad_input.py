@@ -497,13 +497,14 @@ def check(path: Path) -> None:
     Builder(load([path]), vocabulary=["config_zoo"]).check()
 
 
-@pytest.mark.parametrize("name", MISTAKES)
-@pytest.mark.parametrize("suffix", ["gin", "yaml"])
+@pytest.mark.parametrize(
+    ("name", "suffix"),
+    [(name, "gin") for name, mistake in MISTAKES.items() if mistake[0] is not None]
+    + [(name, "yaml") for name, mistake in MISTAKES.items() if mistake[1] is not None],
+)
 def test_a_mistake_is_told_where_it_is(name, suffix, tmp_path):
     is_yaml = suffix == "yaml"
     *changes, marks, messages = MISTAKES[name]
-    if changes[is_yaml] is None:
-        pytest.skip("there is no such mistake in this syntax")
     text = changed(YAML if is_yaml else GIN, changes[is_yaml])
     path = tmp_path / f"a.{suffix}"
     path.write_text(text)

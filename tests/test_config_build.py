@@ -149,6 +149,11 @@ def test_scalars_that_do_not_fit(given, message, refused, load):
         ("unique: [1, 1, 2]", frozenset({1, 2})),
         ("one_or_many: 3", 3),
         ("one_or_many: [3, 4]", (3, 4)),
+        ("either: [3]", (3,)),
+        ("either: [a]", ("a",)),
+        ("either: {a: 1}", {"a": 1}),
+        ("either: {1: a}", {1: "a"}),
+        ("typed: {a: 1}", {"a": 1}),
     ],
 )
 def test_containers_that_fit(given, value, kwargs):
@@ -253,6 +258,8 @@ def test_step_counts_with_units(kwargs, refused):
         "a.yaml:1: '50%' is measured by the number of steps of the run, which is not known here:"
         " write the number of steps itself."
     )
+    message = refused("!config_zoo.steps {count: 1, table: {10%: 1, 20: 2}}", units=units)
+    assert message.endswith("Another key of 'model.table' is 20 too.")
     partial = Builder(
         _config({"model": Call("config_zoo.steps", {"count": 3}, True)}), ["config_zoo"]
     )
@@ -286,7 +293,8 @@ def test_units(text, steps):
 
 
 @pytest.mark.parametrize(
-    "text", ["", "5", "five", "-5%", "1e3 steps", "5 %%", "3 epoks", "1_ step"]
+    "text",
+    ["5%" + " " * 70 + "x", "", "5", "five", "-5%", "1e3 steps", "5 %%", "3 epoks", "1_ step"],
 )
 def test_what_is_no_step_count(text):
     with pytest.raises(ConfigError, match="is no number of steps"):
@@ -350,6 +358,19 @@ def test_a_schedule_stands_for_a_float_of_a_recipe_only(refused):
         f" !config_zoo.a_number {{value: {schedule}}}}}}}"
     )
     assert "config_zoo.a_number takes a float for 'value'" in message
+
+
+def test_what_returns_no_optimizer_is_no_recipe(refused, kwargs):
+    for name, call in {
+        "optax.constant_schedule": "!optax.constant_schedule {value: 1.0}",
+        "config_zoo.a_number": "!partial:config_zoo.a_number ",
+        "config_zoo.needs": "!config_zoo.needs {a: 1, b: 2, c: 3}",
+    }.items():
+        message = refused(f"!config_zoo.wrapped {{inner: {call}}}")
+        assert "config_zoo.wrapped takes an optimizer for 'inner', and was given" in message
+        assert f"{name}." in message
+    recipe = kwargs("!config_zoo.wrapped {inner: !config_zoo.unsaid {x: 1}}")["inner"]
+    assert recipe() == 1  # what says not what it returns may be one
 
 
 def test_a_recipe_lacks_no_argument(refused):
@@ -460,6 +481,7 @@ def test_names_lead_to_public_functions():
     assert _find("config_zoo.Thing", ["config_zoo"]) is Thing
     assert _find("config_zoo.Alias", ["config_zoo"]) is Thing
     assert _find("config_zoo.listed_print", ["config_zoo"]) is print
+    assert _find("config_zoo.lazy", ["config_zoo"]) is config_zoo.a_number
     assert _find("config_zoo.optimizer", ["config_zoo"]) is config_zoo.optimizer
     for package in ("config_zoo", "config_zoo.inner", "config_zoo.inner.layers"):
         layers = importlib.import_module("config_zoo.inner.layers")
@@ -478,6 +500,7 @@ def test_names_lead_to_public_functions():
             ["config_zoo"],
             "Did you mean 'config_zoo.inner.layers.de",
         ),
+        ("config_zoo.lazy_and_broken", ["config_zoo"], "cannot be had: ImportError: no module nam"),
         (
             "config_zoo.iner.layers.dense",
             ["config_zoo"],

@@ -7,7 +7,7 @@ import pathlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import gcd  # noqa: F401  # a function that is not ours
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, Protocol, TypedDict
 
 import optax
 
@@ -30,6 +30,21 @@ class Made(NamedTuple):
 
     args: tuple
     kwargs: dict
+
+
+class Typed(TypedDict):
+    """A dict whose keys have names."""
+
+    a: int
+
+
+def __getattr__(name: str) -> Any:
+    """Finds some names when they are asked for, as lazy packages do."""
+    if name == "lazy":
+        return a_number
+    if name == "lazy_and_broken":
+        raise ImportError("no module named torch")
+    raise AttributeError(name)
 
 
 def make(**kwargs: Any) -> Made:
@@ -68,6 +83,8 @@ def containers(
     some: Iterable[str] = (),
     unique: frozenset[int] = frozenset(),
     one_or_many: int | Sequence[int] = 0,
+    either: Sequence[int] | Sequence[str] | Mapping[str, int] | Mapping[int, str] = (),
+    typed: Typed | None = None,
 ) -> Made:
     return Made((), dict(locals()))
 
@@ -94,6 +111,10 @@ def positional(a: int, /, b: int, *rest: float, c: int = 0) -> Made:
 
 def a_number(value: float = 2.0) -> float:
     return value
+
+
+def unsaid(x=0):
+    return x
 
 
 def a_word() -> str:

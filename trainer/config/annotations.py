@@ -113,8 +113,11 @@ def _takes_function(part: Any) -> bool:
         return True
     if not inspect.isclass(origin):
         return not _is_literal(part)
-    is_protocol = getattr(origin, "_is_protocol", False)
-    return is_protocol or "__call__" in dir(origin) and not _is_scalar(origin)
+    return _is_protocol(origin) or "__call__" in dir(origin) and not _is_scalar(origin)
+
+
+def _is_protocol(part: Any) -> bool:
+    return getattr(part, "_is_protocol", False)
 
 
 def takes_result(hint: Any, returns: Any) -> bool:
@@ -129,6 +132,21 @@ def takes_result(hint: Any, returns: Any) -> bool:
     if returns is inspect.Parameter.empty or is_open(returns):
         return True
     return any(part in parts or (part is int and float in parts) for part in members(returns))
+
+
+def takes_recipe(hint: Any, returns: Any) -> bool:
+    """Says whether a function returns an optimizer, or what else fits, as far as is known."""
+    if returns is inspect.Parameter.empty or is_open(returns):
+        return True
+    wanted = tuple(part for part in members(hint) if inspect.isclass(part))
+    if any(_is_protocol(part) for part in wanted):
+        return True
+    return any(
+        _is_recipe(part)
+        or (inspect.isclass(part) and issubclass(part, wanted))
+        or (hasattr(part, "init") and hasattr(part, "update"))
+        for part in members(returns)
+    )
 
 
 def _is_scalar(part: Any) -> bool:
@@ -201,6 +219,8 @@ def items(hint: Any, count: int) -> tuple[list[Any], type] | None:
     if is_open(hint):
         return [Any] * count, list
     wrong_length = False
+    elements: list[Any] = []
+    kinds: list[type] = []
     for part in members(hint):
         origin = typing.get_origin(part) or part
         args = typing.get_args(part)
@@ -212,21 +232,26 @@ def items(hint: Any, count: int) -> tuple[list[Any], type] | None:
             kind = list if origin in (list, collections.abc.MutableSequence) else tuple
             kind = origin if origin in (set, frozenset) else kind
             kind = frozenset if origin is collections.abc.Set else kind
-            return [args[0] if args else Any] * count, kind
-    if wrong_length:
+            kinds.append(kind)
+            elements.append(args[0] if args else Any)
+    if not elements and wrong_length:
         raise Misfit
-    return None
+    return ([typing.Union[tuple(elements)]] * count, kinds[0]) if elements else None  # noqa: UP007
 
 
 def entries(hint: Any) -> tuple[Any, Any] | None:
     """Returns the annotations of the keys and values of a dict, or None where none fits."""
     if is_open(hint):
         return Any, Any
-    for part in members(hint):
-        if (typing.get_origin(part) or part) in _MAPPINGS:
-            key, value = typing.get_args(part) or (Any, Any)
-            return key, value
-    return None
+    found = [
+        (str, Any) if typing.is_typeddict(part) else typing.get_args(part) or (Any, Any)
+        for part in members(hint)
+        if (typing.get_origin(part) or part) in _MAPPINGS or typing.is_typeddict(part)
+    ]
+    if not found:
+        return None
+    keys, values = zip(*found, strict=True)
+    return typing.Union[keys], typing.Union[values]  # noqa: UP007  # of as many as there are
 
 
 _WORDS = {bool: "true or false", int: "an integer", float: "a float", str: "a string"}
@@ -252,7 +277,8 @@ def words(hint: Any) -> str:
         elif _is_recipe(part):
             word = "an optimizer"
         else:
-            word = f"a {getattr(origin, '__name__', origin)}"
+            name = getattr(origin, "__name__", str(origin))
+            word = f"{'an' if name[0] in 'AEIOU' else 'a'} {name}"
         found.append(word)
     if "a float" in found:  # jax.typing.ArrayLike is a long union
         found = [word for word in found if word in ("a float", "null", "a function", "a string")]

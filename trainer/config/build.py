@@ -175,6 +175,9 @@ class _Walk:
             except annotations.Misfit:
                 source = self._config.argument_source(below)
                 raise ConfigError(_misfit_key(key, key_slot, path), source) from None
+            if built_key in built and self._calling:
+                source = self._config.argument_source(below)
+                raise ConfigError(f"Another key of {path!r} is {built_key!r} too.", source)
             built[built_key] = self.value(item, slot, below)
         return built
 
@@ -182,11 +185,13 @@ class _Walk:
         is_recipe = annotations.mentions_recipe(slot.hint)
         function = self._function(call, path, complete=is_recipe or not call.partial)
         is_schedule = slot.in_recipe and annotations.takes_float(slot.hint)
-        if call.partial:
+        if is_recipe:
+            fits = annotations.takes_recipe(slot.hint, function.returns)
+        elif call.partial:
             fits = annotations.takes_function(slot.hint)
         else:
             fits = is_schedule or annotations.takes_result(slot.hint, function.returns)
-        if not is_recipe and not fits:
+        if not fits:
             raise annotations.Misfit
         values = {
             name: self.value(item, slot.argument(function, name, is_recipe), join(path, name))
@@ -275,7 +280,7 @@ def _misfit(tree: Tree, slot: _Slot, path: str) -> str:
     words = annotations.words(slot.hint)
     text = f"{slot.owner} takes {words} for {name!r}, and was given {describe(tree)}."
     if isinstance(tree, Call):
-        if tree.partial:
+        if tree.partial and not annotations.mentions_recipe(slot.hint):
             text += (
                 f" To give it what {tree.name} returns, call it: @{tree.name}() or !{tree.name}."
             )

@@ -80,7 +80,7 @@ def home(value: Any) -> str:
     return getattr(value, "__module__", None) or ""
 
 
-def function(name: str, call: Callable[..., Any], source: Source | None) -> Function:
+def read(name: str, call: Callable[..., Any], source: Source | None) -> Function:
     """Returns what a config may say to a function.
 
     Args:
@@ -91,8 +91,12 @@ def function(name: str, call: Callable[..., Any], source: Source | None) -> Func
     Raises:
         ConfigError: it does not say which arguments it takes, as some builtins do.
     """
+    # A metaclass such as nnx's shows (*args, **kwargs) for a class; its __init__ says what it takes.
+    made_by = type(call).__call__ if isinstance(call, type) else type.__call__
     try:
         signature = inspect.signature(call)
+        if made_by is not type.__call__:
+            signature = inspect.signature(functools.partial(call.__init__, None))
     except (TypeError, ValueError):
         raise ConfigError(
             f"{name} does not say which arguments it takes, so a config cannot call it.", source

@@ -12,18 +12,19 @@ _NUMBER = r"([0-9]+(?:_[0-9]+)*(?:\.[0-9]+)?)"
 _QUANTITY = re.compile(rf"\s*{_NUMBER}\s*(%|steps?|epochs?|examples?)\s*")
 
 
+_LONGEST = 60
 _NEARLY = re.compile(rf"\s*[-+]?{_NUMBER}\s*[%A-Za-z]*\s*")
 
 
 def quantity(text: str) -> tuple[Fraction, str] | None:
     """Returns the number and unit ("%", "step", "epoch" or "example") of a text, or None."""
-    match = _QUANTITY.fullmatch(text[:60])
+    match = _QUANTITY.fullmatch(text) if len(text) <= _LONGEST else None
     return (Fraction(match[1].replace("_", "")), match[2].rstrip("s")) if match else None
 
 
 def looks_like_quantity(text: str) -> bool:
     """Says whether a text was meant as a number with a unit, right or wrong: "3 epoks"."""
-    return _NEARLY.fullmatch(text[:60]) is not None
+    return len(text) <= _LONGEST and _NEARLY.fullmatch(text) is not None
 
 
 @dataclass(frozen=True)

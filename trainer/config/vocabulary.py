@@ -1,5 +1,6 @@
 """Finds the functions that a config may name."""
 
+import contextlib
 import importlib
 import importlib.util
 import re
@@ -10,7 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
 from typing import Any
 
-from trainer.config.signatures import Function, function, home
+from trainer.config import signatures
+from trainer.config.signatures import Function, home
 from trainer.config.tree import ConfigError, Source
 from trainer.config.wording import known_names, listing, nearest
 
@@ -47,7 +49,7 @@ class Vocabulary:
     def function(self, name: str, source: Source | None = None) -> Function:
         """Returns the function of a dotted name; raises ConfigError if a config may not name it."""
         if name not in self._functions:
-            self._functions[name] = function(name, self._find(name, source), source)
+            self._functions[name] = signatures.read(name, self._find(name, source), source)
         return self._functions[name]
 
     def _check_package(self, package: str) -> None:
@@ -78,7 +80,7 @@ class Vocabulary:
         module, rest = self._root(name, steps, source)
         for step in rest:
             module = self._step_into(module, step, name, source)
-        found = _own(module, last)
+        found = _own(module, last, source)
         if found is None:
             raise ConfigError(self._unknown(name, module, last), source)
         return found
@@ -110,7 +112,7 @@ class Vocabulary:
         inner = _submodule(module, step, source)
         if inner is not None:
             return inner
-        here = getattr(module, step, None)
+        here = _attribute(module, step, source)
         if isinstance(here, ModuleType):
             raise ConfigError(
                 f"{name} reaches through {module.__name__} into another package"
@@ -123,8 +125,8 @@ class Vocabulary:
 
     def _unknown(self, name: str, module: ModuleType, last: str) -> str:
         own = name.rpartition(".")[0]
-        if hasattr(module, last):
-            what = getattr(module, last)
+        what = getattr(module, last, None)
+        if what is not None:
             if isinstance(what, ModuleType):
                 words = "is a module, and no function"
             elif callable(what):
@@ -145,7 +147,7 @@ class Vocabulary:
         last = name.rsplit(".", 1)[-1]
         others = ["optax.contrib", *self._packages]
         for root, package in [*ROOTS.items(), *zip(others, others, strict=True)]:
-            if _own(importlib.import_module(package), last) is not None:
+            if last in _public(importlib.import_module(package)):
                 return f"Did you mean {f'{root}.{last}'!r}? "
         return ""
 
@@ -164,7 +166,7 @@ def _import(package: str, source: Source | None) -> ModuleType:
 
 def _submodule(module: ModuleType, step: str, source: Source | None) -> ModuleType | None:
     name = f"{module.__name__}.{step}"
-    here = getattr(module, step, None)
+    here = _attribute(module, step, source)
     if isinstance(here, ModuleType):
         return here if here.__name__ == name else None
     if here is None and hasattr(module, "__path__") and _exists(name):
@@ -183,9 +185,18 @@ def _is_inner(module: ModuleType, key: str, value: Any) -> bool:
     return isinstance(value, ModuleType) and value.__name__ == f"{module.__name__}.{key}"
 
 
-def _own(module: ModuleType, name: str) -> Callable[..., Any] | None:
+def _attribute(module: ModuleType, name: str, source: Source | None) -> Any:
+    """Returns an attribute of a module, or None; a module may import it at this moment."""
+    try:
+        return getattr(module, name, None)
+    except Exception as error:
+        reason = f"{type(error).__name__}: {error}"
+        raise ConfigError(f"{module.__name__}.{name} cannot be had: {reason}.", source) from error
+
+
+def _own(module: ModuleType, name: str, source: Source | None) -> Callable[..., Any] | None:
     """Returns a public function or class that a module's package defines itself, or None."""
-    value = getattr(module, name, None)
+    value = _attribute(module, name, source)
     package = module.__name__
     package = package if package.startswith("trainer.") else package.split(".")[0]
     if name.startswith("_") or not callable(value) or typing.get_origin(value) is not None:
@@ -196,9 +207,13 @@ def _own(module: ModuleType, name: str) -> Callable[..., Any] | None:
 
 def _public(module: ModuleType) -> list[str]:
     """Returns the names of all that `_own` would return."""
+    names = []
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # a deprecated name says so when it is looked at
-        return [name for name in dir(module) if _own(module, name) is not None]
+        for name in dir(module):
+            with contextlib.suppress(ConfigError):
+                names += [name] if _own(module, name, None) is not None else []
+    return names
 
 
 def _lies_in(module: str, package: str) -> bool:
