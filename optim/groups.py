@@ -2,13 +2,15 @@
 
 import difflib
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, NamedTuple
 
 import optax
 
-from optim.recipes import Recipe
+from optim import checks
+from optim.recipes import Recipe, name_of
 
 
 class GroupError(ValueError):
@@ -61,7 +63,8 @@ def group(
         The group, for `optimizer(groups=...)`.
 
     Raises:
-        ValueError: the pattern is not a regular expression, or the optimizer is not an optimizer.
+        ValueError: the pattern is not a regular expression, the optimizer is not an optimizer, or
+            one of its arguments is missing or unknown.
     """
     try:
         pattern = re.compile(match)
@@ -72,6 +75,8 @@ def group(
             f"A group's optimizer is a functools.partial of a factory or an optax transformation, "
             f"and not {optimizer!r}."
         )
+    if (wrong := checks.missing_arguments(optimizer)) is not None:
+        raise ValueError(wrong)
     return Group(pattern, optimizer, min_ndim, max_ndim)
 
 
@@ -141,3 +146,19 @@ def _dead_group(
         name,
         "match",
     )
+
+
+@contextmanager
+def told_with_the_group(name: str, group: Group) -> Iterator[None]:
+    """Adds the group and its optimizer to whatever an optimizer raises."""
+    try:
+        yield
+    except GroupError:
+        raise
+    except (TypeError, ValueError, LookupError, AttributeError, NotImplementedError) as error:
+        kind = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
+        raise GroupError(
+            f"The group {name!r} cannot be moved by {name_of(group.optimizer)}. {kind}{error}",
+            name,
+            "optimizer",
+        ) from error

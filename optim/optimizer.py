@@ -5,20 +5,19 @@ That is optax's `partition` without its MaskedNodes, so that an optimizer that c
 evaluates the loss at other parameters (line searches), works in a group as it does alone.
 """
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from typing import Any, Literal, NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from optim import laws, recipes
-from optim.groups import Group, GroupError, assign, first
+from optim import checks, laws, recipes
+from optim.groups import Group, GroupError, assign, first, told_with_the_group
 from optim.layer_decay import layer_scales
+from optim.packing import pack, unpack
 from optim.paths import flatten, unflatten
-
-LowPrecision = Literal["nearest", "master", "stochastic"]
+from optim.rounding import LowPrecision, round_to
 
 
 class OptimizerState(NamedTuple):
@@ -102,16 +101,17 @@ class Optimizer(NamedTuple):
             The state; float leaves are at least float32.
 
         Raises:
-            GroupError: see `label`; or a parameter that cannot be trained, such as one of integers.
+            GroupError: see `label`; or a parameter that cannot be trained, such as one of integers;
+                or an argument that cannot be right, such as b1=1.
         """
         free = self.trainable(params)
-        for path, x in free.items():
-            if not jnp.issubdtype(x.dtype, jnp.inexact):
-                raise GroupError(
-                    f"The parameter {path} has dtype {x.dtype}, which no optimizer can move. "
-                    f"Put it in a group with optim.frozen()."
-                )
-        scalars, tensors = _pack(self._init_unpacked(free))
+        for name, own in self._split(free).items():
+            recipe = self.groups[name].optimizer
+            if (why := checks.wrong_parameter(recipe, own)) is not None:
+                raise GroupError(why, name, "match")
+            if (wrong := checks.wrong_argument(recipe)) is not None:
+                raise GroupError(f"In group {name!r}, {wrong[1]}", name, f"optimizer.{wrong[0]}")
+        scalars, tensors = pack(self._init_unpacked(free))
         low = {path: x for path, x in free.items() if jnp.finfo(x.dtype).bits < 32}
         master = laws.widen(low) if self.low_precision == "master" else {}
         return OptimizerState(scalars, tensors["groups"], master)
@@ -139,7 +139,7 @@ class Optimizer(NamedTuple):
         free = self.trainable(params)
         named_grads = flatten(grads)
         named_grads = {path: named_grads[path] for path in free}
-        old = self._unpack(state, free)
+        old = self._unpacked(state, free)
         wide = {**laws.widen(free), **state.master}
         moves, groups = self._moves(named_grads, old, wide, params, extra)
         after = {path: w + moves[path].astype(w.dtype) for path, w in wide.items()}
@@ -148,10 +148,10 @@ class Optimizer(NamedTuple):
                 lambda o, n: jnp.where(skip, o, n), (wide, old["groups"]), (after, groups)
             )
         count = old["skipped"] + (0 if skip is None else skip.astype(jnp.int32))
-        scalars, tensors = _pack({"groups": groups, "skipped": count, "step": old["step"] + 1})
+        scalars, tensors = pack({"groups": groups, "skipped": count, "step": old["step"] + 1})
         master = {path: after[path] for path in state.master}
-        rounded = _round(after, free, self.low_precision, old["step"])
-        new_params = unflatten(params, {**flatten(params), **rounded})
+        back = round_to(after, free, self.low_precision, old["step"])
+        new_params = unflatten(params, {**flatten(params), **back})
         return new_params, OptimizerState(scalars, tensors["groups"], master)
 
     @property
@@ -179,10 +179,15 @@ class Optimizer(NamedTuple):
         """
         named = flatten(params)
         free = self.trainable(params)
-        groups = self._unpack(state, free)["groups"]
+        groups = self._unpacked(state, free)["groups"]
         for name, own in self._split(free).items():
             named |= laws.eval_params(groups[name], own)
         return unflatten(params, named)
+
+    def needs_full_batch(self) -> dict[str, str]:
+        """Tells which groups need the same examples at every step: group name -> optimizer name."""
+        found = {n: checks.needs_full_batch(g.optimizer) for n, g in self.groups.items()}
+        return {name: optimizer for name, optimizer in found.items() if optimizer is not None}
 
     def _split(self, free: dict[str, Any]) -> dict[str, dict[str, Any]]:
         """Deals the trainable parameters to their groups: group name -> path -> leaf."""
@@ -195,14 +200,14 @@ class Optimizer(NamedTuple):
         parts = self._split(laws.widen(free))
         groups = {}
         for name, own in parts.items():
-            with _told_with_the_group(name, self.groups[name]):
+            with told_with_the_group(name, self.groups[name]):
                 groups[name] = laws.init(self.groups[name].optimizer, own)
         zero = jnp.zeros((), jnp.int32)
         return {"groups": groups, "skipped": zero, "step": zero}  # in this order, see `position`
 
-    def _unpack(self, state: OptimizerState, free: dict[str, Any]) -> dict[str, Any]:
+    def _unpacked(self, state: OptimizerState, free: dict[str, Any]) -> dict[str, Any]:
         template = jax.eval_shape(self._init_unpacked, free)
-        return _unpack(state.scalars, state.groups, template)
+        return unpack(state.scalars, state.groups, template)
 
     def _moves(
         self, grads: dict, old: dict, wide: dict, params: Any, extra: Mapping[str, Any]
@@ -218,7 +223,7 @@ class Optimizer(NamedTuple):
             within = laws.extra_arguments(extra, own, params)
             if "value" in extra:
                 within["grad"] = {path: grads[path] for path in own}
-            with _told_with_the_group(name, self.groups[name]):
+            with told_with_the_group(name, self.groups[name]):
                 updates, groups[name] = laws.update(
                     self.groups[name].optimizer,
                     {path: clipped[path] for path in own},
@@ -270,76 +275,10 @@ def optimizer(
     return Optimizer(dict(groups), clip_norm, layer_decay, low_precision)
 
 
-@contextmanager
-def _told_with_the_group(name: str, group: Group) -> Iterator[None]:
-    """Adds the group and its optimizer to whatever an optimizer raises."""
-    try:
-        yield
-    except GroupError:
-        raise
-    except (TypeError, ValueError, LookupError, AttributeError, NotImplementedError) as error:
-        kind = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
-        raise GroupError(
-            f"The group {name!r} cannot be moved by {recipes.name_of(group.optimizer)}. "
-            f"{kind}{error}",
-            name,
-            "optimizer",
-        ) from error
-
-
 def _clip(grads: dict[str, Any], clip_norm: Any, step: Any) -> dict[str, Any]:
     """Scales all gradients by one scalar, so that their global norm is at most `clip_norm`."""
+    laws.refuse_parts(optax.tree.norm, (grads, ()), "clip_norm")
     norm = optax.tree.norm(grads)
     bound = jnp.asarray(clip_norm(step) if callable(clip_norm) else clip_norm, norm.dtype)
     scale = jnp.where(norm < bound, jnp.ones_like(norm), bound / norm)
     return {path: g * scale.astype(g.real.dtype) for path, g in grads.items()}
-
-
-def _round(
-    after: dict[str, Any], before: dict[str, Any], how: LowPrecision, step: Any
-) -> dict[str, Any]:
-    """Casts new parameters back to the dtypes they are kept in."""
-    if how != "stochastic":
-        return {path: x.astype(before[path].dtype) for path, x in after.items()}
-    key = jax.random.fold_in(jax.random.key(0), step)
-    return {
-        path: _stochastic_round(x, jax.random.fold_in(key, i))
-        if before[path].dtype == jnp.bfloat16
-        else x.astype(before[path].dtype)
-        for i, (path, x) in enumerate(after.items())
-    }
-
-
-def _stochastic_round(x: jax.Array, key: jax.Array) -> jax.Array:
-    """Rounds float32 to a neighbour in bfloat16, up with the probability of the part cut off."""
-    bits = jax.lax.bitcast_convert_type(x, jnp.uint32)
-    noise = jax.random.bits(key, x.shape, jnp.uint16).astype(jnp.uint32)
-    cut = (bits + noise) & jnp.uint32(0xFFFF0000)
-    rounded = jax.lax.bitcast_convert_type(cut, jnp.float32)
-    return jnp.where(jnp.isfinite(x), rounded, x).astype(jnp.bfloat16)
-
-
-def _is_scalar(x: Any) -> bool:
-    return x.ndim == 0 and not jnp.issubdtype(x.dtype, jax.dtypes.extended)
-
-
-def _pack(state: Any) -> tuple[dict[str, jax.Array], Any]:
-    """Takes the scalars out of a state: (dtype name -> vector, the state with None instead)."""
-    leaves, structure = jax.tree.flatten(state)
-    scalars: dict[str, list[Any]] = {}
-    for x in filter(_is_scalar, leaves):
-        scalars.setdefault(x.dtype.name, []).append(x)
-    rest = structure.unflatten([None if _is_scalar(x) else x for x in leaves])
-    return {dtype: jnp.stack(values) for dtype, values in scalars.items()}, rest
-
-
-def _unpack(scalars: Mapping[str, jax.Array], rest: Any, template: Any) -> Any:
-    """Puts the scalars back (the inverse of `_pack`); `template` is the state's shapes."""
-    leaves, structure = jax.tree.flatten(template)
-    tensors = iter(jax.tree.leaves(rest))
-    values = {
-        dtype: iter([vector[i] for i in range(vector.size)]) for dtype, vector in scalars.items()
-    }
-    return structure.unflatten(
-        [next(values[x.dtype.name]) if _is_scalar(x) else next(tensors) for x in leaves]
-    )

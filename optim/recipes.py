@@ -90,15 +90,26 @@ def bound(recipe: partial) -> inspect.BoundArguments:
 
 def recipes_within(recipe: Any) -> Iterator[partial]:
     """Yields a recipe, then the recipes among its arguments, outermost first."""
+    return (inner for _, inner in located(recipe))
+
+
+def located(recipe: Any, path: str = "") -> Iterator[tuple[str, partial]]:
+    """Yields a recipe and those among its arguments, each with its path, "inner.base_optimizer"."""
+
+    def below(key: Any) -> str:
+        return f"{path}.{key}".lstrip(".")
+
     if isinstance(recipe, partial):
-        yield recipe
+        yield path, recipe
         for name, value in bound(recipe).arguments.items():
             if takes_recipe(recipe.func, name):
-                yield from recipes_within(value)
+                yield from located(value, below(name))
     elif isinstance(recipe, Mapping):
-        yield from (found for value in recipe.values() for found in recipes_within(value))
+        for key, value in recipe.items():
+            yield from located(value, below(key))
     elif isinstance(recipe, list | tuple) and not isinstance(recipe, optax.GradientTransformation):
-        yield from (found for value in recipe for found in recipes_within(value))
+        for index, value in enumerate(recipe):
+            yield from located(value, below(index))
 
 
 def name_of(recipe: Recipe) -> str:

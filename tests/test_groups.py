@@ -1,6 +1,7 @@
 """Groups against optax run on each group alone, closed forms, and the mistakes a user makes."""
 
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -74,7 +75,7 @@ def test_each_group_does_what_its_optimizer_does_alone():
         p["blocks"]["mlp"]["kernel"],
         [p["blocks"]["mlp"]["bias"], p["head"]["kernel"], p["head"]["bias"]],
     )
-    reference = params
+    reference: Any = params
     a, b = matrices.init(parts(params)[0]), rest.init(parts(params)[1])
     for mine, _ in history:
         grads = jax.grad(loss)(reference)
@@ -365,3 +366,81 @@ def test_mistakes_in_groups_are_whole_sentences():
     whole = optim.optimizer({"a": optim.group(".*", partial(optax.sgd, 0.1))})
     with pytest.raises(optim.GroupError, match=r"int32.*frozen"):
         whole.init({"table": jnp.zeros(3, jnp.int32)})
+
+
+GOOD = partial(optax.adam, learning_rate=0.1)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "argument", "words"),
+    [
+        (partial(optax.sgd, -0.1), "learning_rate", "is -0.1, and cannot be negative"),
+        (partial(optax.sgd, float("nan")), "learning_rate", "NaN"),
+        (partial(optax.sgd, optax.constant_schedule(-1.0)), "learning_rate", "is -1, and cannot"),
+        (partial(optax.adam, 0.1, b1=1.0), "b1", r"b1 of optax.adam is 1; .* in \[0, 1\)"),
+        (partial(optax.sgd, 0.1, momentum=1.5), "momentum", "is 1.5; it is the part"),
+        (partial(optax.contrib.prodigy, betas=(0.9, 1.0)), r"betas[1]", "optax.contrib.prodigy"),
+        (
+            partial(optax.contrib.mechanize, partial(optax.adam, 1.0, b2=2.0)),
+            "base_optimizer.b2",
+            "b2 of optax.adam is 2",
+        ),
+    ],
+)
+def test_an_argument_that_cannot_be_right_is_told(recipe, argument, words):
+    optimizer = optim.optimizer({"a": optim.group("head/.*", recipe), "b": optim.group(".*", GOOD)})
+    with pytest.raises(optim.GroupError, match=words) as caught:
+        jax.eval_shape(optimizer.init, make_params())
+    assert (caught.value.group, caught.value.argument) == ("a", f"optimizer.{argument}")
+    assert "\n" not in str(caught.value)
+
+
+def test_arguments_that_look_odd_and_are_right_pass():
+    for recipe in (
+        partial(optax.sm3, 0.1),  # its own b2 is 1
+        partial(optax.polyak_sgd, f_min=-1.0),
+        partial(optax.optimistic_adam_v2, 0.1),
+        partial(optax.chain, GOOD, partial(optax.scale, step_size=-1.0)),
+        partial(optax.contrib.muon, 0.1),
+        partial(optax.sgd, jnp.float32(0.1)),
+    ):
+        jax.eval_shape(optim.optimizer({"a": optim.group(".*", recipe)}).init, {"w": jnp.ones(3)})
+
+
+@pytest.mark.parametrize(
+    ("recipe", "words"),
+    [
+        (partial(optax.sgd), "optax.sgd needs learning_rate"),
+        (partial(optax.adam, learning_rat=0.1), "did you mean learning_rate"),
+        (partial(optax.lookahead, GOOD, sync_period=2), "optax.lookahead needs slow_step_size"),
+        (partial(optax.contrib.mechanize, partial(optax.lion)), "optax.lion needs learning_rate"),
+    ],
+)
+def test_a_missing_or_unknown_argument_is_told(recipe, words):
+    with pytest.raises(ValueError, match=words):
+        optim.group(".*", recipe)
+
+
+def test_parameters_of_the_wrong_kind_are_told():
+    params = {"a": jnp.ones(2, jnp.complex64), "b": jnp.arange(3)}
+    groups = {"a": optim.group("a", partial(optax.lion, 0.1)), "b": optim.group("b", GOOD)}
+    with pytest.raises(optim.GroupError, match="split_real_and_imaginary") as caught:
+        optim.optimizer(groups).init(params)
+    assert (caught.value.group, caught.value.argument) == ("a", "match")
+    wrapped = partial(optax.contrib.split_real_and_imaginary, partial(optax.lion, 0.1))
+    groups["a"] = optim.group("a", wrapped)
+    with pytest.raises(optim.GroupError, match=r"b has dtype int32.*frozen") as caught:
+        optim.optimizer(groups).init(params)
+    assert caught.value.group == "b"
+    groups["b"] = optim.group("b", partial(optim.frozen))
+    optim.optimizer(groups).init(params)
+
+
+def test_what_needs_full_batches_is_known():
+    groups = {
+        "a": optim.group(
+            "a", partial(optax.chain, partial(optax.lbfgs), partial(optax.scale, 1.0))
+        ),
+        "b": optim.group("b", GOOD),
+    }
+    assert optim.optimizer(groups).needs_full_batch() == {"a": "optax.lbfgs"}

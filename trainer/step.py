@@ -61,13 +61,25 @@ def train_step(
     if experiment.on_nonfinite == "skip":
         skip = ~finite
         model_state = _unless(skip, model_state, state.model_state)
+
+    def value_fn(params: Any) -> Any:
+        if experiment.microbatches > 1:
+            raise ValueError(
+                f"It evaluates the loss of the whole batch at other parameters, and with "
+                f"microbatches={experiment.microbatches} a batch is never whole. Set microbatches "
+                f"to 1, or choose an optimizer that needs only gradients."
+            )
+        return _loss(experiment, params, state.model_state, batch, key)[0]
+
     params, opt_state = optimizer.update(
         grads,
         state.opt_state,
         state.params,
         skip=skip,
         value=loss,
-        value_fn=lambda params: _loss(experiment, params, state.model_state, batch, key)[0],
+        value_fn=value_fn,
+        obj_fn=value_fn,
+        grad_fn=lambda params, *_: jax.tree.map(jnp.conj, jax.grad(value_fn)(params)),
     )
     metrics = {"train/loss": loss, "grad_norm": norm, "finite": finite}
     if "rollback" in state.hyper:
@@ -97,7 +109,10 @@ def _gradients(
         params = unflatten(state.params, {**named, **free})
         return _loss(experiment, params, model_state, batch, key)
 
-    differentiate = jax.value_and_grad(objective, has_aux=True)
+    def differentiate(*args: Any) -> tuple[tuple[Any, Any], dict[str, Any]]:
+        out, grads = jax.value_and_grad(objective, has_aux=True)(*args)
+        return out, jax.tree.map(jnp.conj, grads)  # of complex numbers; optax wants steepest ascent
+
     if parts == 1:
         return differentiate(free, state.model_state, batch, key)
 

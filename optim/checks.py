@@ -1,0 +1,141 @@
+"""Tells mistakes in a group before the first step: its arguments, and its parameters."""
+
+import difflib
+import inspect
+import math
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax.core import Tracer
+
+from optim.recipes import bound, floats, located, name_of
+
+# Averages that forget by this factor a step: at 1 they never change.
+_DECAYS = ("b1", "b2", "b3", "beta", "betas", "beta3", "decay", "momentum", "rho")
+_ANY_SIGN = ("f_min", "lower_bound", "step_size", "ns_coeffs", "coefficients")
+
+# What optax itself tests with complex parameters.
+_COMPLEX = (
+    *(optax.adabelief, optax.adagrad, optax.adam, optax.adamax, optax.adamaxw, optax.adamw),
+    *(optax.amsgrad, optax.lamb, optax.lars, optax.nadam, optax.nadamw, optax.novograd),
+    *(optax.radam, optax.rmsprop, optax.sgd, optax.yogi, optax.contrib.split_real_and_imaginary),
+)
+
+# They compare the gradients of one step with those of the next: both must be of the same examples.
+_FULL_BATCH = (optax.lbfgs, optax.scale_by_lbfgs, optax.rprop, optax.scale_by_rprop)
+
+
+def missing_arguments(recipe: Any) -> str | None:
+    """Says what is wrong with the names of a recipe's arguments, inner recipes included.
+
+    Args:
+        recipe: a partial of a factory, or a finished transformation.
+
+    Returns:
+        A sentence, or None where nothing is wrong.
+    """
+    for _, inner in located(recipe):
+        parameters = inspect.signature(inner.func).parameters
+        takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+        unknown = [name for name in inner.keywords if name not in parameters and not takes_any]
+        if unknown:
+            near = difflib.get_close_matches(unknown[0], parameters, n=1)
+            hint = f"did you mean {near[0]}? " if near else ""
+            return (
+                f"{name_of(inner)} takes no {unknown[0]!r}: {hint}It takes {', '.join(parameters)}."
+            )
+        given = bound(inner).arguments
+        lacking = [
+            name
+            for name, p in parameters.items()
+            if p.default is p.empty
+            and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
+            and name not in given
+        ]
+        if lacking:
+            return f"{name_of(inner)} needs {' and '.join(lacking)}. Give it a value."
+    return None
+
+
+def wrong_float(name: str, value: Any, default: Any = None) -> str | None:
+    """Says why an optimizer's float argument, or its schedule's values, cannot be right.
+
+    Args:
+        name: the argument, such as "b1" or "betas[0]".
+        value: a number, or an array of the values of its schedule. Traced values pass.
+        default: what the factory takes without it; it is right by definition.
+
+    Returns:
+        The end of a sentence that begins with the argument, or None where nothing is wrong.
+    """
+    if isinstance(value, Tracer) or callable(value):
+        return None
+    values, name = np.asarray(value), name.split("[")[0]
+    if values.dtype.kind not in "iuf":
+        return None
+    least, most = (float(f(values)) for f in (np.min, np.max))
+    if math.isnan(least):
+        return "is not a number (NaN)."
+    bound = float(default) if isinstance(default, int | float) else 0.0
+    if least < min(0.0, bound) and name not in _ANY_SIGN:
+        return f"is {least:g}, and cannot be negative."
+    if name in _DECAYS and most >= 1 and not (isinstance(default, float) and default >= 1):
+        return f"is {most:g}; it is the part that an average keeps at each step, in [0, 1)."
+    return None
+
+
+def wrong_argument(recipe: Any) -> tuple[str, str] | None:
+    """Finds a float argument that cannot be right, in a recipe or in those inside it.
+
+    Args:
+        recipe: a partial of a factory, or a finished transformation.
+
+    Returns:
+        The argument's path below the recipe, such as "base_optimizer.b1", and a whole sentence;
+        None where nothing is wrong. Schedules are asked for their first value.
+    """
+    for path, inner in located(recipe):
+        for name, value, default in floats(inner):
+            if callable(value):
+                with jax.ensure_compile_time_eval():
+                    value = value(0)
+            if (why := wrong_float(name, value, default)) is not None:
+                return f"{path}.{name}".lstrip("."), f"{name} of {name_of(inner)} {why}"
+    return None
+
+
+def wrong_parameter(recipe: Any, named: Mapping[str, Any]) -> str | None:
+    """Finds a parameter that an optimizer cannot move by its dtype.
+
+    Args:
+        recipe: a partial of a factory, or a finished transformation.
+        named: path name -> array, the parameters of the group.
+
+    Returns:
+        A sentence, or None where nothing is wrong.
+    """
+    for path, x in named.items():
+        if not jnp.issubdtype(x.dtype, jnp.inexact):
+            return (
+                f"The parameter {path} has dtype {x.dtype}, which no optimizer can move. Put it in "
+                f"a group with optim.frozen()."
+            )
+        known = not isinstance(recipe, partial) or recipe.func in _COMPLEX
+        if jnp.issubdtype(x.dtype, jnp.complexfloating) and not known:
+            return (
+                f"The parameter {path} has dtype {x.dtype}, and {name_of(recipe)} is not known to "
+                f"be right for complex numbers. Wrap it in optax.contrib.split_real_and_imaginary, "
+                f"which moves real and imaginary parts as two real parameters."
+            )
+    return None
+
+
+def needs_full_batch(recipe: Any) -> str | None:
+    """Names the optimizer in a recipe that needs the same examples at every step, if one does."""
+    names = [name_of(inner) for _, inner in located(recipe) if inner.func in _FULL_BATCH]
+    return names[0] if names else None

@@ -1,0 +1,37 @@
+"""Packs the scalars of a state into one vector a dtype.
+
+Each leaf of a donated state costs a step about a microsecond, and a state of many groups has many
+scalars.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+
+def _is_scalar(x: Any) -> bool:
+    return x.ndim == 0 and not jnp.issubdtype(x.dtype, jax.dtypes.extended)
+
+
+def pack(state: Any) -> tuple[dict[str, jax.Array], Any]:
+    """Takes the scalars out of a state: (dtype name -> vector, the state with None instead)."""
+    leaves, structure = jax.tree.flatten(state)
+    scalars: dict[str, list[Any]] = {}
+    for x in filter(_is_scalar, leaves):
+        scalars.setdefault(x.dtype.name, []).append(x)
+    rest = structure.unflatten([None if _is_scalar(x) else x for x in leaves])
+    return {dtype: jnp.stack(values) for dtype, values in scalars.items()}, rest
+
+
+def unpack(scalars: Mapping[str, jax.Array], rest: Any, template: Any) -> Any:
+    """Puts the scalars back (the inverse of `pack`); `template` is the state's shapes."""
+    leaves, structure = jax.tree.flatten(template)
+    tensors = iter(jax.tree.leaves(rest))
+    values = {
+        dtype: iter([vector[i] for i in range(vector.size)]) for dtype, vector in scalars.items()
+    }
+    return structure.unflatten(
+        [next(values[x.dtype.name]) if _is_scalar(x) else next(tensors) for x in leaves]
+    )
