@@ -262,7 +262,7 @@ def test_a_misfit_names_the_leaf_and_both_sides(
     change: Callable[[State], Any], said: str, saved: Path
 ) -> None:
     with Checkpoints(saved / "checkpoints") as checkpoints:
-        with pytest.raises(ValueError, match=said) as error:
+        with pytest.raises(CheckpointError, match=said) as error:
             checkpoints.restore(change(make_state()))
     assert "None" not in str(error.value)
     assert len(str(error.value).splitlines()) <= 6
@@ -767,10 +767,10 @@ KILLED = """
 def test_killed_in_the_middle_of_saves(home: Path) -> None:
     restored, rng = [], np.random.default_rng(0)
     for _ in range(4):
+        committed = Checkpoints(home).latest() or 0
         process = _python(KILLED, home)
         assert process.stdout is not None and process.stderr is not None
         restored.append(int(process.stdout.readline()))
-        committed = Checkpoints(home).latest() or 0
         for _ in range(int(rng.integers(1, 12))):
             process.stdout.readline()
         time.sleep(rng.uniform(0, 0.02))

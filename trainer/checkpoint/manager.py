@@ -150,9 +150,9 @@ class Checkpoints:
           abstract_state: pytree of jax.ShapeDtypeStruct with `sharding` (None: first device).
           step: which one; None for the newest good one, setting damaged ones aside.
 
-        Returns: the state, every leaf committed. Raises CheckpointError when there is none, all
-        are damaged, or the one asked for is; ValueError that names the leaves when structure,
-        shape or dtype differ.
+        Returns: the state, every leaf committed and strongly typed. Raises CheckpointError when
+        there is none, all are damaged, the one asked for is, or structure, shape or dtype differ
+        (it names the leaves then).
         """
         self._collect()
         found = step_directories(self.directory)

@@ -14,7 +14,7 @@ import jax
 import numpy as np
 
 from trainer.checkpoint import integrity
-from trainer.checkpoint.integrity import Damaged
+from trainer.checkpoint.integrity import CheckpointError, Damaged
 
 
 def storage() -> Any:
@@ -50,7 +50,7 @@ def read_arrays(
 def read_for(step_directory: Path, targets: Mapping[str, Any]) -> dict[str, np.ndarray]:
     """Reads a step whose leaves must be the targets, in path, shape and dtype.
 
-    Raises ValueError that names the leaves that are not; Damaged.
+    Raises CheckpointError that names the leaves that are not; Damaged.
     """
     manifest = read_manifest(step_directory)
     wanted = {name: integrity.spec(name, leaf) for name, leaf in targets.items()}
@@ -58,7 +58,7 @@ def read_for(step_directory: Path, targets: Mapping[str, Any]) -> dict[str, np.n
     if wrong:
         more = [f"... and {len(wrong) - 4} more leaves"] if len(wrong) > 5 else []
         shown = wrong[: 4 if more else 5] + more
-        raise ValueError(
+        raise CheckpointError(
             f"The checkpoint {step_directory} does not fit this program:\n  " + "\n  ".join(shown)
         )
     return read_arrays(step_directory, manifest)
