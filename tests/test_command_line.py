@@ -81,10 +81,10 @@ MISTAKES = {
     ),
     "unknown argument": (GOOD + "optax.sgd.momentun = 0.9\n", [], ["momentun", "momentum"], 21),
     "unknown argument of a function with **kwargs": (
-        GOOD.replace("@optax.sgd()", "@my_lab.zoo.any_optimizer()").replace(
-            "optax.sgd.learning_rate", "my_lab.zoo.any_optimizer.learning_rte"
+        renamed("optax.sgd", "zoo_of_tests.open_ended").replace(
+            "ended.learning_rate", "ended.learning_rte"
         ),
-        ["--vocabulary=my_lab"],
+        ["--vocabulary=zoo_of_tests"],
         ["learning_rte", "learning_rate"],
         20,
     ),
@@ -152,7 +152,11 @@ MISTAKES = {
 
 @pytest.mark.parametrize("name", MISTAKES)
 def test_a_mistake_is_told_in_a_few_lines_and_nothing_is_made(name, tmp_path, capsys, monkeypatch):
-    monkeypatch.syspath_prepend(str(REPO / "tests" / "lab"))
+    (tmp_path / "zoo_of_tests.py").write_text(
+        "import optax\n"
+        "def open_ended(learning_rate: float, **kwargs): return optax.sgd(learning_rate)\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
     text, options, words, line = MISTAKES[name]
     code, workdir = run(tmp_path, text, *options)
     said = capsys.readouterr().err

@@ -81,6 +81,13 @@ def _is_recipe(part: Any) -> bool:
     return module.split(".")[0] == "optax" and getattr(part, "__name__", "") in _RECIPES
 
 
+def takes_callable(hint: Any) -> bool:
+    """Says whether any function at all may stand there, as for Callable[..., Any]."""
+    return any(
+        (typing.get_origin(part) or part) is collections.abc.Callable for part in members(hint)
+    )
+
+
 def takes_float(hint: Any) -> bool:
     """Says whether a float fits."""
     return is_open(hint) or float in members(hint)

@@ -183,7 +183,9 @@ class _Walk:
 
     def _call(self, call: Call, slot: _Slot, path: str) -> Any:
         is_recipe = annotations.mentions_recipe(slot.hint)
-        function = self._function(call, path, complete=is_recipe or not call.partial)
+        # An optimizer's factory is called as it is; any other function is given the rest later.
+        is_waiting = call.partial and (not is_recipe or annotations.takes_callable(slot.hint))
+        function = self._function(call, path, complete=not is_waiting)
         is_schedule = slot.in_recipe and annotations.takes_float(slot.hint)
         if is_recipe:
             fits = annotations.takes_recipe(slot.hint, function.returns)

@@ -91,7 +91,7 @@ def read(name: str, call: Callable[..., Any], source: Source | None) -> Function
     Raises:
         ConfigError: it does not say which arguments it takes, as some builtins do.
     """
-    # A metaclass such as nnx's shows (*args, **kwargs) for a class; its __init__ says what it takes.
+    # A metaclass such as nnx's hides what a class takes; its __init__ says it.
     made_by = type(call).__call__ if isinstance(call, type) else type.__call__
     try:
         signature = inspect.signature(call)
