@@ -201,6 +201,7 @@ def test_crops_and_flips_are_what_a_loop_computes(crop: int, flip: bool):
     indices = np.random.default_rng(1).integers(30, size=400)
     words = arrays.random_words(1, 2, 3, 400)
     seen = Pixels(unit=1.0, crop=crop, flip=flip).gather(images, indices, words)
+    assert seen.flags.c_contiguous  # or jax copies it once more
     places, mirrored = set(), 0
     for number, (index, word) in enumerate(zip(indices, words.tolist(), strict=True)):
         down, right = word % (2 * crop + 1), (word >> 16) % (2 * crop + 1)
