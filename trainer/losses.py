@@ -21,12 +21,12 @@ def softmax_cross_entropy(label_smoothing: float = 0.0, labels: str = "label") -
     Szegedy et al., "Rethinking the Inception Architecture" (arXiv:1512.00567), for the smoothing.
 
     Args:
-      label_smoothing: part of the probability that is spread evenly over all classes, in [0, 1).
-      labels: the batch's key of the labels: integers [batch, ...], or probabilities
-        [batch, ..., classes]. Outputs are logits [batch, ..., classes].
+        label_smoothing: part of the probability that is spread evenly over all classes, in [0, 1).
+        labels: the batch's key of the labels: integers [batch, ...], or probabilities [batch, ...,
+            classes]. Outputs are logits [batch, ..., classes].
 
     Raises:
-      ValueError: `label_smoothing` is outside [0, 1); or, at the first call, shapes do not fit.
+        ValueError: `label_smoothing` is outside [0, 1); or, at the first call, shapes do not fit.
     """
     if not 0 <= label_smoothing < 1:
         raise ValueError(
@@ -55,11 +55,11 @@ def sigmoid_binary_cross_entropy(labels: str = "label") -> Loss:
     """Makes the cross-entropy between the sigmoid of every output and its label.
 
     Args:
-      labels: the batch's key of the labels, 0 to 1, of the outputs' shape; integers [batch, ...]
-        against outputs [batch, ..., classes] are classes, each against all others.
+        labels: the batch's key of the labels, 0 to 1, of the outputs' shape; integers [batch, ...]
+            against outputs [batch, ..., classes] are classes, each against all others.
 
     Raises:
-      ValueError: at the first call, if shapes do not fit.
+        ValueError: at the first call, if shapes do not fit.
     """
 
     def loss(outputs: jax.Array, batch: Mapping[str, jax.Array]) -> jax.Array:
@@ -78,10 +78,10 @@ def squared_error(targets: str = "target") -> Loss:
     """Makes the squared difference of outputs and targets, averaged over all axes but the batch's.
 
     Args:
-      targets: the batch's key of the targets, of the outputs' shape.
+        targets: the batch's key of the targets, of the outputs' shape.
 
     Raises:
-      ValueError: at the first call, if shapes do not fit.
+        ValueError: at the first call, if shapes do not fit.
     """
 
     def loss(outputs: jax.Array, batch: Mapping[str, jax.Array]) -> jax.Array:
@@ -99,11 +99,11 @@ def huber(delta: float = 1.0, targets: str = "target") -> Loss:
     delta (|e| - delta/2) beyond. Huber, "Robust Estimation of a Location Parameter" (1964).
 
     Args:
-      delta: where the parabola turns into a line, positive.
-      targets: the batch's key of the targets, of the outputs' shape.
+        delta: where the parabola turns into a line, positive.
+        targets: the batch's key of the targets, of the outputs' shape.
 
     Raises:
-      ValueError: `delta` is not positive; or, at the first call, shapes do not fit.
+        ValueError: `delta` is not positive; or, at the first call, shapes do not fit.
     """
     if not delta > 0:
         raise ValueError(f"losses.huber needs a positive delta, but got {delta}.")

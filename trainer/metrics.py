@@ -17,8 +17,8 @@ def accuracy(labels: str = "label") -> type[clu.metrics.Metric]:
     """Makes the part of the examples whose largest output stands at the label.
 
     Args:
-      labels: the batch's key of the labels, integers [batch, ...], or probabilities
-        [batch, ..., classes] of which the largest counts. Outputs are [batch, ..., classes].
+        labels: the batch's key of the labels, integers [batch, ...], or probabilities [batch, ...,
+            classes] of which the largest counts. Outputs are [batch, ..., classes].
     """
 
     def right(*, outputs: Any, batch: Any, **_: Any) -> jax.Array:
@@ -34,11 +34,11 @@ def top_k_accuracy(k: int = 5, labels: str = "label") -> type[clu.metrics.Metric
     Of equal outputs the one at the lower index counts as the larger, as in `accuracy`.
 
     Args:
-      k: how many outputs count.
-      labels: as for `accuracy`.
+        k: how many outputs count.
+        labels: as for `accuracy`.
 
     Raises:
-      ValueError: `k` is not positive; or, at the first call, larger than the number of classes.
+        ValueError: `k` is not positive; or, at the first call, larger than the number of classes.
     """
     if k < 1:
         raise ValueError(f"metrics.top_k_accuracy needs k to be at least 1, but got {k}.")
@@ -63,7 +63,7 @@ def mean_squared_error(targets: str = "target") -> type[clu.metrics.Metric]:
     """Makes the mean of the squared differences of outputs and targets.
 
     Args:
-      targets: the batch's key of the targets, of the outputs' shape.
+        targets: the batch's key of the targets, of the outputs' shape.
     """
 
     def error(*, outputs: Any, batch: Any, **_: Any) -> jax.Array:
@@ -76,7 +76,7 @@ def mean_absolute_error(targets: str = "target") -> type[clu.metrics.Metric]:
     """Makes the mean of the absolute differences of outputs and targets.
 
     Args:
-      targets: the batch's key of the targets, of the outputs' shape.
+        targets: the batch's key of the targets, of the outputs' shape.
     """
 
     def error(*, outputs: Any, batch: Any, **_: Any) -> jax.Array:

@@ -25,16 +25,16 @@ class ArrayDataset:
     many examples in a batch as there are, every batch is all of them, in the order stored.
 
     Args:
-      train: arrays by key, the leading axis counts examples.
-      test: arrays of the same keys, shapes and dtypes but for the leading axis.
-      batch_size: examples in a training batch over all processes; None for all there are.
-      eval_batch_size: the same for evaluation; None for `batch_size`.
-      pixels: by key, how stored images become what the model sees.
-      name: what error messages call this data set.
+        train: arrays by key, the leading axis counts examples.
+        test: arrays of the same keys, shapes and dtypes but for the leading axis.
+        batch_size: examples in a training batch over all processes; None for all there are.
+        eval_batch_size: the same for evaluation; None for `batch_size`.
+        pixels: by key, how stored images become what the model sees.
+        name: what error messages call this data set.
 
     Raises:
-      ValueError: a batch size is not positive, larger than the training data or not divisible by
-        the number of processes, or the arrays do not fit together.
+        ValueError: a batch size is not positive, larger than the training data or not divisible by
+            the number of processes, or the arrays do not fit together.
     """
 
     def __init__(
@@ -85,8 +85,8 @@ class ArrayDataset:
         """Yields this process's part of the training batches from `step` on, without end.
 
         Args:
-          step: the number of the first batch, from 0.
-          seed: chooses order and augmentation.
+            step: the number of the first batch, from 0.
+            seed: chooses order and augmentation.
         """
         rows = self._rows(self.batch_size)
         order = _Order(seed, self.num_examples)
@@ -160,10 +160,10 @@ def random_words(seed: int, number: int, purpose: int, count: int) -> np.ndarray
     The words are the raw output of Philox4x64-10, which no version of numpy may change.
 
     Args:
-      seed: any integer.
-      number: an epoch or a step, from 0.
-      purpose: tells apart what draws with the same seed and number.
-      count: how many words.
+        seed: any integer.
+        number: an epoch or a step, from 0.
+        purpose: tells apart what draws with the same seed and number.
+        count: how many words.
     """
     key = np.array([seed % 2**64, number], np.uint64)
     return np.random.Philox(key=key, counter=[0, 0, 0, purpose]).random_raw(count)

@@ -33,13 +33,13 @@ def digits(
     Handwritten Digits" (UCI, 1998).
 
     Args:
-      batch_size: examples in a training batch over all processes; None for the whole split.
-      crop: in training, random crops of the image padded by so many black pixels on each side.
-      eval_batch_size: examples in a batch of evaluation, `batch_size` if None.
-      data_dir: where data sets are kept; if None, $LOCKSTEP_DATA_DIR or ~/.cache/lockstep/data.
+        batch_size: examples in a training batch over all processes; None for the whole split.
+        crop: in training, random crops of the image padded by so many black pixels on each side.
+        eval_batch_size: examples in a batch of evaluation, `batch_size` if None.
+        data_dir: where data sets are kept; if None, $LOCKSTEP_DATA_DIR or ~/.cache/lockstep/data.
 
     Raises:
-      ValueError: a number is out of range, or the data can neither be read nor prepared.
+        ValueError: a number is out of range, or the data can neither be read nor prepared.
     """
     pixels = Pixels(unit=16, mean=0.3058, std=0.3762, crop=crop, name="data.digits")
     splits = _load(data_root(data_dir))

@@ -22,15 +22,15 @@ def fashion_mnist(
     Xiao, Rasul and Vollgraf, "Fashion-MNIST" (arXiv:1708.07747).
 
     Args:
-      batch_size: examples in a training batch over all processes; None for the whole split.
-      crop: in training, random crops of the image padded by so many black pixels on each side.
-      flip: in training, mirrors left to right with probability 1/2.
-      eval_batch_size: examples in a batch of evaluation, `batch_size` if None.
-      data_dir: where data sets are kept; if None, $LOCKSTEP_DATA_DIR or ~/.cache/lockstep/data.
+        batch_size: examples in a training batch over all processes; None for the whole split.
+        crop: in training, random crops of the image padded by so many black pixels on each side.
+        flip: in training, mirrors left to right with probability 1/2.
+        eval_batch_size: examples in a batch of evaluation, `batch_size` if None.
+        data_dir: where data sets are kept; if None, $LOCKSTEP_DATA_DIR or ~/.cache/lockstep/data.
 
     Raises:
-      ValueError: it is not prepared (the message names the command), cannot be read, or a number
-        is out of range.
+        ValueError: it is not prepared (the message names the command), cannot be read, or a number
+            is out of range.
     """
     pixels = Pixels(mean=0.286, std=0.353, crop=crop, flip=flip, name="data.fashion_mnist")
     root = data_root(data_dir)

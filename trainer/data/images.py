@@ -14,16 +14,16 @@ class Pixels:
     """Says how stored images [examples, height, width, channels] become what a model sees.
 
     Args:
-      unit: the stored value that stands for 1, as 255 for bytes.
-      mean: subtracted after division by `unit`: one number, or one a channel.
-      std: divided by after that, likewise.
-      crop: in training an image is moved by up to so many pixels in each direction, at random,
-        and filled up by stored zeros: a random crop of the image with that padding.
-      flip: in training an image is mirrored left to right with probability 1/2.
-      name: what error messages call the data set.
+        unit: the stored value that stands for 1, as 255 for bytes.
+        mean: subtracted after division by `unit`: one number, or one a channel.
+        std: divided by after that, likewise.
+        crop: in training an image is moved by up to so many pixels in each direction, at random,
+            and filled up by stored zeros: a random crop of the image with that padding.
+        flip: in training an image is mirrored left to right with probability 1/2.
+        name: what error messages call the data set.
 
     Raises:
-      ValueError: `crop` is negative, or a standard deviation is not positive.
+        ValueError: `crop` is negative, or a standard deviation is not positive.
     """
 
     unit: float = 255.0
@@ -59,10 +59,10 @@ class Pixels:
         """Returns the images at `indices` as the model sees them, float32.
 
         Args:
-          images: [examples, height, width, channels].
-          indices: [batch], which of them.
-          words: [batch] random words, uint64, that say how each is moved and mirrored; None leaves
-            them as they are.
+            images: [examples, height, width, channels].
+            indices: [batch], which of them.
+            words: [batch] random words, uint64, that say how each is moved and mirrored; None
+                leaves them as they are.
         """
         if words is None or not self.crop:
             picked = images[indices]

@@ -34,16 +34,16 @@ def prepare_aside(root: Path, build: Callable[[Path], Path]) -> Path:
     replaces it by an equal one. A process that is killed leaves nothing in that place.
 
     Args:
-      root: the directory where data sets are kept.
-      build: called with an empty directory, prepares in it and returns the directory of the
-        version, below it.
+        root: the directory where data sets are kept.
+        build: called with an empty directory, prepares in it and returns the directory of the
+            version, below it.
 
     Returns:
-      The directory of the version, below `root`.
+        The directory of the version, below `root`.
 
     Raises:
-      OSError: `root` cannot be written.
-      ValueError: what was built cannot be read.
+        OSError: `root` cannot be written.
+        ValueError: what was built cannot be read.
     """
     root.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".preparing-", dir=root) as aside:
@@ -65,16 +65,16 @@ def prepare(name: str, root: Path, files: Path | None = None) -> Path:
     """Prepares a data set by its unmodified TFDS builder.
 
     Args:
-      name: the name in TFDS.
-      root: the directory where data sets are kept.
-      files: a directory with the files that the builder would download; None for the network,
-        or, for fashion_mnist, Debian's package dataset-fashion-mnist where it is installed.
+        name: the name in TFDS.
+        root: the directory where data sets are kept.
+        files: a directory with the files that the builder would download; None for the network, or,
+            for fashion_mnist, Debian's package dataset-fashion-mnist where it is installed.
 
     Returns:
-      The directory of the prepared version.
+        The directory of the prepared version.
 
     Raises:
-      ValueError: there is neither network nor file, or they are not the original ones.
+        ValueError: there is neither network nor file, or they are not the original ones.
     """
     import tensorflow_datasets
     from tensorflow_datasets.core.download.download_manager import NonMatchingChecksumError

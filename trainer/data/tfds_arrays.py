@@ -44,19 +44,19 @@ def tfds(
     standard deviation as given, labels as int32.
 
     Args:
-      name: the name in TFDS, as "mnist" or "cifar10", with config and version if wanted.
-      batch_size: examples in a training batch over all processes; None for the whole split.
-      crop: in training, random crops of the image padded by so many black pixels on each side.
-      flip: in training, mirrors left to right with probability 1/2.
-      mean: of the pixels, where black is 0 and white is 1: one number, or one a channel.
-      std: standard deviation of the pixels, likewise.
-      train_split: the split to train on.
-      test_split: the split to evaluate on.
-      eval_batch_size: examples in a batch of evaluation, `batch_size` if None.
-      data_dir: where data sets are kept; if None, $LOCKSTEP_DATA_DIR or ~/.cache/lockstep/data.
+        name: the name in TFDS, as "mnist" or "cifar10", with config and version if wanted.
+        batch_size: examples in a training batch over all processes; None for the whole split.
+        crop: in training, random crops of the image padded by so many black pixels on each side.
+        flip: in training, mirrors left to right with probability 1/2.
+        mean: of the pixels, where black is 0 and white is 1: one number, or one a channel.
+        std: standard deviation of the pixels, likewise.
+        train_split: the split to train on.
+        test_split: the split to evaluate on.
+        eval_batch_size: examples in a batch of evaluation, `batch_size` if None.
+        data_dir: where data sets are kept; if None, $LOCKSTEP_DATA_DIR or ~/.cache/lockstep/data.
 
     Raises:
-      ValueError: it is not prepared, cannot be read, or a number is out of range.
+        ValueError: it is not prepared, cannot be read, or a number is out of range.
     """
     pixels = Pixels(mean=mean, std=std, crop=crop, flip=flip, name="data.tfds")
     directory = prepared_directory(name, data_root(data_dir))
@@ -80,7 +80,7 @@ def data_root(data_dir: str | None = None) -> Path:
     """Returns the directory where data sets are kept.
 
     Args:
-      data_dir: the directory; if None, $LOCKSTEP_DATA_DIR or ~/.cache/lockstep/data.
+        data_dir: the directory; if None, $LOCKSTEP_DATA_DIR or ~/.cache/lockstep/data.
     """
     given = data_dir or os.environ.get("LOCKSTEP_DATA_DIR") or "~/.cache/lockstep/data"
     return Path(given).expanduser().absolute()
@@ -90,8 +90,8 @@ def prepared_directory(name: str, root: Path) -> Path | None:
     """Returns the directory of a prepared data set, of the newest version; None if there is none.
 
     Args:
-      name: as in TFDS: "name", "name/config", "name:version" or "name/config:version".
-      root: the directory where data sets are kept.
+        name: as in TFDS: "name", "name/config", "name:version" or "name/config:version".
+        root: the directory where data sets are kept.
     """
     base, _, version = name.partition(":")
     marks = (root / base).glob(f"{version or '*.*.*'}/dataset_info.json")
@@ -107,11 +107,11 @@ def read(directory: Path, names: Sequence[str] = ("train", "test")) -> Splits:
     """Reads splits of a prepared data set into memory, `image` and `label` only.
 
     Args:
-      directory: of a version of the data set, where dataset_info.json is.
-      names: of the splits.
+        directory: of a version of the data set, where dataset_info.json is.
+        names: of the splits.
 
     Raises:
-      ValueError: the records are damaged or not what is expected of image classification.
+        ValueError: the records are damaged or not what is expected of image classification.
     """
     splits = _read_arrays(directory / _ARRAYS, names)
     if splits is None:

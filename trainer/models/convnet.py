@@ -78,14 +78,14 @@ def convnet(
     Ioffe and Szegedy, "Batch Normalization" (arXiv:1502.03167).
 
     Args:
-      widths: features at each resolution; between them max pooling halves height and width.
-      blocks_per_width: convolutions at each resolution.
-      num_classes: outputs [batch, num_classes] are logits.
-      momentum: part of the running statistics that one training step keeps.
-      inputs: the batch's key of the images, [batch, height, width, channels].
+        widths: features at each resolution; between them max pooling halves height and width.
+        blocks_per_width: convolutions at each resolution.
+        num_classes: outputs [batch, num_classes] are logits.
+        momentum: part of the running statistics that one training step keeps.
+        inputs: the batch's key of the images, [batch, height, width, channels].
 
     Raises:
-      ValueError: a size is not positive, there are no widths, or momentum is outside [0, 1).
+        ValueError: a size is not positive, there are no widths, or momentum is outside [0, 1).
     """
     if not widths:
         raise ValueError("models.convnet needs at least one number in widths, but got none.")

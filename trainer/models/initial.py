@@ -77,11 +77,11 @@ def one_draw(shapes: Any, key: jax.Array) -> Any:
     """Fills every `Drawn` leaf of a tree from one long draw of standard normal numbers.
 
     Args:
-      shapes: nested dicts of `Drawn` leaves whose values need only a shape.
-      key: a PRNG key; the numbers of a leaf depend on the key and on the leaves before it.
+        shapes: nested dicts of `Drawn` leaves whose values need only a shape.
+        key: a PRNG key; the numbers of a leaf depend on the key and on the leaves before it.
 
     Returns:
-      The tree with float32 arrays in their place.
+        The tree with float32 arrays in their place.
     """
     leaves, structure = jax.tree.flatten(shapes, is_leaf=lambda node: isinstance(node, Drawn))
     sizes = [math.prod(leaf.value.shape) if leaf.deviation else 0 for leaf in leaves]

@@ -103,12 +103,12 @@ def run_stack(
     0.43 of the time and a third of the memory.
 
     Args:
-      make: `make(name=...)` makes one layer.
-      call: `call(layer, x)` runs it; the result has x's shape and dtype.
-      x: what goes into the first layer.
-      depth: number of layers.
-      scan_layers: True makes one layer `blocks` whose parameters have a leading layer axis, and
-        scans over it; False makes `block_0`, `block_1`, ...
+        make: `make(name=...)` makes one layer.
+        call: `call(layer, x)` runs it; the result has x's shape and dtype.
+        x: what goes into the first layer.
+        depth: number of layers.
+        scan_layers: True makes one layer `blocks` whose parameters have a leading layer axis, and
+            scans over it; False makes `block_0`, `block_1`, ...
     """
     if not scan_layers:
         for index in range(depth):

@@ -22,12 +22,12 @@ def from_linen(module: nn.Module, inputs: str | Sequence[str] = "image") -> Mode
     `train`, `deterministic` or `use_running_average`, it is told whether it trains.
 
     Args:
-      module: an instance of the module, its fields set.
-      inputs: the batch's keys that are passed to `__call__` by position.
+        module: an instance of the module, its fields set.
+        inputs: the batch's keys that are passed to `__call__` by position.
 
     Raises:
-      ValueError: what was given is no linen module; or, at the first call, the batch lacks one of
-        the inputs.
+        ValueError: what was given is no linen module; or, at the first call, the batch lacks one of
+            the inputs.
     """
     if not isinstance(module, nn.Module):
         raise ValueError(
@@ -62,8 +62,8 @@ def from_our_linen(module: nn.Module, inputs: str | Sequence[str]) -> Model:
     """Makes a Model of a linen module of this package, initialised by a single PRNG program.
 
     Args:
-      module: a module whose every variable is declared by a function of trainer.models.initial.
-      inputs: as for `from_linen`.
+        module: a module whose every variable is declared by a function of trainer.models.initial.
+        inputs: as for `from_linen`.
     """
     mode = _mode_arguments(module)
 

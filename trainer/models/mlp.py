@@ -60,16 +60,17 @@ def mlp(
     dtype of its parameters.
 
     Args:
-      width: units of a hidden layer.
-      depth: hidden layers; the first is `embed`, the others are `blocks`.
-      num_classes: outputs [batch, num_classes] are logits; for regression, the numbers to predict.
-      activation: "relu", "gelu", "tanh" or "silu".
-      scan_layers: True stacks the equal layers and scans over them, False unrolls them into
-        `block_0/linear/kernel`, `block_1/linear/kernel`, ...: the same function.
-      inputs: the batch's key of the inputs, [batch, ...]; all axes but the first are flattened.
+        width: units of a hidden layer.
+        depth: hidden layers; the first is `embed`, the others are `blocks`.
+        num_classes: outputs [batch, num_classes] are logits; for regression, the numbers to
+            predict.
+        activation: "relu", "gelu", "tanh" or "silu".
+        scan_layers: True stacks the equal layers and scans over them, False unrolls them into
+            `block_0/linear/kernel`, `block_1/linear/kernel`, ...: the same function.
+        inputs: the batch's key of the inputs, [batch, ...]; all axes but the first are flattened.
 
     Raises:
-      ValueError: a size is not positive, or the activation is unknown.
+        ValueError: a size is not positive, or the activation is unknown.
     """
     check_positive("models.mlp", width=width, depth=depth, num_classes=num_classes)
     if activation not in _ACTIVATIONS:

@@ -10,11 +10,11 @@ class Model(NamedTuple):
     """Holds the two pure functions that a model is; any transformation of jax can trace them.
 
     Args:
-      init: `init(key, batch) -> (params, model_state)`, both nested dicts of arrays. Only the
-        shapes and dtypes of `batch` (a dict of arrays, leading axis the batch) matter.
-      apply: `apply(params, model_state, batch, *, key, train) -> (outputs, model_state)`.
-        `key` feeds dropout and may be None where `train` is False, a Python bool. With
-        `train=False` the model state comes back as it went in.
+        init: `init(key, batch) -> (params, model_state)`, both nested dicts of arrays. Only the
+            shapes and dtypes of `batch` (a dict of arrays, leading axis the batch) matter.
+        apply: `apply(params, model_state, batch, *, key, train) -> (outputs, model_state)`. `key`
+            feeds dropout and may be None where `train` is False, a Python bool. With `train=False`
+            the model state comes back as it went in.
     """
 
     init: Callable[..., Any]
@@ -25,11 +25,11 @@ def pick_inputs(batch: Mapping[str, Any], inputs: str | Sequence[str]) -> tuple[
     """Returns the arrays of a batch that a model reads, in the order it takes them.
 
     Args:
-      batch: a dict of arrays.
-      inputs: one key of the batch, or several.
+        batch: a dict of arrays.
+        inputs: one key of the batch, or several.
 
     Raises:
-      ValueError: the batch has no such key.
+        ValueError: the batch has no such key.
     """
     names = (inputs,) if isinstance(inputs, str) else tuple(inputs)
     missing = [name for name in names if name not in batch]

@@ -26,13 +26,13 @@ def from_nnx(
     strings, so that paths read `layers/0/kernel`.
 
     Args:
-      constructor: called as `constructor(rngs=...)` with an `nnx.Rngs`, returns the module. In a
-        config it is a class or function of yours, its other arguments bound.
-      inputs: the batch's keys that are passed to `__call__` by position.
+        constructor: called as `constructor(rngs=...)` with an `nnx.Rngs`, returns the module. In a
+            config it is a class or function of yours, its other arguments bound.
+        inputs: the batch's keys that are passed to `__call__` by position.
 
     Raises:
-      ValueError: what was given cannot be called; or, at the first call, the batch lacks one of
-        the inputs, or the module keeps a bare jax array as an attribute.
+        ValueError: what was given cannot be called; or, at the first call, the batch lacks one of
+            the inputs, or the module keeps a bare jax array as an attribute.
     """
     if not callable(constructor):
         raise ValueError(

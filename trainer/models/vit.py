@@ -143,21 +143,21 @@ def vit(
     Dosovitskiy et al., "An Image is Worth 16x16 Words" (arXiv:2010.11929).
 
     Args:
-      width: numbers a token has.
-      depth: layers.
-      num_heads: attention heads; divides `width`.
-      mlp_dim: width of the hidden layer of a block, 4 * `width` if None.
-      patch_size: side of a square patch in pixels; divides height and width of the images.
-      num_classes: outputs [batch, num_classes] are logits.
-      pool: "gap" averages the tokens, "cls" adds a token and classifies by it.
-      dropout: the part of embeddings, attention weights and block outputs dropped in training.
-      scan_layers: True stacks the layers and scans over them: compile time does not grow with
-        depth. False unrolls them into `block_0/...`, `block_1/...`: the same function.
-      inputs: the batch's key of the images, [batch, height, width, channels].
+        width: numbers a token has.
+        depth: layers.
+        num_heads: attention heads; divides `width`.
+        mlp_dim: width of the hidden layer of a block, 4 * `width` if None.
+        patch_size: side of a square patch in pixels; divides height and width of the images.
+        num_classes: outputs [batch, num_classes] are logits.
+        pool: "gap" averages the tokens, "cls" adds a token and classifies by it.
+        dropout: the part of embeddings, attention weights and block outputs dropped in training.
+        scan_layers: True stacks the layers and scans over them: compile time does not grow with
+            depth. False unrolls them into `block_0/...`, `block_1/...`: the same function.
+        inputs: the batch's key of the images, [batch, height, width, channels].
 
     Raises:
-      ValueError: a size is not positive, `num_heads` does not divide `width`, `pool` is unknown,
-        or `dropout` is outside [0, 1).
+        ValueError: a size is not positive, `num_heads` does not divide `width`, `pool` is unknown,
+            or `dropout` is outside [0, 1).
     """
     mlp_dim = 4 * width if mlp_dim is None else mlp_dim
     check_positive(
