@@ -42,6 +42,7 @@ experiment:
   writers      = []
 models.mlp.width = 16
 data.digits.batch_size = 100
+data.digits.crop = 1
 optax.adamw.learning_rate = 1e-3
 """
 STEPS = 60

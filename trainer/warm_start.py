@@ -56,10 +56,8 @@ class WarmStart:
         """Puts what was read into a fresh state; its averages start at the new parameters."""
         params = _put(state.params, self._params)
         ema = state.ema
-        if flatten(ema):
-            ema = jax.tree.map(
-                lambda e, p: jax.device_put(p.astype(e.dtype), e.sharding), ema, params
-            )
+        if flatten(ema):  # buffers of its own: both are donated to the step
+            ema = jax.tree.map(jax.numpy.copy, _put(ema, self._params))
         opt_state = _put(state.opt_state, self._parts.get("optimizer", {}))
         if "optimizer" not in self._parts:  # some states begin at the parameters: make it anew
             shardings = jax.tree.map(lambda x: x.sharding, opt_state)
@@ -114,12 +112,13 @@ class WarmStart:
         names = {order[int(i)]: path for path, i in renamed.items()}
         found = {path: theirs[order[int(i)]] for path, i in renamed.items()}
         fresh = self._fresh(wanted, found)
-        for path in found:
+        for theirs_path, path in names.items():
             if path not in wanted:
                 raise self._error(
                     "rename",
-                    f"The other run's parameter {path} has no place here. Rename it, or leave it "
-                    f"out with a rule {path!r}: None. Here are {_some(wanted)}.",
+                    f"The other run's parameter {theirs_path} would be {path}, which is none of "
+                    f"ours: {_some(wanted)}. Rename it, or leave it out with a rule "
+                    f"{theirs_path!r}: None.",
                 )
         missing = [path for path in wanted if path not in found and path not in fresh]
         if missing:
@@ -191,7 +190,7 @@ def _put(tree: Any, values: Mapping[str, Any]) -> Any:
     """Replaces leaves by path, in the dtypes and on the devices of those before."""
     named = flatten(tree)
     new = {
-        path: jax.device_put(np.asarray(values[path]).astype(x.dtype), x.sharding)
+        path: jax.device_put(np.array(values[path], x.dtype), x.sharding, may_alias=False)
         for path, x in named.items()
         if path in values
     }

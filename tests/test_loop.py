@@ -1,0 +1,354 @@
+"""What a run does when it is stopped, when it hangs, and when a value is not finite."""
+
+import json
+import re
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from tests import runs
+from trainer import checkpoint
+from trainer.__main__ import main
+from trainer.cadence import Cadence, was_killed
+from trainer.nonfinite import MOST_ROLLBACKS, Counters, NonFinite, go_back
+from trainer.program import Program
+from trainer.watchdog import Watchdog
+
+
+@pytest.fixture(autouse=True)
+def lab(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(runs.LAB)
+    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", "")
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    return runs.write_config(tmp_path)
+
+
+def bits(workdir: Path, step: int = 20) -> dict[str, bytes]:
+    tree = checkpoint.load_params(workdir, step, "params")
+    return {k: np.asarray(v).tobytes() for k, v in runs.leaves(tree).items()}
+
+
+# Not finite.
+
+
+def poisoned(folder: Path, action: str, at: str = "(10,)", more: str = "") -> Path:
+    return runs.write_config(
+        folder,
+        f"experiment.data = @unruly.poisoned()\nunruly.poisoned.at = {at}\n"
+        f"experiment.on_nonfinite = '{action}'\n{more}",
+    )
+
+
+def test_a_run_halts_at_the_step_that_is_not_finite(tmp_path, capfd):
+    config, workdir = poisoned(tmp_path, "halt"), tmp_path / "run"
+    assert runs.train(config, workdir) == 1
+    assert "At step 11 train/loss is nan" in capfd.readouterr().err
+    assert max(info.step for info in checkpoint.ls(workdir)) == 8
+    assert runs.lines(workdir)[-1]["step"] == 11  # what was seen is written down
+    (event,) = json.loads((workdir / "nonfinite.json").read_text())
+    assert (event["step"], event["batch_number"], event["action"]) == (11, 10, "halt")
+    key = jax.random.key_data(jax.random.fold_in(jax.random.key(0), 11))
+    assert event["rng"] == key.tolist()
+    assert re.fullmatch("[0-9a-f]{64}", event["batch_sha256"])
+    assert runs.train(config, workdir) == 1  # it comes to the same end, and says it once
+    assert json.loads((workdir / "nonfinite.json").read_text()) == [event]
+    assert [row["step"] for row in runs.lines(workdir)] == [3, 5, 6, 9, 10, 11]
+
+
+def test_a_step_that_is_not_finite_is_skipped_and_counted(tmp_path):
+    workdir = tmp_path / "run"
+    assert runs.train(poisoned(tmp_path, "skip"), workdir) == 0
+    assert [row.get("skipped") for row in runs.lines(workdir) if "grad_norm" in row] == [
+        *[0] * 3,
+        *[1] * 4,
+    ]
+    assert json.loads((workdir / "nonfinite.json").read_text())[0]["step"] == 11
+
+
+def by_hand(config: Path, batches: list[int]) -> dict[str, bytes]:
+    """Makes one step a batch of those numbers, without the loop."""
+    from trainer import config as configs
+    from trainer.experiment import build_experiment
+
+    experiment = build_experiment(configs.load([config.parent / "base.gin", config]), ["unruly"])
+    program = Program(experiment)
+    state = program.init()
+    for number in batches:
+        state, _ = program.step(state, program.put(next(experiment.data.train(number, 0))))
+    return {k: np.asarray(v).tobytes() for k, v in runs.leaves(state.params).items()}
+
+
+def test_a_run_goes_back_and_leaves_the_batch_out(tmp_path):
+    config, workdir = poisoned(tmp_path, "rollback", "(10, 11, 15)"), tmp_path / "run"
+    assert runs.train(config, workdir) == 0
+    # 10 fails, then 11 at the same step: one step further back, so that 9 is left out as well.
+    batches = [*range(9), 12, 13, 14, *range(16, 24)]
+    assert len(batches) == 20
+    assert bits(workdir) == by_hand(config, batches)
+    assert runs.lines(workdir)[-1]["rollbacks"] == 3
+    assert [row["step"] for row in runs.lines(workdir)] == [3, 5, 6, 9, 10, 12, 15, 18, 20]
+
+
+@pytest.mark.parametrize("until", [[4], [9], [10, 11], [13, 14]])
+def test_a_run_that_goes_back_is_resumed_exactly(tmp_path, until):
+    config = poisoned(tmp_path, "rollback", "(10, 11, 15)", "experiment.keep_latest = 1\n")
+    workdir, whole = tmp_path / "run", tmp_path / "whole"
+    assert runs.train(config, whole) == 0
+    for step in until:
+        assert runs.train(config, workdir, f"--until={step}") == 75
+    assert runs.train(config, workdir) == 0
+    assert checkpoint.diff(whole, 20, 20, other=workdir) == []
+    assert runs.lines(workdir) == runs.lines(whole)
+
+
+def test_a_run_that_cannot_go_on_ends(tmp_path, capfd):
+    at = str(tuple(range(10, 200)))
+    assert runs.train(poisoned(tmp_path, "rollback", at), tmp_path / "run") == 1
+    assert f"went back {MOST_ROLLBACKS} times" in capfd.readouterr().err
+
+
+def test_where_to_go_back_to():
+    step, counters = go_back(Counters(), 11)
+    assert (step, counters.left_out) == (10, 1)
+    step, again = go_back(counters, 11)  # no step further: one state further back
+    assert (step, again.left_out, again.again) == (9, 3, 1)
+    step, third = go_back(again, 10)
+    assert (step, third.left_out, third.again) == (6, 7, 2)
+    step, later = go_back(third, 12)  # past the trouble: that batch alone
+    assert (step, later.left_out, later.again) == (11, 8, 0)
+    assert go_back(Counters(1, 1, 3, 5), 3)[0] == 0
+    with pytest.raises(NonFinite):
+        go_back(Counters(MOST_ROLLBACKS), 11)
+
+
+# Replay.
+
+
+def test_replay_names_the_operation(tmp_path, capsys):
+    config = runs.write_config(tmp_path, "experiment.loss = @unruly.loss()\n")
+    workdir = tmp_path / "run"
+    assert runs.train(config, workdir) == 1
+    capsys.readouterr()
+    before = sorted(path.stat().st_mtime_ns for path in workdir.rglob("*"))
+    assert main(["replay", str(workdir), "--vocabulary=unruly"]) == 1
+    said = capsys.readouterr().out
+    assert "log at" in said and "unruly/__init__.py:" in said, said
+    assert "gave 8 infinite of 8 values" in said or "gave 8 NaN of 8 values" in said, said
+    assert sorted(path.stat().st_mtime_ns for path in workdir.rglob("*")) == before
+
+
+def test_replay_looks_into_scans_and_names_parameters(tmp_path, capsys):
+    config = poisoned(tmp_path, "halt", "(6,)", "unruly.poisoned.factor = 1e30\n")
+    workdir = tmp_path / "run"
+    assert runs.train(config, workdir, "--set", "model.depth=3") == 1
+    capsys.readouterr()
+    assert main(["replay", str(workdir), "--vocabulary=unruly"]) == 1
+    said = capsys.readouterr().out
+    assert "From the checkpoint of step 4" in said and "Step 7 with batch 6" in said, said
+    assert "params/blocks/linear/kernel" in said or "params/embed/kernel" in said, said
+    assert main(["replay", str(workdir), "--vocabulary=unruly", "--step=6"]) == 0
+    assert "is finite" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [(["--step=21"], "20 steps"), ([], "--step=N"), (["--step=0"], None)],
+)
+def test_replay_tells_a_step_that_is_none(tmp_path, config, capsys, more, words):
+    assert runs.train(config, tmp_path / "run", "--until=1") == 75
+    arguments = ["replay", str(tmp_path / "run"), "--vocabulary=unruly", *more]
+    if words is None:
+        with pytest.raises(SystemExit):
+            main(arguments)
+    else:
+        assert main(arguments) == 2
+        assert words in capsys.readouterr().err
+
+
+# Stopping.
+
+
+def test_a_signal_in_the_evaluation_leaves_it_for_the_next_process(tmp_path, config, monkeypatch):
+    import unruly  # type: ignore[import-not-found]
+
+    whole, workdir = tmp_path / "whole", tmp_path / "run"
+    assert runs.train(config, whole) == 0
+    evaluate, stops = unruly.Points.evaluate, [0, 1] * 4
+
+    def interrupted(self):
+        for number, batch in enumerate(evaluate(self)):
+            if number == 1 and stops and stops.pop():
+                signal.raise_signal(signal.SIGTERM)
+                time.sleep(0.05)  # another thread notes it
+            yield batch
+
+    monkeypatch.setattr(unruly.Points, "evaluate", interrupted)
+    codes = [runs.train(config, workdir) for _ in range(5)]
+    assert codes == [75, 75, 75, 75, 0]  # after steps 5, 10, 15 and 20
+    assert checkpoint.diff(whole, 20, 20, other=workdir) == []
+    assert runs.lines(workdir) == runs.lines(whole)
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGUSR1"])
+def test_a_signal_in_the_compilation_stops_before_the_first_step(
+    tmp_path, config, monkeypatch, name
+):
+    compile_ = Program.compile
+
+    def interrupted(self, state):
+        signal.raise_signal(getattr(signal, name))
+        time.sleep(0.05)
+        compile_(self, state)
+
+    monkeypatch.setattr(Program, "compile", interrupted)
+    assert runs.train(config, tmp_path / "run") == 75
+    assert [info.step for info in checkpoint.ls(tmp_path / "run")] == [0]
+    monkeypatch.undo()
+    monkeypatch.syspath_prepend(runs.LAB)
+    assert runs.train(config, tmp_path / "run") == 0
+
+
+def test_a_second_signal_ends_the_process_in_the_middle_of_a_call_into_c():
+    code = """
+        import hashlib, sys
+        from trainer.signals import StopSignals
+        with StopSignals():
+            print("ready", flush=True)
+            hashlib.pbkdf2_hmac("sha256", b"", b"", 10**9)
+    """
+    process = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(code)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=runs.environment(),
+    )
+    with process:
+        assert process.stdout and process.stderr
+        process.stdout.readline()
+        process.send_signal(signal.SIGTERM)
+        assert "once more" in process.stderr.readline()
+        assert process.poll() is None
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(20) == 128 + signal.SIGTERM
+
+
+def test_a_run_stops_where_it_is_told_to(tmp_path, config):
+    assert runs.train(config, tmp_path / "run", "--until=6") == 75
+    assert [info.step for info in checkpoint.ls(tmp_path / "run")][-1] == 6
+    assert runs.train(config, tmp_path / "run", "--until=6") == 75
+    assert runs.train(config, tmp_path / "run") == 0
+    assert runs.train(config, tmp_path / "run") == 0  # nothing to do
+
+
+# Saving unasked.
+
+
+def test_saves_that_nobody_asked_for_space_out():
+    now = [0.0]
+    cadence, saves = Cadence(clock=lambda: now[0]), []
+    for second in range(200):
+        now[0] = float(second)
+        if cadence.due():
+            saves.append(second)
+            cadence.saved(0.01)
+    assert saves == [10, 30, 70, 150]
+
+
+def test_after_a_kill_the_first_step_is_saved():
+    now = [5.0]
+    cadence = Cadence(hurry=True, clock=lambda: now[0])
+    assert cadence.due()
+    cadence.saved(0.5)
+    now[0] += 9
+    assert not cadence.due()  # a save that holds up for half a second comes after ten at most
+    now[0] += 1
+    assert cadence.due()
+
+
+def test_a_kill_is_read_off_the_lineage(tmp_path):
+    file = tmp_path / "run.json"
+    assert not was_killed(file)
+    for lineage, killed in (
+        ([{"exit": None}], False),
+        ([{"exit": "killed"}, {"exit": None}], True),
+        ([{"exit": "killed"}, {"exit": "stopped"}, {"exit": None}], False),
+    ):
+        file.write_text(json.dumps({"lineage": lineage}))
+        assert was_killed(file) is killed
+
+
+def test_kills_faster_than_save_every_still_come_to_the_end(tmp_path):
+    config = runs.write_config(tmp_path, "experiment.save_every = 1000\nexperiment.steps = 4\n")
+    code = f"""
+        import os, signal, sys
+        from trainer import loop
+        from trainer.__main__ import main
+        after = loop.Loop._after_step
+        made = []
+        def dying(self, state, step):
+            result = after(self, state, step)
+            made.append(step)
+            if len(made) == 2 and step < 4:
+                self.checkpoints.wait()
+                os.kill(os.getpid(), signal.SIGKILL)
+            return result
+        loop.Loop._after_step = dying
+        sys.exit(main({runs.options(config, tmp_path / "run")}))
+    """
+    codes = []
+    while len(codes) < 6 and (not codes or codes[-1] == -9):
+        done = subprocess.run(
+            [sys.executable, "-c", textwrap.dedent(code)],
+            env=runs.environment(),
+            capture_output=True,
+        )
+        codes.append(done.returncode)
+    assert codes == [-9, -9, -9, 0], done.stderr.decode()
+
+
+# Hanging.
+
+
+def test_a_slow_step_is_told_once_with_all_stacks(tmp_path):
+    said: list[str] = []
+    with open(tmp_path / "stacks", "w+") as stream:
+        with Watchdog(5.0, said.append, stream) as watchdog:
+            for step in range(8):
+                watchdog.step(step)
+                time.sleep(0.002)
+            watchdog.step(8)
+            time.sleep(2.5)
+            watchdog.step(9)
+        stream.seek(0)
+        stacks = stream.read()
+    assert len(said) == 1 and said[0].startswith("Slow: step 8 has taken 1."), said
+    assert "test_a_slow_step_is_told_once_with_all_stacks" in stacks
+    assert stacks.count("hread 0x") >= 2
+
+
+def test_nothing_is_told_of_steps_as_slow_as_the_others(tmp_path):
+    said: list[str] = []
+    with Watchdog(None, said.append) as watchdog:
+        for step in range(8):
+            watchdog.step(step)
+        time.sleep(1.5)
+    assert said == []
+
+
+def test_a_run_is_watched(tmp_path, capfd):
+    more = "experiment.data = @unruly.sleepy()\nunruly.sleepy.at = 15\n"
+    assert runs.train(runs.write_config(tmp_path, more), tmp_path / "run") == 0
+    said = capfd.readouterr().err
+    assert said.count("Slow: step 16") == 1
+    assert "unruly/__init__.py" in said and "in batch" in said

@@ -1,0 +1,331 @@
+"""Runs that go on: in other circumstances, on a full disk, as several processes, from another."""
+
+import contextlib
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests import runs
+from trainer import checkpoint
+from trainer.__main__ import main
+
+
+@pytest.fixture(autouse=True)
+def lab(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(runs.LAB)
+    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", "")
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    return runs.write_config(tmp_path)
+
+
+def params(workdir: Path, step: int, prefix: str = "params") -> dict[str, np.ndarray]:
+    return runs.leaves(checkpoint.load_params(workdir, step, prefix))
+
+
+def flip(file: Path) -> None:
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+
+
+def largest_file(folder: Path) -> Path:
+    return max((p for p in folder.rglob("*") if p.is_file()), key=lambda p: p.stat().st_size)
+
+
+# At random moments.
+
+
+def test_runs_that_are_killed_come_to_the_same_bits():
+    command = [sys.executable, "-m", "tests.chaos", "--kills=8", "--stops=3", "--seed=4"]
+    done = subprocess.run(command, cwd=runs.ROOT, env=runs.environment(), capture_output=True)
+    assert done.returncode == 0, done.stdout.decode() + done.stderr.decode()
+    assert "11 signals in" in done.stdout.decode()
+
+
+def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(tmp_path, config, capfd):
+    whole, workdir = tmp_path / "whole", tmp_path / "run"
+    assert runs.train(config, whole) == 0
+    assert runs.train(config, workdir, "--until=13") == 75
+    flip(largest_file(workdir / "checkpoints" / "13"))
+    assert main(["checkpoint", "check", str(workdir)]) == 1
+    assert "step 13: damaged" in capfd.readouterr().out
+    assert runs.train(config, workdir) == 0
+    said = capfd.readouterr().err
+    assert "Checkpoint of step 13 is damaged" in said and "Restored step 12." in said
+    assert (workdir / "checkpoints" / "damaged" / "13").is_dir()
+    assert checkpoint.diff(whole, 20, 20, other=workdir) == []
+    assert runs.lines(workdir) == runs.lines(whole)
+
+
+def test_checkpoints_are_listed_and_compared(tmp_path, config, capsys):
+    workdir = tmp_path / "run"
+    assert runs.train(config, workdir, "--until=9") == 75
+    assert main(["checkpoint", "ls", str(workdir)]) == 0
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == [
+        "step",
+        *"489",
+    ]
+    assert main(["checkpoint", "check", str(workdir), "--step=8"]) == 0
+    assert main(["checkpoint", "diff", str(workdir), "--other_step=9"]) == 0
+    assert main(["checkpoint", "diff", str(workdir)]) == 1
+    assert "params/head/kernel: 24 of 24 values differ" in capsys.readouterr().out
+    assert main(["checkpoint", "diff", str(workdir), "--step=4"]) == 2
+    assert main(["checkpoint", "ls", str(tmp_path / "none")]) == 2
+
+
+# In other circumstances.
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [("seed=1", "seed"), ("optimizer.learning_rate.peak_value=0.02", "peak_value")],
+)
+def test_another_config_is_refused_and_named(tmp_path, config, capsys, change, named):
+    workdir = tmp_path / "run"
+    assert runs.train(config, workdir, "--until=1") == 75
+    before = {path: path.stat().st_mtime_ns for path in workdir.rglob("*")}
+    capsys.readouterr()
+    assert runs.train(config, workdir, "--set", change) == 2
+    said = capsys.readouterr().err
+    assert named in said and "--allow_changed" in said and len(said.splitlines()) <= 8
+    assert {path: path.stat().st_mtime_ns for path in workdir.rglob("*")} == before
+
+
+def test_another_batch_size_is_refused(tmp_path, capsys):
+    more = "experiment.data = @data.digits()\nmodels.mlp.num_classes = 10\n"
+    config, workdir = runs.write_config(tmp_path, more), tmp_path / "run"
+    assert runs.train(config, workdir, "--until=1") == 75
+    assert runs.train(config, workdir, "--set", "data.batch_size=64") == 2
+    assert "data.batch_size" in capsys.readouterr().err
+
+
+def test_other_data_are_refused_until_they_are_allowed(tmp_path, config, monkeypatch, capsys):
+    import unruly  # type: ignore[import-not-found]
+
+    workdir = tmp_path / "run"
+    assert runs.train(config, workdir, "--until=1") == 75
+    monkeypatch.setattr(unruly.Points, "fingerprint", "other points")
+    assert runs.train(config, workdir) == 2
+    assert "alters the data" in capsys.readouterr().err
+    assert runs.train(config, workdir, "--allow_changed=data", "--until=2") == 75
+    lineage = json.loads((workdir / "run.json").read_text())["lineage"]
+    assert lineage[-1]["changed"] == ["data: points -> other points"]
+
+
+def test_what_alters_bits_alone_is_announced(tmp_path, config, monkeypatch, capfd):
+    workdir = tmp_path / "run"
+    assert runs.train(config, workdir, "--until=1") == 75
+    monkeypatch.setenv("XLA_FLAGS", "--xla_cpu_enable_fast_math=false")
+    assert runs.train(config, workdir, "--until=2") == 75
+    assert "xla_flags" in (said := capfd.readouterr().err) and "bits may differ" in said
+
+
+# On a full disk.
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path):
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(folder)]
+    if os.getuid() or subprocess.run(mount, capture_output=True).returncode:
+        pytest.skip("a small disk takes root and the right to mount")
+    yield folder
+    subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+def fill_at(monkeypatch: pytest.MonkeyPatch, disk: Path, full: int, free: int) -> None:
+    import unruly  # type: ignore[import-not-found]
+
+    def batch(self, step, batch):
+        if step == full:
+            with contextlib.suppress(OSError), open(disk / "filler", "wb", buffering=0) as file:
+                while True:
+                    file.write(bytes(4096))
+        if step == free:
+            (disk / "filler").unlink()
+        return batch
+
+    monkeypatch.setattr(unruly.Points, "batch", batch)
+
+
+def test_a_disk_that_is_full_for_a_while_costs_nothing(
+    tmp_path, config, small_disk, monkeypatch, capfd
+):
+    whole = tmp_path / "whole"
+    assert runs.train(config, whole) == 0
+    fill_at(monkeypatch, small_disk, full=5, free=17)
+    assert runs.train(config, small_disk / "run") == 0
+    said = capfd.readouterr().err
+    assert said.count("could not be saved") == 1 and "can be saved again" in said, said
+    assert checkpoint.diff(whole, 20, 20, other=small_disk / "run") == []
+    assert runs.lines(small_disk / "run") == runs.lines(whole)
+
+
+def test_a_last_state_that_cannot_be_saved_is_a_failure(
+    tmp_path, config, small_disk, monkeypatch, capfd
+):
+    whole, workdir = tmp_path / "whole", small_disk / "run"
+    assert runs.train(config, whole) == 0
+    fill_at(monkeypatch, small_disk, full=10, free=1000)
+    assert runs.train(config, workdir) == 1
+    assert "The state at step 20 could not be saved" in capfd.readouterr().err
+    assert main(["checkpoint", "check", str(workdir)]) == 0
+    (small_disk / "filler").unlink()
+    monkeypatch.undo()
+    monkeypatch.syspath_prepend(runs.LAB)
+    assert runs.train(config, workdir) == 0
+    assert checkpoint.diff(whole, 20, 20, other=workdir) == []
+    assert runs.lines(workdir) == runs.lines(whole)
+
+
+# As several processes.
+
+
+def together(config: Path, workdir: Path, *more: str) -> list[subprocess.Popen[str]]:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    every = []
+    for index in range(2):
+        env = runs.environment(
+            JAX_COORDINATOR_ADDRESS=address, JAX_NUM_PROCESSES="2", JAX_PROCESS_ID=str(index)
+        )
+        command = [sys.executable, "-m", "trainer", "--distributed"]
+        log = open(workdir.parent / f"log{index}", "a")  # noqa: SIM115
+        every.append(
+            subprocess.Popen(
+                [*command, *runs.options(config, workdir, *more)], env=env, stdout=log, stderr=log
+            )
+        )
+        log.close()
+    return every
+
+
+def ends(processes: list, seconds: float = 150) -> list[int]:
+    try:
+        return [process.wait(seconds) for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+
+
+def test_two_processes_are_killed_and_go_on(tmp_path):
+    more = "experiment.data = @data.digits()\nmodels.mlp.num_classes = 10\n"
+    more += "data.digits.batch_size = 100\ndata.digits.crop = 1\n"
+    config, whole, workdir = runs.write_config(tmp_path, more), tmp_path / "w", tmp_path / "run"
+    codes = ends(together(config, whole))
+    if codes != [0, 0]:
+        said = (tmp_path / "log0").read_text()
+        if "Restored" not in said and "steps of" not in said:
+            pytest.skip(f"two processes do not find each other here: {said[-300:]}")
+        raise AssertionError(said)
+    assert ends(together(config, workdir, "--kill_after=8")) != [0, 0]
+    assert (workdir / "checkpoints" / "8").is_dir()
+    assert ends(together(config, workdir)) == [0, 0], (tmp_path / "log0").read_text()
+    assert "Restored step " in (tmp_path / "log0").read_text()
+    assert checkpoint.diff(whole, 20, 20, other=workdir) == []
+    assert runs.lines(workdir) == runs.lines(whole)
+
+
+# From another run.
+
+
+@pytest.fixture(scope="module")
+def other(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("other")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(runs.LAB)
+        patch.setenv("JAX_COMPILATION_CACHE_DIR", "")
+        assert runs.train(runs.write_config(folder), folder / "run", "--until=8") == 75
+    return folder / "run"
+
+
+def warm(folder: Path, other: Path, entries: str, *more: str) -> int:
+    (folder / "warm").mkdir()
+    text = f"experiment.warm_start = {{'from': '{other}', {entries}}}\n"
+    config = runs.write_config(folder / "warm", text)
+    return runs.train(config, folder / "run", "--until=1", *more)
+
+
+def stop_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lets a run stop before its first step, so that the state it starts from is on disk."""
+    from trainer.program import Program
+
+    def interrupted(self, state):
+        signal.raise_signal(signal.SIGTERM)
+        time.sleep(0.05)
+
+    monkeypatch.setattr(Program, "compile", interrupted)
+
+
+@pytest.mark.parametrize("optimizer", ["keep", "reset"])
+@pytest.mark.parametrize("schedule", ["keep", "reset"])
+def test_a_warm_start_takes_the_parameters(tmp_path, other, monkeypatch, optimizer, schedule):
+    stop_at_once(monkeypatch)
+    entries = f"'optimizer': '{optimizer}', 'schedule': '{schedule}'"
+    assert warm(tmp_path, other, entries) == 75
+    for prefix in ("params", "ema"):
+        theirs, ours = params(other, 8), params(tmp_path / "run", 0, prefix)
+        assert {k: x.tobytes() for k, x in ours.items()} == {
+            k: x.tobytes() for k, x in theirs.items()
+        }
+    theirs, ours = params(other, 8, "opt_state"), params(tmp_path / "run", 0, "opt_state")
+    moments = [path for path in ours if "/mu/" in path]
+    for path in moments:
+        wanted = theirs[path] if optimizer == "keep" else np.zeros_like(theirs[path])
+        np.testing.assert_array_equal(ours[path], wanted)
+    assert len(moments) == 6
+    assert ours["scalars/int32"][-1] == (8 if schedule == "keep" else 0)
+
+
+def test_a_warm_start_renames_and_leaves_out(tmp_path, other, monkeypatch):
+    stop_at_once(monkeypatch)
+    entries = (
+        r"'rename': {'embed/(.*)': r'embed/\1', 'head/.*': None}, 'fresh': ['head/.*'], 'step': 4"
+    )
+    assert warm(tmp_path, other, entries, "--set", "model.num_classes=5") == 75
+    theirs, ours = params(other, 4), params(tmp_path / "run", 0)
+    np.testing.assert_array_equal(ours["embed/kernel"], theirs["embed/kernel"])
+    assert ours["head/kernel"].shape == (8, 5)
+
+
+def test_a_warm_start_needs_the_other_run_only_once(tmp_path, other):
+    copy = Path(shutil.copytree(other, tmp_path / "copy"))
+    assert warm(tmp_path, copy, "") == 75
+    shutil.rmtree(copy)
+    config = tmp_path / "warm" / "run.gin"
+    assert runs.train(config, tmp_path / "run", "--until=2") == 75
+
+
+@pytest.mark.parametrize(
+    ("entries", "words"),
+    [
+        ("'renam': {}", "an entry 'renam'"),
+        ("'rename': {'hed/.*': None}", "decides no parameter"),
+        ("'rename': {'head/(.*)': r'tail/\\1'}", "head/bias would be tail/bias"),
+        ("'rename': {'head/.*': None}", "no parameter for head/bias, head/kernel"),
+        ("'fresh': ['head/.*']", "names no parameter that is left"),
+        ("'optimizer': 'kept'", "'keep' or 'reset'"),
+        ("'step': 7", "no checkpoint of step 7"),
+    ],
+)
+def test_a_rule_that_does_not_fit_is_a_mistake(tmp_path, other, capsys, entries, words):
+    capsys.readouterr()
+    assert warm(tmp_path, other, entries) == 2
+    said = capsys.readouterr().err
+    assert words in said and re.search(r"run\.gin:1: ", said), said
+    assert len(said.splitlines()) <= 8 and not (tmp_path / "run").exists()

@@ -1,0 +1,92 @@
+"""The command that proves exact resume: what it finds equal, and that it finds what is not."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests import runs
+from trainer import trace
+from trainer.__main__ import main
+
+
+@pytest.fixture(autouse=True)
+def lab(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(runs.LAB)
+
+
+def verify(config: Path, *more: str) -> int:
+    return main(["verify", *runs.files(config), "--vocabulary=unruly", "--steps=3", *more])
+
+
+LBFGS = """
+experiment.optimizer = @optax.lbfgs()
+experiment.model = @models.mlp()
+"""
+LOW_PRECISION = """
+experiment.model = @models.convnet()
+models.convnet.num_classes = 3
+experiment.precision = 'bfloat16'
+experiment.on_nonfinite = 'skip'
+experiment.optimizer = @optim.optimizer()
+optim.optimizer.low_precision = 'stochastic'
+optim.optimizer.groups = {'all': @optim.group()}
+optim.group.match = '.*'
+optim.group.optimizer = @optax.adamw()
+"""
+ROLLBACK = """
+experiment.data = @unruly.poisoned()
+unruly.poisoned.at = (3, 4)
+experiment.on_nonfinite = 'rollback'
+experiment.microbatches = 2
+"""
+ONE_STEP = """
+experiment.steps = 1
+experiment.optimizer = @optax.sgd()
+optax.sgd.learning_rate = 0.1
+"""
+
+
+@pytest.mark.parametrize(
+    ("more", "held"),
+    [(LBFGS, "ema 6"), (LOW_PRECISION, "model_state"), (ROLLBACK, "hyper 2")],
+    ids=["lbfgs and ema", "batch statistics, bfloat16 and skip", "rollback"],
+)
+def test_a_killed_run_comes_to_the_same_bits(tmp_path, capsys, more, held):
+    assert verify(runs.write_config(tmp_path, more)) == 0, capsys.readouterr()
+    said = capsys.readouterr().out
+    assert "Verified: 6 steps and 3 + kill -9 + restore + 3 are the same, bit for bit." in said
+    assert held in said and "order of the data" in said and "rows of metrics" in said
+    assert len(said.splitlines()) <= 4
+
+
+def test_data_that_are_no_function_of_the_step_are_found(tmp_path, capsys):
+    config = runs.write_config(tmp_path, "experiment.data = @unruly.impure()\n")
+    assert verify(config, f"--workdir={tmp_path / 'kept'}") == 1
+    said = capsys.readouterr().out
+    assert "part at step 4: batch." in said and "pure function" in said
+    assert {path.name for path in (tmp_path / "kept").iterdir()} == {"whole", "killed"}
+    lineage = json.loads((tmp_path / "kept" / "killed" / "run.json").read_text())["lineage"]
+    assert [entry["exit"] for entry in lineage] == ["killed", "stopped"]
+    assert verify(config, f"--workdir={tmp_path / 'kept'}") == 2  # not over another
+
+
+def test_the_first_leaf_that_differs_is_named():
+    one = {s: {"batch": "b", "leaves": {"step": str(s), "params/a": "x"}} for s in (1, 2, 3)}
+    two = {s: {"batch": "b", "leaves": dict(row["leaves"])} for s, row in one.items()}
+    assert trace.first_difference(one, two) is None
+    two[3]["leaves"]["step"] = two[2]["leaves"]["params/a"] = "y"
+    assert trace.first_difference(one, two) == (2, "params/a")
+    two[2]["batch"] = "c"
+    assert trace.first_difference(one, two) == (2, "batch")
+    del two[1]
+    assert trace.first_difference(one, two).step == 1  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [(ONE_STEP, "at least 2"), ("models.mlp.widht = 3\n", "widht")],
+)
+def test_a_config_that_cannot_be_verified_is_a_mistake(tmp_path, capsys, more, words):
+    assert verify(runs.write_config(tmp_path, more)) == 2
+    assert words in capsys.readouterr().err
