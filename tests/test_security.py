@@ -1,0 +1,234 @@
+"""No file that the program reads can make it execute something, or write where it should not.
+
+tests/test_house.py reads the same off the syntax trees: no pickle, eval, exec or unsafe YAML loader
+is anywhere in trainer and optim. Here malicious files meet the program that runs.
+"""
+
+import ast
+import io
+import json
+import os
+import pickle
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests import runs
+from trainer import checkpoint, config, writers
+from trainer.__main__ import main
+from trainer.checkpoint import CheckpointError, Checkpoints, integrity
+from trainer.workdir import Workdir
+
+
+@pytest.fixture(autouse=True)
+def lab(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(runs.LAB)
+    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", "")
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("run")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(runs.LAB)
+        patch.setenv("JAX_COMPILATION_CACHE_DIR", "")
+        assert runs.train(runs.write_config(folder), folder / "run", "--until=4") == 75
+    return folder / "run"
+
+
+class Bomb:
+    """Makes a file when it is unpickled."""
+
+    def __init__(self, target: Path):
+        self.target = target
+
+    def __reduce__(self):
+        return (Path.touch, (self.target,))
+
+
+def test_the_bomb_works(tmp_path):
+    pickle.loads(pickle.dumps(Bomb(tmp_path / "harm")))
+    assert (tmp_path / "harm").exists()
+
+
+# Configs.
+
+GIN = [
+    "import os\n",
+    "import unruly_bomb\n",
+    "from os import system\n",
+    "experiment.model = @os.system()\nos.system.command = 'touch {harm}'\n",
+    "experiment.model = @os.popen()\nos.popen.cmd = 'touch {harm}'\n",
+    "experiment.model = @builtins.eval()\nbuiltins.eval.source = 'open({harm!r}, \"w\")'\n",
+    "experiment.model = @subprocess.run()\nsubprocess.run.args = ['touch', '{harm}']\n",
+    "experiment.model = @pathlib.Path.touch()\npathlib.Path.touch.self = '{harm}'\n",
+    "experiment.model = @models.model.os.system()\n",
+    "experiment.model = @models.__loader__.load_module()\n",
+    "experiment.steps = __import__('os').system('touch {harm}')\n",
+    "experiment.steps = (lambda: open('{harm}', 'w'))()\n",
+    "include '/dev/stdin'\n",
+]
+YAML = [
+    "experiment: !!python/object/apply:os.system ['touch {harm}']\n",
+    "experiment: !!python/object/new:os.system ['touch {harm}']\n",
+    "experiment: !!python/name:os.system\n",
+    "!!python/module:unruly_bomb\n",
+    "experiment: !os.system {{command: 'touch {harm}'}}\n",
+    "experiment: !builtins.exec {{source: \"open('{harm}', 'w')\"}}\n",
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "text"), [("a.gin", text) for text in GIN] + [("a.yaml", text) for text in YAML]
+)
+def test_a_config_executes_nothing(tmp_path, monkeypatch, capsys, name, text):
+    harm = tmp_path / "harm"
+    (tmp_path / "unruly_bomb.py").write_text(f"open({str(harm)!r}, 'w')")
+    monkeypatch.syspath_prepend(tmp_path)
+    file = tmp_path / name
+    file.write_text(text.format(harm=harm))
+    base = tmp_path / "base.gin"
+    base.write_text(runs.CONFIG)
+    for command in ("train", "explain", "config"):
+        given = [f"--gin_file={base}", f"--gin_file={file}", "--vocabulary=unruly"]
+        given += [f"--workdir={tmp_path / 'run'}"] if command == "train" else []
+        code = main([command, *given])
+        # `config` prints a tree and calls nothing, so that a name may pass that nobody looks up.
+        assert code == 2 or command == "config"
+        assert not harm.exists() and "unruly_bomb" not in sys.modules
+        assert "Traceback" not in capsys.readouterr().err
+
+
+def test_the_vocabulary_is_not_the_files_to_widen(tmp_path):
+    file = tmp_path / "a.gin"
+    file.write_text("experiment.model = @unruly.points()\n")
+    assert main(["explain", f"--gin_file={file}"]) == 2
+
+
+# What lies in a workdir.
+
+
+def copy(run: Path, target: Path) -> Path:
+    subprocess.run(["cp", "-r", str(run), str(target)], check=True)
+    return target
+
+
+@pytest.mark.parametrize("name", ["config.yaml", "run.json", "metrics.jsonl", "nonfinite.json"])
+def test_a_pickle_in_place_of_a_file_is_not_loaded(run, tmp_path, capsys, name):
+    workdir = copy(run, tmp_path / "run")
+    (workdir / name).write_bytes(pickle.dumps(Bomb(tmp_path / "harm")))
+    code = runs.train(run.parent / "run.gin", workdir, "--until=5")
+    main(["replay", str(workdir), "--vocabulary=unruly", "--step=1"])
+    main(["plot", str(workdir)])
+    assert not (tmp_path / "harm").exists()
+    assert code == (2 if name in ("config.yaml", "run.json") else 75), capsys.readouterr().err
+
+
+@pytest.mark.parametrize("kind", ["object array", "pickle"])
+def test_a_pickle_in_a_checkpoint_is_not_loaded(run, tmp_path, kind):
+    buffer = io.BytesIO()
+    if kind == "pickle":
+        pickle.dump(Bomb(tmp_path / "harm"), buffer)
+    else:
+        array = np.empty(1, object)
+        array[0] = Bomb(tmp_path / "harm")
+        np.save(buffer, array, allow_pickle=True)
+    workdir = copy(run, tmp_path / "run")
+    for file in (workdir / "checkpoints").rglob("*"):
+        if file.is_file():
+            file.write_bytes(buffer.getvalue())
+    assert main(["checkpoint", "check", str(workdir)]) == 1
+    assert main(["checkpoint", "ls", str(workdir)]) == 1
+    with pytest.raises(CheckpointError):
+        checkpoint.load_params(workdir)
+    assert runs.train(run.parent / "run.gin", workdir) == 1
+    assert not (tmp_path / "harm").exists()
+
+
+@pytest.mark.parametrize("name", ["../../../harm", "/harm", "params/../../harm", ""])
+def test_a_manifest_cannot_name_what_lies_elsewhere(run, tmp_path, name):
+    """An attacker can seal what he wrote: the names themselves must lead nowhere."""
+    workdir = copy(run, tmp_path / "run")
+    step = workdir / "checkpoints" / "4"
+    (tmp_path / "harm").write_bytes(b"kept")
+    manifest = step / "integrity" / integrity.MANIFEST
+    inner = json.loads(manifest.read_text())["manifest"]
+    inner["leaves"][name] = next(iter(inner["leaves"].values()))
+    manifest.write_text(integrity.seal(inner))
+    files = json.loads((step / integrity.FILES).read_text())["manifest"]
+    files["files"] = {**integrity.file_list(step), name: [4, "00000000"]}
+    (step / integrity.FILES).write_text(integrity.seal(files))
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
+    assert any(checkpoint.check(workdir).values())
+    with pytest.raises(CheckpointError):
+        Checkpoints(workdir / "checkpoints", read_only=True).restore({}, 4)
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
+
+
+def test_a_link_is_no_checkpoint_to_write_through(run, tmp_path):
+    workdir = copy(run, tmp_path / "run")
+    outside = tmp_path / "outside"
+    (workdir / "metrics.jsonl").rename(outside)
+    (workdir / "run.json").unlink()
+    (workdir / "run.json").symlink_to(outside)
+    content = outside.read_bytes()
+    runs.train(run.parent / "run.gin", workdir, "--until=5")
+    assert outside.read_bytes() == content
+
+
+@pytest.mark.parametrize("name", ["../harm", "/harm", "a/../../harm", "..", ""])
+def test_a_name_cannot_lead_out_of_a_workdir(tmp_path, name):
+    folder = Workdir(tmp_path / "run", config.Call("experiment", {}), plan="", fingerprint={})
+    with folder, pytest.raises(ValueError, match="not the name of a file"):
+        folder.write(name, "harm")
+
+
+def test_metrics_that_nest_without_end_are_left_out(tmp_path):
+    file = tmp_path / "metrics.jsonl"
+    file.write_text('{"step": 1, "a": 2}\n' + "[" * 100_000 + '\n{"step": 2, "a": 3}\n')
+    assert [row["step"] for row in writers.read_metrics(file)] == [1, 2]
+
+
+# Permissions.
+
+
+def test_what_is_trusted_is_its_owners_alone(run):
+    for folder in (run, run / "checkpoints", *(run / "checkpoints").glob("[0-9]*")):
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o700, folder
+
+
+def test_the_cache_of_compiled_programs_is_private(tmp_path):
+    code = "import jax; from trainer import runtime; runtime.keep_compiled_programs();"
+    code += "print(jax.config.jax_compilation_cache_dir)"
+    env = {k: v for k, v in os.environ.items() if k != "JAX_COMPILATION_CACHE_DIR"}
+    env |= {"XDG_CACHE_HOME": str(tmp_path), "PYTHONPATH": str(runs.ROOT)}
+
+    def said() -> str:
+        command = [sys.executable, "-c", code]
+        return subprocess.run(
+            command, env=env, capture_output=True, text=True, check=True
+        ).stdout.strip()
+
+    folder = tmp_path / "lockstep" / "compiled"
+    assert said() == str(folder)
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    folder.chmod(0o777)  # what others may have put there is not run
+    assert said() == "None"
+
+
+def test_modules_are_imported_by_literal_names_but_for_the_vocabulary():
+    dynamic = set()
+    for path in [*(runs.ROOT / "trainer").rglob("*.py"), *(runs.ROOT / "optim").rglob("*.py")]:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
+                continue
+            if node.func.attr in {"import_module", "find_spec", "run_module", "run_path"}:
+                if not isinstance(node.args[0], ast.Constant):
+                    dynamic.add(str(path.relative_to(runs.ROOT)))
+    # Those beside the vocabulary import by names that stand in Python code, not in a file.
+    by_code = {"trainer/config/__init__.py", "trainer/writers/tensorboard.py"}
+    assert dynamic <= {"trainer/config/vocabulary.py"} | by_code
