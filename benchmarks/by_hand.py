@@ -17,21 +17,26 @@ import optax
 import optim
 from trainer import data, losses, models
 
-STEPS = 1_500
+STEPS = 1_000
+WIDTH, DEPTH = 64, 4
 
 
-def make_step(batch: dict[str, Any], seed: int = 0) -> tuple[Callable[..., Any], Any, Any]:
+def make_step(
+    batch: dict[str, Any], width: int = WIDTH, depth: int = DEPTH, seed: int = 0
+) -> tuple[Callable[..., Any], Any, Any]:
     """Builds the jitted step.
 
     Args:
         batch: name -> array, or shape, of a batch.
+        width: of the ViT.
+        depth: of the ViT.
         seed: where the parameters come from.
 
     Returns:
         (step, params, opt_state); `step(params, opt_state, batch)` donates the first two and
         returns them with the loss and the norm of the gradients.
     """
-    model = models.vit(width=64, depth=4)
+    model = models.vit(width=width, depth=depth)
     loss = losses.softmax_cross_entropy()
     schedule = partial(
         optax.warmup_cosine_decay_schedule, 0.0, warmup_steps=STEPS // 20, decay_steps=STEPS
@@ -46,7 +51,7 @@ def make_step(batch: dict[str, Any], seed: int = 0) -> tuple[Callable[..., Any],
         optax.partition(
             {
                 "matrices": optim.muon(schedule(0.02), weight_decay=0.05),
-                "rest": optax.adamw(schedule(1e-3), weight_decay=0.05),
+                "rest": optax.adamw(schedule(3e-3), weight_decay=0.05),
             },
             lambda params: jax.tree_util.tree_map_with_path(label, params),
         ),
@@ -75,7 +80,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=1)
     arguments = parser.parse_args()
-    batches = data.digits(batch_size=128).train(0, 0)
+    batches = data.digits(batch_size=128, crop=1).train(0, 0)
     batch = next(batches)
     step, params, opt_state = make_step(batch)
     for number in range(arguments.steps):

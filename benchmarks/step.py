@@ -20,15 +20,21 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=40)
     parser.add_argument("--steps", type=int, default=10, help="steps a round")
-    parser.add_argument("--set", dest="sets", action="append", default=[])
+    parser.add_argument("--width", type=int, default=by_hand.WIDTH)
+    parser.add_argument("--depth", type=int, default=by_hand.DEPTH)
+    parser.add_argument("--batch_size", type=int, default=128)
     arguments = parser.parse_args()
     runtime.keep_freed_memory()  # for both sides: they share the process
 
-    read = config.load(["configs/muon_vit.gin"], [], [f"steps={by_hand.STEPS}", *arguments.sets])
+    sets = [f"model.{name}={getattr(arguments, name)}" for name in ("width", "depth")]
+    sets += [f"data.batch_size={arguments.batch_size}", "data.crop=0"]
+    read = config.load(["configs/muon_vit.gin"], [], sets)
     experiment = build_experiment(read)
     program = Program(experiment)
     host = next(experiment.data.train(0, 0))
-    step, params, opt_state = by_hand.make_step(experiment.data.element_spec)
+    step, params, opt_state = by_hand.make_step(
+        experiment.data.element_spec, arguments.width, arguments.depth
+    )
     hand = {"params": params, "opt_state": opt_state}
     mine = {"state": program.init()}
 

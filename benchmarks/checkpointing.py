@@ -1,0 +1,134 @@
+"""Step time of a run that saves a checkpoint every 20 steps over that of one that never does.
+
+    python -m benchmarks.checkpointing [--rounds=15] [--width=1024]
+
+A model of 20 million parameters with Adam, so that a checkpoint holds 240 MB; both loops are the
+trainer's own, run in turn in one process, and hold what a round of 20 steps and one save takes.
+The share of the checksums is measured by itself, on the same state.
+"""
+
+import argparse
+import statistics
+import tempfile
+import time
+from functools import partial
+from pathlib import Path
+
+import jax
+import numpy as np
+import optax
+
+from benchmarks.interleave import interleave, report
+from trainer import losses, models, runtime
+from trainer.checkpoint import Checkpoints, integrity
+from trainer.data.arrays import ArrayDataset
+from trainer.experiment import Experiment
+from trainer.program import Program
+
+EVERY = 20
+
+
+def make_program(width: int, batch_size: int) -> Program:
+    """Makes the program: a perceptron whose hidden layers have about 20 million parameters."""
+    draw = np.random.default_rng(0)
+    shape = (batch_size, 8, 8, 1)
+    split = {
+        "image": draw.normal(size=shape).astype(np.float32),
+        "label": draw.integers(0, 10, batch_size).astype(np.int32),
+    }
+    return Program(
+        Experiment(
+            model=models.mlp(width=width, depth=1 + round(20e6 / width**2)),
+            data=ArrayDataset(split, split, batch_size=batch_size),
+            loss=losses.softmax_cross_entropy(),
+            optimizer=partial(optax.adam, 1e-4),
+            steps=10**6,
+            log_every=10**6,
+            eval_every=10**6,
+            save_every=EVERY,
+        )
+    )
+
+
+class Side:
+    """A loop of its own over the program, with or without checkpoints."""
+
+    def __init__(self, program: Program, checkpoints: Checkpoints | None):
+        self.program, self.checkpoints = program, checkpoints
+        self.state, self.steps = program.init(), 0
+        self.batch = program.put(next(program.experiment.data.train(0, 0)))
+        self.seconds: list[float] = []
+        self.held_up: list[float] = []
+
+    def round(self) -> None:
+        """Makes 20 steps and starts one save; the save goes on behind the next steps."""
+        last = time.perf_counter()
+        for _ in range(EVERY):
+            self.state, metrics = self.program.step(self.state, self.batch)
+            jax.block_until_ready(metrics["train/loss"])
+            self.steps += 1
+            if self.checkpoints is not None and self.steps % EVERY == 0:
+                start = time.perf_counter()
+                self.checkpoints.save(self.steps, self.state)
+                self.held_up.append(time.perf_counter() - start)
+            now = time.perf_counter()
+            self.seconds.append(now - last)
+            last = now
+
+    def whole_round(self) -> None:
+        """Makes a round, and waits for what it began, so that the other side is not slowed."""
+        self.round()
+        if self.checkpoints is not None:
+            self.checkpoints.wait()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--width", type=int, default=1024)
+    parser.add_argument("--batch_size", type=int, default=256)
+    arguments = parser.parse_args()
+    runtime.keep_freed_memory()
+    program = make_program(arguments.width, arguments.batch_size)
+    with tempfile.TemporaryDirectory() as folder:
+        checkpoints = Checkpoints(Path(folder) / "checkpoints", keep_best=0)
+        ours, theirs = Side(program, checkpoints), Side(program, None)
+        size = sum(x.size for x in jax.tree.leaves(ours.state.params))
+        print(f"{size:,} parameters, batch {arguments.batch_size}, {jax.devices()[0].device_kind}")
+        for side in (ours, theirs):
+            side.whole_round()
+            side.seconds.clear()
+            side.held_up.clear()
+        # The steps of the next round run while the save before them is written.
+        rounds = interleave(lambda: two(ours), lambda: two(theirs), arguments.rounds)
+        checkpoints.wait()
+        per_step = [[1e3 * x / (2 * EVERY) for x in side] for side in rounds]
+        report("mean step, saves and all", *per_step, target=1.05, unit="ms")
+        count = len(rounds[0])
+        medians = [
+            [1e3 * statistics.median(part) for part in np.array_split(side.seconds, count)]
+            for side in (ours, theirs)
+        ]
+        report("median step", *medians, target=1.05, unit="ms")
+        held_up, sums = statistics.median(ours.held_up), seconds_of_checksums(ours)
+        print(f"a save holds the steps up for {1e3 * held_up:.1f} ms")
+        print(f"its checksums take {1e3 * sums:.1f} ms of one core, behind the steps")
+        checkpoints.close()
+
+
+def two(side: Side) -> None:
+    """Makes two rounds and waits: the second one's steps run beside the first one's save."""
+    side.round()
+    side.whole_round()
+
+
+def seconds_of_checksums(side: Side) -> float:
+    """Times the checksums of a state, which a thread computes while the steps go on."""
+    leaves = integrity.to_host(side.state)
+    start = time.perf_counter()
+    integrity.entries(leaves)
+    return time.perf_counter() - start
+
+
+if __name__ == "__main__":
+    main()
