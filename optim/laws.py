@@ -199,10 +199,15 @@ def refuse_parts(function: Callable[..., Any], operands: tuple[Any, Any], name: 
         ValueError: the function mixes the numbers of an array, or draws random ones, and an operand
             differs from device to device.
     """
-    axes = {axis for x in jax.tree.leaves(operands) for axis in _varying(x)}
+    axes = {axis for x in jax.tree.leaves(operands) for axis in _varying(jax.typeof(x))}
     if not axes:
         return
-    if any(_mixes(equation) for equation in _equations(jax.make_jaxpr(function)(operands[0]))):
+    try:
+        equations = _equations(jax.make_jaxpr(function)(operands[0]))
+        whole = any(_mixes(equation) for equation in equations)
+    except (TypeError, ValueError):  # shapes of parts do not fit what was made for the whole
+        whole = True
+    if whole:
         raise ValueError(
             f"Inside shard_map, {name} got parameters or gradients that differ along the mesh axis "
             f"{', '.join(sorted(map(str, axes)))}, and needs whole ones: it computes norms, sums, "
@@ -212,8 +217,8 @@ def refuse_parts(function: Callable[..., Any], operands: tuple[Any, Any], name: 
         )
 
 
-def _varying(x: Any) -> frozenset[Any]:
-    kind = getattr(jax.typeof(x), "manual_axis_type", None)
+def _varying(aval: Any) -> frozenset[Any]:
+    kind = getattr(aval, "manual_axis_type", None)
     return frozenset() if kind is None else frozenset(kind.varying)
 
 
