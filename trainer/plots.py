@@ -1,13 +1,14 @@
 """Draws schedules and learning curves, in the terminal or as a PNG."""
 
 import itertools
-import json
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from trainer.writers import read_metrics
 
 Curve = tuple[Any, Any]  # x values, y values
 
@@ -90,10 +91,10 @@ def read_metric(workdir: str | os.PathLike[str], name: str) -> Curve:
     file = Path(workdir) / "metrics.jsonl"
     if not file.is_file():
         raise ValueError(f"{workdir} has no metrics.jsonl; name the folder of a run.")
-    lines = [json.loads(line) for line in file.read_text().splitlines() if line.strip()]
+    lines = read_metrics(file)
     found = [(line["step"], line[name]) for line in lines if name in line]
     if not found:
         names: Sequence[str] = sorted({key for line in lines for key in line} - {"step"})
         raise ValueError(f"{file} has no metric {name!r}; it has {', '.join(names)}.")
     steps, values = zip(*found, strict=True)
-    return np.asarray(steps), np.asarray([np.nan if v is None else float(v) for v in values])
+    return np.asarray(steps), np.asarray(values, float)
