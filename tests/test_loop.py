@@ -352,3 +352,26 @@ def test_a_run_is_watched(tmp_path, capfd):
     said = capfd.readouterr().err
     assert said.count("Slow: step 16") == 1
     assert "unruly/__init__.py" in said and "in batch" in said
+
+
+def test_an_evaluation_that_came_later_still_makes_a_checkpoint_the_best(tmp_path, monkeypatch):
+    import unruly  # type: ignore[import-not-found]
+
+    # A learning rate that drives the loss up: the first evaluation is the best one.
+    more = "experiment.best_metric = 'loss'\nexperiment.best_mode = 'min'\n"
+    more += "experiment.keep_latest = 1\nschedules.warmup_cosine.peak_value = -0.05\n"
+    config, workdir = runs.write_config(tmp_path, more), tmp_path / "run"
+    evaluate, stops = unruly.Points.evaluate, [1]
+
+    def interrupted(self):
+        for batch in evaluate(self):
+            if stops and stops.pop():
+                signal.raise_signal(signal.SIGTERM)
+                time.sleep(0.05)
+            yield batch
+
+    monkeypatch.setattr(unruly.Points, "evaluate", interrupted)
+    assert runs.train(config, workdir) == 75
+    assert runs.train(config, workdir, "--until=9") == 75
+    assert runs.train(config, workdir) == 0
+    assert [info.step for info in checkpoint.ls(workdir)] == [5, 20]

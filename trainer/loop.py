@@ -258,10 +258,12 @@ class Loop:
 
     def _evaluate_again(self, state: State, step: int) -> bool:
         try:
-            self._evaluate(state, step)
+            metric = self._evaluate(state, step)
         except _Interrupted:
             return False
         self.writer.flush()
+        if metric is not None:
+            self.checkpoints.judge(step, metric)
         return True
 
     # The end.

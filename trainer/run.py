@@ -135,6 +135,7 @@ class Run:
         record = Record(folder.path, folder.write, experiment)
         back: RollBack | None = None
         with checkpoints:
+            self._judge(checkpoints, folder)
             while True:
                 state, restored = self._first_state(checkpoints)
                 folder.restored(restored)
@@ -161,6 +162,16 @@ class Run:
                 finally:
                     writer.close()
                 checkpoints.discard_after(back.step)
+
+    def _judge(self, checkpoints: Checkpoints, folder: Workdir) -> None:
+        """Tells what the metrics say of checkpoints whose evaluation came after they were saved."""
+        name = f"eval/{self.experiment.best_metric}"
+        if self.experiment.best_metric is None or not folder.metrics_file.exists():
+            return
+        kept = set(checkpoints.steps())
+        for row in writers.read_metrics(folder.path):
+            if row["step"] in kept and name in row:
+                checkpoints.judge(row["step"], float(row[name]))
 
     def _writer(self, folder: Workdir, restored: int | None, again: bool) -> MultiWriter:
         experiment = self.experiment

@@ -71,6 +71,7 @@ class Checkpoints:
         self._read_only = read_only
         self._manager: Any = None
         self._metrics: dict[int, float] = {}
+        self._judged: dict[int, float] = {}
         self._saving: int | None = None
         self._pending: int | None = None
         self._fenced: BaseException | None = None
@@ -125,6 +126,10 @@ class Checkpoints:
             return False
         self._pending = step
         return True
+
+    def judge(self, step: int, metric: float) -> None:
+        """Tells what a checkpoint is worth that was saved before that was known."""
+        self._judged[step] = self._metrics[step] = float(metric)
 
     def wait(self) -> None:
         """Waits until the save in progress, if any, is committed or has failed (see `error`)."""
@@ -222,7 +227,8 @@ class Checkpoints:
         if self._manager is None:
             self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._metrics = {
-                step: read_metric(path) for step, path in step_directories(self.directory).items()
+                step: self._judged.get(step, read_metric(path))
+                for step, path in step_directories(self.directory).items()
             }
             self._manager = storage().open_manager(
                 self.directory,
