@@ -108,7 +108,7 @@ def state_shardings(mesh: Mesh, state: Any, params: Any) -> Any:
     return jax.tree_util.tree_map_with_path(place, state)
 
 
-def put_batch(mesh: Mesh, batch: Mapping[str, np.ndarray]) -> dict[str, jax.Array]:
+def put_batch(mesh: Mesh, batch: Mapping[str, np.ndarray]) -> dict[str, Any]:
     """Sends this process's part of a batch to its devices.
 
     Args:
@@ -116,8 +116,10 @@ def put_batch(mesh: Mesh, batch: Mapping[str, np.ndarray]) -> dict[str, jax.Arra
         batch: name -> array; the first axis is this process's share of the batch.
 
     Returns:
-        The global batch, spread over all devices.
+        The global batch, spread over all devices; as it is where there is one device.
     """
+    if mesh.size == 1:
+        return dict(batch)  # the compiled step sends it, in half the time of a device_put
     sharding = batch_sharding(mesh)
     if jax.process_count() == 1:
         return jax.device_put(dict(batch), sharding)

@@ -150,7 +150,7 @@ class Program:
             for name, x in self.experiment.data.element_spec.items()
         }
 
-    def put(self, batch: Batch) -> dict[str, jax.Array]:
+    def put(self, batch: Batch) -> dict[str, Any]:
         """Sends a batch of this process to the devices."""
         return meshes.put_batch(self.mesh, batch)
 
