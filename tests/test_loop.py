@@ -7,6 +7,7 @@ import subprocess
 import sys
 import textwrap
 import time
+import traceback
 from pathlib import Path
 
 import jax
@@ -352,6 +353,35 @@ def test_a_run_is_watched(tmp_path, capfd):
     said = capfd.readouterr().err
     assert said.count("Slow: step 16") == 1
     assert "unruly/__init__.py" in said and "in batch" in said
+
+
+def test_a_second_stop_before_the_last_evaluation_does_not_lose_it(tmp_path, config, monkeypatch):
+    whole, workdir = tmp_path / "whole", tmp_path / "run"
+    assert runs.train(config, whole) == 0
+    stop_in(monkeypatch, "evaluate", lambda state: int(state.step) == 20)
+    assert runs.train(config, workdir) == 75
+    monkeypatch.undo()
+    monkeypatch.syspath_prepend(runs.LAB)
+    stop_in(monkeypatch, "abstract_state", lambda: True)  # while it restores
+    assert runs.train(config, workdir) == 75
+    monkeypatch.undo()
+    monkeypatch.syspath_prepend(runs.LAB)
+    assert runs.train(config, workdir) == 0
+    assert runs.lines(workdir) == runs.lines(whole)
+
+
+def stop_in(monkeypatch: pytest.MonkeyPatch, method: str, when) -> None:
+    """Sends SIGTERM as a method of the program begins, in a run that is under way."""
+    inner = getattr(Program, method)
+
+    def interrupted(self, *args):
+        if any(frame.name == "_run_in" for frame in traceback.extract_stack()):
+            if when(*args[:1]):
+                signal.raise_signal(signal.SIGTERM)
+                time.sleep(0.05)
+        return inner(self, *args)
+
+    monkeypatch.setattr(Program, method, interrupted)
 
 
 def test_an_evaluation_that_came_later_still_makes_a_checkpoint_the_best(tmp_path, monkeypatch):

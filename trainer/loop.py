@@ -111,7 +111,7 @@ class Loop:
             RollBack: one is not, and the experiment goes back then.
         """
         step = start = int(state.step)
-        evaluated = True
+        evaluated = not unevaluated
         with self._watchdog:
             if unevaluated and not self.wishes.stop:
                 evaluated = self._evaluate_again(state, step)
