@@ -13,13 +13,15 @@ Nothing here knows an optimizer by its name.
 """
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
+from optim.parts import refuse_parts
 from optim.paths import flatten, unflatten
 from optim.recipes import Recipe, SlowParams, instantiate, name_of
 
@@ -62,7 +64,7 @@ def update(
     tx = instantiate(recipe, step, compute_dtype(params))
     refuse_parts(lambda g: tx.update(g, state, params, **extra), (grads, params), name_of(recipe))
     updates: Any
-    updates, new_state = tx.update(grads, state, params, **extra)
+    updates, new_state = _unsharded(tx, grads, state, params, extra)
     for path, p in params.items():
         if jnp.shape(updates[path]) != p.shape:
             raise ValueError(
@@ -70,6 +72,39 @@ def update(
                 f"{jnp.shape(updates[path])}. Give that parameter to another group."
             )
     return updates, own_buffers(match_avals(new_state, state), (params, grads))
+
+
+def _unsharded(
+    tx: optax.GradientTransformationExtraArgs,
+    grads: Any,
+    state: Any,
+    params: Any,
+    extra: Mapping[str, Any],
+) -> tuple[Any, Any]:
+    """Runs an update as if nothing were sharded: the compiler spreads the work.
+
+    On a mesh with explicit axes every product along a sharded axis wants to be told where its
+    result goes, which no optax transformation does. There the update runs with automatic axes, and
+    its results go where the parameters and the old state are.
+    """
+    meshes = [jax.typeof(x).sharding.mesh for x in jax.tree.leaves((params, grads))]
+    mesh = next((m for m in meshes if AxisType.Explicit in m.axis_types), None)
+    if mesh is None:
+        return tx.update(grads, state, params, **extra)
+
+    def place(x: Any) -> NamedSharding:
+        sharding = jax.typeof(x).sharding
+        return NamedSharding(mesh, PartitionSpec()) if sharding.mesh.empty else sharding
+
+    functions = {name: x for name, x in extra.items() if callable(x)}
+    arrays = {name: x for name, x in extra.items() if name not in functions}
+    places = jax.tree.map(place, (params, state))
+
+    def update(grads: Any, state: Any, params: Any, arrays: Any) -> Any:
+        return tx.update(grads, state, params, **arrays, **functions)
+
+    run: Any = jax.sharding.auto_axes(update, out_sharding=places)
+    return run(grads, state, params, arrays)
 
 
 def extra_arguments(extra: Mapping[str, Any], own: dict[str, Any], params: Any) -> dict[str, Any]:
@@ -82,10 +117,11 @@ def extra_arguments(extra: Mapping[str, Any], own: dict[str, Any], params: Any) 
         params: all the parameters.
 
     Returns:
-        The same names. A function takes the group's parameters, with the others held, and gives its
-        result in the compute dtype of the group; a tree like `params` is cut to the group.
+        The same names. A function takes the group's parameters, with the others held; scalars, also
+        a function's, become float32 (float64 under x64); a tree like `params` is cut to the group.
     """
-    dtype, whole = compute_dtype(own), jax.tree.structure(params)
+    # Of all floats there may be this one: a line search transposes its function at a Python 1.0.
+    dtype, whole = jnp.result_type(float), jax.tree.structure(params)
 
     def cut(tree: Any) -> Any:
         if jax.tree.structure(tree) == whole and not isinstance(tree, jax.Array):
@@ -181,73 +217,6 @@ def own_buffers(state: Any, others: Any) -> Any:
         return x
 
     return jax.tree.map(distinct, state)
-
-
-def refuse_parts(function: Callable[..., Any], operands: tuple[Any, Any], name: str) -> None:
-    """Refuses, inside shard_map, what would need whole parameters and is given parts of them.
-
-    A norm of a part is not the norm, and nobody would notice. What moves each number by itself may
-    work on parts; so the operations decide, and not the optimizer's name.
-
-    Args:
-        function: what is to be done with the gradients; it is traced, and only where an operand
-            differs from device to device.
-        operands: the gradients, then whatever else the function uses.
-        name: what the error calls the function.
-
-    Raises:
-        ValueError: the function mixes the numbers of an array, or draws random ones, and an operand
-            differs from device to device.
-    """
-    axes = {axis for x in jax.tree.leaves(operands) for axis in _varying(jax.typeof(x))}
-    if not axes:
-        return
-    try:
-        equations = _equations(jax.make_jaxpr(function)(operands[0]))
-        whole = any(_mixes(equation) for equation in equations)
-    except (TypeError, ValueError):  # shapes of parts do not fit what was made for the whole
-        whole = True
-    if whole:
-        raise ValueError(
-            f"Inside shard_map, {name} got parameters or gradients that differ along the mesh axis "
-            f"{', '.join(sorted(map(str, axes)))}, and needs whole ones: it computes norms, sums, "
-            f"products or random numbers of the shape of a parameter. Keep the parameters "
-            f"replicated and average the gradients (jax.lax.pmean), or leave shard_map and use jit "
-            f"with named shardings."
-        )
-
-
-def _varying(aval: Any) -> frozenset[Any]:
-    kind = getattr(aval, "manual_axis_type", None)
-    return frozenset() if kind is None else frozenset(kind.varying)
-
-
-def _equations(jaxpr: Any) -> Iterator[Any]:
-    """Yields the equations of a jaxpr and of those inside it."""
-    inner = getattr(jaxpr, "jaxpr", jaxpr)
-    for equation in inner.eqns:
-        yield equation
-        for value in jax.tree.leaves(
-            list(equation.params.values()), is_leaf=lambda x: hasattr(x, "eqns")
-        ):
-            if hasattr(value, "eqns") or hasattr(value, "jaxpr"):
-                yield from _equations(value)
-
-
-# Operations that move each number by itself, or only move numbers about.
-_MIXING = (
-    "reduce", "arg", "cum", "dot_general", "conv_general", "sort", "top_k", "fft", "svd", "qr",
-    "eigh", "eig", "lu", "cholesky", "triangular_solve", "householder", "random_bits", "threefry",
-    "scatter", "gather", "concatenate",
-)  # fmt: skip
-
-
-def _mixes(equation: Any) -> bool:
-    name = equation.primitive.name
-    if not name.startswith(_MIXING):
-        return False
-    drawn = name.startswith(("random", "threefry"))
-    return drawn or any(_varying(v.aval) for v in equation.invars if v.aval.shape)
 
 
 def _inexact(x: Any) -> bool:

@@ -16,6 +16,7 @@ from optim import checks, laws, recipes
 from optim.groups import Group, GroupError, assign, first, told_with_the_group
 from optim.layer_decay import layer_scales
 from optim.packing import pack, unpack
+from optim.parts import refuse_parts
 from optim.paths import flatten, unflatten
 from optim.rounding import LowPrecision, round_to
 
@@ -277,7 +278,7 @@ def optimizer(
 
 def _clip(grads: dict[str, Any], clip_norm: Any, step: Any) -> dict[str, Any]:
     """Scales all gradients by one scalar, so that their global norm is at most `clip_norm`."""
-    laws.refuse_parts(optax.tree.norm, (grads, ()), "clip_norm")
+    refuse_parts(optax.tree.norm, (grads, ()), "clip_norm")
     norm = optax.tree.norm(grads)
     bound = jnp.asarray(clip_norm(step) if callable(clip_norm) else clip_norm, norm.dtype)
     scale = jnp.where(norm < bound, jnp.ones_like(norm), bound / norm)

@@ -1,7 +1,7 @@
 """Law 7 for the whole table, in one process with four simulated devices.
 
-`python -m tests.laws_sharded` prints one line of JSON a row: {"row": name, "jit": "", ...}, an empty
-string where the law holds. test_laws_sharded.py runs it once and makes a test of every line.
+`python -m tests.laws_sharded` prints one line of JSON a row: {"row": name, "jit": "", ...}, an
+empty string where the law holds. test_laws_sharded.py runs it once and makes tests of the lines.
 """
 
 import json
