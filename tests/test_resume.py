@@ -329,3 +329,6 @@ def test_a_rule_that_does_not_fit_is_a_mistake(tmp_path, other, capsys, entries,
     said = capsys.readouterr().err
     assert words in said and re.search(r"run\.gin:1: ", said), said
     assert len(said.splitlines()) <= 8 and not (tmp_path / "run").exists()
+    files = runs.files(tmp_path / "warm" / "run.gin")
+    assert main(["explain", *files, "--vocabulary=unruly"]) == 2
+    assert words in capsys.readouterr().err

@@ -117,9 +117,13 @@ def explain(arguments: argparse.Namespace) -> int:
     """Prints the plan, and draws the schedules."""
     from trainer import plots
     from trainer.plan import make_plan, render
+    from trainer.warm_start import WarmStart
 
     read = _read(arguments)
-    plan = make_plan(_program(read, arguments.vocabulary), read)
+    program = _program(read, arguments.vocabulary)
+    plan = make_plan(program, read)
+    if program.experiment.warm_start:
+        WarmStart(program, read)
     print(render(plan))
     if not plan.schedules:
         print("No group's optimizer takes a learning rate, so there is no schedule to draw.")
