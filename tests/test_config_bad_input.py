@@ -192,6 +192,12 @@ MISTAKES = {
         "The key 'matrices' is given twice; the first is at a:8.|The key 'matrices' is given twice;"
         " the first is at a:7.",
     ),
+    "duplicate key in one line": (
+        "experiment.writers = {'a': 1, 'b': 2, 'a': 1}",
+        "writers: {a: 1, b: 2, a: 1}",
+        "writers",
+        "The key 'a' is given twice; the first is at",
+    ),
     "duplicate macro": (
         "m = 1\nexperiment.seed = %m\nm = 2",
         None,

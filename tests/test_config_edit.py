@@ -207,6 +207,7 @@ def odd_files(tmp_path, monkeypatch):
     (tmp_path / "sub").mkdir()
     (tmp_path / "sub" / "b.gin").write_text("include 'a.gin'\n")
     (tmp_path / "sub" / "b.yaml").write_text("include: a.yaml\n")
+    (tmp_path / "sub" / "cc.gin").write_text("include '../a.gin'\n")
 
 
 @pytest.mark.parametrize(
@@ -240,6 +241,7 @@ def odd_files(tmp_path, monkeypatch):
         (["a.gin"], ["experiment.x ="], "--gin_bindings=experiment.x =: Gin cannot read"),
         (["a.gin"], ["import os"], "--gin_bindings=import os: A config imports nothing"),
         (["a.gin"], ["include 'b.gin'"], "The included file b.gin does not exist."),
+        (["a.gin"], ["include 'sub/c.gin'"], "The included file sub/c.gin does not exist. Did you"),
         (["a.gin"], ["a\nexperiment.y = ]"], "--gin_bindings=a experiment.y = ]:1: Gin cannot"),
         (["a.gin"], ["experiment.y = 1\nexperiment.y = 2"], "for the second time; the first is at"),
         (["sub/b.gin"], [], "did you mean '../a.gin'?"),
@@ -251,6 +253,11 @@ def test_a_file_that_is_none_is_refused(files, bindings, message, odd_files):
         load(files, bindings)
     assert message in str(caught.value)
     assert len(str(caught.value).splitlines()) <= 7
+
+
+def test_a_binding_may_include_a_file(odd_files):
+    config = load(["no_root.gin"], ["include 'sub/cc.gin'\nexperiment.y = @a()"])
+    assert config.root == Call("experiment", {"x": 1, "y": Call("a", {"b": 1})})
 
 
 def test_a_hundred_files_are_enough(tmp_path):

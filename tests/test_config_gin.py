@@ -316,6 +316,20 @@ def test_reading_runs_nothing(tmp_path):
     assert not (tmp_path / "ran").exists()
 
 
+def test_a_pattern_may_hold_a_backslash(recwarn):
+    """Python warns of '\\d', which is no escape; a pattern without it would be no fun to write."""
+    for text in (r"'blocks_\d+/.*'", r"r'blocks_\d+/.*'", r"'blocks_\\d+/.*'"):
+        root = ours([f"experiment.match = {text}"])
+        assert root == Call("experiment", {"match": r"blocks_\d+/.*"})
+    assert not recwarn.list
+
+
+def test_values_nested_too_deeply_are_refused_before_the_parser_gives_up():
+    for text in ("[" * 99 + "]" * 99, "(" * 99 + "1" + ")" * 99, "{1: " * 99 + "1" + "}" * 99):
+        with pytest.raises(ConfigError, match="values are nested deeper than 64 levels"):
+            ours([f"experiment.x = {text}"])
+
+
 def test_every_value_knows_its_line(tmp_path):
     path = tmp_path / "a.gin"
     path.write_text(

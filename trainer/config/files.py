@@ -70,7 +70,7 @@ def _load_gin(paths: Sequence[str], bindings: Sequence[str]) -> Node:
     for text in bindings:
         source = _binding_source(text, 1 if "\n" in text.strip() else 0)
         _check_text(text, source)
-        files.gin_text(text, source)
+        files.gin_text(text, source, "")
     return gin_scopes.resolve(files.statements, Source(paths[0]))
 
 
@@ -91,17 +91,17 @@ class _Files:
 
     def gin(self, path: str, named: Source | None) -> None:
         text = self._enter(path, named)
-        self.gin_text(text, Source(path, 1))
+        self.gin_text(text, Source(path, 1), os.path.dirname(path))
         self._open.pop()
 
-    def gin_text(self, text: str, source: Source) -> None:
+    def gin_text(self, text: str, source: Source, directory: str) -> None:
         from trainer.config import gin_reader, gin_scopes
 
         self._stretch += 1
         first: dict = {}
         for statement in gin_reader.read(text, source):
             if isinstance(statement, gin_reader.Include):
-                self.gin(_beside(source.file, statement.file), statement.source)
+                self.gin(os.path.join(directory, statement.file), statement.source)
                 self._stretch += 1
                 continue
             if isinstance(statement, gin_reader.Binding):
@@ -134,7 +134,7 @@ class _Files:
         root = Node(Call("experiment", items), document.source)
         base: Node | None = None
         for name, at in _included(include):
-            other = self.yaml(_beside(path, name), at)
+            other = self.yaml(os.path.join(os.path.dirname(path), name), at)
             base = other if base is None else merge(base, other)
         self._open.pop()
         return root if base is None else merge(base, root)
@@ -164,10 +164,6 @@ def _included(include: Node | None) -> list[tuple[str, Source]]:
             given = describe(plain(node))
             raise ConfigError(f"include names a file or a list of files, not {given}.", node.source)
     return [(node.value, node.source) for node in nodes]
-
-
-def _beside(path: str, name: str) -> str:
-    return os.path.join(os.path.dirname(path), name)
 
 
 def _suffix_kind(path: str, source: Source) -> str:
@@ -225,11 +221,11 @@ def _check_text(text: str, source: Source) -> None:
 
 def _hint(file: Path, named: Source | None) -> str:
     """Says what may have been meant by a file that is not there."""
-    if named is not None:
+    if named is not None and os.path.dirname(named.file):
         above = os.path.dirname(named.file)
-        from_here = os.path.relpath(file, above or ".")
+        from_here = os.path.relpath(file, above)
         if os.path.exists(from_here):
-            right = os.path.relpath(from_here, above or ".")
+            right = os.path.relpath(from_here, above)
             return f"A path is relative to the including file; did you mean {right!r}?"
     try:
         names = sorted(each.name for each in file.parent.iterdir() if not each.is_dir())

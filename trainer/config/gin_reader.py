@@ -132,8 +132,6 @@ def read(text: str, source: Source) -> Iterator[Binding | Include | Block]:
                 warnings.simplefilter("ignore")  # '\d' in a pattern is an odd escape for Python
                 parser = parser or _Parser(text, _Delegate())
                 statement = parser.parse_statement()
-        except StopIteration:  # the parser read on past the last token
-            raise _unreadable("the text ends too early", line, text, source) from None
         except tokenize.TokenError as error:
             message, (line, _) = error.args
             raise _unreadable(message, line, text, source) from None
