@@ -252,7 +252,20 @@ def test_a_run_stops_where_it_is_told_to(tmp_path, config):
     assert runs.train(config, tmp_path / "run") == 0  # nothing to do
 
 
-# Saving unasked.
+# Saving.
+
+
+def test_metrics_are_on_disk_before_the_state_that_is_ahead_of_them(tmp_path, config, monkeypatch):
+    save, seen = checkpoint.Checkpoints.save, {}
+
+    def looking(self, step, state, **more):
+        seen[step] = [row["step"] for row in runs.lines(tmp_path / "run")]
+        return save(self, step, state, **more)
+
+    monkeypatch.setattr(checkpoint.Checkpoints, "save", looking)
+    assert runs.train(config, tmp_path / "run") == 0
+    logged = [3, 5, 6, 9, 10, 12, 15, 18, 20]
+    assert seen == {step: [n for n in logged if n <= step] for step in (4, 8, 12, 16, 20)}
 
 
 def test_saves_that_nobody_asked_for_space_out():
