@@ -1,0 +1,49 @@
+"""Every shipped config: it builds, its plan holds, its header tells the number to expect."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from trainer import config as configs
+from trainer.__main__ import main
+from trainer.config import ConfigError
+from trainer.experiment import build_experiment
+from trainer.plan import make_plan
+from trainer.program import Program
+
+FILES = sorted((Path(__file__).parent.parent / "configs").iterdir())
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.name)
+def test_a_shipped_config_builds_and_its_plan_holds(file):
+    read = configs.load([str(file)])
+    try:
+        program = Program(build_experiment(read))
+    except ConfigError as error:
+        if "make fashion_mnist" in str(error):
+            pytest.skip(str(error))
+        raise
+    plan = make_plan(program, read)
+    assert plan.flops > 0 and all(count > 0 for count, _ in plan.groups.values())
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.name)
+def test_a_header_says_what_to_expect_and_how_to_get_it(file):
+    header = re.match(r"(#.*\n)+", file.read_text())[0]
+    assert re.search(r"\d\d\.\d%", header)
+    assert re.search(rf"python -m trainer --\w+=configs/{re.escape(file.name)}", header)
+
+
+def test_the_twins_give_the_same_bits(tmp_path, monkeypatch):
+    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", "")
+    curves = []
+    for suffix in ("gin", "yaml"):
+        file = Path(__file__).parent.parent / "configs" / f"muon_vit.{suffix}"
+        small = ["--set", "steps=3", "--set", "model.depth=1", "--set", "writers=[]"]
+        assert main([f"--config={file}", f"--workdir={tmp_path / suffix}", *small]) == 0
+        text = (tmp_path / suffix / "metrics.jsonl").read_text()
+        rows = [json.loads(line) for line in text.splitlines()]
+        curves.append([{k: v for k, v in r.items() if not k.startswith("perf/")} for r in rows])
+    assert curves[0] == curves[1] and curves[0][-1]["step"] == 3
