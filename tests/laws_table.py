@@ -17,6 +17,7 @@ import optax
 import optax.contrib
 
 import optim
+from optim.checks import needs_full_batch
 from optim.recipes import recipes_within
 
 contrib = optax.contrib
@@ -310,6 +311,14 @@ ROWS = [
     ),
     # Ours.
     _row(optim.muon, learning_rate=0.02, weight_decay=0.01, params="matrices"),
+    _row(optim.scion, learning_rate=0.02, params="matrices"),
+    _row(optim.soap, learning_rate=0.02, precondition_frequency=2, params="matrices"),
+    _row(optim.shampoo, learning_rate=0.02, precondition_frequency=2, params="matrices"),
+    _row(optim.mars, learning_rate=0.02, weight_decay=0.01),
+    _row(optim.cautious, base_optimizer=_adam(), weight_decay=1e-3),
+    _row(optim.grams, base_optimizer=_adam()),
+    _row(optim.rprop, learning_rate=0.02),
+    _row(optim.chain, [partial(optax.clip, max_delta=1.0), _sgd()]),
 ]
 
 # What no law can be kept with: the row, and the words of the error that the user gets.
@@ -410,3 +419,36 @@ def tree_of(row: Row, dtype: str) -> dict[str, Any]:
     other = 1 + jax.random.normal(jax.random.key(2), (3,))
     low = dtype if dtype != "mixed" else "bfloat16"
     return {"own": own, "other": {"w": other.astype(low)}, "frozen": {"w": jnp.ones(2, low)}}
+
+
+BEGIN, END = "<!-- laws: begin -->", "<!-- laws: end -->"
+
+
+def markdown() -> str:
+    """Writes the table for the README, between its markers."""
+    lines = [
+        BEGIN,
+        "| optimizer | asks for | laws | remarks |",
+        "| --- | --- | --- | --- |",
+    ]
+    for row in ROWS:
+        broken = {law if isinstance(law, int) else law[0] for law in row.exempt}
+        kept = [str(law) for law in LAWS if law not in broken]
+        lines.append(_line(row, "all" if not broken else ", ".join(kept)))
+    lines += [_line(row, "refused") for row, _ in REFUSED]
+    return "\n".join([*lines, END]) + "\n"
+
+
+def _line(row: Row, laws: str) -> str:
+    asks = [name for name in row.needs if name != "grad"]
+    asks += ["gradients of single examples"] if row.per_example else []
+    remarks = [row.notes, *row.exempt.values()]
+    remarks += ["complex parameters"] if row.params == "complex" else []
+    remarks += ["matrices only"] if row.params == "matrices" else []
+    remarks += ["no parameters without axes"] if row.params == "no scalar" else []
+    remarks += ["full batches only"] if needs_full_batch(row.recipe) else []
+    return f"| {row.name} | {', '.join(asks)} | {laws} | {'; '.join(filter(None, remarks))} |"
+
+
+if __name__ == "__main__":
+    print(markdown(), end="")

@@ -4,6 +4,8 @@ Law 7, shardings, runs on simulated devices in test_laws_sharded.py.
 """
 
 import itertools
+import warnings
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -23,6 +25,7 @@ from tests.laws_harness import (
     trajectory,
 )
 from tests.laws_table import DTYPES, ROWS, Row
+from trainer.checkpoint import Checkpoints
 
 PAIRS = list(itertools.product(ROWS, DTYPES))
 
@@ -156,3 +159,41 @@ def test_what_cannot_keep_the_laws_is_refused(row, words):
     with pytest.raises(optim.GroupError, match=words) as caught:
         jax.eval_shape(lambda p: step(optimizer, row, p, optimizer.init(p)), params)
     assert caught.value.group == "own"
+
+
+def test_the_readme_shows_the_table():
+    readme = Path(__file__).parent.parent / "README.md"
+    text = readme.read_text(encoding="utf-8") if readme.exists() else ""
+    if laws_table.BEGIN not in text:
+        pytest.skip("README.md has no place for the table yet.")
+    begin, end = text.index(laws_table.BEGIN), text.index(laws_table.END) + len(laws_table.END)
+    wanted = laws_table.markdown()
+    assert text[begin:end] + "\n" == wanted, "Paste what `python -m tests.laws_table` prints."
+
+
+def test_a_checkpoint_keeps_the_states_of_all(tmp_path):
+    # One checkpoint with every row's state: scalars, keys of random numbers, empty arrays.
+    states = {}
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", category=DeprecationWarning, module="optax")
+        for row in ROWS:
+            states[row.name.replace("/", "-")] = make_optimizer(row).init(
+                laws_table.tree_of(row, "mixed")
+            )
+    states = jax.device_put(states, jax.devices()[0])
+    abstract = jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), states
+    )
+    checkpoints = Checkpoints(tmp_path / "checkpoints")
+    try:
+        checkpoints.save(1, states)
+        checkpoints.wait()
+        restored = checkpoints.restore(abstract)
+    finally:
+        checkpoints.close()
+    jax.tree.map(np.testing.assert_array_equal, numbers(restored), numbers(states))
+    jax.tree.map(lambda a, b: _same_kind(a, b), restored, states)
+
+
+def _same_kind(a, b):
+    assert (a.dtype, a.sharding) == (b.dtype, b.sharding)
