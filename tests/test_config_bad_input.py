@@ -140,6 +140,12 @@ MISTAKES = {
         "clip_norm",
         "and was given the boolean True.",
     ),
+    "boolean for a number of jax": (
+        "rest/optax.adamw.b1 = True",
+        (RATE_YAML, "{learning_rate: 1e-3, b1: true}"),
+        "b1",
+        "optax.adamw takes a float for 'b1', and was given the boolean True.",
+    ),
     "None in YAML": (
         None,
         ("  groups:", "  clip_norm: None\n  groups:"),

@@ -203,5 +203,6 @@ def test_hard_files_are_refused_at_once(name, suffix, tmp_path):
         load([path])
     assert time.process_time() - begin < 30
     assert str(path) in str(caught.value)
+    assert ("larger than 256 KiB" in str(caught.value)) == name.startswith("10 MB")
     assert len(str(caught.value).splitlines()) <= 7
     assert len(str(caught.value)) <= 7 * 401
