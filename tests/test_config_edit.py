@@ -3,6 +3,7 @@
 import os
 import re
 
+import numpy as np
 import pytest
 
 from trainer.config import Call, Config, ConfigError, Source, diff, load, override, replace
@@ -113,8 +114,18 @@ def test_values_may_be_replaced_from_python(config):
     assert changed.at("model.depth.0") == Call("a.b")
     assert str(changed.sources["model.depth.0"]) == "sweep.yaml:3"
     assert config.root.kwargs["steps"] == 100
-    with pytest.raises(ConfigError, match="The root has no 'modle'"):
-        replace(config, {"modle.x": 3}, Source("sweep.yaml", 3))
+    for path, value, message in [
+        ("modle.x", 3, "The root has no 'modle'"),
+        ("steps", np.float64(3), "and no float64"),
+        ("steps", [object()], "and no object"),
+        ("steps", {1.5: 1}, "Keys are strings or integers, and this one is the float 1.5."),
+        ("steps", Call("a.b", {"two words": 1}), "'two words' is no name of an argument"),
+        ("steps", float("nan"), "NaN"),
+    ]:
+        with pytest.raises(ConfigError, match=message) as caught:
+            replace(config, {path: value}, Source("sweep.yaml", 3))
+        assert str(caught.value).startswith("sweep.yaml:3: ")
+    assert replace(config, {"steps": (1, 2)}, Source("x")).root.kwargs["steps"] == [1, 2]
 
 
 def test_files_then_bindings_then_settings(tmp_path):

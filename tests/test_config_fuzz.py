@@ -31,7 +31,9 @@ optimizer: !optim.optimizer
     "text: |\n  two\n  lines\nfolded: >-\n  a\n  b\nquoted: \"\\u263a\"\n'key': ~\nempty:\n",
 ]
 SETTINGS = settings(
-    max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=200,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 
 

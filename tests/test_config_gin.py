@@ -7,7 +7,7 @@ from typing import Any
 import gin
 import pytest
 from gin import config_parser
-from hypothesis import example, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from trainer.config import Call, ConfigError, Source, Tree, diff, dump, load
@@ -173,7 +173,7 @@ def _accepted(layers: list[list[str]]) -> tuple[Tree, list[list[str]]]:
             refused[layer].append(layers[layer].pop(error.source.line - 1))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(configs())
 @example([["experiment.x = @a/lib.f()", "lib.f.x = 1", "a/lib.f.x = 2", "m = 3"]])
 def test_random_scopes_mean_what_the_engine_calls(layers):
@@ -183,7 +183,7 @@ def test_random_scopes_mean_what_the_engine_calls(layers):
     assert same(tree, expected), diff(tree, expected)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(configs())
 @example([["experiment.x = @a/lib.f()", "lib.f.x = 1", "a/lib.f.x = 2", "m = 3"]])
 def test_no_line_that_matters_is_refused_and_no_idle_one_accepted(layers):
@@ -247,7 +247,7 @@ def roots(functions: st.SearchStrategy[str]) -> st.SearchStrategy[Call]:
     return st.builds(Call, st.just("experiment"), items)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(roots(st.sampled_from(FUNCTIONS[1:])))
 def test_random_trees_survive_both_syntaxes_and_the_engine(root):
     text = gin_text(root)

@@ -2,7 +2,17 @@
 
 from collections.abc import Mapping, Sequence
 
-from trainer.config.nodes import Node, children, plain, to_config, to_node, with_children
+from trainer.config.nodes import (
+    Node,
+    check_argument,
+    check_key,
+    check_leaf,
+    children,
+    plain,
+    to_config,
+    to_node,
+    with_children,
+)
 from trainer.config.tree import Call, Config, ConfigError, Key, Source, Tree, fitting, join
 from trainer.config.wording import describe, known_names
 
@@ -39,10 +49,15 @@ def override(config: Config, sets: Sequence[str]) -> Config:
 
 
 def replace(config: Config, values: Mapping[str, Tree], source: Source) -> Config:
-    """Returns the config with the trees at some paths replaced; the paths are as in `override`.
+    """Returns the config with the trees at some paths replaced.
+
+    Args:
+        config: the config.
+        values: trees by path; the paths are as in `override`.
+        source: where the trees come from, for messages.
 
     Raises:
-        ConfigError: a path leads nowhere.
+        ConfigError: a path leads nowhere, or a value is none that a config may hold.
     """
     root = to_node(config)
     for path, value in values.items():
@@ -52,12 +67,17 @@ def replace(config: Config, values: Mapping[str, Tree], source: Source) -> Confi
 
 def _sourced(tree: Tree, source: Source) -> Node:
     if isinstance(tree, Call):
+        for key in tree.kwargs:
+            check_argument(key, source)
         kwargs = {key: _sourced(item, source) for key, item in tree.kwargs.items()}
         return Node(Call(tree.name, kwargs, tree.partial), source)
     if isinstance(tree, dict):
+        for key in tree:
+            check_key(key, source)
         return Node({key: _sourced(item, source) for key, item in tree.items()}, source)
-    if isinstance(tree, list):
+    if isinstance(tree, list | tuple):
         return Node([_sourced(item, source) for item in tree], source)
+    check_leaf(tree, source)
     return Node(tree, source)
 
 
@@ -93,7 +113,7 @@ def merge(base: Node, over: Node) -> Node:
     """Returns the tree of `base` with that of `over` laid over it.
 
     Mappings are merged key by key, and so are two calls of one function, and a call with a plain
-    mapping laid over it; anything else is replaced.
+    mapping laid over it; anything else is replaced. New keys come last.
     """
     old, new = base.value, over.value
     if isinstance(old, Call) and isinstance(new, Call):

@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from trainer.config.gin_reader import MACRO, Binding, Block, Pairs, Reference
-from trainer.config.nodes import Budget, Node, plain
+from trainer.config.nodes import Budget, Node, check_key, plain
 from trainer.config.tree import Call, ConfigError, Key, Source
-from trainer.config.wording import describe, known_names, listing, nearest
+from trainer.config.wording import known_names, listing, nearest
 
 Scope = tuple[str, ...]
 ROOT = "experiment"
@@ -166,9 +166,7 @@ class _Resolver:
         for key_node, value_node in pairs.items:
             key = self._value(key_node, scope, caller, depth + 1).value
             at = key_node.source
-            if isinstance(key, bool) or not isinstance(key, str | int):
-                given = describe(plain(Node(key, at)))
-                raise ConfigError(f"Keys are strings or integers, and this one is {given}.", at)
+            check_key(plain(Node(key, at)), at)
             if key in items:
                 first = items[key].argument_source
                 raise ConfigError(

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from trainer.config.tree import Call, Config, ConfigError, Key, Source, Tree, branches, join
-from trainer.config.wording import brief
+from trainer.config.wording import brief, describe
 
 MAX_DEPTH = 64
 MAX_NODES = 20_000
@@ -108,6 +108,13 @@ def check_argument(name: Key, source: Source) -> None:
         raise ConfigError(f"{brief(name)} is no name of an argument.", source)
 
 
+def check_key(key: Any, source: Source) -> None:
+    """Raises ConfigError for what cannot be the key of a dict."""
+    if type(key) not in (str, int):
+        raise ConfigError(f"Keys are strings or integers, and this one is {describe(key)}.", source)
+    check_leaf(key, source)
+
+
 def check_leaf(value: Any, source: Source) -> None:
     """Raises ConfigError for a leaf that no config may hold."""
     if isinstance(value, float) and math.isnan(value):
@@ -116,7 +123,7 @@ def check_leaf(value: Any, source: Source) -> None:
         raise ConfigError("The integer does not fit into 64 bits.", source)
     if isinstance(value, str) and any("\ud800" <= char <= "\udfff" for char in value):
         raise ConfigError("The string holds half a surrogate pair, which is no text.", source)
-    if value is not None and not isinstance(value, str | int | float):
+    if value is not None and type(value) not in (str, int, float, bool):
         kind = type(value).__name__
         raise ConfigError(
             f"A config holds strings, numbers, booleans, null, lists and dicts, and no {kind}.",

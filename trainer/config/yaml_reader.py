@@ -32,7 +32,7 @@ SCALARS = [
 ]
 
 
-class _Loader(yaml.SafeLoader):
+class Loader(yaml.SafeLoader):
     """Composes nodes with our scalars and tags; it constructs nothing."""
 
     yaml_implicit_resolvers = {}
@@ -55,7 +55,7 @@ class _Loader(yaml.SafeLoader):
 
 
 for _kind, _pattern, _first in SCALARS:
-    _Loader.add_implicit_resolver(
+    Loader.add_implicit_resolver(
         _STANDARD + _kind,
         re.compile(rf"(?:{_pattern})\Z"),
         [*_first.replace("\0", ""), *([""] if "\0" in _first else [])],
@@ -72,7 +72,7 @@ def read(text: str, source: Source) -> Node | None:
     """
     loader = None
     try:
-        loader = _Loader(text)
+        loader = Loader(text)
         document = loader.get_single_node()
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
@@ -186,9 +186,7 @@ class _Reader:
     def _key(self, node: yaml.Node, source: Source) -> Key:
         kind = node.tag.removeprefix(_STANDARD)
         if isinstance(node, ScalarNode) and kind in ("str", "int"):
-            key = _scalar(kind, node.value, source)
-            check_leaf(key, source)
-            return key  # type: ignore[return-value]
+            return _scalar(kind, node.value, source)  # type: ignore[return-value]
         given = repr(node.value[:60]) if isinstance(node, ScalarNode) else "a collection"
         raise ConfigError(
             f"Keys are strings or integers, and this one is {given} ({kind[:40]}):"

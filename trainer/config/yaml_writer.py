@@ -8,7 +8,7 @@ import yaml
 
 from trainer.config.tree import Call, Tree, join, same
 from trainer.config.wording import brief
-from trainer.config.yaml_reader import PARTIAL, _Loader
+from trainer.config.yaml_reader import PARTIAL, Loader
 
 _STANDARD = "tag:yaml.org,2002:"
 
@@ -17,10 +17,10 @@ class _Dumper(yaml.SafeDumper):
     """Quotes each string that our reader, or a YAML 1.1 reader, would take for something else."""
 
     yaml_implicit_resolvers = {
-        first: _Loader.yaml_implicit_resolvers.get(first, [])
+        first: Loader.yaml_implicit_resolvers.get(first, [])
         + yaml.SafeDumper.yaml_implicit_resolvers.get(first, [])
         for first in {
-            *_Loader.yaml_implicit_resolvers,
+            *Loader.yaml_implicit_resolvers,
             *yaml.SafeDumper.yaml_implicit_resolvers,
         }
     }
