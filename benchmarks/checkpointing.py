@@ -11,7 +11,6 @@ import argparse
 import statistics
 import tempfile
 import time
-from functools import partial
 from pathlib import Path
 
 import jax
@@ -22,7 +21,7 @@ from benchmarks.interleave import interleave, report
 from trainer import losses, models, runtime
 from trainer.checkpoint import Checkpoints, integrity
 from trainer.data.arrays import ArrayDataset
-from trainer.experiment import Experiment
+from trainer.experiment import Experiment, as_optimizer
 from trainer.program import Program
 
 EVERY = 20
@@ -41,7 +40,7 @@ def make_program(width: int, batch_size: int) -> Program:
             model=models.mlp(width=width, depth=1 + round(20e6 / width**2)),
             data=ArrayDataset(split, split, batch_size=batch_size),
             loss=losses.softmax_cross_entropy(),
-            optimizer=partial(optax.adam, 1e-4),
+            optimizer=as_optimizer(optax.adam(1e-4)),
             steps=10**6,
             log_every=10**6,
             eval_every=10**6,

@@ -3,17 +3,25 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import flax.linen as nn
 import optax
 
 import optim
-from optim.schedules import Steps
 from trainer import models
 from trainer.config import Builder, Call, Config, ConfigError, Units
 
-ROOT = "experiment"
+if TYPE_CHECKING:  # what an experiment holds
+    Steps = int
+    AnyOptimizer = optim.Optimizer
+else:  # what a config may give
+    from optim.schedules import Steps
+
+    AnyOptimizer = partial | optim.Optimizer | optax.GradientTransformation
+
+_2_PERCENT: Any = "2%"
+_10_PERCENT: Any = "10%"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +64,7 @@ class Experiment:
     model: Any
     data: Any
     loss: Callable[..., Any]
-    optimizer: partial | optim.Optimizer | optax.GradientTransformation
+    optimizer: AnyOptimizer
     steps: Steps
     seed: int = 0
     metrics: Mapping[str, Any] = field(default_factory=dict)
@@ -65,9 +73,9 @@ class Experiment:
     microbatches: int = 1
     ema_decay: float | None = None
     warm_start: Mapping[str, Any] | None = None
-    log_every: Steps = "2%"
-    eval_every: Steps = "10%"
-    save_every: Steps = "10%"
+    log_every: Steps = _2_PERCENT
+    eval_every: Steps = _10_PERCENT
+    save_every: Steps = _10_PERCENT
     keep_latest: int = 2
     best_metric: str | None = None
     best_mode: Literal["max", "min"] = "max"

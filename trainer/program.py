@@ -168,7 +168,8 @@ class Program:
         """
         if self._step is None:
             self.compile(state)
-        return self._step(state, batch)
+        compiled: Any = self._step
+        return compiled(state, batch)
 
     def traced_step(self, state: State, batch: Batch) -> tuple[State, dict[str, Any]]:
         """Is `step` before it is compiled, for whoever composes it further."""
