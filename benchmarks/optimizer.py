@@ -141,7 +141,7 @@ def line_searches() -> tuple[optim.Optimizer, optax.GradientTransformation]:
     """A backtracking line search in a group of ours, and by itself."""
     search = partial(optax.scale_by_backtracking_linesearch, max_backtracking_steps=15)
     parts: list[Any] = [partial(optax.sgd, 1.0), search]
-    recipe = partial(optim.chain, parts)
+    recipe = partial(optax.chain, *parts)
     alone = optax.chain(optax.sgd(1.0), search())
     return optim.optimizer({"all": optim.group(".*", recipe)}), alone
 

@@ -5,7 +5,6 @@ Stands alone: it knows jax and optax, and nothing of the trainer.
 
 from optim import schedules
 from optim.cautious import cautious, grams
-from optim.chain import chain
 from optim.groups import Group, GroupError, frozen, group
 from optim.mars import mars
 from optim.muon import muon
@@ -21,7 +20,6 @@ __all__ = [
     "Optimizer",
     "OptimizerState",
     "cautious",
-    "chain",
     "frozen",
     "grams",
     "group",

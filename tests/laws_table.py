@@ -318,7 +318,6 @@ ROWS = [
     _row(optim.cautious, base_optimizer=_adam(), weight_decay=1e-3),
     _row(optim.grams, base_optimizer=_adam()),
     _row(optim.rprop, learning_rate=0.02),
-    _row(optim.chain, [partial(optax.clip, max_delta=1.0), _sgd()]),
 ]
 
 # What no law can be kept with: the row, and the words of the error that the user gets.

@@ -61,7 +61,7 @@ class Experiment:
             clu's own, such as "clu.SummaryWriter".
     """
 
-    model: Any
+    model: models.Model | nn.Module
     data: Any
     loss: Callable[..., Any]
     optimizer: AnyOptimizer
@@ -113,6 +113,8 @@ class Experiment:
                 f"best_metric is {self.best_metric!r}; the metrics there are "
                 f"{', '.join(['loss', *self.metrics])}."
             )
+        if not callable(self.loss):
+            raise ValueError(f"loss is {self.loss!r}; it is a function of (outputs, batch).")
         if isinstance(self.model, nn.Module):
             object.__setattr__(self, "model", models.from_linen(self.model))
         object.__setattr__(self, "optimizer", as_optimizer(self.optimizer))
