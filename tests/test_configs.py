@@ -13,7 +13,9 @@ from trainer.experiment import build_experiment
 from trainer.plan import make_plan
 from trainer.program import Program
 
-FILES = sorted((Path(__file__).parent.parent / "configs").iterdir())
+CONFIGS = Path(__file__).parent.parent / "configs"
+FILES = sorted(file for file in CONFIGS.rglob("*") if file.is_file())
+OPTIMIZERS = sorted((CONFIGS / "optimizers").iterdir())
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.name)
@@ -33,7 +35,8 @@ def test_a_shipped_config_builds_and_its_plan_holds(file):
 def test_a_header_says_what_to_expect_and_how_to_get_it(file):
     header = re.match(r"(#.*\n)+", file.read_text())[0]
     assert re.search(r"\d\d\.\d%", header)
-    assert re.search(rf"python -m trainer --\w+=configs/{re.escape(file.name)}", header)
+    name = re.escape(str(file.relative_to(CONFIGS)))
+    assert re.search(rf"python -m trainer --\w+=configs/{name}", header)
 
 
 def test_the_twins_give_the_same_bits(tmp_path, monkeypatch):
@@ -47,3 +50,18 @@ def test_the_twins_give_the_same_bits(tmp_path, monkeypatch):
         rows = [json.loads(line) for line in text.splitlines()]
         curves.append([{k: v for k, v in r.items() if not k.startswith("perf/")} for r in rows])
     assert curves[0] == curves[1] and curves[0][-1]["step"] == 3
+
+
+@pytest.mark.parametrize("file", OPTIMIZERS, ids=lambda file: file.stem)
+def test_an_optimizer_that_needs_more_than_gradients_trains_from_five_lines(file):
+    lines = [line for line in file.read_text().splitlines() if not line.startswith("#")]
+    assert len(lines) == 5
+    program = Program(build_experiment(configs.load([str(file)])))
+    state, batches = program.init(), program.experiment.data.train(0, 0)
+    losses = []
+    for _, batch in zip(range(30), batches, strict=False):
+        state, metrics = program.step(state, program.put(batch))
+        losses.append(float(metrics["train/loss"]))
+    assert losses[-1] < 0.95 * losses[0]
+    # What is evaluated has learned too, be it an average or the slow weights.
+    assert program.evaluate(state, program.experiment.data.evaluate())["loss"] < 0.95 * losses[0]
