@@ -200,8 +200,7 @@ def _reference_update(row: Row) -> Callable[..., Any]:
         def of_own(function: Any) -> Any:
             def value_fn(own: Any, *args: Any) -> Any:
                 true = jax.tree.map(lambda w, p: w.astype(p.dtype), own, params["own"])
-                out = function({**params, "own": true}, *args)
-                return out if jnp.ndim(out) == 0 else out
+                return function({**params, "own": true}, *args)
 
             return value_fn
 
