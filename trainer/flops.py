@@ -18,7 +18,7 @@ def count_flops(jaxpr: Any) -> int:
         Floating-point operations; a multiplication and the addition after it are two.
 
     Example:
-        >>> import jax.numpy as jnp
+        >>> import jax, jax.numpy as jnp
         >>> count_flops(jax.make_jaxpr(jnp.dot)(jnp.ones((2, 3)), jnp.ones((3, 5))))
         60
     """
