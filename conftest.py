@@ -9,9 +9,21 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")  # before the first import of jax
 
 import contextlib
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import jax
 import pytest
+
+
+def pytest_ignore_collect(collection_path: Path) -> bool | None:
+    """Keeps the search for doctests from importing what stands beside the tests.
+
+    Scripts that tests start as processes set XLA's flags at their head, for the whole process.
+    """
+    in_tests = Path(__file__).parent / "tests" in collection_path.parents
+    script = collection_path.suffix == ".py" and not collection_path.name.startswith("test_")
+    return True if in_tests and script else None
+
 
 # Recorded once for every program handed to XLA, also when the persistent cache answers.
 _COMPILED = "/jax/core/compile/backend_compile_duration"
