@@ -136,6 +136,12 @@ MISTAKES = {
         ["5000", "1437"],
         4,
     ),
+    "full-batch optimizer on minibatches": (
+        renamed("optax.sgd", "optax.rprop"),
+        [],
+        ["optax.rprop", "32 of 1437", "batch_size"],
+        18,
+    ),
     "no steps": (changed("steps = 4", "steps = 0"), [], ["steps", "0"], None),
     "negative steps": (GOOD, ["--set", "steps=-3"], ["steps", "-3"], None),
     "unknown path in --set": (

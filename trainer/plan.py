@@ -87,6 +87,7 @@ def make_plan(program: Program, config: Config | None = None) -> Plan:
     experiment = program.experiment
     try:
         state = program.abstract_state()
+        _check_batches(program)
         jaxpr = program.trace(state).jaxpr
     except (ValueError, TypeError) as error:
         raise _located(error, config) from error
@@ -177,17 +178,26 @@ def _located(error: Exception, config: Config | None) -> ConfigError:
     """Puts the place of a mistake before what a room said about it."""
     if isinstance(error, ConfigError):
         return error
-    path = "model"
+    places = ["model"]
     if isinstance(error, optim.GroupError):
-        path = (
-            "optimizer.groups"
-            if "optimizer.groups" in (config.sources if config else {})
-            else "optimizer"
-        )
-        if error.group is not None:
-            path = f"optimizer.groups.{error.group}.{error.argument or 'optimizer'}"
-    source = config.sources.get(path) if config else None
+        own = f"optimizer.groups.{error.group}.{error.argument or 'optimizer'}"
+        places = [own, "optimizer.groups", "optimizer"]
+    known = config.sources if config else {}
+    source = next((known[place] for place in places if place in known), None)
     return ConfigError(f"{source}: {error}" if source else str(error))
+
+
+def _check_batches(program: Program) -> None:
+    """Refuses minibatches to an optimizer that must see the same examples at every step."""
+    data = program.experiment.data
+    for group, name in program.experiment.optimizer.needs_full_batch().items():
+        if data.batch_size < data.num_examples:
+            raise optim.GroupError(
+                f"In group {group!r}, {name} needs the same examples at every step, and a batch "
+                f"has {data.batch_size} of {data.num_examples}. Set batch_size to null (None in "
+                f"Gin) for the whole split, or choose another optimizer.",
+                group,
+            )
 
 
 def render(plan: Plan) -> str:
