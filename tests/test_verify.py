@@ -22,6 +22,9 @@ def verify(config: Path, *more: str) -> int:
 LBFGS = """
 experiment.optimizer = @optax.lbfgs()
 experiment.model = @models.mlp()
+models.mlp.num_classes = 10
+experiment.data = @data.digits()
+data.digits.batch_size = None
 """
 LOW_PRECISION = """
 experiment.model = @models.convnet()
