@@ -3,15 +3,16 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import jax
 import numpy as np
 
 import optim
+from optim.checks import wrong_float
 from optim.layer_decay import layer_scales
 from optim.paths import flatten
+from optim.recipes import name_of
 from trainer.config import Config, ConfigError
 from trainer.flops import count_flops
 from trainer.program import Program
@@ -84,17 +85,16 @@ def make_plan(program: Program, config: Config | None = None) -> Plan:
         ConfigError: a parameter that no group takes, a group that takes none, a model that does not
             fit the data, or an optimizer that cannot move what it is given.
     """
-    experiment = program.experiment
+    experiment, optimizer = program.experiment, program.experiment.optimizer
     try:
         state = program.abstract_state()
         _check_batches(program)
+        sampled = {name: _sample(optimizer, name, experiment.steps) for name in optimizer.groups}
         jaxpr = program.trace(state).jaxpr
     except (ValueError, TypeError) as error:
         raise _located(error, config) from error
-    optimizer = experiment.optimizer
     named = flatten(state.params)
     labels = flatten(optimizer.label(state.params))
-    sampled = {name: _sample(optimizer, name, experiment.steps) for name in optimizer.groups}
     decay = optimizer.layer_decay
     scales = layer_scales(named, decay) if decay is not None else {}
     rows = [
@@ -141,18 +141,11 @@ def _row(
         shape=tuple(x.shape),
         dtype=x.dtype.name,
         group=name,
-        optimizer=_optimizer_name(group.optimizer),
+        optimizer=name_of(group.optimizer),
         peak_learning_rate=None if rate is None else rate * scale,
         weight_decay=peaks.get("weight_decay"),
         sharding=", ".join(spec),
     )
-
-
-def _optimizer_name(recipe: Any) -> str:
-    if not isinstance(recipe, partial):
-        return "optax transformation"
-    package = recipe.func.__module__.split(".")[0]
-    return f"{package}.{recipe.func.__name__}"
 
 
 def _sample(
@@ -160,14 +153,20 @@ def _sample(
 ) -> dict[str, tuple[np.ndarray, np.ndarray]]:
     """Reads a group's float arguments over the run: argument -> (steps, values)."""
     at = np.unique(np.linspace(0, steps - 1, min(steps, _SAMPLES)).astype(np.int32))
+    sampled = {}
     with jax.default_device(jax.local_devices(backend="cpu")[0]):
-        return {
-            key: (
-                at,
-                np.asarray(jax.vmap(value)(at)) if callable(value) else np.full(at.shape, value),
+        for key, value in optimizer.schedules(name).items():
+            values = (
+                np.asarray(jax.vmap(value)(at)) if callable(value) else np.full(at.shape, value)
             )
-            for key, value in optimizer.schedules(name).items()
-        }
+            if callable(value) and (why := wrong_float(key, values)) is not None:
+                raise optim.GroupError(
+                    f"In group {name!r}, the schedule of {key} goes wrong: it {why}",
+                    name,
+                    f"optimizer.{key}",
+                )
+            sampled[key] = (at, values)
+    return sampled
 
 
 def _bytes(tree: Any) -> int:
@@ -180,11 +179,19 @@ def _located(error: Exception, config: Config | None) -> ConfigError:
         return error
     places = ["model"]
     if isinstance(error, optim.GroupError):
-        own = f"optimizer.groups.{error.group}.{error.argument or 'optimizer'}"
-        places = [own, "optimizer.groups", "optimizer"]
+        argument = error.argument or "optimizer"
+        # Where the whole optimizer is one recipe, its arguments stand at the root.
+        places = [*_upwards(f"optimizer.groups.{error.group}.{argument}"), *_upwards(argument)]
+        places = sorted(places, key=lambda place: -place.count("."))
     known = config.sources if config else {}
     source = next((known[place] for place in places if place in known), None)
     return ConfigError(f"{source}: {error}" if source else str(error))
+
+
+def _upwards(path: str) -> list[str]:
+    """Lists a dotted path and the paths above it, the longest first."""
+    parts = path.split(".")
+    return [".".join(parts[:end]) for end in range(len(parts), 0, -1)]
 
 
 def _check_batches(program: Program) -> None:
