@@ -9,6 +9,7 @@ import numpy as np
 
 from optim.paths import flatten
 from trainer import checkpoint
+from trainer.checkpoint.inspection import nested
 from trainer.config import Config, ConfigError
 from trainer.program import Program
 from trainer.step import State
@@ -105,7 +106,7 @@ class WarmStart:
         rules = self._given.get("rename") or {}
         try:
             marked = {path: np.asarray(i) for i, path in enumerate(theirs)}
-            renamed = flatten(checkpoint.rename(_nested(marked), rules))
+            renamed = flatten(checkpoint.rename(nested(marked), rules))
         except ValueError as error:
             raise self._error("rename", str(error)) from error
         order = list(theirs)
@@ -196,17 +197,6 @@ def _put(tree: Any, values: Mapping[str, Any]) -> Any:
     }
     leaves = [new.get(path, x) for path, x in named.items()]
     return jax.tree.unflatten(jax.tree.structure(tree), leaves)
-
-
-def _nested(leaves: Mapping[str, Any]) -> dict[str, Any]:
-    tree: dict[str, Any] = {}
-    for path, leaf in leaves.items():
-        *parents, last = path.split("/")
-        node = tree
-        for key in parents:
-            node = node.setdefault(key, {})
-        node[last] = leaf
-    return tree
 
 
 def _some(paths: Any) -> str:

@@ -123,7 +123,7 @@ def load_params(
             continue
         if not arrays:
             raise CheckpointError(f"The checkpoint {path} has no leaf under {prefix!r}.")
-        return _nested({name[len(prefix) + 1 :]: array for name, array in arrays.items()})
+        return nested({name[len(prefix) + 1 :]: array for name, array in arrays.items()})
     raise CheckpointError(
         f"No checkpoint in {workdir} can be used for a warm start: {'; '.join(problems)}."
     )
@@ -168,7 +168,7 @@ def rename(params: Mapping[str, Any], rules: Mapping[str, str | None]) -> dict[s
             f"there are {', '.join(list(paths)[:6])}{', ...' if len(paths) > 6 else ''}. "
             "A pattern must match a whole path, and the first that matches decides."
         )
-    return _nested(result)
+    return nested(result)
 
 
 def _pattern(pattern: str) -> re.Pattern[str]:
@@ -206,7 +206,8 @@ def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return leaves
 
 
-def _nested(leaves: Mapping[str, Any]) -> dict[str, Any]:
+def nested(leaves: Mapping[str, Any]) -> dict[str, Any]:
+    """Builds a nested dict from leaves by path name, "a/b/c"."""
     tree: dict[str, Any] = {}
     for path, leaf in leaves.items():
         *parents, last = path.split("/")
