@@ -32,11 +32,11 @@ def load(tmp_path):
 
 @pytest.fixture
 def build(load):
-    """Builds the node `model` of a config, which takes anything."""
+    """Builds the node `data` of a config, which takes anything."""
 
     def build(text: str, **more: Any) -> Any:
-        config = load(f"model: {text}\n")
-        return Builder(config, ["config_zoo"]).build("model", **more)
+        config = load(f"data: {text}\n")
+        return Builder(config, ["config_zoo"]).build("data", **more)
 
     return build
 
@@ -259,11 +259,11 @@ def test_step_counts_with_units(kwargs, refused):
         " write the number of steps itself."
     )
     message = refused("!config_zoo.steps {count: 1, table: {10%: 1, 20: 2}}", units=units)
-    assert message.endswith("Another key of 'model.table' is 20 too.")
+    assert message.endswith("Another key of 'data.table' is 20 too.")
     partial = Builder(
-        _config({"model": Call("config_zoo.steps", {"count": 3}, True)}), ["config_zoo"]
+        _config({"data": Call("config_zoo.steps", {"count": 3}, True)}), ["config_zoo"]
     )
-    assert partial.build("model", units=units).keywords == {"count": 3, "every": 20, "warmup": 100}
+    assert partial.build("data", units=units).keywords == {"count": 3, "every": 20, "warmup": 100}
 
 
 @pytest.mark.parametrize(
