@@ -555,3 +555,14 @@ def test_importing_the_writers_imports_none_of_what_they_use() -> None:
     command = [sys.executable, "-c", textwrap.dedent(code)]
     env = os.environ | {"PYTHONPATH": str(ROOT)}
     assert subprocess.run(command, capture_output=True, text=True, env=env).stdout == "[]\n"
+
+
+def test_torch_is_left_alone(tmp_path):
+    """Where torch is installed tensorboardX imports it, for 200 MB."""
+    code = (
+        "import sys; from trainer import writers; "
+        f"w = writers.create(['tensorboard'], {str(tmp_path)!r}); "
+        "w.write_scalars(1, {'a': 1.0}); w.write_texts(1, {'b': 'c'}); w.write_hparams({'d': 1}); "
+        "w.close(); assert 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parent.parent)
