@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -97,13 +96,10 @@ def wrong_argument(recipe: Any) -> tuple[str, str] | None:
 
     Returns:
         The argument's path below the recipe, such as "base_optimizer.b1", and a whole sentence;
-        None where nothing is wrong. Schedules are asked for their first value.
+        None where nothing is wrong. Schedules pass: see `wrong_float` for their values.
     """
     for path, inner in located(recipe):
         for name, value, default in floats(inner):
-            if callable(value):
-                with jax.ensure_compile_time_eval():
-                    value = value(0)
             if (why := wrong_float(name, value, default)) is not None:
                 return f"{path}.{name}".lstrip("."), f"{name} of {name_of(inner)} {why}"
     return None

@@ -136,6 +136,14 @@ MISTAKES = {
         ["5000", "1437"],
         4,
     ),
+    "schedule that goes below zero": (
+        changed("= 1e-2", "= @optax.linear_schedule()")
+        + "optax.linear_schedule.init_value = 0.1\noptax.linear_schedule.end_value = -0.1\n"
+        + "optax.linear_schedule.transition_steps = 3\n",
+        [],
+        ["schedule of learning_rate", "-0.1", "negative"],
+        20,
+    ),
     "full-batch optimizer on minibatches": (
         renamed("optax.sgd", "optax.rprop"),
         [],

@@ -377,7 +377,6 @@ GOOD = partial(optax.adam, learning_rate=0.1)
     [
         (partial(optax.sgd, -0.1), "learning_rate", "is -0.1, and cannot be negative"),
         (partial(optax.sgd, float("nan")), "learning_rate", "NaN"),
-        (partial(optax.sgd, optax.constant_schedule(-1.0)), "learning_rate", "is -1, and cannot"),
         (partial(optax.adam, 0.1, b1=1.0), "b1", r"b1 of optax.adam is 1; .* in \[0, 1\)"),
         (partial(optax.sgd, 0.1, momentum=1.5), "momentum", "is 1.5; it is the part"),
         (partial(optax.contrib.prodigy, betas=(0.9, 1.0)), r"betas[1]", "optax.contrib.prodigy"),

@@ -17,6 +17,8 @@ from trainer.config import Config, ConfigError
 from trainer.flops import count_flops
 from trainer.program import Program
 
+Sampled = tuple[np.ndarray, np.ndarray]  # steps, values
+
 _SAMPLES = 10_000  # the most steps at which a schedule is read to find its peak
 
 
@@ -89,7 +91,7 @@ def make_plan(program: Program, config: Config | None = None) -> Plan:
     try:
         state = program.abstract_state()
         _check_batches(program)
-        sampled = {name: _sample(optimizer, name, experiment.steps) for name in optimizer.groups}
+        sampled = _sample(optimizer, experiment.steps)
         jaxpr = program.trace(state).jaxpr
     except (ValueError, TypeError) as error:
         raise _located(error, config) from error
@@ -148,25 +150,34 @@ def _row(
     )
 
 
-def _sample(
-    optimizer: optim.Optimizer, name: str, steps: int
-) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    """Reads a group's float arguments over the run: argument -> (steps, values)."""
+def _sample(optimizer: optim.Optimizer, steps: int) -> dict[str, dict[str, Sampled]]:
+    """Reads all float arguments over the run: group -> argument -> (steps, values)."""
     at = np.unique(np.linspace(0, steps - 1, min(steps, _SAMPLES)).astype(np.int32))
-    sampled = {}
+    given = {name: optimizer.schedules(name) for name in optimizer.groups}
+
+    @jax.jit  # one program for all of them: a small one for each operation takes a second
+    def scheduled(at: Any) -> Any:
+        return {
+            name: {key: jax.vmap(value)(at) for key, value in arguments.items() if callable(value)}
+            for name, arguments in given.items()
+        }
+
     with jax.default_device(jax.local_devices(backend="cpu")[0]):
-        for key, value in optimizer.schedules(name).items():
-            values = (
-                np.asarray(jax.vmap(value)(at)) if callable(value) else np.full(at.shape, value)
+        values = jax.device_get(scheduled(at))
+    for name, key in ((name, key) for name, arguments in values.items() for key in arguments):
+        if (why := wrong_float(key, values[name][key])) is not None:
+            raise optim.GroupError(
+                f"In group {name!r}, the schedule of {key} goes wrong: it {why}",
+                name,
+                f"optimizer.{key}",
             )
-            if callable(value) and (why := wrong_float(key, values)) is not None:
-                raise optim.GroupError(
-                    f"In group {name!r}, the schedule of {key} goes wrong: it {why}",
-                    name,
-                    f"optimizer.{key}",
-                )
-            sampled[key] = (at, values)
-    return sampled
+    return {
+        name: {
+            key: (at, values[name].get(key, np.full(at.shape, 0.0 if callable(value) else value)))
+            for key, value in arguments.items()
+        }
+        for name, arguments in given.items()
+    }
 
 
 def _bytes(tree: Any) -> int:
