@@ -787,6 +787,30 @@ def test_killed_in_the_middle_of_saves(home: Path) -> None:
     assert not [path.name for path in home.iterdir() if not path.name.isdigit()]
 
 
+def test_killed_while_an_old_checkpoint_is_deleted(home: Path) -> None:
+    """The machine goes away at the third file: what is listed is whole, and the rest goes later."""
+    code = """
+        import os, sys
+        import jax.numpy as jnp
+        from trainer.checkpoint import Checkpoints
+
+        checkpoints = Checkpoints(sys.argv[1], keep_latest=1)
+        checkpoints.save(1, {"x": jnp.ones(3)})
+        checkpoints.wait()
+        unlink, left = os.unlink, [1, 2]
+        os.unlink = lambda *a, **k: unlink(*a, **k) if left and left.pop() else os._exit(9)
+        checkpoints.save(2, {"x": jnp.ones(3)})
+        checkpoints.wait()
+    """
+    assert (process := _python(code, home)).communicate(timeout=60) == ("", "")
+    assert process.returncode == 9
+    assert checkpoint.check(home) == {2: []}
+    assert [path.name for path in (home / "removed").iterdir()] == ["1"]
+    with Checkpoints(home, keep_latest=1) as checkpoints:
+        checkpoints.save(3, {"x": jnp.ones(3)})
+    assert [path.name for path in home.iterdir()] == ["3"]
+
+
 def test_orbax_is_imported_by_the_first_save_only() -> None:
     code = """
         import sys

@@ -402,7 +402,7 @@ def test_an_evaluation_that_came_later_still_makes_a_checkpoint_the_best(tmp_pat
 
     # A learning rate that drives the loss up: the first evaluation is the best one.
     more = "experiment.best_metric = 'loss'\nexperiment.best_mode = 'min'\n"
-    more += "experiment.keep_latest = 1\nschedules.warmup_cosine.peak_value = -0.05\n"
+    more += "experiment.keep_latest = 1\nschedules.warmup_cosine.peak_value = 3.0\n"
     config, workdir = runs.write_config(tmp_path, more), tmp_path / "run"
     evaluate, stops = unruly.Points.evaluate, [1]
 

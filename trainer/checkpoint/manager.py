@@ -6,6 +6,7 @@ import math
 import os
 import shutil
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from trainer.checkpoint.reading import (
     step_directories,
     storage,
 )
+from trainer.checkpoint.retention import Retention, remove, sweep
 from trainer.writers.base import to_stderr
 
 DAMAGED = "damaged"
@@ -65,15 +67,16 @@ class Checkpoints:
             raise ValueError(f"best_mode={best_mode!r} was given; it must be 'max' or 'min'.")
         self.directory = Path(directory).absolute()
         self.error: str | None = None
-        self._keep = (keep_latest, keep_best, best_mode)
+        self._retention = Retention(keep_latest, keep_best, best_mode)
         self._log = log
         self._fence = fence
         self._read_only = read_only
         self._manager: Any = None
+        self._behind = ThreadPoolExecutor(1, "checkpoints")
         self._metrics: dict[int, float] = {}
         self._judged: dict[int, float] = {}
         self._saving: int | None = None
-        self._pending: int | None = None
+        self._pending: tuple[int, Future[None]] | None = None
         self._fenced: BaseException | None = None
 
     def steps(self) -> list[int]:
@@ -124,7 +127,7 @@ class Checkpoints:
         except Exception as e:
             self._failed(step, e)
             return False
-        self._pending = step
+        self._pending = step, self._behind.submit(self._finish, manager)
         return True
 
     def judge(self, step: int, metric: float) -> None:
@@ -141,6 +144,7 @@ class Checkpoints:
             self._collect()
         finally:
             self._drop_manager()
+            self._behind.shutdown()
 
     def __enter__(self) -> Checkpoints:
         return self
@@ -199,8 +203,7 @@ class Checkpoints:
         if later:
             self._drop_manager()
         if jax.process_index() == 0:
-            for path in later.values():
-                shutil.rmtree(path)
+            remove(self.directory, later)
         all_agree(True)
         return sorted(later)
 
@@ -230,12 +233,9 @@ class Checkpoints:
                 step: self._judged.get(step, read_metric(path))
                 for step, path in step_directories(self.directory).items()
             }
-            self._manager = storage().open_manager(
-                self.directory,
-                *self._keep,
-                metrics=self._metrics,
-                before_commit=self._before_commit,
-            )
+            if jax.process_index() == 0:
+                sweep(self.directory)
+            self._manager = storage().open_manager(self.directory, self._before_commit)
         return self._manager
 
     def _before_commit(self) -> None:
@@ -250,21 +250,22 @@ class Checkpoints:
                 self._fenced = e
                 raise
 
+    def _finish(self, manager: Any) -> None:
+        """Waits for the commit and then removes what need not be kept; in a thread of its own."""
+        manager.wait_until_finished()
+        if jax.process_index() == 0:
+            remove(self.directory, self._retention.superfluous(self.steps(), self._metrics))
+
     def _collect(self) -> None:
         """Waits for the save in progress and takes note of how it ended."""
-        step, self._pending = self._pending, None
-        if step is None or self._manager is None:
+        if self._pending is None:
             return
-        problem: Exception | None = None
-        try:
-            self._manager.wait_until_finished()
-        except Exception as e:
-            problem = e
+        (step, finished), self._pending = self._pending, None
+        problem = finished.exception()
         if step not in step_directories(self.directory):
             self._failed(step, problem or OSError("it was written, and then was not there"))
             return
         if problem is not None:  # it is there, but older ones could not be removed
-            self._drop_manager()
             self._log(f"After the checkpoint of step {step}: {integrity.reason(problem)}.")
         if self.error is not None:
             self.error = None

@@ -10,9 +10,8 @@ import asyncio
 import concurrent.futures
 import dataclasses
 import logging
-import math
 import os
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -65,25 +64,6 @@ class _ManifestHandler(ocp.AsyncCheckpointHandler):
 ocp.args.register_with_handler(_ManifestHandler, for_save=True)(_ManifestSave)
 
 
-@dataclasses.dataclass
-class _Best:
-    """Preserves the n best checkpoints by their finite metric; of equals the earlier one."""
-
-    n: int
-    mode: str
-    metrics: Mapping[int, float]  # by step; grows while the run goes on
-
-    def should_preserve(self, checkpoints: Sequence[Any], *, context: Any = None) -> list[bool]:
-        sign = -1 if self.mode == "max" else 1
-        ranked = sorted(
-            (sign * self.metrics[info.step], info.step)
-            for info in checkpoints
-            if math.isfinite(self.metrics.get(info.step, math.nan))
-        )
-        kept = {step for _, step in ranked[: self.n]}
-        return [info.step in kept for info in checkpoints]
-
-
 class _HostArrays(ocp.type_handlers.NumpyHandler):
     """Waits for every leaf before it raises for one.
 
@@ -133,29 +113,18 @@ def _hush() -> None:
     logging.getLogger("absl").addFilter(_QUIET)
 
 
-def open_manager(
-    directory: Path,
-    keep_latest: int,
-    keep_best: int,
-    best_mode: str,
-    *,
-    metrics: Mapping[int, float],
-    before_commit: Callable[[], None],
-) -> ocp.CheckpointManager:
+def open_manager(directory: Path, before_commit: Callable[[], None]) -> ocp.CheckpointManager:
     """Opens orbax's manager on a directory, and removes what a killed save left in it.
 
-    metrics: what the best is judged by, by step; the steps to come are added by the caller.
+    It keeps every checkpoint: it deletes file by file, and a kill would leave a half of one.
+
     before_commit: called in orbax's thread when all is written, before the rename.
     """
     _hush()
-    keep = ocp.checkpoint_managers.AnyPreservationPolicy(
-        [ocp.checkpoint_managers.LatestN(keep_latest), _Best(keep_best, best_mode, metrics)]
-    )
     registry = ocp.handlers.DefaultCheckpointHandlerRegistry()
     registry.add("state", ocp.args.PyTreeSave, _pytree_handler())
     registry.add("integrity", _ManifestSave, _ManifestHandler())
     options = ocp.CheckpointManagerOptions(
-        preservation_policy=keep,
         cleanup_tmp_directories=True,
         save_root_metadata=False,
         lightweight_initialize=True,  # reads nothing of a step that may be damaged
