@@ -49,6 +49,7 @@ fashion_mnist: $(VENV)/.project
 benchmarks: $(VENV)/.project
 	$(RUN) -m benchmarks.step
 	$(RUN) -m benchmarks.start
+	$(RUN) -m benchmarks.optimizer
 	$(RUN) -m benchmarks.checkpointing
 
 chaos: $(VENV)/.test

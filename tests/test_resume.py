@@ -133,6 +133,29 @@ def test_what_alters_bits_alone_is_announced(tmp_path, config, monkeypatch, capf
     assert "xla_flags" in (said := capfd.readouterr().err) and "bits may differ" in said
 
 
+def test_a_run_on_four_devices_goes_on_on_one_two_and_eight(tmp_path, config, monkeypatch):
+    def on(devices: int, workdir: Path, *more: str) -> tuple[int, str]:
+        monkeypatch.setenv("XLA_FLAGS", f"--xla_force_host_platform_device_count={devices}")
+        run = runs.process(*runs.options(config, workdir, *more))
+        said, _ = run.communicate(timeout=120)
+        return run.returncode, said
+
+    four = tmp_path / "four"
+    assert on(4, four, "--until=8")[0] == 75
+    goes_on = {}
+    for devices in (1, 2, 8):
+        goes_on[devices] = tmp_path / str(devices)
+        shutil.copytree(four, goes_on[devices])
+        code, said = on(devices, goes_on[devices])
+        assert code == 0, said
+        assert "Restored step 8." in said and f"devices: 4 x cpu cpu -> {devices} x cpu cpu" in said
+    assert on(4, four)[0] == 0
+    expected = params(four, 20)
+    for workdir in goes_on.values():
+        for path, value in params(workdir, 20).items():
+            np.testing.assert_allclose(value, expected[path], rtol=1e-4, atol=1e-6)
+
+
 # On a full disk.
 
 

@@ -80,7 +80,7 @@ class Workdir:
             raise
         for change in self.changes:
             known = "as allowed" if change.kind != "bits" else "bits may differ"
-            log(f"This run goes on with another {change} ({known}).")
+            log(f"Changed since this run stopped: {change} ({known}).")
 
     def check_fence(self) -> None:
         """Raises Fenced if another process has taken this folder over."""
