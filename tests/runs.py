@@ -2,13 +2,16 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
 from optim.paths import flatten as leaves
 from trainer.__main__ import main
+from trainer.signals import StopSignals
 
 __all__ = ["leaves"]
 
@@ -74,6 +77,22 @@ def process(*arguments: str, **more: Any) -> subprocess.Popen[str]:
         env=environment(),
         **more,
     )
+
+
+def stop(number: int = signal.SIGTERM) -> None:
+    """Sends this process a stop signal, and returns when the thread that reads them has it."""
+    noted, note = threading.Event(), StopSignals._note
+
+    def noting(self: StopSignals, number: int) -> None:
+        note(self, number)
+        noted.set()
+
+    StopSignals._note = noting
+    try:
+        signal.raise_signal(number)
+        assert noted.wait(60)
+    finally:
+        StopSignals._note = note
 
 
 def lines(workdir: Path) -> list[dict[str, Any]]:

@@ -189,8 +189,7 @@ def test_a_signal_in_the_evaluation_leaves_it_for_the_next_process(tmp_path, con
     def interrupted(self):
         for number, batch in enumerate(evaluate(self)):
             if number == 1 and stops and stops.pop():
-                signal.raise_signal(signal.SIGTERM)
-                time.sleep(0.05)  # another thread notes it
+                runs.stop()
             yield batch
 
     monkeypatch.setattr(unruly.Points, "evaluate", interrupted)
@@ -207,8 +206,7 @@ def test_a_signal_in_the_compilation_stops_before_the_first_step(
     compile_ = Program.compile
 
     def interrupted(self, state):
-        signal.raise_signal(getattr(signal, name))
-        time.sleep(0.05)
+        runs.stop(getattr(signal, name))
         compile_(self, state)
 
     monkeypatch.setattr(Program, "compile", interrupted)
@@ -328,7 +326,8 @@ def test_kills_faster_than_save_every_still_come_to_the_end(tmp_path):
             capture_output=True,
         )
         codes.append(done.returncode)
-    assert codes == [-9, -9, -9, 0], done.stderr.decode()
+    # One step further each time; more where a slow machine brings the next save nearer.
+    assert codes[-1] == 0 and set(codes[:-1]) == {-9} and len(codes) <= 4, done.stderr.decode()
 
 
 # Hanging.
@@ -342,11 +341,15 @@ def test_a_slow_step_is_told_once_with_all_stacks(tmp_path):
                 watchdog.step(step)
                 time.sleep(0.002)
             watchdog.step(8)
-            time.sleep(2.5)
+            while not said:
+                time.sleep(0.05)
+            time.sleep(0.6)
             watchdog.step(9)
         stream.seek(0)
         stacks = stream.read()
-    assert len(said) == 1 and said[0].startswith("Slow: step 8 has taken 1."), said
+    assert len(said) == 1, said
+    found = re.match(r"Slow: step 8 has taken ([0-9.]+) s", said[0])
+    assert found and float(found[1]) >= 1.0, said
     assert "test_a_slow_step_is_told_once_with_all_stacks" in stacks
     assert stacks.count("hread 0x") >= 2
 
@@ -362,6 +365,7 @@ def test_nothing_is_told_of_steps_as_slow_as_the_others(tmp_path):
 
 def test_a_run_is_watched(tmp_path, capfd):
     more = "experiment.data = @unruly.sleepy()\nunruly.sleepy.at = 15\n"
+    more += "experiment.watchdog = 4.0\n"
     assert runs.train(runs.write_config(tmp_path, more), tmp_path / "run") == 0
     said = capfd.readouterr().err
     assert said.count("Slow: step 16") == 1
@@ -390,8 +394,7 @@ def stop_in(monkeypatch: pytest.MonkeyPatch, method: str, when) -> None:
     def interrupted(self, *args):
         if any(frame.name == "_run_in" for frame in traceback.extract_stack()):
             if when(*args[:1]):
-                signal.raise_signal(signal.SIGTERM)
-                time.sleep(0.05)
+                runs.stop()
         return inner(self, *args)
 
     monkeypatch.setattr(Program, method, interrupted)
@@ -409,8 +412,7 @@ def test_an_evaluation_that_came_later_still_makes_a_checkpoint_the_best(tmp_pat
     def interrupted(self):
         for batch in evaluate(self):
             if stops and stops.pop():
-                signal.raise_signal(signal.SIGTERM)
-                time.sleep(0.05)
+                runs.stop()
             yield batch
 
     monkeypatch.setattr(unruly.Points, "evaluate", interrupted)

@@ -5,11 +5,9 @@ import json
 import os
 import re
 import shutil
-import signal
 import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
@@ -289,8 +287,7 @@ def stop_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     from trainer.program import Program
 
     def interrupted(self, state):
-        signal.raise_signal(signal.SIGTERM)
-        time.sleep(0.05)
+        runs.stop()
 
     monkeypatch.setattr(Program, "compile", interrupted)
 

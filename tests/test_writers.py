@@ -230,8 +230,9 @@ KILLED = """
     path, start = sys.argv[1], int(sys.argv[2])
     writer = JsonlWriter(path)
     writer.truncate_after(start)
-    print("writing", flush=True)
     for step in range(start + 1, 10**9):
+        if step == start + 30:
+            print("writing", flush=True)
         writer.write_scalars(step, {"train/loss": 1 / step, "text": step})
         if step % 3 == 0:
             writer.flush()
