@@ -5,17 +5,21 @@ import inspect
 import math
 from collections.abc import Mapping
 from functools import partial
-from typing import Any
+from typing import Any, get_args
 
 import jax.numpy as jnp
 import numpy as np
 import optax
 from jax.core import Tracer
 
-from optim.recipes import bound, floats, located, name_of
+from optim.recipes import bound, floats, located, name_of, takes_float
+from optim.rounding import LowPrecision
 
 # Averages that forget by this factor a step: at 1 they never change.
-_DECAYS = ("b1", "b2", "b3", "beta", "betas", "beta3", "decay", "momentum", "rho", "shampoo_beta")
+_DECAYS = (
+    *("b1", "b2", "b3", "beta", "betas", "beta3", "adam_b1", "adam_b2", "shampoo_beta"),
+    *("decay", "momentum", "rho"),
+)
 _ANY_SIGN = ("f_min", "lower_bound", "step_size", "ns_coeffs", "coefficients")
 
 # What optax itself tests with complex parameters.
@@ -54,7 +58,7 @@ def missing_arguments(recipe: Any) -> str | None:
             for name, p in parameters.items()
             if p.default is p.empty
             and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
-            and name not in given
+            and (name not in given or given[name] is None and takes_float(inner.func, name))
         ]
         if lacking:
             return f"{name_of(inner)} needs {' and '.join(lacking)}. Give it a value."
@@ -65,7 +69,7 @@ def wrong_float(name: str, value: Any, default: Any = None) -> str | None:
     """Says why an optimizer's float argument, or its schedule's values, cannot be right.
 
     Args:
-        name: the argument, such as "b1" or "betas[0]".
+        name: the argument, such as "b1", "betas[0]" or "base_optimizer.b1".
         value: a number, or an array of the values of its schedule. Traced values pass.
         default: what the factory takes without it; it is right by definition.
 
@@ -74,17 +78,39 @@ def wrong_float(name: str, value: Any, default: Any = None) -> str | None:
     """
     if isinstance(value, Tracer) or callable(value):
         return None
-    values, name = np.asarray(value), name.split("[")[0]
+    values, name = np.asarray(value), name.split("[")[0].split(".")[-1]
     if values.dtype.kind not in "iuf":
         return None
     least, most = (float(f(values)) for f in (np.min, np.max))
     if math.isnan(least):
         return "is not a number (NaN)."
+    if math.isinf(most) and name == "learning_rate":
+        return "is infinite."
+    if least <= 0 and name == "clip_norm":
+        return f"is {least:g}; it is a norm, and positive. None never clips."
     bound = float(default) if isinstance(default, int | float) else 0.0
     if least < min(0.0, bound) and name not in _ANY_SIGN:
         return f"is {least:g}, and cannot be negative."
     if name in _DECAYS and most >= 1 and not (isinstance(default, float) and default >= 1):
         return f"is {most:g}; it is the part that an average keeps at each step, in [0, 1)."
+    return None
+
+
+def wrong_option(clip_norm: Any, layer_decay: Any, low_precision: Any) -> str | None:
+    """Says what is wrong with the arguments of `optimizer` that stand beside its groups.
+
+    Returns:
+        A sentence, or None where nothing is wrong. A schedule of clip_norm passes: see
+        `wrong_float` for its values.
+    """
+    if not callable(clip_norm) and (why := wrong_float("clip_norm", clip_norm)) is not None:
+        return f"clip_norm {why}"
+    scale = layer_decay if isinstance(layer_decay, int | float) else math.nan
+    if layer_decay is not None and not 0 < scale <= 1:
+        return f"layer_decay is a factor in (0, 1], and not {layer_decay!r}."
+    known = get_args(LowPrecision)
+    if low_precision not in known:
+        return f"low_precision is one of {', '.join(known)}, and not {low_precision!r}."
     return None
 
 

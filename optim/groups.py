@@ -37,7 +37,8 @@ class Group(NamedTuple):
 
     @property
     def is_frozen(self) -> bool:
-        return isinstance(self.optimizer, partial) and self.optimizer.func is frozen
+        recipe = isinstance(self.optimizer, partial) and self.optimizer.func is frozen
+        return recipe or self.optimizer is _FROZEN
 
     def takes(self, path: str, leaf: Any) -> bool:
         high = self.max_ndim is None or leaf.ndim <= self.max_ndim
@@ -82,7 +83,10 @@ def group(
 
 def frozen() -> optax.GradientTransformation:
     """Keeps its parameters as they are: no state, no gradient, no part in any norm."""
-    return optax.set_to_zero()
+    return _FROZEN
+
+
+_FROZEN = optax.set_to_zero()  # one, so that a group knows it again
 
 
 def assign(groups: Mapping[str, Group], named: Mapping[str, Any]) -> dict[str, str]:

@@ -124,7 +124,7 @@ def extra_arguments(extra: Mapping[str, Any], own: dict[str, Any], params: Any) 
     dtype, whole = jnp.result_type(float), jax.tree.structure(params)
 
     def cut(tree: Any) -> Any:
-        if jax.tree.structure(tree) == whole and not isinstance(tree, jax.Array):
+        if jax.tree.structure(tree) == whole and not jax.tree_util.treedef_is_leaf(whole):
             named = flatten(tree)
             return widen({path: named[path] for path in own})
         return jax.tree.map(at_dtype, tree)
@@ -230,16 +230,30 @@ def eval_params(state: Any, params: Any) -> Any:
 
     Args:
         state: an optimizer's state.
-        params: the parameters that are trained.
+        params: the parameters that are trained, path -> array.
 
     Returns:
         The averaged parameters, in the dtypes of `params`; `params` themselves for most optimizers.
+
+    Raises:
+        ValueError: the averages are not those of `params`.
     """
     kinds = (optax.contrib.ScheduleFreeState, SlowParams)
+    found = dict(params)
     for part in jax.tree.leaves(state, is_leaf=lambda x: isinstance(x, kinds)):
-        if isinstance(part, kinds):
-            slow = isinstance(part, SlowParams)
-            wide = widen(params)
-            average = part.slow if slow else optax.contrib.schedule_free_eval_params(part, wide)
-            return jax.tree.map(lambda a, p: a.astype(p.dtype), average, params)
-    return params
+        if not isinstance(part, kinds):
+            continue
+        held = part.slow if isinstance(part, SlowParams) else part.z
+        if not isinstance(held, Mapping) or held.keys() != params.keys():
+            raise ValueError(
+                "It keeps averages for the evaluation, and something around it changes the tree of "
+                "parameters that it sees (optax.flatten does). Put it outside of that."
+            )
+        # Inside optax.partition or optax.masked it sees some parameters, and MaskedNodes.
+        own = {path: x for path, x in held.items() if not isinstance(x, optax.MaskedNode)}
+        if isinstance(part, optax.contrib.ScheduleFreeState):
+            wide = widen({path: params[path] for path in own})
+            averages: Any = optax.contrib.schedule_free_eval_params(part._replace(z=own), wide)
+            own = averages
+        found |= {path: x.astype(params[path].dtype) for path, x in own.items()}
+    return found

@@ -4,7 +4,31 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+import jax
 import jax.numpy as jnp
+import optax
+
+from optim.parts import refuse_parts
+from optim.recipes import SlowParams
+
+# States that hold where the parameters are, were or will be, or for how long a step was searched:
+# with a step scaled behind an optimizer's back they would tell of parameters that never were.
+_COUNT_ON_THEIR_STEP = (
+    *(SlowParams, optax.contrib.ScheduleFreeState, optax.contrib.SAMState),
+    *(optax.contrib.MechanicState, optax.contrib.COCOBState),
+    *(optax.ScaleByBacktrackingLinesearchState, optax.ScaleByZoomLinesearchState),
+)
+
+
+def refuse_states(state: Any) -> None:
+    """Refuses optimizers whose steps cannot be scaled from outside; raises ValueError."""
+    found = jax.tree.leaves(state, is_leaf=lambda x: isinstance(x, _COUNT_ON_THEIR_STEP))
+    if any(isinstance(part, _COUNT_ON_THEIR_STEP) for part in found):
+        raise ValueError(
+            "layer_decay scales the steps of the lower layers, and this optimizer counts on its "
+            "own step being made. Leave layer_decay out, or give every layer a group with its own "
+            "learning rate."
+        )
 
 
 def layer_scales(named: Mapping[str, Any], decay: float) -> dict[str, Any]:
@@ -24,9 +48,17 @@ def layer_scales(named: Mapping[str, Any], decay: float) -> dict[str, Any]:
         left out.
 
     Raises:
-        ValueError: no parameter belongs to a layer.
+        ValueError: no parameter belongs to a layer; those of the stacked layers differ in their
+            number; or inside shard_map a parameter is there in parts.
     """
-    stacked = {x.shape[0] for path, x in named.items() if path.startswith("blocks/")}
+    refuse_parts(None, (named, ()), "layer_decay")
+    stacked = {x.shape[0] if x.ndim else 0 for p, x in named.items() if p.startswith("blocks/")}
+    if len(stacked) > 1:
+        told = [f"{p} {tuple(x.shape)}" for p, x in named.items() if p.startswith("blocks/")]
+        raise ValueError(
+            f"layer_decay takes the first axis of every parameter under blocks/ for its layers, "
+            f"and these differ in it: {', '.join(told)}. Keep what the layers share elsewhere."
+        )
     single = {int(m[1]) for path in named if (m := re.match(r"block_(\d+)/", path))}
     layers = max(stacked | {i + 1 for i in single}, default=0)
     if not layers:
@@ -38,7 +70,8 @@ def layer_scales(named: Mapping[str, Any], decay: float) -> dict[str, Any]:
     for path, x in named.items():
         if path.startswith("blocks/"):
             powers = [decay ** (layers - i) for i in range(layers)]
-            scales[path] = jnp.asarray(powers, jnp.float32).reshape((layers,) + (1,) * (x.ndim - 1))
+            dtype = jnp.promote_types(jnp.finfo(x.dtype).dtype, jnp.float32)
+            scales[path] = jnp.asarray(powers, dtype).reshape((layers,) + (1,) * (x.ndim - 1))
         elif m := re.match(r"block_(\d+)/", path):
             scales[path] = decay ** (layers - int(m[1]))
         elif path.startswith("embed"):

@@ -13,6 +13,9 @@ from optim.newton_schulz import orthogonalize, polynomials, shape_factor
 __all__ = ["MuonState", "muon"]
 
 
+_DTYPES = ("bfloat16", "float16", "float32", "float64")
+
+
 class MuonState(NamedTuple):
     """What Muon remembers: the momentum, shaped like the parameters."""
 
@@ -51,7 +54,7 @@ def muon(
         weight_decay: decoupled weight decay, multiplied by the learning rate.
         ns_steps: the number of Newton-Schulz steps.
         coefficients: their polynomials: 'jordan' (singular values end in 0.68..1.20),
-            'polar_express' (after 5 steps in 0.87..1.13), one triple (a, b, c), or one a step.
+            'polar_express' (after 5 steps in 0.84..1.13), one triple (a, b, c), or one a step.
         scale: the factor: 'spectral' is sqrt(max(1, outputs / inputs)), 'match_rms_adamw' is
             0.2 * sqrt(max(inputs, outputs)), which suits learning rates tuned for AdamW, and 'none'
             is 1.
@@ -66,14 +69,18 @@ def muon(
         The optimizer.
 
     Raises:
-        ValueError: coefficients, scale or ns_steps are unknown; at init, a parameter has fewer than
-            two axes or is complex; inside shard_map, a gradient differs from device to device.
+        ValueError: coefficients, scale, ns_steps or a dtype are unknown; at init, a parameter has
+            fewer than two axes or is complex; inside shard_map, a gradient differs from device to
+            device.
 
     References: Jordan et al., Muon, https://kellerjordan.github.io/posts/muon/; Liu et al., Muon is
       Scalable for LLM Training (match_rms_adamw), https://arxiv.org/abs/2502.16982
     """
     triples = polynomials(coefficients, ns_steps)
     shape_factor(scale, 1, 1)  # an unknown name shows here, and not at the first update
+    for name, dtype in (("momentum_dtype", momentum_dtype), ("ns_dtype", ns_dtype)):
+        if dtype is not None and dtype not in _DTYPES:
+            raise ValueError(f"{name} is {dtype!r}, but it is None or one of {', '.join(_DTYPES)}.")
 
     def init(params: Any) -> MuonState:
         require_matrices(params, "optim.muon")

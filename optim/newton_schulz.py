@@ -32,7 +32,9 @@ _POLAR_EXPRESS = (
     (1.8750014808534479, -1.2500016453999487, 0.3750001645474248),
     (1.875, -1.25, 0.375),
 )
-_SAFETY = 1.01  # the paper divides all but the last by it, against rounding above 1
+# Against rounding above 1 the paper scales the argument of all but the last down by it; that of
+# the first twice, because it divides the matrix by more than its norm too.
+_SAFETY = 1.01
 
 # Every step of the Gram form multiplies the rounding of the Gram matrix by a**2; after so many the
 # matrix itself is formed anew.
@@ -61,12 +63,12 @@ def polynomials(coefficients: str | Sequence[Any], steps: int) -> list[Triple]:
     if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
         raise ValueError(f"ns_steps is {steps!r}, but it is a whole number, 1 or more.")
     if isinstance(coefficients, str):
-        last = len(_POLAR_EXPRESS) - 1
+        scales = [_SAFETY**2, *[_SAFETY] * (len(_POLAR_EXPRESS) - 2), 1.0]
         known = {
             "jordan": [_JORDAN],
             "polar_express": [
-                (a / _SAFETY, b / _SAFETY**3, c / _SAFETY**5) if i < last else (a, b, c)
-                for i, (a, b, c) in enumerate(_POLAR_EXPRESS)
+                (a / scale, b / scale**3, c / scale**5)
+                for (a, b, c), scale in zip(_POLAR_EXPRESS, scales, strict=True)
             ],
         }
         if coefficients not in known:
@@ -76,7 +78,8 @@ def polynomials(coefficients: str | Sequence[Any], steps: int) -> list[Triple]:
             )
         triples: Sequence[Any] = known[coefficients]
     else:
-        triples = coefficients if jnp.ndim(coefficients[0]) else [coefficients]
+        several = len(coefficients) > 0 and jnp.ndim(coefficients[0]) > 0
+        triples = coefficients if several else [coefficients]
     if any(len(triple) != 3 for triple in triples):
         raise ValueError(
             f"coefficients is {coefficients!r}, but it is a triple (a, b, c), or one for each step."
@@ -102,7 +105,7 @@ def orthogonalize(x: jax.Array, triples: Sequence[Triple], eps: ArrayLike = 1e-7
     """
     tall = x.shape[-2] > x.shape[-1]
     x = transpose(x) if tall else x
-    # The norm in at least float32, and of values near 1, so that no square under- or overflows.
+    # The norm of values near 1, so that no square under- or overflows.
     largest = jnp.max(jnp.abs(x), axis=(-2, -1), keepdims=True, initial=0.0)
     largest = jnp.where(largest > 0, largest, jnp.ones_like(largest))
     norm = largest * jnp.linalg.norm(x / largest, axis=(-2, -1), keepdims=True)

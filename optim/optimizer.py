@@ -14,9 +14,9 @@ import optax
 
 from optim import checks, laws, recipes
 from optim.groups import Group, GroupError, assign, first, told_with_the_group
-from optim.layer_decay import layer_scales
+from optim.layer_decay import layer_scales, refuse_states
+from optim.norms import all_finite, clip
 from optim.packing import pack, unpack
-from optim.parts import refuse_parts
 from optim.paths import flatten, unflatten
 from optim.rounding import LowPrecision, round_to
 
@@ -118,7 +118,14 @@ class Optimizer(NamedTuple):
         return OptimizerState(scalars, tensors["groups"], master)
 
     def update(
-        self, grads: Any, state: OptimizerState, params: Any, *, skip: Any = None, **extra: Any
+        self,
+        grads: Any,
+        state: OptimizerState,
+        params: Any,
+        *,
+        skip: Any = None,
+        key: Any = None,
+        **extra: Any,
     ) -> tuple[Any, OptimizerState]:
         """Moves the parameters by one step.
 
@@ -127,8 +134,11 @@ class Optimizer(NamedTuple):
                 parameters.
             state: what `init` or the last `update` returned.
             params: the parameters before the step.
-            skip: a boolean scalar: where true, parameters and state stay as they are, and only the
-                schedules move on. None where nothing is ever skipped.
+            skip: a boolean scalar: where true, or where the parameters after the step would not
+                be finite, parameters and state stay as they are, and only the schedules move on.
+                None where nothing is ever skipped.
+            key: a PRNG key of the run, for low_precision="stochastic"; None for the same noise in
+                every run.
             **extra: what some optimizers need: value, value_fn, grad_fn, obj_fn, ... A function
                 takes all the parameters; each group's optimizer sees it as a function of that
                 group's own.
@@ -144,26 +154,38 @@ class Optimizer(NamedTuple):
         wide = {**laws.widen(free), **state.master}
         moves, groups = self._moves(named_grads, old, wide, params, extra)
         after = {path: w + moves[path].astype(w.dtype) for path, w in wide.items()}
-        if skip is not None:
-            after, groups = jax.tree.map(
-                lambda o, n: jnp.where(skip, o, n), (wide, old["groups"]), (after, groups)
-            )
-        count = old["skipped"] + (0 if skip is None else skip.astype(jnp.int32))
-        scalars, tensors = pack({"groups": groups, "skipped": count, "step": old["step"] + 1})
+        back = round_to(after, free, self.low_precision, old["step"], key)
         master = {path: after[path] for path in state.master}
-        back = round_to(after, free, self.low_precision, old["step"])
+        count = old["skipped"]
+        if skip is not None:
+            skip = jnp.asarray(skip) | ~all_finite(back)
+            back, master, groups = jax.tree.map(
+                lambda o, n: jnp.where(skip, o, n),
+                (free, state.master, old["groups"]),
+                (back, master, groups),
+            )
+            count = count + skip.astype(jnp.int32)
+        scalars, tensors = pack({"groups": groups, "skipped": count, "step": old["step"] + 1})
         new_params = unflatten(params, {**flatten(params), **back})
         return new_params, OptimizerState(scalars, tensors["groups"], master)
 
     @property
     def tx(self) -> optax.GradientTransformationExtraArgs:
-        """Gives the optimizer as an optax transformation, updates in the parameters' dtypes."""
+        """Gives the optimizer as an optax transformation, updates in the parameters' dtypes.
+
+        In low precision, parameters plus updates are rounded once more than what `update` gives.
+        """
 
         def update(grads: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, Any]:
             if params is None:
                 raise ValueError("Pass the parameters: tx.update(grads, state, params).")
             new_params, new_state = self.update(grads, state, params, **extra)
-            return jax.tree.map(jnp.subtract, new_params, params), new_state
+            free, after = self.trainable(params), flatten(new_params)
+            moves = {
+                path: after[path] - x if path in free else jnp.zeros_like(x)
+                for path, x in flatten(params).items()
+            }
+            return unflatten(params, moves), new_state
 
         return optax.GradientTransformationExtraArgs(self.init, update)  # pyright: ignore
 
@@ -203,6 +225,9 @@ class Optimizer(NamedTuple):
         for name, own in parts.items():
             with told_with_the_group(name, self.groups[name]):
                 groups[name] = laws.init(self.groups[name].optimizer, own)
+                jax.eval_shape(laws.eval_params, groups[name], own)
+                if self.layer_decay is not None:
+                    refuse_states(groups[name])
         zero = jnp.zeros((), jnp.int32)
         return {"groups": groups, "skipped": zero, "step": zero}  # in this order, see `position`
 
@@ -218,7 +243,7 @@ class Optimizer(NamedTuple):
         grads = laws.widen(grads)
         named = {**flatten(params), **wide}
         scales = layer_scales(named, self.layer_decay) if self.layer_decay is not None else {}
-        clipped = grads if self.clip_norm is None else _clip(grads, self.clip_norm, step)
+        clipped = grads if self.clip_norm is None else clip(grads, self.clip_norm, step)
         moves, groups = {}, {}
         for name, own in self._split(wide).items():
             within = laws.extra_arguments(extra, own, params)
@@ -254,10 +279,10 @@ def optimizer(
             schedule; None never clips.
         layer_decay: the factor of the learning rate from one layer to the layer below it (see
             `layer_scales`); None for no such decay.
-        low_precision: how bfloat16 parameters take their updates, which are computed in float32:
-            "nearest" rounds the sum; "master" keeps a float32 copy in the state and rounds only
-            what the model sees; "stochastic" rounds up or down at random, right on average (Zamirai
-            et al. 2020, arXiv:2010.06192).
+        low_precision: how bfloat16 and float16 parameters take their updates, which are computed in
+            float32: "nearest" rounds the sum; "master" keeps a float32 copy in the state and rounds
+            only what the model sees; "stochastic" rounds up or down at random, right on average
+            (Zamirai et al. 2020, arXiv:2010.06192).
 
     Returns:
         The optimizer. It fits any parameters that its groups cover.
@@ -269,17 +294,6 @@ def optimizer(
         raise ValueError(
             "An optimizer needs at least one group; give groups={'all': group('.*', ...)}."
         )
-    if isinstance(clip_norm, int | float) and not clip_norm > 0:
-        raise ValueError(f"clip_norm is a positive norm, and not {clip_norm!r}; None never clips.")
-    if layer_decay is not None and not 0 < layer_decay <= 1:
-        raise ValueError(f"layer_decay is a factor in (0, 1], and not {layer_decay!r}.")
+    if (wrong := checks.wrong_option(clip_norm, layer_decay, low_precision)) is not None:
+        raise ValueError(wrong)
     return Optimizer(dict(groups), clip_norm, layer_decay, low_precision)
-
-
-def _clip(grads: dict[str, Any], clip_norm: Any, step: Any) -> dict[str, Any]:
-    """Scales all gradients by one scalar, so that their global norm is at most `clip_norm`."""
-    refuse_parts(optax.tree.norm, (grads, ()), "clip_norm")
-    norm = optax.tree.norm(grads)
-    bound = jnp.asarray(clip_norm(step) if callable(clip_norm) else clip_norm, norm.dtype)
-    scale = jnp.where(norm < bound, jnp.ones_like(norm), bound / norm)
-    return {path: g * scale.astype(g.real.dtype) for path, g in grads.items()}

@@ -6,7 +6,7 @@ from typing import Any
 import jax
 
 
-def refuse_parts(function: Callable[..., Any], operands: tuple[Any, Any], name: str) -> None:
+def refuse_parts(function: Callable[..., Any] | None, operands: tuple[Any, Any], name: str) -> None:
     """Refuses, inside shard_map, what would need whole parameters and is given parts of them.
 
     A norm of a part is not the norm, and nobody would notice. What moves each number by itself may
@@ -14,7 +14,7 @@ def refuse_parts(function: Callable[..., Any], operands: tuple[Any, Any], name: 
 
     Args:
         function: what is to be done with the gradients; it is traced, and only where an operand
-            differs from device to device.
+            differs from device to device. None for what always needs whole arrays.
         operands: the gradients, then whatever else the function uses.
         name: what the error calls the function.
 
@@ -26,15 +26,16 @@ def refuse_parts(function: Callable[..., Any], operands: tuple[Any, Any], name: 
     if not axes:
         return
     try:
-        equations = _equations(jax.make_jaxpr(function)(operands[0]))
-        whole = any(_mixes(equation) for equation in equations)
+        whole = function is None or any(
+            _mixes(equation) for equation in _equations(jax.make_jaxpr(function)(operands[0]))
+        )
     except (TypeError, ValueError):  # shapes of parts do not fit what was made for the whole
         whole = True
     if whole:
         raise ValueError(
             f"Inside shard_map, {name} got parameters or gradients that differ along the mesh axis "
             f"{', '.join(sorted(map(str, axes)))}, and needs whole ones: it computes norms, sums, "
-            f"products or random numbers of the shape of a parameter. Keep the parameters "
+            f"products, random numbers or factors of the shape of a parameter. Keep the parameters "
             f"replicated and average the gradients (jax.lax.pmean), or leave shard_map and use jit "
             f"with named shardings."
         )

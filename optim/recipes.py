@@ -124,19 +124,21 @@ def name_of(recipe: Recipe) -> str:
 
 
 def hyperparameters(recipe: Recipe) -> dict[str, Any]:
-    """Lists the float arguments of a recipe and of those inside it; the outermost wins a name.
+    """Lists the float arguments of a recipe and of those inside it.
 
     Args:
         recipe: a partial of a factory, or a finished transformation (which shows none).
 
     Returns:
         For each name a float, a traced scalar or a schedule, defaults included; None is left out.
-        The parts of a tuple of floats are called "betas[0]", "betas[1]".
+        The parts of a tuple of floats are called "betas[0]", "betas[1]". Where recipes share a
+        name, the outermost has it, and the others are called by their path,
+        "base_optimizer.learning_rate".
     """
     found: dict[str, Any] = {}
-    for inner in recipes_within(recipe):
+    for path, inner in located(recipe):
         for name, value, _ in floats(inner):
-            found.setdefault(name, value)
+            found[f"{path}.{name}" if name in found else name] = value
     return found
 
 

@@ -34,12 +34,13 @@ def rprop(
 
     Each element of a parameter has a size s, 1 at first, and with the gradient g and the last one h
 
-        g * h > 0   s <- min(s * eta_plus, max_size),   step by -learning_rate * s * sign(g)
-        g * h < 0   s <- max(s * eta_minus, min_size),  no step, and g counts as 0 next time
-        g * h = 0                                       step by -learning_rate * s * sign(g)
+        g * h > 0   s <- s * eta_plus,   step by -learning_rate * s * sign(g)
+        g * h < 0   s <- s * eta_minus,  no step, and g counts as 0 next time
+        g * h = 0                        step by -learning_rate * s * sign(g)
 
-    This is torch.optim.Rprop, with sizes in learning rates. (optax.rprop 0.2.8 makes each step one
-    update late.) It is for full batches: noise turns the sign of small gradients.
+    where s is always kept in [min_size, max_size]. This is torch.optim.Rprop, with sizes in
+    learning rates. (optax.rprop 0.2.8 makes each step one update late.) It is for full batches:
+    noise turns the sign of small gradients.
 
     Args:
         learning_rate: the first step, a float, a traced scalar or a schedule.
@@ -67,8 +68,8 @@ def rprop(
             size, last = size.astype(g.dtype), last.astype(g.dtype)
             turn = jnp.sign(g) * jnp.sign(last)
             eta = jnp.where(turn > 0, scalar(eta_plus, g), scalar(eta_minus, g))
-            limited = jnp.clip(size * eta, scalar(min_size, g), scalar(max_size, g))
-            size = jnp.where(turn == 0, size, limited)
+            size = jnp.where(turn == 0, size, size * eta)
+            size = jnp.clip(size, scalar(min_size, g), scalar(max_size, g))
             g = jnp.where(turn < 0, 0, g)
             return size * jnp.sign(g), size, g
 

@@ -65,9 +65,9 @@ def scion(
         The optimizer.
 
     Raises:
-        ValueError: the norm, the coefficients or ns_steps are unknown; at init, and unless the norm
-            is 'bias_rms', a parameter has fewer than two axes or is complex; inside shard_map, a
-            gradient differs from device to device.
+        ValueError: the norm, the coefficients or ns_steps are unknown; at init, a parameter has
+            fewer than two axes (one for 'bias_rms') or is complex; inside shard_map, a gradient
+            differs from device to device.
 
     Reference: Pethick et al., Training Deep Learning Models with Norm-Constrained LMOs,
       https://arxiv.org/abs/2502.07529
@@ -79,6 +79,11 @@ def scion(
     def check(tree: Any) -> None:
         if norm != "bias_rms":
             require_matrices(tree, f"optim.scion with norm={norm!r}")
+        elif any(x.ndim == 0 for x in jax.tree.leaves(tree)):
+            raise ValueError(
+                "optim.scion with norm='bias_rms' moves parameters of at least one axis, and one "
+                "has none. Put it in another group (min_ndim=1 keeps it out of this one)."
+            )
 
     def init(params: Any) -> ScionState:
         check(params)

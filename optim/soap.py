@@ -53,8 +53,9 @@ def soap(
 
     With the gradient G and the bases Q_L and Q_R, which are the eigenvectors of the means of G G^T
     and of G^T G, Adam sees Q_L^T G Q_R, and its step is turned back. As in the authors' program,
-    the first update only finds the bases and moves nothing; later the bases follow, every
-    `precondition_frequency` updates, by one power iteration and a QR decomposition, after the step.
+    the first update only finds the bases, and neither moves nor decays anything; later the bases
+    follow, every `precondition_frequency` updates, by one power iteration and a QR decomposition,
+    after the step.
     (The authors shrink the weights after the step, here it is one sum, as in AdamW.)
 
     A matrix is the last two axes of a parameter; every axis before is batch (stacked layers).
@@ -127,7 +128,14 @@ def soap(
         steps, *parts = map_parts(one, 7, updates, *state[1:])
         return steps, SoapState(jnp.asarray(optax.safe_increment(count)), *parts)
 
-    return descend(optax.GradientTransformation(init, update), learning_rate, weight_decay)
+    tx = descend(optax.GradientTransformation(init, update), learning_rate, weight_decay)
+
+    def update_all(updates: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, Any]:
+        moves, new = tx.update(updates, state, params, **extra)
+        first = state.direction.count == 0
+        return jax.tree.map(lambda u: jnp.where(first, jnp.zeros_like(u), u), moves), new
+
+    return optax.GradientTransformationExtraArgs(tx.init, update_all)
 
 
 def _grams(g: jax.Array, longest: int) -> _Sides:

@@ -71,6 +71,11 @@ def rate(step: Any) -> Any:
     return 1.0 - 0.1 * step
 
 
+def drift(step: Any) -> Any:
+    """The factor by which they schedule every other float."""
+    return 1.0 - 0.01 * step
+
+
 def with_floats(value: Any, change: Callable[[str, float], Any], call: bool) -> Any:
     """Changes every float argument of a recipe, defaults included, and of the recipes inside it.
 
@@ -106,21 +111,22 @@ def with_floats(value: Any, change: Callable[[str, float], Any], call: bool) -> 
 
 
 def scheduled(recipe: partial, fixed: tuple[str, ...] = ()) -> partial:
-    """Makes every float of a recipe a schedule; the learning rates fall."""
+    """Makes every float of a recipe a schedule; the learning rates fall, the others drift."""
 
     def change(name: str, x: float) -> Any:
-        if name in fixed:
-            return x
-        return (lambda t: x * rate(t)) if name == "learning_rate" else (lambda t: jnp.asarray(x))
+        factor = rate if name == "learning_rate" else drift
+        return x if name in fixed else (lambda t: x * factor(t))
 
     return with_floats(recipe, change, call=False)
 
 
-def reference_of(recipe: partial, factor: Any) -> optax.GradientTransformationExtraArgs:
-    """Calls the factories with Python floats; only the learning rate is traced."""
+def reference_of(
+    recipe: partial, factors: Any, fixed: tuple[str, ...] = ()
+) -> optax.GradientTransformationExtraArgs:
+    """Calls the factories with what `rate` and `drift` make of their floats at a step."""
 
     def change(name: str, x: float) -> Any:
-        return x * factor if name == "learning_rate" else x
+        return x if name in fixed else x * factors[int(name != "learning_rate")]
 
     tx = with_floats(recipe, change, call=True)
     if isinstance(tx, optax.MultiSteps):
@@ -176,42 +182,35 @@ class Reference:
         own = jax.tree.map(_wide, params["own"])
         self.slow = own
         at_start = optax.LookaheadParams(own, own) if self.pair else own
-        self.state = reference_of(row.recipe, 1.0).init(at_start)
+        self.state = reference_of(row.recipe, (1.0, 1.0)).init(at_start)
         other = jax.tree.map(_wide, params["other"])
-        self.other_state = reference_of(NEIGHBOUR, 1.0).init(other)
+        self.other_state = reference_of(NEIGHBOUR, (1.0, 1.0)).init(other)
 
     def step(self, params: Any, t: int) -> Any:
         """Gives the parameters that must follow `params`, wide."""
         value, grads = _gradients(params, self.row.per_example)
-        factor = np.asarray(rate(t), jnp.result_type(value.dtype))
+        factors = np.asarray([rate(t), drift(t)], jnp.result_type(value.dtype))
         wide, grads = jax.tree.map(_wide, (params, grads))
         own = optax.LookaheadParams(wide["own"], self.slow) if self.pair else wide["own"]
         held = params if self.row.needs else None  # else one program does for every low precision
         moves, self.state = _reference_update(self.row)(
-            grads["own"], self.state, own, factor, value, held
+            grads["own"], self.state, own, factors, value, held
         )
         if self.pair:
             self.slow = optax.apply_updates(self.slow, moves.slow)
             moves = moves.fast
         others, self.other_state = _neighbour(
-            grads["other"], self.other_state, wide["other"], factor
+            grads["other"], self.other_state, wide["other"], factors
         )
         after = dict(wide)
         after["own"] = jax.tree.map(jnp.add, wide["own"], moves)
         after["other"] = jax.tree.map(jnp.add, wide["other"], others)
         return after
 
-    def _update(
-        self, grads: Any, state: Any, own: Any, factor: Any, value: Any, params: Any
-    ) -> Any:
-        update = _reference_update(self.row)
-        held = params if self.row.needs else None  # else one program does for every low precision
-        return update(grads, state, own, factor, value, held)
-
 
 @cache
 def _reference_update(row: Row) -> Callable[..., Any]:
-    def reference_update(grads, state, own, factor, value, params):
+    def reference_update(grads, state, own, factors, value, params):
         def of_own(function: Any) -> Any:
             def value_fn(own: Any, *args: Any) -> Any:
                 true = jax.tree.map(lambda w, p: w.astype(p.dtype), own, params["own"])
@@ -227,14 +226,14 @@ def _reference_update(row: Row) -> Callable[..., Any]:
             "grad_fn": lambda own, i: jax.tree.map(_wide, of_own(grad_fn)(own, i)["own"]),
         }
         extra = {name: given[name] for name in row.needs}
-        return reference_of(row.recipe, factor).update(grads, state, own, **extra)
+        return reference_of(row.recipe, factors, row.fixed).update(grads, state, own, **extra)
 
     return jax.jit(reference_update, compiler_options=FAST)
 
 
 @partial(jax.jit, compiler_options=FAST)
-def _neighbour(grads: Any, state: Any, own: Any, factor: Any) -> Any:
-    return reference_of(NEIGHBOUR, factor).update(grads, state, own)
+def _neighbour(grads: Any, state: Any, own: Any, factors: Any) -> Any:
+    return reference_of(NEIGHBOUR, factors).update(grads, state, own)
 
 
 @partial(jax.jit, static_argnums=1, compiler_options=FAST)

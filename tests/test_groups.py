@@ -93,6 +93,16 @@ def test_each_group_does_what_its_optimizer_does_alone():
     assert not np.array_equal(history[-1][0]["head"]["bias"], params["head"]["bias"])
 
 
+@pytest.mark.parametrize("frozen", [optim.frozen(), partial(optim.frozen)])
+def test_a_frozen_group_is_frozen_however_it_is_spelled(frozen):
+    groups = {"f": optim.group("f", frozen), "r": optim.group("r", partial(optax.sgd, 1.0))}
+    optimizer = optim.optimizer(groups, clip_norm=1.0)
+    params = {"f": jnp.zeros((), jnp.int32), "r": jnp.zeros(())}
+    grads = {"f": jnp.float32(1000.0), "r": jnp.float32(0.5)}
+    after, _ = optimizer.update(grads, optimizer.init(params), params)
+    assert float(after["r"]) == -0.5  # the norm is 0.5, and nothing is clipped
+
+
 def test_frozen_parameters_have_no_state_and_no_part_in_the_norm():
     params = make_params()
     optimizer = three_groups(clip_norm=1e-3)
@@ -195,6 +205,65 @@ def test_layer_decay_is_the_same_for_unrolled_layers():
         layer_scales({"dense/kernel": leaf}, 0.75)
 
 
+SGD = partial(optax.sgd, 0.1)
+
+
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        partial(optax.contrib.schedule_free_sgd, 0.1),
+        partial(optax.lookahead, SGD, sync_period=2, slow_step_size=0.5),
+        partial(optax.contrib.sam, SGD, SGD),
+        partial(optax.contrib.mechanize, SGD),
+        partial(optax.contrib.cocob),
+        partial(optax.lbfgs, 0.1),
+        partial(optax.chain, SGD, partial(optax.scale_by_backtracking_linesearch, 5)),
+    ],
+    ids=lambda recipe: recipe.func.__name__,
+)
+def test_layer_decay_refuses_what_counts_on_its_own_steps(recipe):
+    # With every step scaled from outside, z, the slow parameters, SAM's start, ... are another's.
+    optimizer = optim.optimizer({"all": optim.group(".*", recipe)}, layer_decay=0.5)
+    with pytest.raises(optim.GroupError, match="counts on its own step") as caught:
+        jax.eval_shape(optimizer.init, make_params())
+    assert caught.value.group == "all"
+
+
+def test_layer_decay_wants_as_many_layers_everywhere():
+    for shape in ((1, 2), ()):
+        params = {"blocks": {"w": jnp.ones((3, 2)), "shared": jnp.ones(shape)}}
+        optimizer = optim.optimizer({"all": optim.group(".*", SGD)}, layer_decay=0.5)
+        with pytest.raises(ValueError, match=r"blocks/shared .*differ|differ.*blocks/shared"):
+            optimizer.update(params, optimizer.init(params), params)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"layer_decay": 0.5}, "layer_decay"),
+        ({"low_precision": "stochastic"}, "stochastic"),
+        ({"clip_norm": 1.0}, "clip_norm"),
+    ],
+)
+def test_parts_of_parameters_in_shard_map_are_refused(options, words):
+    # The first layer of a part is not the first layer, and all parts would draw the same noise.
+    optimizer = optim.optimizer({"all": optim.group(".*", SGD)}, **options)
+    whole = {"blocks": {"w": jax.ShapeDtypeStruct((4, 2), jnp.bfloat16)}}
+    spec = jax.sharding.PartitionSpec
+    mesh = jax.sharding.AbstractMesh((4,), ("d",))
+
+    def step(params):
+        return optimizer.update(params, optimizer.init(params), params)[0]
+
+    for split, refused in ((spec("d"), True), (spec(), False)):
+        run = jax.shard_map(step, mesh=mesh, in_specs=split, out_specs=split)
+        if refused:
+            with pytest.raises(ValueError, match=words):
+                jax.eval_shape(run, whole)
+        else:
+            jax.eval_shape(run, whole)
+
+
 def test_a_line_search_works_in_a_group():
     # optax's partition hands L-BFGS MaskedNodes and raises; here it is L-BFGS on its own part.
     params = make_params()
@@ -251,6 +320,20 @@ def test_skipped_steps_change_nothing_but_the_position():
     assert int(optimizer.skipped(new)) == 1
 
 
+def test_an_update_that_is_not_finite_is_skipped():
+    rate = lambda t: jnp.where(t == 1, jnp.inf, 0.1)  # noqa: E731
+    optimizer = optim.optimizer({"all": optim.group(".*", partial(optax.adam, rate))})
+    params, grads = {"w": jnp.ones(3)}, {"w": jnp.ones(3)}
+    state = optimizer.init(params)
+    for wanted in (0, 1, 1):
+        before, kept = params, state
+        params, state = optimizer.update(grads, state, params, skip=jnp.asarray(False))
+        assert int(optimizer.skipped(state)) == wanted
+        moved = bool((params["w"] != before["w"]).any())
+        assert moved is (int(optimizer.skipped(state)) == int(optimizer.skipped(kept)))
+    assert np.isfinite(params["w"]).all()
+
+
 def test_bfloat16_parameters_get_float32_arithmetic():
     # bfloat16(0.999) is 1.0: Adam in bfloat16 divides by zero. In float32 the first step is -lr.
     params = {"w": jnp.zeros(4, jnp.bfloat16)}
@@ -295,6 +378,63 @@ def test_stochastic_rounding_is_right_on_average():
     up = np.asarray(after["w"], np.float32)
     assert set(up) == {1.0, 1.0078125}
     assert abs((up > 1).mean() - 0.25) < 0.015  # five standard deviations
+
+
+def test_stochastic_rounding_of_float16_is_right_on_average():
+    optimizer = optim.optimizer(
+        {"all": optim.group(".*", partial(optax.sgd, 1.0))}, low_precision="stochastic"
+    )
+    # A value, and how far it goes towards its neighbour: normal, negative, subnormal, the largest.
+    for start, gap in ((1.0, 2**-10), (-3.0, 2**-9), (2.0**-20, 2**-24), (65504.0, 0.0)):
+        params = {"w": jnp.full(20_000, start, jnp.float16)}
+        grads = {"w": jnp.full(20_000, -gap / 4, jnp.float32)}
+        after, _ = optimizer.update(grads, optimizer.init(params), params)
+        ends = np.asarray(after["w"], np.float64)
+        assert set(ends) == {start, start + gap}
+        assert abs((ends != start).mean() - (0.25 if gap else 0)) < 0.015
+
+
+def test_stochastic_rounding_draws_from_the_key_of_the_run():
+    optimizer = optim.optimizer({"all": optim.group(".*", SGD)}, low_precision="stochastic")
+    params = {"w": jnp.ones(1000, jnp.bfloat16)}
+    grads = {"w": jnp.full(1000, 0.01)}
+    state = optimizer.init(params)
+    ends = [
+        np.asarray(optimizer.update(grads, state, params, key=key)[0]["w"], np.float32)
+        for key in (jax.random.key(1), jax.random.key(1), jax.random.key(2))
+    ]
+    np.testing.assert_array_equal(ends[0], ends[1])
+    assert (ends[0] != ends[2]).any()
+
+
+def test_evaluation_parameters_of_schedule_free_among_others_in_a_partition():
+    free = partial(optax.contrib.schedule_free, SGD, learning_rate=0.1)
+    params = {"a": jnp.asarray([1.0, -2.0]), "b": jnp.ones(3), "c": jnp.ones(2)}
+    labels = {"a": "one", "b": "rest", "c": "two"}
+    recipe = partial(optax.partition, {"one": free, "rest": SGD, "two": free}, labels)
+    ours = optim.optimizer({"all": optim.group(".*", recipe)})
+    alone = optim.optimizer(
+        {
+            "rest": optim.group("b", SGD),
+            "one": optim.group("a", free),
+            "two": optim.group("c", free),
+        }
+    )
+    ends = []
+    for optimizer in (ours, alone):
+        now, state = params, optimizer.init(params)
+        for _ in range(4):
+            now, state = optimizer.update(jax.tree.map(jnp.sin, now), state, now)
+        ends.append(optimizer.eval_params(state, now))
+        assert (ends[-1]["a"] != now["a"]).all() and (ends[-1]["b"] == now["b"]).all()
+    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-6), *ends)
+
+
+def test_averages_of_parameters_that_nobody_knows_are_refused():
+    free = partial(optax.contrib.schedule_free_sgd, 0.1)
+    optimizer = optim.optimizer({"all": optim.group(".*", partial(optax.flatten, free))})
+    with pytest.raises(optim.GroupError, match="changes the tree of parameters"):
+        optimizer.init(make_params())
 
 
 def test_evaluation_parameters_of_schedule_free():
@@ -362,8 +502,15 @@ def test_mistakes_in_groups_are_whole_sentences():
         optim.group(".*", "adamw")
     with pytest.raises(ValueError, match="at least one group"):
         optim.optimizer({})
-    with pytest.raises(ValueError, match="positive"):
-        optim.optimizer({"a": optim.group(".*", partial(optax.sgd, 0.1))}, clip_norm=-1.0)
+    groups = {"a": optim.group(".*", partial(optax.sgd, 0.1))}
+    with pytest.raises(ValueError, match="clip_norm is -1; it is a norm"):
+        optim.optimizer(groups, clip_norm=-1.0)
+    with pytest.raises(ValueError, match="clip_norm is 0; it is a norm, and positive"):
+        optim.optimizer(groups, clip_norm=0.0)
+    with pytest.raises(ValueError, match="layer_decay is a factor in"):
+        optim.optimizer(groups, layer_decay=warm)
+    with pytest.raises(ValueError, match="low_precision is one of nearest, master, stochastic"):
+        optim.optimizer(groups, low_precision="mster")
     whole = optim.optimizer({"a": optim.group(".*", partial(optax.sgd, 0.1))})
     with pytest.raises(optim.GroupError, match=r"int32.*frozen"):
         whole.init({"table": jnp.zeros(3, jnp.int32)})
@@ -377,6 +524,8 @@ GOOD = partial(optax.adam, learning_rate=0.1)
     [
         (partial(optax.sgd, -0.1), "learning_rate", "is -0.1, and cannot be negative"),
         (partial(optax.sgd, float("nan")), "learning_rate", "NaN"),
+        (partial(optax.sgd, float("inf")), "learning_rate", "is infinite"),
+        (partial(optax.contrib.muon, 0.1, adam_b2=1.0), "adam_b2", "is 1; it is the part"),
         (partial(optax.adam, 0.1, b1=1.0), "b1", r"b1 of optax.adam is 1; .* in \[0, 1\)"),
         (partial(optax.sgd, 0.1, momentum=1.5), "momentum", "is 1.5; it is the part"),
         (partial(optax.contrib.prodigy, betas=(0.9, 1.0)), r"betas[1]", "optax.contrib.prodigy"),
@@ -411,6 +560,7 @@ def test_arguments_that_look_odd_and_are_right_pass():
     ("recipe", "words"),
     [
         (partial(optax.sgd), "optax.sgd needs learning_rate"),
+        (partial(optax.sgd, None), "optax.sgd needs learning_rate"),
         (partial(optax.adam, learning_rat=0.1), "did you mean learning_rate"),
         (partial(optax.lookahead, GOOD, sync_period=2), "optax.lookahead needs slow_step_size"),
         (partial(optax.contrib.mechanize, partial(optax.lion)), "optax.lion needs learning_rate"),
@@ -434,6 +584,34 @@ def test_parameters_of_the_wrong_kind_are_told():
     assert caught.value.group == "b"
     groups["b"] = optim.group("b", partial(optim.frozen))
     optim.optimizer(groups).init(params)
+
+
+def test_a_transformation_of_the_groups_leaves_frozen_leaves_of_any_dtype():
+    params = {"w": jnp.ones(2), "mask": jnp.asarray([True, False])}
+    groups = {"f": optim.group("mask", partial(optim.frozen)), "r": optim.group(".*", SGD)}
+    tx = optim.optimizer(groups).tx
+    updates: Any
+    updates, _ = tx.update(params, tx.init(params), params)
+    np.testing.assert_allclose(updates["w"], -0.1, rtol=1e-6)
+    assert updates["mask"].dtype == bool and not updates["mask"].any()
+
+
+def test_a_single_array_and_a_python_value_do():
+    optimizer = optim.optimizer({"all": optim.group(".*", partial(optax.polyak_sgd))})
+    params = jnp.ones(3)
+    ends = [
+        optimizer.update(params, optimizer.init(params), params, value=value)[0]
+        for value in (0.5, np.float64(0.5), jnp.float32(0.5))
+    ]
+    for end in ends:
+        np.testing.assert_allclose(end, 1 - 0.5 / 3, rtol=1e-6)
+
+
+def test_inner_arguments_of_the_same_name_are_told_by_their_path():
+    recipe = partial(optim.cautious, partial(optax.adamw, warm, weight_decay=0.3))
+    told = optim.optimizer({"a": optim.group(".*", recipe)}).hyperparameters(5)["a"]
+    assert told["weight_decay"] == 0.0 and told["base_optimizer.weight_decay"] == 0.3
+    assert told["learning_rate"] == pytest.approx(0.1)
 
 
 def test_what_needs_full_batches_is_known():

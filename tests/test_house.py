@@ -305,9 +305,12 @@ def _committed() -> list[Path]:
 
 # Written so that these lines do not offend themselves.
 ELSEWHERE = re.compile(
-    rb"(?<![\w.}>*-])/(?:work|root|home|tmp|opt|mnt)" rb"/\w"
+    rb"(?<![\w.}>*-])/(?:work|root|home|tmp|opt|mnt)"
+    rb"/\w"
     rb"|\b(?:pypi|pythonhosted|npmjs|conda|anaconda)\.(?:org|com|io)\b"
-    rb"|--(?:extra-)?index" rb"-url|--find" rb"-links"
+    rb"|--(?:extra-)?index"
+    rb"-url|--find"
+    rb"-links"
 )
 
 

@@ -149,7 +149,8 @@ def test_what_takes_no_schedule_says_so():
     for row in fixed:
         whole = optim.optimizer({"own": optim.group(".*", scheduled(row.recipe))})
         with pytest.raises(optim.GroupError, match="neither a schedule nor"):
-            jax.eval_shape(whole.init, laws_table.tree_of(row, "float32"))
+            start = laws_table.tree_of(row, "float32")
+            jax.eval_shape(lambda p, o=whole, r=row: step(o, r, p, o.init(p)), start)
 
 
 @pytest.mark.parametrize(("row", "words"), laws_table.REFUSED, ids=lambda x: getattr(x, "name", ""))

@@ -94,6 +94,35 @@ def test_float32_holds_for_ill_conditioned_matrices(shape, steps):
                 np.testing.assert_allclose(out, by_svd(x, triples), rtol=0, atol=3e-3)
 
 
+def polar_express_as_printed(g, steps):
+    """Implementation 1 of arXiv:2505.16932, in NumPy and float64."""
+    table = [
+        (8.28721201814563, -23.595886519098837, 17.300387312530933),
+        (4.107059111542203, -2.9478499167379106, 0.5448431082926601),
+        (3.9486908534822946, -2.908902115962949, 0.5518191394370137),
+        (3.3184196573706015, -2.488488024314874, 0.51004894012372),
+        (2.300652019954817, -1.6689039845747493, 0.4188073119525673),
+        (1.891301407787398, -1.2679958271945868, 0.37680408948524835),
+        (1.8750014808534479, -1.2500016453999487, 0.3750001645474248),
+        (1.875, -1.25, 0.375),
+    ]
+    safe = [(a / 1.01, b / 1.01**3, c / 1.01**5) for a, b, c in table[:-1]] + table[-1:]
+    x = g / (np.linalg.norm(g) * 1.01 + 1e-7)
+    for i in range(steps):
+        a, b, c = safe[min(i, len(safe) - 1)]
+        gram = x @ x.T
+        x = a * x + (b * gram + c * gram @ gram) @ x
+    return x
+
+
+@pytest.mark.parametrize("steps", [1, 5, 10])
+def test_polar_express_is_the_one_of_the_paper(steps):
+    g = matrices((6, 9))
+    with jax.enable_x64(True):
+        got = orthogonalize(jnp.asarray(g), polynomials("polar_express", steps))
+    np.testing.assert_allclose(got, polar_express_as_printed(g, steps), rtol=0, atol=1e-6)
+
+
 def test_scale_and_zero():
     triples = polynomials("jordan", 5)
     x = jnp.asarray(matrices((4, 12)), jnp.float32)
@@ -241,6 +270,11 @@ def test_refusals():
         muon(0.1).init(bad)
     with pytest.raises(ValueError, match="'w' has dtype complex64"):
         muon(0.1).init({"w": matrix.astype(jnp.complex64)})
+    for wrong in ({"ns_dtype": "int32"}, {"momentum_dtype": "int8"}):
+        with pytest.raises(ValueError, match="but it is None or one of bfloat16"):
+            muon(0.1, **wrong)
+    with pytest.raises(ValueError, match="triple"):
+        muon(0.1, coefficients=[])
     with pytest.raises(ValueError, match="scale is 'rms', but it is one of spectral"):
         muon(0.1, scale="rms")
     with pytest.raises(ValueError, match="coefficients is 'jordon'"):

@@ -66,16 +66,13 @@ def soap_by_the_paper(start, grads, rate, b1, b2, beta, eps, decay, every, bases
     m, v = np.zeros_like(w), np.zeros_like(w)
     left, right = np.zeros((len(w),) * 2), np.zeros((w.shape[1],) * 2)
     for t, g in enumerate(grads):
-        if t == 0:
-            shrunk = w - rate * decay * w
-        else:
+        if t > 0:  # the authors skip the first step, weight decay and all
             ql, qr = bases
             turned = ql.T @ g @ qr
             m = b1 * m + (1 - b1) * turned
             v = b2 * v + (1 - b2) * turned**2
             size = rate * np.sqrt(1 - b2**t) / (1 - b1**t)
-            shrunk = w - rate * decay * w - size * ql @ (m / (np.sqrt(v) + eps)) @ qr.T
-        w = shrunk
+            w = w - rate * decay * w - size * ql @ (m / (np.sqrt(v) + eps)) @ qr.T
         left = beta * left + (1 - beta) * g @ g.T
         right = beta * right + (1 - beta) * g.T @ g
         if t == 0 and bases is None:

@@ -172,6 +172,42 @@ def test_the_average_of_parameters_is_what_evaluation_uses():
     assert results["loss"] == pytest.approx(float(np.mean(losses)), rel=1e-4)
 
 
+def test_the_average_is_of_what_the_optimizer_would_evaluate():
+    free = partial(optax.contrib.schedule_free_sgd, 0.1)
+    ends = []
+    for decay in (None, 0.0):  # an average that forgets all but the last
+        program = Program(experiment(optimizer=free, ema_decay=decay))
+        state, _ = run(program, 5)
+        ends.append(program.evaluate(state, program.experiment.data.evaluate()))
+    assert ends[0] == pytest.approx(ends[1], rel=1e-6)
+
+
+class Waves(nn.Module):
+    """One complex layer; the outputs are real."""
+
+    @nn.compact
+    def __call__(self, x):
+        def start(key, shape):
+            real, imaginary = jax.random.normal(key, (2, *shape))
+            return real + 1j * imaginary
+
+        return jnp.abs(x @ self.param("kernel", start, (5, 3)))
+
+
+def test_complex_parameters_keep_their_imaginary_part():
+    program = Program(experiment(model=Waves(), optimizer=partial(optax.sgd, 0.1), ema_decay=0.0))
+    state = program.init()
+    batch = next(program.experiment.data.train(0, 0))
+
+    def objective(params):
+        return jnp.mean(cross_entropy(Waves().apply({"params": params}, batch["image"]), batch))
+
+    wanted = optax.tree.norm(jax.grad(objective)(state.params))
+    state, metrics = program.step(state, program.put(batch))
+    assert float(metrics["grad_norm"]) == pytest.approx(float(wanted), rel=1e-5)
+    jax.tree.map(np.testing.assert_array_equal, state.ema, state.params)
+
+
 def test_model_state_is_carried_and_used():
     # Flax's rule for running statistics, by hand: mean <- 0.9 mean + 0.1 batch mean.
     program = Program(experiment(model=NetWithStatistics(), optimizer=partial(optax.sgd, 0.0)))
@@ -225,6 +261,20 @@ def test_a_batch_that_is_not_finite_is_skipped():
     for name in ("params", "model_state", "ema"):
         jax.tree.map(np.testing.assert_array_equal, getattr(state, name), getattr(kept, name))
     assert int(state.step) == 3 and int(metrics["skipped"]) == 1
+
+
+@pytest.mark.parametrize("action", ["skip", "halt"])
+def test_a_step_to_parameters_that_are_not_finite_is_not_finite(action):
+    rate = lambda t: jnp.where(t == 2, jnp.inf, 0.1)  # noqa: E731
+    program = Program(
+        experiment(on_nonfinite=action, optimizer=partial(optax.sgd, rate), ema_decay=0.9)
+    )
+    state, history = run(program, 4 if action == "skip" else 3)
+    assert [bool(m["finite"]) for m in history[:3]] == [True, True, False]
+    assert np.isfinite(history[2]["train/loss"]) and np.isfinite(history[2]["grad_norm"])
+    if action == "skip":
+        assert bool(history[3]["finite"]) and int(history[3]["skipped"]) == 1
+        assert all(np.isfinite(x).all() for x in jax.tree.leaves((state.params, state.ema)))
 
 
 def test_lifted_floats_are_one_program(compilations):

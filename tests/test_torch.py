@@ -94,6 +94,10 @@ SAME = {
         lambda: rprop(0.1, 0.4, 1.5, 0.2, 1.5),
         "torch's limits are steps, ours are in learning rates",
     ),
+    "Rprop, a limit below the first step": Case(
+        lambda p: t.Rprop(p, 0.1, step_sizes=(1e-5, 0.05)),
+        lambda: rprop(0.1, max_size=0.5),
+    ),
     "Adafactor": Case(
         lambda p: t.Adafactor(p, 0.01),
         lambda: optax.adafactor(0.01, min_dim_size_to_factor=1),

@@ -1,6 +1,7 @@
 """Runs a program: step, write, evaluate, save. The order is written down once, here."""
 
 import collections
+import math
 import time
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
@@ -215,6 +216,8 @@ class Loop:
         self._flush()
         values = bad.fetch()
         said = " and ".join(f"{name} is {values[name]}" for name in ("train/loss", "grad_norm"))
+        if all(math.isfinite(values[name]) for name in ("train/loss", "grad_norm")):
+            said += ", and yet the parameters after it are not finite"
         if self.experiment.on_nonfinite == "rollback":
             step, counters = go_back(self._counters, bad.step)
             self.log(f"At step {bad.step} {said}: back to step {step}, and on without that batch.")

@@ -145,15 +145,20 @@ def _row(
         group=name,
         optimizer=name_of(group.optimizer),
         peak_learning_rate=None if rate is None else rate * scale,
-        weight_decay=peaks.get("weight_decay"),
+        weight_decay=max((x for key, x in peaks.items() if _is_decay(key)), default=None),
         sharding=", ".join(spec),
     )
+
+
+def _is_decay(key: str) -> bool:
+    return key.split(".")[-1] == "weight_decay"
 
 
 def _sample(optimizer: optim.Optimizer, steps: int) -> dict[str, dict[str, Sampled]]:
     """Reads all float arguments over the run: group -> argument -> (steps, values)."""
     at = np.unique(np.linspace(0, steps - 1, min(steps, _SAMPLES)).astype(np.int32))
     given = {name: optimizer.schedules(name) for name in optimizer.groups}
+    clip_norm = optimizer.clip_norm
 
     @jax.jit  # one program for all of them: a small one for each operation takes a second
     def scheduled(at: Any) -> Any:
@@ -164,6 +169,10 @@ def _sample(optimizer: optim.Optimizer, steps: int) -> dict[str, dict[str, Sampl
 
     with jax.default_device(jax.local_devices(backend="cpu")[0]):
         values = jax.device_get(scheduled(at))
+        bounds = jax.device_get(jax.vmap(clip_norm)(at)) if callable(clip_norm) else 1.0
+    if (why := wrong_float("clip_norm", bounds)) is not None:
+        message = f"The schedule of clip_norm goes wrong: it {why}"
+        raise optim.GroupError(message, argument="clip_norm")
     for name, key in ((name, key) for name, arguments in values.items() for key in arguments):
         if (why := wrong_float(key, values[name][key])) is not None:
             raise optim.GroupError(
@@ -193,6 +202,7 @@ def _located(error: Exception, config: Config | None) -> ConfigError:
         argument = error.argument or "optimizer"
         # Where the whole optimizer is one recipe, its arguments stand at the root.
         places = [*_upwards(f"optimizer.groups.{error.group}.{argument}"), *_upwards(argument)]
+        places += _upwards(f"optimizer.{argument}")
         places = sorted(places, key=lambda place: -place.count("."))
     known = config.sources if config else {}
     source = next((known[place] for place in places if place in known), None)
@@ -243,7 +253,6 @@ def render(plan: Plan) -> str:
     ]
     groups = [(name, f"{count:,}", f"{size:,}") for name, (count, size) in plan.groups.items()]
     total = sum(count for count, _ in plan.groups.values())
-    sum(count for count, _ in plan.groups.values())
     lines = [
         *_table([head, *body]),
         "",

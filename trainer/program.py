@@ -12,7 +12,7 @@ from clu import metrics as clu_metrics
 import optim
 from trainer import mesh as meshes
 from trainer.experiment import Experiment
-from trainer.step import RUN_KEYS, Batch, State, apply_model, cast_floats, train_step
+from trainer.step import RUN_KEYS, Batch, State, apply_model, cast_floats, train_step, wide
 
 
 class Program:
@@ -112,7 +112,7 @@ class Program:
             params=params,
             model_state=model_state,
             opt_state=self._optimizer(hyper).init(params),
-            ema=jax.tree.map(lambda x: x.astype(jnp.float32) + 0, params) if averages else {},
+            ema=jax.tree.map(lambda x: x + 0, wide(params)) if averages else {},
             hyper={name: jnp.asarray(value) for name, value in hyper.items()},
         )
 

@@ -1,5 +1,6 @@
 """Makes one step of a run again, operation by operation, to find what was not finite first."""
 
+import dataclasses
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -134,8 +135,10 @@ def _look(
     # On one device: the operations are the same, and each is a program of its own.
     home = jax.local_devices()[0]
     state, put = jax.device_put(jax.device_get((state, dict(batch))), home)
+    # One that skips would hide what it skipped.
+    plain = Program(dataclasses.replace(program.experiment, on_nonfinite="halt"))
     with jax.default_device(home):
-        (_, metrics), origins = culprit.find(program.traced_step, (state, put), ("", "batch"))
+        (_, metrics), origins = culprit.find(plain.traced_step, (state, put), ("", "batch"))
     loss, norm = (float(metrics[name]) for name in ("train/loss", "grad_norm"))
     lines = [f"Step {step} with batch {number}: train/loss {loss:.6g}, grad_norm {norm:.6g}."]
     if not origins:

@@ -8,10 +8,13 @@ import jax.numpy as jnp
 import optax
 
 import optim
+from optim.norms import all_finite
 from optim.paths import flatten, unflatten
 from trainer.experiment import Experiment
 
 Batch = Mapping[str, Any]
+
+_ROUNDING = 0x5EED  # sets the noise of stochastic rounding apart from the model's
 
 RUN_KEYS = ("seed", "rollback")  # what `State.hyper` holds besides lifted floats
 
@@ -24,7 +27,8 @@ class State(NamedTuple):
         params: the parameters, a nested dict of arrays.
         model_state: what the model changes without gradients, such as batch statistics.
         opt_state: an `optim.OptimizerState`.
-        ema: the average of the parameters, float32; an empty dict without `ema_decay`.
+        ema: the average of the parameters that the optimizer would evaluate, in at least float32;
+            an empty dict without `ema_decay`.
         hyper: what trials of a sweep differ in: "seed", uint32, and lifted floats, float32; and,
             where a run may roll back, "rollback", int32 [4], see `nonfinite.Counters`.
     """
@@ -51,16 +55,13 @@ def train_step(
     Returns:
         The state after, with the same avals; and the metrics of the step: "train/loss",
         "grad_norm", "learning_rate/<group>", "<argument>/<group>" for every other argument that
-        follows a schedule, "finite", whether loss and gradients are, and "skipped" or "rollbacks",
-        how many were not, where the run goes on then.
+        follows a schedule, "finite", whether loss, gradients and the parameters after the step
+        are, and "skipped" or "rollbacks", how many were not, where the run goes on then.
     """
     key = jax.random.fold_in(jax.random.key(state.hyper["seed"]), state.step + 1)
     (loss, model_state), grads = _gradients(experiment, optimizer, state, batch, key)
-    norm = optax.tree.norm(jax.tree.map(lambda g: g.astype(jnp.float32), grads))
-    finite, skip = jnp.isfinite(loss) & jnp.isfinite(norm), None
-    if experiment.on_nonfinite == "skip":
-        skip = ~finite
-        model_state = _unless(skip, model_state, state.model_state)
+    norm = optax.tree.norm(wide(grads)).astype(jnp.float32)
+    finite = jnp.isfinite(loss) & jnp.isfinite(norm)
 
     def value_fn(params: Any) -> Any:
         if experiment.microbatches > 1:
@@ -75,24 +76,38 @@ def train_step(
         grads,
         state.opt_state,
         state.params,
-        skip=skip,
+        skip=~finite if experiment.on_nonfinite == "skip" else None,
+        key=jax.random.fold_in(key, _ROUNDING),
         value=loss,
         value_fn=value_fn,
         obj_fn=value_fn,
         grad_fn=lambda params, *_: jax.tree.map(jnp.conj, jax.grad(value_fn)(params)),
     )
-    metrics = {"train/loss": loss, "grad_norm": norm, "finite": finite}
+    metrics = {"train/loss": loss, "grad_norm": norm}
+    ema = state.ema
+    if experiment.ema_decay is not None:
+        ema = _average(experiment.ema_decay, ema, optimizer.eval_params(opt_state, params))
+    if experiment.on_nonfinite == "skip":
+        skipped = optimizer.skipped(opt_state)
+        finite = skipped == optimizer.skipped(state.opt_state)  # the parameters after it, too
+        model_state, ema = jax.tree.map(
+            lambda new, old: jnp.where(finite, new, old),
+            (model_state, ema),
+            (state.model_state, state.ema),
+        )
+        metrics["skipped"] = skipped
+    else:
+        finite &= all_finite(optimizer.trainable(params))
     if "rollback" in state.hyper:
         metrics["rollbacks"] = state.hyper["rollback"][0]
-    if skip is not None:
-        metrics["skipped"] = optimizer.skipped(opt_state)
+    metrics["finite"] = finite
     metrics |= _scheduled(optimizer, optimizer.position(state.opt_state))
     return State(
         step=state.step + 1,
         params=params,
         model_state=model_state,
         opt_state=opt_state,
-        ema=_average(experiment.ema_decay, state.ema, params, skip),
+        ema=ema,
         hyper=state.hyper,
     ), metrics
 
@@ -121,9 +136,9 @@ def _gradients(
         piece, index = part
         key_of_part = jax.random.fold_in(key, index)
         (value, model_state), more = differentiate(free, model_state, piece, key_of_part)
-        return (loss + value, model_state, jax.tree.map(jnp.add, grads, _wide(more))), None
+        return (loss + value, model_state, jax.tree.map(jnp.add, grads, wide(more))), None
 
-    start = (jnp.zeros(()), state.model_state, jax.tree.map(jnp.zeros_like, _wide(free)))
+    start = (jnp.zeros(()), state.model_state, jax.tree.map(jnp.zeros_like, wide(free)))
     pieces = (_split(batch, parts), jnp.arange(parts))
     (loss, model_state, grads), _ = jax.lax.scan(one, start, pieces)
     return (loss / parts, model_state), jax.tree.map(lambda g: g / parts, grads)
@@ -148,11 +163,8 @@ def apply_model(
     return experiment.model.apply(params, model_state, batch, **kwargs)
 
 
-def _average(decay: float | None, ema: Any, params: Any, skip: Any) -> Any:
-    if decay is None:
-        return ema
-    new = jax.tree.map(lambda e, p: decay * e + (1 - decay) * p.astype(jnp.float32), ema, params)
-    return new if skip is None else _unless(skip, new, ema)
+def _average(decay: float, ema: Any, params: Any) -> Any:
+    return jax.tree.map(lambda e, p: decay * e + (1 - decay) * p.astype(e.dtype), ema, params)
 
 
 def _scheduled(optimizer: optim.Optimizer, position: Any) -> dict[str, Any]:
@@ -174,11 +186,8 @@ def _split(batch: Batch, parts: int) -> dict[str, Any]:
     }
 
 
-def _unless(skip: Any, new: Any, old: Any) -> Any:
-    return jax.tree.map(lambda n, o: jnp.where(skip, o, n), new, old)
-
-
-def _wide(tree: Any) -> Any:
+def wide(tree: Any) -> Any:
+    """Casts the leaves to at least float32."""
     return jax.tree.map(lambda x: x.astype(jnp.promote_types(x.dtype, jnp.float32)), tree)
 
 
