@@ -250,10 +250,9 @@ def eval_params(state: Any, params: Any) -> Any:
                 "parameters that it sees (optax.flatten does). Put it outside of that."
             )
         # Inside optax.partition or optax.masked it sees some parameters, and MaskedNodes.
-        own = {path: x for path, x in held.items() if not isinstance(x, optax.MaskedNode)}
+        own: Any = {p: x for p, x in held.items() if not isinstance(x, optax.MaskedNode)}
         if isinstance(part, optax.contrib.ScheduleFreeState):
             wide = widen({path: params[path] for path in own})
-            averages: Any = optax.contrib.schedule_free_eval_params(part._replace(z=own), wide)
-            own = averages
+            own = optax.contrib.schedule_free_eval_params(part._replace(z=own), wide)
         found |= {path: x.astype(params[path].dtype) for path, x in own.items()}
     return found
