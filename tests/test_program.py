@@ -1,6 +1,7 @@
 """The compiled step against a step written by hand in jax and optax, and the laws of a program."""
 
 from functools import partial
+from types import SimpleNamespace
 
 import flax.linen as nn
 import jax
@@ -155,6 +156,41 @@ def test_microbatches_give_the_gradient_of_the_whole_batch():
     jax.tree.map(
         partial(np.testing.assert_allclose, rtol=1e-3, atol=1e-5), whole.params, parts.params
     )
+
+
+class Reused(Points):
+    """Fills the same array again and again, as a data set in C might."""
+
+    def train(self, step, seed):
+        image = np.empty((8, 5), np.float32)
+        for batch in super().train(step, seed):
+            image[:] = batch["image"]
+            yield {**batch, "image": image[:]}
+
+
+def test_a_batch_cannot_change_while_a_step_may_read_it():
+    program = Program(experiment(data=Reused()))
+    with pytest.raises(ValueError, match="read-only"):
+        run(program, 2)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda batch: {k: v for k, v in batch.items() if k != "mask"}, "no 'mask'"),
+        (lambda batch: {k: v[:7] for k, v in batch.items()}, "7 examples, .* 2 devices"),
+        (lambda batch: {**batch, "image": batch["image"][:, :4]}, "kernel"),
+    ],
+)
+def test_an_evaluation_that_cannot_be_is_told_before_the_first_step(monkeypatch, change, words):
+    class Odd(Points):
+        def evaluate(self):
+            return map(change, super().evaluate())
+
+    program = Program(experiment(data=Odd()))
+    monkeypatch.setattr(program, "mesh", SimpleNamespace(size=2))
+    with pytest.raises(Exception, match=words):
+        program.check_evaluation(program._start.eval_shape(program._hyper(0, None)))
 
 
 def test_the_average_of_parameters_is_what_evaluation_uses():

@@ -30,7 +30,9 @@ class Experiment:
 
     Attributes:
         model: a `models.Model`, or a flax linen module, which reads `batch["image"]`.
-        data: where batches come from; see `trainer.data`.
+        data: where batches come from, as from `data.ArrayDataset`: element_spec, batch_size,
+            num_examples, train(step, seed), evaluate(). Every batch is an array of its own; it is
+            made read-only as it is taken.
         loss: `loss(outputs, batch)`, the losses of the examples, float32 [batch].
         optimizer: an `optim.optimizer` of groups, or a single optimizer for every parameter.
         steps: how many updates to make, at least 1.

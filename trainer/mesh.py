@@ -108,6 +108,18 @@ def state_shardings(mesh: Mesh, state: Any, params: Any) -> Any:
     return jax.tree_util.tree_map_with_path(place, state)
 
 
+def hold(batch: Mapping[str, np.ndarray]) -> None:
+    """Makes a batch read-only, with the arrays that it is a view of.
+
+    Steps run behind the host and read a batch where it is: a data set that fills the same array
+    again would train on another batch than it gave. Now it raises.
+    """
+    for array in batch.values():
+        while isinstance(array, np.ndarray):
+            array.flags.writeable = False
+            array = array.base
+
+
 def put_batch(mesh: Mesh, batch: Mapping[str, np.ndarray]) -> dict[str, Any]:
     """Sends this process's part of a batch to its devices.
 

@@ -84,8 +84,8 @@ def make_plan(program: Program, config: Config | None = None) -> Plan:
         The plan.
 
     Raises:
-        ConfigError: a parameter that no group takes, a group that takes none, a model that does not
-            fit the data, or an optimizer that cannot move what it is given.
+        ConfigError: a parameter that no group takes, a group that takes none, a model or a metric
+            that does not fit the data, or an optimizer that cannot move what it is given.
     """
     experiment, optimizer = program.experiment, program.experiment.optimizer
     try:
@@ -95,6 +95,11 @@ def make_plan(program: Program, config: Config | None = None) -> Plan:
         jaxpr = program.trace(state).jaxpr
     except (ValueError, TypeError) as error:
         raise _located(error, config) from error
+    try:
+        program.check_evaluation(state)
+    except (ValueError, TypeError, LookupError, AttributeError) as error:
+        told = ValueError(f"The test split cannot be evaluated. {error}")
+        raise _located(told, config, "metrics", "data") from error
     named = flatten(state.params)
     labels = flatten(optimizer.label(state.params))
     decay = optimizer.layer_decay
@@ -193,11 +198,11 @@ def _bytes(tree: Any) -> int:
     return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(tree))
 
 
-def _located(error: Exception, config: Config | None) -> ConfigError:
+def _located(error: Exception, config: Config | None, *others: str) -> ConfigError:
     """Puts the place of a mistake before what a room said about it."""
     if isinstance(error, ConfigError):
         return error
-    places = ["model"]
+    places = [*others, "model"]
     if isinstance(error, optim.GroupError):
         argument = error.argument or "optimizer"
         # Where the whole optimizer is one recipe, its arguments stand at the root.

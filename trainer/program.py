@@ -42,7 +42,8 @@ class Program:
         self._start = jax.jit(self._init)
         self._traced: dict[frozenset[str], jax.stages.Traced] = {}
         self._step: Any = None
-        self._evaluate: Any = None
+        self._evaluate = jax.jit(self._accumulate)
+        self._averages = jax.jit(self._eval_params)
         self._check_batch()
 
     def _check_batch(self) -> None:
@@ -151,7 +152,8 @@ class Program:
         }
 
     def put(self, batch: Batch) -> dict[str, Any]:
-        """Sends a batch of this process to the devices."""
+        """Sends a training batch of this process to the devices, and makes it read-only here."""
+        meshes.hold(batch)
         return meshes.put_batch(self.mesh, batch)
 
     def step(self, state: State, batch: Batch) -> tuple[State, dict[str, jax.Array]]:
@@ -188,16 +190,46 @@ class Program:
         Returns:
             "loss" and every metric of the experiment, each over all examples with equal weight.
         """
-        if self._evaluate is None:
-            self._evaluate = jax.jit(self._accumulate)
-            self._averages = jax.jit(self._eval_params)
-            self._nothing = jax.device_put(self._metrics.empty(), meshes.replicated(self.mesh))
         params = self._averages(state)
-        total = self._nothing
+        total = jax.device_put(self._metrics.empty(), meshes.replicated(self.mesh))
         for batch in batches:
-            total = self._evaluate(total, params, state.model_state, self.put(batch))
+            sent = meshes.put_batch(self.mesh, batch)
+            total = self._evaluate(total, params, state.model_state, sent)
             jax.block_until_ready(total)  # no queue of batches on the devices
         return {name: float(value) for name, value in total.compute().items()}
+
+    def check_evaluation(self, state: State) -> None:
+        """Traces the evaluation of the first batch of the test split.
+
+        Args:
+            state: a `State` of arrays or of `jax.ShapeDtypeStruct`.
+
+        Raises:
+            ValueError: the batch has no mask, or does not divide over the devices.
+            Exception: whatever the loss or a metric raises for it.
+        """
+        batch = next(iter(self.experiment.data.evaluate()), None)
+        if batch is None:
+            raise ValueError("The data set's evaluate() yields no batch.")
+        if "mask" not in batch:
+            raise ValueError(
+                "A batch of the data set's evaluate() has no 'mask', float32 [batch]: 1 for an "
+                f"example and 0 for filling. It has {', '.join(batch)}."
+            )
+        processes = jax.process_count()
+        shapes = {
+            name: jax.ShapeDtypeStruct((x.shape[0] * processes, *x.shape[1:]), x.dtype)
+            for name, x in batch.items()
+        }
+        size = shapes["mask"].shape[0]
+        if size % self.mesh.size:
+            raise ValueError(
+                f"A batch of evaluation has {size} examples, which do not divide over "
+                f"{self.mesh.size} devices. Choose another eval_batch_size, or a smaller mesh."
+            )
+        params = self._averages.eval_shape(state)
+        nothing = jax.eval_shape(self._metrics.empty)
+        self._evaluate.eval_shape(nothing, params, state.model_state, shapes)
 
     def _eval_params(self, state: State) -> Any:
         if self.experiment.ema_decay is not None:
