@@ -81,6 +81,16 @@ def group(
     return Group(pattern, optimizer, min_ndim, max_ndim)
 
 
+def wrong_groups(groups: Mapping[str, Any]) -> str | None:
+    """Says what is wrong with the groups of an optimizer, or None where nothing is."""
+    if not groups:
+        return "An optimizer needs at least one group; give groups={'all': group('.*', ...)}."
+    for name, one in groups.items():
+        if not isinstance(one, Group):
+            return f"The group {name!r} is what optim.group(match, optimizer) makes, not {one!r}."
+    return None
+
+
 def frozen() -> optax.GradientTransformation:
     """Keeps its parameters as they are: no state, no gradient, no part in any norm."""
     return _FROZEN

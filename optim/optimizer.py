@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import optax
 
 from optim import checks, laws, recipes
-from optim.groups import Group, GroupError, assign, first, told_with_the_group
+from optim.groups import Group, GroupError, assign, first, told_with_the_group, wrong_groups
 from optim.layer_decay import layer_scales, refuse_states
 from optim.norms import all_finite, clip
 from optim.packing import pack, unpack
@@ -290,10 +290,7 @@ def optimizer(
     Raises:
         ValueError: no groups, or an argument outside its range.
     """
-    if not groups:
-        raise ValueError(
-            "An optimizer needs at least one group; give groups={'all': group('.*', ...)}."
-        )
-    if (wrong := checks.wrong_option(clip_norm, layer_decay, low_precision)) is not None:
+    wrong = wrong_groups(groups) or checks.wrong_option(clip_norm, layer_decay, low_precision)
+    if wrong is not None:
         raise ValueError(wrong)
     return Optimizer(dict(groups), clip_norm, layer_decay, low_precision)

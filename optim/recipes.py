@@ -174,8 +174,8 @@ def instantiate(recipe: Any, step: Any, dtype: Any) -> optax.GradientTransformat
         ValueError: the factory compares a scheduled argument in Python.
     """
 
-    def number(value: Any) -> Any:
-        value = value(step) if callable(value) else value
+    def number(value: Any, name: str) -> Any:
+        value = _scheduled(value, step, name) if callable(value) else value
         inexact = isinstance(value, jax.Array) and jnp.issubdtype(value.dtype, jnp.inexact)
         return jnp.asarray(value, dtype) if inexact else value
 
@@ -186,15 +186,16 @@ def instantiate(recipe: Any, step: Any, dtype: Any) -> optax.GradientTransformat
             return {key: optimizers(x) for key, x in value.items()}
         return type(value)(map(optimizers, value)) if isinstance(value, list | tuple) else value
 
+    given_name = name_of(recipe)
     if isinstance(recipe, partial):
         given = bound(recipe)
         for name, value in given.arguments.items():
             if takes_recipe(recipe.func, name):
                 value = optimizers(value)
             elif takes_float(recipe.func, name):
-                value = number(value)
+                value = number(value, name)
             elif takes_floats(recipe.func, name) and isinstance(value, list | tuple):
-                value = type(value)(map(number, value))
+                value = type(value)(number(x, name) for x in value)
             given.arguments[name] = value
         try:
             recipe = recipe.func(*given.args, **given.kwargs)
@@ -204,12 +205,35 @@ def instantiate(recipe: Any, step: Any, dtype: Any) -> optax.GradientTransformat
                 f"({', '.join(n for n, v in given.arguments.items() if isinstance(v, jax.Array))}),"
                 f" so that it takes a number and neither a schedule nor a value that a sweep lifts."
             ) from error
-    return _with_known_extras(_with_slow_params(_finished(recipe)))
+    return _with_known_extras(_with_slow_params(_finished(recipe, given_name)))
 
 
-def _finished(made: Any) -> optax.GradientTransformation:
+def _scheduled(schedule: Callable[[Any], Any], step: Any, name: str) -> Any:
+    """Reads a schedule at a step; raises ValueError where it does not give one number."""
+    try:
+        value = schedule(step)
+        if isinstance(value, int | float) or jnp.shape(jnp.asarray(value)) == ():
+            return value
+        gave = f"gave an array of shape {jnp.shape(value)}"
+    except Exception as error:  # whatever a user's function raises
+        text = " ".join(str(error).split())[:200]
+        gave = f"raised {type(error).__name__}: {text}"
+    raise ValueError(
+        f"The schedule of {name} {gave}. A schedule is a function of the step, a traced int32 "
+        f"scalar, and gives one number."
+    )
+
+
+def _finished(made: Any, name: str) -> optax.GradientTransformation:
     """Turns what a factory made into a transformation (MultiSteps is a class of its own)."""
-    return made.gradient_transformation() if isinstance(made, optax.MultiSteps) else made
+    if isinstance(made, optax.MultiSteps):
+        return made.gradient_transformation()
+    if not isinstance(made, optax.GradientTransformation):
+        raise ValueError(
+            f"{name} gave an object of class {type(made).__name__}, and what moves a group is an "
+            f"optax transformation. Groups do not stand within groups."
+        )
+    return made
 
 
 def _with_known_extras(

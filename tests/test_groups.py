@@ -571,6 +571,32 @@ def test_a_missing_or_unknown_argument_is_told(recipe, words):
         optim.group(".*", recipe)
 
 
+NESTED = partial(optim.optimizer, {"b": optim.group(".*", SGD)})
+
+
+@pytest.mark.parametrize(
+    ("recipe", "words"),
+    [
+        (NESTED, "class Optimizer.*Groups do not stand within groups"),
+        (partial(optax.chain, NESTED), "class Optimizer"),
+        (partial(optax.sgd, lambda t: None), "schedule of learning_rate raised ValueError"),
+        (partial(optax.sgd, lambda t: jnp.ones(2)), r"learning_rate gave an array of shape \(2,\)"),
+        (partial(optax.sgd, lambda t: 0.1 if bool(t) else 0.2), "raised TracerBool"),
+    ],
+)
+def test_what_is_no_optimizer_or_no_schedule_is_told(recipe, words):
+    optimizer = optim.optimizer({"a": optim.group(".*", recipe)})
+    params = {"w": jnp.ones(3)}
+    with pytest.raises(optim.GroupError, match=words) as caught:
+        jax.eval_shape(lambda p: optimizer.update(p, optimizer.init(p), p), params)
+    assert (caught.value.group, caught.value.argument) == ("a", "optimizer")
+
+
+def test_a_group_is_what_group_makes():
+    with pytest.raises(ValueError, match=r"'a' is what optim\.group\(match, optimizer\) makes"):
+        optim.optimizer({"a": optax.sgd(0.1)})  # pyright: ignore[reportArgumentType]
+
+
 def test_parameters_of_the_wrong_kind_are_told():
     params = {"a": jnp.ones(2, jnp.complex64), "b": jnp.arange(3)}
     groups = {"a": optim.group("a", partial(optax.lion, 0.1)), "b": optim.group("b", GOOD)}

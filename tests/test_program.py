@@ -13,6 +13,7 @@ from clu import metrics as clu_metrics
 
 import optim
 from trainer.experiment import Experiment
+from trainer.given import PartError
 from trainer.program import Program
 
 
@@ -177,7 +178,7 @@ def test_a_batch_cannot_change_while_a_step_may_read_it():
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (lambda batch: {k: v for k, v in batch.items() if k != "mask"}, "no 'mask'"),
+        (lambda batch: {k: v for k, v in batch.items() if k != "mask"}, "with a 'mask'"),
         (lambda batch: {k: v[:7] for k, v in batch.items()}, "7 examples, .* 2 devices"),
         (lambda batch: {**batch, "image": batch["image"][:, :4]}, "kernel"),
     ],
@@ -191,6 +192,84 @@ def test_an_evaluation_that_cannot_be_is_told_before_the_first_step(monkeypatch,
     monkeypatch.setattr(program, "mesh", SimpleNamespace(size=2))
     with pytest.raises(Exception, match=words):
         program.check_evaluation(program._start.eval_shape(program._hyper(0, None)))
+
+
+@pytest.mark.parametrize("name", ["x=__import__('os').abort()):\n y='#", "top-1", "class", "a/b"])
+def test_a_metric_may_have_any_name_and_none_is_code(name):
+    accuracy = clu_metrics.Average.from_fun(hit)
+    program = Program(experiment(metrics={name: accuracy, "merge": accuracy}))
+    results = program.evaluate(program.init(), program.experiment.data.evaluate())
+    assert set(results) == {"loss", name, "merge"} and results[name] == results["merge"]
+
+
+class WholeBatches(Points):
+    def evaluate(self):
+        yield next(super().evaluate())
+
+
+def test_the_metrics_of_clu_are_metrics():
+    metrics = {"theirs": clu_metrics.Accuracy, "ours": clu_metrics.Average.from_fun(hit)}
+    program = Program(experiment(metrics=metrics, data=WholeBatches()))
+    results = program.evaluate(program.init(), program.experiment.data.evaluate())
+    assert results["theirs"] == pytest.approx(results["ours"])
+
+
+def scalar_loss(outputs, batch):
+    return cross_entropy(outputs, batch).mean()
+
+
+def loss_of_other_data(outputs, batch):
+    return outputs[:, 0] - batch["target"]
+
+
+def bad_model(**changes):
+    def init(key, batch):
+        return {"w": jnp.ones(3)}, {}
+
+    def apply(params, model_state, batch, *, key, train):
+        raise RuntimeError("the flux capacitor is empty")
+
+    return SimpleNamespace(**({"init": init, "apply": apply} | changes))
+
+
+@pytest.mark.parametrize(
+    ("changes", "part", "words"),
+    [
+        ({"metrics": clu_metrics.Accuracy}, "metrics", "a dict by name"),
+        ({"metrics": {"a": clu_metrics.Average.from_fun}}, "metrics", "'a' is a method"),
+        ({"metrics": {"loss": clu_metrics.Accuracy}}, "metrics", "there by itself"),
+        ({"metrics": {"t": clu_metrics.Average.from_output("target")}}, "metrics", "target"),
+        ({"model": bad_model(apply=None)}, "model", "init.* and apply"),
+        ({"model": bad_model()}, "model", r"RuntimeError: .*capacitor.*test_program.py:\d+"),
+        ({"model": bad_model(init=lambda key, batch: None)}, "model", "TypeError"),
+        ({"loss": scalar_loss}, "loss", r"shape \(8,\) here, and this one gave float32\[\]"),
+        ({"loss": lambda o, b: o}, "loss", r"gave float32\[8, 3\]"),
+        ({"loss": lambda o, b: o.argmax(-1)}, "loss", "gave int32"),
+        ({"loss": lambda o, b: None}, "loss", "gave None"),
+        ({"loss": loss_of_other_data}, "loss", r"KeyError: 'target' \(test_program.py:\d+\)"),
+    ],
+)
+def test_a_part_that_does_not_do_its_part_is_named(changes, part, words):
+    with pytest.raises(PartError, match=words) as caught:
+        program = Program(experiment(**changes))
+        program.check_evaluation(program.abstract_state())
+    assert caught.value.part == part and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda b: {"image": b["image"]}, "announced image, label in its element_spec, and gave"),
+        (lambda b: None, "and gave None"),
+        (lambda b: b | {"image": b["image"][:7]}, r"image as float32\[8, 5\].*float32\[7, 5\]"),
+        (lambda b: b | {"image": b["image"].astype("f8")}, "gave float64"),
+        (lambda b: b | {"label": list(b["label"])}, "label as int32.*a list"),
+    ],
+)
+def test_a_batch_that_was_not_announced_is_refused(change, words):
+    program = Program(experiment())
+    with pytest.raises(PartError, match=words):
+        program.put(change(next(program.experiment.data.train(0, 0))))
 
 
 def test_the_average_of_parameters_is_what_evaluation_uses():

@@ -169,5 +169,6 @@ def _program(read: Config, vocabulary: list[str]):
     try:
         return Program(experiment)
     except ValueError as error:
-        place = read.sources.get("mesh") or read.sources.get("data")
+        places = [getattr(error, "part", ""), "mesh", "data"]
+        place = next((read.sources[path] for path in places if path in read.sources), "")
         raise ConfigError(f"{place}: {error}") from error

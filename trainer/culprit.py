@@ -136,7 +136,7 @@ def _called(eqn: JaxprEqn, operands: list[_Value]) -> list[_Value] | None:
 
 def _scanned(eqn: JaxprEqn, operands: list[_Value]) -> list[_Value]:
     body, p = eqn.params["jaxpr"], eqn.params
-    fixed, carried = p["num_consts"], p["num_carry"]
+    fixed, carried = _fixed_and_carried(p)
     consts, carry = operands[:fixed], operands[fixed : fixed + carried]
     stacked, pieces = operands[fixed + carried :], {}
     for step in range(p["length"]):
@@ -154,6 +154,14 @@ def _scanned(eqn: JaxprEqn, operands: list[_Value]) -> list[_Value]:
                 pieces.setdefault(i, value)
     count = len(eqn.outvars) - carried
     return [*carry, *(pieces.get(i, _Value(None)) for i in range(count))]
+
+
+def _fixed_and_carried(scan: Mapping[str, Any]) -> tuple[int, int]:
+    """Tells how many operands of a scan are constants, and how many are carried."""
+    if "num_consts" in scan:
+        return scan["num_consts"], scan["num_carry"]
+    consts, carry, _ = scan["ft_in"].unpack()  # since jax 0.12
+    return len(consts), len(carry)
 
 
 def _inherit(piece: Any, whole: _Value) -> _Value:

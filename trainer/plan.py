@@ -15,6 +15,7 @@ from optim.paths import flatten
 from optim.recipes import name_of
 from trainer.config import Config, ConfigError
 from trainer.flops import count_flops
+from trainer.given import PartError
 from trainer.program import Program
 
 Sampled = tuple[np.ndarray, np.ndarray]  # steps, values
@@ -93,13 +94,9 @@ def make_plan(program: Program, config: Config | None = None) -> Plan:
         _check_batches(program)
         sampled = _sample(optimizer, experiment.steps)
         jaxpr = program.trace(state).jaxpr
+        program.check_evaluation(state)
     except (ValueError, TypeError) as error:
         raise _located(error, config) from error
-    try:
-        program.check_evaluation(state)
-    except (ValueError, TypeError, LookupError, AttributeError) as error:
-        told = ValueError(f"The test split cannot be evaluated. {error}")
-        raise _located(told, config, "metrics", "data") from error
     named = flatten(state.params)
     labels = flatten(optimizer.label(state.params))
     decay = optimizer.layer_decay
@@ -198,11 +195,13 @@ def _bytes(tree: Any) -> int:
     return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(tree))
 
 
-def _located(error: Exception, config: Config | None, *others: str) -> ConfigError:
+def _located(error: Exception, config: Config | None) -> ConfigError:
     """Puts the place of a mistake before what a room said about it."""
-    if isinstance(error, ConfigError):
+    places = ["model"]
+    if isinstance(error, PartError):
+        places = [error.part]
+    elif isinstance(error, ConfigError):
         return error
-    places = [*others, "model"]
     if isinstance(error, optim.GroupError):
         argument = error.argument or "optimizer"
         # Where the whole optimizer is one recipe, its arguments stand at the root.

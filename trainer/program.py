@@ -7,11 +7,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from clu import metrics as clu_metrics
 
 import optim
 from trainer import mesh as meshes
 from trainer.experiment import Experiment
+from trainer.given import PartError, Tally, calling, check_batch, check_model, example_losses
 from trainer.step import RUN_KEYS, Batch, State, apply_model, cast_floats, train_step, wide
 
 
@@ -36,9 +36,8 @@ class Program:
         self.experiment = experiment
         self.mesh = meshes.make_mesh(experiment.mesh)
         self._optimizer_from = optimizer_from or (lambda _: experiment.optimizer)
-        self._metrics = clu_metrics.Collection.create(
-            loss=clu_metrics.Average.from_output("loss"), **experiment.metrics
-        )
+        self._tally = Tally(experiment.metrics)
+        check_model(experiment.model)
         self._start = jax.jit(self._init)
         self._traced: dict[frozenset[str], jax.stages.Traced] = {}
         self._step: Any = None
@@ -104,7 +103,8 @@ class Program:
             for name, x in self.experiment.data.element_spec.items()
         }
         key = jax.random.fold_in(jax.random.key(hyper["seed"]), 0)
-        params, model_state = self.experiment.model.init(key, batch)
+        with calling("model"):
+            params, model_state = self.experiment.model.init(key, batch)
         if self.experiment.precision == "bfloat16":
             params = cast_floats(params, jnp.bfloat16)
         averages = self.experiment.ema_decay is not None
@@ -153,6 +153,7 @@ class Program:
 
     def put(self, batch: Batch) -> dict[str, Any]:
         """Sends a training batch of this process to the devices, and makes it read-only here."""
+        check_batch(batch, self.experiment.data.element_spec, jax.process_count())
         meshes.hold(batch)
         return meshes.put_batch(self.mesh, batch)
 
@@ -191,12 +192,12 @@ class Program:
             "loss" and every metric of the experiment, each over all examples with equal weight.
         """
         params = self._averages(state)
-        total = jax.device_put(self._metrics.empty(), meshes.replicated(self.mesh))
+        total = jax.device_put(self._tally.empty(), meshes.replicated(self.mesh))
         for batch in batches:
             sent = meshes.put_batch(self.mesh, batch)
             total = self._evaluate(total, params, state.model_state, sent)
             jax.block_until_ready(total)  # no queue of batches on the devices
-        return {name: float(value) for name, value in total.compute().items()}
+        return self._tally.results(total)
 
     def check_evaluation(self, state: State) -> None:
         """Traces the evaluation of the first batch of the test split.
@@ -205,16 +206,17 @@ class Program:
             state: a `State` of arrays or of `jax.ShapeDtypeStruct`.
 
         Raises:
-            ValueError: the batch has no mask, or does not divide over the devices.
-            Exception: whatever the loss or a metric raises for it.
+            PartError: there is no batch, it has no mask or does not divide over the devices, or the
+                model, the loss or a metric cannot take it.
         """
-        batch = next(iter(self.experiment.data.evaluate()), None)
-        if batch is None:
-            raise ValueError("The data set's evaluate() yields no batch.")
-        if "mask" not in batch:
-            raise ValueError(
-                "A batch of the data set's evaluate() has no 'mask', float32 [batch]: 1 for an "
-                f"example and 0 for filling. It has {', '.join(batch)}."
+        with calling("data"):
+            batch = next(iter(self.experiment.data.evaluate()), None)
+        if not isinstance(batch, Mapping) or "mask" not in batch:
+            told = "It gave none." if batch is None else f"It gave {', '.join(batch)}."
+            raise PartError(
+                "data",
+                "The data set's evaluate() gives batches with a 'mask', float32 [batch], 1 for an "
+                f"example and 0 for filling. {told}",
             )
         processes = jax.process_count()
         shapes = {
@@ -223,12 +225,13 @@ class Program:
         }
         size = shapes["mask"].shape[0]
         if size % self.mesh.size:
-            raise ValueError(
+            raise PartError(
+                "data",
                 f"A batch of evaluation has {size} examples, which do not divide over "
-                f"{self.mesh.size} devices. Choose another eval_batch_size, or a smaller mesh."
+                f"{self.mesh.size} devices. Choose another eval_batch_size, or a smaller mesh.",
             )
         params = self._averages.eval_shape(state)
-        nothing = jax.eval_shape(self._metrics.empty)
+        nothing = jax.eval_shape(self._tally.empty)
         self._evaluate.eval_shape(nothing, params, state.model_state, shapes)
 
     def _eval_params(self, state: State) -> Any:
@@ -238,8 +241,5 @@ class Program:
 
     def _accumulate(self, total: Any, params: Any, model_state: Any, batch: Batch) -> Any:
         outputs, _ = apply_model(self.experiment, params, model_state, batch, key=None, train=False)
-        loss = self.experiment.loss(outputs, batch).astype(jnp.float32)
-        one = self._metrics.single_from_model_output(
-            outputs=outputs, batch=batch, loss=loss, mask=batch["mask"]
-        )
-        return total.merge(one)
+        loss = example_losses(self.experiment.loss, outputs, batch).astype(jnp.float32)
+        return self._tally.add(total, outputs, batch, loss)

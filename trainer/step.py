@@ -11,6 +11,7 @@ import optim
 from optim.norms import all_finite
 from optim.paths import flatten, unflatten
 from trainer.experiment import Experiment
+from trainer.given import calling, example_losses
 
 Batch = Mapping[str, Any]
 
@@ -149,7 +150,7 @@ def _loss(
 ) -> tuple[Any, Any]:
     """Computes the mean loss of a batch, float32, and the model state after it."""
     outputs, new_state = apply_model(experiment, params, model_state, batch, key=key, train=True)
-    losses = experiment.loss(outputs, batch)
+    losses = example_losses(experiment.loss, outputs, batch)
     new_state = jax.tree.map(lambda new, old: new.astype(old.dtype), new_state, model_state)
     return jnp.mean(losses.astype(jnp.float32)), new_state
 
@@ -160,7 +161,9 @@ def apply_model(
     """Applies the model at the experiment's precision; see `models.Model.apply`."""
     if experiment.precision != "float32":
         params, batch = cast_floats(params, jnp.bfloat16), cast_floats(batch, jnp.bfloat16)
-    return experiment.model.apply(params, model_state, batch, **kwargs)
+    with calling("model"):
+        outputs, new_state = experiment.model.apply(params, model_state, batch, **kwargs)
+    return outputs, new_state
 
 
 def _average(decay: float, ema: Any, params: Any) -> Any:

@@ -1,0 +1,155 @@
+"""Calls what the user gave, the model, the loss, the metrics and the data set, and says whose
+mistake it is where they do not do what such a part must do.
+"""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from traceback import extract_tb
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from clu import metrics as clu_metrics
+
+from trainer.config import ConfigError
+
+Batch = Mapping[str, Any]
+
+_OURS = (Path(__file__).parent, Path(__file__).parent.parent / "optim")
+
+
+class PartError(ConfigError):
+    """A mistake in what the user gave; `part` is the root's argument: "model", "loss", ..."""
+
+    def __init__(self, part: str, message: str):
+        super().__init__(message)
+        self.part = part
+
+
+@contextmanager
+def calling(part: str) -> Iterator[None]:
+    """Turns whatever a part raises into a PartError that names the line of the user's code."""
+    try:
+        yield
+    except ConfigError:
+        raise
+    except Exception as error:
+        text = " ".join(str(error).split())
+        if not (isinstance(error, ValueError) and text):
+            text = f"{type(error).__name__}: {text}"
+        raise PartError(part, f"{text}{_place(error)}") from error
+
+
+def _place(error: Exception) -> str:
+    """Names the innermost line that belongs neither to us nor to a library, if there is one."""
+    for frame in reversed(extract_tb(error.__traceback__)):
+        path = Path(frame.filename)
+        library = {"site-packages", "dist-packages"} & set(path.parts)
+        if path.exists() and not library and not any(path.is_relative_to(p) for p in _OURS):
+            return f" ({path.name}:{frame.lineno})"
+    return ""
+
+
+def check_model(model: Any) -> None:
+    """Refuses what is no model; raises PartError."""
+    if not all(callable(getattr(model, name, None)) for name in ("init", "apply")):
+        raise PartError(
+            "model",
+            f"model is {_kind(model)}; a model is a `models.Model`, with init(key, batch) and "
+            f"apply(params, model_state, batch, *, key, train), or a flax linen module.",
+        )
+
+
+def example_losses(loss: Any, outputs: Any, batch: Batch) -> Any:
+    """Computes the losses of the examples, [batch]; raises PartError for anything else."""
+    with calling("loss"):
+        losses = loss(outputs, batch)
+    size = next(iter(batch.values())).shape[0]
+    shape, dtype = getattr(losses, "shape", None), getattr(losses, "dtype", None)
+    if shape != (size,) or dtype is None or not jnp.issubdtype(dtype, jnp.floating):
+        raise PartError(
+            "loss",
+            f"The loss gives one float for each example, of shape ({size},) here, and this one "
+            f"gave {_kind(losses)}. The mean over the examples is taken outside of it.",
+        )
+    return losses
+
+
+def _kind(value: Any) -> str:
+    if isinstance(value, jax.Array | np.ndarray | jax.ShapeDtypeStruct):
+        return f"{value.dtype}{list(value.shape)}"
+    return "None" if value is None else f"a {type(value).__name__}"
+
+
+def check_batch(batch: Any, spec: Mapping[str, Any], processes: int) -> None:
+    """Refuses a batch that is not what the data set announced; raises PartError.
+
+    Args:
+        batch: what the data set yielded, this process's part.
+        spec: its element_spec, of the whole batch.
+        processes: how many processes share a batch.
+    """
+    if not isinstance(batch, Mapping) or batch.keys() != spec.keys():
+        told = ", ".join(map(str, batch)) if isinstance(batch, Mapping) else _kind(batch)
+        raise PartError(
+            "data",
+            f"The data set announced {', '.join(spec)} in its element_spec, and gave {told}.",
+        )
+    for name, wanted in spec.items():
+        x = batch[name]
+        shape = (wanted.shape[0] // processes, *wanted.shape[1:])
+        if getattr(x, "shape", None) != shape or x.dtype != wanted.dtype:
+            raise PartError(
+                "data",
+                f"The data set announced {name} as {wanted.dtype}{list(shape)} in its "
+                f"element_spec, and gave {_kind(x)}.",
+            )
+
+
+class Tally:
+    """Counts the loss and the metrics over the batches of a split.
+
+    The count is a dict, metric name -> clu metric.
+
+    Args:
+        metrics: metric name -> a class of `clu.metrics`.
+
+    Raises:
+        PartError: what is no such class, or a name that is not to be had.
+    """
+
+    def __init__(self, metrics: Mapping[str, Any]):
+        if not isinstance(metrics, Mapping):
+            raise PartError("metrics", f"metrics is {_kind(metrics)}; it is a dict by name.")
+        for name, metric in metrics.items():
+            if name == "loss":
+                raise PartError("metrics", "metrics names 'loss', which is there by itself.")
+            if not (isinstance(metric, type) and issubclass(metric, clu_metrics.Metric)):
+                raise PartError(
+                    "metrics",
+                    f"The metric {name!r} is {_kind(metric)}; a metric is a class of clu.metrics, "
+                    f"such as `metrics.accuracy` makes when it is called.",
+                )
+        self._metrics = {"loss": clu_metrics.Average.from_output("loss"), **metrics}
+
+    def empty(self) -> dict[str, Any]:
+        """Begins to count."""
+        with calling("metrics"):
+            return {name: metric.empty() for name, metric in self._metrics.items()}
+
+    def add(self, total: Mapping[str, Any], outputs: Any, batch: Batch, loss: Any) -> dict:
+        """Counts a batch; examples whose mask is 0 do not count."""
+        given = {"outputs": outputs, "logits": outputs, "labels": batch.get("label")}
+        given |= {"batch": batch, "loss": loss, "mask": batch["mask"]}
+        with calling("metrics"):
+            return {
+                name: total[name].merge(metric.from_model_output(**given))
+                for name, metric in self._metrics.items()
+            }
+
+    def results(self, total: Mapping[str, Any]) -> dict[str, float]:
+        """Gives the numbers."""
+        with calling("metrics"):
+            return {name: float(total[name].compute()) for name in self._metrics}
