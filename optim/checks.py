@@ -3,7 +3,7 @@
 import difflib
 import inspect
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, get_args
 
@@ -31,6 +31,10 @@ _COMPLEX = (
 
 # They compare the gradients of one step with those of the next: both must be of the same examples.
 _FULL_BATCH = ("lbfgs", "scale_by_lbfgs", "rprop", "scale_by_rprop")
+
+
+# They clip the gradient of every example by itself: gradients have a leading axis of examples.
+_EXAMPLES = ("dpsgd", "differentially_private_aggregate")
 
 
 def missing_arguments(recipe: Any) -> str | None:
@@ -96,7 +100,9 @@ def wrong_float(name: str, value: Any, default: Any = None) -> str | None:
     return None
 
 
-def wrong_option(clip_norm: Any, layer_decay: Any, low_precision: Any) -> str | None:
+def wrong_option(
+    groups: Mapping[str, Any], clip_norm: Any, layer_decay: Any, low_precision: Any
+) -> str | None:
     """Says what is wrong with the arguments of `optimizer` that stand beside its groups.
 
     Returns:
@@ -105,6 +111,12 @@ def wrong_option(clip_norm: Any, layer_decay: Any, low_precision: Any) -> str | 
     """
     if not callable(clip_norm) and (why := wrong_float("clip_norm", clip_norm)) is not None:
         return f"clip_norm {why}"
+    if clip_norm is not None and (found := needing(groups, needs_examples)):
+        group, name = next(iter(found.items()))
+        return (
+            f"clip_norm scales the gradient of the whole batch, and in group {group!r} {name} "
+            f"wants and clips that of every example. Leave clip_norm out."
+        )
     scale = layer_decay if isinstance(layer_decay, int | float) else math.nan
     if layer_decay is not None and not 0 < scale <= 1:
         return f"layer_decay is a factor in (0, 1], and not {layer_decay!r}."
@@ -159,5 +171,25 @@ def wrong_parameter(recipe: Any, named: Mapping[str, Any]) -> str | None:
 
 def needs_full_batch(recipe: Any) -> str | None:
     """Names the optimizer in a recipe that needs the same examples at every step, if one does."""
+    return _found(recipe, _FULL_BATCH)
+
+
+def needs_examples(recipe: Any) -> str | None:
+    """Names the optimizer in a recipe that needs the gradient of every example, if one does."""
+    return _found(recipe, _EXAMPLES)
+
+
+def _found(recipe: Any, known: tuple[str, ...]) -> str | None:
     names = [name_of(inner) for _, inner in located(recipe)]
-    return next((name for name in names if name.split(".")[-1] in _FULL_BATCH), None)
+    return next((name for name in names if name.split(".")[-1] in known), None)
+
+
+def needing(groups: Mapping[str, Any], what: Callable[[Any], str | None]) -> dict[str, str]:
+    """Tells which groups need something: group name -> optimizer name.
+
+    Args:
+        groups: of an `Optimizer`.
+        what: `needs_full_batch` or `needs_examples`.
+    """
+    found = {name: what(group.optimizer) for name, group in groups.items()}
+    return {name: optimizer for name, optimizer in found.items() if optimizer is not None}

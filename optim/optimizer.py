@@ -207,11 +207,6 @@ class Optimizer(NamedTuple):
             named |= laws.eval_params(groups[name], own)
         return unflatten(params, named)
 
-    def needs_full_batch(self) -> dict[str, str]:
-        """Tells which groups need the same examples at every step: group name -> optimizer name."""
-        found = {n: checks.needs_full_batch(g.optimizer) for n, g in self.groups.items()}
-        return {name: optimizer for name, optimizer in found.items() if optimizer is not None}
-
     def _split(self, free: dict[str, Any]) -> dict[str, dict[str, Any]]:
         """Deals the trainable parameters to their groups: group name -> path -> leaf."""
         deal: dict[str, dict[str, Any]] = {n: {} for n, g in self.groups.items() if not g.is_frozen}
@@ -290,7 +285,8 @@ def optimizer(
     Raises:
         ValueError: no groups, or an argument outside its range.
     """
-    wrong = wrong_groups(groups) or checks.wrong_option(clip_norm, layer_decay, low_precision)
+    wrong = wrong_groups(groups)
+    wrong = wrong or checks.wrong_option(groups, clip_norm, layer_decay, low_precision)
     if wrong is not None:
         raise ValueError(wrong)
     return Optimizer(dict(groups), clip_norm, layer_decay, low_precision)

@@ -118,7 +118,7 @@ def name_of(recipe: Recipe) -> str:
         return "an optax transformation"
     for package in (optax, optax.contrib):  # optax.nadam is itself a partial, and has no name
         for name, thing in vars(package).items():
-            if thing is recipe.func:
+            if thing is recipe.func and not name.startswith("_"):
                 return f"{package.__name__}.{name}"
     return f"{recipe.func.__module__.split('.')[0]}.{recipe.func.__name__}"
 

@@ -52,6 +52,7 @@ def test_the_twins_give_the_same_bits(tmp_path, monkeypatch):
     assert curves[0] == curves[1] and curves[0][-1]["step"] == 3
 
 
+@pytest.mark.filterwarnings("ignore:.*seed:DeprecationWarning")  # of optax's dpsgd, about itself
 @pytest.mark.parametrize("file", OPTIMIZERS, ids=lambda file: file.stem)
 def test_an_optimizer_that_needs_more_than_gradients_trains_from_five_lines(file):
     lines = [line for line in file.read_text().splitlines() if not line.startswith("#")]

@@ -10,6 +10,7 @@ import optax
 import pytest
 
 import optim
+from optim.checks import needing, needs_full_batch
 from optim.layer_decay import layer_scales
 
 
@@ -509,6 +510,9 @@ def test_mistakes_in_groups_are_whole_sentences():
         optim.optimizer(groups, clip_norm=0.0)
     with pytest.raises(ValueError, match="layer_decay is a factor in"):
         optim.optimizer(groups, layer_decay=warm)
+    private = {"p": optim.group(".*", partial(optax.contrib.dpsgd, 0.1, 1.0, 1.0, seed=0))}
+    with pytest.raises(ValueError, match=r"in group 'p' optax\.contrib\.dpsgd wants and clips"):
+        optim.optimizer(private, clip_norm=1.0)
     with pytest.raises(ValueError, match="low_precision is one of nearest, master, stochastic"):
         optim.optimizer(groups, low_precision="mster")
     whole = optim.optimizer({"a": optim.group(".*", partial(optax.sgd, 0.1))})
@@ -647,4 +651,4 @@ def test_what_needs_full_batches_is_known():
         ),
         "b": optim.group("b", GOOD),
     }
-    assert optim.optimizer(groups).needs_full_batch() == {"a": "optax.lbfgs"}
+    assert needing(optim.optimizer(groups).groups, needs_full_batch) == {"a": "optax.lbfgs"}

@@ -392,6 +392,49 @@ def test_a_step_to_parameters_that_are_not_finite_is_not_finite(action):
         assert all(np.isfinite(x).all() for x in jax.tree.leaves((state.params, state.ema)))
 
 
+@pytest.mark.filterwarnings("ignore:.*seed:DeprecationWarning")  # optax's, of its own argument
+def test_an_optimizer_gets_the_gradients_of_single_examples():
+    # Abadi et al. 2016, algorithm 1, without its noise: the mean of clipped gradients.
+    private = partial(optax.contrib.dpsgd, 0.5, l2_norm_clip=0.3, noise_multiplier=0.0, seed=1)
+    groups = {
+        "private": optim.group("first/.*", private),
+        "rest": optim.group(".*", partial(optax.sgd, 0.5)),
+    }
+    program = Program(experiment(optimizer=optim.optimizer(groups)))
+    state = program.init()
+    batch = next(program.experiment.data.train(0, 0))
+    start = jax.device_get(state.params)
+
+    def loss_of(params, i):
+        one = {name: x[i : i + 1] for name, x in batch.items()}
+        return cross_entropy(Net().apply({"params": params}, one["image"]), one)[0]
+
+    singles = [jax.grad(loss_of)(start, i) for i in range(8)]
+    norms = [float(optax.tree.norm(g["first"])) for g in singles]
+    scales = [min(1.0, 0.3 / norm) for norm in norms]
+    clipped = [optax.tree.scale(s, g) for s, g in zip(scales, singles, strict=True)]
+    assert max(norms) > 0.3
+    after, _ = program.step(state, program.put(batch))
+    for name, grads in (("first", clipped), ("last", singles)):
+        wanted = jax.tree.map(
+            lambda p, *g: p - 0.5 * sum(g) / 8, start[name], *[g[name] for g in grads]
+        )
+        jax.tree.map(
+            partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-6), after.params[name], wanted
+        )
+
+
+@pytest.mark.filterwarnings("ignore:.*seed:DeprecationWarning")
+@pytest.mark.parametrize(
+    "changes", [{"microbatches": 2}, {"model": NetWithStatistics()}], ids=["parts", "statistics"]
+)
+def test_gradients_of_single_examples_take_whole_batches_and_pure_models(changes):
+    private = partial(optax.contrib.dpsgd, 0.5, 0.3, 0.0, seed=1)
+    program = Program(experiment(optimizer=private, **changes))
+    with pytest.raises(optim.GroupError, match="optax.contrib.dpsgd needs the gradient of every"):
+        program.trace(program.abstract_state())
+
+
 def test_lifted_floats_are_one_program(compilations):
     def optimizer_from(values):
         rate = values["optimizer.learning_rate"]

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 import optim
-from optim.checks import wrong_float
+from optim.checks import needing, needs_full_batch, wrong_float
 from optim.layer_decay import layer_scales
 from optim.paths import flatten
 from optim.recipes import name_of
@@ -222,7 +222,8 @@ def _upwards(path: str) -> list[str]:
 def _check_batches(program: Program) -> None:
     """Refuses minibatches to an optimizer that must see the same examples at every step."""
     data = program.experiment.data
-    for group, name in program.experiment.optimizer.needs_full_batch().items():
+    groups = program.experiment.optimizer.groups
+    for group, name in needing(groups, needs_full_batch).items():
         if data.batch_size < data.num_examples:
             raise optim.GroupError(
                 f"In group {group!r}, {name} needs the same examples at every step, and a batch "

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import optax
 
 import optim
+from optim.checks import needing, needs_examples
 from optim.norms import all_finite
 from optim.paths import flatten, unflatten
 from trainer.experiment import Experiment
@@ -15,7 +16,8 @@ from trainer.given import calling, example_losses
 
 Batch = Mapping[str, Any]
 
-_ROUNDING = 0x5EED  # sets the noise of stochastic rounding apart from the model's
+# What sets the noise of stochastic rounding, and of single examples, apart from the model's.
+_ROUNDING, _EXAMPLES = 0x5EED, 0x5EEE
 
 RUN_KEYS = ("seed", "rollback")  # what `State.hyper` holds besides lifted floats
 
@@ -74,7 +76,7 @@ def train_step(
         return _loss(experiment, params, state.model_state, batch, key)[0]
 
     params, opt_state = optimizer.update(
-        grads,
+        {**grads, **_example_gradients(experiment, optimizer, state, batch, key)},
         state.opt_state,
         state.params,
         skip=~finite if experiment.on_nonfinite == "skip" else None,
@@ -143,6 +145,39 @@ def _gradients(
     pieces = (_split(batch, parts), jnp.arange(parts))
     (loss, model_state, grads), _ = jax.lax.scan(one, start, pieces)
     return (loss / parts, model_state), jax.tree.map(lambda g: g / parts, grads)
+
+
+def _example_gradients(
+    experiment: Experiment, optimizer: optim.Optimizer, state: State, batch: Batch, key: Any
+) -> dict[str, Any]:
+    """Differentiates the loss of every example, for the groups whose optimizer wants that.
+
+    Returns:
+        Path -> gradients, [batch, ...]; empty where no optimizer does.
+    """
+    wanting = needing(optimizer.groups, needs_examples)
+    if not wanting:
+        return {}
+    if experiment.microbatches > 1 or jax.tree.leaves(state.model_state):
+        group, name = next(iter(wanting.items()))
+        raise optim.GroupError(
+            f"In group {group!r}, {name} needs the gradient of every example by itself. It takes "
+            f"microbatches=1, and a model whose state does not mix the examples (no BatchNorm).",
+            group,
+            "optimizer",
+        )
+    named, labels = flatten(state.params), flatten(optimizer.label(state.params))
+    own = {path: x for path, x in named.items() if labels[path] in wanting}
+
+    def objective(own: Any, example: Any, key: Any) -> Any:
+        params = unflatten(state.params, {**named, **own})
+        one = {name: x[None] for name, x in example.items()}
+        return _loss(experiment, params, state.model_state, one, key)[0]
+
+    size = next(iter(batch.values())).shape[0]
+    keys = jax.random.split(jax.random.fold_in(key, _EXAMPLES), size)
+    grads = jax.vmap(jax.grad(objective), (None, 0, 0))(own, dict(batch), keys)
+    return jax.tree.map(jnp.conj, grads)
 
 
 def _loss(
