@@ -18,6 +18,10 @@ FILES = sorted(file for file in CONFIGS.rglob("*") if file.is_file())
 OPTIMIZERS = sorted((CONFIGS / "optimizers").iterdir())
 
 
+# optax's dpsgd warns of its own argument.
+pytestmark = pytest.mark.filterwarnings("ignore:.*seed:DeprecationWarning")
+
+
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.name)
 def test_a_shipped_config_builds_and_its_plan_holds(file):
     read = configs.load([str(file)])
@@ -52,7 +56,6 @@ def test_the_twins_give_the_same_bits(tmp_path, monkeypatch):
     assert curves[0] == curves[1] and curves[0][-1]["step"] == 3
 
 
-@pytest.mark.filterwarnings("ignore:.*seed:DeprecationWarning")  # of optax's dpsgd, about itself
 @pytest.mark.parametrize("file", OPTIMIZERS, ids=lambda file: file.stem)
 def test_an_optimizer_that_needs_more_than_gradients_trains_from_five_lines(file):
     lines = [line for line in file.read_text().splitlines() if not line.startswith("#")]
