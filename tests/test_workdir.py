@@ -21,6 +21,7 @@ from trainer import config as configs
 from trainer.config import Call, ConfigError
 from trainer.workdir import Change, Fenced, Lock, Workdir, compare, fingerprint
 from trainer.workdir import fingerprint as fingerprints  # the function; the module is below
+from trainer.workdir import lock as lock_module
 from trainer.workdir.fingerprint import REFUSED, _code
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -416,6 +417,48 @@ def test_a_full_disk_is_no_traceback(tmp_path: Path, log: list[str]) -> None:
         assert record(disk / "a")["lineage"][-1]["exit"] is None, "The old record is whole."
     finally:
         subprocess.run(["umount", "-l", str(disk)], check=True)
+
+
+def other_first(monkeypatch: pytest.MonkeyPatch, take: Callable[[], Any]) -> list[Any]:
+    """Lets another process come between a lock's reading of the epoch and its writing."""
+    real, others = lock_module._read_epoch, []
+
+    def read(path: Path) -> tuple[int, str]:
+        found = real(path)
+        if not others:
+            others.append(None)
+            others[0] = take()
+        return found
+
+    monkeypatch.setattr(lock_module, "_read_epoch", read)
+    return others
+
+
+def test_one_of_two_that_take_over_at_once_may_write(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Lock(tmp_path)
+    others = other_first(monkeypatch, lambda: Lock(tmp_path, take_over=True))
+    locks = [Lock(tmp_path, take_over=True), others[0]]
+    assert [lock.epoch for lock in locks] == [2, 2]
+    locks[0].check_fence()
+    with pytest.raises(Fenced, match="was taken over"):
+        locks[1].check_fence()
+
+
+def test_a_folder_that_is_lost_while_it_is_opened_is_told(
+    opened: Callable[..., Workdir], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened()
+
+    def again(self: Lock) -> None:
+        monkeypatch.undo()
+        Lock(self.directory, take_over=True)
+        self.check_fence()
+
+    monkeypatch.setattr(Lock, "check_fence", again)
+    with pytest.raises(ConfigError, match="was taken over by process"):
+        opened(take_over=True)
 
 
 def test_a_broken_epoch_is_named(opened: Callable[..., Workdir], folder: Path) -> None:

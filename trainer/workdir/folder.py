@@ -75,6 +75,9 @@ class Workdir:
         except OSError as e:
             self.lock.close()
             raise self._unwritable(e) from e
+        except Fenced as e:  # two took over at the same moment, and this is the other one
+            self.lock.close()
+            raise ConfigError(str(e)) from e
         except BaseException:
             self.lock.close()
             raise

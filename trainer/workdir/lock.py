@@ -3,7 +3,8 @@
 The lock is an flock, which the system releases when its holder dies. Where a holder cannot be
 asked any more (its node is gone, and the file system still keeps its lock) another process takes
 over; the epoch, a number in a file that grows with every holder, then keeps the old one from
-writing should it wake up.
+writing should it wake up. Beside the number stands a random word: where two take over at the same
+moment both may count to the same number, but one word alone stays in the file.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import errno
 import fcntl
 import json
 import os
+import secrets
 import socket
 import time
 from pathlib import Path
@@ -52,8 +54,9 @@ class Lock:
             # First the holder's name: whoever waits for it must not take it for a dead one's.
             os.ftruncate(self._descriptor, 0)
             os.pwrite(self._descriptor, json.dumps(_me()).encode() + b"\n", 0)
-            self.epoch = _read_epoch(self._epoch_path) + 1
-            replace_file(self._epoch_path, b"%d\n" % self.epoch)
+            self.epoch = _read_epoch(self._epoch_path)[0] + 1
+            self._word = secrets.token_hex(8)
+            replace_file(self._epoch_path, f"{self.epoch} {self._word}\n".encode())
         except BaseException:
             self.close()
             raise
@@ -67,7 +70,7 @@ class Lock:
         """Raises Fenced if another process has taken the workdir over; call it before a commit."""
         if self._descriptor is None:
             raise Fenced(f"The workdir {self.directory} was closed by this process.")
-        if _read_epoch(self._epoch_path) != self.epoch:
+        if _read_epoch(self._epoch_path) != (self.epoch, self._word):
             there = self._epoch_path.exists()
             what = f"taken over by {_describe(_read(self.path))}" if there else "removed"
             raise Fenced(
@@ -138,11 +141,12 @@ def _same_file(descriptor: int, path: Path) -> bool:
         return False
 
 
-def _read_epoch(path: Path) -> int:
+def _read_epoch(path: Path) -> tuple[int, str]:
     try:
-        return int(path.read_text())
+        number, _, word = path.read_text().strip().partition(" ")
+        return int(number), word
     except FileNotFoundError:
-        return 0
+        return 0, ""
     except ValueError as e:
         raise ConfigError(
             f"{path} holds {path.read_bytes()[:40]!r} where a number belongs. If no process works "
