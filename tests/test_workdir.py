@@ -131,6 +131,27 @@ def test_an_error_is_noted_as_failed(opened: Callable[..., Workdir], folder: Pat
     assert [entry["exit"] for entry in record(folder)["lineage"]] == ["failed", "done"]
 
 
+def test_what_a_killed_process_left_of_a_file_is_removed(
+    opened: Callable[..., Workdir], folder: Path
+) -> None:
+    opened().close("stopped")
+    mine = folder / ".notes.tmp"
+    mine.write_text("a file of the user's")
+    code = """
+        import os, signal, sys
+        from pathlib import Path
+        from trainer.writers.files import replace_file
+        os.replace = lambda *paths: os.kill(os.getpid(), signal.SIGKILL)
+        replace_file(Path(sys.argv[1]), b"x")
+    """
+    command = [sys.executable, "-c", textwrap.dedent(code), str(folder / "metrics.jsonl")]
+    done = subprocess.run(command, env=os.environ | {"PYTHONPATH": str(ROOT)})
+    assert done.returncode == -signal.SIGKILL
+    assert len(list(folder.glob(".metrics.jsonl.*.tmp"))) == 1
+    opened()
+    assert list(folder.glob(".*.tmp")) == [mine]
+
+
 def test_files_are_written_whole_and_stay_inside(
     opened: Callable[..., Workdir], folder: Path
 ) -> None:

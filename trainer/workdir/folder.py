@@ -16,7 +16,7 @@ from trainer.config.tree import Call, ConfigError
 from trainer.workdir.fingerprint import REFUSED, Change, command_line, compare, digest
 from trainer.workdir.lock import Fenced, Lock
 from trainer.writers.base import Log, to_stderr
-from trainer.writers.files import replace_file
+from trainer.writers.files import remove_temporaries, replace_file
 
 FORMAT = 1
 _SHOWN = 4  # lines of differences in an error, which has seven at most
@@ -66,6 +66,7 @@ class Workdir:
         self._make()
         self.lock = self._lock(take_over)
         try:
+            remove_temporaries(self.path)
             # Again: another process may have come between.
             before, self.changes = self._check(config, fingerprint, allow_changed)
             self._record = self._begin(before, fingerprint)

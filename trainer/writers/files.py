@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO
+
+_TEMPORARY = re.compile(r"\..+\.\d+\.tmp")  # as replace_file names them
 
 
 def replace_file(path: Path, content: bytes) -> None:
@@ -26,6 +29,14 @@ def replace_file(path: Path, content: bytes) -> None:
         os.fsync(directory)
     finally:
         os.close(directory)
+
+
+def remove_temporaries(directory: Path) -> None:
+    """Removes what a process that was killed left of `replace_file`; its writer alone may."""
+    for path in directory.glob(".*.tmp"):
+        if _TEMPORARY.fullmatch(path.name):
+            with contextlib.suppress(OSError):
+                path.unlink()
 
 
 class RecordFile:
