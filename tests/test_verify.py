@@ -93,3 +93,28 @@ def test_the_first_leaf_that_differs_is_named():
 def test_a_config_that_cannot_be_verified_is_a_mistake(tmp_path, capsys, more, words):
     assert verify(runs.write_config(tmp_path, more)) == 2
     assert words in capsys.readouterr().err
+
+
+def test_a_trace_stays_in_its_folder_when_the_data_change_directory(tmp_path, monkeypatch):
+    import unruly  # type: ignore[import-not-found]
+
+    def batch(self, step, batch):
+        monkeypatch.chdir("/")
+        return batch
+
+    monkeypatch.setattr(unruly.Points, "batch", batch)
+    monkeypatch.chdir(tmp_path)
+    config = runs.write_config(tmp_path)
+    assert runs.train(config, Path("run"), "--trace", "--until=3") == 75
+    assert sorted(trace.read_trace(tmp_path / "run")) == [1, 2, 3]
+
+
+def test_a_run_finds_its_checkpoint_when_the_data_change_directory(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    killed = []
+    monkeypatch.setattr("os.kill", lambda *given: killed.append(given))
+    watching = trace.KillAfterCheckpoint("run", 1, 2)
+    (tmp_path / "run" / "checkpoints" / "1").mkdir(parents=True)
+    monkeypatch.chdir("/")
+    watching(2, {}, None)  # type: ignore[arg-type]
+    assert len(killed) == 1

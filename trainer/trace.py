@@ -21,17 +21,20 @@ FILE = "trace.jsonl"
 class Trace:
     """Writes a line a step to WORKDIR/trace.jsonl: the hash of the batch and of every leaf.
 
+    Of several processes the first one writes, and the batch is its part of it.
+
     Args:
         workdir: the run's folder; a run that went on drops the lines of later steps first.
     """
 
     def __init__(self, workdir: str | Path):
-        self._path = Path(workdir) / FILE
+        self._path = Path(workdir).absolute() / FILE
+        self._first = jax.process_index() == 0
         self._begun = False
 
     def __call__(self, step: int, batch: Batch, state: State) -> None:
         """Takes a step's number, its batch on the host, and the state after it."""
-        if not self._begun:
+        if self._first and not self._begun:
             writers.truncate_after(self._path, step - 1)
             self._begun = True
         key = jax.random.fold_in(jax.random.key(state.hyper["seed"]), state.step)
@@ -40,6 +43,10 @@ class Trace:
             "batch": digest_batch(batch),
             "leaves": digests(state) | {"rng": digests(key)[""]},
         }
+        if self._first:
+            self._append(row)
+
+    def _append(self, row: dict[str, Any]) -> None:
         with open(self._path, "a", encoding="utf-8") as file:
             file.write(json.dumps(row) + "\n")
 
@@ -92,7 +99,7 @@ class KillAfterCheckpoint:
     """
 
     def __init__(self, workdir: str | Path, step: int, latest: int):
-        self._committed = Path(workdir) / "checkpoints" / str(step)
+        self._committed = Path(workdir).absolute() / "checkpoints" / str(step)
         self._step = step
         self._latest = latest
 
