@@ -341,9 +341,17 @@ def test_the_commit_and_the_changes_since(
     trap = checkout / "trap"
     trap.write_text(f"#!/bin/sh\ntouch {tmp_path}/ran\n")
     trap.chmod(0o755)
-    for setting in ("core.fsmonitor", "diff.external"):
+    settings = ["core.fsmonitor", "diff.external", "diff.d.textconv", "diff.d.command"]
+    settings += ["filter.one.clean", "filter.one.smudge", "filter.a=b.process"]
+    for setting in settings:
         subprocess.run([*git, "config", setting, str(trap)], check=True)
-    assert _code(checkout)["commit"] == head.stdout.strip()
+    subprocess.run([*git, "config", "filter.one.required", "true"], check=True)
+    attributes = checkout / ".git" / "info" / "attributes"
+    for kind in ("filter=one", "filter=a=b", "diff=d"):
+        attributes.write_text(f"* {kind}\n")
+        (checkout / "code.py").write_text(f"{kind}\n")
+        hashes.add(_code(checkout)["uncommitted"])
+    assert _code(checkout)["commit"] == head.stdout.strip() and len(hashes) == 5
     assert not (tmp_path / "ran").exists()
     monkeypatch.setenv("PATH", str(tmp_path))
     assert _code(checkout) == {}

@@ -161,14 +161,27 @@ def _code(root: Path) -> dict[str, str]:
     if not (root / ".git").exists():
         return {}
     commit = _git(root, "rev-parse", "HEAD")
-    changes = _git(root, "diff", "--no-ext-diff", "--no-textconv", "HEAD")
+    quiet = ("--no-ext-diff", "--no-textconv", "--ignore-submodules=dirty")
+    changes = _git(root, "diff", *quiet, "HEAD", environment=_no_filters(root))
     if commit is None or changes is None:
         return {}
     diff = hashlib.sha256(changes).hexdigest()[:16] if changes else "none"
     return {"commit": commit.decode().strip(), "uncommitted": diff}
 
 
-def _git(root: Path, *command: str) -> bytes | None:
+def _no_filters(root: Path) -> dict[str, str]:
+    """Returns the environment in which git finds every filter of its settings empty."""
+    names = _git(root, "config", "-z", "--name-only", "--get-regexp", r"^filter\.") or b""
+    variables = sorted({name for name in names.decode(errors="replace").split("\0") if name})
+    before = int(os.environ.get("GIT_CONFIG_COUNT") or 0)
+    found = {"GIT_CONFIG_COUNT": str(before + len(variables))}
+    for number, name in enumerate(variables, before):
+        empty = "false" if name.endswith(".required") else ""
+        found |= {f"GIT_CONFIG_KEY_{number}": name, f"GIT_CONFIG_VALUE_{number}": empty}
+    return found
+
+
+def _git(root: Path, *command: str, environment: Mapping[str, str] | None = None) -> bytes | None:
     # Nothing that the checkout's own settings name is run.
     safe = ["-c", "core.fsmonitor=false", "-c", f"safe.directory={root}"]
     try:
@@ -176,7 +189,7 @@ def _git(root: Path, *command: str) -> bytes | None:
             ["git", "-C", str(root), *safe, *command],
             capture_output=True,
             timeout=20,
-            env={**os.environ, "GIT_OPTIONAL_LOCKS": "0"},
+            env={**os.environ, "GIT_OPTIONAL_LOCKS": "0", **(environment or {})},
         )
     except (OSError, subprocess.SubprocessError):
         return None
