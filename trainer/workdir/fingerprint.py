@@ -172,7 +172,7 @@ def _code(root: Path) -> dict[str, str]:
 def _no_filters(root: Path) -> dict[str, str]:
     """Returns the environment in which git finds every filter of its settings empty."""
     names = _git(root, "config", "-z", "--name-only", "--get-regexp", r"^filter\.") or b""
-    variables = sorted({name for name in names.decode(errors="replace").split("\0") if name})
+    variables = sorted({os.fsdecode(name) for name in names.split(b"\0") if name})
     before = int(os.environ.get("GIT_CONFIG_COUNT") or 0)
     found = {"GIT_CONFIG_COUNT": str(before + len(variables))}
     for number, name in enumerate(variables, before):
