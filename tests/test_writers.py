@@ -12,6 +12,7 @@ import subprocess
 import sys
 import textwrap
 import time
+import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,14 @@ from hypothesis import strategies as st
 
 from trainer import writers
 from trainer.config import ConfigError
-from trainer.writers import ConsoleWriter, JsonlWriter, MultiWriter, TensorBoardWriter, Writer
+from trainer.writers import (
+    ConsoleWriter,
+    JsonlWriter,
+    MultiWriter,
+    TensorBoardWriter,
+    Writer,
+    files,
+)
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -221,6 +229,76 @@ def test_a_later_process_completes_the_last_line(tmp_path: Path) -> None:
         {"step": 10, "x": 1},
         {"step": 20, "train/loss": 0.5, "odd": "NaN", "eval/loss": 0.25},
     ]
+
+
+class Killed(BaseException):
+    pass
+
+
+def killed(*given: Any) -> None:
+    raise Killed
+
+
+def test_a_kill_while_a_line_is_completed_leaves_the_old_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def write(step: int, scalars: dict[str, float]) -> None:
+        writer = JsonlWriter(tmp_path)
+        writer.write_scalars(step, scalars)
+        try:
+            writer.flush()
+        finally:
+            writer._file.close()
+
+    write(10, {"loss": 1.0})
+    write(20, {"loss": 2.0})
+    before = (tmp_path / "metrics.jsonl").read_bytes()
+    for name in ("replace", "fsync"):
+        with monkeypatch.context() as patch:
+            patch.setattr(os, name, killed)
+            with pytest.raises(Killed):
+                write(20, {"eval/loss": 3.0})
+        assert (tmp_path / "metrics.jsonl").read_bytes() == before
+    write(20, {"eval/loss": 3.0})
+    assert rows(tmp_path / "metrics.jsonl")[1:] == [{"step": 20, "loss": 2.0, "eval/loss": 3.0}]
+
+
+@pytest.mark.parametrize("size", [1, 7, 4096])
+def test_files_longer_than_a_block_are_read_from_behind(
+    size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(files, "_BLOCK", size)
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(b'{"step": 10, "x": 1}\n{"step": 20, "x": 2}\n{"step": 3')
+    for values in ({"x": 3}, {"y": 4}):
+        writer = JsonlWriter(path)
+        writer.write_scalars(30, values)
+        writer.close()
+    assert rows(path) == [{"step": 10, "x": 1}, {"step": 20, "x": 2}, {"step": 30, "x": 3, "y": 4}]
+    assert writers.truncate_after(path, 10) == 2
+    assert rows(path) == [{"step": 10, "x": 1}]
+
+
+def test_a_long_file_is_opened_in_little_memory(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    with open(path, "w") as file:
+        for step in range(1, 40_001):
+            file.write(json.dumps({"step": step, "train/loss": step / 7, "x" * 400: 1}) + "\n")
+            if step % 10_000 == 0:
+                file.write("torn\n")
+    tracemalloc.start()
+    evaluated = sum(1 for _ in writers.iterate_metrics(path, "eval/"))
+    dropped = writers.truncate_after(path, 39_000)
+    writer = JsonlWriter(path)
+    for step in (39_000, 39_001):
+        writer.write_scalars(step, {"eval/loss": 1})
+    writer.close()
+    most = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert (evaluated, dropped) == (0, 1_004)
+    assert [row["step"] for row in rows(path)] == list(range(1, 39_002))
+    assert most < path.stat().st_size / 3
+    assert list(writers.iterate_metrics(path, "eval/"))[1:] == [{"step": 39_001, "eval/loss": 1}]
 
 
 KILLED = """

@@ -135,11 +135,11 @@ class Run:
         record = Record(folder.path, folder.write, experiment)
         back: RollBack | None = None
         with checkpoints:
-            self._judge(checkpoints, folder)
             while True:
+                evaluated = self._judge(checkpoints, folder)
                 state, restored = self._first_state(checkpoints)
                 folder.restored(restored)
-                unevaluated = self._unevaluated(folder, restored)
+                unevaluated = self._unevaluated(evaluated, restored)
                 if restored == experiment.steps and not unevaluated:
                     self.log(f"Nothing to do: the run has its {restored:,} steps.")
                     return DONE
@@ -163,15 +163,22 @@ class Run:
                     writer.close()
                 checkpoints.discard_after(back.step)
 
-    def _judge(self, checkpoints: Checkpoints, folder: Workdir) -> None:
-        """Tells what the metrics say of checkpoints whose evaluation came after they were saved."""
-        name = f"eval/{self.experiment.best_metric}"
-        if self.experiment.best_metric is None or not folder.metrics_file.exists():
-            return
-        kept = set(checkpoints.steps())
-        for row in writers.read_metrics(folder.path):
-            if row["step"] in kept and name in row:
-                checkpoints.judge(row["step"], float(row[name]))
+    def _judge(self, checkpoints: Checkpoints, folder: Workdir) -> set[int]:
+        """Tells what the metrics say of checkpoints whose evaluation came after they were saved.
+
+        Returns the steps of the checkpoints that were evaluated at all.
+        """
+        name, kept, evaluated = (
+            f"eval/{self.experiment.best_metric}",
+            set(checkpoints.steps()),
+            set(),
+        )
+        for row in writers.iterate_metrics(folder.path, "eval/"):
+            if row["step"] in kept:
+                evaluated.add(row["step"])
+                if name in row:
+                    checkpoints.judge(row["step"], float(row[name]))
+        return evaluated
 
     def _writer(self, folder: Workdir, restored: int | None, again: bool) -> MultiWriter:
         experiment = self.experiment
@@ -191,14 +198,12 @@ class Run:
             writer.write_hparams(_hyperparameters(self.read))
         return writer
 
-    def _unevaluated(self, folder: Workdir, restored: int | None) -> bool:
+    def _unevaluated(self, evaluated: set[int], restored: int | None) -> bool:
         """Tells whether the restored state was saved when its evaluation had been broken off."""
         experiment = self.experiment
         if not restored or (restored % experiment.eval_every and restored != experiment.steps):
             return False
-        rows = writers.read_metrics(folder.path) if folder.metrics_file.exists() else []
-        names = {name for row in rows if row["step"] == restored for name in row}
-        return processes.as_first_says(not any(name.startswith("eval/") for name in names))
+        return processes.as_first_says(restored not in evaluated)
 
     def _first_state(self, checkpoints: Checkpoints) -> tuple[State, int | None]:
         """Restores the newest checkpoint, or makes the state before the first step."""

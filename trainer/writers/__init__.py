@@ -16,7 +16,7 @@ from typing import Any
 from trainer.config.tree import ConfigError
 from trainer.writers.base import Log, MultiWriter, Writer, to_stderr
 from trainer.writers.console import ConsoleWriter
-from trainer.writers.jsonl import JsonlWriter, read_metrics, truncate_after
+from trainer.writers.jsonl import JsonlWriter, iterate_metrics, read_metrics, truncate_after
 from trainer.writers.tensorboard import TensorBoardWriter
 
 __all__ = [
@@ -29,6 +29,7 @@ __all__ = [
     "check_names",
     "create",
     "create_clu",
+    "iterate_metrics",
     "read_metrics",
     "truncate_after",
 ]

@@ -11,16 +11,16 @@ import math
 import os
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from trainer.writers.base import Log, Writer, number, to_stderr
-from trainer.writers.files import RecordFile, replace_file
+from trainer.writers.files import RecordFile, after_newline, blocks, replace_file
 
 _NONFINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 
-def _whole_lines(content: bytes) -> int:
-    return content.rfind(b"\n") + 1
+def _whole_lines(file: BinaryIO) -> int:
+    return after_newline(file, file.seek(0, os.SEEK_END))
 
 
 def encode(step: int, values: Mapping[str, Any]) -> bytes:
@@ -52,22 +52,47 @@ def _values(row: Mapping[str, Any]) -> dict[str, Any]:
 def _last_line(path: Path) -> tuple[int, dict[str, Any], int] | None:
     """Returns step, values and offset of the last whole line of a file, if there is one."""
     try:
-        content = path.read_bytes()
+        file = open(path, "rb")  # noqa: SIM115
     except FileNotFoundError:
         return None
-    end = _whole_lines(content)
-    start = content.rfind(b"\n", 0, max(end - 1, 0)) + 1
-    row = _decode(content[start:end])
+    with file:
+        end = _whole_lines(file)
+        start = after_newline(file, end - 1)
+        file.seek(start)
+        row = _decode(file.read(end - start))
     if row is None:
         return None
     step = row.pop("step")
     return step, _values(row), start
 
 
-def _rows(path: Path) -> Iterator[tuple[bytes, dict[str, Any] | None]]:
+def _lines(path: Path) -> Iterator[tuple[bytes, dict[str, Any] | None]]:
     with open(path, "rb") as file:
         for line in file:
             yield line, _decode(line)
+
+
+def _file_of(path: str | os.PathLike[str]) -> Path:
+    path = Path(path)
+    return path / "metrics.jsonl" if path.is_dir() else path
+
+
+def iterate_metrics(path: str | os.PathLike[str], about: str = "") -> Iterator[dict[str, Any]]:
+    """Yields the rows of a metrics.jsonl, or that of a workdir, as they stand, one at a time.
+
+    Args:
+      path: the file, or a workdir; where there is none there are no rows.
+      about: yields only rows with a metric whose name begins so, and reads over the others fast.
+    """
+    name = json.dumps(about, ensure_ascii=False)[:-1].encode()
+    file = _file_of(path)
+    if not file.exists():
+        return
+    with open(file, "rb") as lines:
+        for line in lines:
+            row = _decode(line) if name in line else None
+            if row is not None and any(key.startswith(about) for key in row):
+                yield _values(row)
 
 
 def read_metrics(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
@@ -75,10 +100,8 @@ def read_metrics(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
 
     Lines of one step are merged, torn ones are left out, and "NaN" is a float again.
     """
-    file = Path(path)
-    file = file / "metrics.jsonl" if file.is_dir() else file
     steps: dict[int, dict[str, Any]] = {}
-    for _, row in _rows(file):
+    for _, row in _lines(_file_of(path)):
         if row is not None:
             steps[row["step"]] = steps.get(row["step"], {}) | _values(row)
     return [steps[step] for step in sorted(steps)]
@@ -92,14 +115,24 @@ def truncate_after(path: str | os.PathLike[str], step: int) -> int:
     file = Path(path)
     if not file.exists():
         return 0
-    kept, dropped = [], 0
-    for line, row in _rows(file):
-        if row is None or row["step"] > step:
+
+    def keeps(row: dict[str, Any] | None) -> bool:
+        return row is not None and row["step"] <= step
+
+    # Later steps stand at the end: what is kept is most often the file up to some line.
+    kept, dropped, in_one_piece = 0, 0, True
+    for line, row in _lines(file):
+        if not keeps(row):
             dropped += 1
         else:
-            kept.append(line)
+            in_one_piece = in_one_piece and not dropped
+            kept += len(line)
     if dropped:
-        replace_file(file, b"".join(kept))
+        with open(file, "rb") as old:
+            if in_one_piece:
+                replace_file(file, blocks(old, kept))
+            else:
+                replace_file(file, (line for line in old if keeps(_decode(line))))
     return dropped
 
 
@@ -107,7 +140,8 @@ class JsonlWriter(Writer):
     """Writes scalars to metrics.jsonl, one line a step.
 
     Values of one step are merged until another step comes or flush() is called; what comes for the
-    last written step after that is merged into its line, also where an earlier process wrote it.
+    last written step after that is merged into its line, also where an earlier process wrote it. A
+    line is never written over: the file with the merged line takes the place of the old one.
 
     Args:
       path: the file, or a workdir.
@@ -122,8 +156,7 @@ class JsonlWriter(Writer):
         log: Log = to_stderr,
         fence: Callable[[], None] | None = None,
     ) -> None:
-        path = Path(path)
-        self.path = path / "metrics.jsonl" if path.is_dir() else path
+        self.path = _file_of(path)
         self._file = RecordFile(self.path, _whole_lines, log)
         self._fence = fence
         self._pending: dict[int, dict[str, Any]] = {}
@@ -166,7 +199,8 @@ class JsonlWriter(Writer):
             step, values, at = self._last
             lines = {step: values | lines[step]} | {s: v for s, v in lines.items() if s != step}
         encoded = [encode(step, values) for step, values in lines.items()]
-        if self._file.write(b"".join(encoded), at):
+        data = b"".join(encoded)
+        if self._file.write(data) if at is None else self._file.replace_from(at, data):
             last = next(reversed(lines))
             self._last = (last, lines[last], self._file.end - len(encoded[-1]))
             self._pending = {}
