@@ -1,11 +1,11 @@
 """The command line: python -m trainer [COMMAND] ...; see options for what it takes."""
 
 import argparse
-import os
 import sys
 from collections.abc import Sequence
 
 from trainer import options
+from trainer.streams import Console
 
 # Nothing is imported here that takes long: `--help` and a misspelt option answer at once.
 
@@ -22,16 +22,25 @@ def main(argv: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if argv is None else argv)
     if not given or (given[0].startswith("-") and given[0] not in ("-h", "--help")):
         given.insert(0, "train")
-    arguments = options.parser().parse_args(given)
-    if arguments.command == "train":
-        from trainer.signals import StopSignals
-
-        with StopSignals() as arguments.signals:  # before anything that takes long
-            return _run(arguments)
-    return _run(arguments)
+    with Console() as console:
+        arguments = options.parser().parse_args(given)
+        code = _run(arguments)
+    if console.error and code == 0 and arguments.command != "train":  # it was to print something
+        print(f"error: what was printed is not whole: {console.error.strerror}.", file=sys.stderr)
+        return 1
+    return code
 
 
 def _run(arguments: argparse.Namespace) -> int:
+    if arguments.command != "train":
+        return _call(arguments)
+    from trainer.signals import StopSignals
+
+    with StopSignals() as arguments.signals:  # before anything that takes long
+        return _call(arguments)
+
+
+def _call(arguments: argparse.Namespace) -> int:
     from trainer import commands
     from trainer.config import ConfigError
 
@@ -40,9 +49,6 @@ def _run(arguments: argparse.Namespace) -> int:
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    except BrokenPipeError:  # `... explain | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
 
 
 if __name__ == "__main__":

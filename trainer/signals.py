@@ -1,5 +1,6 @@
 """Turns SIGTERM, SIGINT and SIGUSR1 into a wish to stop at the next safe point."""
 
+import contextlib
 import os
 import signal
 import threading
@@ -56,10 +57,15 @@ class StopSignals:
     def _note(self, number: int) -> None:
         name = signal.Signals(number).name
         if self.received is not None:
-            os.write(2, f"{name} again: stopping at once.\n".encode())
+            _tell(f"{name} again: stopping at once.")
             os._exit(128 + number)
         self.received = name
-        os.write(2, f"{name}: stopping after a checkpoint; once more to stop at once.\n".encode())
+        _tell(f"{name}: stopping after a checkpoint; once more to stop at once.")
+
+
+def _tell(line: str) -> None:
+    with contextlib.suppress(OSError):  # this thread must live, whoever reads
+        os.write(2, f"{line}\n".encode())
 
 
 def _nothing(number: int, frame: FrameType | None) -> None:

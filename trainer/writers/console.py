@@ -120,7 +120,7 @@ class ConsoleWriter(Writer):
 
     def _open(self) -> bool:
         """Starts the bar if the stream is a terminal, and tells whether there is one."""
-        if self._bar is None and self._total and self._stream.isatty():
+        if self._bar is None and self._total and self._stream and self._stream.isatty():
             from rich.console import Console
             from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
             from rich.progress import TimeRemainingColumn as Remaining

@@ -1,0 +1,109 @@
+"""A console that cannot be written: the run goes on, and the exit code is the run's."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests import runs
+from trainer import checkpoint
+
+FULL = Path("/dev/full")
+needs_full = pytest.mark.skipif(not FULL.exists(), reason="/dev/full is of Linux")
+SPOKEN = "experiment.writers = ['console']\nexperiment.log_every = 1\n"
+
+
+def start(*command: str, **more: Any) -> subprocess.Popen[str]:
+    env = runs.environment(JAX_COMPILATION_CACHE_DIR="")
+    return subprocess.Popen([sys.executable, *command], cwd=runs.ROOT, env=env, text=True, **more)
+
+
+def exit_of(workdir: Path) -> str:
+    return json.loads((workdir / "run.json").read_text())["lineage"][-1]["exit"]
+
+
+@needs_full
+@pytest.mark.parametrize("streams", [("stdout",), ("stderr",), ("stdout", "stderr")])
+def test_a_console_on_a_full_disk_costs_a_run_nothing(tmp_path, streams):
+    config, workdir = runs.write_config(tmp_path, SPOKEN), tmp_path / "run"
+    with FULL.open("w") as full:
+        given: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        given |= {name: full for name in streams}
+        run = start("-m", "trainer", *runs.options(config, workdir), **given)
+        said = run.communicate(timeout=120)
+    assert run.returncode == 0, said
+    assert not said[1] or "Traceback" not in said[1]
+    assert (exit_of(workdir), len(runs.lines(workdir))) == ("done", 20)
+
+
+def test_a_run_without_stdout_has_no_console(tmp_path):
+    config, workdir = runs.write_config(tmp_path, SPOKEN), tmp_path / "run"
+    shell = 'exec "$@" >&-'
+    command = [sys.executable, "-m", "trainer", *runs.options(config, workdir)]
+    env = runs.environment(JAX_COMPILATION_CACHE_DIR="")
+    done = subprocess.run(["sh", "-c", shell, "sh", *command], env=env, capture_output=True)
+    assert done.returncode == 0, done.stderr.decode()
+
+
+def test_a_stop_whose_signal_ends_the_reader_too_still_saves(tmp_path):
+    more = "experiment.steps = 100_000\nexperiment.save_every = 100_000\n"
+    more += "experiment.eval_every = 100_000\n"  # as Ctrl-C in `python -m trainer ... | tee log`
+    config, workdir = runs.write_config(tmp_path, SPOKEN + more), tmp_path / "run"
+    pipe = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    run = start("-m", "trainer", *runs.options(config, workdir), **pipe)
+    assert run.stdout is not None
+    while not run.stdout.readline().startswith("step 5/"):
+        assert run.poll() is None
+    run.stdout.close()
+    run.send_signal(signal.SIGINT)
+    assert run.wait(60) == 75
+    assert exit_of(workdir) == "stopped"
+    assert [info.step for info in checkpoint.ls(workdir)][-1] == runs.lines(workdir)[-1]["step"]
+
+
+@needs_full
+def test_the_second_signal_ends_a_process_whose_stderr_cannot_be_written():
+    code = """
+        import os, signal, time
+        from trainer.signals import StopSignals
+        with StopSignals() as signals:
+            os.kill(os.getpid(), signal.SIGTERM)
+            while signals.received is None:
+                time.sleep(0.01)
+            print(signals.received, flush=True)
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(60)
+    """
+    with FULL.open("w") as full:
+        run = start("-c", textwrap.dedent(code), stdout=subprocess.PIPE, stderr=full)
+        said, _ = run.communicate(timeout=60)
+    assert (said, run.returncode) == ("SIGTERM\n", 128 + signal.SIGTERM)
+
+
+@pytest.mark.parametrize("command", ["config", "explain"])
+def test_a_reader_that_has_enough_ends_a_command_quietly(tmp_path, command):
+    given = runs.files(runs.write_config(tmp_path))
+    reading, writing = os.pipe()
+    os.close(reading)  # as `| head` does when it has its lines
+    pipe = {"stdout": writing, "stderr": subprocess.PIPE}
+    run = start("-m", "trainer", command, *given, "--vocabulary=unruly", **pipe)
+    os.close(writing)
+    said = run.communicate(timeout=60)
+    assert (run.returncode, said[1]) == (0, "")
+
+
+@needs_full
+def test_what_a_command_cannot_print_is_a_failure(tmp_path):
+    given = runs.files(runs.write_config(tmp_path))
+    with FULL.open("w") as full:
+        pipe = {"stdout": full, "stderr": subprocess.PIPE}
+        run = start("-m", "trainer", "config", *given, **pipe)
+        said = run.communicate(timeout=60)
+    assert run.returncode == 1
+    assert said[1] == "error: what was printed is not whole: No space left on device.\n"
