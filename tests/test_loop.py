@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 import traceback
 from pathlib import Path
@@ -356,11 +357,28 @@ def test_a_slow_step_is_told_once_with_all_stacks(tmp_path):
 
 def test_nothing_is_told_of_steps_as_slow_as_the_others(tmp_path):
     said: list[str] = []
-    with Watchdog(None, said.append) as watchdog:
-        for step in range(8):
-            watchdog.step(step)
-        time.sleep(1.5)
-    assert said == []
+    with open(tmp_path / "stacks", "w+") as stream:
+        with Watchdog(30.0, said.append, stream) as watchdog:
+            for step in range(7):
+                watchdog.step(step)
+                time.sleep(0.15)
+            watchdog.step(7)
+            time.sleep(1.5)  # ten times the median: slower than the others, and not far too slow
+            watchdog.step(8)
+        assert said == []
+        with Watchdog(5.0, said.append, stream) as watchdog:  # what this one would tell
+            for step in range(7):
+                watchdog.step(step)
+                time.sleep(0.15)
+            watchdog.step(7)
+            time.sleep(1.5)
+    assert len(said) == 1
+
+
+def test_nothing_is_watched_without_a_multiple():
+    with Watchdog(None, pytest.fail) as watchdog:
+        assert not [thread for thread in threading.enumerate() if thread.name == "watchdog"]
+        watchdog.step(1)
 
 
 def test_a_run_is_watched(tmp_path, capfd):
