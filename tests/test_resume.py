@@ -5,16 +5,19 @@ import json
 import os
 import re
 import shutil
+import signal
 import socket
 import subprocess
 import sys
+import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from tests import runs
-from trainer import checkpoint
+from trainer import checkpoint, processes
 from trainer.__main__ import main
 
 
@@ -216,7 +219,10 @@ def test_a_last_state_that_cannot_be_saved_is_a_failure(
 # As several processes.
 
 
-def together(config: Path, workdir: Path, *more: str) -> list[subprocess.Popen[str]]:
+def together(
+    config: Path, workdir: Path, *more: str, mistake: Sequence[str] = ()
+) -> list[subprocess.Popen[str]]:
+    """Starts two processes of one run; the second one gets the options of `mistake` as well."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{free.getsockname()[1]}"
@@ -225,7 +231,7 @@ def together(config: Path, workdir: Path, *more: str) -> list[subprocess.Popen[s
         env = runs.environment(
             JAX_COORDINATOR_ADDRESS=address, JAX_NUM_PROCESSES="2", JAX_PROCESS_ID=str(index)
         )
-        command = [sys.executable, "-m", "trainer", "--distributed"]
+        command = [sys.executable, "-m", "trainer", "--distributed", *(mistake if index else ())]
         log = open(workdir.parent / f"log{index}", "a")  # noqa: SIM115
         every.append(
             subprocess.Popen(
@@ -262,6 +268,77 @@ def test_two_processes_are_killed_and_go_on(tmp_path):
     assert "Restored step " in (tmp_path / "log0").read_text()
     assert checkpoint.diff(whole, 20, 20, other=workdir) == []
     assert runs.lines(workdir) == runs.lines(whole)
+
+
+def begun(process: subprocess.Popen[str], log: Path, words: str) -> None:
+    """Waits until a process has said something."""
+    until = time.monotonic() + 120
+    while words not in log.read_text():
+        assert process.poll() is None and time.monotonic() < until, log.read_text()
+        time.sleep(0.05)
+
+
+LONG = """
+experiment:
+  data       = @data.digits()
+  steps      = 1_000_000
+  log_every  = 1_000_000
+  eval_every = 1_000_000
+  save_every = 1_000_000
+models.mlp.num_classes = 10
+data.digits.batch_size = 100
+"""
+
+
+def test_two_processes_stop_when_one_is_told_to_long_before_they_log(tmp_path):
+    config, workdir = runs.write_config(tmp_path, LONG), tmp_path / "run"
+    every = together(config, workdir)
+    begun(every[0], tmp_path / "log0", "First step")
+    every[1].send_signal(signal.SIGTERM)
+    assert ends(every, 60) == [75, 75], (tmp_path / "log0").read_text()
+    assert "by SIGTERM; saved" in (tmp_path / "log0").read_text()
+
+
+BROKEN = """
+import jax, unruly
+class Broken(unruly.Points):
+    def batch(self, step, batch):
+        if step == 5 and jax.process_index() == 1:
+            raise RuntimeError("the disk of process 1 broke")
+        start = 4 * jax.process_index()
+        return {name: values[start : start + 4] for name, values in batch.items()}
+def broken() -> unruly.Points:
+    return Broken()
+"""
+
+
+def test_an_error_in_one_process_ends_the_other_soon(tmp_path, monkeypatch):
+    (tmp_path / "lab_of_tests.py").write_text(BROKEN)
+    monkeypatch.setattr(runs, "LAB", f"{runs.LAB}:{tmp_path}")
+    config = runs.write_config(tmp_path, "experiment.data = @lab_of_tests.broken()\n")
+    every = together(config, tmp_path / "run", "--vocabulary=lab_of_tests")
+    assert ends(every, 60) == [1, 1]
+    assert "RuntimeError: the disk of process 1 broke" in (tmp_path / "log1").read_text()
+    assert "If another process is gone" in (tmp_path / "log0").read_text()
+    record = json.loads((tmp_path / "run" / "run.json").read_text())
+    assert record["lineage"][-1]["exit"] == "failed"
+
+
+def test_a_mistake_in_one_process_is_one_of_all(tmp_path, config):
+    with_mistake = ["--vocabulary=no_such_lab"]
+    every = together(config, tmp_path / "run", mistake=with_mistake)
+    assert ends(every, 60) == [2, 2]
+    assert "no_such_lab" in (tmp_path / "log1").read_text()
+    assert "Another process of the run was refused" in (tmp_path / "log0").read_text()
+    assert not (tmp_path / "run").exists()
+
+
+def test_processes_meet_every_other_second():
+    steps, met = 1, []
+    for seconds_a_step in [1 / 64] * 9 + [5.0] * 3 + [0.5] * 4:
+        steps = processes.steps_to_next_meeting(steps, steps * seconds_a_step)
+        met.append(steps)
+    assert met == [2, 4, 8, 16, 32, 64, 128, 128, 128, 1, 1, 1, 2, 4, 4, 4]
 
 
 # From another run.

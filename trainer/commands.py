@@ -22,11 +22,20 @@ def train(arguments: argparse.Namespace) -> int:
         from trainer import processes
 
         processes.join()
+        with processes.leaving_on_error():
+            return _train(arguments, read, workdir, began)
+    return _train(arguments, read, workdir, began)
+
+
+def _train(arguments: argparse.Namespace, read: Config, workdir: str, began: float) -> int:
+    from trainer import processes
     from trainer.run import Run
 
-    program = _program(read, arguments.vocabulary)
-    run = Run(read, program, arguments.signals, _say)
-    return run.start(
+    def build() -> Run:
+        program = _program(read, arguments.vocabulary)
+        return Run(read, program, arguments.signals, _say)
+
+    return processes.all_or_none(build).start(
         workdir,
         allow_changed=arguments.allow_changed,
         take_over=arguments.take_over,

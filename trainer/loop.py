@@ -146,10 +146,10 @@ class Loop:
                 speed = (step - logged_step) / (now - logged_at)
                 self._flush()
                 self._waiting = Metrics(step, metrics, speed)
-                self.wishes.meet()
                 logged_at, logged_step = now, step
             if self._observe is not None:
                 self._observe(step, batch, state)
+            self.wishes.meet()
             yield step, state
             if back is not None and step == back.step:
                 state = self._turn(state, back)

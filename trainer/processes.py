@@ -4,10 +4,15 @@ Each process holds its part of the devices and of every batch. Process 0 alone w
 folder, but for the pieces of checkpoints that each one holds.
 """
 
+import contextlib
+import functools
 import os
-from collections.abc import Callable
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import jax
 import numpy as np
@@ -15,6 +20,12 @@ import numpy as np
 from trainer.cadence import Cadence
 from trainer.config import ConfigError
 from trainer.signals import StopSignals
+
+Made = TypeVar("Made")
+
+_SILENT = 40  # seconds after which a process that is not heard of is taken for dead
+_LEAVING = 60  # seconds that a process which has ended waits for the others to end
+_BETWEEN_MEETINGS = 2.0  # seconds; a meeting takes milliseconds
 
 
 def join() -> None:
@@ -28,16 +39,63 @@ def join() -> None:
     """
     names = ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
     address, count, index = (os.environ.get(name) for name in names)
+    initialize = functools.partial(
+        jax.distributed.initialize,
+        heartbeat_timeout_seconds=_SILENT,
+        shutdown_timeout_seconds=_LEAVING,
+    )
+    # It would take SIGTERM for itself, and the run would never hear of it.
+    jax.config.update("jax_enable_preemption_service", False)
     try:
         if address is None:
-            jax.distributed.initialize()
+            initialize()
         else:
-            jax.distributed.initialize(address, int(count or ""), int(index or ""))
+            initialize(address, int(count or ""), int(index or ""))
     except (ValueError, RuntimeError) as error:
         raise ConfigError(
             f"--distributed could not join the other processes: {error}. Start it under a "
             f"scheduler that jax knows, or set {', '.join(names)}."
         ) from error
+
+
+@contextlib.contextmanager
+def leaving_on_error() -> Iterator[None]:
+    """Ends this process at once after an error, so that the others notice and end as well.
+
+    A process that ends in the ordinary way waits for the others first, which wait for this one in
+    their next computation. What a user did wrong is told by each of them, and ends them as usual.
+    """
+    try:
+        yield
+    except ConfigError:
+        raise
+    except BaseException as error:
+        traceback.print_exc()
+        if isinstance(error, jax.errors.JaxRuntimeError):
+            print(_GONE, file=sys.stderr)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(1)
+
+
+_GONE = (
+    "error: This is a computation that all processes of the run make together. If another process "
+    "is gone, its own output says why. Start the same command again on each of them to go on."
+)
+
+
+def all_or_none(make: Callable[[], Made]) -> Made:
+    """Makes in each process what a mistake may prevent; a ConfigError in one ends all of them."""
+    if not jax.distributed.is_initialized():  # asked so, no device is looked for
+        return make()
+    made, refused = None, None
+    try:
+        made = make()
+    except ConfigError as error:
+        refused = error
+    if _gather([refused is None]).min() == 0:
+        raise refused or ConfigError("Another process of the run was refused, and says why.")
+    return cast(Made, made)
 
 
 def first_process_first(open_folder: Callable[[], Any], path: Path) -> Any:
@@ -50,17 +108,9 @@ def first_process_first(open_folder: Callable[[], Any], path: Path) -> Any:
     Returns:
         What `open_folder` returned, or a stand-in with the same methods.
     """
-    if jax.process_count() == 1:
-        return open_folder()
-    folder, refused = None, None
-    if jax.process_index() == 0:
-        try:
-            folder = open_folder()
-        except ConfigError as error:
-            refused = error
-    if _gather([refused is None]).min() == 0:
-        raise refused or ConfigError(f"Process 0 could not open the workdir {path}.")
-    return folder or _Elsewhere(path)
+    if jax.process_index() > 0:
+        return all_or_none(lambda: _Elsewhere(path))
+    return all_or_none(open_folder)
 
 
 def as_first_says(value: bool) -> bool:
@@ -90,7 +140,9 @@ class Wishes:
     """What the processes of a run want together: to stop, to save.
 
     One process alone wants what it wants at once. Several agree at meetings, since each must make
-    the same steps as the others and save the same states.
+    the same steps as the others and save the same states. No clock says when to meet, for no two
+    clocks agree: at a meeting they agree after how many steps to meet again, from how long the
+    slowest of them took for the last ones.
 
     Args:
         signals: says when this process is to stop.
@@ -103,17 +155,26 @@ class Wishes:
         self._alone = jax.process_count() == 1
         self._stop: str | None = None
         self._save = False
+        self._steps = 1  # between the last meeting and the next one
+        self._to_come = 1
+        self._met = time.monotonic()
 
     def meet(self) -> None:
-        """Agrees with the other processes; every one must call it at the same step."""
+        """Agrees with the other processes when it is time to; each calls it after each step."""
         if self._alone:
+            return
+        self._to_come -= 1
+        if self._to_come > 0:
             return
         received = self._signals.received
         names = [signal.name for signal in self._signals.SIGNALS]
         mine = names.index(received) + 1 if received else 0
-        stop, save = _gather([mine, int(self._cadence.due())]).max(axis=0)
+        took = min(int(1000 * (time.monotonic() - self._met)), 10**9)
+        stop, save, slowest = _gather([mine, int(self._cadence.due()), took]).max(axis=0)
         self._stop = names[stop - 1] if stop else self._stop
         self._save = bool(save)
+        self._steps = steps_to_next_meeting(self._steps, int(slowest) / 1000)
+        self._to_come, self._met = self._steps, time.monotonic()
 
     @property
     def stop(self) -> str | None:
@@ -128,6 +189,14 @@ class Wishes:
         """Notes a save, and for how many seconds it held the steps up."""
         self._save = False
         self._cadence.saved(held_up)
+
+
+def steps_to_next_meeting(steps: int, seconds: float) -> int:
+    """Returns after how many steps to meet again, when the last `steps` took so many seconds.
+
+    That is about two seconds of steps: at most twice as many as before, and at least one.
+    """
+    return max(1, min(2 * steps, int(steps * _BETWEEN_MEETINGS / max(seconds, 1e-3))))
 
 
 def _gather(values: list[Any]) -> np.ndarray:

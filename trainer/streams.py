@@ -10,8 +10,8 @@ from typing import Any, TextIO
 class Console:
     """Puts streams in place of stdout and stderr that drop what they cannot write.
 
-    A terminal that is gone, a pipe that nobody reads, a full disk: none of them ends a run, keeps it
-    from its last checkpoint, or alters its exit code. Used as a context manager around a command.
+    A terminal that is gone, a pipe that nobody reads, a full disk: none of them ends a run, keeps
+    it from its last checkpoint, or alters its exit code. A context manager around a command.
 
     Attributes:
         error: why what went to stdout is not whole, or None; that the reader of a pipe has had
