@@ -299,6 +299,33 @@ def test_two_processes_stop_when_one_is_told_to_long_before_they_log(tmp_path):
     assert "by SIGTERM; saved" in (tmp_path / "log0").read_text()
 
 
+SLOW = """
+import time, trainer.data
+class Slow:
+    def __init__(self):
+        self._digits = trainer.data.digits(batch_size=100)
+    def __getattr__(self, name):
+        return getattr(self._digits, name)
+    def evaluate(self):
+        for batch in [*self._digits.evaluate()] * 100:
+            time.sleep(0.5)
+            yield batch
+def slow() -> Slow:
+    return Slow()
+"""
+
+
+def test_two_processes_stop_in_an_evaluation(tmp_path, monkeypatch):
+    (tmp_path / "lab_of_tests.py").write_text(SLOW)
+    monkeypatch.setattr(runs, "LAB", f"{runs.LAB}:{tmp_path}")
+    more = "experiment.data = @lab_of_tests.slow()\nexperiment.eval_every = 1\n"
+    config = runs.write_config(tmp_path, more + "models.mlp.num_classes = 10\n")
+    every = together(config, tmp_path / "run", "--vocabulary=lab_of_tests")
+    begun(every[0], tmp_path / "log0", "First step")
+    every[1].send_signal(signal.SIGUSR1)
+    assert ends(every, 60) == [75, 75], (tmp_path / "log0").read_text()
+
+
 BROKEN = """
 import jax, unruly
 class Broken(unruly.Points):

@@ -255,6 +255,7 @@ class Loop:
     def _eval_batches(self, step: int) -> Iterator[Batch]:
         for batch in self.experiment.data.evaluate():
             self._watchdog.other(f"the evaluation at step {step}")
+            self.wishes.meet("batch")
             if self.wishes.stop:
                 raise _Interrupted
             yield batch

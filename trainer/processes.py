@@ -136,6 +136,24 @@ class _Elsewhere:
     def close(self, kind: str) -> None: ...
 
 
+class _Pace:
+    """Counts from one meeting to the next."""
+
+    def __init__(self):
+        self.begin(1)
+
+    def begin(self, steps: int) -> None:
+        self.steps = self._to_come = steps
+        self._since = time.monotonic()
+
+    def is_over(self) -> bool:
+        self._to_come -= 1
+        return self._to_come <= 0
+
+    def milliseconds(self) -> int:
+        return min(int(1000 * (time.monotonic() - self._since)), 10**9)
+
+
 class Wishes:
     """What the processes of a run want together: to stop, to save.
 
@@ -155,26 +173,24 @@ class Wishes:
         self._alone = jax.process_count() == 1
         self._stop: str | None = None
         self._save = False
-        self._steps = 1  # between the last meeting and the next one
-        self._to_come = 1
-        self._met = time.monotonic()
+        self._paces = {"step": _Pace(), "batch": _Pace()}
 
-    def meet(self) -> None:
-        """Agrees with the other processes when it is time to; each calls it after each step."""
-        if self._alone:
-            return
-        self._to_come -= 1
-        if self._to_come > 0:
+    def meet(self, after: str = "step") -> None:
+        """Agrees with the other processes when it is time to.
+
+        Each of them calls it after every step, and after every "batch" of an evaluation.
+        """
+        pace = self._paces[after]
+        if self._alone or not pace.is_over():
             return
         received = self._signals.received
         names = [signal.name for signal in self._signals.SIGNALS]
-        mine = names.index(received) + 1 if received else 0
-        took = min(int(1000 * (time.monotonic() - self._met)), 10**9)
-        stop, save, slowest = _gather([mine, int(self._cadence.due()), took]).max(axis=0)
+        number = names.index(received) + 1 if received else 0
+        mine = [number, int(self._cadence.due()), pace.milliseconds()]
+        stop, save, slowest = _gather(mine).max(axis=0)
         self._stop = names[stop - 1] if stop else self._stop
         self._save = bool(save)
-        self._steps = steps_to_next_meeting(self._steps, int(slowest) / 1000)
-        self._to_come, self._met = self._steps, time.monotonic()
+        pace.begin(steps_to_next_meeting(pace.steps, int(slowest) / 1000))
 
     @property
     def stop(self) -> str | None:
