@@ -359,6 +359,28 @@ def test_a_fenced_writer_writes_nothing(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_writer_that_is_fenced_meanwhile_replaces_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"step": 10, "x": 1}\n{"step": 20, "x": 2}\n')
+    before, asked = path.read_bytes(), []
+
+    def fence() -> None:  # it is asked before anything is read, and again before the rename
+        asked.append(1)
+        if len(asked) == 2:
+            raise TakenOver
+
+    for attempt in (
+        lambda writer: writer.truncate_after(10),
+        lambda writer: (writer.write_scalars(20, {"y": 1}), writer.flush()),
+    ):
+        writer = JsonlWriter(path, fence=fence)
+        with pytest.raises(TakenOver):
+            attempt(writer)
+        writer._file.close()
+        asked.clear()
+    assert path.read_bytes() == before and list(tmp_path.iterdir()) == [path]
+
+
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     disk = tmp_path / "disk"

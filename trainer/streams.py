@@ -3,6 +3,7 @@
 import contextlib
 import os
 import sys
+from collections.abc import Iterable
 from types import TracebackType
 from typing import Any, TextIO
 
@@ -55,6 +56,10 @@ class _Dropping:
         except OSError as error:
             self.error = self.error or error
             return len(text)
+
+    def writelines(self, lines: Iterable[str]) -> None:
+        for line in lines:
+            self.write(line)
 
     def flush(self) -> None:
         try:

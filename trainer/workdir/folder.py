@@ -98,7 +98,7 @@ class Workdir:
         if Path(name).name != name or name in ("", ".", ".."):
             raise ValueError(f"{name!r} is not the name of a file in {self.path}.")
         self.check_fence()
-        replace_file(self.path / name, text.encode())
+        replace_file(self.path / name, text.encode(), self.check_fence)
 
     def restored(self, step: int | None) -> None:
         """Notes in run.json which step this process began from; None for a fresh start."""

@@ -14,10 +14,15 @@ _TEMPORARY = re.compile(r"\..+\.\d+\.tmp")  # as replace_file names them
 _BLOCK = 1 << 20
 
 
-def replace_file(path: Path, content: bytes | Iterable[bytes]) -> None:
-    """Writes a file, from its bytes or from pieces of them, whole or not at all.
+def replace_file(
+    path: Path, content: bytes | Iterable[bytes], fence: Callable[[], None] | None = None
+) -> None:
+    """Writes a file whole or not at all: beside it, synced, renamed.
 
-    It is written beside, synced and renamed.
+    Args:
+      path: the file.
+      content: its bytes, or pieces of them.
+      fence: called just before the rename, after all that takes long; what it raises is raised.
     """
     pieces = [content] if isinstance(content, bytes) else content
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
@@ -27,6 +32,8 @@ def replace_file(path: Path, content: bytes | Iterable[bytes]) -> None:
                 file.write(piece)
             file.flush()
             os.fsync(file.fileno())
+        if fence is not None:
+            fence()
         os.replace(temporary, path)
     except BaseException:
         temporary.unlink(missing_ok=True)
@@ -74,13 +81,13 @@ class RecordFile:
         """
         return self._tried(lambda: self._append(data))
 
-    def replace_from(self, start: int, data: bytes) -> bool:
+    def replace_from(self, start: int, data: bytes, fence: Callable[[], None] | None) -> bool:
         """Puts records in place of those from an offset on; the file is replaced by a rename.
 
         A process that is killed meanwhile leaves the old records or the new ones. Returns what
         write() returns.
         """
-        return self._tried(lambda: self._replace(start, data))
+        return self._tried(lambda: self._replace(start, data, fence))
 
     def close(self) -> None:
         if self._file is not None:
@@ -114,10 +121,10 @@ class RecordFile:
             raise
         self.end += len(data)
 
-    def _replace(self, start: int, data: bytes) -> None:
+    def _replace(self, start: int, data: bytes, fence: Callable[[], None] | None) -> None:
         file = self._opened()
         file.seek(0)
-        replace_file(self.path, itertools.chain(blocks(file, start), [data]))
+        replace_file(self.path, itertools.chain(blocks(file, start), [data]), fence)
         self.close()
         self.end = start + len(data)
 

@@ -107,10 +107,13 @@ def read_metrics(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
     return [steps[step] for step in sorted(steps)]
 
 
-def truncate_after(path: str | os.PathLike[str], step: int) -> int:
+def truncate_after(
+    path: str | os.PathLike[str], step: int, fence: Callable[[], None] | None = None
+) -> int:
     """Drops the lines of later steps than `step`, and torn ones; returns how many.
 
-    The file is replaced by a rename, or left as it is when nothing is to be dropped.
+    The file is replaced by a rename, or left as it is when nothing is to be dropped. A fence is
+    called just before the rename, and what it raises is raised.
     """
     file = Path(path)
     if not file.exists():
@@ -130,9 +133,9 @@ def truncate_after(path: str | os.PathLike[str], step: int) -> int:
     if dropped:
         with open(file, "rb") as old:
             if in_one_piece:
-                replace_file(file, blocks(old, kept))
+                replace_file(file, blocks(old, kept), fence)
             else:
-                replace_file(file, (line for line in old if keeps(_decode(line))))
+                replace_file(file, (line for line in old if keeps(_decode(line))), fence)
     return dropped
 
 
@@ -177,7 +180,7 @@ class JsonlWriter(Writer):
             self._fence()
         self._file.close()
         self._adopted = False
-        return truncate_after(self.path, step)
+        return truncate_after(self.path, step, self._fence)
 
     def write_scalars(self, step: int, scalars: Mapping[str, Any]) -> None:
         """Merges scalars into the line of a step; raises ValueError for what is no real number."""
@@ -200,7 +203,7 @@ class JsonlWriter(Writer):
             lines = {step: values | lines[step]} | {s: v for s, v in lines.items() if s != step}
         encoded = [encode(step, values) for step, values in lines.items()]
         data = b"".join(encoded)
-        if self._file.write(data) if at is None else self._file.replace_from(at, data):
+        if self._file.write(data) if at is None else self._file.replace_from(at, data, self._fence):
             last = next(reversed(lines))
             self._last = (last, lines[last], self._file.end - len(encoded[-1]))
             self._pending = {}
