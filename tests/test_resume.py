@@ -326,6 +326,16 @@ def test_two_processes_stop_in_an_evaluation(tmp_path, monkeypatch):
     assert ends(every, 60) == [75, 75], (tmp_path / "log0").read_text()
 
 
+def test_two_processes_of_two_configs_are_refused(tmp_path):
+    config = runs.write_config(tmp_path, "experiment.data = @data.digits()\n")
+    every = together(config, tmp_path / "run", mistake=["--set=seed=3"])
+    assert ends(every, 90) == [2, 2]
+    for index, seed in ((0, 0), (1, 3)):
+        said = (tmp_path / f"log{index}").read_text()
+        assert "do not have the same config" in said and "Traceback" not in said, seed
+    assert not (tmp_path / "run").exists()
+
+
 BROKEN = """
 import jax, unruly
 class Broken(unruly.Points):

@@ -35,7 +35,15 @@ def _train(arguments: argparse.Namespace, read: Config, workdir: str, began: flo
         program = _program(read, arguments.vocabulary)
         return Run(read, program, arguments.signals, _say)
 
-    return processes.all_or_none(build).start(
+    run = processes.all_or_none(build)
+    processes.require_same(
+        {
+            "workdir": str(Path(workdir).absolute()),
+            "options": f"--until={arguments.until} --trace={arguments.trace}",
+            "config": configs.dump(read.root),
+        }
+    )
+    return run.start(
         workdir,
         allow_changed=arguments.allow_changed,
         take_over=arguments.take_over,

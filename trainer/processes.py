@@ -10,7 +10,8 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator
+import zlib
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -39,6 +40,12 @@ def join() -> None:
     """
     names = ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
     address, count, index = (os.environ.get(name) for name in names)
+    unset = [name for name in names if not os.environ.get(name)]
+    if 0 < len(unset) < len(names):
+        raise ConfigError(
+            f"--distributed takes all of {', '.join(names)} or none of them, and "
+            f"{' and '.join(unset)} {'is' if len(unset) == 1 else 'are'} not set."
+        )
     initialize = functools.partial(
         jax.distributed.initialize,
         heartbeat_timeout_seconds=_SILENT,
@@ -53,7 +60,8 @@ def join() -> None:
             initialize(address, int(count or ""), int(index or ""))
     except (ValueError, RuntimeError) as error:
         raise ConfigError(
-            f"--distributed could not join the other processes: {error}. Start it under a "
+            f"--distributed could not join the other processes: {str(error).rstrip('. ')}. "
+            f"Start it under a "
             f"scheduler that jax knows, or set {', '.join(names)}."
         ) from error
 
@@ -96,6 +104,27 @@ def all_or_none(make: Callable[[], Made]) -> Made:
     if _gather([refused is None]).min() == 0:
         raise refused or ConfigError("Another process of the run was refused, and says why.")
     return cast(Made, made)
+
+
+def require_same(given: Mapping[str, str]) -> None:
+    """Refuses processes that were not started by the same command.
+
+    Args:
+        given: what must be the same in each of them, by what to call it.
+
+    Raises:
+        ConfigError: in every process, where something is not.
+    """
+    if not jax.distributed.is_initialized():
+        return
+    sums = _gather([zlib.crc32(text.encode()) & 0x7FFFFFFF for text in given.values()])
+    for column, name in zip(sums.T, given, strict=True):
+        if len(set(column.tolist())) > 1:
+            own = f" This one has {given[name]}." if len(given[name]) < 200 else ""
+            raise ConfigError(
+                f"The processes of this run do not have the same {name}. Start all of them with "
+                f"the same files and options.{own}"
+            )
 
 
 def first_process_first(open_folder: Callable[[], Any], path: Path) -> Any:
