@@ -91,6 +91,8 @@ def make_plan(program: Program, config: Config | None = None) -> Plan:
     experiment, optimizer = program.experiment, program.experiment.optimizer
     try:
         state = program.abstract_state()
+        if not optimizer.trainable(state.params):
+            raise optim.GroupError("Every parameter is frozen, and nothing would be trained.")
         _check_batches(program)
         sampled = _sample(optimizer, experiment.steps)
         jaxpr = program.trace(state).jaxpr
