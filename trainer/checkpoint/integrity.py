@@ -20,6 +20,7 @@ import jax
 import numpy as np
 
 FORMAT = 1
+ABSENT = (FileNotFoundError, NotADirectoryError, IsADirectoryError)  # what no retry would alter
 MANIFEST = "manifest.json"
 FILES = "integrity/files.json"
 _LATER = ("_CHECKPOINT_METADATA", "commit_success.txt")  # orbax writes these after the list
@@ -32,7 +33,10 @@ class CheckpointError(ValueError):
 
 
 class Damaged(CheckpointError):
-    """A checkpoint whose files do not hold what was saved; `problems` has a line a bad leaf."""
+    """A checkpoint whose files do not hold what was saved; `problems` has a line a bad leaf.
+
+    Never said of a disk that cannot be read just now: that stays the OSError that it is.
+    """
 
     def __init__(self, message: str, problems: Sequence[str] = ()) -> None:
         super().__init__(message)
@@ -173,13 +177,18 @@ def verify(manifest: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> lis
 
 
 def file_list(directory: Path) -> dict[str, list[Any]]:
-    """Returns size and CRC-32 of every file of a step, by its path in there."""
+    """Returns size and CRC-32 of every file of a step, by its path in there; raises OSError."""
     listing = {}
-    for path in sorted(directory.rglob("*")):
-        name = path.relative_to(directory).as_posix()
-        if name not in (FILES, *_LATER) and path.is_file():
-            listing[name] = _size_and_crc(path)
+    for folder, _, names in os.walk(directory, onerror=_raise):  # rglob() would pass errors over
+        for path in (Path(folder, name) for name in names):
+            name = path.relative_to(directory).as_posix()
+            if name not in (FILES, *_LATER) and path.is_file():
+                listing[name] = _size_and_crc(path)
     return listing
+
+
+def _raise(error: OSError) -> None:
+    raise error
 
 
 def file_problems(directory: Path, listing: Mapping[str, Sequence[Any]]) -> list[str]:
@@ -273,12 +282,19 @@ def entries(leaves: Mapping[str, HostLeaf]) -> dict[str, Any]:
     }
 
 
+def system_error(error: BaseException) -> OSError | None:
+    """Returns what the operating system said, where that is behind an error."""
+    if isinstance(error, OSError):
+        return error
+    if found := re.search(r"os_error_code='(\d+)'", str(error)):  # tensorstore says it so
+        return OSError(int(found[1]), os.strerror(int(found[1])))
+    return None
+
+
 def reason(error: BaseException) -> str:
     """Returns what an error says, short enough to be read."""
-    code = error.errno if isinstance(error, OSError) else None
-    if found := re.search(r"os_error_code='(\d+)'", str(error)):  # tensorstore says it so
-        code = int(found[1])
-    if code:
-        return os.strerror(code)
+    system = system_error(error)
+    if system is not None and system.errno:
+        return os.strerror(system.errno)
     lines = str(error).strip().splitlines() or [type(error).__name__]
     return lines[0] if len(lines[0]) <= 200 else lines[0][:197] + "..."

@@ -34,7 +34,8 @@ class Checkpoints:
 
     A save that fails (a full disk) does not raise: it is said once through `log`, `error` says why
     until a later save succeeds, and older checkpoints stay. A damaged checkpoint is moved to
-    checkpoints/damaged/ and the previous good one is used.
+    checkpoints/damaged/ and the previous good one is used; where the disk cannot be read just now,
+    nothing is moved.
 
     Args:
       directory: WORKDIR/checkpoints; made when the first checkpoint is saved.
@@ -160,8 +161,8 @@ class Checkpoints:
           step: which one; None for the newest good one, setting damaged ones aside.
 
         Returns: the state, every leaf committed and strongly typed. Raises CheckpointError when
-        there is none, all are damaged, the one asked for is, or structure, shape or dtype differ
-        (it names the leaves then).
+        there is none, all are damaged, the one asked for is, the disk cannot be read, or structure,
+        shape or dtype differ (it names the leaves then).
         """
         self._collect()
         found = step_directories(self.directory)
@@ -177,10 +178,17 @@ class Checkpoints:
             problem = None
             try:
                 arrays = read_for(found[number], targets)
-            except Damaged as e:
-                problem = str(e)
+            except (Damaged, OSError) as e:
+                problem = e
+            if not all_agree(not isinstance(problem, OSError)):
+                why = integrity.reason(problem) if problem else "another process cannot read it"
+                raise CheckpointError(
+                    f"The checkpoint {found[number]} cannot be read now: {why}. Nothing was "
+                    "changed; start the same command again when it can be read."
+                ) from problem
             if not all_agree(problem is None):
-                self._set_aside(number, found[number], problem or "another process cannot read it")
+                why = str(problem or "another process finds it so")
+                self._set_aside(number, found[number], why)
                 continue
             leaves = [place(arrays.pop(name), target) for name, target in targets.items()]
             return jax.tree.unflatten(jax.tree.structure(abstract_state), leaves)

@@ -25,7 +25,7 @@ def storage() -> Any:
 def read_arrays(
     step_directory: Path, manifest: Mapping[str, Any], prefix: str = ""
 ) -> dict[str, np.ndarray]:
-    """Reads leaves whole into host memory and checks them; raises Damaged.
+    """Reads leaves whole into host memory and checks them; raises Damaged or OSError.
 
     The files are checked first, so that nothing has to make sense of a broken one.
 
@@ -50,7 +50,7 @@ def read_arrays(
 def read_for(step_directory: Path, targets: Mapping[str, Any]) -> dict[str, np.ndarray]:
     """Reads a step whose leaves must be the targets, in path, shape and dtype.
 
-    Raises CheckpointError that names the leaves that are not; Damaged.
+    Raises CheckpointError that names the leaves that are not; Damaged; OSError.
     """
     manifest = read_manifest(step_directory)
     wanted = {name: integrity.spec(name, leaf) for name, leaf in targets.items()}
@@ -100,14 +100,17 @@ def place(array: np.ndarray, target: Any) -> jax.Array:
 def step_directories(directory: str | os.PathLike[str]) -> dict[int, Path]:
     """Returns the committed steps in a checkpoints/ directory, oldest first."""
     root = Path(directory)
-    if not root.is_dir():
-        return {}
-    names = [path for path in root.iterdir() if re.fullmatch(r"0|[1-9][0-9]{0,17}", path.name)]
-    return dict(sorted((int(path.name), path) for path in names if path.is_dir()))
+    try:
+        if not root.is_dir():
+            return {}
+        names = [path for path in root.iterdir() if re.fullmatch(r"0|[1-9][0-9]{0,17}", path.name)]
+        return dict(sorted((int(path.name), path) for path in names if path.is_dir()))
+    except OSError as e:
+        raise CheckpointError(f"{root} cannot be listed: {integrity.reason(e)}.") from e
 
 
 def read_manifest(step_directory: Path) -> dict[str, Any]:
-    """Reads and checks the manifest of a step; raises Damaged."""
+    """Reads and checks the manifest of a step; raises Damaged or OSError."""
     path = step_directory / "integrity" / integrity.MANIFEST
     manifest = _sealed(path)
     for process in range(1, manifest["processes"]):
@@ -120,11 +123,9 @@ def read_manifest(step_directory: Path) -> dict[str, Any]:
 def _sealed(path: Path) -> dict[str, Any]:
     try:
         return integrity.unseal(path.read_text())
-    except PermissionError:
-        raise
-    except FileNotFoundError as e:
+    except integrity.ABSENT as e:
         raise Damaged(f"the file integrity/{path.name} is missing") from e
-    except (OSError, ValueError, RecursionError) as e:
+    except (ValueError, RecursionError) as e:
         raise Damaged(
             f"the file integrity/{path.name} cannot be used: {integrity.reason(e)}"
         ) from e

@@ -11,6 +11,7 @@ import concurrent.futures
 import dataclasses
 import logging
 import os
+import re
 from collections.abc import Awaitable, Callable, Collection, Iterable
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,10 @@ from etils import epath
 
 from trainer.checkpoint import integrity
 from trainer.checkpoint.integrity import Damaged
+
+_BUSY = re.compile(
+    "RESOURCE_EXHAUSTED|UNAVAILABLE|DEADLINE_EXCEEDED|ABORTED|can't start new thread"
+)
 
 
 @dataclasses.dataclass
@@ -148,7 +153,7 @@ def save_args(
 
 
 def load(directory: Path, names: Collection[str], wanted: Collection[str]) -> dict[str, np.ndarray]:
-    """Reads leaves of a step, whole; raises Damaged.
+    """Reads leaves of a step, whole; raises Damaged or OSError.
 
     names: all that were stored; wanted: those to read.
     """
@@ -157,15 +162,29 @@ def load(directory: Path, names: Collection[str], wanted: Collection[str]) -> di
     handler = _pytree_handler()
     restore_args = {n: ocp.RestoreArgs(restore_type=np.ndarray) for n in item}
     try:
-        if not ocp.type_handlers.is_ocdbt_checkpoint(epath.Path(directory / "state")):
+        if not (directory / "state" / "manifest.ocdbt").exists():
             raise Damaged("the index of its arrays is missing")
         return handler.restore(
             epath.Path(directory / "state"),
             args=ocp.args.PyTreeRestore(item=item, restore_args=restore_args),
         )
-    except (MemoryError, PermissionError, Damaged):
+    except (MemoryError, Damaged):
         raise
     except Exception as e:  # whatever orbax and tensorstore raise for files that are not right
+        if passing := _passing(e):
+            raise passing from e
         raise Damaged(f"its arrays cannot be read: {integrity.reason(e)}") from e
     finally:
         handler.close()
+
+
+def _passing(error: BaseException | None) -> OSError | None:
+    """Returns the OSError behind an error that says nothing of what the files hold."""
+    while error is not None:
+        found = integrity.system_error(error)
+        if found is not None and not isinstance(found, integrity.ABSENT):
+            return found
+        if _BUSY.search(str(error)):
+            return OSError(str(error))
+        error = error.__cause__ or error.__context__
+    return None
