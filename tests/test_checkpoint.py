@@ -1,5 +1,6 @@
 """Checkpoints: what was saved comes back bit for bit, or not at all and with a reason."""
 
+import errno
 import json
 import math
 import os
@@ -21,7 +22,7 @@ import pytest
 from jax.sharding import SingleDeviceSharding
 
 from trainer import checkpoint
-from trainer.checkpoint import CheckpointError, Checkpoints, integrity
+from trainer.checkpoint import CheckpointError, Checkpoints, integrity, retention
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -319,6 +320,27 @@ def test_the_best_is_still_known_after_a_restart(opened: Callable[..., Checkpoin
     assert again.steps() == [1, 7]
 
 
+def test_what_was_said_of_a_step_is_forgotten_when_it_is_saved_anew(
+    opened: Callable[..., Checkpoints],
+) -> None:
+    _save_metrics(opened(), [None, 0.5, 0.9])
+    again = opened()
+    again.judge(1, 0.5)
+    again.judge(2, 0.9)  # as a run does from its metrics
+    assert again.discard_after(1) == [2]
+    for step, metric in ((2, 0.1), (3, 0.6), (4, 0.2)):
+        again.save(step, {"x": jnp.zeros(2)}, metric=metric)
+        again.wait()
+        again._drop_manager()  # as after a full disk: it is read anew what each is worth
+    again.save(5, {"x": jnp.zeros(2)}, metric=0.2)
+    again.wait()
+    assert again.steps() == [3, 4, 5]
+
+
+def test_a_step_may_be_kept_in_any_case(opened: Callable[..., Checkpoints]) -> None:
+    assert _save_metrics(opened(keep_always=[0]), [0.1, 0.2, 0.9, 0.3, 0.4]) == [0, 2, 3, 4]
+
+
 @pytest.mark.parametrize("options", [{"keep_latest": 0}, {"keep_best": -1}, {"best_mode": "up"}])
 def test_bad_options_are_refused(options: Any, opened: Callable[..., Checkpoints]) -> None:
     with pytest.raises(ValueError, match=next(iter(options))):
@@ -588,8 +610,87 @@ def test_a_directory_that_cannot_be_made_is_an_error_of_the_save(
     assert len(log) == 1
 
 
+def test_a_disk_that_cannot_be_read_for_a_while_damages_nothing(
+    saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from trainer.checkpoint import storage
+
+    lost = OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+
+    def stale(*args: Any, **options: Any) -> Any:
+        raise lost
+
+    def exhausted(*args: Any, **options: Any) -> Any:
+        raise ValueError("RESOURCE_EXHAUSTED: Failed to open [os_error_code='24']")
+
+    def unavailable(*args: Any, **options: Any) -> Any:
+        raise RuntimeError("the read of x failed") from ValueError("UNAVAILABLE: try later")
+
+    run = _copy(saved, tmp_path)
+    handler = storage.ocp.PyTreeCheckpointHandler
+    for owner, name, failing, said in (
+        (Path, "read_text", stale, "Stale file handle"),
+        (integrity, "_size_and_crc", stale, "Stale file handle"),
+        (os, "walk", lambda _, onerror: onerror(lost), "Stale file handle"),
+        (handler, "restore", exhausted, "Too many open files"),
+        (handler, "restore", unavailable, "UNAVAILABLE: try later"),
+    ):
+        with monkeypatch.context() as patch, Checkpoints(run / "checkpoints") as checkpoints:
+            patch.setattr(owner, name, failing)
+            with pytest.raises(CheckpointError, match=f"read now: {said}. Nothing was changed"):
+                checkpoints.restore(abstract(make_state()))
+        assert [path.name for path in sorted((run / "checkpoints").iterdir())] == ["1", "2"], name
+    assert checkpoint.check(run) == {1: [], 2: []}
+
+
+def test_what_could_not_be_deleted_is_no_obstacle(
+    opened: Callable[..., Checkpoints], home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoints = opened()
+    with monkeypatch.context() as patch:
+        patch.setattr(retention.shutil, "rmtree", lambda *args, **options: None)
+        for _ in range(3):  # a reader on NFS holds the files
+            assert checkpoints.save(2, {"x": jnp.ones(1)})
+            assert checkpoints.discard_after(1) == [2]
+        assert sorted(path.name for path in (home / "removed").iterdir()) == ["2", "2.1", "2.2"]
+    checkpoints.save(2, {"x": jnp.ones(1)})
+    checkpoints.wait()
+    assert [path.name for path in home.iterdir()] == ["2"]
+
+
 class TakenOver(Exception):
     pass
+
+
+def test_a_fenced_process_removes_nothing_of_the_new_owner(
+    opened: Callable[..., Checkpoints], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is suspended between its commit and the removal of older ones, and wakes up later."""
+    owner = "old"
+
+    def fence() -> None:
+        if owner != "old":
+            raise TakenOver
+
+    old = opened(keep_latest=2, fence=fence)
+    superfluous, asked = retention.Retention.superfluous, []
+
+    def suspended(self: Any, steps: Any) -> Any:
+        nonlocal owner
+        if 3 in steps and not asked:
+            asked.append(steps)
+            owner = "new"
+            with Checkpoints(old.directory, keep_latest=2) as new:
+                for step, metric in ((4, 0.9), (5, 0.2), (6, 0.3)):
+                    new.save(step, {"x": jnp.ones(1)}, metric=metric)
+        return superfluous(self, steps)
+
+    monkeypatch.setattr(retention.Retention, "superfluous", suspended)
+    for step in (1, 2, 3):
+        old.save(step, {"x": jnp.ones(1)}, metric=0.1)
+    with pytest.raises(TakenOver):
+        old.wait()
+    assert old.steps() == [4, 5, 6]
 
 
 def test_a_fenced_process_commits_nothing(opened: Callable[..., Checkpoints], home: Path) -> None:

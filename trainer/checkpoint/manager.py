@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -18,11 +18,10 @@ from trainer.checkpoint.reading import (
     all_agree,
     place,
     read_for,
-    read_metric,
     step_directories,
     storage,
 )
-from trainer.checkpoint.retention import Retention, remove, sweep
+from trainer.checkpoint.retention import Retention, free_name, remove, sweep
 from trainer.writers.base import to_stderr
 
 DAMAGED = "damaged"
@@ -42,9 +41,10 @@ class Checkpoints:
       keep_latest: how many of the newest checkpoints to keep, at least 1.
       keep_best: how many of the best by `metric` to keep beside them; 0 for none.
       best_mode: 'max' or 'min'. A NaN or infinite metric is never best.
+      keep_always: steps to keep in any case.
       log: takes one line of warning; default stderr.
-      fence: called just before a checkpoint is committed; what it raises stops the commit and is
-        raised by the next save, wait or close.
+      fence: called just before a checkpoint is committed, moved or removed; what it raises stops
+        that and is raised by the next save, wait or close.
       read_only: never moves or removes anything, and refuses to save.
     """
 
@@ -55,27 +55,19 @@ class Checkpoints:
         keep_latest: int = 2,
         keep_best: int = 1,
         best_mode: str = "max",
+        keep_always: Collection[int] = (),
         log: Callable[[str], None] = to_stderr,
         fence: Callable[[], None] | None = None,
         read_only: bool = False,
     ) -> None:
-        if keep_latest < 1 or keep_best < 0:
-            raise ValueError(
-                f"keep_latest={keep_latest} and keep_best={keep_best} were given; "
-                "keep_latest must be at least 1 and keep_best at least 0."
-            )
-        if best_mode not in ("max", "min"):
-            raise ValueError(f"best_mode={best_mode!r} was given; it must be 'max' or 'min'.")
         self.directory = Path(directory).absolute()
         self.error: str | None = None
-        self._retention = Retention(keep_latest, keep_best, best_mode)
+        self._retention = Retention(keep_latest, keep_best, best_mode, keep_always)
         self._log = log
-        self._fence = fence
+        self._fence = fence or (lambda: None)
         self._read_only = read_only
         self._manager: Any = None
         self._behind = ThreadPoolExecutor(1, "checkpoints")
-        self._metrics: dict[int, float] = {}
-        self._judged: dict[int, float] = {}
         self._saving: int | None = None
         self._pending: tuple[int, Future[None]] | None = None
         self._fenced: BaseException | None = None
@@ -103,8 +95,7 @@ class Checkpoints:
         if self._read_only:
             raise ValueError(f"The checkpoints in {self.directory} were opened to be read only.")
         self._collect()
-        if self._fence is not None:
-            self._fence()
+        self._fence()
         step = int(step)
         if step in step_directories(self.directory):
             return False
@@ -119,7 +110,7 @@ class Checkpoints:
         try:
             manager = self._open()
             self._saving = step
-            self._metrics[step] = math.nan if value is None else value
+            self._retention.saving(step, value)
             manager.save(
                 step,
                 args=storage().save_args(manifest, leaves),
@@ -133,7 +124,7 @@ class Checkpoints:
 
     def judge(self, step: int, metric: float) -> None:
         """Tells what a checkpoint is worth that was saved before that was known."""
-        self._judged[step] = self._metrics[step] = float(metric)
+        self._retention.judge(step, float(metric))
 
     def wait(self) -> None:
         """Waits until the save in progress, if any, is committed or has failed (see `error`)."""
@@ -202,18 +193,24 @@ class Checkpoints:
         """Removes the checkpoints of later steps than `step` and returns these steps.
 
         For going back on purpose: a later save of the same step would otherwise be skipped.
+        Raises CheckpointError where the disk does not let them be removed.
         """
         self._collect()
-        if self._fence is not None:
-            self._fence()
-        found = step_directories(self.directory)
-        later = {number: path for number, path in found.items() if number > step}
+        self._fence()
+        later = [number for number in self.steps() if number > step]
+        self._retention.forget_after(step)
         if later:
             self._drop_manager()
         if jax.process_index() == 0:
-            remove(self.directory, later)
+            try:
+                remove(self.directory, later, self._fence)
+            except OSError as e:
+                raise CheckpointError(
+                    f"The checkpoints after step {step} could not be removed from "
+                    f"{self.directory}: {integrity.reason(e)}."
+                ) from e
         all_agree(True)
-        return sorted(later)
+        return later
 
     # -- inside
 
@@ -223,13 +220,10 @@ class Checkpoints:
             self._log(line)
             return
         if jax.process_index() == 0:
-            if self._fence is not None:
-                self._fence()
+            self._fence()
             home = self.directory / DAMAGED
             home.mkdir(mode=0o700, exist_ok=True)
-            names = [str(step)] + [f"{step}.{i}" for i in range(1, 1000)]
-            target = next(home / name for name in names if not (home / name).exists())
-            path.rename(target)
+            target = path.rename(free_name(home, step))
             self._log(f"{line} It was moved to {target}; the previous one is used.")
         self._drop_manager()
         all_agree(True)
@@ -237,10 +231,7 @@ class Checkpoints:
     def _open(self) -> Any:
         if self._manager is None:
             self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self._metrics = {
-                step: self._judged.get(step, read_metric(path))
-                for step, path in step_directories(self.directory).items()
-            }
+            self._retention.read(step_directories(self.directory))
             if jax.process_index() == 0:
                 sweep(self.directory)
             self._manager = storage().open_manager(self.directory, self._before_commit)
@@ -251,18 +242,22 @@ class Checkpoints:
         (directory,) = self.directory.glob(f"{self._saving}{_TEMPORARY}*")
         listing = {"format": integrity.FORMAT, "files": integrity.file_list(directory)}
         (directory / integrity.FILES).write_text(integrity.seal(listing))
-        if self._fence is not None:
-            try:
-                self._fence()
-            except BaseException as e:
-                self._fenced = e
-                raise
+        self._fence_behind()
+
+    def _fence_behind(self) -> None:
+        """Asks the fence in another thread; what it raises, the run's own is to raise too."""
+        try:
+            self._fence()
+        except BaseException as e:
+            self._fenced = e
+            raise
 
     def _finish(self, manager: Any) -> None:
         """Waits for the commit and then removes what need not be kept; in a thread of its own."""
         manager.wait_until_finished()
         if jax.process_index() == 0:
-            remove(self.directory, self._retention.superfluous(self.steps(), self._metrics))
+            superfluous = self._retention.superfluous(self.steps())
+            remove(self.directory, superfluous, self._fence_behind)
 
     def _collect(self) -> None:
         """Waits for the save in progress and takes note of how it ended."""
@@ -270,7 +265,7 @@ class Checkpoints:
             return
         (step, finished), self._pending = self._pending, None
         problem = finished.exception()
-        if step not in step_directories(self.directory):
+        if self._fenced is not None or step not in step_directories(self.directory):
             self._failed(step, problem or OSError("it was written, and then was not there"))
             return
         if problem is not None:  # it is there, but older ones could not be removed
@@ -285,8 +280,7 @@ class Checkpoints:
         if self._fenced is not None:
             fenced, self._fenced = self._fenced, None
             raise fenced
-        if self._fence is not None:
-            self._fence()  # what lies there may be another's by now
+        self._fence()  # what lies there may be another's by now
         if jax.process_index() == 0:
             for rest in self.directory.glob(f"{step}{_TEMPORARY}*"):
                 shutil.rmtree(rest, ignore_errors=True)

@@ -4,38 +4,82 @@ from __future__ import annotations
 
 import math
 import shutil
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
-from typing import NamedTuple
+
+from trainer.checkpoint.reading import read_metric
 
 REMOVED = "removed"
 
 
-class Retention(NamedTuple):
-    """Keeps the newest checkpoints, and the best by a metric that is finite."""
+class Retention:
+    """Keeps the newest checkpoints, the best by a metric that is finite, and some in any case.
 
-    latest: int
-    best: int
-    mode: str  # 'max' or 'min'; of equals the earlier one is better
+    Args:
+      latest: how many of the newest to keep, at least 1.
+      best: how many of the best to keep beside them.
+      mode: 'max' or 'min'; of equals the earlier one is better.
+      always: steps that are never superfluous.
+    """
 
-    def superfluous(self, steps: Collection[int], metrics: Mapping[int, float]) -> set[int]:
+    def __init__(self, latest: int, best: int, mode: str, always: Collection[int]) -> None:
+        if latest < 1 or best < 0:
+            raise ValueError(
+                f"keep_latest={latest} and keep_best={best} were given; "
+                "keep_latest must be at least 1 and keep_best at least 0."
+            )
+        if mode not in ("max", "min"):
+            raise ValueError(f"best_mode={mode!r} was given; it must be 'max' or 'min'.")
+        self._latest = latest
+        self._best = best
+        self._sign = -1 if mode == "max" else 1
+        self._always = frozenset(always)
+        self._metrics: dict[int, float] = {}
+        self._judged: dict[int, float] = {}
+
+    def read(self, found: Mapping[int, Path]) -> None:
+        """Learns what the checkpoints on disk are worth; raises OSError."""
+        self._metrics = {s: self._judged.get(s, read_metric(path)) for s, path in found.items()}
+
+    def saving(self, step: int, metric: float | None) -> None:
+        """Notes what a checkpoint is worth that is about to be saved."""
+        self._judged.pop(step, None)  # that was another state
+        self._metrics[step] = math.nan if metric is None else metric
+
+    def judge(self, step: int, metric: float) -> None:
+        """Notes what a checkpoint is worth that was saved before that was known."""
+        self._judged[step] = self._metrics[step] = metric
+
+    def forget_after(self, step: int) -> None:
+        """Forgets what was said of later steps than `step`."""
+        for known in (self._judged, self._metrics):
+            for later in [s for s in known if s > step]:
+                del known[later]
+
+    def superfluous(self, steps: Collection[int]) -> set[int]:
         """Returns the steps that need not be kept."""
-        sign = -1 if self.mode == "max" else 1
-        finite = [step for step in steps if math.isfinite(metrics.get(step, math.nan))]
-        best = sorted(finite, key=lambda step: (sign * metrics[step], step))[: self.best]
-        return set(steps) - set(sorted(steps)[-self.latest :]) - set(best)
+        worth = {step: self._metrics.get(step, math.nan) for step in steps}
+        finite = [step for step in steps if math.isfinite(worth[step])]
+        best = sorted(finite, key=lambda step: (self._sign * worth[step], step))[: self._best]
+        return set(steps) - set(sorted(steps)[-self._latest :]) - set(best) - self._always
 
 
-def remove(directory: Path, steps: Collection[int]) -> None:
+def remove(directory: Path, steps: Collection[int], fence: Callable[[], None]) -> None:
     """Removes checkpoints of a directory, the newest first; raises OSError.
 
     Each is renamed before its files go: a checkpoint under its own name is whole, at any moment.
+
+    fence: called before anything is touched; what it raises is raised.
     """
+    if not steps and not (directory / REMOVED).exists():
+        return
+    fence()
     sweep(directory)
     home = directory / REMOVED
     for step in sorted(steps, reverse=True):
+        fence()
         home.mkdir(mode=0o700, exist_ok=True)
-        (directory / str(step)).rename(home / str(step))
+        (directory / str(step)).rename(free_name(home, step))
     sweep(directory)
 
 
@@ -45,3 +89,9 @@ def sweep(directory: Path) -> None:
     What cannot be deleted now (a reader on NFS holds it) is tried again after the next save.
     """
     shutil.rmtree(directory / REMOVED, ignore_errors=True)
+
+
+def free_name(home: Path, step: int) -> Path:
+    """Returns a path for a step in a directory that may hold others of that step."""
+    names = [str(step), *(f"{step}.{i}" for i in range(1, 1000))]
+    return next(home / name for name in names if not (home / name).exists())
