@@ -19,7 +19,7 @@ from tests import runs
 from trainer import checkpoint
 from trainer.__main__ import main
 from trainer.cadence import Cadence, was_killed
-from trainer.nonfinite import MOST_ROLLBACKS, Counters, NonFinite, go_back
+from trainer.nonfinite import MOST_ROLLBACKS, Counters, NonFinite, go_back, read_turns
 from trainer.program import Program
 from trainer.watchdog import Watchdog
 
@@ -113,6 +113,104 @@ def test_a_run_that_goes_back_is_resumed_exactly(tmp_path, until):
     assert runs.lines(workdir) == runs.lines(whole)
 
 
+CHAIN = "(4, 33, 34, 35, 36, 37, 38, 39, 40)"  # each but the first is met before the one before
+EVERY_TEN = "experiment.steps = 60\nexperiment.save_every = 10\n"
+
+
+@pytest.mark.parametrize("keep", [1, 2, 50])
+def test_a_run_goes_back_below_every_checkpoint(tmp_path, keep):
+    more = f"{EVERY_TEN}experiment.keep_latest = {keep}\n"
+    config, workdir = poisoned(tmp_path, "rollback", CHAIN, more), tmp_path / "run"
+    assert runs.train(config, workdir) == 0
+    # After 33 at step 33: 33, 32, 29, 22, 7, 1, 1 and 1 are bad; in the end it leaves out 0 to 40.
+    assert bits(workdir, 60) == by_hand(config, list(range(41, 101)))
+    assert runs.lines(workdir)[-1]["rollbacks"] == 9
+    assert [row["step"] for row in runs.lines(workdir)] == sorted(
+        {*range(3, 61, 3), *range(5, 61, 5)}
+    )
+
+
+def test_turns_on_the_way_are_made_again(tmp_path):
+    # 13 and 14 at step 12 lead back below the turn at step 4, of which no checkpoint is left.
+    at, more = "(4, 13, 14, 15)", "experiment.keep_latest = 1\n"
+    config, workdir, whole = (
+        poisoned(tmp_path, "rollback", at, more),
+        tmp_path / "a",
+        tmp_path / "b",
+    )
+    assert runs.train(config, workdir) == 0
+    assert runs.train(config, whole, "--set", "keep_latest=50", "--set", "save_every=1") == 0
+    turns = read_turns(workdir)
+    assert len(turns) > 1 and min(turns) == 4
+    assert bits(workdir) == bits(whole)
+
+
+DYING = """
+    import os, signal, sys
+    from trainer import loop, run
+    from trainer.checkpoint import Checkpoints, manager
+    from trainer.__main__ import main
+    owner, name, before = {{
+        "the turn is noted": (run.Turns, "add", True),
+        "the turn was noted": (run.Turns, "add", False),
+        "a checkpoint is removed": (manager, "remove", True),
+        "checkpoints were removed": (Checkpoints, "discard_after", False),
+        "the turn was made": (loop.Loop, "_turned", False),
+    }}[{moment!r}]
+    inner, noted = getattr(owner, name), []
+    def dying(*args, **options):
+        if name == "_turned" and args[0]._turns.at(args[2]) is None:
+            return inner(*args, **options)
+        if name == "remove" and 15 not in args[1]:
+            return inner(*args, **options)
+        if not before:
+            inner(*args, **options)
+        os.kill(os.getpid(), signal.SIGKILL)
+    setattr(owner, name, dying)
+    sys.exit(main({options}))
+"""
+
+
+@pytest.mark.parametrize(
+    "moment",
+    [
+        "the turn is noted",
+        "the turn was noted",
+        "a checkpoint is removed",
+        "checkpoints were removed",
+        "the turn was made",
+    ],
+)
+def test_a_run_that_is_killed_as_it_goes_back_is_resumed_exactly(tmp_path, moment):
+    more = "experiment.keep_latest = 2\nexperiment.save_every = 1\n"
+    config = poisoned(tmp_path, "rollback", "(4, 16, 17)", more)
+    workdir, whole = tmp_path / "run", tmp_path / "whole"
+    assert runs.train(config, whole) == 0
+    # The second batch in a row is bad: back to step 14, when the newest checkpoint is of step 15.
+    assert runs.train(config, workdir, "--until=12") == 75
+    code = DYING.format(moment=moment, options=runs.options(config, workdir))
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)], env=runs.environment(), capture_output=True
+    )
+    assert done.returncode == -9, done.stderr.decode()
+    assert checkpoint.ls(workdir), "Something to go on from is there at any moment."
+    assert runs.train(config, workdir) == 0
+    assert checkpoint.diff(whole, 20, 20, other=workdir) == []
+    assert runs.lines(workdir) == runs.lines(whole)
+
+
+def test_turns_that_cannot_be_read_are_told(tmp_path, capfd):
+    config, workdir = poisoned(tmp_path, "rollback"), tmp_path / "run"
+    assert runs.train(config, workdir, "--until=14") == 75
+    text = (workdir / "rollbacks.json").read_text()
+    for torn in (text[:20], "[[1]]", '[{"step": 1, "turns": 2}]', "7"):
+        (workdir / "rollbacks.json").write_text(torn)
+        assert runs.train(config, workdir) == 2
+        assert "rollbacks.json cannot be read" in capfd.readouterr().err
+    (workdir / "rollbacks.json").write_text(text)
+    assert runs.train(config, workdir) == 0
+
+
 def test_a_run_that_cannot_go_on_ends(tmp_path, capfd):
     at = str(tuple(range(10, 200)))
     assert runs.train(poisoned(tmp_path, "rollback", at), tmp_path / "run") == 1
@@ -160,6 +258,24 @@ def test_replay_looks_into_scans_and_names_parameters(tmp_path, capsys):
     assert "params/blocks/linear/kernel" in said or "params/embed/kernel" in said, said
     assert main(["replay", str(workdir), "--vocabulary=unruly", "--step=6"]) == 0
     assert "is finite" in capsys.readouterr().out
+
+
+def test_replay_takes_the_way_that_the_run_took(tmp_path, capsys):
+    config = poisoned(tmp_path, "rollback", "(10, 11, 15, 16)", "experiment.keep_latest = 1\n")
+    workdir = tmp_path / "run"
+    assert runs.train(config, workdir, "--until=12") == 75
+    capsys.readouterr()
+    replay = ["replay", str(workdir), "--vocabulary=unruly"]
+    for step, batch, start, code in (
+        (11, 11, "first state", 1),
+        (12, 14, "first state", 0),
+        (13, 15, "checkpoint of step 12", 1),
+        (14, 19, "first state", 0),  # 15 and 16 lead back below the checkpoint
+    ):
+        assert main([*replay, f"--step={step}"]) == code
+        said = capsys.readouterr().out
+        assert f"Step {step} with batch {batch}:" in said and f"From the {start}." in said, said
+        assert said.count("From the") == 1
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,17 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from trainer.checkpoint import Checkpoints, Info, ls
-from trainer.nonfinite import Counters, NonFinite, Record, RollBack, counters_of, go_back
+from trainer.checkpoint import Checkpoints
+from trainer.nonfinite import (
+    Counters,
+    NonFinite,
+    Record,
+    RollBack,
+    Turns,
+    counters_of,
+    go_back,
+    turned,
+)
 from trainer.processes import Wishes
 from trainer.program import Program
 from trainer.step import Batch, State
@@ -51,6 +60,7 @@ class Loop:
         wishes: says when to stop, and when to save besides every `save_every` steps.
         log: takes a line for the user.
         record: takes the steps that are not finite.
+        turns: where the run went back to before, and the state gets other counters.
         until: the step to stop after, as a signal would; None for the last one.
         observe: is shown every step: its number, its batch and the state after it.
     """
@@ -64,6 +74,7 @@ class Loop:
         log: Callable[[str], None],
         *,
         record: Record,
+        turns: Turns,
         until: int | None = None,
         observe: Observer | None = None,
     ):
@@ -75,6 +86,7 @@ class Loop:
         self.log = log
         self.results: dict[str, float] = {}
         self._record = record
+        self._turns = turns
         self._end = min(self.experiment.steps, until or self.experiment.steps)
         self._observe = observe
         self._watchdog = Watchdog(self.experiment.watchdog, log)
@@ -86,21 +98,13 @@ class Loop:
         simulated = program.mesh.size > 1 and program.mesh.devices.flat[0].platform == "cpu"
         self._ahead = 1 if simulated else 2
 
-    def run(
-        self,
-        state: State,
-        began: float | None = None,
-        *,
-        back: RollBack | None = None,
-        unevaluated: bool = False,
-    ) -> int:
+    def run(self, state: State, began: float | None = None, *, unevaluated: bool = False) -> int:
         """Runs to the last step, or until a signal.
 
         Args:
             state: where to start from; its buffers are donated.
             began: the `time.perf_counter()` at which the process began, to tell how long the first
                 step took to come.
-            back: where the state gets other counters, when a step was not finite before.
             unevaluated: the evaluation that belongs to this state was interrupted, and comes first.
 
         Returns:
@@ -116,7 +120,7 @@ class Loop:
         with self._watchdog:
             if unevaluated and not self.wishes.stop:
                 evaluated = self._evaluate_again(state, step)
-            for step, state in self._steps(state, start, back):  # noqa: B020
+            for step, state in self._steps(state, start):  # noqa: B020
                 if began is not None and step == start + 1:
                     jax.block_until_ready(state)
                     self.log(f"First step after {time.perf_counter() - began:.1f} s.")
@@ -125,13 +129,10 @@ class Loop:
 
     # Steps.
 
-    def _steps(self, state: State, step: int, back: RollBack | None) -> Iterator[tuple[int, State]]:
+    def _steps(self, state: State, step: int) -> Iterator[tuple[int, State]]:
         """Yields (finished steps, state) after every step, until the end or a signal."""
         experiment = self.experiment
-        self._counters = counters_of(state.hyper)
-        if back is not None and step == back.step:
-            state = self._turn(state, back)
-        batches = experiment.data.train(step + self._counters.left_out, experiment.seed)
+        state, batches = self._turned(state, step)
         logged_at, logged_step = time.perf_counter(), step
         while step < self._end and not self.wishes.stop:
             self._watchdog.step(step + 1)
@@ -151,25 +152,16 @@ class Loop:
                 self._observe(step, batch, state)
             self.wishes.meet()
             yield step, state
-            if back is not None and step == back.step:
-                state = self._turn(state, back)
-                batches = experiment.data.train(step + self._counters.left_out, experiment.seed)
+            if self._turns.at(step) is not None:
+                self._settle()
+                state, batches = self._turned(state, step)
 
-    def _turn(self, state: State, back: RollBack) -> State:
-        """Gives the state that a run went back to its new counters, and saves it as that."""
-        self._counters = back.counters
-        counters = np.asarray(back.counters, np.int32)
-        counters = jax.device_put(counters, state.hyper["rollback"].sharding)
-        state = state._replace(hyper={**state.hyper, "rollback": counters})
-        self._settle()
-        metric = next((i.metric for i in self._listed() if i.step == back.step), None)
-        self.checkpoints.discard_after(back.step - 1)
-        self._save(state, back.step, metric)
-        self.checkpoints.wait()
-        return state
-
-    def _listed(self) -> list[Info]:
-        return ls(self.checkpoints.directory) if self.checkpoints.steps() else []
+    def _turned(self, state: State, step: int) -> tuple[State, Iterator[Batch]]:
+        """Makes the turn that the run makes at a step, if any; the batches go on as it says."""
+        state = turned(state, self._turns.at(step))
+        self._counters = counters_of(state.hyper)
+        seed = self.experiment.seed
+        return state, self.experiment.data.train(step + self._counters.left_out, seed)
 
     def _after_step(self, state: State, step: int) -> bool:
         """Evaluates and saves where it is time to; returns False for a broken-off evaluation."""

@@ -3,7 +3,8 @@ goes back.
 
 Going back is a function of the state and the bad step alone, never of which checkpoints happen to
 be on disk or of the clock. A run that is killed anywhere therefore comes to the same bits: where
-the state to go back to is not on disk, it is computed again from an older one.
+the state to go back to is not on disk, it is computed again from an older one, and the turns on the
+way are made again as rollbacks.json has them.
 """
 
 import hashlib
@@ -15,9 +16,12 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from trainer.config import ConfigError
 from trainer.experiment import Experiment
+from trainer.step import State
 
 FILE = "nonfinite.json"
+TURNS = "rollbacks.json"
 MOST_ROLLBACKS = 10
 _KEPT = 100  # events in the file: a run that skips for ever must not fill it
 
@@ -90,6 +94,104 @@ def go_back(counters: Counters, bad: int) -> tuple[int, Counters]:
     )
 
 
+class Turns:
+    """Where a run went back to, step -> the counters from there on: the path that leads to now.
+
+    A state is a function of its step and the turns before it, so that it can be computed again from
+    any older one. They are on disk before a state that follows from them.
+
+    Args:
+        folder: the run's folder.
+        write: takes a file's name and its text, whole or not at all.
+        log: takes a line for the user.
+
+    Raises:
+        ConfigError: rollbacks.json does not hold what was written.
+    """
+
+    def __init__(self, folder: Path, write: Callable[[str, str], None], log: Callable[[str], None]):
+        self._file = _KeptFile(TURNS, write, log)
+        self._at = read_turns(folder)
+
+    @property
+    def newest(self) -> int:
+        """The step that the run went back to last; 0 for none."""
+        return max(self._at, default=0)
+
+    def add(self, step: int, counters: Counters) -> None:
+        """Notes that the run goes back to a step: later turns are not on its path any more."""
+        self._at = {s: c for s, c in self._at.items() if s < step} | {step: counters}
+        rows = [{"step": s, **self._at[s]._asdict()} for s in sorted(self._at)]
+        self._file.put(json.dumps(rows, indent=1) + "\n")
+
+    def flush(self) -> str | None:
+        """Writes what could not be written before, and returns why it still cannot, or None."""
+        return self._file.flush()
+
+    def at(self, step: int) -> Counters | None:
+        """Returns the counters that the state of a step is to go on with, if it gets others."""
+        return self._at.get(step)
+
+    def led_to(self, state: State) -> bool:
+        """Tells whether a state lies on the path, and not on one that the run went back from."""
+        turn = self._at.get(self.newest)
+        if turn is None or int(state.step) <= self.newest:
+            return True
+        return counters_of(state.hyper).rollbacks >= turn.rollbacks
+
+
+def turned(state: State, counters: Counters | None) -> State:
+    """Gives a state other counters; None leaves it as it is."""
+    if counters is None or "rollback" not in state.hyper:
+        return state
+    array = jax.device_put(np.asarray(counters, np.int32), state.hyper["rollback"].sharding)
+    return state._replace(hyper={**state.hyper, "rollback": array})
+
+
+def read_turns(folder: Path) -> dict[int, Counters]:
+    """Reads rollbacks.json: step -> counters; an absent file holds none. Raises ConfigError."""
+    try:
+        rows = json.loads((folder / TURNS).read_text())
+        return {
+            int(row.pop("step")): Counters(**{k: int(n) for k, n in row.items()}) for row in rows
+        }
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise ConfigError(
+            f"{folder / TURNS} cannot be read: {error}. It says where the run went back to, so "
+            "that it comes to the same bits. Put it back, or remove it to go on without."
+        ) from error
+
+
+class _KeptFile:
+    """A small file of the run's folder; what a full disk does not take is kept for later."""
+
+    def __init__(self, name: str, write: Callable[[str, str], None], log: Callable[[str], None]):
+        self._name = name
+        self._write = write
+        self._log = log
+        self._text: str | None = None
+        self._error: str | None = None
+
+    def put(self, text: str) -> None:
+        self._text = text
+        self.flush()
+
+    def flush(self) -> str | None:
+        if self._text is None:
+            return None
+        try:
+            self._write(self._name, self._text)
+        except OSError as error:
+            first, self._error = self._error is None, f"{self._name} could not be written: {error}"
+            if first:
+                self._log(f"{self._error}. The run goes on, and the next save tries again.")
+            return self._error
+        self._text = self._error = None
+        return None
+
+
 def digest_batch(batch: Mapping[str, Any]) -> str:
     """Returns the SHA-256 of names, dtypes, shapes and bytes of a batch, as 64 hex digits."""
     digest = hashlib.sha256()
@@ -107,11 +209,17 @@ class Record:
         folder: the run's folder.
         write: takes a file's name and its text, whole or not at all.
         experiment: knows the data, and what is done about such steps.
+        log: takes a line for the user.
     """
 
-    def __init__(self, folder: Path, write: Callable[[str, str], None], experiment: Experiment):
-        self._path = folder / FILE
-        self._write = write
+    def __init__(
+        self,
+        folder: Path,
+        write: Callable[[str, str], None],
+        experiment: Experiment,
+        log: Callable[[str], None],
+    ):
+        self._file = _KeptFile(FILE, write, log)
         self._experiment = experiment
         self._events = read_events(folder)
 
@@ -140,7 +248,11 @@ class Record:
                 "rng": [int(word) for word in jax.random.key_data(key).ravel()],
             }
         )
-        self._write(FILE, json.dumps(self._events, indent=1) + "\n")
+        self._file.put(json.dumps(self._events, indent=1) + "\n")
+
+    def flush(self) -> None:
+        """Writes what could not be written before."""
+        self._file.flush()
 
 
 def read_events(folder: Path) -> list[dict[str, Any]]:

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import numpy as np
 
 from optim.paths import flatten
 from trainer import config as configs
@@ -18,10 +17,13 @@ from trainer.experiment import build_experiment
 from trainer.nonfinite import (
     FILE,
     Counters,
+    NonFinite,
     counters_of,
     digest_batch,
     go_back,
     read_events,
+    read_turns,
+    turned,
 )
 from trainer.program import Program
 from trainer.step import State
@@ -54,8 +56,9 @@ def replay(
     if step > experiment.steps:
         raise ConfigError(f"--step={step} is not a step of a run of {experiment.steps} steps.")
     program = Program(experiment)
-    state, lines = _state_before(program, folder, step)
     event = next((e for e in reversed(events) if e["step"] == step), None)
+    left_out = None if event is None else event["batch_number"] - (step - 1)
+    state, lines = _state_before(program, folder, step, left_out)
     number = step - 1 + counters_of(state.hyper).left_out
     if event is not None:
         number = event["batch_number"]
@@ -72,36 +75,59 @@ def _last_recorded(folder: Path, events: Sequence[Mapping[str, Any]]) -> int:
     return events[-1]["step"]
 
 
-def _state_before(program: Program, folder: Path, step: int) -> tuple[State, list[str]]:
-    """Restores the nearest checkpoint before a step and goes on to it."""
-    lines: list[str] = []
-    checkpoints = Checkpoints(folder / "checkpoints", log=lines.append, read_only=True)
-    starts = sorted((s for s in checkpoints.steps() if s < step), reverse=True)
+def _state_before(
+    program: Program, folder: Path, step: int, left_out: int | None
+) -> tuple[State, list[str]]:
+    """Restores the nearest checkpoint before a step and goes on to it.
 
-    def first() -> State:
-        for start in list(starts):
+    left_out: how many batches the run had left out when it made the step; None for those that it
+    leaves out now.
+    """
+    lines: list[str] = []
+    begun: list[str] = []
+    checkpoints = Checkpoints(folder / "checkpoints", log=lines.append, read_only=True)
+
+    def known(counters: Counters) -> bool:
+        return left_out is None or counters.left_out <= left_out
+
+    def first(latest: int) -> State:
+        for start in sorted((s for s in checkpoints.steps() if s <= latest), reverse=True):
             try:
-                return checkpoints.restore(program.abstract_state(), start)
+                state = checkpoints.restore(program.abstract_state(), start)
             except CheckpointError as error:
                 lines.append(f"Checkpoint of step {start}: {error}")
-                starts.remove(start)
+                continue
             except ValueError as error:
                 raise ConfigError(str(error)) from error
+            if known(counters_of(state.hyper)):
+                begun.append(f"From the checkpoint of step {start}.")
+                return state
+        if program.experiment.warm_start:
+            raise ConfigError(
+                f"{folder} has no checkpoint of step {latest} or before that can be used. The run "
+                "began with a warm start, so that its first state cannot be made again."
+            )
+        begun.append("From the first state.")
         return program.init()
 
-    state = _forward(program, first, step - 1)
-    lines.append(f"From the {f'checkpoint of step {starts[0]}' if starts else 'first state'}.")
-    return state, lines
+    turns = {at: counters for at, counters in read_turns(folder).items() if known(counters)}
+    try:
+        state = _forward(program, first, step - 1, turns)
+    except NonFinite as error:
+        raise ConfigError(f"The run did not come to step {step}: {error}") from error
+    return state, [*dict.fromkeys(lines), begun[-1]]
 
 
-def _forward(program: Program, first: Callable[[], State], end: int) -> State:
+def _forward(
+    program: Program, first: Callable[[int], State], end: int, turns: dict[int, Counters]
+) -> State:
     """Steps to `end` as the run did, where it went back as well."""
-    turns: dict[int, Counters] = {}
+    latest = end
     while True:
-        state = first()
+        state = first(latest)
         bad = None
         for at in range(int(state.step), end + 1):
-            state = _turned(state, turns.get(at))
+            state = turned(state, turns.get(at))
             if at == end:
                 return state
             state, finite = _one_step(program, state, at)
@@ -112,6 +138,7 @@ def _forward(program: Program, first: Callable[[], State], end: int) -> State:
             return state
         target, counters = go_back(counters_of(state.hyper), bad)
         turns = {at: turn for at, turn in turns.items() if at < target} | {target: counters}
+        latest = target
 
 
 def _one_step(program: Program, state: State, at: int) -> tuple[State, bool]:
@@ -120,13 +147,6 @@ def _one_step(program: Program, state: State, at: int) -> tuple[State, bool]:
     batch = next(iter(experiment.data.train(number, experiment.seed)))
     state, metrics = program.step(state, program.put(batch))
     return state, bool(metrics["finite"])
-
-
-def _turned(state: State, counters: Counters | None) -> State:
-    if counters is None:
-        return state
-    array = jax.device_put(np.asarray(counters, np.int32), state.hyper["rollback"].sharding)
-    return state._replace(hyper={**state.hyper, "rollback": array})
 
 
 def _look(

@@ -12,7 +12,7 @@ from trainer.cadence import Cadence, was_killed
 from trainer.checkpoint import CheckpointError, Checkpoints
 from trainer.config import Config
 from trainer.loop import DONE, FAILED, STOPPED, Loop, Observer
-from trainer.nonfinite import NonFinite, Record, RollBack
+from trainer.nonfinite import NonFinite, Record, RollBack, Turns
 from trainer.plan import Plan, make_plan, render
 from trainer.program import Program
 from trainer.signals import StopSignals
@@ -132,18 +132,19 @@ class Run:
             fence=folder.check_fence,
         )
         wishes = processes.Wishes(self.signals, Cadence(hurry=was_killed(folder.run_file)))
-        record = Record(folder.path, folder.write, experiment)
-        back: RollBack | None = None
+        record = Record(folder.path, folder.write, experiment, self.log)
+        turns = Turns(folder.path, folder.write, self.log)
+        again = False
         with checkpoints:
             while True:
                 evaluated = self._judge(checkpoints, folder)
-                state, restored = self._first_state(checkpoints)
+                state, restored = self._first_state(checkpoints, turns)
                 folder.restored(restored)
                 unevaluated = self._unevaluated(evaluated, restored)
                 if restored == experiment.steps and not unevaluated:
                     self.log(f"Nothing to do: the run has its {restored:,} steps.")
                     return DONE
-                writer = self._writer(folder, restored, again=back is not None)
+                writer = self._writer(folder, restored, again)
                 try:
                     self._compile(state)
                     loop = Loop(
@@ -153,15 +154,17 @@ class Run:
                         wishes,
                         self.log,
                         record=record,
+                        turns=turns,
                         until=until,
                         observe=observe,
                     )
-                    return loop.run(state, began, back=back, unevaluated=unevaluated)
-                except RollBack as error:
-                    back, began = error, None
+                    return loop.run(state, began, unevaluated=unevaluated)
+                except RollBack as back:
+                    turns.add(back.step, back.counters)
+                    again, began = True, None
                 finally:
                     writer.close()
-                checkpoints.discard_after(back.step)
+                checkpoints.discard_after(turns.newest)
 
     def _judge(self, checkpoints: Checkpoints, folder: Workdir) -> set[int]:
         """Tells what the metrics say of checkpoints whose evaluation came after they were saved.
@@ -205,14 +208,16 @@ class Run:
             return False
         return processes.as_first_says(restored not in evaluated)
 
-    def _first_state(self, checkpoints: Checkpoints) -> tuple[State, int | None]:
+    def _first_state(self, checkpoints: Checkpoints, turns: Turns) -> tuple[State, int | None]:
         """Restores the newest checkpoint, or makes the state before the first step."""
-        if checkpoints.latest() is None:
-            return self._fresh_state(checkpoints), None
-        state = checkpoints.restore(self.program.abstract_state())
-        step = int(state.step)
-        self.log(f"Restored step {step:,}.")
-        return state, step
+        while checkpoints.latest() is not None:
+            state = checkpoints.restore(self.program.abstract_state())
+            if turns.led_to(state):
+                self.log(f"Restored step {int(state.step):,}.")
+                return state, int(state.step)
+            # The process before this one was killed as it went back.
+            checkpoints.discard_after(turns.newest)
+        return self._fresh_state(checkpoints), None
 
     def _fresh_state(self, checkpoints: Checkpoints) -> State:
         state = self.program.init()
