@@ -1,6 +1,7 @@
 """Runs that go on: in other circumstances, on a full disk, as several processes, from another."""
 
 import contextlib
+import errno
 import json
 import os
 import re
@@ -251,6 +252,30 @@ def ends(processes: list, seconds: float = 150) -> list[int]:
 
 
 def test_two_processes_are_killed_and_go_on(tmp_path):
+def test_no_state_is_saved_ahead_of_the_metrics(tmp_path, config, monkeypatch, capfd):
+    from trainer.writers.files import RecordFile
+
+    whole, workdir = tmp_path / "whole", tmp_path / "run"
+    assert runs.train(config, whole) == 0
+    put = RecordFile._put
+
+    def full(self, file, start, data):
+        if b'"step": 5' in data:  # that line, and all that wait behind it
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        put(self, file, start, data)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RecordFile, "_put", full)
+        assert runs.train(config, workdir) == 1
+    said = capfd.readouterr().err
+    assert said.count("is not saved ahead of that") == 1
+    assert re.search("The state at step 20 could not be saved: .*No space left on device", said)
+    assert [info.step for info in checkpoint.ls(workdir)] == [4]
+    assert runs.train(config, workdir) == 0
+    assert checkpoint.diff(whole, 20, 20, other=workdir) == []
+    assert runs.lines(workdir) == runs.lines(whole)
+
+
     more = "experiment.data = @data.digits()\nmodels.mlp.num_classes = 10\n"
     more += "data.digits.batch_size = 100\ndata.digits.crop = 1\n"
     config, whole, workdir = runs.write_config(tmp_path, more), tmp_path / "w", tmp_path / "run"

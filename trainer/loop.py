@@ -20,7 +20,7 @@ from trainer.nonfinite import (
     go_back,
     turned,
 )
-from trainer.processes import Wishes
+from trainer.processes import Wishes, as_first_says
 from trainer.program import Program
 from trainer.step import Batch, State
 from trainer.watchdog import Watchdog
@@ -50,8 +50,8 @@ class Loop:
     """Takes a run from a state to its last step.
 
     What a checkpoint holds is never ahead of metrics.jsonl: all that is logged up to a step is on
-    disk before the state of that step is saved. A state after a step that was not finite is never
-    saved.
+    disk before the state of that step is saved, and where it cannot be written nothing is saved. A
+    state after a step that was not finite is never saved.
 
     Args:
         program: the compiled experiment.
@@ -93,6 +93,7 @@ class Loop:
         self._waiting: Metrics | None = None
         self._unchecked: collections.deque[Metrics] = collections.deque()
         self._counters = Counters()
+        self._behind: str | None = None  # why nothing is saved now
         # Steps that the host may be ahead of the device: enough to keep it busy, and few, because
         # simulated devices on few cores deadlock in their collectives when many are in flight.
         simulated = program.mesh.size > 1 and program.mesh.devices.flat[0].platform == "cpu"
@@ -180,11 +181,23 @@ class Loop:
     def _save(self, state: State, step: int, metric: float | None) -> None:
         self._settle()
         self._flush()
-        self.writer.flush()
         self._watchdog.other(f"the save of step {step}")
         start = time.perf_counter()
-        self.checkpoints.save(step, state, metric=metric)
+        if self._all_written(step):
+            self.checkpoints.save(step, state, metric=metric)
         self.wishes.saved(time.perf_counter() - start)
+
+    def _all_written(self, step: int) -> bool:
+        """Writes what a state must not be ahead of; says once where that cannot be."""
+        self.writer.flush()
+        self._record.flush()
+        before = self._behind
+        self._behind = self._turns.flush() or getattr(self.writer, "behind", None)
+        if self._behind and not before:
+            self.log(
+                f"The state at step {step} is not saved ahead of that; the next save tries again."
+            )
+        return as_first_says(self._behind is None)
 
     # What was not finite.
 
@@ -273,7 +286,8 @@ class Loop:
             self._save(state, step, None)
             self.checkpoints.wait()
         if self.checkpoints.latest() != step:
-            self.log(f"The state at step {step} could not be saved: {self.checkpoints.error}")
+            why = self._behind or self.checkpoints.error
+            self.log(f"The state at step {step} could not be saved: {why}")
             return FAILED
         if getattr(self.writer, "error", None):
             self.log(f"The metrics up to step {step} could not be written: {self.writer.error}")

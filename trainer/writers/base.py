@@ -72,6 +72,12 @@ class MultiWriter(Writer):
         errors = (getattr(writer, "error", None) for writer in self.writers)
         return next((error for error in errors if error), None)
 
+    @property
+    def behind(self) -> str | None:
+        """Why metrics.jsonl lacks its newest lines, or None; the other writers do not matter."""
+        reasons = (getattr(writer, "behind", None) for writer in self.writers)
+        return next((reason for reason in reasons if reason), None)
+
     def write_summaries(
         self, step: int, values: Mapping[str, Any], metadata: Mapping[str, Any] | None = None
     ) -> None:

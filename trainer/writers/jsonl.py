@@ -171,6 +171,8 @@ class JsonlWriter(Writer):
         """Why the newest values are not in the file, or None."""
         return self._file.error
 
+    behind = error
+
     def truncate_after(self, step: int) -> int:
         """Drops the lines of later steps and torn ones, before anything is written.
 
