@@ -493,3 +493,28 @@ def test_a_rule_that_does_not_fit_is_a_mistake(tmp_path, other, capsys, entries,
     files = runs.files(tmp_path / "warm" / "run.gin")
     assert main(["explain", *files, "--vocabulary=unruly"]) == 2
     assert words in capsys.readouterr().err
+def test_a_warm_start_is_gone_back_to_and_never_made_up(tmp_path, other, capsys):
+    def started(folder: str, *more: str) -> int:
+        return runs.train(config, tmp_path / folder, *more)
+
+    at = "experiment.data = @unruly.poisoned()\nunruly.poisoned.at = (13, 14, 15)\n"
+    at += "experiment.on_nonfinite = 'rollback'\nexperiment.keep_latest = 1\n"
+    copy = Path(shutil.copytree(other, tmp_path / "copy"))
+    config = runs.write_config(tmp_path, f"{at}experiment.warm_start = {{'from': '{copy}'}}\n")
+    assert started("whole", "--set", "keep_latest=50") == 0
+    assert started("run", "--until=12") == 75
+    assert started("lost", "--until=12") == 75
+    shutil.rmtree(copy)
+    assert started("run") == 0  # 15 leads back to step 9, before the one checkpoint of step 12
+    assert checkpoint.diff(tmp_path / "whole", 20, 20, other=tmp_path / "run") == []
+    assert [info.step for info in checkpoint.ls(tmp_path / "run")] == [0, 20]
+    replay = ["replay", "--vocabulary=unruly", "--step=2"]
+    assert main([*replay, str(tmp_path / "run")]) == 0
+    assert "From the checkpoint of step 0." in capsys.readouterr().out
+    shutil.rmtree(tmp_path / "lost" / "checkpoints" / "0")
+    assert started("lost") == 1
+    assert "began with a warm start" in capsys.readouterr().err
+    assert main([*replay, str(tmp_path / "lost")]) == 2
+    assert "began with a warm start" in capsys.readouterr().err
+
+

@@ -142,6 +142,7 @@ class Run:
                 folder.restored(restored)
                 unevaluated = self._unevaluated(evaluated, restored)
                 if restored == experiment.steps and not unevaluated:
+            keep_always=[] if experiment.warm_start is None else [0],  # it cannot be made again
                     self.log(f"Nothing to do: the run has its {restored:,} steps.")
                     return DONE
                 writer = self._writer(folder, restored, again)
@@ -235,6 +236,12 @@ class Run:
         self._compiled = True
         start = time.perf_counter()
         self.program.compile(state)
+        if self.experiment.warm_start and self._warm_start is None:
+            raise CheckpointError(
+                f"There is no checkpoint in {checkpoints.directory} that the run can go back to. "
+                "It began with a warm start, so that its first state cannot be made again: start "
+                "it in another --workdir."
+            )
         self.log(f"Compiled in {time.perf_counter() - start:.1f} s.")
 
 
