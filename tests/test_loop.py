@@ -1,6 +1,8 @@
 """What a run does when it is stopped, when it hangs, and when a value is not finite."""
 
+import errno
 import json
+import os
 import re
 import signal
 import subprocess
@@ -22,6 +24,7 @@ from trainer.cadence import Cadence, was_killed
 from trainer.nonfinite import MOST_ROLLBACKS, Counters, NonFinite, go_back, read_turns
 from trainer.program import Program
 from trainer.watchdog import Watchdog
+from trainer.workdir import folder
 
 
 @pytest.fixture(autouse=True)
@@ -111,6 +114,27 @@ def test_a_run_that_goes_back_is_resumed_exactly(tmp_path, until):
     assert runs.train(config, workdir) == 0
     assert checkpoint.diff(whole, 20, 20, other=workdir) == []
     assert runs.lines(workdir) == runs.lines(whole)
+
+
+@pytest.mark.parametrize(
+    ("action", "name"), [("skip", "nonfinite.json"), ("rollback", "rollbacks.json")]
+)
+def test_a_full_disk_is_no_obstacle_to_what_is_done(tmp_path, monkeypatch, capfd, action, name):
+    config, workdir, full = poisoned(tmp_path, action), tmp_path / "run", [True]
+    replace = folder.replace_file
+
+    def replace_file(path, content):
+        if path.name == name and full:
+            full.clear()
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        replace(path, content)
+
+    monkeypatch.setattr(folder, "replace_file", replace_file)
+    assert runs.train(config, workdir) == 0
+    assert capfd.readouterr().err.count(f"{name} could not be written") == 1 and not full
+    assert (
+        json.loads((workdir / name).read_text())[0]["step"] == {"skip": 11, "rollback": 10}[action]
+    )
 
 
 CHAIN = "(4, 33, 34, 35, 36, 37, 38, 39, 40)"  # each but the first is met before the one before

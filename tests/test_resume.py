@@ -72,6 +72,55 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(tmp_path, conf
     assert runs.lines(workdir) == runs.lines(whole)
 
 
+def test_a_disk_that_cannot_be_read_for_a_while_ends_the_run_and_moves_nothing(
+    tmp_path, config, capfd, monkeypatch
+):
+    workdir = tmp_path / "run"
+    assert runs.train(config, workdir, "--until=13") == 75
+    before, rows = sorted((workdir / "checkpoints").rglob("*")), runs.lines(workdir)
+    read_text = Path.read_text
+
+    def failing(self, *args, **options):
+        if self.name == "files.json":
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return read_text(self, *args, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "read_text", failing)
+        assert runs.train(config, workdir) == 1
+    assert "cannot be read now: Input/output error. Nothing was changed" in capfd.readouterr().err
+    assert sorted((workdir / "checkpoints").rglob("*")) == before
+    assert runs.lines(workdir) == rows
+    assert runs.train(config, workdir) == 0
+    assert "Restored step 13." in capfd.readouterr().err
+
+
+def test_a_run_whose_checkpoints_are_all_damaged_is_not_begun_anew(tmp_path, config, capfd):
+    workdir = tmp_path / "run"
+    assert runs.train(config, workdir, "--until=6") == 75
+    rows = runs.lines(workdir)
+    for step in ("4", "6"):
+        flip(largest_file(workdir / "checkpoints" / step))
+    assert runs.train(config, workdir) == 1
+    assert "all 2 damaged" in capfd.readouterr().err
+    assert runs.train(config, workdir) == 1
+    said = capfd.readouterr().err
+    assert "Every checkpoint of this run was damaged" in said and "another --workdir" in said
+    assert runs.lines(workdir) == rows
+    shutil.rmtree(workdir / "checkpoints" / "damaged")
+    assert runs.train(config, workdir) == 0
+
+
+def test_fewer_steps_than_were_made_are_refused(tmp_path, config, capsys):
+    workdir = tmp_path / "run"
+    assert runs.train(config, workdir, "--until=15") == 75
+    before = {path: path.stat().st_mtime_ns for path in workdir.rglob("*")}
+    assert runs.train(config, workdir, "--set", "steps=10", "--allow_changed=steps") == 2
+    assert "has made 15 steps, and this config asks for 10" in capsys.readouterr().err
+    assert {path: path.stat().st_mtime_ns for path in workdir.rglob("*")} == before
+    assert runs.train(config, workdir, "--set", "steps=16", "--allow_changed=config") == 0
+
+
 def test_checkpoints_are_listed_and_compared(tmp_path, config, capsys):
     workdir = tmp_path / "run"
     assert runs.train(config, workdir, "--until=9") == 75
@@ -200,6 +249,30 @@ def test_a_disk_that_is_full_for_a_while_costs_nothing(
     assert runs.lines(small_disk / "run") == runs.lines(whole)
 
 
+def test_no_state_is_saved_ahead_of_the_metrics(tmp_path, config, monkeypatch, capfd):
+    from trainer.writers.files import RecordFile
+
+    whole, workdir = tmp_path / "whole", tmp_path / "run"
+    assert runs.train(config, whole) == 0
+    put = RecordFile._put
+
+    def full(self, file, start, data):
+        if b'"step": 5' in data:  # that line, and all that wait behind it
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        put(self, file, start, data)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RecordFile, "_put", full)
+        assert runs.train(config, workdir) == 1
+    said = capfd.readouterr().err
+    assert said.count("is not saved ahead of that") == 1
+    assert re.search("The state at step 20 could not be saved: .*No space left on device", said)
+    assert [info.step for info in checkpoint.ls(workdir)] == [4]
+    assert runs.train(config, workdir) == 0
+    assert checkpoint.diff(whole, 20, 20, other=workdir) == []
+    assert runs.lines(workdir) == runs.lines(whole)
+
+
 def test_a_last_state_that_cannot_be_saved_is_a_failure(
     tmp_path, config, small_disk, monkeypatch, capfd
 ):
@@ -252,30 +325,6 @@ def ends(processes: list, seconds: float = 150) -> list[int]:
 
 
 def test_two_processes_are_killed_and_go_on(tmp_path):
-def test_no_state_is_saved_ahead_of_the_metrics(tmp_path, config, monkeypatch, capfd):
-    from trainer.writers.files import RecordFile
-
-    whole, workdir = tmp_path / "whole", tmp_path / "run"
-    assert runs.train(config, whole) == 0
-    put = RecordFile._put
-
-    def full(self, file, start, data):
-        if b'"step": 5' in data:  # that line, and all that wait behind it
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        put(self, file, start, data)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(RecordFile, "_put", full)
-        assert runs.train(config, workdir) == 1
-    said = capfd.readouterr().err
-    assert said.count("is not saved ahead of that") == 1
-    assert re.search("The state at step 20 could not be saved: .*No space left on device", said)
-    assert [info.step for info in checkpoint.ls(workdir)] == [4]
-    assert runs.train(config, workdir) == 0
-    assert checkpoint.diff(whole, 20, 20, other=workdir) == []
-    assert runs.lines(workdir) == runs.lines(whole)
-
-
     more = "experiment.data = @data.digits()\nmodels.mlp.num_classes = 10\n"
     more += "data.digits.batch_size = 100\ndata.digits.crop = 1\n"
     config, whole, workdir = runs.write_config(tmp_path, more), tmp_path / "w", tmp_path / "run"
@@ -472,27 +521,6 @@ def test_a_warm_start_needs_the_other_run_only_once(tmp_path, other):
     assert runs.train(config, tmp_path / "run", "--until=2") == 75
 
 
-@pytest.mark.parametrize(
-    ("entries", "words"),
-    [
-        ("'renam': {}", "an entry 'renam'"),
-        ("'rename': {'hed/.*': None}", "decides no parameter"),
-        ("'rename': {'head/(.*)': r'tail/\\1'}", "head/bias would be tail/bias"),
-        ("'rename': {'head/.*': None}", "no parameter for head/bias, head/kernel"),
-        ("'fresh': ['head/.*']", "names no parameter that is left"),
-        ("'optimizer': 'kept'", "'keep' or 'reset'"),
-        ("'step': 7", "no checkpoint of step 7"),
-    ],
-)
-def test_a_rule_that_does_not_fit_is_a_mistake(tmp_path, other, capsys, entries, words):
-    capsys.readouterr()
-    assert warm(tmp_path, other, entries) == 2
-    said = capsys.readouterr().err
-    assert words in said and re.search(r"run\.gin:1: ", said), said
-    assert len(said.splitlines()) <= 8 and not (tmp_path / "run").exists()
-    files = runs.files(tmp_path / "warm" / "run.gin")
-    assert main(["explain", *files, "--vocabulary=unruly"]) == 2
-    assert words in capsys.readouterr().err
 def test_a_warm_start_is_gone_back_to_and_never_made_up(tmp_path, other, capsys):
     def started(folder: str, *more: str) -> int:
         return runs.train(config, tmp_path / folder, *more)
@@ -518,3 +546,24 @@ def test_a_warm_start_is_gone_back_to_and_never_made_up(tmp_path, other, capsys)
     assert "began with a warm start" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("entries", "words"),
+    [
+        ("'renam': {}", "an entry 'renam'"),
+        ("'rename': {'hed/.*': None}", "decides no parameter"),
+        ("'rename': {'head/(.*)': r'tail/\\1'}", "head/bias would be tail/bias"),
+        ("'rename': {'head/.*': None}", "no parameter for head/bias, head/kernel"),
+        ("'fresh': ['head/.*']", "names no parameter that is left"),
+        ("'optimizer': 'kept'", "'keep' or 'reset'"),
+        ("'step': 7", "no checkpoint of step 7"),
+    ],
+)
+def test_a_rule_that_does_not_fit_is_a_mistake(tmp_path, other, capsys, entries, words):
+    capsys.readouterr()
+    assert warm(tmp_path, other, entries) == 2
+    said = capsys.readouterr().err
+    assert words in said and re.search(r"run\.gin:1: ", said), said
+    assert len(said.splitlines()) <= 8 and not (tmp_path / "run").exists()
+    files = runs.files(tmp_path / "warm" / "run.gin")
+    assert main(["explain", *files, "--vocabulary=unruly"]) == 2
+    assert words in capsys.readouterr().err

@@ -9,8 +9,8 @@ import jax
 from trainer import config as configs
 from trainer import processes, writers
 from trainer.cadence import Cadence, was_killed
-from trainer.checkpoint import CheckpointError, Checkpoints
-from trainer.config import Config
+from trainer.checkpoint import CheckpointError, Checkpoints, check_not_lost
+from trainer.config import Config, ConfigError
 from trainer.loop import DONE, FAILED, STOPPED, Loop, Observer
 from trainer.nonfinite import NonFinite, Record, RollBack, Turns
 from trainer.plan import Plan, make_plan, render
@@ -77,8 +77,7 @@ class Run:
         if self.signals.received and jax.process_count() == 1:
             self.log(f"Stopped by {self.signals.received} before the run began.")
             return STOPPED
-        if self.experiment.warm_start and not Checkpoints(Path(workdir) / "checkpoints").steps():
-            self._warm_start = WarmStart(self.program, self.read)
+        self._look_into(Path(workdir))
         folder = processes.first_process_first(
             lambda: self._open(workdir, allow_changed, take_over), Path(workdir).absolute()
         )
@@ -92,6 +91,21 @@ class Run:
         finally:
             folder.close(kinds[code])
         return code
+
+    def _look_into(self, workdir: Path) -> None:
+        """Refuses what cannot come to anything, before the folder is touched."""
+        try:
+            newest = Checkpoints(workdir / "checkpoints").latest()
+        except CheckpointError as error:
+            raise ConfigError(str(error)) from error
+        steps = self.experiment.steps
+        if newest is not None and newest > steps:
+            raise ConfigError(
+                f"The run in {workdir} has made {newest:,} steps, and this config asks for "
+                f"{steps:,}. Ask for more, or choose another --workdir."
+            )
+        if self.experiment.warm_start and newest is None:
+            self._warm_start = WarmStart(self.program, self.read)
 
     def _open(self, workdir: str | Path, allow_changed: Sequence[str], take_over: bool) -> Workdir:
         data = self.experiment.data
@@ -128,6 +142,7 @@ class Run:
             keep_latest=experiment.keep_latest,
             keep_best=0 if experiment.best_metric is None else 1,
             best_mode=experiment.best_mode,
+            keep_always=[] if experiment.warm_start is None else [0],  # it cannot be made again
             log=self.log,
             fence=folder.check_fence,
         )
@@ -135,6 +150,7 @@ class Run:
         record = Record(folder.path, folder.write, experiment, self.log)
         turns = Turns(folder.path, folder.write, self.log)
         again = False
+        check_not_lost(folder.checkpoints)
         with checkpoints:
             while True:
                 evaluated = self._judge(checkpoints, folder)
@@ -142,7 +158,6 @@ class Run:
                 folder.restored(restored)
                 unevaluated = self._unevaluated(evaluated, restored)
                 if restored == experiment.steps and not unevaluated:
-            keep_always=[] if experiment.warm_start is None else [0],  # it cannot be made again
                     self.log(f"Nothing to do: the run has its {restored:,} steps.")
                     return DONE
                 writer = self._writer(folder, restored, again)
@@ -221,6 +236,12 @@ class Run:
         return self._fresh_state(checkpoints), None
 
     def _fresh_state(self, checkpoints: Checkpoints) -> State:
+        if self.experiment.warm_start and self._warm_start is None:
+            raise CheckpointError(
+                f"There is no checkpoint in {checkpoints.directory} that the run can go back to. "
+                "It began with a warm start, so that its first state cannot be made again: start "
+                "it in another --workdir."
+            )
         state = self.program.init()
         if self._warm_start is not None:
             state = self._warm_start.apply(state)
@@ -236,12 +257,6 @@ class Run:
         self._compiled = True
         start = time.perf_counter()
         self.program.compile(state)
-        if self.experiment.warm_start and self._warm_start is None:
-            raise CheckpointError(
-                f"There is no checkpoint in {checkpoints.directory} that the run can go back to. "
-                "It began with a warm start, so that its first state cannot be made again: start "
-                "it in another --workdir."
-            )
         self.log(f"Compiled in {time.perf_counter() - start:.1f} s.")
 
 

@@ -6,6 +6,7 @@ The only room that knows orbax, which is imported when a checkpoint is first wri
 from trainer.checkpoint.inspection import Info, check, diff, load_params, ls, rename
 from trainer.checkpoint.integrity import CheckpointError, Damaged, digests
 from trainer.checkpoint.manager import Checkpoints
+from trainer.checkpoint.reading import check_not_lost
 
 __all__ = [
     "CheckpointError",
@@ -13,6 +14,7 @@ __all__ = [
     "Damaged",
     "Info",
     "check",
+    "check_not_lost",
     "diff",
     "digests",
     "load_params",

@@ -15,6 +15,7 @@ import jax
 from trainer.checkpoint import integrity
 from trainer.checkpoint.integrity import CheckpointError, Damaged
 from trainer.checkpoint.reading import (
+    DAMAGED,
     all_agree,
     place,
     read_for,
@@ -24,7 +25,6 @@ from trainer.checkpoint.reading import (
 from trainer.checkpoint.retention import Retention, free_name, remove, sweep
 from trainer.writers.base import to_stderr
 
-DAMAGED = "damaged"
 _TEMPORARY = ".orbax-checkpoint-tmp"
 
 

@@ -16,6 +16,8 @@ import numpy as np
 from trainer.checkpoint import integrity
 from trainer.checkpoint.integrity import CheckpointError, Damaged
 
+DAMAGED = "damaged"
+
 
 def storage() -> Any:
     """Imports orbax when it is first needed: the first step of a run need not wait for it."""
@@ -107,6 +109,20 @@ def step_directories(directory: str | os.PathLike[str]) -> dict[int, Path]:
         return dict(sorted((int(path.name), path) for path in names if path.is_dir()))
     except OSError as e:
         raise CheckpointError(f"{root} cannot be listed: {integrity.reason(e)}.") from e
+
+
+def check_not_lost(directory: str | os.PathLike[str]) -> None:
+    """Raises CheckpointError where every checkpoint was set aside: a run must not begin anew there.
+
+    directory: a checkpoints/ directory, or where there will be one.
+    """
+    home = Path(directory) / DAMAGED
+    if not step_directories(directory) and home.is_dir() and any(home.iterdir()):
+        raise CheckpointError(
+            f"Every checkpoint of this run was damaged, and lies in {home}. To begin anew would "
+            "erase its metrics: remove that folder if you want to, choose another --workdir, or "
+            f"move a checkpoint that can be read again back to {directory}."
+        )
 
 
 def read_manifest(step_directory: Path) -> dict[str, Any]:
