@@ -249,6 +249,32 @@ def test_a_disk_that_is_full_for_a_while_costs_nothing(
     assert runs.lines(small_disk / "run") == runs.lines(whole)
 
 
+def test_a_run_goes_back_on_a_full_disk_too(tmp_path, small_disk, monkeypatch, capfd):
+    import unruly  # type: ignore[import-not-found]
+
+    more = "experiment.data = @unruly.poisoned()\nunruly.poisoned.at = (10,)\n"
+    more += "experiment.on_nonfinite = 'rollback'\nexperiment.log_every = 1\n"
+    config, whole, workdir = runs.write_config(tmp_path, more), tmp_path / "w", small_disk / "run"
+    assert runs.train(config, whole) == 0
+    poison = unruly.Poisoned.batch
+    fill_at(monkeypatch, small_disk, full=11, free=1000)
+    full = unruly.Points.batch
+    monkeypatch.setattr(
+        unruly.Poisoned,
+        "batch",
+        lambda self, step, batch: poison(self, step, full(self, step, batch)),
+    )
+    assert runs.train(config, workdir) == 1
+    said = capfd.readouterr().err
+    assert "back to step 10" in said and "rollbacks.json could not be written" in said, said
+    (small_disk / "filler").unlink()
+    monkeypatch.undo()
+    monkeypatch.syspath_prepend(runs.LAB)
+    assert runs.train(config, workdir) == 0
+    assert checkpoint.diff(whole, 20, 20, other=workdir) == []
+    assert runs.lines(workdir) == runs.lines(whole)
+
+
 def test_no_state_is_saved_ahead_of_the_metrics(tmp_path, config, monkeypatch, capfd):
     from trainer.writers.files import RecordFile
 

@@ -189,6 +189,24 @@ def test_later_lines_and_torn_ones_are_dropped(tmp_path: Path) -> None:
     assert path.read_text() == ""
 
 
+def test_the_last_lines_are_dropped_on_a_full_disk_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, lines = tmp_path / "metrics.jsonl", ['{"step": 10}\n', '{"step": 20}\n', '{"step": 30}\n']
+
+    def full(path: Path, *content: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    path.write_text("".join(lines))
+    with monkeypatch.context() as patch:
+        patch.setattr(writers.jsonl, "replace_file", full)
+        assert writers.truncate_after(path, 10) == 2
+    assert path.read_text() == lines[0]
+    path.write_text("torn\n" + "".join(lines))
+    assert writers.truncate_after(path, 20) == 2, "One at each end."
+    assert path.read_text() == "".join(lines[:2])
+
+
 @pytest.mark.parametrize(
     "torn", [b'{"step": 50', b"\x00\x00\x00", b'{"step": "x"}', b"[" * 100_000, b"17", b"\xff\xfe"]
 )

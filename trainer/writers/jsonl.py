@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from trainer.writers.base import Log, Writer, number, to_stderr
-from trainer.writers.files import RecordFile, after_newline, blocks, replace_file
+from trainer.writers.files import RecordFile, after_newline, replace_file
 
 _NONFINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
@@ -112,8 +112,8 @@ def truncate_after(
 ) -> int:
     """Drops the lines of later steps than `step`, and torn ones; returns how many.
 
-    The file is replaced by a rename, or left as it is when nothing is to be dropped. A fence is
-    called just before the rename, and what it raises is raised.
+    The file is cut off where they are its last ones, which a full disk allows too, and else
+    replaced by a rename. A fence is called just before that, and what it raises is raised.
     """
     file = Path(path)
     if not file.exists():
@@ -130,12 +130,13 @@ def truncate_after(
         else:
             in_one_piece = in_one_piece and not dropped
             kept += len(line)
-    if dropped:
+    if dropped and in_one_piece:
+        if fence is not None:
+            fence()
+        os.truncate(file, kept)
+    elif dropped:
         with open(file, "rb") as old:
-            if in_one_piece:
-                replace_file(file, blocks(old, kept), fence)
-            else:
-                replace_file(file, (line for line in old if keeps(_decode(line))), fence)
+            replace_file(file, (line for line in old if keeps(_decode(line))), fence)
     return dropped
 
 
