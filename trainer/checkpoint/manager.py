@@ -178,8 +178,7 @@ class Checkpoints:
                     "changed; start the same command again when it can be read."
                 ) from problem
             if not all_agree(problem is None):
-                why = str(problem or "another process finds it so")
-                self._set_aside(number, found[number], why)
+                self._set_aside(number, found[number], str(problem or "another process says so"))
                 continue
             leaves = [place(arrays.pop(name), target) for name, target in targets.items()]
             return jax.tree.unflatten(jax.tree.structure(abstract_state), leaves)
@@ -201,15 +200,15 @@ class Checkpoints:
         self._retention.forget_after(step)
         if later:
             self._drop_manager()
+        why = ""
         if jax.process_index() == 0:
             try:
                 remove(self.directory, later, self._fence)
             except OSError as e:
-                raise CheckpointError(
-                    f"The checkpoints after step {step} could not be removed from "
-                    f"{self.directory}: {integrity.reason(e)}."
-                ) from e
-        all_agree(True)
+                why = f": {integrity.reason(e)}"
+        if not all_agree(not why):
+            later_ones = f"The checkpoints after step {step} in {self.directory}"
+            raise CheckpointError(f"{later_ones} could not be removed{why}.")
         return later
 
     # -- inside
