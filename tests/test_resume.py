@@ -291,7 +291,7 @@ def test_no_state_is_saved_ahead_of_the_metrics(tmp_path, config, monkeypatch, c
         patch.setattr(RecordFile, "_put", full)
         assert runs.train(config, workdir) == 1
     said = capfd.readouterr().err
-    assert said.count("is not saved ahead of that") == 1
+    assert said.count("Until then no state is saved.") == 1
     assert re.search("The state at step 20 could not be saved: .*No space left on device", said)
     assert [info.step for info in checkpoint.ls(workdir)] == [4]
     assert runs.train(config, workdir) == 0

@@ -183,20 +183,18 @@ class Loop:
         self._flush()
         self._watchdog.other(f"the save of step {step}")
         start = time.perf_counter()
-        if self._all_written(step):
+        if self._all_written():
             self.checkpoints.save(step, state, metric=metric)
         self.wishes.saved(time.perf_counter() - start)
 
-    def _all_written(self, step: int) -> bool:
+    def _all_written(self) -> bool:
         """Writes what a state must not be ahead of; says once where that cannot be."""
         self.writer.flush()
         self._record.flush()
         before = self._behind
         self._behind = self._turns.flush() or getattr(self.writer, "behind", None)
         if self._behind and not before:
-            self.log(
-                f"The state at step {step} is not saved ahead of that; the next save tries again."
-            )
+            self.log("Until then no state is saved.")
         return as_first_says(self._behind is None)
 
     # What was not finite.
