@@ -123,11 +123,11 @@ def test_a_full_disk_is_no_obstacle_to_what_is_done(tmp_path, monkeypatch, capfd
     config, workdir, full = poisoned(tmp_path, action), tmp_path / "run", [True]
     replace = folder.replace_file
 
-    def replace_file(path, content):
+    def replace_file(path, *content):
         if path.name == name and full:
             full.clear()
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        replace(path, content)
+        replace(path, *content)
 
     monkeypatch.setattr(folder, "replace_file", replace_file)
     assert runs.train(config, workdir) == 0

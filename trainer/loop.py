@@ -49,9 +49,8 @@ class _Interrupted(Exception):
 class Loop:
     """Takes a run from a state to its last step.
 
-    What a checkpoint holds is never ahead of metrics.jsonl: all that is logged up to a step is on
-    disk before the state of that step is saved, and where it cannot be written nothing is saved. A
-    state after a step that was not finite is never saved.
+    No checkpoint is ahead of metrics.jsonl: all that is logged up to a step is on disk before the
+    state of that step is saved. A state after a step that was not finite is never saved.
 
     Args:
         program: the compiled experiment.

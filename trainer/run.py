@@ -77,7 +77,7 @@ class Run:
         if self.signals.received and jax.process_count() == 1:
             self.log(f"Stopped by {self.signals.received} before the run began.")
             return STOPPED
-        self._look_into(Path(workdir))
+        processes.all_or_none(lambda: self._look_into(Path(workdir)))
         folder = processes.first_process_first(
             lambda: self._open(workdir, allow_changed, take_over), Path(workdir).absolute()
         )
