@@ -20,7 +20,7 @@ import pytest
 from tests import runs
 from trainer import checkpoint
 from trainer.__main__ import main
-from trainer.cadence import Cadence, was_killed
+from trainer.cadence import Cadence, Stopwatch, was_killed
 from trainer.nonfinite import MOST_ROLLBACKS, Counters, NonFinite, go_back, read_turns
 from trainer.program import Program
 from trainer.watchdog import Watchdog
@@ -416,6 +416,31 @@ def test_saves_that_nobody_asked_for_space_out():
             saves.append(second)
             cadence.saved(0.01)
     assert saves == [10, 30, 70, 150]
+
+
+def test_the_speed_is_that_of_steps_alone():
+    now = [100.0]
+    stopwatch = Stopwatch(40, clock=lambda: now[0])
+    for lap, (took, paused) in enumerate([(2.0, 0.0), (4.0, 30.0), (2.0, 0.5)]):
+        now[0] += took / 2
+        with stopwatch.stopped():
+            now[0] += paused
+        now[0] += took / 2
+        stopwatch.lap(50 + 10 * lap)
+        assert stopwatch.speed(8)["perf/steps_per_second"] == pytest.approx(10 / took)
+    assert stopwatch.speed(8)["perf/examples_per_second"] == pytest.approx(40)
+
+
+def test_the_speed_that_is_logged_adds_up_to_the_time_of_the_run(tmp_path):
+    # Every line of a run in which a step waits for its data 20 ms: none may claim much more.
+    more = "experiment.data = @unruly.sleepy()\nunruly.sleepy.seconds = 0.02\n"
+    more += "unruly.sleepy.every = True\nexperiment.log_every = 1\nexperiment.eval_every = 4\n"
+    assert runs.train(runs.write_config(tmp_path, more), tmp_path / "run") == 0
+    text = (tmp_path / "run" / "metrics.jsonl").read_text()
+    rows = [json.loads(line) for line in text.splitlines()]
+    speeds = [row["perf/steps_per_second"] for row in rows if "perf/steps_per_second" in row]
+    assert len(speeds) == 20
+    assert sum(1 / speed for speed in speeds[1:]) >= 0.9 * 0.02 * 17  # two may be in flight
 
 
 def test_after_a_kill_the_first_step_is_saved():

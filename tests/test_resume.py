@@ -163,6 +163,22 @@ def test_another_batch_size_is_refused(tmp_path, capsys):
     assert "data.batch_size" in capsys.readouterr().err
 
 
+def test_what_the_checkpoints_do_not_fit_is_refused_even_where_it_is_allowed(
+    tmp_path, config, capsys
+):
+    workdir = tmp_path / "run"
+    assert runs.train(config, workdir, "--until=5") == 75
+    before = {path: path.stat().st_mtime_ns for path in workdir.rglob("*")}
+    capsys.readouterr()
+    assert runs.train(config, workdir, "--set", "model.width=9", "--allow_changed=model") == 2
+    said = capsys.readouterr().err
+    assert "checkpoint of step 5 does not fit" in said
+    assert "holds float32[8], the program wants float32[9]" in said
+    assert len(said.splitlines()) <= 8
+    assert {path: path.stat().st_mtime_ns for path in workdir.rglob("*")} == before
+    assert runs.train(config, workdir) == 0
+
+
 def test_other_data_are_refused_until_they_are_allowed(tmp_path, config, monkeypatch, capsys):
     import unruly  # type: ignore[import-not-found]
 

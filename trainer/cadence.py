@@ -1,8 +1,11 @@
-"""Says when to save besides every `save_every` steps, so that a kill never costs a whole run."""
+"""Says when to save besides every `save_every` steps, so that a kill never costs a whole run; and
+how fast the steps are.
+"""
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 _FIRST = 10.0  # seconds of stepping before the first save that nobody asked for
@@ -42,6 +45,39 @@ class Cadence:
             self._pause = max(2 * self._pause, _HURRIED)
         self._pause = max(self._pause, _SHARE * held_up)
         self._since = self._clock()
+
+
+class Stopwatch:
+    """Times the steps as the device finishes them, without evaluations and saves.
+
+    Args:
+        step: finished steps, now.
+        clock: seconds.
+    """
+
+    def __init__(self, step: int, clock: Callable[[], float] = time.perf_counter):
+        self._clock = clock
+        self._last = step, clock()
+        self._rate = 0.0
+
+    def lap(self, step: int) -> None:
+        """Says that a step is finished."""
+        (before, since), now = self._last, self._clock()
+        self._rate = (step - before) / max(now - since, 1e-9)
+        self._last = step, now
+
+    def speed(self, batch_size: int) -> dict[str, float]:
+        """Returns the steps and examples per second of the last lap, as metrics."""
+        examples = self._rate * batch_size
+        return {"perf/steps_per_second": self._rate, "perf/examples_per_second": examples}
+
+    @contextmanager
+    def stopped(self) -> Iterator[None]:
+        """Leaves out what is done meanwhile."""
+        start = self._clock()
+        yield
+        step, since = self._last
+        self._last = step, since + self._clock() - start
 
 
 def was_killed(run_file: Path) -> bool:

@@ -1,7 +1,6 @@
 """Runs a program: step, write, evaluate, save. The order is written down once, here."""
 
 import collections
-import math
 import time
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
@@ -9,6 +8,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from trainer.cadence import Stopwatch
 from trainer.checkpoint import Checkpoints
 from trainer.nonfinite import (
     Counters,
@@ -17,6 +17,7 @@ from trainer.nonfinite import (
     RollBack,
     Turns,
     counters_of,
+    describe,
     go_back,
     turned,
 )
@@ -35,7 +36,6 @@ class Metrics(NamedTuple):
 
     step: int
     values: dict[str, jax.Array]
-    steps_per_second: float = 0.0
 
     def fetch(self) -> dict[str, float]:
         values = jax.device_get({k: x for k, x in self.values.items() if k != "finite"})
@@ -92,6 +92,7 @@ class Loop:
         self._waiting: Metrics | None = None
         self._unchecked: collections.deque[Metrics] = collections.deque()
         self._counters = Counters()
+        self._stopwatch = Stopwatch(0)
         self._behind: str | None = None  # why nothing is saved now
         # Steps that the host may be ahead of the device: enough to keep it busy, and few, because
         # simulated devices on few cores deadlock in their collectives when many are in flight.
@@ -133,7 +134,7 @@ class Loop:
         """Yields (finished steps, state) after every step, until the end or a signal."""
         experiment = self.experiment
         state, batches = self._turned(state, step)
-        logged_at, logged_step = time.perf_counter(), step
+        self._stopwatch = Stopwatch(step)
         while step < self._end and not self.wishes.stop:
             self._watchdog.step(step + 1)
             batch = next(batches)
@@ -143,11 +144,8 @@ class Loop:
             if len(self._unchecked) > self._ahead:
                 self._check_oldest()
             if step % experiment.log_every == 0 or step == experiment.steps:
-                now = time.perf_counter()
-                speed = (step - logged_step) / (now - logged_at)
                 self._flush()
-                self._waiting = Metrics(step, metrics, speed)
-                logged_at, logged_step = now, step
+                self._waiting = self._unchecked[-1]
             if self._observe is not None:
                 self._observe(step, batch, state)
             self.wishes.meet()
@@ -182,8 +180,9 @@ class Loop:
         self._flush()
         self._watchdog.other(f"the save of step {step}")
         start = time.perf_counter()
-        if self._all_written():
-            self.checkpoints.save(step, state, metric=metric)
+        with self._stopwatch.stopped():
+            if self._all_written():
+                self.checkpoints.save(step, state, metric=metric)
         self.wishes.saved(time.perf_counter() - start)
 
     def _all_written(self) -> bool:
@@ -205,7 +204,10 @@ class Loop:
 
     def _check_oldest(self) -> None:
         oldest = self._unchecked.popleft()
-        if not np.asarray(oldest.values["finite"]).item():
+        finite = np.asarray(oldest.values["finite"]).item()  # waits until the step is done
+        if self._waiting is not None and oldest.step == self._waiting.step:
+            self._stopwatch.lap(oldest.step)
+        if not finite:
             self._not_finite(oldest)
 
     def _not_finite(self, bad: Metrics) -> None:
@@ -217,18 +219,17 @@ class Loop:
             self._waiting = None
         self._flush()
         values = bad.fetch()
-        said = " and ".join(f"{name} is {values[name]}" for name in ("train/loss", "grad_norm"))
-        if all(math.isfinite(values[name]) for name in ("train/loss", "grad_norm")):
-            said += ", and yet the parameters after it are not finite"
+        said = describe(values)
         if self.experiment.on_nonfinite == "rollback":
             step, counters = go_back(self._counters, bad.step)
             self.log(f"At step {bad.step} {said}: back to step {step}, and on without that batch.")
             raise RollBack(step, counters)
         self.writer.write_scalars(bad.step, values)
+        folder = self.checkpoints.directory.parent
         raise NonFinite(
-            f"At step {bad.step} {said}. The checkpoints before it are kept, and "
-            f"`python -m trainer replay WORKDIR --step={bad.step}` names the operation. Lower the "
-            f"learning rate, clip the gradients (clip_norm), or set on_nonfinite='skip'."
+            f"At step {bad.step} {said}. The checkpoints before it are kept, and `python -m "
+            f"trainer replay {folder} --step={bad.step}` names the operation. Lower the learning "
+            f"rate, clip the gradients (clip_norm), or set on_nonfinite='skip'."
         )
 
     # Metrics.
@@ -240,16 +241,15 @@ class Loop:
         if self._waiting is None:
             return
         waiting, self._waiting = self._waiting, None
-        speed = waiting.steps_per_second
-        examples = speed * self.experiment.data.batch_size
-        perf = {"perf/steps_per_second": speed, "perf/examples_per_second": examples}
-        self.writer.write_scalars(waiting.step, waiting.fetch() | perf)
+        speed = self._stopwatch.speed(self.experiment.data.batch_size)
+        self.writer.write_scalars(waiting.step, waiting.fetch() | speed)
 
     def _evaluate(self, state: State, step: int) -> float | None:
         """Evaluates, writes the results, and returns the one that "best" is judged by."""
         self._settle()
         self._flush()
-        self.results = self.program.evaluate(state, self._eval_batches(step))
+        with self._stopwatch.stopped():
+            self.results = self.program.evaluate(state, self._eval_batches(step))
         self.writer.write_scalars(step, {f"eval/{k}": v for k, v in self.results.items()})
         best = self.experiment.best_metric
         return None if best is None else self.results[best]

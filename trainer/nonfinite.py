@@ -9,6 +9,7 @@ way are made again as rollbacks.json has them.
 
 import hashlib
 import json
+import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -190,6 +191,14 @@ class _KeptFile:
             return self._error
         self._text = self._error = None
         return None
+
+
+def describe(metrics: Mapping[str, float]) -> str:
+    """Says what was not finite, as the beginning of a sentence."""
+    both = {name: metrics[name] for name in ("train/loss", "grad_norm")}
+    said = " and ".join(f"{name} is {value}" for name, value in both.items())
+    finite = all(math.isfinite(value) for value in both.values())
+    return f"{said}, and yet the parameters after it are not finite" if finite else said
 
 
 def digest_batch(batch: Mapping[str, Any]) -> str:

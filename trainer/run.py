@@ -9,7 +9,7 @@ import jax
 from trainer import config as configs
 from trainer import processes, writers
 from trainer.cadence import Cadence, was_killed
-from trainer.checkpoint import CheckpointError, Checkpoints, check_not_lost
+from trainer.checkpoint import CheckpointError, Checkpoints, check_not_lost, misfits
 from trainer.config import Config, ConfigError
 from trainer.loop import DONE, FAILED, STOPPED, Loop, Observer
 from trainer.nonfinite import NonFinite, Record, RollBack, Turns
@@ -77,7 +77,7 @@ class Run:
         if self.signals.received and jax.process_count() == 1:
             self.log(f"Stopped by {self.signals.received} before the run began.")
             return STOPPED
-        processes.all_or_none(lambda: self._look_into(Path(workdir)))
+        processes.all_or_none(lambda: self._look_into(Path(workdir), bool(allow_changed)))
         folder = processes.first_process_first(
             lambda: self._open(workdir, allow_changed, take_over), Path(workdir).absolute()
         )
@@ -92,12 +92,21 @@ class Run:
             folder.close(kinds[code])
         return code
 
-    def _look_into(self, workdir: Path) -> None:
+    def _look_into(self, workdir: Path, changed: bool) -> None:
         """Refuses what cannot come to anything, before the folder is touched."""
         try:
             newest = Checkpoints(workdir / "checkpoints").latest()
+            wrong = []
+            if changed and newest is not None:
+                wrong = misfits(workdir, newest, self.program.abstract_state())
         except CheckpointError as error:
             raise ConfigError(str(error)) from error
+        if wrong:
+            raise ConfigError(
+                f"The run in {workdir} cannot go on with this config: its checkpoint of step "
+                f"{newest} does not fit.\n  " + "\n  ".join(wrong[:3]) + "\n"
+                "Begin anew in another --workdir; experiment.warm_start takes its parameters over."
+            )
         steps = self.experiment.steps
         if newest is not None and newest > steps:
             raise ConfigError(

@@ -3,7 +3,7 @@
 The only room that knows orbax, which is imported when a checkpoint is first written or read.
 """
 
-from trainer.checkpoint.inspection import Info, check, diff, load_params, ls, rename
+from trainer.checkpoint.inspection import Info, check, diff, load_params, ls, misfits, rename
 from trainer.checkpoint.integrity import CheckpointError, Damaged, digests
 from trainer.checkpoint.manager import Checkpoints
 from trainer.checkpoint.reading import check_not_lost
@@ -19,5 +19,6 @@ __all__ = [
     "digests",
     "load_params",
     "ls",
+    "misfits",
     "rename",
 ]

@@ -102,6 +102,19 @@ def _difference(a: np.ndarray, b: np.ndarray) -> str:
     return f"{text}, by at most {np.nanmax(gap, initial=0.0):.3g}"
 
 
+def misfits(directory: str | os.PathLike[str], step: int, abstract_state: Any) -> list[str]:
+    """Returns a line for every leaf in which a checkpoint is no state like this, from its manifest.
+
+    A manifest that cannot be read says nothing. Raises CheckpointError where there is no such step.
+    """
+    try:
+        saved = integrity.specs(read_manifest(_steps(directory, step)[step]))
+    except Damaged:
+        return []
+    leaves = integrity.named_leaves(abstract_state)
+    return integrity.mismatches(saved, {n: integrity.spec(n, x) for n, x in leaves.items()})
+
+
 def load_params(
     workdir: str | os.PathLike[str], step: int | None = None, prefix: str = "params"
 ) -> dict[str, Any]:

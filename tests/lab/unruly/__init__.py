@@ -69,12 +69,12 @@ class Impure(Points):
 
 
 class Sleepy(Points):
-    def __init__(self, at: int, seconds: float):
+    def __init__(self, at: int, seconds: float, every: bool):
         super().__init__()
-        self.at, self.seconds = at, seconds
+        self.at, self.seconds, self.every = at, seconds, every
 
     def batch(self, step, batch):
-        time.sleep(self.seconds if step == self.at else 0)
+        time.sleep(self.seconds if self.every or step == self.at else 0)
         return batch
 
 
@@ -91,9 +91,9 @@ def impure() -> Impure:
     return Impure()
 
 
-def sleepy(at: int = 20, seconds: float = 2.0) -> Sleepy:
+def sleepy(at: int = 20, seconds: float = 2.0, every: bool = False) -> Sleepy:
     """Takes its time for one batch."""
-    return Sleepy(at, seconds)
+    return Sleepy(at, seconds, every)
 
 
 def loss():
