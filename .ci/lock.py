@@ -68,8 +68,10 @@ def main() -> None:
             try:
                 subprocess.run([f"python{python}", "-m", "venv", folder], check=True)
             except (OSError, subprocess.CalledProcessError):
-                sys.exit(f"Put python{python}, with its venv module, on the PATH: the lock answers "
-                         f"for Python {', '.join(PYTHONS)}.")
+                sys.exit(
+                    f"Put python{python}, with its venv module, on the PATH: the lock answers "
+                    f"for Python {', '.join(PYTHONS)}."
+                )
             print(f"Resolving for Python {python}.")
             pip = [f"{folder}/bin/python", "-m", "pip", "--disable-pip-version-check"]
             defaults[python] = resolve(pip, default, {})

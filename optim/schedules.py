@@ -8,7 +8,7 @@ this one: the first update of a run uses the value at step 0. Float arguments ma
 
 import operator
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
@@ -16,8 +16,10 @@ from jax.typing import ArrayLike
 
 __all__ = ["Steps", "piecewise", "rsqrt", "warmup_cosine", "warmup_stable_decay"]
 
-Steps = int | str
-"""A number of steps; in a config also '5%', '3 epochs' or '1_000_000 examples'."""
+Steps = Annotated[int | str, "steps"]
+"""A number of steps; in a config also '5%', '3 epochs' or '1_000_000 examples'.
+
+What tells a config so is the word "steps": a function of yours says Annotated[int, "steps"]."""
 
 Schedule = Callable[[Any], jax.Array]
 

@@ -164,6 +164,18 @@ MISTAKES = {
         "epoks",
         "was given the string '3 epoks'. A number of steps may also be '5%', '3 epochs' or",
     ),
+    "unit where no steps are counted": (
+        "models.mlp.width = '50%'",
+        ("!models.mlp", "!models.mlp {width: 50%}"),
+        "50%",
+        "models.mlp takes an integer for 'width', and was given the string '50%'. Only numbers of",
+    ),
+    "number in quotes": (
+        "models.mlp.width = '64'",
+        ("!models.mlp", "!models.mlp {width: '64'}"),
+        "'64'",
+        "and was given the string '64'. A number is written without quotes.",
+    ),
     "number for a call": (
         ("    'rest': @rest", "    'x': 3,\n    'rest': @rest"),
         ("    rest: !optim.group", "    x: 3\n    rest: !optim.group"),

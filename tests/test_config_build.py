@@ -82,6 +82,7 @@ def refused(build):
         ("u: 3", 3),
         ("u: 3.5", 3.5),
         ("text_or_int: SAME", "SAME"),
+        ("text_or_int: 5%", "5%"),
         ("text_or_int: 3", 3),
         ("choice: b", "b"),
         ("choice: 3", 3),
@@ -110,7 +111,9 @@ def test_scalars_that_fit(given, value, kwargs):
         ("f: !partial:config_zoo.a_number", "was given the function config_zoo.a_number. To give"),
         ("i: 3.0", "takes an integer for 'i', and was given the float 3.0."),
         ("i: true", "takes an integer for 'i', and was given the boolean True."),
-        ("i: three", "A number of steps may also be '5%', '3 epochs' or '1_000 examples'."),
+        ("i: three", "takes an integer for 'i', and was given the string 'three'."),
+        ("i: 5%", "was given the string '5%'. Only numbers of steps have units: arguments that"),
+        ("i: '64'", "was given the string '64'. A number is written without quotes."),
         ("s: 3", "takes a string for 's', and was given the integer 3."),
         ("s: null", "takes a string for 's', and was given null."),
         ("b: 1", "takes true or false for 'b', and was given the integer 1."),
@@ -118,7 +121,6 @@ def test_scalars_that_fit(given, value, kwargs):
         ("n: 2.5", "takes an integer or null for 'n', and was given the float 2.5."),
         ("o: none", "The value None is written None in Gin and null in YAML."),
         ("text_or_int: 2.5", "takes an integer or a string for 'text_or_int', and was given the"),
-        ("text_or_int: 3 epoks", "and was given the string '3 epoks'."),
         ("choice: c", "takes 'a' or 'b' or 3 for 'choice', and was given the string 'c'."),
         ("choice: 3.0", "was given the float 3.0."),
         ("path: 3", "takes a Path or null for 'path', and was given the integer 3."),
@@ -240,7 +242,7 @@ def test_step_counts_with_units(kwargs, refused):
     units = Units(total_steps=200, batch_size=32, num_examples=1000)
     built = kwargs(
         "!config_zoo.steps {count: 2 epochs, boundaries: [50%, 64 examples, 7],"
-        " table: {10%: 1}, name: 20%}",
+        " table: {10%: 1}, name: 20%, hold_steps: 1 epoch, marked: 5%}",
         units=units,
     )
     assert built == {
@@ -250,6 +252,9 @@ def test_step_counts_with_units(kwargs, refused):
         "boundaries": (100, 2, 7),
         "table": {20: 1.0},
         "name": "20%",  # no number of steps is asked for here
+        "hold_steps": 32,
+        "ns_steps": 5,
+        "marked": 10,
     }
     built = kwargs("!config_zoo.steps {count: 3, every: 4, warmup: 5}")
     assert (built["count"], built["every"], built["warmup"]) == (3, 4, 5)
@@ -264,6 +269,61 @@ def test_step_counts_with_units(kwargs, refused):
         _config({"data": Call("config_zoo.steps", {"count": 3}, True)}), ["config_zoo"]
     )
     assert partial.build("data", units=units).keywords == {"count": 3, "every": 20, "warmup": 100}
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ("count: 1, ns_steps: 50%", "Only numbers of steps have units"),
+        ("count: many", "takes a number of steps for 'count', and was given the string 'many'. A"),
+        ("count: 1, marked: 3 epoks", "takes a number of steps or null for 'marked', and was"),
+        ("count: 1, boundaries: [5%, x]", "A number of steps may also be '5%', '3 epochs' or"),
+        ("count: 1, table: {ten: 1}", "takes a number of steps as a key of 'table'"),
+    ],
+)
+def test_what_is_no_number_of_steps_in_its_place(given, message, refused):
+    assert message in refused(f"!config_zoo.steps {{{given}}}", units=Units(200, 32, 1000))
+
+
+@pytest.mark.parametrize(
+    "path", ["model.width", "seed", "microbatches", "keep_latest", "mesh.data", "model.num_classes"]
+)
+def test_what_counts_no_steps_takes_no_unit(path, load):
+    config = load("""
+        model: !models.mlp {width: 16, num_classes: 10}
+        data: !data.digits
+        loss: !losses.softmax_cross_entropy
+        optimizer: !optax.sgd {learning_rate: 0.1}
+        steps: 20
+        seed: 1
+        mesh: {data: 1}
+        """)
+    Builder(config).check()
+    with pytest.raises(ConfigError, match="takes an integer.*Only numbers of steps have units"):
+        Builder(override(config, [f"{path}=50%"])).check()
+
+
+@pytest.mark.parametrize(
+    "schedule",
+    [
+        "optax.linear_schedule {init_value: 1, end_value: 0, transition_steps: 5%}",
+        "optax.exponential_decay {init_value: 1, transition_steps: 5%, decay_rate: 0.5,"
+        " transition_begin: 10 examples}",
+        "optax.piecewise_constant_schedule {init_value: 1, boundaries_and_scales: {50%: 0.1}}",
+        "optax.join_schedules {schedules: [], boundaries: [1 epoch]}",
+        "schedules.piecewise {boundaries: [50%], values: [1, 2]}",
+        "schedules.rsqrt {peak_value: 1, timescale: 5%}",
+    ],
+)
+def test_the_lengths_of_schedules_take_units(schedule, load):
+    config = load(f"""
+        model: !models.mlp
+        data: !data.digits
+        loss: !losses.softmax_cross_entropy
+        optimizer: !optax.sgd {{learning_rate: !{schedule}}}
+        steps: 20
+        """)
+    Builder(config).check()
 
 
 @pytest.mark.parametrize(

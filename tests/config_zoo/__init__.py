@@ -137,13 +137,19 @@ def takes_made(made: Made, other: HasApply | None = None, kind: type[Made] | Non
     return Made((), {"made": made, "other": other, "kind": kind})
 
 
+Steps = Annotated[int | str, "steps"]
+
+
 def steps(
-    count: int,
+    count: Annotated[int, "steps"],
     every: int | str = "10%",
     warmup: int = "50%",  # type: ignore[assignment]
     boundaries: Sequence[int] = (),
-    table: dict[int, float] | None = None,
+    table: dict[Steps, float] | None = None,
     name: str = "20%",
+    hold_steps: int | None = None,
+    ns_steps: int = 5,
+    marked: Steps | None = None,
 ) -> Made:
     return Made((), dict(locals()))
 

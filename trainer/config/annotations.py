@@ -1,29 +1,23 @@
-"""Says whether a value of a config fits an annotation, and turns it into what is asked for."""
+"""Reads an annotation: what may stand there, and what to call it in a message."""
 
 import collections.abc
 import functools
 import inspect
-import os
-import pathlib
 import types
 import typing
 from typing import Any
 
-from trainer.config.tree import Tree
+from trainer.config.units import is_steps
 
-_SEQUENCES = (
+SEQUENCES = (
     collections.abc.Sequence,
     collections.abc.Iterable,
     collections.abc.Collection,
     collections.abc.MutableSequence,
 )
-_SETS = (set, frozenset, collections.abc.Set)
-_MAPPINGS = (dict, collections.abc.Mapping, collections.abc.MutableMapping)
+SETS = (set, frozenset, collections.abc.Set)
+MAPPINGS = (dict, collections.abc.Mapping, collections.abc.MutableMapping)
 _RECIPES = ("GradientTransformation", "GradientTransformationExtraArgs")
-
-
-class Misfit(Exception):
-    """A value does not fit an annotation."""
 
 
 def of(hint: Any, default: Any) -> Any:
@@ -94,9 +88,14 @@ def takes_float(hint: Any) -> bool:
 
 
 def takes_int(hint: Any) -> bool:
-    """Says whether an integer is asked for, so that a step count may stand there."""
+    """Says whether an integer is asked for."""
     parts = members(hint)
     return int in parts and float not in parts and not is_open(hint)
+
+
+def takes_number(hint: Any) -> bool:
+    """Says whether an integer or a float is asked for."""
+    return not is_open(hint) and not {int, float}.isdisjoint(members(hint))
 
 
 def takes_none(hint: Any) -> bool:
@@ -119,7 +118,7 @@ def _takes_function(part: Any) -> bool:
     if origin in (type, collections.abc.Callable, functools.partial) or _is_recipe(part):
         return True
     if not inspect.isclass(origin):
-        return not _is_literal(part)
+        return not is_literal(part)
     return _is_protocol(origin) or "__call__" in dir(origin) and not _is_scalar(origin)
 
 
@@ -157,108 +156,12 @@ def takes_recipe(hint: Any, returns: Any) -> bool:
 
 
 def _is_scalar(part: Any) -> bool:
-    return part in (bool, int, float, complex, str, type(None)) or _is_literal(part)
+    return part in (bool, int, float, complex, str, type(None)) or is_literal(part)
 
 
-def leaf(value: Tree, hint: Any, default: Any = None) -> Any:
-    """Returns a leaf as the annotation wants it (3 as 3.0, a path as a Path); raises Misfit."""
-    parts = members(hint)
-    if is_open(hint):
-        return value
-    for part in parts:
-        if _is_literal(part) and any(
-            type(value) is type(choice) and value == choice for choice in typing.get_args(part)
-        ):
-            return value
-    if value is None and type(None) in parts:
-        return value
-    if isinstance(value, bool):
-        return _bool(value, parts)
-    if isinstance(value, int | float):
-        return _number(value, parts, default)
-    if isinstance(value, str):
-        return _string(value, parts)
-    raise Misfit
-
-
-def _is_literal(part: Any) -> bool:
+def is_literal(part: Any) -> bool:
+    """Says whether one of some values is asked for."""
     return typing.get_origin(part) is typing.Literal
-
-
-def _bool(value: bool, parts: list[Any]) -> bool:
-    # jax.typing.ArrayLike holds bool; where floats are meant, a config does not
-    if bool in parts and float not in parts:
-        return value
-    raise Misfit
-
-
-def _number(value: int | float, parts: list[Any], default: Any) -> int | float:
-    if isinstance(value, int):
-        if int in parts and not isinstance(default, float):
-            return value
-        if float in parts or _holds_numbers(parts):
-            return float(value)
-    elif float in parts or complex in parts or _holds_numbers(parts):
-        return value
-    raise Misfit
-
-
-def _holds_numbers(parts: list[Any]) -> bool:
-    return any(
-        getattr(part, "__name__", "") in ("Array", "ndarray", "number", "Real", "Number")
-        for part in parts
-    )
-
-
-def _string(value: str, parts: list[Any]) -> Any:
-    if str in parts or any(getattr(part, "__name__", "") == "dtype" for part in parts):
-        return value
-    if any((typing.get_origin(part) or part) in (pathlib.Path, os.PathLike) for part in parts):
-        return pathlib.Path(value)
-    raise Misfit
-
-
-def items(hint: Any, count: int) -> tuple[list[Any], type] | None:
-    """Returns an annotation for each element of a list, and the type that is asked for.
-
-    Returns None where no list fits; raises Misfit where one of this length does not.
-    """
-    if is_open(hint):
-        return [Any] * count, list
-    wrong_length = False
-    elements: list[Any] = []
-    kinds: list[type] = []
-    for part in members(hint):
-        origin = typing.get_origin(part) or part
-        args = typing.get_args(part)
-        if origin is tuple and args and args[-1] is not Ellipsis:
-            if len(args) == count:
-                return list(args), tuple
-            wrong_length = True
-        elif origin in (list, tuple, *_SEQUENCES, *_SETS):
-            kind = list if origin in (list, collections.abc.MutableSequence) else tuple
-            kind = origin if origin in (set, frozenset) else kind
-            kind = frozenset if origin is collections.abc.Set else kind
-            kinds.append(kind)
-            elements.append(args[0] if args else Any)
-    if not elements and wrong_length:
-        raise Misfit
-    return ([typing.Union[tuple(elements)]] * count, kinds[0]) if elements else None  # noqa: UP007
-
-
-def entries(hint: Any) -> tuple[Any, Any] | None:
-    """Returns the annotations of the keys and values of a dict, or None where none fits."""
-    if is_open(hint):
-        return Any, Any
-    found = [
-        (str, Any) if typing.is_typeddict(part) else typing.get_args(part) or (Any, Any)
-        for part in members(hint)
-        if (typing.get_origin(part) or part) in _MAPPINGS or typing.is_typeddict(part)
-    ]
-    if not found:
-        return None
-    keys, values = zip(*found, strict=True)
-    return typing.Union[keys], typing.Union[values]  # noqa: UP007  # of as many as there are
 
 
 _WORDS = {bool: "true or false", int: "an integer", float: "a float", str: "a string"}
@@ -266,20 +169,22 @@ _WORDS = {bool: "true or false", int: "an integer", float: "a float", str: "a st
 
 def words(hint: Any) -> str:
     """Returns what an annotation asks for, for a message."""
-    found: list[str] = []
+    found: list[str] = ["a number of steps"] if is_steps(hint) else []
     for part in members(hint):
+        if is_steps(hint) and part in (int, str):
+            continue
         origin = typing.get_origin(part) or part
         if part in _WORDS:
             word = _WORDS[part]
         elif part is type(None):
             word = "null"
-        elif _is_literal(part):
+        elif is_literal(part):
             word = " or ".join(map(repr, typing.get_args(part)))
         elif origin is collections.abc.Callable:
             word = "a function"
-        elif origin in (list, tuple, *_SEQUENCES, *_SETS):
+        elif origin in (list, tuple, *SEQUENCES, *SETS):
             word = "a list"
-        elif origin in _MAPPINGS:
+        elif origin in MAPPINGS:
             word = "a dict"
         elif _is_recipe(part):
             word = "an optimizer"

@@ -2,15 +2,16 @@
 
 import functools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
-from trainer.config import annotations
+from trainer.config import annotations, conversion, refusals
+from trainer.config.conversion import Misfit
 from trainer.config.signatures import Function
+from trainer.config.slots import Slot
 from trainer.config.tree import Call, Config, ConfigError, Key, Source, Tree, branches, join, locate
-from trainer.config.units import Units, looks_like_quantity, quantity
+from trainer.config.units import Units, is_steps, looks_like_quantity, quantity
 from trainer.config.vocabulary import Vocabulary
-from trainer.config.wording import describe, known_names, listing
 
 __all__ = ["Builder", "Units"]
 
@@ -62,41 +63,6 @@ class Builder:
         return walk.start(path)
 
 
-@dataclass(frozen=True)
-class _Slot:
-    """What the place of a node asks for.
-
-    Attributes:
-        hint: the annotation.
-        default: the default of the parameter, where the node is an argument.
-        owner: the name of the function that receives it.
-        in_recipe: this function is a recipe, so that a schedule may stand for any float.
-    """
-
-    hint: Any = Any
-    default: Any = None
-    owner: str = ""
-    in_recipe: bool = False
-
-    def argument(self, function: Function, name: str, is_recipe: bool) -> "_Slot":
-        parameter = function.parameters[name]
-        hint = annotations.of(parameter.hint, parameter.default)
-        return _Slot(hint, parameter.default, function.name, is_recipe)
-
-    def elements(self, count: int) -> tuple[list["_Slot"], type]:
-        found = annotations.items(self.hint, count)
-        if found is None:
-            raise annotations.Misfit
-        return [replace(self, hint=hint, default=None) for hint in found[0]], found[1]
-
-    def entry(self) -> tuple["_Slot", "_Slot"]:
-        found = annotations.entries(self.hint)
-        if found is None:
-            raise annotations.Misfit
-        key, value = found
-        return replace(self, hint=key, default=None), replace(self, hint=value, default=None)
-
-
 class _Walk:
     """One pass over the tree, which calls the functions or, for a check, only looks at them."""
 
@@ -116,24 +82,24 @@ class _Walk:
 
     def start(self, path: str) -> Any:
         """Builds the node at a path, as the place in which it stands wants it."""
-        tree, here, slot = self._config.root, "", _Slot()
+        tree, here, slot = self._config.root, "", Slot()
         for key in locate(tree, path):
             slot = self._below(tree, key, slot, here)
             tree, here = branches(tree)[key], join(here, key)
         return self.value(tree, slot, path)
 
-    def _below(self, tree: Tree, key: Key, slot: _Slot, path: str) -> _Slot:
+    def _below(self, tree: Tree, key: Key, slot: Slot, path: str) -> Slot:
         if isinstance(tree, Call):
             function = self._function(tree, path, complete=False)
-            return slot.argument(function, str(key), annotations.mentions_recipe(slot.hint))
+            return slot.of_argument(function, str(key), annotations.mentions_recipe(slot.hint))
         try:
             if isinstance(tree, dict):
-                return slot.entry()[1]
-            return slot.elements(len(tree))[0][int(key)]
-        except annotations.Misfit:
+                return slot.of_entries()[1]
+            return slot.of_elements(len(tree))[0][int(key)]
+        except Misfit:
             return replace(slot, hint=Any, default=None)
 
-    def value(self, tree: Tree, slot: _Slot, path: str) -> Any:
+    def value(self, tree: Tree, slot: Slot, path: str) -> Any:
         if path in self._given:
             return self._given[path]
         try:
@@ -144,44 +110,46 @@ class _Walk:
             if isinstance(tree, dict):
                 return self._dict(tree, slot, path)
             return self._leaf(tree, slot, path)
-        except annotations.Misfit:
-            raise ConfigError(_misfit(tree, slot, path), self._config.sources[path]) from None
+        except Misfit:
+            raise ConfigError(
+                refusals.misfit(tree, slot, path), self._config.sources[path]
+            ) from None
 
-    def _leaf(self, value: Tree, slot: _Slot, path: str) -> Any:
-        if isinstance(value, str) and annotations.takes_int(slot.hint):
+    def _leaf(self, value: Tree, slot: Slot, path: str) -> Any:
+        if isinstance(value, str) and slot.takes_steps:
             if quantity(value) is not None:
                 return self._steps(value, self._config.sources[path])
-            if looks_like_quantity(value):
-                raise annotations.Misfit
-        return annotations.leaf(value, slot.hint, slot.default)
+            if is_steps(slot.hint) or looks_like_quantity(value):
+                raise Misfit
+        return conversion.leaf(value, slot.hint, slot.default)
 
     def _steps(self, value: str, source: Source | None) -> int:
         if self._calling:
             return (self._units or Units()).steps(value, source)
         return 0
 
-    def _list(self, tree: list, slot: _Slot, path: str) -> Any:
-        slots, kind = slot.elements(len(tree))
+    def _list(self, tree: list, slot: Slot, path: str) -> Any:
+        slots, kind = slot.of_elements(len(tree))
         built = [self.value(item, slots[i], join(path, i)) for i, item in enumerate(tree)]
         return kind(built) if self._calling else built
 
-    def _dict(self, tree: dict, slot: _Slot, path: str) -> dict:
-        key_slot, slot = slot.entry()
+    def _dict(self, tree: dict, slot: Slot, path: str) -> dict:
+        key_slot, slot = slot.of_entries()
         built = {}
         for key, item in tree.items():
             below = join(path, key)
             try:
                 built_key = self._leaf(key, key_slot, below)
-            except annotations.Misfit:
+            except Misfit:
                 source = self._config.argument_source(below)
-                raise ConfigError(_misfit_key(key, key_slot, path), source) from None
+                raise ConfigError(refusals.misfit_key(key, key_slot, path), source) from None
             if built_key in built and self._calling:
                 source = self._config.argument_source(below)
                 raise ConfigError(f"Another key of {path!r} is {built_key!r} too.", source)
             built[built_key] = self.value(item, slot, below)
         return built
 
-    def _call(self, call: Call, slot: _Slot, path: str) -> Any:
+    def _call(self, call: Call, slot: Slot, path: str) -> Any:
         is_recipe = annotations.mentions_recipe(slot.hint)
         # An optimizer's factory is called as it is; any other function is given the rest later.
         is_waiting = call.partial and (not is_recipe or annotations.takes_callable(slot.hint))
@@ -194,9 +162,9 @@ class _Walk:
         else:
             fits = is_schedule or annotations.takes_result(slot.hint, function.returns)
         if not fits:
-            raise annotations.Misfit
+            raise Misfit
         values = {
-            name: self.value(item, slot.argument(function, name, is_recipe), join(path, name))
+            name: self.value(item, slot.of_argument(function, name, is_recipe), join(path, name))
             for name, item in call.kwargs.items()
         }
         values |= self._default_steps(function, values, path)
@@ -216,7 +184,9 @@ class _Walk:
         except ConfigError:
             raise
         except Exception as error:  # whatever a function says about its arguments
-            raise ConfigError(f"{name} refuses its arguments: {_said(error)}", source) from error
+            raise ConfigError(
+                f"{name} refuses its arguments: {refusals.said(error)}", source
+            ) from error
 
     def _function(self, call: Call, path: str, complete: bool) -> Function:
         """Returns the function of a call, if it takes these arguments; raises ConfigError.
@@ -227,69 +197,29 @@ class _Walk:
         for name in call.kwargs:
             if name not in function.parameters:
                 source = self._config.argument_source(join(path, name))
-                raise ConfigError(_unknown_argument(function, name), source)
+                raise ConfigError(refusals.unknown_argument(function, name), source)
         missing = [
             name
             for name, parameter in function.parameters.items()
             if parameter.required and name not in call.kwargs
         ]
         if complete and missing:
-            raise ConfigError(_missing_arguments(function, missing), self._config.sources[path])
+            raise ConfigError(
+                refusals.missing_arguments(function, missing), self._config.sources[path]
+            )
         return function
 
     def _default_steps(
         self, function: Function, values: Mapping[str, Any], path: str
     ) -> dict[str, int]:
         """Returns the defaults of a function that are step counts with a unit, resolved."""
-        return {
-            name: self._steps(parameter.default, self._config.sources[path])
+        slots = {
+            name: Slot().of_argument(function, name, False)
             for name, parameter in function.parameters.items()
-            if name not in values
-            and isinstance(parameter.default, str)
-            and annotations.takes_int(annotations.of(parameter.hint, parameter.default))
-            and quantity(parameter.default) is not None
+            if name not in values and isinstance(parameter.default, str)
         }
-
-
-def _said(error: Exception) -> str:
-    text = " ".join(str(error).split())
-    return text if isinstance(error, ValueError) and text else f"{type(error).__name__}: {text}"
-
-
-def _unknown_argument(function: Function, name: str) -> str:
-    names = list(function.parameters)
-    text = f"{function.name} has no argument {name!r}. "
-    text += known_names(name, names, "It has") if names else "It takes none."
-    if function.open_ended:
-        text += " It takes **kwargs, but a config names only arguments that its signature names."
-    return text
-
-
-def _missing_arguments(function: Function, missing: Sequence[str]) -> str:
-    many = len(missing) > 1
-    what, them = ("the arguments", "them") if many else ("the argument", "it")
-    return f"{function.name} needs {what} {listing(missing)}: add {them}."
-
-
-def _misfit_key(key: Key, slot: _Slot, path: str) -> str:
-    name = path.rpartition(".")[2]
-    words = annotations.words(slot.hint)
-    return f"{slot.owner} takes {words} as a key of {name!r}, and was given {describe(key)}."
-
-
-def _misfit(tree: Tree, slot: _Slot, path: str) -> str:
-    name = path.rpartition(".")[2]
-    words = annotations.words(slot.hint)
-    text = f"{slot.owner} takes {words} for {name!r}, and was given {describe(tree)}."
-    if isinstance(tree, Call):
-        if tree.partial and not annotations.mentions_recipe(slot.hint):
-            text += (
-                f" To give it what {tree.name} returns, call it: @{tree.name}() or !{tree.name}."
-            )
-    elif isinstance(tree, str) and annotations.takes_int(slot.hint):
-        text += " A number of steps may also be '5%', '3 epochs' or '1_000 examples'."
-    elif isinstance(tree, str) and tree.lower() == "none" and annotations.takes_none(slot.hint):
-        text += " The value None is written None in Gin and null in YAML."
-    elif annotations.takes_function(slot.hint) or not annotations.takes_leaf(slot.hint):
-        text += " A call is written @name.of.function() in Gin and !name.of.function in YAML."
-    return text
+        return {
+            name: self._steps(slot.default, self._config.sources[path])
+            for name, slot in slots.items()
+            if slot.takes_steps and quantity(slot.default) is not None
+        }

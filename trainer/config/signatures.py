@@ -123,7 +123,7 @@ def _hints(call: Any) -> dict[str, Any]:
     hints: dict[str, Any] = {}
     for part in [call, call.__init__] if inspect.isclass(call) else [call]:
         try:
-            hints.update(typing.get_type_hints(part))
+            hints.update(typing.get_type_hints(part, include_extras=True))
         except Exception:  # an annotation may be any expression; each is tried by itself later
             continue
     return hints
@@ -137,6 +137,7 @@ def _evaluated(hint: Any, call: Any) -> Any:
     module = sys.modules.get(home(call))
     holder = types.SimpleNamespace(__annotations__={"hint": hint})
     try:
-        return typing.get_type_hints(holder, dict(vars(module)) if module else {})["hint"]
+        names = dict(vars(module)) if module else {}
+        return typing.get_type_hints(holder, names, include_extras=True)["hint"]
     except Exception:  # a name that exists for type checkers only
         return Any

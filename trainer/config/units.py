@@ -2,8 +2,11 @@
 
 import math
 import re
+import types
+import typing
 from dataclasses import dataclass
 from fractions import Fraction
+from typing import Any
 
 from trainer.config.tree import ConfigError, Source
 from trainer.config.wording import brief
@@ -11,6 +14,10 @@ from trainer.config.wording import brief
 _NUMBER = r"([0-9]+(?:_[0-9]+)*(?:\.[0-9]+)?)"
 _QUANTITY = re.compile(rf"\s*{_NUMBER}\s*(%|steps?|epochs?|examples?)\s*")
 
+# An integer is a number of steps, which may have a unit, where its annotation says so, as in
+# Annotated[int, "steps"], or where it is named as optax's schedules name theirs.
+_STEPS = "steps"
+_NAME = re.compile(r"(?!ns_|max_)(\w+_)?steps|transition_begin|boundaries(_and_scales)?")
 
 _LONGEST = 60
 _NEARLY = re.compile(rf"\s*[-+]?{_NUMBER}\s*[%A-Za-z]*\s*")
@@ -25,6 +32,20 @@ def quantity(text: str) -> tuple[Fraction, str] | None:
 def looks_like_quantity(text: str) -> bool:
     """Says whether a text was meant as a number with a unit, right or wrong: "3 epoks"."""
     return len(text) <= _LONGEST and _NEARLY.fullmatch(text) is not None
+
+
+def is_steps(hint: Any) -> bool:
+    """Says whether an annotation itself asks for a number of steps, as Annotated[int, "steps"]."""
+    origin = typing.get_origin(hint)
+    if origin is typing.Annotated and _STEPS in hint.__metadata__:
+        return True
+    unites = origin in (typing.Union, types.UnionType, typing.Annotated)
+    return unites and any(is_steps(part) for part in typing.get_args(hint))
+
+
+def names_steps(name: str) -> bool:
+    """Says whether an argument of this name, where it takes integers, takes numbers of steps."""
+    return _NAME.fullmatch(name) is not None
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """An optimizer and a schedule."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +20,7 @@ def sign_momentum(
     )
 
 
-def sawtooth(peak: float, period: int) -> Callable[[Any], jax.Array]:
+def sawtooth(peak: float, period: Annotated[int, "steps"]) -> Callable[[Any], jax.Array]:
     """Falls from the peak to a tenth of it in every period, and starts again."""
 
     def value(step: Any) -> jax.Array:

@@ -1,0 +1,57 @@
+"""What the place of a node in a tree asks for."""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from trainer.config import annotations, conversion
+from trainer.config.signatures import Function
+from trainer.config.units import is_steps, names_steps, quantity
+
+
+@dataclass(frozen=True)
+class Slot:
+    """What the place of a node asks for.
+
+    Attributes:
+        hint: the annotation.
+        default: the default of the parameter, where the node is an argument.
+        owner: the name of the function that receives it.
+        argument: the name of the function's argument that the node is, or is a part of.
+        in_recipe: this function is a recipe, so that a schedule may stand for any float.
+        counts_steps: the argument's name or default says that its integers are numbers of steps.
+    """
+
+    hint: Any = Any
+    default: Any = None
+    owner: str = ""
+    argument: str = ""
+    in_recipe: bool = False
+    counts_steps: bool = False
+
+    @property
+    def takes_steps(self) -> bool:
+        """Says whether a number of steps is asked for, so that it may have a unit."""
+        named = self.counts_steps and annotations.takes_int(self.hint)
+        return named or is_steps(self.hint)
+
+    def of_argument(self, function: Function, name: str, is_recipe: bool) -> "Slot":
+        """Returns what an argument of the function that stands here asks for."""
+        parameter = function.parameters[name]
+        hint, default = annotations.of(parameter.hint, parameter.default), parameter.default
+        counts = names_steps(name) or isinstance(default, str) and quantity(default) is not None
+        return Slot(hint, default, function.name, name, is_recipe, counts)
+
+    def of_elements(self, count: int) -> tuple[list["Slot"], type]:
+        """Returns what each element of a list asks for, and the type of it; raises Misfit."""
+        found = conversion.items(self.hint, count)
+        if found is None:
+            raise conversion.Misfit
+        return [replace(self, hint=hint, default=None) for hint in found[0]], found[1]
+
+    def of_entries(self) -> tuple["Slot", "Slot"]:
+        """Returns what the keys and the values of a dict ask for; raises Misfit."""
+        found = conversion.entries(self.hint)
+        if found is None:
+            raise conversion.Misfit
+        key, value = found
+        return replace(self, hint=key, default=None), replace(self, hint=value, default=None)
