@@ -134,7 +134,7 @@ MISTAKES = {
         changed("batch_size = 32", "batch_size = 5000"),
         [],
         ["5000", "1437"],
-        4,
+        11,
     ),
     "schedule that goes below zero": (
         changed("= 1e-2", "= @optax.linear_schedule()")
@@ -183,6 +183,36 @@ def test_a_mistake_is_told_in_a_few_lines_and_nothing_is_made(name, tmp_path, ca
     if line is not None:
         assert f"config.gin:{line}:" in said
     assert not workdir.exists()
+
+
+@pytest.mark.parametrize(
+    ("lines", "options", "place"),
+    [
+        ("", ["--set", "model.width=-4"], "--set model.width=-4:"),
+        ("", ["--set", "seed=-1"], "--set seed=-1:"),
+        ("", ["--set", "optimizer.layer_decay=2.0"], "--set optimizer.layer_decay=2.0:"),
+        ("experiment.microbatches = 7\n", [], "config.gin:21:"),
+        ("experiment.save_every = 0\n", [], "config.gin:21:"),
+        ("experiment.ema_decay = 1.5\n", [], "config.gin:21:"),
+        ("experiment.best_metric = 'speed'\n", [], "config.gin:21:"),
+        ("experiment.watchdog = 0.5\n", [], "config.gin:21:"),
+        ("optim.optimizer.clip_norm = -1.0\n", [], "config.gin:21:"),
+        ("data.digits.crop = -1\n", [], "config.gin:21:"),
+    ],
+)
+def test_what_a_function_refuses_is_told_where_the_value_stands(
+    lines, options, place, tmp_path, capsys
+):
+    code, _ = run(tmp_path, GOOD + lines, *options, command="explain")
+    said = capsys.readouterr().err
+    assert code == 2 and said.startswith("error: ") and len(said.splitlines()) == 1
+    assert place in said.split(" ", 1)[1][: 20 + len(str(tmp_path)) + len(place)], said
+
+
+def test_what_a_model_refuses_at_its_first_call_is_told_where_the_value_stands(tmp_path, capsys):
+    text = renamed("models.mlp", "models.vit") + "models.vit.patch_size = 3\n"
+    assert run(tmp_path, text, command="explain")[0] == 2
+    assert "config.gin:21: " in capsys.readouterr().err
 
 
 YAML_MISTAKES = {

@@ -281,3 +281,25 @@ def test_a_hundred_files_are_enough(tmp_path):
     for suffix in ("gin", "yaml"):
         with pytest.raises(ConfigError, match="includes more than 100 files"):
             load([tmp_path / f"0.{suffix}"])
+
+
+def test_a_message_accuses_the_argument_that_it_speaks_of(tmp_path):
+    (tmp_path / "a.yaml").write_text(
+        "model: !models.vit\n  width: 64\n  num_heads: 4\n"
+        "optimizer: !optim.optimizer\n  clip_norm: 1.0\nseed: 3\n"
+    )
+    config = load([tmp_path / "a.yaml"])
+
+    def line(path, text, config=config):
+        return config.accused(path, text).line
+
+    assert line("model", "num_heads=4 does not divide width=64") == 3
+    assert line("model", "the width is shared, but num_heads is 4") == 2
+    assert line("model", "the width of models.width; num_heads=4") == 3
+    assert line("model", "nothing that is named, num_heads2") == 1
+    assert line("", "clip_norm is 1") == 5
+    assert line("", "seed is 3; clip_norm=1") == 6
+    assert line("", "width is 64") == 1
+    edited = override(config, ["model.width=63"])
+    told = edited.accused("model", "num_heads=4 does not divide width=63")
+    assert str(told) == "--set model.width=63"

@@ -210,9 +210,9 @@ def _located(error: Exception, config: Config | None) -> ConfigError:
         places = [*_upwards(f"optimizer.groups.{error.group}.{argument}"), *_upwards(argument)]
         places += _upwards(f"optimizer.{argument}")
         places = sorted(places, key=lambda place: -place.count("."))
-    known = config.sources if config else {}
-    source = next((known[place] for place in places if place in known), None)
-    return ConfigError(f"{source}: {error}" if source else str(error))
+    place = next((place for place in places if config and place in config.sources), None)
+    source = config.accused(place, str(error)) if config and place is not None else None
+    return ConfigError(str(error), source)
 
 
 def _upwards(path: str) -> list[str]:

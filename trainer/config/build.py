@@ -178,15 +178,14 @@ class _Walk:
         return self._result(bound, function.name, path)
 
     def _result(self, bound: functools.partial, name: str, path: str) -> Any:
-        source = self._config.sources[path]
         try:
             return bound()
         except ConfigError:
             raise
         except Exception as error:  # whatever a function says about its arguments
-            raise ConfigError(
-                f"{name} refuses its arguments: {refusals.said(error)}", source
-            ) from error
+            said = refusals.said(error)
+            source = self._config.accused(path, said)
+            raise ConfigError(f"{name} refuses its arguments: {said}", source) from error
 
     def _function(self, call: Call, path: str, complete: bool) -> Function:
         """Returns the function of a call, if it takes these arguments; raises ConfigError.

@@ -1,6 +1,7 @@
 """The tree of calls that a config is, and where each part of it was written."""
 
 import math
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,6 +12,7 @@ Key = str | int
 Tree = Any
 """A str, int, float, bool or None; or a Call, a list, or a dict whose keys are Keys."""
 
+_WORD = re.compile(r"(?<![\w.])([A-Za-z_]\w*)(?!\w|\.\w)(\s+is\b|=(?!=))?")
 _MAX_LINES = 7
 _MAX_LINE = 400
 
@@ -93,6 +95,22 @@ class Config:
     def argument_source(self, path: str) -> Source | None:
         """Returns where the argument or key at `path` was written."""
         return self.named.get(path) or self.sources.get(path)
+
+    def accused(self, path: str, text: str) -> Source | None:
+        """Returns where that was written which a message of the function at `path` speaks of.
+
+        That is an argument whose name stands in the text, best as in "width is -4" or "width=-4",
+        and best one that came by an option of the command line; without any, the call itself. The
+        root speaks of the arguments of its optimizer too.
+        """
+        spoken: list[tuple[bool, bool, int, Source]] = []
+        for place in (path,) if path else ("", "optimizer"):
+            for match in _WORD.finditer(text):
+                source = self.sources.get(join(place, match[1]))
+                if source is not None:
+                    by_option = source.file.startswith("--")
+                    spoken.append((not match[2], not by_option, match.start(), source))
+        return min(spoken, key=lambda each: each[:3])[3] if spoken else self.sources.get(path)
 
     def at(self, path: str) -> Tree:
         """Returns the subtree at `path`; raises KeyError where there is none."""
