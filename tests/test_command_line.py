@@ -150,6 +150,12 @@ MISTAKES = {
         ["optax.rprop", "32 of 1437", "batch_size"],
         18,
     ),
+    "data that is not called": (
+        changed("@data.digits()", "@data.digits"),
+        [],
+        ["no 'batch_size'", "call it: @data.digits()"],
+        4,
+    ),
     "no steps": (changed("steps = 4", "steps = 0"), [], ["steps", "0"], None),
     "negative steps": (GOOD, ["--set", "steps=-3"], ["steps", "-3"], None),
     "unknown path in --set": (

@@ -190,6 +190,32 @@ MISTAKES = {
         "was given the function optim.group. To give it what optim.group returns, call it:"
         " @optim.group() or !optim.group.",
     ),
+    "loss that is not called": (
+        ("@losses.softmax_cross_entropy()", "@losses.softmax_cross_entropy"),
+        ("!losses.softmax_cross_entropy", "!partial:losses.softmax_cross_entropy {}"),
+        "losses.",
+        "experiment takes a function for 'loss', and was given the function losses.softmax_cross_"
+        "entropy. To give it what losses.softmax_cross_entropy returns, call it: @losses.",
+    ),
+    "metric that is not called": (
+        "experiment.metrics = {'accuracy': @metrics.accuracy}",
+        "metrics: {accuracy: !partial:metrics.accuracy {}}",
+        "accuracy",
+        "takes a class for 'accuracy', and was given the function metrics.accuracy. To give it",
+    ),
+    "schedule that is not called": (
+        (("= 1e-3", "= @schedules.warmup_cosine"), "schedules.warmup_cosine.peak_value = 0.1"),
+        ("1e-3", "!partial:schedules.warmup_cosine {peak_value: 0.1}"),
+        "@schedules.warmup_cosine|!partial",
+        "optax.adamw takes a float or a function for 'learning_rate', and was given the function"
+        " schedules.warmup_cosine. To give it what schedules.warmup_cosine returns, call it: @",
+    ),
+    "schedule of optax that is not called": (
+        ("= 1e-3", "= @optax.linear_schedule"),
+        ("1e-3", "!partial:optax.linear_schedule {}"),
+        "optax.linear_schedule",
+        "call it: @optax.linear_schedule() or !optax.linear_schedule.",
+    ),
     "duplicate binding": (
         "experiment.steps = 200",
         "steps: 200",

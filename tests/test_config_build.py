@@ -221,6 +221,22 @@ def test_functions_and_what_they_return(build, kwargs, refused):
     assert build("!partial:config_zoo.needs {a: 1}").keywords == {"a": 1}  # the rest may follow
 
 
+def test_a_function_that_is_itself_what_is_asked_for_is_not_called(build, kwargs, refused):
+    for name in ("halves", "quarters"):
+        given = f"!optax.sgd {{learning_rate: !partial:config_zoo.{name} }}"
+        rate = kwargs(f"!config_zoo.wrapped {{inner: {given}}}")["inner"].keywords["learning_rate"]
+        assert rate is getattr(config_zoo, name)
+    built = kwargs("!config_zoo.takes_factory {make: !partial:config_zoo.a_function }")
+    assert built["make"] is config_zoo.a_function
+    built = kwargs(
+        "!config_zoo.takes_factory {make: !partial:config_zoo.a_function ,"
+        " loose: !partial:config_zoo.a_function }"
+    )
+    assert built["loose"] is config_zoo.a_function  # whatever it is wanted for
+    message = refused("!config_zoo.takes_function {f: !partial:config_zoo.a_function }")
+    assert "call it: @config_zoo.a_function() or !config_zoo.a_function." in message
+
+
 def test_classes_are_called_with_their_fields(build, refused):
     built = build("!config_zoo.Thing {width: 3, inner: !config_zoo.Thing {width: 4}}")
     assert built == Thing(3, inner=Thing(4))

@@ -6,6 +6,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 import flax.linen as nn
+import jax
 import optax
 
 import optim
@@ -65,11 +66,11 @@ class Experiment:
 
     model: models.Model | nn.Module
     data: Any
-    loss: Callable[..., Any]
+    loss: Callable[..., jax.Array]
     optimizer: AnyOptimizer
     steps: Steps
     seed: int = 0
-    metrics: Mapping[str, Any] = field(default_factory=dict)
+    metrics: Mapping[str, type] = field(default_factory=dict)
     precision: Literal["float32", "bfloat16", "mixed"] = "float32"
     mesh: Mapping[str, int] | None = None
     microbatches: int = 1
@@ -189,12 +190,18 @@ def _units(config: Config, data: Any) -> Units:
             raise ConfigError(
                 f"{config.sources.get('data', '')}: the data set {_name(node)} has no {name!r}. "
                 f"A data set has element_spec, batch_size, num_examples, "
-                f"train(step, seed) and evaluate(); see trainer/data."
+                f"train(step, seed) and evaluate(); see trainer/data.{_call_it(node)}"
             )
     given = config.root.kwargs.get("steps")
     without_total = Units(None, data.batch_size, data.num_examples)
     total = None if given is None else without_total.steps(given, config.sources.get("steps"))
     return Units(total, data.batch_size, data.num_examples)
+
+
+def _call_it(node: Any) -> str:
+    if not isinstance(node, Call) or not node.partial:
+        return ""
+    return f" To give it what {node.name} returns, call it: @{node.name}() or !{node.name}."
 
 
 def _name(node: Any) -> str:

@@ -129,6 +129,18 @@ def takes_function(f: Callable[[float], float], g: Callable | None = None) -> Ma
     return Made((), {"f": f, "g": g})
 
 
+def halves(step: int) -> float:
+    return 0.5**step
+
+
+def quarters(step):
+    return 0.25**step
+
+
+def takes_factory(make: Callable[[], Callable[..., Any]], loose: Callable | None = None) -> Made:
+    return Made((), {"make": make, "loose": loose})
+
+
 class HasApply(Protocol):
     def apply(self) -> int: ...
 

@@ -113,6 +113,31 @@ def takes_function(hint: Any) -> bool:
     return is_open(hint) or any(_takes_function(part) for part in members(hint))
 
 
+def is_factory_of_what_fits(hint: Any, returns: Any) -> bool:
+    """Says whether a function is known to return what is asked for, and not to be it.
+
+    So it is where a function of which the result is known, or a class, is asked for, and the
+    function says that it returns a function, or a class.
+    """
+    if returns is inspect.Parameter.empty or is_open(returns):
+        return False
+    wanted = [part for part in members(hint) if _is_function(part)]
+    if is_open(hint) or not wanted or not all(_is_function(part) for part in members(returns)):
+        return False
+    return not any(_may_return_function(part) for part in wanted)
+
+
+def _is_function(part: Any) -> bool:
+    return (typing.get_origin(part) or part) in (collections.abc.Callable, type)
+
+
+def _may_return_function(wanted: Any) -> bool:
+    if (typing.get_origin(wanted) or wanted) is type:
+        return False
+    result = (typing.get_args(wanted) or (Any,))[-1]
+    return is_open(result) or any(_is_function(part) for part in members(result))
+
+
 def _takes_function(part: Any) -> bool:
     origin = typing.get_origin(part) or part
     if origin in (type, collections.abc.Callable, functools.partial) or _is_recipe(part):
@@ -182,6 +207,8 @@ def words(hint: Any) -> str:
             word = " or ".join(map(repr, typing.get_args(part)))
         elif origin is collections.abc.Callable:
             word = "a function"
+        elif origin is type:
+            word = "a class"
         elif origin in (list, tuple, *SEQUENCES, *SETS):
             word = "a list"
         elif origin in MAPPINGS:

@@ -159,6 +159,7 @@ class _Walk:
             fits = annotations.takes_recipe(slot.hint, function.returns)
         elif call.partial:
             fits = annotations.takes_function(slot.hint)
+            fits &= not annotations.is_factory_of_what_fits(slot.hint, function.returns)
         else:
             fits = is_schedule or annotations.takes_result(slot.hint, function.returns)
         if not fits:
