@@ -41,24 +41,27 @@ def warmup_cosine(
         T <= t       end
 
     which is ``optax.warmup_cosine_decay_schedule``. With a warm-up the first update uses
-    ``init_value``, so under the default of 0 it moves nothing.
+    ``init_value``, so under the default of 0 it moves nothing. Where the warm-up is all there is
+    (``w = T``, as of '5%' in a run of one step) it ends in ``end_value``, past the peak.
 
     Args:
-        peak_value: the value at step ``warmup_steps``.
+        peak_value: the value at step ``warmup_steps``, if ``decay_steps`` is larger.
         warmup_steps: the length of the warm-up, in steps; 0 for none.
-        decay_steps: the step at which the decay ends, so it counts the warm-up too.
+        decay_steps: the step at which the decay ends, so it counts the warm-up too; at least 1.
         init_value: the value at step 0, where there is a warm-up.
         end_value: the value from step ``decay_steps`` on.
         exponent: the power to which the cosine is raised.
 
     Raises:
-        ValueError: a length is negative, or the warm-up does not end before the decay does.
+        ValueError: a length is negative, the whole is 0, or the warm-up is longer than the whole.
 
     Reference: Loshchilov and Hutter, SGDR, https://arxiv.org/abs/1608.03983
     """
     warmup = _length("warmup_steps", warmup_steps)
     total = _length("decay_steps", decay_steps)
-    if warmup >= total:
+    if total == 0:
+        raise ValueError("decay_steps is 0, but it counts all the steps, 1 or more.")
+    if warmup > total:
         raise ValueError(
             f"warmup_steps is {warmup} and decay_steps is {total}, but decay_steps counts the"
             " warm-up too: make decay_steps larger than warmup_steps."
@@ -93,7 +96,7 @@ def warmup_stable_decay(
         T <= t           end   (peak, if d is 0)
 
     where ``f(x)`` is ``1 - x`` (linear), ``1 - sqrt(x)`` (sqrt) or ``0.5 * (1 + cos(pi * x))``
-    (cosine).
+    (cosine). In a run of one step, where '5%' is one step too, the warm-up comes before the decay.
 
     Args:
         peak_value: the value between warm-up and decay.
@@ -113,11 +116,11 @@ def warmup_stable_decay(
       https://arxiv.org/abs/2405.18392
     """
     warmup = _length("warmup_steps", warmup_steps)
-    decay = _length("decay_steps", decay_steps)
+    decay = asked = _length("decay_steps", decay_steps)
     total = _length("total_steps", total_steps)
-    if warmup + decay > total:
+    if (decay := _after(warmup, decay, total)) is None:
         raise ValueError(
-            f"warmup_steps is {warmup} and decay_steps is {decay}, together more than total_steps,"
+            f"warmup_steps is {warmup} and decay_steps is {asked}, together more than total_steps,"
             f" which is {total}: shorten one of the two."
         )
     shapes = {
@@ -155,6 +158,7 @@ def rsqrt(
         T - c <= t < T   end + (r(t) - end) * (T - t) / c
         T <= t           end   (r(t), if c is 0: then T has no part in the schedule)
 
+    In a run of one step, where '5%' is one step too, the warm-up comes before the cool-down.
     With ``timescale = warmup_steps`` this is ``peak * sqrt(w / t)``, the Transformer's schedule.
 
     Args:
@@ -175,16 +179,16 @@ def rsqrt(
     """
     warmup = _length("warmup_steps", warmup_steps)
     scale = _length("timescale", timescale)
-    cooldown = _length("cooldown_steps", cooldown_steps)
+    cooldown = asked = _length("cooldown_steps", cooldown_steps)
     if scale == 0:
         raise ValueError(
             "timescale is 0, but the steps after the warm-up are divided by it: give"
             " a positive number of steps."
         )
     total = _length("total_steps", total_steps) if cooldown else warmup
-    if cooldown and warmup + cooldown > total:
+    if (cooldown := _after(warmup, cooldown, total)) is None:
         raise ValueError(
-            f"warmup_steps is {warmup} and cooldown_steps is {cooldown}, together more than"
+            f"warmup_steps is {warmup} and cooldown_steps is {asked}, together more than"
             f" total_steps, which is {total}: shorten one of the two."
         )
 
@@ -253,6 +257,13 @@ def piecewise(
     return schedule
 
 
+def _after(warmup: int, last: int, total: int) -> int | None:
+    """Returns the length of what follows the warm-up at the end, or None where it has no room."""
+    if total == 1 and max(warmup, last) == 1:
+        return total - warmup
+    return last if warmup + last <= total else None
+
+
 def _float(value: ArrayLike) -> jax.Array:
     return jnp.asarray(value, jnp.result_type(float))
 
@@ -263,8 +274,10 @@ def _between(start: ArrayLike, end: ArrayLike, fraction: jax.Array) -> jax.Array
 
 def _fraction(step: Any, begin: int, end: int) -> jax.Array:
     """Returns how much of begin..end is over at this step, from 0 to 1."""
+    if begin == end:
+        return _float(jnp.asarray(step) >= end)
     # Subtracting as integers keeps steps exact beyond float32's 2**24.
-    return _float(jnp.clip(jnp.asarray(step) - begin, 0, end - begin)) / max(end - begin, 1)
+    return _float(jnp.clip(jnp.asarray(step) - begin, 0, end - begin)) / (end - begin)
 
 
 def _length(name: str, steps: Steps) -> int:

@@ -156,7 +156,20 @@ MISTAKES = {
         ["no 'batch_size'", "call it: @data.digits()"],
         4,
     ),
-    "no steps": (changed("steps = 4", "steps = 0"), [], ["steps", "0"], None),
+    "no steps": (changed("steps = 4", "steps = 0"), [], ["steps is 0; a run"], 9),
+    "no steps of a schedule": (
+        changed("= 1e-2", "= @schedules.warmup_cosine()").replace("steps = 4", "steps = '0 epochs'")
+        + "schedules.warmup_cosine.peak_value = 0.1\n",
+        [],
+        ["steps is 0, '0 epochs'; a run makes at least 1"],
+        9,
+    ),
+    "more steps than int32 holds": (
+        changed("steps = 4", "steps = '1_000_000_000 epochs'"),
+        [],
+        ["steps is 44906250000", "'1_000_000_000 epochs'", "at most 2**31 - 1"],
+        9,
+    ),
     "negative steps": (GOOD, ["--set", "steps=-3"], ["steps", "-3"], None),
     "unknown path in --set": (
         GOOD,

@@ -35,6 +35,13 @@ def test_a_shipped_config_builds_and_its_plan_holds(file):
     assert plan.flops > 0 and all(count > 0 for count, _ in plan.groups.values())
 
 
+@pytest.mark.parametrize("name", ["muon_vit.yaml", "sgd_convnet.gin"])
+@pytest.mark.parametrize("steps", [1, 2])
+def test_a_run_of_one_or_two_steps_is_planned(name, steps):
+    read = configs.load([str(CONFIGS / name)], sets=[f"steps={steps}"])
+    assert make_plan(Program(build_experiment(read)), read).flops > 0
+
+
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.name)
 def test_a_header_says_what_to_expect_and_how_to_get_it(file):
     header = re.match(r"(#.*\n)+", file.read_text())[0]

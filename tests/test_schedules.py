@@ -158,13 +158,46 @@ def test_no_warmup_begins_at_the_peak():
     assert schedules.rsqrt(0.5)(0) == 0.5
 
 
+def test_a_run_of_one_or_two_steps_has_room_for_a_warm_up():
+    # What '5%', '10%' and '100%' of such runs come to.
+    one = [
+        schedules.warmup_cosine(0.3, 1, 1, 0.1, 0.02),
+        schedules.warmup_stable_decay(0.3, 1, 1, 1, 0.1, 0.02),
+        schedules.rsqrt(0.3, 1, 1, 1, 1, 0.1, 0.02),
+    ]
+    two = [
+        schedules.warmup_cosine(0.3, 1, 2, 0.1, 0.02),
+        schedules.warmup_stable_decay(0.3, 1, 1, 2, 0.1, 0.02),
+        schedules.rsqrt(0.3, 1, 1, 1, 2, 0.1, 0.02),
+    ]
+    values = [[float(schedule(t)) for t in range(4)] for schedule in [*one, *two]]
+    root = [0.3 / math.sqrt(1 + t) for t in range(3)]
+    expected = [
+        [0.1, 0.02, 0.02, 0.02],
+        [0.1, 0.3, 0.3, 0.3],
+        [0.1, *root],
+        [0.1, 0.3, 0.02, 0.02],
+        [0.1, 0.3, 0.02, 0.02],
+        [0.1, 0.3, 0.02, 0.02],
+    ]
+    np.testing.assert_allclose(values, expected, rtol=1e-6)
+    whole = schedules.warmup_cosine(0.3, 10, 10, 0.1, 0.02)
+    np.testing.assert_allclose(
+        [whole(t) for t in (0, 5, 9, 10, 11)], [0.1, 0.2, 0.28, 0.02, 0.02], rtol=1e-6
+    )
+
+
 @pytest.mark.parametrize(
     "make, words",
     [
         (lambda: schedules.warmup_cosine(1.0), "decay_steps is '100%'.*only in a config"),
         (lambda: schedules.warmup_cosine(1.0, "5%", 10), "warmup_steps is '5%'"),
         (lambda: schedules.warmup_cosine(1.0, -1, 10), "warmup_steps is -1"),
-        (lambda: schedules.warmup_cosine(1.0, 10, 10), "larger than warmup_steps"),
+        (lambda: schedules.warmup_cosine(1.0, 11, 10), "larger than warmup_steps"),
+        (lambda: schedules.warmup_cosine(1.0, 0, 0), "decay_steps is 0"),
+        (lambda: schedules.warmup_stable_decay(1.0, 2, 0, 1), "warmup_steps is 2 and"),
+        (lambda: schedules.warmup_stable_decay(1.0, 1, 1, 0), "together more than total"),
+        (lambda: schedules.rsqrt(1.0, 1, cooldown_steps=2, total_steps=1), "cooldown_steps is 2"),
         (lambda: schedules.warmup_cosine(1.0, 0, HALF), "decay_steps is 10.5"),
         (lambda: schedules.warmup_cosine(1.0, True, 10), "warmup_steps is True"),
         (lambda: schedules.warmup_stable_decay(1.0, 60, 50, 100), "together more than total"),

@@ -23,6 +23,7 @@ else:  # what a config may give
 
 _2_PERCENT: Any = "2%"
 _10_PERCENT: Any = "10%"
+_MOST_STEPS = 2**31 - 1  # steps are int32 in a program
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -194,7 +195,13 @@ def _units(config: Config, data: Any) -> Units:
             )
     given = config.root.kwargs.get("steps")
     without_total = Units(None, data.batch_size, data.num_examples)
-    total = None if given is None else without_total.steps(given, config.sources.get("steps"))
+    source = config.sources.get("steps")
+    total = None if given is None else without_total.steps(given, source)
+    if total is not None and not 1 <= total <= _MOST_STEPS:
+        was = "" if given == total else f", {given!r}"
+        raise ConfigError(
+            f"steps is {total}{was}; a run makes at least 1 step and at most 2**31 - 1.", source
+        )
     return Units(total, data.batch_size, data.num_examples)
 
 
