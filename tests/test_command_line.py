@@ -156,6 +156,12 @@ MISTAKES = {
         ["no 'batch_size'", "call it: @data.digits()"],
         4,
     ),
+    "model for a group": (
+        changed("'rest': @b/", "'x': @models.mlp(), 'rest': @b/"),
+        [],
+        ["groups has a Model as 'x'", "optim.group"],
+        12,
+    ),
     "no steps": (changed("steps = 4", "steps = 0"), [], ["steps is 0; a run"], 9),
     "no steps of a schedule": (
         changed("= 1e-2", "= @schedules.warmup_cosine()").replace("steps = 4", "steps = '0 epochs'")

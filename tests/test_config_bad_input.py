@@ -47,6 +47,8 @@ optimizer: !optim.optimizer
 # that the message names; and the message.
 RATE_GIN = "rest/optax.adamw.learning_rate = 1e-3"
 RATE_YAML = "learning_rate: 1e-3"
+ADAMW_YAML = "!optax.adamw\n        learning_rate: 1e-3"
+WHOLE_YAML = "!optim.optimizer {groups: {}}"
 MISTAKES = {
     "unknown function": (
         (("@optax.adamw()", "@optax.adamww()"), ("rest/optax.adamw.", "rest/optax.adamww.")),
@@ -215,6 +217,32 @@ MISTAKES = {
         ("1e-3", "!partial:optax.linear_schedule {}"),
         "optax.linear_schedule",
         "call it: @optax.linear_schedule() or !optax.linear_schedule.",
+    ),
+    "optimizer for a group": (
+        ("    'rest': @rest", "    'x': @rest/optax.adamw(),\n    'rest': @rest"),
+        (
+            "    rest: !optim.group",
+            "    x: !optax.adamw {learning_rate: 0.1}\n    rest: !optim.group",
+        ),
+        "'x': @|x: ",
+        "optim.optimizer takes a Group for 'x', and was given a call of optax.adamw. A group is"
+        " made by optim.group: give it optax.adamw as its optimizer.",
+    ),
+    "optimizer of groups in a group": (
+        None,
+        (ADAMW_YAML, WHOLE_YAML),
+        "!optim.optimizer {",
+        "optim.group takes an optimizer for 'optimizer', and was"
+        " given a call of optim.optimizer. It moves every parameter by its groups, so it stands at",
+    ),
+    "optimizer of groups in a chain": (
+        None,
+        (
+            "!optax.adamw\n        learning_rate: 1e-3",
+            "!optax.chain {args: [!optim.optimizer {groups: {}}]}",
+        ),
+        "!optim.optimizer {groups",
+        "and was given a call of optim.optimizer. It moves every parameter by its groups, so it",
     ),
     "duplicate binding": (
         "experiment.steps = 200",

@@ -154,13 +154,15 @@ def _is_protocol(part: Any) -> bool:
 def takes_result(hint: Any, returns: Any) -> bool:
     """Says whether what a function returns may stand there, as far as annotations tell.
 
-    Only numbers, strings and booleans are compared; what else a function returns is known by its
-    behaviour and not by its class.
+    Only numbers, strings and booleans are compared, and optimizers are known; what else a function
+    returns is known by its behaviour and not by its class.
     """
     parts = members(hint)
-    if is_open(hint) or not all(_is_scalar(part) for part in parts):
+    if is_open(hint) or returns is inspect.Parameter.empty or is_open(returns):
         return True
-    if returns is inspect.Parameter.empty or is_open(returns):
+    if all(_is_recipe(part) for part in members(returns)):
+        return any(_is_protocol(part) for part in parts)
+    if not all(_is_scalar(part) for part in parts):
         return True
     return any(part in parts or (part is int and float in parts) for part in members(returns))
 
@@ -173,9 +175,7 @@ def takes_recipe(hint: Any, returns: Any) -> bool:
     if any(_is_protocol(part) for part in wanted):
         return True
     return any(
-        _is_recipe(part)
-        or (inspect.isclass(part) and issubclass(part, wanted))
-        or (hasattr(part, "init") and hasattr(part, "update"))
+        _is_recipe(part) or (inspect.isclass(part) and issubclass(part, wanted))
         for part in members(returns)
     )
 

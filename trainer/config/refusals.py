@@ -46,7 +46,14 @@ def misfit(tree: Tree, slot: Slot, path: str) -> str:
     words = annotations.words(slot.hint)
     text = f"{slot.owner} takes {words} for {name!r}, and was given {describe(tree)}."
     if isinstance(tree, Call):
-        if tree.partial and not annotations.mentions_recipe(slot.hint):
+        if tree.name == "optim.optimizer":
+            text += (
+                " It moves every parameter by its groups, so it stands at the root alone: name a"
+                " single optimizer here, and another group there for what else is to move."
+            )
+        elif words == "a Group" and tree.name != "optim.group":
+            text += f" A group is made by optim.group: give it {tree.name} as its optimizer."
+        elif tree.partial and not annotations.mentions_recipe(slot.hint):
             text += (
                 f" To give it what {tree.name} returns, call it: @{tree.name}() or !{tree.name}."
             )
