@@ -15,6 +15,7 @@ import optax
 import pytest
 from config_zoo import Made, Thing
 
+import optim.recipes
 from trainer.config import Builder, Call, Config, ConfigError, Source, Units, override
 from trainer.config import load as load_files
 from trainer.config.vocabulary import Vocabulary
@@ -156,6 +157,7 @@ def test_scalars_that_do_not_fit(given, message, refused, load):
         ("either: {a: 1}", {"a": 1}),
         ("either: {1: a}", {1: "a"}),
         ("typed: {a: 1}", {"a": 1}),
+        ("hashed: {a: 1, 2: 3}", {"a": 1, 2: 3}),
     ],
 )
 def test_containers_that_fit(given, value, kwargs):
@@ -460,6 +462,17 @@ def test_optimizers_that_are_partials_themselves(build):
     """optax.nadamw is one."""
     recipe = build("!config_zoo.wrapped {inner: !optax.nadamw {learning_rate: 1}}").kwargs["inner"]
     assert isinstance(recipe(), optax.GradientTransformation)
+
+
+def test_optimizers_by_label_can_be_written(build):
+    recipe = build(
+        "!config_zoo.wrapped {inner: !optax.partition {transforms: {a: !optax.sgd {learning_rate:"
+        " 0.5}}, param_labels: a}}"
+    ).kwargs["inner"]
+    optimizer = optim.recipes.instantiate(recipe, 0, jnp.float32)
+    params = {"x": jnp.ones(2)}
+    updates, _ = optimizer.update(params, optimizer.init(params), params)
+    assert updates["x"].tolist() == [-0.5, -0.5]
 
 
 # Objects that stand for nodes

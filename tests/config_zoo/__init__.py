@@ -4,7 +4,7 @@ import functools
 import math  # noqa: F401  # another package that must not be reached through this one
 import os  # noqa: F401
 import pathlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import gcd  # noqa: F401  # a function that is not ours
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, Protocol, TypedDict
@@ -85,6 +85,7 @@ def containers(
     one_or_many: int | Sequence[int] = 0,
     either: Sequence[int] | Sequence[str] | Mapping[str, int] | Mapping[int, str] = (),
     typed: Typed | None = None,
+    hashed: Mapping[Hashable, int] | None = None,
 ) -> Made:
     return Made((), dict(locals()))
 

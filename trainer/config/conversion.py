@@ -17,7 +17,7 @@ class Misfit(Exception):
 def leaf(value: Tree, hint: Any, default: Any = None) -> Any:
     """Returns a leaf as the annotation wants it (3 as 3.0, a path as a Path); raises Misfit."""
     parts = members(hint)
-    if is_open(hint):
+    if is_open(hint) or collections.abc.Hashable in parts:
         return value
     for part in parts:
         if is_literal(part) and any(
