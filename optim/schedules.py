@@ -59,9 +59,7 @@ def warmup_cosine(
     """
     warmup = _length("warmup_steps", warmup_steps)
     total = _length("decay_steps", decay_steps)
-    if total == 0:
-        raise ValueError("decay_steps is 0, but it counts all the steps, 1 or more.")
-    if warmup > total:
+    if warmup > total or total == 0:
         raise ValueError(
             f"warmup_steps is {warmup} and decay_steps is {total}, but decay_steps counts the"
             " warm-up too: make decay_steps larger than warmup_steps."
@@ -259,8 +257,7 @@ def piecewise(
 
 def _after(warmup: int, last: int, total: int) -> int | None:
     """Returns the length of what follows the warm-up at the end, or None where it has no room."""
-    if total == 1 and max(warmup, last) == 1:
-        return total - warmup
+    last = 1 - warmup if total == max(warmup, last) == 1 else last
     return last if warmup + last <= total else None
 
 

@@ -183,7 +183,7 @@ MISTAKES = {
         ["optimiser", "optimizer"],
         None,
     ),
-    "unknown writer": (changed("['console']", "['tensorbord']"), [], ["tensorboard"], None),
+    "unknown writer": (changed("['console']", "['tensorbord']"), [], ["tensorboard"], 8),
     "unknown vocabulary": (GOOD, ["--vocabulary=no_such_lab"], ["no_such_lab"], None),
     "mesh without devices": (GOOD, ["--set", "mesh={data: 64}"], ["64 devices"], None),
 }

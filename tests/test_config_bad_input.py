@@ -182,8 +182,8 @@ MISTAKES = {
         ("    'rest': @rest", "    'x': 3,\n    'rest': @rest"),
         ("    rest: !optim.group", "    x: 3\n    rest: !optim.group"),
         "'x': 3|x: 3",
-        "optim.optimizer takes a Group for 'x', and was given the integer 3. A call is written"
-        " @name.of.function() in Gin and !name.of.function in YAML.",
+        "optim.optimizer takes a Group for 'groups.x', and was given the integer 3. A call is"
+        " written @name.of.function() in Gin and !name.of.function in YAML.",
     ),
     "function that is not called": (
         ("'rest': @rest/optim.group()", "'rest': @rest/optim.group"),
@@ -203,7 +203,7 @@ MISTAKES = {
         "experiment.metrics = {'accuracy': @metrics.accuracy}",
         "metrics: {accuracy: !partial:metrics.accuracy {}}",
         "accuracy",
-        "takes a class for 'accuracy', and was given the function metrics.accuracy. To give it",
+        "takes a class for 'metrics.accuracy', and was given the function metrics.accuracy. To",
     ),
     "schedule that is not called": (
         (("= 1e-3", "= @schedules.warmup_cosine"), "schedules.warmup_cosine.peak_value = 0.1"),
@@ -225,8 +225,8 @@ MISTAKES = {
             "    x: !optax.adamw {learning_rate: 0.1}\n    rest: !optim.group",
         ),
         "'x': @|x: ",
-        "optim.optimizer takes a Group for 'x', and was given a call of optax.adamw. A group is"
-        " made by optim.group: give it optax.adamw as its optimizer.",
+        "optim.optimizer takes a Group for 'groups.x', and was given a call of optax.adamw. A group"
+        " is made by optim.group: give it optax.adamw as its optimizer.",
     ),
     "optimizer of groups in a group": (
         None,
@@ -243,6 +243,32 @@ MISTAKES = {
         ),
         "!optim.optimizer {groups",
         "and was given a call of optim.optimizer. It moves every parameter by its groups, so it",
+    ),
+    "number for a writer": (
+        "experiment.writers = ['console', 3]",
+        "writers: [console, 3]",
+        "writers",
+        "experiment takes a string for 'writers[1]', and was given the integer 3.",
+    ),
+    "string for an optimizer of a chain": (
+        (("@optax.adamw()", "@optax.chain()"), (RATE_GIN, "optax.chain.args = ['adam']")),
+        (ADAMW_YAML, "!optax.chain {args: [adam]}"),
+        "adam",
+        "optax.chain takes an optimizer for 'args[0]', and was given the string 'adam'.",
+    ),
+    "pattern for a mask": (
+        "rest/optax.adamw.mask = '.*/kernel'",
+        (RATE_YAML, "{learning_rate: 1e-3, mask: .*/kernel}"),
+        ".*/kernel",
+        "optax.adamw takes a mask for 'mask', and was given the string '.*/kernel'. A mask is a"
+        " function of the parameters, or a tree of booleans like theirs. Patterns of paths stand in"
+        " groups: optim.group(match, optimizer).",
+    ),
+    "patterns for a mask": (
+        "rest/optax.adamw.mask = {'embed': 'yes'}",
+        (ADAMW_YAML, "!optax.lars {learning_rate: 1.0, weight_decay_mask: {embed: y}}"),
+        "embed",
+        "takes a mask for 'mask.embed'|takes a mask for 'weight_decay_mask.embed'",
     ),
     "duplicate binding": (
         "experiment.steps = 200",

@@ -169,17 +169,23 @@ def test_containers_that_fit(given, value, kwargs):
     ("given", "message"),
     [
         ("floats: 1.0", "takes a list for 'floats', and was given the float 1.0."),
-        ("floats: [a]", "takes a float for '0', and was given the string 'a'."),
+        ("floats: [a]", "takes a float for 'floats[0]', and was given the string 'a'."),
         ("floats: {a: 1}", "takes a list for 'floats', and was given the dict"),
-        ("ints: [1, 2.5]", "takes an integer for '1', and was given the float 2.5."),
+        ("ints: [1, 2.5]", "takes an integer for 'ints[1]', and was given the float 2.5."),
         ("pair: [1]", "takes a list for 'pair', and was given the list [1]."),
-        ("pair: [a, 1]", "takes an integer for '0', and was given the string 'a'."),
+        ("pair: [a, 1]", "takes an integer for 'pair[0]', and was given the string 'a'."),
         ("names: [a]", "takes a dict or null for 'names', and was given the list ['a']."),
-        ("names: {a: b}", "takes a float for 'a', and was given the string 'b'."),
+        ("names: {a: b}", "takes a float for 'names.a', and was given the string 'b'."),
         ("names: {1: 1.0}", "takes a string as a key of 'names', and was given the integer 1."),
         ("table: {a: 1.0}", "takes an integer as a key of 'table', and was given the string 'a'."),
-        ("nested: [{a: [1.5]}]", "takes an integer for '0', and was given the float 1.5."),
-        ("one_or_many: [a]", "takes an integer for '0', and was given the string 'a'."),
+        (
+            "nested: [{a: [1.5]}]",
+            "takes an integer for 'nested[0].a[0]', and was given the float",
+        ),
+        (
+            "one_or_many: [a]",
+            "takes an integer for 'one_or_many[0]', and was given the string",
+        ),
     ],
 )
 def test_containers_that_do_not_fit(given, message, refused):
@@ -464,13 +470,26 @@ def test_optimizers_that_are_partials_themselves(build):
     assert isinstance(recipe(), optax.GradientTransformation)
 
 
+@pytest.mark.parametrize(
+    ("mask", "value"),
+    [("true", True), ("null", None), ("{a: true, b: false}", {"a": True, "b": False})],
+)
+def test_a_mask_of_booleans_can_be_written(mask, value, kwargs):
+    given = f"!optax.adamw {{learning_rate: 1, mask: {mask}}}"
+    assert kwargs(f"!config_zoo.wrapped {{inner: {given}}}")["inner"].keywords["mask"] == value
+    given = "!optax.adamw {learning_rate: 1, mask: !partial:config_zoo.halves }"
+    recipe = kwargs(f"!config_zoo.wrapped {{inner: {given}}}")["inner"]
+    assert recipe.keywords["mask"] is config_zoo.halves
+
+
 def test_optimizers_by_label_can_be_written(build):
     recipe = build(
         "!config_zoo.wrapped {inner: !optax.partition {transforms: {a: !optax.sgd {learning_rate:"
         " 0.5}}, param_labels: a}}"
     ).kwargs["inner"]
     optimizer = optim.recipes.instantiate(recipe, 0, jnp.float32)
-    params = {"x": jnp.ones(2)}
+    params: Any = {"x": jnp.ones(2)}
+    updates: Any
     updates, _ = optimizer.update(params, optimizer.init(params), params)
     assert updates["x"].tolist() == [-0.5, -0.5]
 

@@ -12,6 +12,7 @@ import optax
 import optim
 from trainer import models
 from trainer.config import Builder, Call, Config, ConfigError, Units
+from trainer.writers import check_names
 
 if TYPE_CHECKING:  # what an experiment holds
     Steps = int
@@ -117,6 +118,10 @@ class Experiment:
                 f"best_metric is {self.best_metric!r}; the metrics there are "
                 f"{', '.join(['loss', *self.metrics])}."
             )
+        try:
+            check_names(self.writers)
+        except ConfigError as error:
+            raise ValueError(f"writers is {list(self.writers)}. {error}") from None
         if not callable(self.loss):
             raise ValueError(f"loss is {self.loss!r}; it is a function of (outputs, batch).")
         if isinstance(self.model, nn.Module):

@@ -94,7 +94,7 @@ class _Walk:
             return slot.of_argument(function, str(key), annotations.mentions_recipe(slot.hint))
         try:
             if isinstance(tree, dict):
-                return slot.of_entries()[1]
+                return slot.of_entry(key)
             return slot.of_elements(len(tree))[0][int(key)]
         except Misfit:
             return replace(slot, hint=Any, default=None)
@@ -109,11 +109,11 @@ class _Walk:
                 return self._list(tree, slot, path)
             if isinstance(tree, dict):
                 return self._dict(tree, slot, path)
+            if slot.takes_mask and not (tree is None or isinstance(tree, bool)):
+                raise Misfit
             return self._leaf(tree, slot, path)
         except Misfit:
-            raise ConfigError(
-                refusals.misfit(tree, slot, path), self._config.sources[path]
-            ) from None
+            raise ConfigError(refusals.misfit(tree, slot), self._config.sources[path]) from None
 
     def _leaf(self, value: Tree, slot: Slot, path: str) -> Any:
         if isinstance(value, str) and slot.takes_steps:
@@ -134,7 +134,7 @@ class _Walk:
         return kind(built) if self._calling else built
 
     def _dict(self, tree: dict, slot: Slot, path: str) -> dict:
-        key_slot, slot = slot.of_entries()
+        key_slot = slot.of_keys()
         built = {}
         for key, item in tree.items():
             below = join(path, key)
@@ -142,11 +142,11 @@ class _Walk:
                 built_key = self._leaf(key, key_slot, below)
             except Misfit:
                 source = self._config.argument_source(below)
-                raise ConfigError(refusals.misfit_key(key, key_slot, path), source) from None
+                raise ConfigError(refusals.misfit_key(key, key_slot), source) from None
             if built_key in built and self._calling:
                 source = self._config.argument_source(below)
                 raise ConfigError(f"Another key of {path!r} is {built_key!r} too.", source)
-            built[built_key] = self.value(item, slot, below)
+            built[built_key] = self.value(item, slot.of_entry(key), below)
         return built
 
     def _call(self, call: Call, slot: Slot, path: str) -> Any:

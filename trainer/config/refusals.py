@@ -33,18 +33,18 @@ def missing_arguments(function: Function, missing: Sequence[str]) -> str:
     return f"{function.name} needs {what} {listing(missing)}: add {them}."
 
 
-def misfit_key(key: Key, slot: Slot, path: str) -> str:
+def misfit_key(key: Key, slot: Slot) -> str:
     """Returns that a key of a dict is none that is asked for."""
-    name = path.rpartition(".")[2]
     words = annotations.words(slot.hint)
-    return f"{slot.owner} takes {words} as a key of {name!r}, and was given {describe(key)}."
+    return (
+        f"{slot.owner} takes {words} as a key of {slot.argument!r}, and was given {describe(key)}."
+    )
 
 
-def misfit(tree: Tree, slot: Slot, path: str) -> str:
+def misfit(tree: Tree, slot: Slot) -> str:
     """Returns that a value does not fit its place, and what may have been meant."""
-    name = path.rpartition(".")[2]
-    words = annotations.words(slot.hint)
-    text = f"{slot.owner} takes {words} for {name!r}, and was given {describe(tree)}."
+    words = "a mask" if slot.takes_mask else annotations.words(slot.hint)
+    text = f"{slot.owner} takes {words} for {slot.argument!r}, and was given {describe(tree)}."
     if isinstance(tree, Call):
         if tree.name == "optim.optimizer":
             text += (
@@ -57,6 +57,11 @@ def misfit(tree: Tree, slot: Slot, path: str) -> str:
             text += (
                 f" To give it what {tree.name} returns, call it: @{tree.name}() or !{tree.name}."
             )
+    elif slot.takes_mask:
+        text += (
+            " A mask is a function of the parameters, or a tree of booleans like theirs. Patterns"
+            " of paths stand in groups: optim.group(match, optimizer)."
+        )
     elif isinstance(tree, str) and slot.takes_steps:
         text += " A number of steps may also be '5%', '3 epochs' or '1_000 examples'."
     elif isinstance(tree, str) and annotations.takes_int(slot.hint) and quantity(tree):

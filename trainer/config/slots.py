@@ -1,10 +1,12 @@
 """What the place of a node in a tree asks for."""
 
+import re
 from dataclasses import dataclass, replace
 from typing import Any
 
 from trainer.config import annotations, conversion
 from trainer.config.signatures import Function
+from trainer.config.tree import Key
 from trainer.config.units import is_steps, names_steps, quantity
 
 
@@ -16,7 +18,8 @@ class Slot:
         hint: the annotation.
         default: the default of the parameter, where the node is an argument.
         owner: the name of the function that receives it.
-        argument: the name of the function's argument that the node is, or is a part of.
+        argument: the function's argument that the node is, "writers", or the part of one, as in
+            "writers[0]" or "groups.rest".
         in_recipe: this function is a recipe, so that a schedule may stand for any float.
         counts_steps: the argument's name or default says that its integers are numbers of steps.
     """
@@ -34,6 +37,13 @@ class Slot:
         named = self.counts_steps and annotations.takes_int(self.hint)
         return named or is_steps(self.hint)
 
+    @property
+    def takes_mask(self) -> bool:
+        """Says whether a mask of optax's is asked for: a function of parameters, or booleans."""
+        name = re.split(r"[.\[]", self.argument)[0]
+        is_optax = annotations.takes_callable(self.hint) or self.owner.startswith("optax.")
+        return (name == "mask" or name.endswith("_mask")) and is_optax
+
     def of_argument(self, function: Function, name: str, is_recipe: bool) -> "Slot":
         """Returns what an argument of the function that stands here asks for."""
         parameter = function.parameters[name]
@@ -46,12 +56,24 @@ class Slot:
         found = conversion.items(self.hint, count)
         if found is None:
             raise conversion.Misfit
-        return [replace(self, hint=hint, default=None) for hint in found[0]], found[1]
+        hints, kind = found
+        slots: list[Slot] = [
+            replace(self, hint=hint, default=None, argument=f"{self.argument}[{index}]")
+            for index, hint in enumerate(hints)
+        ]
+        return slots, kind
 
-    def of_entries(self) -> tuple["Slot", "Slot"]:
-        """Returns what the keys and the values of a dict ask for; raises Misfit."""
+    def of_keys(self) -> "Slot":
+        """Returns what the keys of a dict ask for; raises Misfit."""
+        return replace(self, hint=self._entries()[0], default=None)
+
+    def of_entry(self, key: Key) -> "Slot":
+        """Returns what the value of a key asks for; raises Misfit."""
+        name = f"{self.argument}.{key}"
+        return replace(self, hint=self._entries()[1], default=None, argument=name)
+
+    def _entries(self) -> tuple[Any, Any]:
         found = conversion.entries(self.hint)
         if found is None:
             raise conversion.Misfit
-        key, value = found
-        return replace(self, hint=key, default=None), replace(self, hint=value, default=None)
+        return found
