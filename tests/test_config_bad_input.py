@@ -506,8 +506,77 @@ MISTAKES = {
         ("steps = 100", "steps = 5%"),
         ("steps: 100", "steps: %5"),
         "5%|%5",
-        "Gin cannot read 'steps = 5%': Expected newline.|found character '%' that cannot start any"
+        "A number of steps with a unit stands in quotes, as in '5%'.|found character '%' that cannot start any"
         " token. A string that begins with such a character stands in quotes",
+    ),
+    "unit in words without quotes": (
+        ("steps = 100", "steps = 3 epochs"),
+        None,
+        "3 epochs",
+        "A number of steps with a unit stands in quotes, as in '5%'.",
+    ),
+    "string without quotes": (
+        "experiment.best_metric = accuracy",
+        None,
+        "accuracy",
+        "Gin cannot read 'experiment.best_metric = accuracy': 'accuracy' is no value. Put a string"
+        " in quotes, 'accuracy'; a macro is read with %accuracy.",
+    ),
+    "null of YAML in Gin": (
+        "experiment.best_metric = null",
+        None,
+        "null",
+        "'null' is no value. In Gin it is written None.",
+    ),
+    "call without its sign": (
+        ("@models.mlp()", "models.mlp()"),
+        ("!models.mlp", "models.mlp {width: 64}"),
+        "models.mlp",
+        "'models' is no value. A call is written @name.of.function() in Gin.|"
+        "A call begins with an exclamation mark, as in !models.mlp {width: 64}.",
+    ),
+    "call of YAML in Gin": (
+        ("@models.mlp()", "!models.mlp"),
+        None,
+        "!models.mlp",
+        "Unable to parse value. A call is written @name.of.function() in Gin.",
+    ),
+    "call of Python": (
+        ("@models.mlp()", "@models.mlp(width=64)"),
+        ("!models.mlp", "!models.mlp(width=64)"),
+        "width=64",
+        "Arguments stand in lines of their own, as in models.mlp.width = 64, and not in the call.|"
+        "Arguments stand in braces, as in !optax.adamw {learning_rate: 1e-3}.",
+    ),
+    "arguments without braces": (
+        None,
+        ("!models.mlp", "!models.mlp width: 64"),
+        "width",
+        "Arguments stand in braces, as in !models.mlp {width: 64}, or in lines of their own below.",
+    ),
+    "brace without a space": (
+        None,
+        ("!models.mlp", "!models.mlp{width: 64}"),
+        "width",
+        "A space is missing before the brace.",
+    ),
+    "argument of Python": (
+        None,
+        ("!models.mlp", "!models.mlp {width=64}"),
+        "width",
+        "'width=64' is no name of an argument. In YAML an argument is written name: value.",
+    ),
+    "block that is not indented": (
+        ("  model = @models.mlp()", "model = @models.mlp()"),
+        None,
+        "model = ",
+        "The bindings of a block are indented below its first line.",
+    ),
+    "root of Gin in YAML": (
+        None,
+        "experiment:\n  seed = 3",
+        "experiment:",
+        "The root of a YAML config is the experiment itself: write model, data, steps and the rest",
     ),
     "reference of Gin in YAML": (
         None,
@@ -622,6 +691,19 @@ def test_a_mistake_is_told_where_it_is(name, suffix, tmp_path):
     if messages is not None:
         message = messages.split("|")[is_yaml if "|" in messages else 0]
         assert message in re.sub(r"\S*/a\.(gin|yaml):", "a:", told)
+
+
+@pytest.mark.parametrize("text", [GIN, f"# one\n\nsteps = 100\n{GIN}", "experiment.seed = 3\n"])
+def test_gin_under_the_name_of_yaml_is_told(text, tmp_path):
+    (tmp_path / "a.yaml").write_text(text)
+    with pytest.raises(ConfigError, match="looks like Gin, whose|If this is Gin"):
+        load([tmp_path / "a.yaml"])
+
+
+def test_yaml_under_the_name_of_gin_is_told(tmp_path):
+    (tmp_path / "a.gin").write_text(YAML)
+    with pytest.raises(ConfigError, match="a.gin:1: .* This looks like YAML, whose files end in"):
+        load([tmp_path / "a.gin"])
 
 
 def test_the_config_without_a_mistake_is_accepted(tmp_path):

@@ -5,6 +5,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
+from trainer.config import hints
 from trainer.config.edit import merge, override
 from trainer.config.nodes import Node, check_argument, plain, to_config
 from trainer.config.tree import Call, Config, ConfigError, Source
@@ -123,11 +124,19 @@ class _Files:
             raise ConfigError(f"The file {_EMPTY}.", Source(path))
         if not isinstance(document.value, dict):
             given = describe(plain(document))
+            hint = hints.in_yaml(str(document.value))
             raise ConfigError(
-                f"The root of a config is a mapping (model, data, steps, ...), and not {given}.",
+                f"The root of a config is a mapping (model, data, steps, ...), and not {given}."
+                f" {hint}".rstrip(),
                 document.source,
             )
         items = dict(document.value)
+        if "experiment" in items:
+            raise ConfigError(
+                "The root of a YAML config is the experiment itself: write model, data, steps and"
+                " the rest without this key. If this is Gin, name the file .gin.",
+                items["experiment"].argument_source,
+            )
         include = items.pop("include", None)
         for key, item in items.items():
             check_argument(key, item.argument_source)

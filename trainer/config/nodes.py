@@ -105,7 +105,8 @@ def is_name(text: str) -> bool:
 def check_argument(name: Key, source: Source) -> None:
     """Raises ConfigError for what cannot be the name of an argument."""
     if not isinstance(name, str) or not name.isidentifier():
-        raise ConfigError(f"{brief(name)} is no name of an argument.", source)
+        hint = " In YAML an argument is written name: value." if "=" in str(name) else ""
+        raise ConfigError(f"{brief(name)} is no name of an argument.{hint}", source)
 
 
 def check_key(key: Any, source: Source) -> None:

@@ -8,6 +8,7 @@ from yaml.nodes import MappingNode, ScalarNode, SequenceNode
 from yaml.scanner import ScannerError
 from yaml.tokens import TagToken
 
+from trainer.config import hints
 from trainer.config.nodes import Budget, Node, check_argument, check_leaf, is_name
 from trainer.config.tree import Call, ConfigError, Key, Source
 
@@ -78,7 +79,8 @@ def read(text: str, source: Source) -> Node | None:
         mark = error.problem_mark or error.context_mark
         at = Source(source.file, source.line + mark.line) if mark and source.line else source
         words = ", ".join(filter(None, [error.context, error.problem]))
-        raise ConfigError(f"This is no valid YAML: {words}.{_hint(error)}", at) from None
+        hint = _hint(error, text, mark.line if mark else 0)
+        raise ConfigError(f"This is no valid YAML: {words}. {hint}".rstrip(), at) from None
     except yaml.YAMLError as error:
         reason = getattr(error, "reason", error)
         raise ConfigError(f"This is no valid YAML: {reason}.", source) from None
@@ -90,11 +92,11 @@ def read(text: str, source: Source) -> Node | None:
     return None if document is None else _Reader(source).node(document, None, 0)
 
 
-def _hint(error: yaml.MarkedYAMLError) -> str:
+def _hint(error: yaml.MarkedYAMLError, text: str, line: int) -> str:
     if "cannot start any token" not in (error.problem or ""):
-        return ""
+        return hints.in_yaml(text, line)
     return (
-        " A string that begins with such a character stands in quotes; a call is written"
+        "A string that begins with such a character stands in quotes; a call is written"
         " !optax.adamw {learning_rate: 1e-3}, not @optax.adamw()."
     )
 
