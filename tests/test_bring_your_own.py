@@ -39,7 +39,27 @@ writers: []
 """
 
 
-@pytest.mark.parametrize(("name", "text"), [("linen.gin", LINEN), ("nnx.yaml", NNX)])
+NNX_GIN = """
+experiment:
+  model     = @models.from_nnx()
+  data      = @my_lab.spirals.Spirals()
+  loss      = @my_lab.losses.focal()
+  metrics   = {'hits': @metrics.accuracy()}
+  optimizer = @my_lab.optimizers.sign_momentum()
+  steps     = 150
+  writers   = []
+models.from_nnx:
+  constructor = @my_lab.nets.Ringnet
+  inputs      = 'point'
+my_lab.nets.Ringnet.width = 16
+metrics.accuracy.labels = 'arm'
+my_lab.optimizers.sign_momentum.learning_rate = 0.01
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "text"), [("linen.gin", LINEN), ("nnx.yaml", NNX), ("nnx.gin", NNX_GIN)]
+)
 def test_a_package_from_outside_trains(name, text, tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(LAB))
     monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", "")
@@ -63,3 +83,30 @@ def test_without_the_option_the_package_is_no_vocabulary(tmp_path, monkeypatch, 
     assert main([f"--config={tmp_path / 'nnx.yaml'}", f"--workdir={tmp_path / 'run'}"]) == 2
     assert "--vocabulary" in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (
+            NNX_GIN.replace("@my_lab.nets.Ringnet", "@my_lab.nets.Ringnet()"),
+            "without a call, constructor = @my_lab.nets.Ringnet in Gin or",
+        ),
+        (
+            NNX_GIN.replace("@my_lab.nets.Ringnet\n", "'my_lab.nets.Ringnet'\n").replace(
+                "my_lab.nets.Ringnet.width = 16\n", ""
+            ),
+            "models.from_nnx takes a function for 'constructor', and was given the string 'my_lab."
+            "nets.Ringnet'. A function itself is written @name.of.it in Gin and !partial:name.of",
+        ),
+        (
+            LINEN.replace("Spiralnet", "Ringnet"),
+            "an nnx module is built by models.from_nnx",
+        ),
+    ],
+)
+def test_an_nnx_module_that_is_called_is_told(text, words, tmp_path, monkeypatch, capsys):
+    monkeypatch.syspath_prepend(str(LAB))
+    (tmp_path / "nnx.gin").write_text(text)
+    assert main(["explain", f"--config={tmp_path / 'nnx.gin'}", "--vocabulary=my_lab"]) == 2
+    assert words in capsys.readouterr().err

@@ -506,8 +506,8 @@ MISTAKES = {
         ("steps = 100", "steps = 5%"),
         ("steps: 100", "steps: %5"),
         "5%|%5",
-        "A number of steps with a unit stands in quotes, as in '5%'.|found character '%' that cannot start any"
-        " token. A string that begins with such a character stands in quotes",
+        "A number of steps with a unit stands in quotes, as in '5%'.|found character '%' that"
+        " cannot start any token. A string that begins with such a character stands in quotes",
     ),
     "unit in words without quotes": (
         ("steps = 100", "steps = 3 epochs"),

@@ -213,6 +213,8 @@ def words(hint: Any) -> str:
             word = "a list"
         elif origin in MAPPINGS:
             word = "a dict"
+        elif part is functools.partial and takes_callable(hint):
+            continue
         elif _is_recipe(part):
             word = "an optimizer"
         else:

@@ -30,7 +30,14 @@ def missing_arguments(function: Function, missing: Sequence[str]) -> str:
     """Returns that a function needs more arguments."""
     many = len(missing) > 1
     what, them = ("the arguments", "them") if many else ("the argument", "it")
-    return f"{function.name} needs {what} {listing(missing)}: add {them}."
+    text = f"{function.name} needs {what} {listing(missing)}"
+    if "rngs" in missing:  # of flax's nnx
+        return (
+            f"{text}, and a config gives no rngs: an nnx module is built by models.from_nnx, so"
+            f" name it there without a call, constructor = @{function.name} in Gin or constructor:"
+            f" !partial:{function.name} {{}} in YAML."
+        )
+    return f"{text}: add {them}."
 
 
 def misfit_key(key: Key, slot: Slot) -> str:
@@ -73,6 +80,8 @@ def misfit(tree: Tree, slot: Slot) -> str:
         text += " A number is written without quotes."
     elif isinstance(tree, str) and tree.lower() == "none" and annotations.takes_none(slot.hint):
         text += " The value None is written None in Gin and null in YAML."
+    elif annotations.mentions_recipe(slot.hint) and annotations.takes_callable(slot.hint):
+        text += " A function itself is written @name.of.it in Gin and !partial:name.of.it in YAML."
     elif annotations.takes_function(slot.hint) or not annotations.takes_leaf(slot.hint):
         text += " A call is written @name.of.function() in Gin and !name.of.function in YAML."
     return text
