@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from trainer.config import annotations, conversion, refusals
+from trainer.config import annotations, blame, conversion, refusals
 from trainer.config.conversion import Misfit
 from trainer.config.signatures import Function
 from trainer.config.slots import Slot
@@ -186,6 +186,8 @@ class _Walk:
         except Exception as error:  # whatever a function says about its arguments
             said = refusals.said(error)
             source = self._config.accused(path, said)
+            if not isinstance(error, ValueError) and not self._vocabulary.is_ours(name):
+                said = blame.told(error, name)
             raise ConfigError(f"{name} refuses its arguments: {said}", source) from error
 
     def _function(self, call: Call, path: str, complete: bool) -> Function:

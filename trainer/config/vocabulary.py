@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
 from typing import Any
 
-from trainer.config import signatures
+from trainer.config import blame, signatures
 from trainer.config.signatures import Function, home
 from trainer.config.tree import ConfigError, Source
 from trainer.config.wording import known_names, listing, nearest
@@ -51,6 +51,10 @@ class Vocabulary:
         if name not in self._functions:
             self._functions[name] = signatures.read(name, self._find(name, source), source)
         return self._functions[name]
+
+    def is_ours(self, name: str) -> bool:
+        """Says whether a function is one of ours or of optax, and of no package of the user's."""
+        return name == EXPERIMENT or name.split(".")[0] in ROOTS
 
     def _check_package(self, package: str) -> None:
         source = Source(f"--vocabulary={package[:60]}")
@@ -102,7 +106,7 @@ class Vocabulary:
             hint = self._elsewhere(name)
         hint += f"A name begins with {listing(roots, 12)}"
         if steps and not near and steps[0] not in sys.stdlib_module_names:
-            hint += f"; for a package of yours, add --vocabulary={'.'.join(steps)} to the command"
+            hint += f"; for a package of yours, add --vocabulary={steps[0]} to the command"
         hint += "."
         raise ConfigError(f"There is no function {name!r}. {hint}", source)
 
@@ -160,7 +164,7 @@ def _import(package: str, source: Source | None) -> ModuleType:
             reason = f"there is no module named {error.name!r}; it must lie in the directory where"
             reason += " the command runs, or be installed"
         else:
-            reason = f"{type(error).__name__}: {error}"
+            reason = blame.told(error, package)
         raise ConfigError(f"The package {package} cannot be imported: {reason}.", source) from error
 
 
@@ -190,7 +194,7 @@ def _attribute(module: ModuleType, name: str, source: Source | None) -> Any:
     try:
         return getattr(module, name, None)
     except Exception as error:
-        reason = f"{type(error).__name__}: {error}"
+        reason = blame.told(error, module.__name__)
         raise ConfigError(f"{module.__name__}.{name} cannot be had: {reason}.", source) from error
 
 
