@@ -51,6 +51,7 @@ def config(tmp_path) -> Config:
         ("optimizer.groups.a.b.c=5", "optimizer.groups.a.b.c", 5),  # the longest key that fits
         ("optimizer.groups.3.x=5", "optimizer.groups.3.x", 5),
         ("optimizer.groups={}", "optimizer.groups", {}),
+        ("optimizer.groups.new=1", "optimizer.groups.new", 1),
     ],
 )
 def test_a_setting_replaces_what_its_path_names(setting, path, value, config):
@@ -62,6 +63,12 @@ def test_a_setting_replaces_what_its_path_names(setting, path, value, config):
     others = {key for key in config.sources if key and key.split(".")[0] != top}
     assert all(changed.sources[key] == config.sources[key] for key in others)
     assert changed.sources[""] == config.sources[""]
+
+
+def test_a_new_key_of_a_dict_comes_last(config):
+    changed = override(config, ["optimizer.groups.z=1", "optimizer.groups.b={x: 1}", "t={1: 2}"])
+    assert list(changed.at("optimizer.groups")) == ["matrices", "a.b", "a", 3, "z", "b"]
+    assert override(changed, ["t.2=3"]).at("t") == {1: 2, 2: 3}
 
 
 def test_settings_apply_in_order_and_reach_what_others_brought(config):
@@ -81,7 +88,13 @@ def test_settings_apply_in_order_and_reach_what_others_brought(config):
         ("steps.x=3", "steps is the integer 100, and has nothing below it, no 'x'."),
         ("model.widht.x=3", "model has no 'widht'. Did you mean 'width'?"),
         ("optimizer.groups.matrixes.match=b", "optimizer.groups has no 'matrixes'. Did you mean"),
-        ("optimizer.groups.new=1", "optimizer.groups has no 'new'."),
+        ("optimizer.groups.new.x=1", "optimizer.groups has no 'new'. It has: 3, a, a.b, matrices."),
+        ("writers.0=console", "What has its default is set whole: --set writers=[...]."),
+        ("metrics.top=3", "What has its default is set whole: --set metrics={top: ...}."),
+        ("model.dims.a.b=3", "What has its default is set whole: --set model.dims={a: ...}."),
+        ("model.=3", "The path ends or goes on with an empty key below the root: its keys are"),
+        ("model..width=3", "The path ends or goes on with an empty key below model"),
+        (".=3", "with an empty key below the root"),
         ("model.sizes.3=1", "model.sizes has no '3'. It has the elements: 0, 1, 2."),
         ("model.two words=1", "model has no 'two words'."),
         ("model=[1", "This is no valid YAML"),

@@ -14,15 +14,15 @@ from trainer.config.nodes import (
     with_children,
 )
 from trainer.config.tree import Call, Config, ConfigError, Key, Source, Tree, fitting, join
-from trainer.config.wording import describe, known_names
+from trainer.config.wording import describe, known_names, nearest
 
 
 def override(config: Config, sets: Sequence[str]) -> Config:
     """Returns the config with some values replaced.
 
     A path is the keys from the root on, joined by dots; an element of a list goes by its index. A
-    path names what is there, or a new argument of a function that is there. Where a key holds dots
-    itself, the longest key that fits is meant.
+    path names what is there, or a new argument of a function or a new key of a dict that is there,
+    which comes last. Where a key holds dots itself, the longest key that fits is meant.
 
     Args:
         config: the config.
@@ -84,9 +84,17 @@ def _sourced(tree: Tree, source: Source) -> Node:
 def _replace(node: Node, path: str, new: Node, source: Source, above: str) -> Node:
     items = dict(children(node))
     key = fitting(items, path)
+    if path.startswith(".") or path == f"{key}.":
+        raise ConfigError(
+            f"The path ends or goes on with an empty key below {above or 'the root'}: its keys are"
+            " joined by single dots.",
+            source,
+        )
     if key is None:
-        _check_new_argument(node, path, source, above)
-        return with_children(node, {**items, path: Node(new.value, source, source)})
+        _check_new(node, path, source, above)
+        only_integers = items and all(isinstance(each, int) for each in items)
+        key = int(path) if only_integers and path.isdecimal() else path
+        return with_children(node, {**items, key: Node(new.value, source, source)})
     rest = path[len(str(key)) + 1 :]
     if rest:
         child = _replace(items[key], rest, new, source, join(above, key))
@@ -95,17 +103,24 @@ def _replace(node: Node, path: str, new: Node, source: Source, above: str) -> No
     return with_children(node, {**items, key: child})
 
 
-def _check_new_argument(node: Node, path: str, source: Source, above: str) -> None:
+def _check_new(node: Node, path: str, source: Source, above: str) -> None:
     known: list[Key] = list(children(node))
+    word, _, below = path.partition(".")
     if isinstance(node.value, Call) and path.isidentifier():
         return
-    word = path.split(".")[0]
+    if isinstance(node.value, dict) and word and not below and "." not in path:
+        return
     place = above or "The root"
     if not isinstance(node.value, Call | dict | list):
         shown = describe(plain(node))
         raise ConfigError(f"{above} is {shown}, and has nothing below it, no {word!r}.", source)
     what = "the elements" if isinstance(node.value, list) else ""
     hint = known_names(word, known, f"It has {what}".strip())
+    if isinstance(node.value, Call) and word.isidentifier() and nearest(word, known) is None:
+        whole = join(above, word)
+        key = below.split(".")[0]
+        shown = "[...]" if key.isdecimal() else f"{{{key}: ...}}" if key else "..."
+        hint += f" What has its default is set whole: --set {whole}={shown}."
     raise ConfigError(f"{place} has no {word!r}. {hint}", source)
 
 
