@@ -301,6 +301,27 @@ def test_the_resolved_config_loads_again_to_the_same_tree(tmp_path, capsys):
     assert capsys.readouterr().out == first
 
 
+@pytest.mark.parametrize(
+    ("setting", "words"),
+    [
+        ("stepz=5", "experiment has no argument 'stepz'. Did you mean 'steps'?"),
+        ("optimizer=optax.adam(learning_rate=0.1)", "A call is written"),
+        ("model.width=wide", "models.mlp takes an integer for 'width'"),
+        ("model=!my_lab.nets.Spiralnet", "--vocabulary=my_lab"),
+    ],
+)
+def test_a_config_is_checked_before_it_is_printed(setting, words, tmp_path, capsys):
+    assert run(tmp_path, GOOD, "--set", setting, command="config")[0] == 2
+    out, err = capsys.readouterr()
+    assert out == "" and err.startswith("error: --set ") and words in err
+
+
+def test_a_metric_is_added_by_a_setting(tmp_path, capsys):
+    more = ["--set", "metrics={}", "--set", "metrics.top=!metrics.top_k_accuracy {k: 2}"]
+    assert run(tmp_path, GOOD, *more, command="config")[0] == 0
+    assert "top: !metrics.top_k_accuracy" in capsys.readouterr().out
+
+
 def test_both_spellings_and_set_give_one_tree(capsys):
     for sets in ([], ["--set", "steps=100"]):
         trees = []

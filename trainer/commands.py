@@ -125,8 +125,10 @@ def _say(line: str) -> None:
 
 
 def config(arguments: argparse.Namespace) -> int:
-    """Prints the resolved config as canonical YAML."""
-    print(configs.dump(_read(arguments).root), end="")
+    """Prints the resolved config as canonical YAML, once its names and types are checked."""
+    read = _read(arguments)
+    configs.Builder(read, arguments.vocabulary).check()
+    print(configs.dump(read.root), end="")
     return 0
 
 
