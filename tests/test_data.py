@@ -166,6 +166,8 @@ def test_the_fingerprint_is_of_what_the_model_sees():
         (lambda: toy(eval_batch_size=0), ["eval_batch_size", "0"]),
         (lambda: toy(tests=0), ["test arrays", "image: 0"]),
         (lambda: Pixels(crop=-1), ["crop", "-1"]),
+        (lambda: data.digits(crop=50), ["crop=50", "8 by 8", "fewer than 8"]),
+        (lambda: data.digits(crop=8), ["crop=8", "8 by 8"]),
         (lambda: Pixels(std=0.0), ["std", "0.0"]),
         (lambda: data.digits(5000), ["data.digits", "1437", "5000"]),
         (lambda: data.ArrayDataset({}, {}, batch_size=1), ["no arrays"]),

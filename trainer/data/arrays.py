@@ -34,7 +34,8 @@ class ArrayDataset:
 
     Raises:
         ValueError: a batch size is not positive, larger than the training data or not divisible by
-            the number of processes, or the arrays do not fit together.
+            the number of processes, the arrays do not fit together, or a crop is as large as the
+            images.
     """
 
     def __init__(
@@ -56,6 +57,8 @@ class ArrayDataset:
         _check_batch_size(self.eval_batch_size, None, name, "eval_batch_size")
         self._train, self._test = dict(train), dict(test)
         self._pixels = dict(pixels or {})
+        for key, seen in self._pixels.items():
+            seen.check(self._train[key])
         self._name = name
 
     @property

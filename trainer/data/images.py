@@ -44,6 +44,19 @@ class Pixels:
         self._offset = (-np.asarray(self.mean, np.float64) / std).astype(np.float32)
         self._windows: tuple[np.ndarray, np.ndarray] | None = None
 
+    def check(self, images: np.ndarray) -> None:
+        """Raises a ValueError if a crop could move one of the images out of sight altogether.
+
+        Args:
+            images: [examples, height, width, channels].
+        """
+        height, width = images.shape[1:3]
+        if self.crop >= min(height, width):
+            raise ValueError(
+                f"{self.name} moves images by up to crop={self.crop} pixels, but they are {height} "
+                f"by {width}. Choose fewer than {min(height, width)}."
+            )
+
     @property
     def random(self) -> bool:
         """Whether training images are changed at random."""
