@@ -223,6 +223,7 @@ def test_a_mistake_is_told_in_a_few_lines_and_nothing_is_made(name, tmp_path, ca
         ("experiment.watchdog = 0.5\n", [], "config.gin:21:"),
         ("optim.optimizer.clip_norm = -1.0\n", [], "config.gin:21:"),
         ("data.digits.crop = -1\n", [], "config.gin:21:"),
+        ("data.digits.crop = 50\n", [], "config.gin:21:"),
     ],
 )
 def test_what_a_function_refuses_is_told_where_the_value_stands(
@@ -377,3 +378,60 @@ def test_a_misspelt_option_is_told(capsys):
         main(["--gin_fiel=configs/muon_vit.gin"])
     assert caught.value.code == 2
     assert len(capsys.readouterr().err.splitlines()) <= 8
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--workdir="], "it is empty, as of a shell variable that is not set; name a folder"),
+        (["--workdir=gs://bucket/run"], "'gs://bucket/run' is no folder of this machine"),
+        (["--workdir=s3://bucket"], "'s3://bucket' is no folder"),
+        (["--until=x"], "'x' is not a number of steps; write a whole number, without a unit"),
+        (["--until=5%"], "'5%' is not a number of steps"),
+        (["--until=0"], "0 is not a step; steps count from 1"),
+    ],
+)
+def test_an_option_that_cannot_be_is_refused_before_anything_is_made(
+    options, words, tmp_path, monkeypatch, capsys
+):
+    (tmp_path / "config.gin").write_text(GOOD)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as caught:
+        main(["--gin_file=config.gin", *options])
+    said = capsys.readouterr().err
+    assert caught.value.code == 2 and words in said and len(said.splitlines()) <= 8
+    assert [path.name for path in tmp_path.iterdir()] == ["config.gin"]
+
+
+def write_metrics(folder, *values):
+    folder.mkdir(parents=True)
+    lines = [f'{{"step": {step}, "train/loss": {value}}}\n' for step, value in enumerate(values)]
+    (folder / "metrics.jsonl").write_text("".join(lines))
+    return str(folder)
+
+
+def test_runs_of_one_name_are_two_curves(tmp_path, capsys):
+    runs = [write_metrics(tmp_path / name, 3, 2, 1) for name in ("t/mk1", "t/a/mk1", "t/b")]
+    assert main(["plot", *runs, runs[0]]) == 0
+    assert "* t/mk1   o a/mk1   + b\n" in capsys.readouterr().out
+    assert main(["plot", runs[0], f"{runs[2]}/../mk1"]) == 0
+    assert capsys.readouterr().out.endswith("  * mk1\n")
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "words"),
+    [
+        ("", [], "has no metric 'train/loss'; no line of it holds a metric."),
+        ("torn", [], "has no metric 'train/loss'; no line of it holds a metric."),
+        ('{"step": 1, "a": 2}\n', [], "has no metric 'train/loss'; it has a."),
+        ('{"step": 1, "a": 2}\n', ["--metric=a", "--png=no/a.png"], "--png=no/a.png cannot be"),
+        ('{"step": 1, "a": 2}\n', ["--metric=a", "--png=a.xyz"], "--png=a.xyz cannot be written"),
+    ],
+)
+def test_what_cannot_be_plotted_is_told(text, options, words, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "metrics.jsonl").write_text(text)
+    assert main(["plot", "run", *options]) == 2
+    said = capsys.readouterr().err
+    assert words in said and "Errno" not in said and len(said.splitlines()) <= 8

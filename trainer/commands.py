@@ -3,7 +3,9 @@
 import argparse
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from trainer import config as configs
 from trainer.config import Config, ConfigError
@@ -149,10 +151,7 @@ def explain(arguments: argparse.Namespace) -> int:
         return 0
     print(plots.draw_in_terminal(plan.schedules, "learning rate by step"), end="")
     if arguments.png:
-        try:
-            plots.save_png(plan.schedules, arguments.png, "Learning rates", "learning rate")
-        except (OSError, ValueError) as error:
-            raise ConfigError(f"--png={arguments.png} cannot be written: {error}.") from error
+        _save_png(plan.schedules, arguments.png, "Learning rates", "learning rate")
         print(f"The schedules are drawn in {arguments.png}.")
     return 0
 
@@ -163,17 +162,27 @@ def plot(arguments: argparse.Namespace) -> int:
 
     try:
         curves = {
-            Path(workdir).name: plots.read_metric(workdir, arguments.metric)
-            for workdir in arguments.workdirs
+            name: plots.read_metric(workdir, arguments.metric)
+            for name, workdir in plots.names_of(arguments.workdirs).items()
         }
-        if arguments.png:
-            plots.save_png(curves, arguments.png, arguments.metric, arguments.metric)
-            print(f"{arguments.metric} is drawn in {arguments.png}.")
-        else:
-            print(plots.draw_in_terminal(curves, f"{arguments.metric} by step"), end="")
     except (OSError, ValueError) as error:
         raise ConfigError(str(error)) from error
+    if arguments.png:
+        _save_png(curves, arguments.png, arguments.metric, arguments.metric)
+        print(f"{arguments.metric} is drawn in {arguments.png}.")
+    else:
+        print(plots.draw_in_terminal(curves, f"{arguments.metric} by step"), end="")
     return 0
+
+
+def _save_png(curves: Mapping[str, Any], file: str, title: str, y_label: str) -> None:
+    from trainer import plots
+
+    try:
+        plots.save_png(curves, file, title, y_label)
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error).rstrip(".")
+        raise ConfigError(f"--png={file} cannot be written: {reason}.") from error
 
 
 def _read(arguments: argparse.Namespace) -> Config:

@@ -20,7 +20,7 @@ def parser() -> argparse.ArgumentParser:
     )
     explain.add_argument("--png", metavar="FILE", help="also draw the schedules into a PNG")
     plot = commands.add_parser("plot", help="draw a metric of one run or several")
-    plot.add_argument("workdirs", nargs="+", metavar="WORKDIR")
+    plot.add_argument("workdirs", nargs="+", type=_folder, metavar="WORKDIR")
     plot.add_argument("--metric", default="train/loss", help="default train/loss")
     plot.add_argument("--png", metavar="FILE", help="draw into a PNG instead of the terminal")
     _verify(
@@ -82,6 +82,7 @@ def _vocabulary(parser: argparse.ArgumentParser) -> None:
 def _train(train: argparse.ArgumentParser) -> None:
     train.add_argument(
         "--workdir",
+        type=_folder,
         help="the run's folder; default runs/<config>-<hash of the config>. "
         "A run found there goes on from its newest checkpoint",
     )
@@ -127,12 +128,14 @@ def _verify(verify: argparse.ArgumentParser) -> None:
         help="compare 2K steps with K, a kill, and K more; default 10",
     )
     verify.add_argument(
-        "--workdir", help="where the two runs are kept; default a folder that is removed"
+        "--workdir",
+        type=_folder,
+        help="where the two runs are kept; default a folder that is removed",
     )
 
 
 def _replay(replay: argparse.ArgumentParser) -> None:
-    replay.add_argument("workdir", metavar="WORKDIR")
+    replay.add_argument("workdir", type=_folder, metavar="WORKDIR")
     replay.add_argument(
         "--step",
         type=_positive,
@@ -146,22 +149,45 @@ def _checkpoint(checkpoint: argparse.ArgumentParser) -> None:
     actions = checkpoint.add_subparsers(dest="action", metavar="action", required=True)
     listing = actions.add_parser("ls", help="list the checkpoints of a run")
     check = actions.add_parser("check", help="read every leaf and compare its checksum")
-    check.add_argument("--step", type=int, metavar="N", help="only the checkpoint of this step")
+    check.add_argument("--step", type=_step, metavar="N", help="only the checkpoint of this step")
     diff = actions.add_parser("diff", help="name the leaves in which two checkpoints differ")
     for action in (listing, check, diff):
-        action.add_argument("workdir", metavar="WORKDIR")
-    diff.add_argument("other", nargs="?", metavar="OTHER", help="default the same WORKDIR")
-    diff.add_argument("--step", type=int, metavar="N", help="in WORKDIR; default the newest")
+        action.add_argument("workdir", type=_folder, metavar="WORKDIR")
+    diff.add_argument(
+        "other", nargs="?", type=_folder, metavar="OTHER", help="default the same WORKDIR"
+    )
+    diff.add_argument("--step", type=_step, metavar="N", help="in WORKDIR; default the newest")
     diff.add_argument(
         "--other_step",
-        type=int,
+        type=_step,
         metavar="N",
         help="in OTHER; default the newest there, or in WORKDIR the one before",
     )
 
 
 def _positive(text: str) -> int:
-    number = int(text)
+    number = _step(text)
     if number < 1:
         raise argparse.ArgumentTypeError(f"{number} is not a step; steps count from 1")
     return number
+
+
+def _step(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not a number of steps; write a whole number, without a unit"
+        ) from None
+
+
+def _folder(text: str) -> str:
+    if not text.strip():
+        raise argparse.ArgumentTypeError(
+            "it is empty, as of a shell variable that is not set; name a folder"
+        )
+    if "://" in text:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is no folder of this machine; name one, on a disk that is mounted here"
+        )
+    return text

@@ -75,6 +75,27 @@ def save_png(
     figure.savefig(file)
 
 
+def names_of(workdirs: Sequence[str]) -> dict[str, str]:
+    """Names runs by their folders, with as much of the path as tells them apart.
+
+    Args:
+        workdirs: the runs' folders; one that is named twice counts once.
+
+    Returns:
+        name -> folder, in the order given.
+    """
+    paths: dict[Path, str] = {}
+    for workdir in workdirs:
+        paths.setdefault(Path(workdir).resolve(), workdir)
+    names = {}
+    for path, workdir in paths.items():
+        depth = 1
+        while any(other != path and other.parts[-depth:] == path.parts[-depth:] for other in paths):
+            depth += 1
+        names["/".join(path.parts[-depth:])] = workdir
+    return names
+
+
 def read_metric(workdir: str | os.PathLike[str], name: str) -> Curve:
     """Reads one metric of a run.
 
@@ -95,6 +116,7 @@ def read_metric(workdir: str | os.PathLike[str], name: str) -> Curve:
     found = [(line["step"], line[name]) for line in lines if name in line]
     if not found:
         names: Sequence[str] = sorted({key for line in lines for key in line} - {"step"})
-        raise ValueError(f"{file} has no metric {name!r}; it has {', '.join(names)}.")
+        has = f"it has {', '.join(names)}" if names else "no line of it holds a metric"
+        raise ValueError(f"{file} has no metric {name!r}; {has}.")
     steps, values = zip(*found, strict=True)
     return np.asarray(steps), np.asarray(values, float)
