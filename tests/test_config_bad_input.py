@@ -554,6 +554,12 @@ MISTAKES = {
         "width",
         "Arguments stand in braces, as in !models.mlp {width: 64}, or in lines of their own below.",
     ),
+    "arguments without braces in a line of their own": (
+        None,
+        ("!models.mlp", "\n  !models.mlp width: 64"),
+        "width",
+        "Arguments stand in braces, as in !models.mlp {width: ...}, or in lines of their own below",
+    ),
     "brace without a space": (
         None,
         ("!models.mlp", "!models.mlp{width: 64}"),

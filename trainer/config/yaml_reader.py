@@ -190,6 +190,13 @@ class _Reader:
         if isinstance(node, ScalarNode) and kind in ("str", "int"):
             return _scalar(kind, node.value, source)  # type: ignore[return-value]
         given = repr(node.value[:60]) if isinstance(node, ScalarNode) else "a collection"
+        if isinstance(node, ScalarNode) and node.tag.startswith("!") and node.value:
+            tag = node.tag[:60]
+            raise ConfigError(
+                f"Arguments stand in braces, as in {tag} {{{node.value[:60]}: ...}}, or in lines of"
+                f" their own below {tag}.",
+                source,
+            )
         raise ConfigError(
             f"Keys are strings or integers, and this one is {given} ({kind[:40]}):"
             " write it in quotes if it is a name.",
