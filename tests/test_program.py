@@ -246,7 +246,7 @@ def bad_model(**changes):
         ({"loss": lambda o, b: o}, "loss", r"gave float32\[8, 3\]"),
         ({"loss": lambda o, b: o.argmax(-1)}, "loss", "gave int32"),
         ({"loss": lambda o, b: None}, "loss", "gave None"),
-        ({"loss": loss_of_other_data}, "loss", r"KeyError: 'target' \(test_program.py:\d+\)"),
+        ({"loss": loss_of_other_data}, "loss", r"KeyError: 'target' \(.*test_program.py:\d+\)"),
     ],
 )
 def test_a_part_that_does_not_do_its_part_is_named(changes, part, words):

@@ -4,8 +4,6 @@ mistake it is where they do not do what such a part must do.
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
-from traceback import extract_tb
 from typing import Any
 
 import jax
@@ -13,11 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 from clu import metrics as clu_metrics
 
-from trainer.config import ConfigError
+from trainer.config import ConfigError, blame
 
 Batch = Mapping[str, Any]
-
-_OURS = (Path(__file__).parent, Path(__file__).parent.parent / "optim")
 
 
 class PartError(ConfigError):
@@ -39,17 +35,7 @@ def calling(part: str) -> Iterator[None]:
         text = " ".join(str(error).split())
         if not (isinstance(error, ValueError) and text):
             text = f"{type(error).__name__}: {text}"
-        raise PartError(part, f"{text}{_place(error)}") from error
-
-
-def _place(error: Exception) -> str:
-    """Names the innermost line that belongs neither to us nor to a library, if there is one."""
-    for frame in reversed(extract_tb(error.__traceback__)):
-        path = Path(frame.filename)
-        library = {"site-packages", "dist-packages"} & set(path.parts)
-        if path.exists() and not library and not any(path.is_relative_to(p) for p in _OURS):
-            return f" ({path.name}:{frame.lineno})"
-    return ""
+        raise PartError(part, f"{text}{blame.place(error)}") from error
 
 
 def check_model(model: Any) -> None:

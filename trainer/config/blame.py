@@ -1,5 +1,6 @@
-"""Where in a package of the user's an exception came from, told in a few words."""
+"""Where in the user's code an exception came from, told in a few words."""
 
+import sys
 import traceback
 from pathlib import Path
 
@@ -13,22 +14,33 @@ def told(error: BaseException, package: str) -> str:
     """
     text = f"{type(error).__name__}: {' '.join(str(error).split())}".rstrip(": ")
     if isinstance(error, SyntaxError) and error.filename:
-        place = (error.filename, error.lineno or 0)
-        text = f"{type(error).__name__}: {error.msg}"
-    else:
-        place = _last_place(error, package.split(".")[0])
-    return f"{text.rstrip('.')} ({_shown(place[0])}:{place[1]})" if place else text
+        return f"{type(error).__name__}: {error.msg} ({_shown(error.filename)}:{error.lineno or 0})"
+    where = place(error, package)
+    return f"{text.rstrip('.')}{where}" if where else text
 
 
-def _last_place(error: BaseException, root: str) -> tuple[str, int] | None:
-    places = [
-        (frame.f_code.co_filename, line)
-        for frame, line in traceback.walk_tb(error.__traceback__)
-        if str(frame.f_globals.get("__name__", "")).split(".")[0] == root
-    ]
-    return places[-1] if places else None
+def place(error: BaseException, package: str | None = None) -> str:
+    """Returns the last line that led to an exception, as " (nets.py:12)"; "" where there is none.
+
+    Args:
+        error: what was raised.
+        package: whose line; None for any that is neither ours nor a library's.
+    """
+    for frame, line in reversed(list(traceback.walk_tb(error.__traceback__))):
+        root = str(frame.f_globals.get("__name__", "")).split(".")[0]
+        file = Path(frame.f_code.co_filename)
+        wanted = root == package.split(".")[0] if package else _is_the_users(root, file)
+        if wanted:
+            return f" ({_shown(file)}:{line})"
+    return ""
 
 
-def _shown(file: str) -> str:
+def _is_the_users(root: str, file: Path) -> bool:
+    installed = {"site-packages", "dist-packages"} & set(file.parts)
+    known = root in ("trainer", "optim") or root in sys.stdlib_module_names
+    return not known and not installed and file.exists()
+
+
+def _shown(file: str | Path) -> str:
     path = Path(file)
-    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else file
+    return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)
