@@ -159,8 +159,8 @@ MISTAKES = {
     "model for a group": (
         changed("'rest': @b/", "'x': @models.mlp(), 'rest': @b/"),
         [],
-        ["groups has a Model as 'x'", "optim.group"],
-        12,
+        ["The group 'x' is what optim.group(match, optimizer) makes"],
+        6,
     ),
     "no steps": (changed("steps = 4", "steps = 0"), [], ["steps is 0; a run"], 9),
     "no steps of a schedule": (
