@@ -25,6 +25,7 @@ from trainer.nonfinite import MOST_ROLLBACKS, Counters, NonFinite, go_back, read
 from trainer.program import Program
 from trainer.watchdog import Watchdog
 from trainer.workdir import folder
+from trainer.writers.console import ConsoleWriter
 
 
 @pytest.fixture(autouse=True)
@@ -429,6 +430,13 @@ def test_the_speed_is_that_of_steps_alone():
         stopwatch.lap(50 + 10 * lap)
         assert stopwatch.speed(8)["perf/steps_per_second"] == pytest.approx(10 / took)
     assert stopwatch.speed(8)["perf/examples_per_second"] == pytest.approx(40)
+
+
+def test_every_step_is_told_to_what_shows_progress(tmp_path, config, monkeypatch):
+    told = []
+    monkeypatch.setattr(ConsoleWriter, "progress", lambda self, step: told.append(step))
+    assert runs.train(config, tmp_path / "run", "--set", "writers=[console]") == 0
+    assert told == list(range(1, 21))
 
 
 def test_the_speed_that_is_logged_adds_up_to_the_time_of_the_run(tmp_path):

@@ -552,6 +552,16 @@ def test_the_speed_that_the_loop_states_is_shown() -> None:
     assert stream.getvalue() == "step 50/100  x 1  5 steps/s  20 examples/s  ETA 00:10\n"
 
 
+def test_the_speed_that_was_stated_holds_for_lines_without_it() -> None:
+    stream, clock = io.StringIO(), Clock()
+    writer = ConsoleWriter(100, stream=stream, clock=clock)
+    writer.write_scalars(50, {"x": 1.0, "perf/steps_per_second": 5.0})
+    clock.now += 0.001
+    writer.write_scalars(51, {"eval/x": 2.0})
+    writer.close()
+    assert [line.split("  ")[2] for line in stream.getvalue().splitlines()] == ["5 steps/s"] * 2
+
+
 def test_without_a_total_there_is_no_eta() -> None:
     stream = io.StringIO()
     writer = ConsoleWriter(stream=stream)

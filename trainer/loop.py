@@ -3,7 +3,7 @@
 import collections
 import time
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -25,6 +25,7 @@ from trainer.processes import Wishes, as_first_says
 from trainer.program import Program
 from trainer.step import Batch, State
 from trainer.watchdog import Watchdog
+from trainer.writers import MultiWriter
 
 DONE, FAILED, STOPPED = 0, 1, 75  # exit codes; 75 is EX_TEMPFAIL: start the same command again
 
@@ -55,7 +56,7 @@ class Loop:
     Args:
         program: the compiled experiment.
         checkpoints: where the state is saved.
-        writer: takes the metrics, with the methods of clu's `MetricWriter`.
+        writer: takes the metrics.
         wishes: says when to stop, and when to save besides every `save_every` steps.
         log: takes a line for the user.
         record: takes the steps that are not finite.
@@ -68,7 +69,7 @@ class Loop:
         self,
         program: Program,
         checkpoints: Checkpoints,
-        writer: Any,
+        writer: MultiWriter,
         wishes: Wishes,
         log: Callable[[str], None],
         *,
@@ -87,7 +88,7 @@ class Loop:
         self._record = record
         self._turns = turns
         self._end = min(self.experiment.steps, until or self.experiment.steps)
-        self._observe = observe
+        self._observe = observe or (lambda *_: None)
         self._watchdog = Watchdog(self.experiment.watchdog, log)
         self._waiting: Metrics | None = None
         self._unchecked: collections.deque[Metrics] = collections.deque()
@@ -146,8 +147,8 @@ class Loop:
             if step % experiment.log_every == 0 or step == experiment.steps:
                 self._flush()
                 self._waiting = self._unchecked[-1]
-            if self._observe is not None:
-                self._observe(step, batch, state)
+            self._observe(step, batch, state)
+            self.writer.progress(step)
             self.wishes.meet()
             yield step, state
             if self._turns.at(step) is not None:
@@ -190,7 +191,7 @@ class Loop:
         self.writer.flush()
         self._record.flush()
         before = self._behind
-        self._behind = self._turns.flush() or getattr(self.writer, "behind", None)
+        self._behind = self._turns.flush() or self.writer.behind
         if self._behind and not before:
             self.log("Until then no state is saved.")
         return as_first_says(self._behind is None)
@@ -251,8 +252,7 @@ class Loop:
         with self._stopwatch.stopped():
             self.results = self.program.evaluate(state, self._eval_batches(step))
         self.writer.write_scalars(step, {f"eval/{k}": v for k, v in self.results.items()})
-        best = self.experiment.best_metric
-        return None if best is None else self.results[best]
+        return self.results.get(self.experiment.best_metric or "")
 
     def _eval_batches(self, step: int) -> Iterator[Batch]:
         for batch in self.experiment.data.evaluate():
@@ -286,7 +286,7 @@ class Loop:
             why = self._behind or self.checkpoints.error
             self.log(f"The state at step {step} could not be saved: {why}")
             return FAILED
-        if getattr(self.writer, "error", None):
+        if self.writer.error:
             self.log(f"The metrics up to step {step} could not be written: {self.writer.error}")
             return FAILED
         if step < self.experiment.steps or not evaluated:

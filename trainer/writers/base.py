@@ -65,6 +65,12 @@ class MultiWriter(Writer):
 
     def __init__(self, writers: Sequence[Any]) -> None:
         self.writers = tuple(writers)
+        self._progress = [w.progress for w in writers if hasattr(w, "progress")]
+
+    def progress(self, step: int) -> None:
+        """Tells those that show it, a progress bar, which step is done."""
+        for tell in self._progress:
+            tell(step)
 
     @property
     def error(self) -> str | None:

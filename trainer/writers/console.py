@@ -11,6 +11,7 @@ from typing import Any, TextIO
 from trainer.writers.base import Writer, number
 
 SPEED = "perf/steps_per_second"
+_REFRESH = 0.1  # seconds between two moves of the bar
 
 
 class ConsoleWriter(Writer):
@@ -45,15 +46,20 @@ class ConsoleWriter(Writer):
         self._pending: tuple[int, dict[str, Any]] | None = None
         self._mark: tuple[int, float] | None = None  # step and time that the speed counts from
         self._speed: float | None = None  # steps per second
+        self._told = False  # whether the loop says the speed
+        self._moved = 0.0  # when the bar was moved the last time
         self._bar: Any = None
         self._task: Any = None
         self._first = first_step
 
     def progress(self, step: int) -> None:
         """Moves the bar to a step; cheap, and nothing off a terminal: call it at every step."""
-        if self._mark is None:  # the first call comes after the compilation
-            self._mark = (step, self._clock())
-        if self._open():
+        now, first = self._clock(), self._mark is None
+        if first:  # the first call comes after the compilation
+            self._mark = (step, now)
+            self._open()
+        if self._bar is not None and (first or now - self._moved > _REFRESH):
+            self._moved = now
             self._bar.update(self._task, completed=step)
 
     def write_scalars(self, step: int, scalars: Mapping[str, Any]) -> None:
@@ -64,6 +70,7 @@ class ConsoleWriter(Writer):
         if self._pending is None:
             self._pending = (int(step), {})
             self._measure(step)
+        self._told = self._told or SPEED in values
         self._speed = values.get(SPEED, self._speed)
         shown = {name: value for name, value in values.items() if not name.startswith("perf/")}
         self._pending[1].update(shown)
@@ -99,7 +106,8 @@ class ConsoleWriter(Writer):
         if self._mark is None:
             self._mark = (step, now)
         elif step > self._mark[0] and now > self._mark[1]:
-            self._speed = (step - self._mark[0]) / (now - self._mark[1])
+            if not self._told:
+                self._speed = (step - self._mark[0]) / (now - self._mark[1])
             self._mark = (step, now)
 
     def _pace(self) -> str:
@@ -111,7 +119,7 @@ class ConsoleWriter(Writer):
         return text
 
     def _eta(self, step: int) -> str:
-        if self._speed is None or not self._total or step >= self._total:
+        if not self._speed or not self._total or step >= self._total:
             return ""
         seconds = round((self._total - step) / self._speed)
         hours, rest = divmod(seconds, 3600)
