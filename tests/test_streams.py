@@ -103,7 +103,7 @@ def test_what_a_command_cannot_print_is_a_failure(tmp_path):
     given = runs.files(runs.write_config(tmp_path))
     with FULL.open("w") as full:
         pipe = {"stdout": full, "stderr": subprocess.PIPE}
-        run = start("-m", "trainer", "config", *given, **pipe)
+        run = start("-m", "trainer", "config", *given, "--vocabulary=unruly", **pipe)
         said = run.communicate(timeout=60)
     assert run.returncode == 1
     assert said[1] == "error: what was printed is not whole: No space left on device.\n"
