@@ -293,6 +293,7 @@ ROWS = [
         optax.multi_transform,
         transforms={"a": _adam(), "b": _sgd()},
         param_labels=_labels,
+        note="multi_transform",
     ),
     _row(
         optax.chain,
