@@ -504,6 +504,19 @@ def test_kills_faster_than_save_every_still_come_to_the_end(tmp_path):
     assert codes[-1] == 0 and set(codes[:-1]) == {-9} and len(codes) <= 4, done.stderr.decode()
 
 
+def test_a_data_set_that_ends_is_named(tmp_path, capfd):
+    config = runs.write_config(tmp_path, "experiment.data = @unruly.short()\n")
+    assert runs.train(config, tmp_path / "run") == 2
+    assert "error: The data set's train(step, seed) ended" in capfd.readouterr().err
+
+
+def test_metrics_that_were_deleted_are_told(tmp_path, config, capfd):
+    assert runs.train(config, tmp_path / "run", "--until=9") == 75
+    (tmp_path / "run" / "metrics.jsonl").unlink()
+    assert runs.train(config, tmp_path / "run") == 0
+    assert "metrics.jsonl is gone: it begins again after step 9." in capfd.readouterr().err
+
+
 # Hanging.
 
 

@@ -94,6 +94,12 @@ def check_batch(batch: Any, spec: Mapping[str, Any], processes: int) -> None:
             )
 
 
+def endless(batches: Iterator[Batch]) -> Iterator[Batch]:
+    """Yields the batches of a data set; raises PartError where they end."""
+    yield from batches
+    raise PartError("data", "The data set's train(step, seed) ended: it yields without end.")
+
+
 class Tally:
     """Counts the loss and the metrics over the batches of a split.
 

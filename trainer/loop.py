@@ -159,8 +159,7 @@ class Loop:
         """Makes the turn that the run makes at a step, if any; the batches go on as it says."""
         state = turned(state, self._turns.at(step))
         self._counters = counters_of(state.hyper)
-        seed = self.experiment.seed
-        return state, self.experiment.data.train(step + self._counters.left_out, seed)
+        return state, self.program.batches(step + self._counters.left_out)
 
     def _after_step(self, state: State, step: int) -> bool:
         """Evaluates and saves where it is time to; returns False for a broken-off evaluation."""

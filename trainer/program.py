@@ -1,7 +1,7 @@
 """Compiles an experiment: one program that starts a run, one that steps it, one that evaluates
 it."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -11,7 +11,15 @@ import numpy as np
 import optim
 from trainer import mesh as meshes
 from trainer.experiment import Experiment
-from trainer.given import PartError, Tally, calling, check_batch, check_model, example_losses
+from trainer.given import (
+    PartError,
+    Tally,
+    calling,
+    check_batch,
+    check_model,
+    endless,
+    example_losses,
+)
 from trainer.step import RUN_KEYS, Batch, State, apply_model, cast_floats, train_step, wide
 
 
@@ -150,6 +158,10 @@ class Program:
             name: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
             for name, x in self.experiment.data.element_spec.items()
         }
+
+    def batches(self, number: int) -> Iterator[Batch]:
+        """Yields this process's training batches, from one of a number (from 0) on."""
+        return endless(self.experiment.data.train(number, self.experiment.seed))
 
     def put(self, batch: Batch) -> dict[str, Any]:
         """Sends a training batch of this process to the devices, and makes it read-only here."""

@@ -165,6 +165,8 @@ class Run:
                 evaluated = self._judge(checkpoints, folder)
                 state, restored = self._first_state(checkpoints, turns)
                 folder.restored(restored)
+                if restored and not folder.metrics_file.exists():
+                    self.log(f"metrics.jsonl is gone: it begins again after step {restored:,}.")
                 unevaluated = self._unevaluated(evaluated, restored)
                 if restored == experiment.steps and not unevaluated:
                     self.log(f"Nothing to do: the run has its {restored:,} steps.")

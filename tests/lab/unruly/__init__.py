@@ -1,5 +1,6 @@
 """Data sets that misbehave, for tests of what a run does then."""
 
+import itertools
 import time
 from collections.abc import Sequence
 
@@ -76,6 +77,17 @@ class Sleepy(Points):
     def batch(self, step, batch):
         time.sleep(self.seconds if self.every or step == self.at else 0)
         return batch
+
+
+class Short(Points):
+    """Ends, which no data set may."""
+
+    def train(self, step, seed):
+        return itertools.islice(super().train(step, seed), max(0, 7 - step))
+
+
+def short() -> Short:
+    return Short()
 
 
 def points() -> Points:
