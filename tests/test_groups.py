@@ -251,7 +251,8 @@ def test_parts_of_parameters_in_shard_map_are_refused(options, words):
     optimizer = optim.optimizer({"all": optim.group(".*", SGD)}, **options)
     whole = {"blocks": {"w": jax.ShapeDtypeStruct((4, 2), jnp.bfloat16)}}
     spec = jax.sharding.PartitionSpec
-    mesh = jax.sharding.AbstractMesh((4,), ("d",))
+    axes = (jax.sharding.AxisType.Auto,)
+    mesh = jax.sharding.AbstractMesh((4,), ("d",), axis_types=axes)
 
     def step(params):
         return optimizer.update(params, optimizer.init(params), params)[0]
