@@ -112,7 +112,13 @@ class Optimizer(NamedTuple):
                 raise GroupError(why, name, "match")
             if (wrong := checks.wrong_argument(recipe)) is not None:
                 raise GroupError(f"In group {name!r}, {wrong[1]}", name, f"optimizer.{wrong[0]}")
-        scalars, tensors = pack(self._init_unpacked(free))
+        unpacked = self._init_unpacked(free)
+        for name, own in self._split(laws.widen(free)).items():
+            with told_with_the_group(name, self.groups[name]):
+                jax.eval_shape(laws.eval_params, unpacked["groups"][name], own)
+                if self.layer_decay is not None:
+                    refuse_states(unpacked["groups"][name])
+        scalars, tensors = pack(unpacked)
         low = {path: x for path, x in free.items() if jnp.finfo(x.dtype).bits < 32}
         master = laws.widen(low) if self.low_precision == "master" else {}
         return OptimizerState(scalars, tensors["groups"], master)
@@ -220,9 +226,6 @@ class Optimizer(NamedTuple):
         for name, own in parts.items():
             with told_with_the_group(name, self.groups[name]):
                 groups[name] = laws.init(self.groups[name].optimizer, own)
-                jax.eval_shape(laws.eval_params, groups[name], own)
-                if self.layer_decay is not None:
-                    refuse_states(groups[name])
         zero = jnp.zeros((), jnp.int32)
         return {"groups": groups, "skipped": zero, "step": zero}  # in this order, see `position`
 

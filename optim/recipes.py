@@ -186,7 +186,7 @@ def instantiate(recipe: Any, step: Any, dtype: Any) -> optax.GradientTransformat
             return {key: optimizers(x) for key, x in value.items()}
         return type(value)(map(optimizers, value)) if isinstance(value, list | tuple) else value
 
-    given_name = name_of(recipe)
+    made: Any = recipe
     if isinstance(recipe, partial):
         given = bound(recipe)
         for name, value in given.arguments.items():
@@ -198,14 +198,14 @@ def instantiate(recipe: Any, step: Any, dtype: Any) -> optax.GradientTransformat
                 value = type(value)(number(x, name) for x in value)
             given.arguments[name] = value
         try:
-            recipe = recipe.func(*given.args, **given.kwargs)
+            made = recipe.func(*given.args, **given.kwargs)
         except jax.errors.ConcretizationTypeError as error:
             raise ValueError(
                 f"{name_of(recipe)} decides in Python by the value of one of its arguments "
                 f"({', '.join(n for n, v in given.arguments.items() if isinstance(v, jax.Array))}),"
                 f" so that it takes a number and neither a schedule nor a value that a sweep lifts."
             ) from error
-    return _with_known_extras(_with_slow_params(_finished(recipe, given_name)))
+    return _with_known_extras(_with_slow_params(_finished(made, recipe)))
 
 
 def _scheduled(schedule: Callable[[Any], Any], step: Any, name: str) -> Any:
@@ -224,14 +224,14 @@ def _scheduled(schedule: Callable[[Any], Any], step: Any, name: str) -> Any:
     )
 
 
-def _finished(made: Any, name: str) -> optax.GradientTransformation:
+def _finished(made: Any, recipe: Recipe) -> optax.GradientTransformation:
     """Turns what a factory made into a transformation (MultiSteps is a class of its own)."""
     if isinstance(made, optax.MultiSteps):
         return made.gradient_transformation()
     if not isinstance(made, optax.GradientTransformation):
         raise ValueError(
-            f"{name} gave an object of class {type(made).__name__}, and what moves a group is an "
-            f"optax transformation. Groups do not stand within groups."
+            f"{name_of(recipe)} gave an object of class {type(made).__name__}, and what moves a "
+            f"group is an optax transformation. Groups do not stand within groups."
         )
     return made
 

@@ -38,13 +38,14 @@ def _train(arguments: argparse.Namespace, read: Config, workdir: str, began: flo
         return Run(read, program, arguments.signals, _say)
 
     run = processes.all_or_none(build)
-    processes.require_same(
-        {
-            "workdir": str(Path(workdir).absolute()),
-            "options": f"--until={arguments.until} --trace={arguments.trace}",
-            "config": configs.dump(read.root),
-        }
-    )
+    if arguments.distributed:
+        processes.require_same(
+            {
+                "workdir": str(Path(workdir).absolute()),
+                "options": f"--until={arguments.until} --trace={arguments.trace}",
+                "config": configs.dump(read.root),
+            }
+        )
     return run.start(
         workdir,
         allow_changed=arguments.allow_changed,

@@ -93,7 +93,6 @@ class Loop:
         self._waiting: Metrics | None = None
         self._unchecked: collections.deque[Metrics] = collections.deque()
         self._counters = Counters()
-        self._stopwatch = Stopwatch(0)
         self._behind: str | None = None  # why nothing is saved now
         # Steps that the host may be ahead of the device: enough to keep it busy, and few, because
         # simulated devices on few cores deadlock in their collectives when many are in flight.
@@ -119,6 +118,7 @@ class Loop:
         """
         step = start = int(state.step)
         evaluated = not unevaluated
+        self._stopwatch = Stopwatch(step)
         with self._watchdog:
             if unevaluated and not self.wishes.stop:
                 evaluated = self._evaluate_again(state, step)
@@ -135,7 +135,6 @@ class Loop:
         """Yields (finished steps, state) after every step, until the end or a signal."""
         experiment = self.experiment
         state, batches = self._turned(state, step)
-        self._stopwatch = Stopwatch(step)
         while step < self._end and not self.wishes.stop:
             self._watchdog.step(step + 1)
             batch = next(batches)

@@ -169,11 +169,10 @@ def _sample(optimizer: optim.Optimizer, steps: int) -> dict[str, dict[str, Sampl
         return {
             name: {key: jax.vmap(value)(at) for key, value in arguments.items() if callable(value)}
             for name, arguments in given.items()
-        }
+        }, jax.vmap(clip_norm)(at) if callable(clip_norm) else 1.0
 
     with jax.default_device(jax.local_devices(backend="cpu")[0]):
-        values = jax.device_get(scheduled(at))
-        bounds = jax.device_get(jax.vmap(clip_norm)(at)) if callable(clip_norm) else 1.0
+        values, bounds = jax.device_get(scheduled(at))
     if (why := wrong_float("clip_norm", bounds)) is not None:
         message = f"The schedule of clip_norm goes wrong: it {why}"
         raise optim.GroupError(message, argument="clip_norm")

@@ -43,7 +43,6 @@ class Run:
         self.experiment = program.experiment
         self.signals = signals
         self.log = log
-        writers.check_names(self.experiment.writers)
         self.plan: Plan = make_plan(program, read)
         self._warm_start: WarmStart | None = None
         self._compiled = False
@@ -198,11 +197,8 @@ class Run:
 
         Returns the steps of the checkpoints that were evaluated at all.
         """
-        name, kept, evaluated = (
-            f"eval/{self.experiment.best_metric}",
-            set(checkpoints.steps()),
-            set(),
-        )
+        name = f"eval/{self.experiment.best_metric}"
+        kept, evaluated = set(checkpoints.steps()), set()
         for row in writers.iterate_metrics(folder.path, "eval/"):
             if row["step"] in kept:
                 evaluated.add(row["step"])
