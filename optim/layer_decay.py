@@ -52,9 +52,10 @@ def layer_scales(named: Mapping[str, Any], decay: float) -> dict[str, Any]:
             number; or inside shard_map a parameter is there in parts.
     """
     refuse_parts(None, (named, ()), "layer_decay")
-    stacked = {x.shape[0] if x.ndim else 0 for p, x in named.items() if p.startswith("blocks/")}
+    blocks = {path: x for path, x in named.items() if path.startswith("blocks/")}
+    stacked = {x.shape[0] if x.ndim else 0 for x in blocks.values()}
     if len(stacked) > 1:
-        told = [f"{p} {tuple(x.shape)}" for p, x in named.items() if p.startswith("blocks/")]
+        told = [f"{path} {tuple(x.shape)}" for path, x in blocks.items()]
         raise ValueError(
             f"layer_decay takes the first axis of every parameter under blocks/ for its layers, "
             f"and these differ in it: {', '.join(told)}. Keep what the layers share elsewhere."
@@ -68,7 +69,7 @@ def layer_scales(named: Mapping[str, Any], decay: float) -> dict[str, Any]:
         )
     scales: dict[str, Any] = {}
     for path, x in named.items():
-        if path.startswith("blocks/"):
+        if path in blocks:
             powers = [decay ** (layers - i) for i in range(layers)]
             dtype = jnp.promote_types(jnp.finfo(x.dtype).dtype, jnp.float32)
             scales[path] = jnp.asarray(powers, dtype).reshape((layers,) + (1,) * (x.ndim - 1))

@@ -11,7 +11,7 @@ import optax
 
 import optim
 from trainer import models
-from trainer.config import Builder, Call, Config, ConfigError, Units
+from trainer.config import Builder, Call, Config, ConfigError, Units, refusals
 from trainer.writers import check_names
 
 if TYPE_CHECKING:  # what an experiment holds
@@ -196,7 +196,8 @@ def _units(config: Config, data: Any) -> Units:
             raise ConfigError(
                 f"{config.sources.get('data', '')}: the data set {_name(node)} has no {name!r}. "
                 f"A data set has element_spec, batch_size, num_examples, "
-                f"train(step, seed) and evaluate(); see trainer/data.{_call_it(node)}"
+                f"train(step, seed) and evaluate(); see trainer/data."
+                + (refusals.call_it(node) if isinstance(node, Call) and node.partial else "")
             )
     given = config.root.kwargs.get("steps")
     without_total = Units(None, data.batch_size, data.num_examples)
@@ -208,12 +209,6 @@ def _units(config: Config, data: Any) -> Units:
             f"steps is {total}{was}; a run makes at least 1 step and at most 2**31 - 1.", source
         )
     return Units(total, data.batch_size, data.num_examples)
-
-
-def _call_it(node: Any) -> str:
-    if not isinstance(node, Call) or not node.partial:
-        return ""
-    return f" To give it what {node.name} returns, call it: @{node.name}() or !{node.name}."
 
 
 def _name(node: Any) -> str:

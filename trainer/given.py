@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from clu import metrics as clu_metrics
 
-from trainer.config import ConfigError, blame
+from trainer.config import ConfigError, blame, refusals
 
 Batch = Mapping[str, Any]
 
@@ -32,10 +32,7 @@ def calling(part: str) -> Iterator[None]:
     except ConfigError:
         raise
     except Exception as error:
-        text = " ".join(str(error).split())
-        if not (isinstance(error, ValueError) and text):
-            text = f"{type(error).__name__}: {text}"
-        raise PartError(part, f"{text}{blame.place(error)}") from error
+        raise PartError(part, f"{refusals.said(error)}{blame.place(error)}") from error
 
 
 def check_model(model: Any) -> None:

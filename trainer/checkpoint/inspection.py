@@ -15,7 +15,7 @@ import numpy as np
 
 from trainer.checkpoint import integrity
 from trainer.checkpoint.integrity import CheckpointError, Damaged
-from trainer.checkpoint.reading import read_arrays, read_manifest, step_directories
+from trainer.checkpoint.reading import mismatches, read_arrays, read_manifest, step_directories
 
 
 class Info(NamedTuple):
@@ -108,11 +108,10 @@ def misfits(directory: str | os.PathLike[str], step: int, abstract_state: Any) -
     A manifest that cannot be read says nothing. Raises CheckpointError where there is no such step.
     """
     try:
-        saved = integrity.specs(read_manifest(_steps(directory, step)[step]))
+        manifest = read_manifest(_steps(directory, step)[step])
     except Damaged:
         return []
-    leaves = integrity.named_leaves(abstract_state)
-    return integrity.mismatches(saved, {n: integrity.spec(n, x) for n, x in leaves.items()})
+    return mismatches(manifest, integrity.named_leaves(abstract_state))
 
 
 def load_params(

@@ -146,16 +146,6 @@ def specs(manifest: Mapping[str, Any]) -> dict[str, Spec]:
     }
 
 
-def mismatches(saved: Mapping[str, Spec], wanted: Mapping[str, Spec]) -> list[str]:
-    """Returns a line for every leaf that is missing, superfluous, or of another shape or dtype."""
-    return [
-        f"{name}: the checkpoint holds {saved.get(name, 'no such leaf')}, "
-        f"the program wants {wanted.get(name, 'no such leaf')}"
-        for name in dict.fromkeys([*wanted, *saved])
-        if saved.get(name) != wanted.get(name)
-    ]
-
-
 def verify(manifest: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> list[str]:
     """Checks arrays that were read against a manifest, and returns a line for every bad leaf.
 

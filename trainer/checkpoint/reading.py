@@ -49,14 +49,28 @@ def read_arrays(
     return {name: integrity.as_saved(every[name], array) for name, array in arrays.items()}
 
 
+def mismatches(manifest: Mapping[str, Any], leaves: Mapping[str, Any]) -> list[str]:
+    """Returns a line for every leaf that is missing, superfluous, or of another shape or dtype.
+
+    leaves: path -> array or ShapeDtypeStruct, what the program wants.
+    """
+    saved = integrity.specs(manifest)
+    wanted = {name: integrity.spec(name, leaf) for name, leaf in leaves.items()}
+    return [
+        f"{name}: the checkpoint holds {saved.get(name, 'no such leaf')}, "
+        f"the program wants {wanted.get(name, 'no such leaf')}"
+        for name in dict.fromkeys([*wanted, *saved])
+        if saved.get(name) != wanted.get(name)
+    ]
+
+
 def read_for(step_directory: Path, targets: Mapping[str, Any]) -> dict[str, np.ndarray]:
     """Reads a step whose leaves must be the targets, in path, shape and dtype.
 
     Raises CheckpointError that names the leaves that are not; Damaged; OSError.
     """
     manifest = read_manifest(step_directory)
-    wanted = {name: integrity.spec(name, leaf) for name, leaf in targets.items()}
-    wrong = integrity.mismatches(integrity.specs(manifest), wanted)
+    wrong = mismatches(manifest, targets)
     if wrong:
         more = [f"... and {len(wrong) - 4} more leaves"] if len(wrong) > 5 else []
         shown = wrong[: 4 if more else 5] + more

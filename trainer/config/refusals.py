@@ -11,9 +11,14 @@ from trainer.config.wording import describe, known_names, listing
 
 
 def said(error: Exception) -> str:
-    """Returns what a function said when it refused its arguments."""
+    """Returns what a function said when it refused what it was given."""
     text = " ".join(str(error).split())
     return text if isinstance(error, ValueError) and text else f"{type(error).__name__}: {text}"
+
+
+def call_it(call: Call) -> str:
+    """Returns what to do where a function was given in place of what it returns."""
+    return f" To give it what {call.name} returns, call it: @{call.name}() or !{call.name}."
 
 
 def unknown_argument(function: Function, name: str) -> str:
@@ -61,9 +66,7 @@ def misfit(tree: Tree, slot: Slot) -> str:
         elif words == "a Group" and tree.name != "optim.group":
             text += f" A group is made by optim.group: give it {tree.name} as its optimizer."
         elif tree.partial and not annotations.mentions_recipe(slot.hint):
-            text += (
-                f" To give it what {tree.name} returns, call it: @{tree.name}() or !{tree.name}."
-            )
+            text += call_it(tree)
     elif slot.takes_mask:
         text += (
             " A mask is a function of the parameters, or a tree of booleans like theirs. Patterns"
