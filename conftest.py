@@ -1,4 +1,4 @@
-"""What every test may rely on: the CPU, a count of compilations, strict dtype promotion on request.
+"""What every test may rely on: the CPU, a count of compilations, strict dtype promotion, torch.
 
 It stands at the root, so that the doctests of trainer and optim run under the same rules.
 """
@@ -10,6 +10,7 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")  # before the first import of jax
 import contextlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import jax
 import pytest
@@ -65,3 +66,16 @@ def strict_promotion() -> Iterator[None]:
     """
     with jax.numpy_dtype_promotion("strict"):
         yield
+
+
+@pytest.fixture
+def torch() -> Any:
+    """The torch module, for tests that take a known answer from it; they are skipped without it."""
+    return pytest.importorskip("torch", reason="torch is not installed: `make torch` adds it.")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Marks the tests that ask for the fixture `torch`, so that `-m torch` selects just those."""
+    for item in items:
+        if isinstance(item, pytest.Function) and "torch" in item.fixturenames:
+            item.add_marker(pytest.mark.torch)

@@ -27,8 +27,7 @@ def value(loss: Any, outputs: Any = LOGITS, **batch: Any) -> np.ndarray:
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1, 0.5])
-def test_softmax_cross_entropy_is_torchs(smoothing: float):
-    torch = pytest.importorskip("torch")
+def test_softmax_cross_entropy_is_torchs(smoothing: float, torch: Any):
     expected = torch.nn.functional.cross_entropy(
         torch.tensor(LOGITS),
         torch.tensor(LABELS, dtype=torch.long),
@@ -66,8 +65,7 @@ def test_sequences_average_over_their_places():
     np.testing.assert_allclose(ours, flat.reshape(2, 7).mean(1), rtol=1e-5)
 
 
-def test_sigmoid_binary_cross_entropy_is_torchs():
-    torch = pytest.importorskip("torch")
+def test_sigmoid_binary_cross_entropy_is_torchs(torch: Any):
     targets = RANDOM.uniform(size=(6, 5)).astype(np.float32)
     expected = torch.nn.functional.binary_cross_entropy_with_logits(
         torch.tensor(20 * LOGITS), torch.tensor(targets), reduction="none"
@@ -84,8 +82,7 @@ def test_sigmoid_binary_cross_entropy_of_classes_and_of_one_output():
     np.testing.assert_allclose(certain, [np.exp(-30.0), 30.0], rtol=1e-5)  # no cancellation
 
 
-def test_squared_error_and_huber_are_torchs():
-    torch = pytest.importorskip("torch")
+def test_squared_error_and_huber_are_torchs(torch: Any):
     F, ours, theirs = torch.nn.functional, 2 * LOGITS, torch.tensor(2 * LOGITS)
     squared = F.mse_loss(theirs, torch.tensor(TARGETS), reduction="none").mean(1)
     np.testing.assert_allclose(

@@ -177,10 +177,11 @@ def test_init_is_traceable_and_depends_on_the_key_alone():
 # What they compute.
 
 
-def torch_vit(params: Any, image: np.ndarray, heads: int, patch: int, pool: str) -> Any:
+def torch_vit(
+    torch: Any, params: Any, image: np.ndarray, heads: int, patch: int, pool: str
+) -> Any:
     """A ViT written down once more, out of torch's own parts, from unrolled parameters."""
-    import torch
-    import torch.nn.functional as F
+    F = torch.nn.functional
 
     def t(x: Any) -> Any:
         return torch.tensor(np.asarray(x), requires_grad=True)
@@ -209,13 +210,12 @@ def torch_vit(params: Any, image: np.ndarray, heads: int, patch: int, pool: str)
 
 
 @pytest.mark.parametrize("pool", ["gap", "cls"])
-def test_vit_is_what_torch_computes(pool: str):
-    pytest.importorskip("torch")
+def test_vit_is_what_torch_computes(pool: str, torch: Any):
     batch = images(3, 8, 4, 2)
     model = models.vit(width=16, depth=2, num_heads=4, mlp_dim=24, pool=pool, scan_layers=False)
     params, state = start(model, batch)
     params = jax.tree.map(lambda leaf: leaf + 0.1 * jax.random.normal(KEY, leaf.shape), params)
-    mirror, expected = torch_vit(params, batch["image"], heads=4, patch=2, pool=pool)
+    mirror, expected = torch_vit(torch, params, batch["image"], 4, patch=2, pool=pool)
     outputs = predict(model, params, state, batch)
     np.testing.assert_allclose(outputs, expected.detach().numpy(), rtol=1e-4, atol=1e-5)
     expected.square().sum().backward()
@@ -271,8 +271,7 @@ def test_mlp_is_what_numpy_computes():
     np.testing.assert_allclose(predict(model, params, state, batch), expected, rtol=1e-5, atol=1e-6)
 
 
-def test_convnet_is_what_torch_computes():
-    torch = pytest.importorskip("torch")
+def test_convnet_is_what_torch_computes(torch: Any):
     batch = images(4, 8, 8, 2)
     model = models.convnet((4, 6), 1, momentum=0.8)
     params, state = start(model, batch)

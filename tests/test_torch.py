@@ -16,7 +16,8 @@ import pytest
 from optim.muon import muon
 from optim.rprop import rprop
 
-torch = pytest.importorskip("torch", reason="torch is not installed (the extra 'torch' adds it)")
+torch = pytest.importorskip("torch", reason="torch is not installed: `make torch` adds it.")
+pytestmark = pytest.mark.torch
 
 STEPS = 50
 
