@@ -15,7 +15,8 @@ from optim.paths import flatten
 from optim.recipes import name_of
 from trainer.config import Config, ConfigError
 from trainer.flops import count_flops
-from trainer.given import PartError
+from trainer.given import PartError, calling
+from trainer.models.mode import describe_mode
 from trainer.program import Program
 
 Sampled = tuple[np.ndarray, np.ndarray]  # steps, values
@@ -61,6 +62,7 @@ class Plan:
         devices: such as "1 cpu".
         steps: updates of the run.
         batch_size: examples of a batch.
+        mode: how the model is told whether it trains, a line; "" where the framework cannot know.
         schedules: group name -> (steps, learning rates), sampled over the run.
     """
 
@@ -71,6 +73,7 @@ class Plan:
     devices: str
     steps: int
     batch_size: int
+    mode: str
     schedules: dict[str, tuple[np.ndarray, np.ndarray]]
 
 
@@ -97,6 +100,9 @@ def make_plan(program: Program, config: Config | None = None) -> Plan:
         sampled = _sample(optimizer, experiment.steps)
         jaxpr = program.trace(state).jaxpr
         program.check_evaluation(state)
+        with calling("model"):
+            told = getattr(experiment.model, "mode", None)
+            mode = describe_mode(told) if told is not None else ""
     except (ValueError, TypeError) as error:
         raise _located(error, config) from error
     named = flatten(state.params)
@@ -122,6 +128,7 @@ def make_plan(program: Program, config: Config | None = None) -> Plan:
         devices=f"{program.mesh.size} {program.mesh.devices.flat[0].platform}",
         steps=experiment.steps,
         batch_size=experiment.data.batch_size,
+        mode=mode,
         schedules={
             name: values["learning_rate"]
             for name, values in sampled.items()
@@ -267,6 +274,7 @@ def render(plan: Plan) -> str:
         f"{total:,} parameters; state {plan.state_bytes:,} bytes; {plan.flops:,} FLOPs a step "
         f"(matrix products and convolutions)",
         f"{plan.steps:,} steps of {plan.batch_size:,} examples on {plan.devices}",
+        *([plan.mode] if plan.mode else []),
     ]
     return "\n".join(lines) + "\n"
 

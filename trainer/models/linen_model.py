@@ -3,30 +3,48 @@
 from __future__ import annotations
 
 import functools
-import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import flax.linen as nn
 import jax
 
 from trainer.models.initial import one_draw
+from trainer.models.mode import call_mode, mode_attributes
 from trainer.models.model import Model, pick_inputs
 
 
-def from_linen(module: nn.Module, inputs: str | Sequence[str] = "image") -> Model:
+def from_linen(
+    module: nn.Module,
+    inputs: str | Sequence[str] = "image",
+    train_kwargs: Mapping[str, Any] | None = None,
+    eval_kwargs: Mapping[str, Any] | None = None,
+) -> Model:
     """Makes a Model of a flax linen module.
 
     The collection `params` becomes the parameters, every other collection (`batch_stats`, ...) the
-    model state, which changes only in training. If the module's `__call__` names an argument
-    `train`, `deterministic` or `use_running_average`, it is told whether it trains.
+    model state, which changes only in training.
+
+    The module learns from arguments of its `__call__` whether it trains. Arguments with usual names
+    are passed automatically (`trainer/models/mode.py` lists them): `train`, `training`,
+    `is_training` and `enable_dropout` are True in training; `deterministic`,
+    `use_running_average`, `eval`, `inference` and `test` are True in evaluation. Any other boolean
+    argument must stand in `train_kwargs` and `eval_kwargs`. The plan shows what is passed. A field
+    of the module, say `training=False`, keeps its value, which the plan shows too.
 
     Args:
         module: an instance of the module, its fields set.
         inputs: the batch's keys that are passed to `__call__` by position.
+        train_kwargs: keyword arguments of `__call__` in training, such as {"stochastic": True}.
+            They override the arguments above: {"use_running_average": True} trains with fixed
+            statistics.
+        eval_kwargs: keyword arguments of `__call__` in evaluation and initialisation, such as
+            {"stochastic": False}.
 
     Raises:
-        ValueError: what was given is no linen module; or, at the first call, the batch lacks one of
+        ValueError: what was given is not a linen module; its `__call__` has a boolean argument
+            whose values are not known; `train_kwargs` or `eval_kwargs` names an argument that it
+            lacks, or that the other does not name; or, at the first call, the batch lacks one of
             the inputs.
     """
     if not isinstance(module, nn.Module):
@@ -34,7 +52,8 @@ def from_linen(module: nn.Module, inputs: str | Sequence[str] = "image") -> Mode
             f"models.from_linen takes an instance of a flax linen module, but got {module!r}. "
             "Call the class, as in `@my_lab.Net()`; an nnx module goes to models.from_nnx."
         )
-    mode = _mode_arguments(module)
+    mode = call_mode(type(module), inputs, train_kwargs, eval_kwargs, "models.from_linen")
+    fields = mode_attributes(module)
 
     def init(key: jax.Array, batch: Any) -> tuple[Any, Any]:
         params_key, dropout_key = jax.random.split(key)
@@ -55,7 +74,7 @@ def from_linen(module: nn.Module, inputs: str | Sequence[str] = "image") -> Mode
         )
         return outputs, {**model_state, **nn.unbox(changed)}
 
-    return Model(init, apply)
+    return Model(init, apply, lambda train: {**fields, **mode(train)})
 
 
 def from_our_linen(module: nn.Module, inputs: str | Sequence[str]) -> Model:
@@ -65,22 +84,12 @@ def from_our_linen(module: nn.Module, inputs: str | Sequence[str]) -> Model:
         module: a module whose every variable is declared by a function of trainer.models.initial.
         inputs: as for `from_linen`.
     """
-    mode = _mode_arguments(module)
+    model = from_linen(module, inputs)
+    told = model.mode(False) if model.mode else {}
 
     def init(key: jax.Array, batch: Any) -> tuple[Any, Any]:
-        declare = functools.partial(module.init, **mode(False))
+        declare = functools.partial(module.init, **told)
         variables = one_draw(dict(jax.eval_shape(declare, key, *pick_inputs(batch, inputs))), key)
         return variables.pop("params"), variables
 
-    return from_linen(module, inputs)._replace(init=init)
-
-
-def _mode_arguments(module: nn.Module) -> Callable[[bool], dict[str, Any]]:
-    """Returns train -> the keyword arguments that tell this module whether it trains."""
-    names = inspect.signature(type(module).__call__).parameters
-
-    def mode(train: bool) -> dict[str, Any]:
-        told = {"train": train, "deterministic": not train, "use_running_average": not train}
-        return {name: value for name, value in told.items() if name in names}
-
-    return mode
+    return model._replace(init=init, mode=model.mode if told else None)

@@ -15,10 +15,13 @@ class Model(NamedTuple):
         apply: `apply(params, model_state, batch, *, key, train) -> (outputs, model_state)`. `key`
             feeds dropout and may be None where `train` is False, a Python bool. With `train=False`
             the model state comes back as it went in.
+        mode: `mode(train)`, the arguments that tell the module behind the model whether it trains,
+            by name, for the plan to show; None where there is no such module.
     """
 
     init: Callable[..., Any]
     apply: Callable[..., Any]
+    mode: Callable[[bool], Mapping[str, Any]] | None = None
 
 
 def pick_inputs(batch: Mapping[str, Any], inputs: str | Sequence[str]) -> tuple[Any, ...]:

@@ -3,36 +3,45 @@
 from __future__ import annotations
 
 import functools
-import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
 from jax.core import Tracer
 
+from trainer.models.mode import KNOWN, Mode, call_mode, mode_attributes
 from trainer.models.model import Model, pick_inputs
 
 
 def from_nnx(
-    constructor: functools.partial | Callable[..., Any], inputs: str | Sequence[str] = "image"
+    constructor: functools.partial | Callable[..., Any],
+    inputs: str | Sequence[str] = "image",
+    train_kwargs: Mapping[str, Any] | None = None,
+    eval_kwargs: Mapping[str, Any] | None = None,
 ) -> Model:
     """Makes a Model of a flax nnx module.
 
     Variables of type `nnx.Param` become the parameters; random streams start from the step's key
     at every call, so they are in no state; what is sown (`nnx.Intermediate`) is dropped; all other
     variables (BatchNorm's statistics, ...) become the model state, which changes only in training.
-    The module is put in training or evaluation mode by `module.train()` and `module.eval()`; if
-    its `__call__` names an argument `train`, it is told too. The places of a list of layers become
-    strings, so that paths read `layers/0/kernel`.
+    The places of a list of layers become strings, so that paths read `layers/0/kernel`.
+
+    The module is put in training or evaluation mode by `module.train()` and `module.eval()`, which
+    set `deterministic` and `use_running_average` in all its parts; boolean attributes such as
+    `training` or `is_training` are set as well. Arguments of its `__call__` are passed as
+    `models.from_linen` passes them.
 
     Args:
         constructor: called as `constructor(rngs=...)` with an `nnx.Rngs`, returns the module. In a
             config it is a class or function of yours, its other arguments bound.
         inputs: the batch's keys that are passed to `__call__` by position.
+        train_kwargs: keyword arguments of `__call__` in training; see `models.from_linen`.
+        eval_kwargs: keyword arguments of `__call__` in evaluation.
 
     Raises:
         ValueError: what was given cannot be called; or, at the first call, the batch lacks one of
-            the inputs, or the module keeps a bare jax array as an attribute.
+            the inputs, the module keeps a bare jax array as an attribute, or `__call__` and the
+            keyword arguments do not fit, as in `models.from_linen`.
     """
     if not callable(constructor):
         raise ValueError(
@@ -42,6 +51,14 @@ def from_nnx(
     from flax import nnx  # here, so that nobody who has no nnx model pays for the import
 
     kinds = (nnx.Param, nnx.RngState, nnx.Intermediate, ...)
+
+    modes: dict[type, Mode] = {}
+
+    def mode_of(module: Any) -> Mode:
+        kind = type(module)
+        if kind not in modes:
+            modes[kind] = call_mode(kind, inputs, train_kwargs, eval_kwargs, "models.from_nnx")
+        return modes[kind]
 
     @functools.cache
     def structure() -> tuple[Any, ...]:
@@ -56,10 +73,21 @@ def from_nnx(
 
         return tuple(graphs + jax.eval_shape(build))
 
+    def mode(train: bool) -> dict[str, Any]:
+        told: dict[str, Any] = {}
+
+        def build() -> None:
+            module = constructor(rngs=nnx.Rngs(0))
+            told.update({**_set_mode(module, train), **mode_of(module)(train)})
+
+        jax.eval_shape(build)
+        return told
+
     def init(key: jax.Array, batch: Any) -> tuple[Any, Any]:
         pick_inputs(batch, inputs)
         params_key, other_key = jax.random.split(key)
         module = constructor(rngs=nnx.Rngs(other_key, params=params_key))
+        mode_of(module)
         _, params, _, _, rest = nnx.split(module, *kinds)
         return _to_dict(params), _to_dict(rest)
 
@@ -74,14 +102,26 @@ def from_nnx(
             sown,
             _filled(rest_like, model_state),
         )
-        module.train() if train else module.eval()
-        told = {"train": train} if "train" in inspect.signature(module.__call__).parameters else {}
-        outputs = module(*pick_inputs(batch, inputs), **told)
+        _set_mode(module, train)
+        outputs = module(*pick_inputs(batch, inputs), **mode_of(module)(train))
         if not train:
             return outputs, model_state
         return outputs, _to_dict(nnx.split(module, *kinds)[4])
 
-    return Model(init, apply)
+    return Model(init, apply, mode)
+
+
+def _set_mode(module: Any, train: bool) -> dict[str, bool]:
+    """Sets what says in a module and its parts whether it trains, and returns it by name."""
+    from flax import nnx
+
+    module.train() if train else module.eval()
+    told: dict[str, bool] = {}
+    for _, part in nnx.iter_modules(module):
+        for name in mode_attributes(part):
+            setattr(part, name, KNOWN[name] == train)
+            told[name] = getattr(part, name)
+    return told
 
 
 def _check_arrays(module: Any, states: Sequence[Any]) -> None:

@@ -1,0 +1,173 @@
+"""How a flax module learns whether it trains: by arguments of its `__call__`."""
+
+from __future__ import annotations
+
+import inspect
+import types
+import typing
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from trainer.config.wording import known_names
+
+Mode = Callable[[bool], dict[str, Any]]
+"""mode(train) -> the keyword arguments that tell a module whether it trains."""
+
+_TRUE_IN_TRAINING = (
+    "train",
+    "training",
+    "is_train",
+    "is_training",
+    "train_mode",
+    "training_mode",
+    "enable_dropout",
+)
+_TRUE_IN_EVALUATION = (
+    "deterministic",
+    "use_running_average",
+    "eval",
+    "evaluation",
+    "is_eval",
+    "is_evaluation",
+    "eval_mode",
+    "inference",
+    "is_inference",
+    "inference_mode",
+    "test",
+    "testing",
+    "is_test",
+    "is_testing",
+    "test_mode",
+)
+KNOWN: Mapping[str, bool] = {
+    **dict.fromkeys(_TRUE_IN_TRAINING, True),
+    **dict.fromkeys(_TRUE_IN_EVALUATION, False),
+}
+"""The names of mode arguments that are known, with their values in training."""
+
+
+def call_mode(
+    module: type,
+    inputs: str | Sequence[str],
+    train_kwargs: Mapping[str, Any] | None,
+    eval_kwargs: Mapping[str, Any] | None,
+    maker: str,
+) -> Mode:
+    """Decides which keyword arguments tell a module's `__call__` whether it trains.
+
+    Args:
+        module: the class of the module.
+        inputs: the batch's keys that are passed by position.
+        train_kwargs: what the user gave for training; it overrides a known name's value.
+        eval_kwargs: the same for evaluation.
+        maker: the function that error messages name, "models.from_linen".
+
+    Returns:
+        The function of `train`.
+
+    Raises:
+        ValueError: a boolean argument whose values are not known, an argument that `__call__`
+            lacks, one that is given for training or evaluation alone, or an input that would be
+            passed as one.
+    """
+    given = {True: dict(train_kwargs or {}), False: dict(eval_kwargs or {})}
+    keys = (inputs,) if isinstance(inputs, str) else tuple(inputs)
+    parameters = _parameters(module.__call__)
+    named = _by_name(parameters, len(keys))
+    call = f"{module.__name__}.__call__"
+    for name, key in zip(parameters, keys, strict=False):
+        if name not in named and name in {*KNOWN, *given[True], *given[False]}:
+            raise ValueError(
+                f"{maker} passes its inputs by position, and {key!r} would be the argument "
+                f"{name!r} of {call}, which says whether the module trains. List fewer inputs, or "
+                f"put {name!r} after the arguments that take them."
+            )
+    _check_given(given, parameters, named, call, maker)
+    for name, parameter in named.items():
+        if name not in {*KNOWN, *given[True]} and _is_boolean(parameter):
+            raise ValueError(
+                f"{call} has a boolean argument {name!r}, and {maker} does not know its values in "
+                f"training and in evaluation. Give both, such as train_kwargs={{{name!r}: True}} "
+                f"and eval_kwargs={{{name!r}: False}}, or name it 'train' or 'deterministic'."
+            )
+
+    def mode(train: bool) -> dict[str, Any]:
+        known = {name: value == train for name, value in KNOWN.items() if name in named}
+        return {**known, **given[train]}
+
+    return mode
+
+
+def _by_name(
+    parameters: Mapping[str, inspect.Parameter], inputs: int
+) -> dict[str, inspect.Parameter]:
+    """Returns the parameters that can be given by name after so many inputs by position."""
+    positional = [
+        name
+        for name, parameter in parameters.items()
+        if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
+    ]
+    return {
+        name: parameter
+        for name, parameter in parameters.items()
+        if name not in positional[:inputs]
+        and parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
+    }
+
+
+def _check_given(
+    given: Mapping[bool, Mapping[str, Any]],
+    parameters: Mapping[str, inspect.Parameter],
+    named: Mapping[str, inspect.Parameter],
+    call: str,
+    maker: str,
+) -> None:
+    open_ended = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    for name in {**given[True], **given[False]}:
+        if name not in named and not open_ended:
+            hint = known_names(name, named, "It has")
+            raise ValueError(f"{call} has no argument {name!r}. {hint}".rstrip())
+        missing = [train for train in (True, False) if name not in given[train]]
+        if missing and not (name in KNOWN and name in named):
+            where, other = "eval_kwargs", "train_kwargs"
+            where, other = (where, other) if missing[0] else (other, where)
+            raise ValueError(
+                f"{maker} got the argument {name!r} of {call} in {where} alone. Give its other "
+                f"value in {other}, or the same value in both."
+            )
+
+
+def mode_attributes(module: Any) -> dict[str, bool]:
+    """Returns the boolean attributes of a module that say by a known name whether it trains."""
+    values = vars(module).items()
+    return {name: value for name, value in values if name in KNOWN and type(value) is bool}
+
+
+def describe_mode(mode: Callable[[bool], Mapping[str, Any]]) -> str:
+    """Says in a line by which arguments and attributes a model is told whether it trains."""
+    training, evaluation = mode(True), mode(False)
+    told = [
+        f"{name}={value!r} in training and evaluation"
+        if value == evaluation[name]
+        else f"{name}={value!r} in training, {evaluation[name]!r} in evaluation"
+        for name, value in training.items()
+    ]
+    return f"model: {'; '.join(told) or 'it is not told whether it trains'}"
+
+
+def _parameters(call: Any) -> dict[str, inspect.Parameter]:
+    try:
+        signature = inspect.signature(call, eval_str=True)
+    except Exception:  # an annotation that only type checkers can evaluate
+        signature = inspect.signature(call)
+    return dict(list(signature.parameters.items())[1:])  # without self
+
+
+def _is_boolean(parameter: inspect.Parameter) -> bool:
+    hint = parameter.annotation
+    if isinstance(hint, str):
+        words = hint.replace("typing.", "").removeprefix("Optional[").removesuffix("]").split("|")
+        return type(parameter.default) is bool or "bool" in [word.strip() for word in words]
+    if typing.get_origin(hint) in (typing.Union, types.UnionType, typing.Annotated):
+        return type(parameter.default) is bool or bool in typing.get_args(hint)
+    return type(parameter.default) is bool or hint is bool
