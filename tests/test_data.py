@@ -175,6 +175,10 @@ def test_the_fingerprint_is_of_what_the_model_sees():
             lambda: data.ArrayDataset({"x": np.zeros(3)}, {"y": np.zeros(3)}, batch_size=1),
             ["same keys", "'x'", "'y'"],
         ),
+        (
+            lambda: data.ArrayDataset({"mask": np.ones(3)}, {"mask": np.ones(3)}, batch_size=1),
+            ["'mask'", "another name"],
+        ),
     ],
 )
 def test_mistakes_are_named(make: Any, words: list[str], digits_dir: Path):

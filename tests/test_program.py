@@ -194,6 +194,87 @@ def test_an_evaluation_that_cannot_be_is_told_before_the_first_step(monkeypatch,
         program.check_evaluation(program._start.eval_shape(program._hyper(0, None)))
 
 
+class Masked(Points):
+    """Gives masks that `change` made from the right ones, of a number of batches."""
+
+    def __init__(self, change, batches=2):
+        super().__init__()
+        self.change, self.batches = change, batches
+
+    def evaluate(self):
+        for number, batch in enumerate(super().evaluate()):
+            if number < self.batches:
+                yield {**batch, "mask": self.change(batch["mask"], number)}
+
+
+def later(change):
+    """Changes the mask of the second batch, which the plan does not see."""
+    return lambda mask, number: change(mask) if number else mask
+
+
+WRONG_MASKS = [
+    (lambda mask: mask[:3], r"float32\[3\].*float32\[8\]"),
+    (lambda mask: mask[:1], r"float32\[1\].*float32\[8\]"),
+    (lambda mask: mask[0], r"float32.*float32\[8\]"),
+    (lambda mask: mask[:, None], r"float32\[8, 1\].*float32\[8\]"),
+    (lambda mask: mask[None], r"float32\[1, 8\].*float32\[8\]"),
+    (lambda mask: mask.astype(bool), r"bool\[8\].*float32\[8\]"),
+    (lambda mask: mask.astype(np.int32), r"int32\[8\].*float32\[8\]"),
+    (lambda mask: mask.astype(np.float64), r"float64\[8\].*float32\[8\]"),
+    (lambda mask: mask.tolist(), r"a list.*float32\[8\]"),
+    (lambda mask: mask / 2, r"0\.5.*1 for an example"),
+    (lambda mask: mask * np.float32("nan"), r"nan.*1 for an example"),
+]
+
+
+@pytest.mark.parametrize(
+    ("change", "words", "when"),
+    [(*wrong, "plan") for wrong in WRONG_MASKS] + [(*wrong, "run") for wrong in WRONG_MASKS[::5]],
+)
+def test_a_mask_that_is_not_one_float_an_example_is_refused(change, words, when):
+    wrong = later(change) if when == "run" else lambda mask, number: change(mask)
+    program = Program(experiment(data=Masked(wrong)))
+    with pytest.raises(PartError, match=rf"'mask'.*{words}") as caught:
+        if when == "run":
+            program.check_evaluation(program.abstract_state())
+            program.evaluate(program.init(), program.experiment.data.evaluate())
+        else:
+            program.check_evaluation(program.abstract_state())
+    assert caught.value.part == "data"
+
+
+@pytest.mark.parametrize("data", [Masked(lambda m, _: 0 * m), Masked(lambda m, _: m, batches=0)])
+def test_an_evaluation_without_an_example_is_an_error(data):
+    program = Program(experiment(data=data))
+    with pytest.raises(PartError, match=r"evaluate\(\) gave no example") as caught:
+        program.evaluate(program.init(), program.experiment.data.evaluate())
+    assert caught.value.part == "data"
+
+
+def test_a_batch_of_nothing_but_filling_changes_no_result():
+    class Filled(Points):
+        def evaluate(self):
+            *whole, last = super().evaluate()
+            nothing = {**last, "mask": np.zeros(8, np.float32)}
+            yield from [nothing, *whole, nothing, last]
+
+    results = [
+        program.evaluate(program.init(), program.experiment.data.evaluate())
+        for program in (Program(experiment()), Program(experiment(data=Filled())))
+    ]
+    assert results[0] == results[1]
+
+
+def test_a_training_batch_has_no_mask():
+    class MaskedInTraining(Points):
+        element_spec = Points.element_spec | {"mask": jax.ShapeDtypeStruct((8,), jnp.float32)}
+
+    program = Program(experiment(data=MaskedInTraining()))
+    with pytest.raises(PartError, match="'mask' in its element_spec.*every example") as caught:
+        program.check_evaluation(program.abstract_state())
+    assert caught.value.part == "data"
+
+
 @pytest.mark.parametrize("name", ["x=__import__('os').abort()):\n y='#", "top-1", "class", "a/b"])
 def test_a_metric_may_have_any_name_and_none_is_code(name):
     accuracy = clu_metrics.Average.from_fun(hit)

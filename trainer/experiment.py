@@ -35,7 +35,9 @@ class Experiment:
         model: a `models.Model`, or a flax linen module, which reads `batch["image"]`.
         data: where batches come from, as from `data.ArrayDataset`: element_spec, batch_size,
             num_examples, train(step, seed), evaluate(). Every batch is an array of its own; it is
-            made read-only as it is taken.
+            made read-only as it is taken. In training every example counts, and no array is called
+            "mask". A batch of evaluation has a "mask", float32 [batch], 1 for an example and 0 for
+            filling; it may be 0 throughout, as long as some batch has an example.
         loss: `loss(outputs, batch)`, the losses of the examples, float32 [batch].
         optimizer: an `optim.optimizer` of groups, or a single optimizer for every parameter.
         steps: how many updates to make, at least 1.

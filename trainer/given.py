@@ -91,6 +91,51 @@ def check_batch(batch: Any, spec: Mapping[str, Any], processes: int) -> None:
             )
 
 
+def check_eval_batch(batch: Any) -> Batch:
+    """Refuses a batch of evaluation whose mask is missing or does not fit; raises PartError.
+
+    Args:
+        batch: what the data set's `evaluate()` yielded, this process's part.
+
+    Returns:
+        The batch.
+    """
+    if not isinstance(batch, Mapping) or "mask" not in batch or len(batch) == 1:
+        told = ", ".join(map(str, batch)) if isinstance(batch, Mapping) else _kind(batch)
+        told = "no batch" if batch is None else told
+        raise PartError(
+            "data",
+            "The data set's evaluate() gives batches with a 'mask', float32 [batch], 1 for an "
+            f"example and 0 for filling, beside the arrays. It gave {told}.",
+        )
+    arrays = {name: x for name, x in batch.items() if name != "mask"}
+    sizes = {x.shape[0] if getattr(x, "shape", ()) else None for x in arrays.values()}
+    if len(sizes) > 1 or None in sizes:
+        told = ", ".join(f"{name} as {_kind(x)}" for name, x in arrays.items())
+        raise PartError(
+            "data",
+            "The data set's evaluate() gives arrays with the same number of examples on their "
+            f"first axes. It gave {told}.",
+        )
+    mask, size = batch["mask"], sizes.pop()
+    if getattr(mask, "shape", None) != (size,) or mask.dtype != np.float32:
+        raise PartError(
+            "data",
+            f"The data set's evaluate() gave a 'mask' of {_kind(mask)}, and it must be "
+            f"float32[{size}] beside arrays of {size} examples: 1 for an example and 0 for "
+            "filling.",
+        )
+    values = np.asarray(mask)
+    wrong = values[(values != 0) & (values != 1)]
+    if wrong.size:
+        raise PartError(
+            "data",
+            f"The data set's evaluate() gave a 'mask' with the value {wrong[0]:.6g}. It must be 1 "
+            "for an example and 0 for filling; weights belong into the loss and the metrics.",
+        )
+    return batch
+
+
 def endless(batches: Iterator[Batch]) -> Iterator[Batch]:
     """Yields the batches of a data set; raises PartError where they end."""
     yield from batches
@@ -139,6 +184,12 @@ class Tally:
             }
 
     def results(self, total: Mapping[str, Any]) -> dict[str, float]:
-        """Gives the numbers."""
+        """Computes the loss and the metrics; raises PartError where no example was counted."""
+        if int(total["loss"].count) == 0:
+            raise PartError(
+                "data",
+                "The data set's evaluate() gave no example: it yielded no batch, or every 'mask' "
+                "was 0 throughout. There is nothing to compute the loss and the metrics of.",
+            )
         with calling("metrics"):
             return {name: float(total[name].compute()) for name in self._metrics}

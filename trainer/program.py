@@ -16,6 +16,7 @@ from trainer.given import (
     Tally,
     calling,
     check_batch,
+    check_eval_batch,
     check_model,
     endless,
     example_losses,
@@ -198,15 +199,19 @@ class Program:
         Args:
             state: it is not donated.
             batches: batches of this process as the data set gives them; "mask" (float32 [batch])
-                is 1 for an example and 0 for the padding of the last batch.
+                is 1 for an example and 0 for filling. A batch may be filling altogether, so that
+                all processes have equally many.
 
         Returns:
             "loss" and every metric of the experiment, each over all examples with equal weight.
+
+        Raises:
+            PartError: a mask does not fit, or all batches together have no example.
         """
         params = self._averages(state)
         total = jax.device_put(self._tally.empty(), meshes.replicated(self.mesh))
         for batch in batches:
-            sent = meshes.put_batch(self.mesh, batch)
+            sent = meshes.put_batch(self.mesh, check_eval_batch(batch))
             total = self._evaluate(total, params, state.model_state, sent)
             jax.block_until_ready(total)  # no queue of batches on the devices
         return self._tally.results(total)
@@ -218,18 +223,20 @@ class Program:
             state: a `State` of arrays or of `jax.ShapeDtypeStruct`.
 
         Raises:
-            PartError: there is no batch, it has no mask or does not divide over the devices, or the
-                model, the loss or a metric cannot take it.
+            PartError: there is no batch, its mask does not fit, it does not divide over the
+                devices, the model, the loss or a metric cannot take it, or a training batch has a
+                mask.
         """
-        with calling("data"):
-            batch = next(iter(self.experiment.data.evaluate()), None)
-        if not isinstance(batch, Mapping) or "mask" not in batch:
-            told = "It gave none." if batch is None else f"It gave {', '.join(batch)}."
+        if "mask" in self.experiment.data.element_spec:
             raise PartError(
                 "data",
-                "The data set's evaluate() gives batches with a 'mask', float32 [batch], 1 for an "
-                f"example and 0 for filling. {told}",
+                "The data set announces a 'mask' in its element_spec, but a training batch has "
+                "none: every example of it counts. Leave it out, or give it another name if the "
+                "model or the loss reads it.",
             )
+        with calling("data"):
+            batch = next(iter(self.experiment.data.evaluate()), None)
+        batch = check_eval_batch(batch)
         processes = jax.process_count()
         shapes = {
             name: jax.ShapeDtypeStruct((x.shape[0] * processes, *x.shape[1:]), x.dtype)

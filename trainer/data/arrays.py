@@ -33,9 +33,9 @@ class ArrayDataset:
         name: what error messages call this data set.
 
     Raises:
-        ValueError: a batch size is not positive, larger than the training data or not divisible by
-            the number of processes, the arrays do not fit together, or a crop is as large as the
-            images.
+        ValueError: an array is called "mask", a batch size is not positive, larger than the
+            training data or not divisible by the number of processes, the arrays do not fit
+            together, or a crop is as large as the images.
     """
 
     def __init__(
@@ -178,6 +178,11 @@ def permutation(seed: int, epoch: int, size: int) -> np.ndarray:
 
 
 def _count(split: Mapping[str, np.ndarray], name: str, which: str) -> int:
+    if "mask" in split:
+        raise ValueError(
+            f"{name} has {which} arrays with the key 'mask', which marks the examples that count "
+            "in a batch of evaluation. Give that array another name."
+        )
     lengths = {key: len(array) for key, array in split.items()}
     if not lengths or len(set(lengths.values())) > 1 or 0 in lengths.values():
         told = ", ".join(f"{key}: {length}" for key, length in lengths.items()) or "no arrays"
