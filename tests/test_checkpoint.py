@@ -22,6 +22,7 @@ import pytest
 from jax.sharding import SingleDeviceSharding
 
 from trainer import checkpoint
+from trainer.__main__ import main
 from trainer.checkpoint import CheckpointError, Checkpoints, integrity, retention
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -537,6 +538,22 @@ def test_if_all_are_damaged_it_says_so(saved: Path, tmp_path: Path) -> None:
         checkpoints.restore(abstract(make_state()))
     assert len(log) == 2
     assert sorted(p.name for p in (run / "checkpoints" / "damaged").iterdir()) == ["1", "2"]
+
+
+@pytest.mark.parametrize("spelled", ["{}", "./{}", "{}/checkpoints", "../{above}/{}"])
+def test_a_relative_folder_is_read_like_an_absolute_one(
+    spelled: str, saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = _copy(saved, tmp_path)
+    monkeypatch.chdir(tmp_path)
+    relative = spelled.format(run.name, above=tmp_path.name)
+    assert checkpoint.check(relative) == {1: [], 2: []}
+    assert checkpoint.diff(relative, 2, 2, other=run) == []
+    assert checkpoint.diff(relative, 1, 2) == checkpoint.diff(run, 1, 2) != []
+    ours, theirs = checkpoint.load_params(relative), checkpoint.load_params(run)
+    assert_same(ours, theirs)
+    assert main(["checkpoint", "check", relative]) == 0
+    assert main(["checkpoint", "diff", relative, "--other_step=1"]) == 1
 
 
 def test_read_only_moves_and_saves_nothing(saved: Path, tmp_path: Path) -> None:

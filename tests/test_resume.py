@@ -549,7 +549,8 @@ def test_a_warm_start_renames_and_leaves_out(tmp_path, other, monkeypatch):
     entries = (
         r"'rename': {'embed/(.*)': r'embed/\1', 'head/.*': None}, 'fresh': ['head/.*'], 'step': 4"
     )
-    assert warm(tmp_path, other, entries, "--set", "model.num_classes=5") == 75
+    monkeypatch.chdir(other.parent)  # 'from' may be relative, as in the README
+    assert warm(tmp_path, Path(other.name), entries, "--set", "model.num_classes=5") == 75
     theirs, ours = params(other, 4), params(tmp_path / "run", 0)
     np.testing.assert_array_equal(ours["embed/kernel"], theirs["embed/kernel"])
     assert ours["head/kernel"].shape == (8, 5)

@@ -114,9 +114,10 @@ def place(array: np.ndarray, target: Any) -> jax.Array:
 
 
 def step_directories(directory: str | os.PathLike[str]) -> dict[int, Path]:
-    """Returns the committed steps in a checkpoints/ directory, oldest first."""
+    """Returns the committed steps in a checkpoints/ directory, oldest first, as absolute paths."""
     root = Path(directory)
     try:
+        root = root.absolute()  # orbax reads no relative path
         if not root.is_dir():
             return {}
         names = [path for path in root.iterdir() if re.fullmatch(r"0|[1-9][0-9]{0,17}", path.name)]
