@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -398,6 +399,128 @@ def test_damaged_records_of_others_are_named(digits_dir: Path):
     damage(place(digits_dir) / "sklearn_digits-train.array_record-00000-of-00001", "empty")
     with pytest.raises(ValueError, match=r"1\.0\.0 cannot be read .* prepare the data set again"):
         data.tfds("sklearn_digits")
+
+
+LEGACY = {
+    "type": "tensorflow_datasets.core.features.features_dict.FeaturesDict",
+    "content": {
+        "image": {"type": "evil_features.Evil", "content": {}},
+        "type": {"type": "tensorflow_datasets.core.features.scalar.Scalar", "content": {}},
+    },
+}
+
+
+def names_a_class(file: str, name: str, key: str = "pythonClassName") -> Callable[[Path], None]:
+    """Puts a class into the features of a prepared data set."""
+
+    def change(directory: Path) -> None:
+        features = json.loads((directory / "features.json").read_text())
+        image = features["featuresDict"]["features"]["image"]
+        image.pop("pythonClassName")
+        image[key] = name
+        if file == "features.json":
+            (directory / file).write_text(json.dumps(features))
+        else:
+            info = json.loads((directory / file).read_text())
+            (directory / file).write_text(json.dumps({**info, "features": features}))
+
+    return change
+
+
+def changes_info(change: Callable[[dict], Any]) -> Callable[[Path], None]:
+    def write(directory: Path) -> None:
+        info = json.loads((directory / "dataset_info.json").read_text())
+        change(info)
+        (directory / "dataset_info.json").write_text(json.dumps(info))
+
+    return write
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (names_a_class("features.json", "evil_features.Evil"), "names the class 'evil_features."),
+        (names_a_class("features.json", "evil_features.Evil", "python_class_name"), "'evil_"),
+        (names_a_class("dataset_info.json", "evil_features.Evil"), "names the class 'evil_"),
+        (names_a_class("features.json", "tensorflow_datasets.evil_features.E"), "'tensorflow_data"),
+        (names_a_class("features.json", "tensorflow_datasets.core.features..evil.E"), "names the"),
+        (lambda d: (d / "features.json").write_text(json.dumps(LEGACY)), "'evil_features.Evil'"),
+        (changes_info(lambda info: info.update(name="../x/sklearn_digits")), "names the files"),
+        (changes_info(lambda info: info["splits"][0].update(name="../train")), "names the files"),
+        (
+            changes_info(lambda info: info["splits"][0].update(filepathTemplate="../{SPLIT}")),
+            "names the files",
+        ),
+        (lambda directory: os.mkfifo(directory / "pipe"), "pipe is not a regular file"),
+    ],
+)
+def test_a_folder_makes_tfds_import_and_open_nothing_else(
+    digits_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: Any, words: str
+):
+    harm = tmp_path / "harm"
+    (tmp_path / "evil_features.py").write_text(f"open({str(harm)!r}, 'w')")
+    monkeypatch.syspath_prepend(tmp_path)
+    (place(digits_dir) / "arrays.npz").unlink()
+    change(place(digits_dir))
+    with pytest.raises(ValueError) as caught:
+        data.tfds("sklearn_digits")
+    assert words in str(caught.value)
+    assert not harm.exists() and "evil_features" not in sys.modules
+    assert data.digits().num_examples == 1437  # those are known, and prepared anew
+
+
+@pytest.mark.parametrize("file", ["features.json", "dataset_info.json", "arrays.npz"])
+def test_a_pipe_in_place_of_a_file_is_not_waited_for(digits_dir: Path, file: str):
+    before = data.digits().fingerprint
+    (place(digits_dir) / "arrays.npz").unlink()
+    (place(digits_dir) / file).unlink(missing_ok=True)
+    os.mkfifo(place(digits_dir) / file)
+    if file == "arrays.npz":
+        with pytest.raises(ValueError, match="arrays.npz is not a regular file"):
+            data.tfds("sklearn_digits")
+    else:
+        with pytest.raises(ValueError):
+            data.tfds("sklearn_digits")
+    assert data.digits().fingerprint == before
+
+
+@pytest.mark.parametrize(
+    "nested", ['{"a":' * 100_000, "[" * 100_000, '{"a":' * 200 + "1" + "}" * 200]
+)
+def test_features_that_nest_without_end_are_refused(digits_dir: Path, nested: str):
+    (place(digits_dir) / "arrays.npz").unlink()
+    (place(digits_dir) / "features.json").write_text(nested)
+    with pytest.raises(ValueError, match="cannot be read"):
+        data.tfds("sklearn_digits")
+
+
+NO_NAMES = ["/:**", "*", "sklearn_digits:*", "sklearn_digits:1.*.*", "../data/sklearn_digits", ""]
+NO_NAMES += ["/etc", "sklearn_digits/..:1.0.0", "sklearn_digits/.", "a/b/c", "a:latest", "~", "a\0"]
+
+
+@pytest.mark.parametrize("name", NO_NAMES)
+def test_what_is_no_name_of_tfds_is_not_looked_for(
+    digits_dir: Path, capsys: pytest.CaptureFixture[str], name: str
+):
+    with pytest.raises(ValueError, match="is not the name of a data set of TFDS"):
+        data.tfds(name)
+    assert prepare.main([name]) == 1
+    assert "is not the name of a data set" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["sklearn_digits", "sklearn_digits:1.0.0", "sklearn_digits/a.b-c"])
+def test_a_name_may_have_config_and_version(digits_dir: Path, name: str):
+    if "/" in name:
+        shutil.copytree(place(digits_dir), digits_dir / name / "1.0.0")
+    assert data.tfds(name).num_examples == 1437
+    (digits_dir / "sklearn_digits" / "9.9.9").write_text("a file, and no version")
+    assert data.tfds(name).num_examples == 1437
+
+
+def test_a_data_dir_that_is_a_file_holds_nothing(tmp_path: Path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ValueError, match="'mnist' is not prepared"):
+        data.tfds("mnist", data_dir=str(tmp_path / "file"))
 
 
 def test_what_is_not_prepared_is_told_at_once(tmp_path: Path):

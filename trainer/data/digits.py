@@ -8,8 +8,9 @@ import io
 from pathlib import Path
 
 from trainer.data.arrays import ArrayDataset
+from trainer.data.folders import data_root
 from trainer.data.images import Pixels
-from trainer.data.tfds_arrays import Splits, data_root, read
+from trainer.data.tfds_arrays import Splits, read
 
 # sha256 of images and labels, train then test: what is read must be this, from whatever machine.
 _SHA256 = "bf2aaad01d89e4ed310a9f8e8edd036abd7a680333526ecb3e06405478f7c815"

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from trainer.data.arrays import ArrayDataset
+from trainer.data.folders import data_root, prepared_directory
 from trainer.data.images import Pixels
-from trainer.data.tfds_arrays import data_root, prepared_directory, read
+from trainer.data.tfds_arrays import read
 
 
 def fashion_mnist(

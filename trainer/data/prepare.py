@@ -15,7 +15,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from trainer.data.tfds_arrays import data_root, prepared_directory, read
+from trainer.data.folders import data_root, prepared_directory
+from trainer.data.tfds_arrays import read
 
 # Debian's package has the original files with another gzip header: name and time are left out.
 _DEBIAN = Path("/usr/share/datasets/fashion-mnist")
@@ -186,8 +187,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--files", type=Path, help="a directory with the files to download")
     options = parser.parse_args(arguments)
     root = data_root(options.data_dir)
-    directory = prepared_directory(options.name, root)
     try:
+        directory = prepared_directory(options.name, root)
         if directory is None:
             print(f"Preparing {options.name} in {root}.", flush=True)
             directory = prepare(options.name, root, options.files)

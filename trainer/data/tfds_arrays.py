@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from trainer.data.arrays import ArrayDataset
+from trainer.data.folders import Refused, check_folder, data_root, prepared_directory
 from trainer.data.images import Pixels
 
 Splits = dict[str, dict[str, np.ndarray]]  # split -> key -> array
@@ -44,7 +45,7 @@ def tfds(
     standard deviation as given, labels as int32.
 
     Args:
-        name: the name in TFDS, as "mnist" or "cifar10", with config and version if wanted.
+        name: the name in TFDS, such as "mnist", "cifar10:3.0.2" or "name/config:1.0.0".
         batch_size: examples in a training batch over all processes; None for the whole split.
         crop: in training, random crops of the image padded by so many black pixels on each side.
         flip: in training, mirrors left to right with probability 1/2.
@@ -56,7 +57,8 @@ def tfds(
         data_dir: where data sets are kept; if None, $LOCKSTEP_DATA_DIR or ~/.cache/lockstep/data.
 
     Raises:
-        ValueError: it is not prepared, cannot be read, or a number is out of range.
+        ValueError: the name is not a name of TFDS, the data set is not prepared or cannot be read,
+            it has features that are not TFDS's own, or a number is out of range.
     """
     pixels = Pixels(mean=mean, std=std, crop=crop, flip=flip, name="data.tfds")
     directory = prepared_directory(name, data_root(data_dir))
@@ -76,33 +78,6 @@ def tfds(
     )
 
 
-def data_root(data_dir: str | None = None) -> Path:
-    """Returns the directory where data sets are kept.
-
-    Args:
-        data_dir: the directory; if None, $LOCKSTEP_DATA_DIR or ~/.cache/lockstep/data.
-    """
-    given = data_dir or os.environ.get("LOCKSTEP_DATA_DIR") or "~/.cache/lockstep/data"
-    return Path(given).expanduser().absolute()
-
-
-def prepared_directory(name: str, root: Path) -> Path | None:
-    """Returns the directory of a prepared data set, of the newest version; None if there is none.
-
-    Args:
-        name: as in TFDS: "name", "name/config", "name:version" or "name/config:version".
-        root: the directory where data sets are kept.
-    """
-    base, _, version = name.partition(":")
-    marks = (root / base).glob(f"{version or '*.*.*'}/dataset_info.json")
-    found = [mark.parent for mark in marks]
-    return max(found, key=_version, default=None)
-
-
-def _version(directory: Path) -> list[int]:
-    return [int(part) if part.isdigit() else -1 for part in directory.name.split(".")]
-
-
 def read(directory: Path, names: Sequence[str] = ("train", "test")) -> Splits:
     """Reads splits of a prepared data set into memory, `image` and `label` only.
 
@@ -111,12 +86,16 @@ def read(directory: Path, names: Sequence[str] = ("train", "test")) -> Splits:
         names: of the splits.
 
     Raises:
-        ValueError: the records are damaged or not what is expected of image classification.
+        ValueError: the records are damaged or not what is expected of image classification, or
+            the folder is refused by `check_folder`.
     """
     splits = _read_arrays(directory / _ARRAYS, names)
     if splits is None:
         try:
+            check_folder(directory)
             splits = {name: _read_records(directory, name) for name in names}
+        except Refused:
+            raise
         except Exception as error:  # whatever tfds, array_record or protobuf raise on damaged files
             raise ValueError(
                 f"The data set in {directory} cannot be read ({type(error).__name__}: {error}). "
@@ -141,11 +120,13 @@ def _read_records(directory: Path, split: str) -> dict[str, np.ndarray]:
 
 def _read_arrays(path: Path, names: Sequence[str]) -> Splits | None:
     """Returns the arrays kept beside the records, None if they are not there or damaged."""
+    if not path.is_file():  # it may be a pipe, which would be waited for
+        return None
     try:
         # Opened here, because np.load leaves open what is no zip file.
         with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
             return {name: {key: arrays[f"{name}/{key}"] for key in _KEYS} for name in names}
-    except (OSError, KeyError, ValueError, EOFError, zipfile.BadZipFile):
+    except (OSError, KeyError, ValueError, EOFError, MemoryError, zipfile.BadZipFile):
         return None
 
 
