@@ -12,6 +12,8 @@ from collections.abc import Callable, Mapping
 import jax
 import jax.numpy as jnp
 
+__all__ = ["huber", "sigmoid_binary_cross_entropy", "softmax_cross_entropy", "squared_error"]
+
 Loss = Callable[[jax.Array, Mapping[str, jax.Array]], jax.Array]
 
 

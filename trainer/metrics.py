@@ -12,6 +12,8 @@ import clu.metrics
 import jax
 import jax.numpy as jnp
 
+__all__ = ["accuracy", "mean_absolute_error", "mean_squared_error", "top_k_accuracy"]
+
 
 def accuracy(labels: str = "label") -> type[clu.metrics.Metric]:
     """Makes the part of the examples whose largest output stands at the label.

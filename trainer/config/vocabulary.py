@@ -25,6 +25,9 @@ ROOTS: Mapping[str, str] = {
     "losses": "trainer.losses",
     "metrics": "trainer.metrics",
 }
+# Of these a config may name what `__all__` lists, and nothing in their modules: that may act on
+# files or the network. Of optax, and of the user's packages, it may name all that they define.
+_LISTED = frozenset(module for module in ROOTS.values() if module != "optax")
 EXPERIMENT = "experiment"
 _ROOT = "trainer.experiment.Experiment"
 _PACKAGE = re.compile(r"[A-Za-z]\w*(\.[A-Za-z]\w*)*", re.ASCII)
@@ -61,9 +64,10 @@ class Vocabulary:
         if not _PACKAGE.fullmatch(package):
             raise ConfigError("This is no name of a package, such as my_lab.zoo.", source)
         root = package.split(".")[0]
-        if root in ROOTS or root == EXPERIMENT:
+        taken = {**ROOTS, EXPERIMENT: "the root", "trainer": "this program"}
+        if root in taken:
             raise ConfigError(
-                f"The name {root!r} is taken: {root}.* means {ROOTS.get(root, 'the root')} in a"
+                f"The name {root!r} is taken: {root}.* means {taken[root]} in a"
                 " config. Give your package another name, or put it into another package.",
                 source,
             )
@@ -113,6 +117,9 @@ class Vocabulary:
     def _step_into(
         self, module: ModuleType, step: str, name: str, source: Source | None
     ) -> ModuleType:
+        if module.__name__ in _LISTED:
+            hint = self._elsewhere(name) or known_names(step, _public(module), "It has")
+            raise ConfigError(f"{module.__name__} has no module {step!r} ({name}). {hint}", source)
         inner = _submodule(module, step, source)
         if inner is not None:
             return inner
@@ -133,6 +140,9 @@ class Vocabulary:
         if what is not None:
             if isinstance(what, ModuleType):
                 words = "is a module, and no function"
+            elif module.__name__ in _LISTED:
+                words = f"is not among the functions of {own} that a config may name"
+                return f"{name} {words}: {listing(_public(module), 20)}."
             elif callable(what):
                 words = f"is no function of {own}: it comes from {home(what) or 'elsewhere'}"
             else:
@@ -173,7 +183,8 @@ def _submodule(module: ModuleType, step: str, source: Source | None) -> ModuleTy
     here = _attribute(module, step, source)
     if isinstance(here, ModuleType):
         return here if here.__name__ == name else None
-    if here is None and hasattr(module, "__path__") and _exists(name):
+    is_optax = _lies_in(name, "optax")  # its public modules are loaded with it
+    if here is None and hasattr(module, "__path__") and not is_optax and _exists(name):
         return _import(name, source)
     return None
 
@@ -201,12 +212,13 @@ def _attribute(module: ModuleType, name: str, source: Source | None) -> Any:
 def _own(module: ModuleType, name: str, source: Source | None) -> Callable[..., Any] | None:
     """Returns a public function or class that a module's package defines itself, or None."""
     value = _attribute(module, name, source)
-    package = module.__name__
-    package = package if package.startswith("trainer.") else package.split(".")[0]
+    package = module.__name__.split(".")[0]
     if name.startswith("_") or not callable(value) or typing.get_origin(value) is not None:
         return None
-    is_ours = _lies_in(home(value), package) or name in getattr(module, "__all__", ())
-    return value if is_ours and not isinstance(value, typing.TypeVar) else None
+    is_own = name in getattr(module, "__all__", ())
+    if module.__name__ not in _LISTED:
+        is_own |= _lies_in(home(value), package)
+    return value if is_own and not isinstance(value, typing.TypeVar) else None
 
 
 def _public(module: ModuleType) -> list[str]:

@@ -1,0 +1,159 @@
+"""What a config may name computes: it opens no socket, and touches no file but a data set's."""
+
+import importlib
+import inspect
+import json
+import os
+import pkgutil
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import runs
+
+from tests import audit
+from trainer import data
+from trainer.config import ConfigError
+from trainer.config.vocabulary import ROOTS, Vocabulary
+
+OURS = {root: home for root, home in ROOTS.items() if root != "optax"}
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    """Calls everything in a process of its own, beside prepared data sets."""
+    home = tmp_path_factory.mktemp("home")
+    data.digits(data_dir=str(home / "data"))
+    digits = home / "data" / "sklearn_digits" / "1.0.0"
+    (digits / "arrays.npz").unlink()
+    shutil.copytree(digits, home / "data" / "fashion_mnist" / "3.0.1")
+    shutil.copytree(home / "data", home / "cache")
+    (home / "tmp").mkdir()
+    changed = {"HOME": str(home), "TMPDIR": str(home / "tmp"), "PYTHONDONTWRITEBYTECODE": "1"}
+    command = [sys.executable, "-m", "tests.audit", str(home / "data"), str(home / "cache")]
+    done = subprocess.run(
+        command, env={**os.environ, **changed}, cwd=runs.ROOT, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    return home, json.loads(done.stdout)
+
+
+def offered(root: str) -> set[str]:
+    """Returns the functions and classes in `__all__` of one of our rooms."""
+    module = importlib.import_module(OURS[root])
+    values = {name: getattr(module, name) for name in module.__all__}
+    return {
+        f"{root}.{name}"
+        for name, value in values.items()
+        if inspect.isclass(value) or inspect.isfunction(value)
+    }
+
+
+def test_all_is_called(report: tuple[Path, dict[str, Any]]):
+    _, calls = report
+    ours = {name for root in OURS for name in offered(root)}
+    assert {name for name in calls if name.split(".")[0] in OURS} == ours
+    failed = {name: calls[name]["why"] for name in ours if not calls[name]["called"]}
+    assert failed == {}
+    theirs = [call["called"] for name, call in calls.items() if name.startswith("optax.")]
+    assert len(theirs) > 300 and sum(theirs) > 0.85 * len(theirs)
+    for name in set(audit.ARGUMENTS) & set(calls):
+        assert calls[name]["called"], calls[name]["why"]
+
+
+def test_nothing_but_a_data_set_touches_a_file(report: tuple[Path, dict[str, Any]]):
+    _, calls = report
+    acts = {name: call["acts"] for name, call in calls.items() if not name.startswith("data.")}
+    assert {name: act for name, act in acts.items() if act} == {}
+
+
+def test_a_data_set_stays_in_its_folder(report: tuple[Path, dict[str, Any]]):
+    home, calls = report
+    installed = [Path(sys.prefix).resolve(), runs.ROOT / "trainer"]
+    seen = set()
+    for name in offered("data"):
+        for event, *arguments in calls[name]["acts"]:
+            reads = event in ("os.listdir", "os.scandir") or event == "open" and arguments[1] == "r"
+            paths = arguments if event == "os.rename" else arguments[:1]
+            for path in (Path(os.path.abspath(path)) for path in paths):
+                inside = next(
+                    (f for f in (home / "data", home / "cache") if f in [*path.parents]), 0
+                )
+                seen.add((name, getattr(inside, "name", ""), reads))
+                in_packages = reads and any(each in path.resolve().parents for each in installed)
+                assert inside or in_packages or home / "tmp" in path.parents, (name, event, path)
+    for name in ("data.digits", "data.fashion_mnist"):
+        assert {(name, "data", False), (name, "cache", False), (name, "data", True)} <= seen
+    assert not [path for path in (home / "tmp").rglob("*") if path.is_file()]  # TFDS's own
+    prepared = {"sklearn_digits", "fashion_mnist"}
+    assert {path.name for path in (home / "data").iterdir()} == {*prepared, "empty"}
+    assert {path.name for path in (home / "cache").iterdir()} == {*prepared, "call.yaml"}
+    assert {path.name for path in home.iterdir()} == {"data", "cache", "tmp"}
+
+
+def test_what_a_hook_sees_would_be_told(tmp_path: Path):
+    code = "import json, socket; from tests.audit import Watch; watch = Watch(); watch.acts = []\n"
+    code += (
+        f"open({str(tmp_path / 'x')!r}, 'w').close(); socket.socket(); import os; os.mkdir('y')\n"
+    )
+    code += "import tarfile; acts, watch.acts = watch.acts, None; print(json.dumps(acts))"
+    environment = {**os.environ, "PYTHONPATH": str(runs.ROOT)}
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True
+    )
+    assert [act[0] for act in json.loads(done.stdout)] == ["open", "socket.__new__", "os.mkdir"]
+
+
+def inner_names() -> list[str]:
+    """Lists the public functions and classes in the modules below our rooms, as a config would."""
+    names = []
+    for root, home in OURS.items():
+        room = importlib.import_module(home)
+        for found in pkgutil.walk_packages(getattr(room, "__path__", []), f"{home}."):
+            if found.name.rpartition(".")[2].startswith("_"):
+                continue
+            module = importlib.import_module(found.name)
+            names += [
+                f"{root}{found.name.removeprefix(home)}.{name}"
+                for name, value in vars(module).items()
+                if not name.startswith("_") and (inspect.isclass(value) or inspect.isroutine(value))
+            ]
+    return names
+
+
+def test_a_config_names_nothing_else_of_ours():
+    vocabulary = Vocabulary()
+    names = [*inner_names(), "losses.jax.devices", "losses.Callable", "losses.Loss", "metrics.Any"]
+    assert {"data.prepare.main", "data.tfds_arrays.read", "models.layers.Linear"} <= set(names)
+    assert len(names) > 100
+    for name in names:
+        with pytest.raises(ConfigError, match="has no module|is not among|comes from|neither"):
+            vocabulary.function(name)
+    for root in OURS:
+        for name in offered(root):
+            assert callable(vocabulary.function(name).call)
+
+
+def test_a_public_helper_does_not_run_during_explain(tmp_path: Path, capsys: pytest.CaptureFixture):
+    from trainer.__main__ import main
+
+    text = f"include '{runs.ROOT / 'configs' / 'muon_vit.gin'}'\n"
+    text += "experiment.data = @data.prepare.main()\n"
+    text += f"data.prepare.main.arguments = ['mnist', '--data_dir', '{tmp_path / 'made'}']\n"
+    (tmp_path / "run.gin").write_text(text)
+    assert main(["explain", f"--gin_file={tmp_path / 'run.gin'}"]) == 2
+    assert "trainer.data has no module 'prepare'" in capsys.readouterr().err
+    assert not (tmp_path / "made").exists()
+
+
+def test_packages_of_the_user_may_be_named_in_full(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.syspath_prepend(runs.LAB)
+    vocabulary = Vocabulary(["my_lab"])
+    for name in ("my_lab.nets.Spiralnet", "my_lab.optimizers.sawtooth", "my_lab.losses.focal"):
+        assert callable(vocabulary.function(name).call)
+    with pytest.raises(ConfigError, match="'trainer' is taken: trainer.* means this program"):
+        Vocabulary(["trainer.data.prepare"])
