@@ -523,6 +523,13 @@ def test_a_data_dir_that_is_a_file_holds_nothing(tmp_path: Path):
         data.tfds("mnist", data_dir=str(tmp_path / "file"))
 
 
+def test_a_data_dir_of_nobody_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    with pytest.raises(ValueError, match="no directory '~nobody-here/x' for data sets"):
+        data.tfds("mnist", data_dir="~nobody-here/x")
+    assert prepare.main(["mnist", "--data_dir=~nobody-here/x"]) == 1
+    assert "mnist was not prepared: There is no directory" in capsys.readouterr().err
+
+
 def test_what_is_not_prepared_is_told_at_once(tmp_path: Path):
     start = time.monotonic()
     with pytest.raises(ValueError, match=r"not prepared in .*`make fashion_mnist`"):

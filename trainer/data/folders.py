@@ -33,9 +33,16 @@ def data_root(data_dir: str | None = None) -> Path:
 
     Args:
         data_dir: the directory; if None, $LOCKSTEP_DATA_DIR or ~/.cache/lockstep/data.
+
+    Raises:
+        ValueError: it begins with the home of a user that there is not, or is relative to a
+            current folder that was deleted.
     """
     given = data_dir or os.environ.get("LOCKSTEP_DATA_DIR") or "~/.cache/lockstep/data"
-    return Path(given).expanduser().absolute()
+    try:
+        return Path(given).expanduser().absolute()
+    except (RuntimeError, OSError) as error:
+        raise ValueError(f"There is no directory {given!r} for data sets: {error}") from error
 
 
 def prepared_directory(name: str, root: Path) -> Path | None:

@@ -186,8 +186,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--data_dir", help="default: $LOCKSTEP_DATA_DIR or ~/.cache/lockstep/data")
     parser.add_argument("--files", type=Path, help="a directory with the files to download")
     options = parser.parse_args(arguments)
-    root = data_root(options.data_dir)
     try:
+        root = data_root(options.data_dir)
         directory = prepared_directory(options.name, root)
         if directory is None:
             print(f"Preparing {options.name} in {root}.", flush=True)
