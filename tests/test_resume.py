@@ -472,7 +472,8 @@ def test_an_error_in_one_process_ends_the_other_soon(tmp_path, monkeypatch):
     every = together(config, tmp_path / "run", "--vocabulary=lab_of_tests")
     assert ends(every, 60) == [1, 1]
     assert "RuntimeError: the disk of process 1 broke" in (tmp_path / "log1").read_text()
-    assert "If another process is gone" in (tmp_path / "log0").read_text()
+    said = (tmp_path / "log0").read_text()
+    assert "ended with an error: RuntimeError: the disk of process 1 broke." in said
     record = json.loads((tmp_path / "run" / "run.json").read_text())
     assert record["lineage"][-1]["exit"] == "failed"
 

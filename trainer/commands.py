@@ -23,9 +23,13 @@ def train(arguments: argparse.Namespace) -> int:
     if arguments.distributed:
         from trainer import processes
 
-        processes.join()
-        with processes.leaving_on_error():
-            return _train(arguments, read, workdir, began)
+        join, peer = arguments.join_timeout or 120, arguments.peer_timeout or 60
+        with processes.joined(join, peer) as leave:
+            code = _train(arguments, read, workdir, began)
+            leave(code)
+            return code
+    if arguments.join_timeout or arguments.peer_timeout:
+        raise ConfigError("--join_timeout and --peer_timeout are read with --distributed only.")
     return _train(arguments, read, workdir, began)
 
 

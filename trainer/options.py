@@ -104,6 +104,19 @@ def _train(train: argparse.ArgumentParser) -> None:
         help="this process is one of several of the run; see trainer/processes.py",
     )
     train.add_argument(
+        "--join_timeout",
+        type=_positive,
+        metavar="SECONDS",
+        help="with --distributed: wait so long for all processes to be started; default 120",
+    )
+    train.add_argument(
+        "--peer_timeout",
+        type=_positive,
+        metavar="SECONDS",
+        help="with --distributed: end when another process gives no sign of life for so long; "
+        "default 60",
+    )
+    train.add_argument(
         "--until",
         type=_positive,
         metavar="STEP",

@@ -5,8 +5,8 @@ folder, but for the pieces of checkpoints that each one holds.
 """
 
 import contextlib
-import functools
 import os
+import re
 import sys
 import time
 import traceback
@@ -17,27 +17,88 @@ from typing import Any, TypeVar, cast
 
 import jax
 import numpy as np
+from jax._src.clusters import ClusterEnv
 
 from trainer.cadence import Cadence
 from trainer.config import ConfigError
+from trainer.meeting import meet
+from trainer.peers import Peers
 from trainer.signals import StopSignals
 
 Made = TypeVar("Made")
 
-_SILENT = 40  # seconds after which a process that is not heard of is taken for dead
-_LEAVING = 60  # seconds that a process which has ended waits for the others to end
+_LEAVING = 600  # seconds that a process which has ended waits for the others to end
+_RUNTIME = 600  # seconds until jax itself takes a process for gone: `peers` is to be first
+_NEWS = 3.0  # seconds in which another process's end is heard of, after jax reports an error
 _BETWEEN_MEETINGS = 2.0  # seconds; a meeting takes milliseconds
 
 
-def join() -> None:
-    """Joins the other processes of the run, before jax looks for devices.
+@contextlib.contextmanager
+def joined(join_timeout: float, peer_timeout: float) -> Iterator[Callable[[int], None]]:
+    """Joins the other processes of the run, before jax looks for devices, and ends with them.
 
     On a cluster that jax knows (Slurm, Open MPI, TPU pods) everything is found by itself; elsewhere
-    JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID say it.
+    JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID say it. An error ends this process
+    at once, and the others with it: left alone, each would wait for the other.
+
+    Args:
+        join_timeout: seconds within which all processes must have been started.
+        peer_timeout: seconds after which a process that gives no sign of life is taken for gone.
+
+    Yields:
+        What must be called with the exit code before this process ends in the ordinary way.
 
     Raises:
         ConfigError: the others cannot be found, or did not come.
     """
+    peers = _join(join_timeout, peer_timeout)
+    try:
+        yield peers.leave
+    except ConfigError as error:
+        peers.leave(2, str(error))
+        raise
+    except BaseException as error:
+        if _is_of_the_runtime(error) and (news := peers.news(_NEWS)):
+            peers.end(1, news)
+        traceback.print_exc()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        peers.leave(1, "".join(traceback.format_exception_only(error)).strip())
+        peers.end_after_others(1)
+
+
+def _is_of_the_runtime(error: BaseException) -> bool:
+    """Tells what a computation with another process may end in, once that process is gone.
+
+    While a program is dispatched jax raises a ValueError, which begins with XLA's status code.
+    """
+    status = re.match("[A-Z_]+: ", str(error))
+    return isinstance(error, jax.errors.JaxRuntimeError) or status is not None
+
+
+def _join(join_timeout: float, peer_timeout: float) -> Peers:
+    address, count, index = _found(join_timeout)
+    peers = meet(address, count, index, wait=join_timeout, silence=peer_timeout)
+    # It would take SIGTERM for itself, and the run would never hear of it.
+    jax.config.update("jax_enable_preemption_service", False)
+    try:
+        jax.distributed.initialize(
+            address,
+            count,
+            index,
+            initialization_timeout=int(join_timeout) + 1,
+            heartbeat_timeout_seconds=_RUNTIME,
+            shutdown_timeout_seconds=_LEAVING,
+        )
+    except (ValueError, RuntimeError) as error:
+        sentence = f"jax could not join the processes: {str(error).rstrip('. ')}."
+        peers.leave(2, sentence)
+        raise ConfigError(sentence) from error
+    return peers
+
+
+def _found(join_timeout: float) -> tuple[str, int, int]:
+    """Returns the coordinator's address, the number of processes, and that of this one."""
     names = ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
     address, count, index = (os.environ.get(name) for name in names)
     unset = [name for name in names if not os.environ.get(name)]
@@ -46,50 +107,28 @@ def join() -> None:
             f"--distributed takes all of {', '.join(names)} or none of them, and "
             f"{' and '.join(unset)} {'is' if len(unset) == 1 else 'are'} not set."
         )
-    initialize = functools.partial(
-        jax.distributed.initialize,
-        heartbeat_timeout_seconds=_SILENT,
-        shutdown_timeout_seconds=_LEAVING,
-    )
-    # It would take SIGTERM for itself, and the run would never hear of it.
-    jax.config.update("jax_enable_preemption_service", False)
+    if address and count and index:
+        for name, text in ((names[1], count), (names[2], index)):
+            if not (text.isascii() and text.isdecimal()):
+                raise ConfigError(f"{name} is {text!r}, and must be a whole number.")
+        return address, int(count), int(index)
+    found: tuple[Any, ...] = (None, None, None)
     try:
-        if address is None:
-            initialize()
-        else:
-            initialize(address, int(count or ""), int(index or ""))
-    except (ValueError, RuntimeError) as error:
+        # What jax.distributed.initialize calls: its result must be known before, to try the port.
+        found = ClusterEnv.auto_detect_unset_distributed_params(
+            None, None, None, None, None, int(join_timeout)
+        )
+    except (ValueError, RuntimeError, KeyError, OSError) as error:
         raise ConfigError(
-            f"--distributed could not join the other processes: {str(error).rstrip('. ')}. "
-            f"Start it under a "
-            f"scheduler that jax knows, or set {', '.join(names)}."
+            f"--distributed could not ask the scheduler for the processes of the run: {error!r}. "
+            f"Set {', '.join(names)}."
         ) from error
-
-
-@contextlib.contextmanager
-def leaving_on_error() -> Iterator[None]:
-    """Ends this process at once after an error, so that the others notice and end as well.
-
-    A process that ends in the ordinary way waits for the others first, which wait for this one in
-    their next computation. What a user did wrong is told by each of them, and ends them as usual.
-    """
-    try:
-        yield
-    except ConfigError:
-        raise
-    except BaseException as error:
-        traceback.print_exc()
-        if isinstance(error, jax.errors.JaxRuntimeError):
-            print(_GONE, file=sys.stderr)
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(1)
-
-
-_GONE = (
-    "error: This is a computation that all processes of the run make together. If another process "
-    "is gone, its own output says why. Start the same command again on each of them to go on."
-)
+    if None in found[:3]:
+        raise ConfigError(
+            "--distributed found no scheduler that jax knows. Start it under one, or set "
+            f"{', '.join(names)}."
+        )
+    return found[:3]
 
 
 def all_or_none(make: Callable[[], Made]) -> Made:

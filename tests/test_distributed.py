@@ -1,0 +1,386 @@
+"""Runs of three processes: how they meet, and how all of them end when one is gone.
+
+Most of this runs without jax, on the connections alone. `make chaos_distributed` sets CHAOS=1, which
+adds whole runs that are disturbed in every way.
+"""
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests import runs
+from trainer import checkpoint, meeting, processes
+from trainer.__main__ import main
+from trainer.config import ConfigError
+
+BOUND = 120  # seconds that anything here may take; most takes far less
+
+
+def free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return free.getsockname()[1]
+
+
+class Three:
+    """Three processes, each with its output in a file."""
+
+    def __init__(self, folder: Path, make: Callable[[int], list[str]], **environment: str):
+        self.logs = [folder / f"log{index}" for index in range(3)]
+        address = f"127.0.0.1:{free_port()}"
+        self.all = []
+        for index, log in enumerate(self.logs):
+            env = runs.environment(
+                JAX_COORDINATOR_ADDRESS=address,
+                JAX_NUM_PROCESSES="3",
+                JAX_PROCESS_ID=str(index),
+                PYTHONUNBUFFERED="1",
+                **environment,
+            )
+            with open(log, "w") as output:
+                self.all.append(
+                    subprocess.Popen(
+                        make(index),
+                        env=env,
+                        cwd=runs.ROOT,
+                        stdin=subprocess.PIPE,
+                        stdout=output,
+                        stderr=output,
+                        text=True,
+                        start_new_session=True,
+                    )
+                )
+
+    def said(self, index: int) -> str:
+        return self.logs[index].read_text()
+
+    def order(self, index: int, order: str) -> None:
+        stdin = self.all[index].stdin
+        assert stdin is not None
+        stdin.write(order + "\n")
+        stdin.flush()
+
+    def wait_for(self, happened: Callable[[], bool]) -> None:
+        until = time.monotonic() + BOUND
+        while not happened():
+            running = all(process.poll() is None for process in self.all)
+            assert running and time.monotonic() < until, [*map(self.said, range(3))]
+            time.sleep(0.02)
+
+    def codes(self, *indices: int) -> list[int]:
+        try:
+            return [self.all[index].wait(BOUND) for index in indices]
+        except subprocess.TimeoutExpired:
+            raise AssertionError([*map(self.said, range(3))]) from None
+
+    def kill(self) -> None:
+        for process in self.all:
+            try:
+                os.killpg(process.pid, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+            process.wait()
+            if process.stdin:
+                process.stdin.close()
+
+
+@pytest.fixture
+def three(tmp_path: Path) -> Iterator[Callable[..., Three]]:
+    """Starts three processes; none of them outlives the test."""
+    started = []
+
+    def start(make: Callable[[int], list[str]], **environment: str) -> Three:
+        started.append(Three(tmp_path, make, **environment))
+        return started[-1]
+
+    yield start
+    for one in started:
+        one.kill()
+
+
+# How they meet.
+
+
+def together(*calls: Callable[[], object]) -> list[str]:
+    """Makes calls at the same time, all of which must be refused; returns the sentences."""
+    said = [""] * len(calls)
+
+    def call(index: int) -> None:
+        with pytest.raises(ConfigError) as refused:
+            calls[index]()
+        said[index] = str(refused.value)
+
+    threads = [threading.Thread(target=call, args=(index,)) for index in range(len(calls))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(BOUND)
+    return said
+
+
+def join(port: int, index: int, count: int = 3, wait: float = 1) -> Callable[[], object]:
+    address = f"127.0.0.1:{port}"
+    return lambda: meeting.meet(address, count, index, wait=wait, silence=60)
+
+
+@pytest.mark.parametrize("index", [0, 2])
+def test_a_port_in_use_is_a_mistake(tmp_path, monkeypatch, capsys, index):
+    monkeypatch.syspath_prepend(runs.LAB)
+    monkeypatch.setattr(meeting, "_HELLO", 0.2)
+    config = runs.write_config(tmp_path)
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        monkeypatch.setenv("JAX_COORDINATOR_ADDRESS", f"127.0.0.1:{port}")
+        monkeypatch.setenv("JAX_NUM_PROCESSES", "3")
+        monkeypatch.setenv("JAX_PROCESS_ID", str(index))
+        assert runs.train(config, tmp_path / "run", "--distributed", "--join_timeout=1") == 2
+    said = capsys.readouterr().err
+    assert "Traceback" not in said and not (tmp_path / "run").exists()
+    if index == 0:
+        assert f"Process 0 cannot listen at [::]:{port}: Address already in use." in said
+    else:
+        assert f"did not find process 0 at 127.0.0.1:{port} within 1 s (--join_timeout)" in said
+
+
+def test_a_port_that_was_in_use_a_moment_ago_is_not():
+    with meeting._listener(port := free_port()):
+        client = socket.create_connection(("127.0.0.1", port))
+    with client:
+        pass
+    meeting._listener(port).close()
+
+
+def test_a_process_that_never_comes_is_named_in_all_others():
+    port = free_port()
+    said = together(join(port, 0), join(port, 1))
+    host = re.escape(socket.gethostname())
+    for sentence in said:
+        assert re.search(
+            rf"Of the 3 processes of the run, number 2 did not come to 127.0.0.1:{port} within 1 s "
+            rf"\(--join_timeout\); 0 \(on {host}\), 1 \(on {host}\) did\.",
+            sentence,
+        )
+
+
+def test_process_0_that_never_comes_is_named():
+    (said,) = together(join(free_port(), 1))
+    assert "did not find process 0" in said and "Connection refused" in said
+
+
+def test_two_processes_of_one_number_are_refused():
+    port = free_port()
+    said = together(join(port, 0, wait=30), join(port, 1, wait=30), join(port, 1, wait=30))
+    assert all("Two processes have the number 1" in sentence for sentence in said), said
+
+
+def test_processes_that_were_told_different_counts_are_refused():
+    port = free_port()
+    said = together(join(port, 0, wait=30), join(port, 1, count=2, wait=30))
+    assert all("number 1 of 2" in sentence for sentence in said), said
+
+
+def test_a_stranger_on_the_port_is_ignored():
+    port, refused = free_port(), []
+    thread = threading.Thread(target=lambda: refused.extend(together(join(port, 0, wait=2))))
+    thread.start()
+    for text in (b"GET / HTTP/1.1\r\n\r\n", b"[1]\n", b'{"lockstep": "1"}\n', b""):
+        until = time.monotonic() + BOUND
+        while time.monotonic() < until:
+            try:
+                with socket.create_connection(("127.0.0.1", port)) as stranger:
+                    stranger.sendall(text)
+                break
+            except ConnectionRefusedError:
+                time.sleep(0.02)
+    thread.join(BOUND)
+    assert "numbers 1, 2 did not come" in refused[0]
+
+
+@pytest.mark.parametrize("address", ["node", "node:", ":1", "node:70000", "node:1x"])
+def test_an_address_without_a_port_is_a_mistake(monkeypatch, address):
+    monkeypatch.setenv("JAX_COORDINATOR_ADDRESS", address)
+    monkeypatch.setenv("JAX_NUM_PROCESSES", "3")
+    monkeypatch.setenv("JAX_PROCESS_ID", "1")
+    with pytest.raises(ConfigError, match="must be HOST:PORT"):
+        processes._join(1, 1)
+
+
+def test_the_timeouts_alone_are_a_mistake(tmp_path, capsys):
+    config = runs.write_config(tmp_path)
+    assert main(runs.options(config, tmp_path / "run", "--peer_timeout=5")) == 2
+    assert "are read with --distributed only" in capsys.readouterr().err
+
+
+# How all end when one is gone, on the connections alone.
+
+PEER = """
+import os, sys, time
+from trainer import peers
+from trainer.meeting import meet
+
+peers._GRACE, peers._STARVED = 1, 2
+index = int(os.environ["JAX_PROCESS_ID"])
+address = os.environ["JAX_COORDINATOR_ADDRESS"]
+peers = meet(address, 3, index, wait=100, silence=3)
+print("met")
+for order in sys.stdin:
+    if order == "abort\\n":
+        os.abort()
+    code = int(order)
+    peers.leave(code, "the disk broke")
+    if code:
+        peers.end_after_others(code)
+    time.sleep(0.5)
+    sys.exit(0)
+"""
+
+
+@pytest.fixture
+def met(three) -> Three:
+    every = three(lambda index: [sys.executable, "-c", PEER])
+    every.wait_for(lambda: all("met" in every.said(index) for index in range(3)))
+    return every
+
+
+@pytest.mark.parametrize("victim", [0, 2])
+def test_the_others_end_when_one_is_killed(met, victim):
+    met.all[victim].kill()
+    others = [index for index in range(3) if index != victim]
+    assert met.codes(*others) == [1, 1]
+    for index in others:
+        (line,) = [line for line in met.said(index).splitlines() if line != "met"]
+        assert f"error: Process {victim} (on {socket.gethostname()}) is gone:" in line
+        assert "Start the same command again on each" in line
+
+
+@pytest.mark.parametrize("victim", [0, 2])
+def test_the_others_end_when_one_is_stopped(met, victim):
+    met.all[victim].send_signal(signal.SIGSTOP)
+    others = [index for index in range(3) if index != victim]
+    assert met.codes(*others) == [1, 1]
+    for index in others:
+        (line,) = [line for line in met.said(index).splitlines() if line != "met"]
+        assert f"error: Process {victim} (on {socket.gethostname()}) has given no sign" in line
+        assert "for 3 s (--peer_timeout)" in line
+    time.sleep(3.5)  # longer than it would have waited for the others
+    met.all[victim].send_signal(signal.SIGCONT)
+    assert met.codes(victim) == [1]
+    assert ("is gone" if victim == 0 else "ended without this one") in met.said(victim)
+
+
+@pytest.mark.parametrize("victim", [0, 2])
+@pytest.mark.parametrize("code", [1, 2])
+def test_the_others_end_with_the_error_of_one(met, victim, code):
+    met.order(victim, str(code))
+    assert met.codes(0, 1, 2) == [code, code, code]
+    for index in {0, 1, 2} - {victim}:
+        assert f"error: Process {victim} (on " in met.said(index)
+        assert "ended with an error: the disk broke" in met.said(index)
+        assert ("Start the same command again" in met.said(index)) == (code == 1)
+
+
+def test_an_abort_in_one_is_an_exit_code_of_ours(met):
+    met.order(1, "abort")
+    assert met.codes(0, 1, 2) == [1, 1, 1]
+    assert "jax's runtime broke off" in met.said(1)
+    assert "Process 1" in met.said(0) and "Process 1" in met.said(2)
+
+
+def test_processes_that_end_together_say_nothing(met):
+    for index in range(3):
+        met.order(index, "0")
+    assert met.codes(0, 1, 2) == [0, 0, 0]
+    assert [met.said(index) for index in range(3)] == ["met\n"] * 3
+
+
+def test_one_that_ends_before_the_others_is_told_of(met):
+    met.order(2, "0")
+    assert met.codes(0, 1) == [1, 1]
+    assert "Process 2" in met.said(0) and "Process 2" in met.said(1)
+
+
+# Whole runs.
+
+SLOW = """
+import os, time, trainer.data
+
+class Slow:
+    def __init__(self):
+        self._digits = trainer.data.digits(batch_size=99, crop=1)
+    def __getattr__(self, name):
+        return getattr(self._digits, name)
+    def train(self, step=0, seed=0):
+        for batch in self._digits.train(step, seed):
+            if os.environ.get("BREAKS") == f"{step} in {os.environ['JAX_PROCESS_ID']}":
+                raise RuntimeError("the disk broke")
+            time.sleep(float(os.environ["PAUSE"]))
+            step += 1
+            yield batch
+
+def slow() -> Slow:
+    return Slow()
+"""
+DISTURBED = ["SIGKILL 1"]
+if os.environ.get("CHAOS"):
+    DISTURBED += ["SIGKILL 0", "SIGSTOP 0", "SIGSTOP 2", "12 in 0", "12 in 2"]
+
+
+@pytest.fixture
+def train(tmp_path, monkeypatch, three) -> Callable[..., Three]:
+    (tmp_path / "lab_of_tests.py").write_text(SLOW)
+    monkeypatch.setattr(runs, "LAB", f"{runs.LAB}:{tmp_path}")
+    more = "experiment.data = @lab_of_tests.slow()\nmodels.mlp.num_classes = 10\n"
+    config = runs.write_config(tmp_path, more + "experiment.steps = 40\n")
+
+    def start(name: str, pause: float = 0, **environment: str) -> Three:
+        options = runs.options(config, tmp_path / name, "--vocabulary=lab_of_tests")
+        command = [sys.executable, "-m", "trainer", "--distributed", "--peer_timeout=10", *options]
+        cache = str(tmp_path / "compiled")  # the same program in every one of these runs
+        return three(
+            lambda index: command,
+            JAX_COMPILATION_CACHE_DIR=cache,
+            PAUSE=str(pause),
+            **environment,
+        )
+
+    return start
+
+
+def test_a_run_of_three_processes_comes_to_the_same_bits_whatever_befalls_one(tmp_path, train):
+    whole = train("whole")
+    assert whole.codes(0, 1, 2) == [0, 0, 0], whole.said(0)
+    for number, disturbance in enumerate(DISTURBED):
+        what, victim = disturbance.split()[0], int(disturbance.split()[-1])
+        others = [index for index in range(3) if index != victim]
+        workdir = tmp_path / f"run{number}"
+        error = what.isdecimal()
+        broken = train(workdir.name, 0.2, BREAKS=disturbance if error else "")
+        if not error:
+            steps = workdir / "checkpoints" / "8"
+            broken.wait_for(steps.is_dir)
+            broken.all[victim].send_signal(getattr(signal, what))
+        assert broken.codes(*others) == [1, 1], disturbance
+        for index in others:
+            said = broken.said(index)
+            assert len(re.findall("^error: ", said, re.MULTILINE)) == 1, said
+            assert f"error: Process {victim} (on {socket.gethostname()}) " in said
+            assert "Start the same command again on each" in said
+            assert "Traceback" not in said
+        if what == "SIGSTOP":
+            broken.all[victim].send_signal(signal.SIGCONT)
+        assert broken.codes(victim) == [-signal.SIGKILL if what == "SIGKILL" else 1]
+        assert not any(checkpoint.check(workdir).values())
+        again = train(workdir.name)
+        assert again.codes(0, 1, 2) == [0, 0, 0], again.said(0)
+        assert "Restored step " in again.said(0)
+        assert checkpoint.diff(tmp_path / "whole", 40, 40, other=workdir) == []
+        assert runs.lines(workdir) == runs.lines(tmp_path / "whole")

@@ -1,0 +1,190 @@
+"""How the processes of a run find each other, before jax starts.
+
+jax by itself crashes where the coordinator's port is in use, and aborts where a process does not
+come, without saying which one.
+"""
+
+import os
+import socket
+import time
+from collections.abc import Iterator
+from typing import Any, NoReturn
+
+from trainer.config import ConfigError
+from trainer.peers import Line, Peers
+
+_HELLO = 5.0  # seconds in which the other end of a new connection must say what it is
+_ATTEMPT = 10.0  # seconds that one attempt to reach process 0 may take
+_RETRY = 0.2  # seconds between two of them
+
+
+def meet(address: str, count: int, index: int, *, wait: float, silence: float) -> Peers:
+    """Meets the other processes of the run, at the address where jax's coordinator will listen.
+
+    Args:
+        address: host and port of process 0; this process must not be process 0 unless it can
+            listen there.
+        count: how many processes the run has.
+        index: the number of this one, from 0.
+        wait: seconds until all of them must have come.
+        silence: seconds after which a process that gives no sign of life is taken for gone.
+
+    Returns:
+        The connections to the others, watched.
+
+    Raises:
+        ConfigError: the port is in use, a process did not come, or two have the same number.
+    """
+    host, port = _split(address, "JAX_COORDINATOR_ADDRESS")
+    if not 0 <= index < count:
+        raise ConfigError(
+            f"This process has the number {index}, and the run has {count} processes: their "
+            f"numbers are 0 to {count - 1}."
+        )
+    hello = {"lockstep": index, "of": count, "host": socket.gethostname()}
+    if count == 1:
+        return Peers(0, [hello["host"]], [], silence)
+    if index == 0:
+        with _listener(port) as listener:
+            lines, hosts = _wait_for_all(listener, hello, address, wait)
+        return Peers(0, hosts, lines, silence)
+    line, hosts = _find_first(host, port, hello, address, wait)
+    return Peers(index, hosts, [line], silence)
+
+
+def _split(address: str, name: str) -> tuple[str, int]:
+    host, _, port = address.rpartition(":")
+    if not host or not (port.isascii() and port.isdecimal()) or not 0 < int(port) < 1 << 16:
+        raise ConfigError(f"{name} is {address!r}, and must be HOST:PORT, such as node1:12345.")
+    return host.removeprefix("[").removesuffix("]"), int(port)
+
+
+def _listener(port: int) -> socket.socket:
+    """Listens where jax's coordinator will, which crashes where the port is in use."""
+    bind = os.environ.get("JAX_COORDINATOR_BIND_ADDRESS") or f"[::]:{port}"
+    host, port = _split(bind, "JAX_COORDINATOR_BIND_ADDRESS")
+    both = host == "::" and socket.has_dualstack_ipv6()
+    try:
+        if both or ":" in host:
+            return socket.create_server(
+                (host, port), family=socket.AF_INET6, dualstack_ipv6=both, backlog=1024
+            )
+        return socket.create_server((host, port), backlog=1024)
+    except OSError as error:
+        raise ConfigError(
+            f"Process 0 cannot listen at {bind}: {os.strerror(error.errno or 0)}. End the program "
+            "that uses the port (a process of an earlier run may be left), or give all processes "
+            "of the run another one in JAX_COORDINATOR_ADDRESS."
+        ) from error
+
+
+def _wait_for_all(
+    listener: socket.socket, hello: dict[str, Any], address: str, wait: float
+) -> tuple[list[Line], list[str]]:
+    """Waits, in process 0, for all others."""
+    count, until = hello["of"], time.monotonic() + wait
+    hosts, lines = {0: str(hello["host"])}, dict[int, Line]()
+
+    def refuse(sentence: str) -> NoReturn:
+        for line in lines.values():
+            line.send({"refused": sentence})
+            line.close()
+        raise ConfigError(sentence)
+
+    while len(hosts) < count:
+        left = until - time.monotonic()
+        if left <= 0:
+            for number in [number for number, line in lines.items() if _has_ended(line)]:
+                del hosts[number]  # it came, and did not wait
+            missing = [number for number in range(count) if number not in hosts]
+            came = ", ".join(f"{number} (on {host})" for number, host in sorted(hosts.items()))
+            refuse(
+                f"Of the {count} processes of the run, {_numbers(missing)} did not come to "
+                f"{address} within {wait:g} s (--join_timeout); {came} did. Start all of them "
+                "within that time, and see the output of those that are missing."
+            )
+        listener.settimeout(left)
+        try:
+            line = Line(listener.accept()[0], 0)
+        except OSError:
+            continue
+        said = line.first(min(_HELLO, left))
+        number, of, host = said.get("lockstep"), said.get("of"), said.get("host")
+        if type(number) is not int or type(of) is not int or not isinstance(host, str):
+            line.close()  # a port scanner, or jax's runtime in a process of an earlier run
+            continue
+        host = "".join(letter for letter in host if letter.isprintable())[:80]
+        before = lines.get(number)
+        twice = before is not None and not _has_ended(before)
+        if before is not None and not twice:
+            before.close()  # it was started again
+        line.process, lines[-1 if twice else number] = number, line
+        if of != count or not 0 < number < count:
+            refuse(
+                f"Process 0 was told that the run has {count} processes, and a process on {host} "
+                f"that it is number {number} of {of}. Start all of them with the same number."
+            )
+        if twice:
+            refuse(
+                f"Two processes have the number {number}, on {hosts[number]} and on {host}. Give "
+                f"each a number of its own, from 0 to {count - 1}."
+            )
+        hosts[number] = host
+        line.send({"wait": True})
+    for line in lines.values():
+        line.send({"hosts": [hosts[number] for number in range(count)]})
+    return list(lines.values()), [hosts[number] for number in range(count)]
+
+
+def _numbers(missing: list[int]) -> str:
+    some = ", ".join(str(number) for number in missing[:8])
+    more = f" and {len(missing) - 8} more" if len(missing) > 8 else ""
+    return f"{'number' if len(missing) == 1 else 'numbers'} {some}{more}"
+
+
+def _has_ended(line: Line) -> bool:
+    line.connection.settimeout(0)
+    try:
+        return not line.connection.recv(1, socket.MSG_PEEK)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
+    finally:
+        line.connection.settimeout(5.0)
+
+
+def _find_first(
+    host: str, port: int, hello: dict[str, Any], address: str, wait: float
+) -> tuple[Line, list[str]]:
+    """Finds process 0 in another process, and waits with it for the rest."""
+    why = "nothing answers"
+    for left in _seconds_left(wait):
+        try:
+            line = Line(socket.create_connection((host, port), timeout=left), 0)
+        except OSError as error:
+            why = error.strerror or str(error)
+            continue
+        line.send(hello)
+        said = line.first(_HELLO)
+        if "wait" in said:
+            said = line.first(wait + _HELLO)  # process 0 may have come later than this one
+        if "hosts" in said:
+            return line, [str(name) for name in said["hosts"]]
+        line.close()
+        if "refused" in said:
+            raise ConfigError(str(said["refused"]))
+        why = "what answers is not process 0 of this run, or it has ended"
+    raise ConfigError(
+        f"Process {hello['lockstep']} (on {hello['host']}) did not find process 0 at {address} "
+        f"within {wait:g} s (--join_timeout): {why}. Process 0's own output may say why; start all "
+        f"{hello['of']} processes within that time."
+    )
+
+
+def _seconds_left(wait: float) -> Iterator[float]:
+    """Yields the seconds that are left, at most one attempt's, until none are."""
+    until = time.monotonic() + wait
+    while (left := until - time.monotonic()) > 0:
+        yield min(left, _ATTEMPT)
+        time.sleep(_RETRY)
