@@ -1,9 +1,10 @@
 """Runs of three processes: how they meet, and how all of them end when one is gone.
 
-Most of this runs without jax, on the connections alone. `make chaos_distributed` sets CHAOS=1, which
-adds whole runs that are disturbed in every way.
+Most of this runs without jax, on the connections alone. `make chaos_distributed` sets CHAOS=1,
+which adds whole runs that are disturbed in every way.
 """
 
+import json
 import os
 import re
 import signal
@@ -224,10 +225,10 @@ def test_the_timeouts_alone_are_a_mistake(tmp_path, capsys):
 
 PEER = """
 import os, sys, time
-from trainer import peers
+from trainer import peers as module
 from trainer.meeting import meet
 
-peers._GRACE, peers._STARVED = 1, 2
+module._GRACE, module._TOGETHER, module._STARVED = 1, 1, 2
 index = int(os.environ["JAX_PROCESS_ID"])
 address = os.environ["JAX_COORDINATOR_ADDRESS"]
 peers = meet(address, 3, index, wait=100, silence=3)
@@ -235,12 +236,11 @@ print("met")
 for order in sys.stdin:
     if order == "abort\\n":
         os.abort()
-    code = int(order)
-    peers.leave(code, "the disk broke")
-    if code:
-        peers.end_after_others(code)
+    if order == "1\\n":
+        peers.fail("the disk broke")
+    peers.leave(int(order), "the disk broke")
     time.sleep(0.5)
-    sys.exit(0)
+    sys.exit(int(order))
 """
 
 
@@ -341,8 +341,8 @@ def train(tmp_path, monkeypatch, three) -> Callable[..., Three]:
     more = "experiment.data = @lab_of_tests.slow()\nmodels.mlp.num_classes = 10\n"
     config = runs.write_config(tmp_path, more + "experiment.steps = 40\n")
 
-    def start(name: str, pause: float = 0, **environment: str) -> Three:
-        options = runs.options(config, tmp_path / name, "--vocabulary=lab_of_tests")
+    def start(name: str, pause: float = 0, *more: str, **environment: str) -> Three:
+        options = runs.options(config, tmp_path / name, "--vocabulary=lab_of_tests", *more)
         command = [sys.executable, "-m", "trainer", "--distributed", "--peer_timeout=10", *options]
         cache = str(tmp_path / "compiled")  # the same program in every one of these runs
         return three(
@@ -355,9 +355,12 @@ def train(tmp_path, monkeypatch, three) -> Callable[..., Three]:
     return start
 
 
+@pytest.mark.timeout(1800)
 def test_a_run_of_three_processes_comes_to_the_same_bits_whatever_befalls_one(tmp_path, train):
-    whole = train("whole")
+    whole = train("whole", 0, "--trace")
     assert whole.codes(0, 1, 2) == [0, 0, 0], whole.said(0)
+    traced = (tmp_path / "whole" / "trace.jsonl").read_text().splitlines()
+    assert [json.loads(line)["step"] for line in traced] == list(range(1, 41))
     for number, disturbance in enumerate(DISTURBED):
         what, victim = disturbance.split()[0], int(disturbance.split()[-1])
         others = [index for index in range(3) if index != victim]

@@ -366,26 +366,6 @@ def ends(processes: list, seconds: float = 150) -> list[int]:
             process.kill()
 
 
-def test_two_processes_are_killed_and_go_on(tmp_path):
-    more = "experiment.data = @data.digits()\nmodels.mlp.num_classes = 10\n"
-    more += "data.digits.batch_size = 100\ndata.digits.crop = 1\n"
-    config, whole, workdir = runs.write_config(tmp_path, more), tmp_path / "w", tmp_path / "run"
-    codes = ends(together(config, whole, "--trace"))
-    if codes != [0, 0]:
-        said = (tmp_path / "log0").read_text()
-        if "Restored" not in said and "steps of" not in said:
-            pytest.skip(f"two processes do not find each other here: {said[-300:]}")
-        raise AssertionError(said)
-    traced = (whole / "trace.jsonl").read_text().splitlines()
-    assert [json.loads(line)["step"] for line in traced] == list(range(1, 21))
-    assert ends(together(config, workdir, "--kill_after=8")) != [0, 0]
-    assert (workdir / "checkpoints" / "8").is_dir()
-    assert ends(together(config, workdir)) == [0, 0], (tmp_path / "log0").read_text()
-    assert "Restored step " in (tmp_path / "log0").read_text()
-    assert checkpoint.diff(whole, 20, 20, other=workdir) == []
-    assert runs.lines(workdir) == runs.lines(whole)
-
-
 def begun(process: subprocess.Popen[str], log: Path, words: str) -> None:
     """Waits until a process has said something."""
     until = time.monotonic() + 120

@@ -21,6 +21,7 @@ from typing import Any, NoReturn
 _BEAT = 1.0  # seconds between two signs of life
 _STARVED = 5.0  # seconds without a beat of its own after which a process blames nobody else
 _GRACE = 5.0  # seconds that the main thread has to end by itself, once a process is gone
+_TOGETHER = 30.0  # the same where it may be about to end in the same way as the other process
 _SENDING = 5.0  # seconds; a message is smaller than what the system buffers
 
 _AGAIN = "Start the same command again on each: the run resumes from its latest checkpoint."
@@ -116,20 +117,32 @@ class Peers:
         self._told.wait(within)
         return self._news[1] if self._news else None
 
-    def leave(self, code: int, why: str = "") -> None:
-        """Says that this process is about to end.
+    def leave(self, code: int, why: str = "its own output says which") -> None:
+        """Says that this process is about to end in the ordinary way, as the others may be too.
 
         Args:
-            code: its exit code. After 0 and 75 it waits for the others, which are to end as well;
-                after any other code the others end at once.
-            why: what went wrong, for the others to print.
+            code: its exit code. After 0 and 75 it waits for the others; after any other code
+                those that do not end by themselves are ended.
+            why: what went wrong, for them to print.
         """
-        good = code in (0, 75)
         self._ending = code
-        if not good:
-            self._until = min(self._until, time.monotonic() + _GRACE)
-        for line in self._lines:
-            line.send({"leaves": code} if good else {"ends": code, "why": why[:2000]})
+        if code in (0, 75):
+            self._send_all({"leaves": code})
+        else:
+            self._until = min(self._until, time.monotonic() + _TOGETHER)
+            self._send_all({"ends": code, "why": why[:2000], "soon": _TOGETHER})
+
+    def fail(self, why: str) -> NoReturn:
+        """Ends this process with code 1, and the others with it.
+
+        Process 0 ends after the others: jax would abort those that it leaves behind.
+        """
+        self._ending = 1
+        self._until = time.monotonic() + _GRACE
+        self._send_all({"ends": 1, "why": why[:2000], "soon": _GRACE})
+        if self._index == 0 and self._lines:
+            threading.Event().wait(_GRACE + 1)  # the other thread ends it sooner
+        self.end(1)
 
     def end(self, code: int, sentence: str = "") -> NoReturn:
         """Ends this process at once, with a sentence; the first caller decides."""
@@ -139,12 +152,6 @@ class Peers:
             with contextlib.suppress(OSError):
                 os.write(2, f"error: {sentence}\n".encode())
         os._exit(code)
-
-    def end_after_others(self, code: int) -> NoReturn:
-        """Ends this process, process 0 after the others: jax aborts those that it leaves behind."""
-        if self._index == 0 and self._lines:
-            threading.Event().wait(_GRACE + 1)  # the other thread ends it sooner
-        self.end(code)
 
     def _all_closed(self) -> bool:
         return all(line.closed for line in self._lines)
@@ -168,13 +175,13 @@ class Peers:
                         line.heard = now
                 if now - beaten >= _BEAT:
                     beaten = now
-                    self._beat()
+                    self._send_all()
                 self._judge(now)
 
-    def _beat(self) -> None:
+    def _send_all(self, message: dict[str, Any] | None = None) -> None:
         for line in self._lines:
             if not line.closed:
-                line.send()
+                line.send(message)
 
     def _read(self, line: Line) -> bool:
         """Reads what a process says; returns whether its connection still stands."""
@@ -187,9 +194,10 @@ class Peers:
                 why = str(message.get("why")).rstrip(". ")
                 sentence = f"{self._name(line.process)} ended with an error: {why}."
                 mistake = message["ends"] == 2  # the same command would end in the same way
-                self._hear(2 if mistake else 1, sentence if mistake else f"{sentence} {_AGAIN}")
+                sentence = sentence if mistake else f"{sentence} {_AGAIN}"
+                self._hear(2 if mistake else 1, sentence, float(message["soon"]))
             elif "gone" in message:
-                self._hear(int(message["code"]), str(message["gone"]))
+                self._hear(int(message["code"]), str(message["gone"]), float(message["soon"]))
         if messages is None and not (line.leaving and self._ending is not None):
             self._hear(
                 1,
@@ -200,16 +208,20 @@ class Peers:
                 self._until = 0.0  # before jax's runtime aborts this process
         return messages is not None
 
-    def _hear(self, code: int, sentence: str, about: int | None = None) -> None:
+    def _hear(
+        self, code: int, sentence: str, soon: float | None = None, about: int | None = None
+    ) -> None:
         """Notes why the run cannot go on; the first reason is the one that counts."""
         if self._news is not None:
             return
+        soon = _GRACE if soon is None else soon
         self._news = (code, sentence)
         self._told.set()
-        self._until = min(self._until, time.monotonic() + _GRACE)
+        self._until = min(self._until, time.monotonic() + soon)
         if self._index == 0:
             for line in self._lines:
-                line.send({"gone": _LATE if line.process == about else sentence, "code": code})
+                own = _LATE if line.process == about else sentence
+                line.send({"gone": own, "code": code, "soon": soon})
 
     def _judge(self, now: float) -> None:
         for line in self._lines:

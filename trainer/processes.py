@@ -63,8 +63,7 @@ def joined(join_timeout: float, peer_timeout: float) -> Iterator[Callable[[int],
         traceback.print_exc()
         sys.stdout.flush()
         sys.stderr.flush()
-        peers.leave(1, "".join(traceback.format_exception_only(error)).strip())
-        peers.end_after_others(1)
+        peers.fail("".join(traceback.format_exception_only(error)).strip())
 
 
 def _is_of_the_runtime(error: BaseException) -> bool:
