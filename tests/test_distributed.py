@@ -133,15 +133,15 @@ def join(port: int, index: int, count: int = 3, wait: float = 1) -> Callable[[],
     return lambda: meeting.meet(address, count, index, wait=wait, silence=60)
 
 
-@pytest.mark.parametrize("index", [0, 2])
-def test_a_port_in_use_is_a_mistake(tmp_path, monkeypatch, capsys, index):
+@pytest.mark.parametrize(("index", "count"), [(0, 3), (2, 3), (0, 1)])
+def test_a_port_in_use_is_a_mistake(tmp_path, monkeypatch, capsys, index, count):
     monkeypatch.syspath_prepend(runs.LAB)
     monkeypatch.setattr(meeting, "_HELLO", 0.2)
     config = runs.write_config(tmp_path)
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
         monkeypatch.setenv("JAX_COORDINATOR_ADDRESS", f"127.0.0.1:{port}")
-        monkeypatch.setenv("JAX_NUM_PROCESSES", "3")
+        monkeypatch.setenv("JAX_NUM_PROCESSES", str(count))
         monkeypatch.setenv("JAX_PROCESS_ID", str(index))
         assert runs.train(config, tmp_path / "run", "--distributed", "--join_timeout=1") == 2
     said = capsys.readouterr().err
@@ -213,6 +213,13 @@ def test_an_address_without_a_port_is_a_mistake(monkeypatch, address):
     monkeypatch.setenv("JAX_PROCESS_ID", "1")
     with pytest.raises(ConfigError, match="must be HOST:PORT"):
         processes._join(1, 1)
+
+
+def test_a_peer_timeout_of_a_few_heartbeats_is_a_mistake(tmp_path, capsys):
+    config = runs.write_config(tmp_path)
+    options = runs.options(config, tmp_path / "run", "--distributed", "--peer_timeout=4")
+    assert main(options) == 2
+    assert "--peer_timeout must be at least 5 seconds, got 4." in capsys.readouterr().err
 
 
 def test_the_timeouts_alone_are_a_mistake(tmp_path, capsys):
@@ -300,6 +307,14 @@ def test_processes_that_end_together_say_nothing(met):
         met.order(index, "0")
     assert met.codes(0, 1, 2) == [0, 0, 0]
     assert [met.said(index) for index in range(3)] == ["met\n"] * 3
+
+
+def test_those_that_waited_for_the_last_to_come_are_not_taken_for_gone(three):
+    late = "import time; time.sleep(4)\n" + PEER
+    every = three(lambda index: [sys.executable, "-c", late if index == 2 else PEER])
+    every.wait_for(lambda: all("met" in every.said(index) for index in range(3)))
+    time.sleep(1)
+    assert [process.poll() for process in every.all] == [None] * 3, every.said(1)
 
 
 def test_one_that_ends_before_the_others_is_told_of(met):

@@ -24,6 +24,8 @@ def train(arguments: argparse.Namespace) -> int:
         from trainer import processes
 
         join, peer = arguments.join_timeout or 120, arguments.peer_timeout or 60
+        if peer < 5:
+            raise ConfigError(f"--peer_timeout must be at least 5 seconds, got {peer}.")
         with processes.joined(join, peer) as leave:
             code = _train(arguments, read, workdir, began)
             leave(code)

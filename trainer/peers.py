@@ -161,9 +161,10 @@ class Peers:
 
     def _watch(self) -> None:
         with selectors.DefaultSelector() as selector:
+            beaten = time.monotonic()
             for line in self._lines:
                 selector.register(line.connection, selectors.EVENT_READ, line)
-            beaten = time.monotonic()
+                line.heard = beaten  # it may have waited long for the last process to come
             while True:
                 for key, _ in selector.select(_BEAT / 4):
                     if not self._read(key.data):
@@ -191,7 +192,8 @@ class Peers:
                 line.leaving = True
             elif "ends" in message:
                 line.leaving = True
-                why = str(message.get("why")).rstrip(". ")
+                why = "".join(c if c.isprintable() else " " for c in str(message.get("why")))
+                why = why.strip().rstrip(". ")
                 sentence = f"{self._name(line.process)} ended with an error: {why}."
                 mistake = message["ends"] == 2  # the same command would end in the same way
                 sentence = sentence if mistake else f"{sentence} {_AGAIN}"
