@@ -138,7 +138,8 @@ def test_a_port_in_use_is_a_mistake(tmp_path, monkeypatch, capsys, index, count)
     monkeypatch.syspath_prepend(runs.LAB)
     monkeypatch.setattr(meeting, "_HELLO", 0.2)
     config = runs.write_config(tmp_path)
-    with socket.create_server(("127.0.0.1", 0)) as other:
+    # As a coordinator of jax does, which another one can join on its port.
+    with socket.create_server(("127.0.0.1", 0), reuse_port=True) as other:
         port = other.getsockname()[1]
         monkeypatch.setenv("JAX_COORDINATOR_ADDRESS", f"127.0.0.1:{port}")
         monkeypatch.setenv("JAX_NUM_PROCESSES", str(count))
