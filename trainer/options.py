@@ -8,8 +8,9 @@ def parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m trainer",
         description="Trains what a config file describes. Without a command: train.",
-        epilog="Exit codes: 0 done; 1 a failed run; 2 a mistake in the config or the command line; "
-        "75 stopped by a signal after a saved checkpoint: start the same command again.",
+        epilog="Exit codes: 0 done; 1 a failed run, or one whose metrics.jsonl lost rows; 2 a "
+        "mistake in the config or the command line; 75 stopped by a signal after a saved "
+        "checkpoint: start the same command again.",
     )
     commands = parser.add_subparsers(dest="command", metavar="command")
     config = _config()

@@ -191,12 +191,18 @@ class _Elsewhere:
         self.checkpoints = path / "checkpoints"
         self.metrics_file = path / "metrics.jsonl"
         self.run_file = path / "run.json"
+        self.lost_rows: list[str] = []
 
     def check_fence(self) -> None: ...
 
     def write(self, name: str, text: str) -> None: ...
 
-    def restored(self, step: int | None) -> None: ...
+    def restored(self, step: int | None, rows: Mapping[str, int] | None = None) -> None: ...
+
+    def rows(self) -> list[dict[str, int]]:
+        return []
+
+    def lose_rows(self, told: str, count: int = 0) -> None: ...
 
     def close(self, kind: str) -> None: ...
 

@@ -15,11 +15,16 @@ from trainer.loop import DONE, FAILED, STOPPED, Loop, Observer
 from trainer.nonfinite import NonFinite, Record, RollBack, Turns
 from trainer.plan import Plan, make_plan, render
 from trainer.program import Program
+from trainer.rows import Rows
 from trainer.signals import StopSignals
 from trainer.step import State
 from trainer.warm_start import WarmStart
 from trainer.workdir import Fenced, Workdir, fingerprint
 from trainer.writers import MultiWriter
+
+
+class MetricsError(RuntimeError):
+    """metrics.jsonl cannot be read, or not be cut to the step that the run goes on from."""
 
 
 class Run:
@@ -68,7 +73,8 @@ class Run:
             began: the `time.perf_counter()` at which the process began, for the log.
 
         Returns:
-            The exit code: 0 done, 1 failed, 75 stopped by a signal after a saved checkpoint.
+            The exit code: 0 done, 1 failed or done without all of its metrics, 75 stopped by a
+            signal after a saved checkpoint.
 
         Raises:
             ConfigError: the folder holds another run, or cannot be written.
@@ -85,7 +91,7 @@ class Run:
         try:
             self.log(f"{workdir}: {self._summary()}")
             code = self._run_in(folder, until, observe, began)
-        except (CheckpointError, Fenced, NonFinite) as error:
+        except (CheckpointError, Fenced, MetricsError, NonFinite) as error:
             self.log(f"error: {error}")
         finally:
             folder.close(kinds[code])
@@ -157,21 +163,21 @@ class Run:
         wishes = processes.Wishes(self.signals, Cadence(hurry=was_killed(folder.run_file)))
         record = Record(folder.path, folder.write, experiment, self.log)
         turns = Turns(folder.path, folder.write, self.log)
+        rows = Rows(folder, experiment, self.log)
         again = False
         check_not_lost(folder.checkpoints)
         with checkpoints:
             while True:
                 evaluated = self._judge(checkpoints, folder)
                 state, restored = self._first_state(checkpoints, turns)
-                folder.restored(restored)
-                if restored and not folder.metrics_file.exists():
-                    self.log(f"metrics.jsonl is gone: it begins again after step {restored:,}.")
                 unevaluated = self._unevaluated(evaluated, restored)
-                if restored == experiment.steps and not unevaluated:
-                    self.log(f"Nothing to do: the run has its {restored:,} steps.")
-                    return DONE
+                was_there = folder.metrics_file.exists()
                 writer = self._writer(folder, restored, again)
+                rows.count(restored, writer.rows, was_there)
                 try:
+                    if restored == experiment.steps and not unevaluated:
+                        self.log(f"Nothing to do: the run has its {restored:,} steps.")
+                        return rows.end(DONE)
                     self._compile(state)
                     loop = Loop(
                         self.program,
@@ -184,7 +190,9 @@ class Run:
                         until=until,
                         observe=observe,
                     )
-                    return loop.run(state, began, unevaluated=unevaluated)
+                    code = loop.run(state, began, unevaluated=unevaluated)
+                    writer.flush()  # it looks at metrics.jsonl once more
+                    return rows.end(code)
                 except RollBack as back:
                     turns.add(back.step, back.counters)
                     again, began = True, None
@@ -210,15 +218,22 @@ class Run:
         experiment = self.experiment
         if jax.process_index() > 0:
             return MultiWriter([])
-        writer = writers.create(
-            experiment.writers,
-            folder.path,
-            resumed=restored or 0,
-            total_steps=experiment.steps,
-            batch_size=experiment.data.batch_size,
-            log=self.log,
-            fence=folder.check_fence,
-        )
+        try:
+            writer = writers.create(
+                experiment.writers,
+                folder.path,
+                resumed=restored or 0,
+                total_steps=experiment.steps,
+                batch_size=experiment.data.batch_size,
+                log=self.log,
+                fence=folder.check_fence,
+                lost=folder.lose_rows,
+            )
+        except OSError as error:
+            raise MetricsError(
+                f"The rows of metrics.jsonl after step {restored or 0:,} could not be dropped: "
+                f"{error}. Nothing is lost: start the same command again once the disk works."
+            ) from error
         if restored is None and not again:
             writer.write_texts(0, {"plan": f"```\n{render(self.plan)}```"})
             writer.write_hparams(_hyperparameters(self.read))

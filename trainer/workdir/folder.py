@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import datetime
 import json
 import os
-import socket
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -13,13 +11,12 @@ from typing import Any
 
 from trainer import config as configs
 from trainer.config.tree import Call, ConfigError
-from trainer.workdir.fingerprint import REFUSED, Change, command_line, compare, digest
+from trainer.workdir.changes import check_allowed, covered, listed, refuse
+from trainer.workdir.fingerprint import Change, compare
 from trainer.workdir.lock import Fenced, Lock
+from trainer.workdir.record import begin, now, read_record
 from trainer.writers.base import Log, to_stderr
 from trainer.writers.files import remove_temporaries, replace_file
-
-FORMAT = 1
-_SHOWN = 4  # lines of differences in an error, which has seven at most
 
 
 class Workdir:
@@ -61,7 +58,7 @@ class Workdir:
         self.run_file = self.path / "run.json"
         self.metrics_file = self.path / "metrics.jsonl"
         self.checkpoints = self.path / "checkpoints"
-        _check_allowed(allow_changed, config, fingerprint)
+        check_allowed(allow_changed, config, fingerprint)
         self._check(config, fingerprint, allow_changed)
         self._make()
         self.lock = self._lock(take_over)
@@ -69,7 +66,7 @@ class Workdir:
             remove_temporaries(self.path)
             # Again: another process may have come between.
             before, self.changes = self._check(config, fingerprint, allow_changed)
-            self._record = self._begin(before, fingerprint)
+            self._record = begin(before, fingerprint, self.lock.epoch, self.changes)
             self.write("config.yaml", configs.dump(config))
             self.write("plan.txt", plan)
             self._save_record()
@@ -100,9 +97,39 @@ class Workdir:
         self.check_fence()
         replace_file(self.path / name, text.encode(), self.check_fence)
 
-    def restored(self, step: int | None) -> None:
-        """Notes in run.json which step this process began from; None for a fresh start."""
-        self._record["lineage"][-1]["restored"] = step
+    def restored(self, step: int | None, rows: Mapping[str, int] | None = None) -> None:
+        """Notes in run.json which step this process began from, and what the metrics held then.
+
+        Args:
+          step: None for a fresh start.
+          rows: a `trainer.rows.Logged`, as a dict; None where it is not known.
+        """
+        self._note(restored=step, rows=None if rows is None else dict(rows))
+
+    def rows(self) -> list[dict[str, int]]:
+        """Returns what `restored` noted of rows for each process of this run, oldest first."""
+        noted = (entry.get("rows") for entry in self._record["lineage"])
+        return [entry for entry in noted if entry]
+
+    @property
+    def lost_rows(self) -> list[str]:
+        """What was said of metrics that are gone for good, since the run was last ended for it."""
+        return self._record["lineage"][-1]["lost_rows"]
+
+    def lose_rows(self, told: str, count: int = 0) -> None:
+        """Notes in run.json that rows of metrics.jsonl are gone for good.
+
+        Args:
+          told: says so.
+          count: how many of the rows that `restored` noted are among them.
+        """
+        rows = self._record["lineage"][-1].get("rows")
+        if rows:
+            rows = rows | {"rows": rows["rows"] - count}
+        self._note(lost_rows=[*self.lost_rows, told], rows=rows)
+
+    def _note(self, **values: Any) -> None:
+        self._record["lineage"][-1] |= values
         try:
             self._save_record()
         except OSError as e:  # a run is worth more than its record
@@ -114,7 +141,7 @@ class Workdir:
         A process that was killed says nothing, which the next one writes down as "killed".
         """
         try:
-            self._record["lineage"][-1] |= {"exit": exit_kind, "ended": _now()}
+            self._record["lineage"][-1] |= {"exit": exit_kind, "ended": now()}
             self._save_record()
         except (Fenced, OSError):
             pass  # the folder is another's, or its disk is full: the run's own errors matter more
@@ -163,16 +190,16 @@ class Workdir:
             raise ConfigError(f"The workdir {self.path} is a file. Choose another --workdir.")
         try:
             changes = self._config_changes(config)
-            record = _read_record(self.run_file)
+            record = read_record(self.run_file)
         except OSError as e:
             raise ConfigError(
                 f"The workdir {self.path} cannot be read: {e.strerror}. Choose another --workdir."
             ) from e
-        refused = [line for line in changes if not _covered(line.partition(":")[0], allowed)]
+        refused = [line for line in changes if not covered(line.partition(":")[0], allowed)]
         if refused and "config" not in allowed and "program" not in allowed:
             raise ConfigError(
                 f"The workdir {self.path} holds another config; from it to this one:\n"
-                + _listed(refused)
+                + listed(refused)
                 + "Choose another --workdir, or go on with --allow_changed="
                 + ",".join(dict.fromkeys(line.partition(":")[0] for line in refused[:3]))
                 + ",..." * (len(refused) > 3)
@@ -189,7 +216,7 @@ class Workdir:
                 for change in compare(record["fingerprint"], fingerprint)
                 if change.key != "config"
             ]
-            _refuse(self.path, differing[len(changes) :], allowed)
+            refuse(self.path, differing[len(changes) :], allowed)
         return record, differing
 
     def _config_changes(self, config: Call) -> list[str]:
@@ -203,92 +230,5 @@ class Workdir:
         old = configs.load([self.config_file]).root
         return configs.diff(old, config)
 
-    def _begin(
-        self, before: dict[str, Any] | None, fingerprint: Mapping[str, Any]
-    ) -> dict[str, Any]:
-        lineage = list(before["lineage"]) if before else []
-        for entry in lineage:
-            if entry.get("exit") is None:
-                entry["exit"] = "killed"
-        lineage.append(
-            {
-                "began": _now(),
-                "host": socket.gethostname(),
-                "pid": os.getpid(),
-                "epoch": self.lock.epoch,
-                "command": command_line(),
-                "fingerprint": digest(fingerprint),
-                "changed": [str(change) for change in self.changes],
-                "restored": None,
-                "exit": None,
-            }
-        )
-        return {"format": FORMAT, "fingerprint": dict(fingerprint), "lineage": lineage}
-
     def _save_record(self) -> None:
         self.write("run.json", json.dumps(self._record, indent=1) + "\n")
-
-
-def _read_record(path: Path) -> dict[str, Any] | None:
-    if not path.exists():
-        return None
-    try:
-        record = json.loads(path.read_text())
-        if record["format"] != FORMAT:
-            raise ValueError(f"its format is {record['format']}, not {FORMAT}")
-        compare(record["fingerprint"], {})
-        _ = [entry.get("exit") for entry in record["lineage"]]
-    except (ValueError, KeyError, TypeError, AttributeError) as e:
-        raise ConfigError(
-            f"{path} cannot be read ({e or type(e).__name__}). Put it right, or move it away to go "
-            "on without its lineage."
-        ) from e
-    return record
-
-
-def _covered(path: str, allowed: Sequence[str]) -> bool:
-    return any(
-        path == name or path.startswith((f"{name}.", f"{name}[")) or path.endswith(f".{name}")
-        for name in allowed
-    )
-
-
-def _refuse(path: Path, changes: Sequence[Change], allowed: Sequence[str]) -> None:
-    refused = [
-        change
-        for change in changes
-        if change.kind != "bits"
-        and change.kind not in allowed
-        and not any(name == change.key or name.endswith(f".{change.key}") for name in allowed)
-    ]
-    if refused:
-        kinds = " and the ".join(dict.fromkeys(change.kind for change in refused))
-        raise ConfigError(
-            f"The run in {path} was made with something else that alters the {kinds}:\n"
-            + _listed([str(change) for change in refused])
-            + "Go back to what it was, choose another --workdir, or go on with --allow_changed="
-            + ",".join(change.key for change in refused)
-            + "."
-        )
-
-
-def _listed(lines: Sequence[str]) -> str:
-    shown = list(lines if len(lines) <= _SHOWN else lines[: _SHOWN - 1])
-    if len(lines) > len(shown):
-        shown.append(f"... and {len(lines) - len(shown)} more")
-    return "".join(f"  {line}\n" for line in shown)
-
-
-def _check_allowed(allowed: Sequence[str], config: Call, fingerprint: Mapping[str, Any]) -> None:
-    paths = [path for path, _ in configs.leaves(config)]
-    known = {*REFUSED, *REFUSED.values(), *fingerprint}
-    for name in allowed:
-        if name not in known and not any(_covered(path, [name]) for path in paths):
-            raise ConfigError(
-                f"--allow_changed={name} names nothing that can change. There are "
-                f"{', '.join(sorted(REFUSED))}, and the paths of the config, such as steps."
-            )
-
-
-def _now() -> str:
-    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")

@@ -16,7 +16,8 @@ from typing import Any
 from trainer.config.tree import ConfigError
 from trainer.writers.base import Log, MultiWriter, Writer, to_stderr
 from trainer.writers.console import ConsoleWriter
-from trainer.writers.jsonl import JsonlWriter, iterate_metrics, read_metrics, truncate_after
+from trainer.writers.jsonl import JsonlWriter, Lost
+from trainer.writers.lines import iterate_metrics, read_metrics, truncate_after
 from trainer.writers.tensorboard import TensorBoardWriter
 
 __all__ = [
@@ -87,6 +88,7 @@ def create(
     batch_size: int | None = None,
     log: Log = to_stderr,
     fence: Callable[[], None] | None = None,
+    lost: Lost | None = None,
 ) -> MultiWriter:
     """Makes the writers of a run by name; metrics.jsonl is always the first of them.
 
@@ -99,11 +101,12 @@ def create(
       batch_size: for the console's examples per second.
       log: takes lines of warning.
       fence: called before anything is written; what it raises is raised.
+      lost: takes a sentence and a number when rows of metrics.jsonl are gone for good.
 
-    Raises ConfigError.
+    Raises ConfigError; OSError where metrics.jsonl cannot be read or cut.
     """
     check_names(names)
-    jsonl = JsonlWriter(workdir, log=log, fence=fence)
+    jsonl = JsonlWriter(workdir, log=log, fence=fence, lost=lost)
     if resumed is not None:
         jsonl.truncate_after(resumed)
     writers: list[Any] = [jsonl]

@@ -84,6 +84,12 @@ class MultiWriter(Writer):
         reasons = (getattr(writer, "behind", None) for writer in self.writers)
         return next((reason for reason in reasons if reason), None)
 
+    @property
+    def rows(self) -> int:
+        """How many rows metrics.jsonl has."""
+        counts = (getattr(writer, "rows", None) for writer in self.writers)
+        return next((count for count in counts if count is not None), 0)
+
     def write_summaries(
         self, step: int, values: Mapping[str, Any], metadata: Mapping[str, Any] | None = None
     ) -> None:

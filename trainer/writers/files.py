@@ -6,12 +6,14 @@ import contextlib
 import itertools
 import os
 import re
+import stat
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
 _TEMPORARY = re.compile(r"\..+\.\d+\.tmp")  # as replace_file names them
 _BLOCK = 1 << 20
+_REMEMBERED = 1 << 20  # bytes at the end of a file that can be put back if they are cut off
 
 
 def replace_file(
@@ -72,6 +74,8 @@ class RecordFile:
         self._sound = sound
         self._log = log
         self._file: BinaryIO | None = None
+        self._recent = bytearray()  # what the file holds from `_recent_from` to `end`
+        self._recent_from = 0
 
     def write(self, data: bytes) -> bool:
         """Writes records at the end.
@@ -93,6 +97,94 @@ class RecordFile:
         if self._file is not None:
             self._file.close()
             self._file = None
+
+    # What another program does to the file.
+
+    def watch(self) -> None:
+        """Opens the file if there is one, so that a change is noticed from now on."""
+        if self._file is None and self.path.exists():
+            self._opened()
+
+    def changed(self) -> str | None:
+        """Returns what another program did to the file since it was written, such as "was deleted";
+        None if nothing, or if this object has not opened the file.
+        """
+        if self._file is None:
+            return None
+        try:
+            now = os.stat(self.path)
+        except FileNotFoundError:
+            return "was deleted"
+        except OSError:  # the next write says why
+            return None
+        ours = os.fstat(self._file.fileno())
+        if (now.st_dev, now.st_ino) != (ours.st_dev, ours.st_ino):
+            return "was replaced"
+        if now.st_size < self.end:
+            return "was cut short"
+        # After a write that failed, the file may end in a torn record of our own.
+        return "was changed in place" if now.st_size > self.end and self.error is None else None
+
+    def restore(
+        self,
+        merge: Callable[[Iterable[bytes], Iterable[bytes]], Iterable[bytes]],
+        fence: Callable[[], None] | None,
+    ) -> bool:
+        """Puts back what another program removed from the file; the file is replaced by a rename.
+
+        A file that was deleted or replaced is still open here, and whole. Of one that was changed
+        in place, the last `_REMEMBERED` bytes are known.
+
+        Args:
+          merge: takes the lines that the file holds now, and the bytes that are known of what it
+            held before, in pieces; returns what it is to hold.
+          fence: as `replace_file` takes it.
+
+        Returns what write() returns.
+        """
+
+        def put_back() -> None:
+            content = merge(self._lines_now(), self._before())
+            replace_file(self.path, content, fence)
+            file = open(self.path, "r+b", buffering=0)  # noqa: SIM115
+            self.close()
+            self._attach(file, file.seek(0, os.SEEK_END))
+
+        return self._tried(put_back)
+
+    def knows_all(self) -> bool:
+        """Tells whether all is known that a file held before it was changed."""
+        return not self._in_place() or self._recent_from == 0
+
+    def _lines_now(self) -> Iterator[bytes]:
+        if self.path.exists() and stat.S_ISREG(os.stat(self.path).st_mode):
+            with open(self.path, "rb") as file:
+                yield from file
+
+    def _before(self) -> Iterator[bytes]:
+        """Yields what is known of the file before it was changed."""
+        if self._file is not None and not self._in_place():
+            self._file.seek(0)
+            yield from blocks(self._file, self.end)
+        else:
+            yield bytes(self._recent)
+
+    def _in_place(self) -> bool:
+        if self._file is None or os.fstat(self._file.fileno()).st_size < self.end:
+            return True
+        return self.changed() not in ("was deleted", "was replaced")
+
+    def _remember(self, start: int, data: bytes) -> None:
+        """Notes that the file holds `data` from an offset on, and nothing after it."""
+        if start < self._recent_from:
+            self._recent, self._recent_from = bytearray(), start
+        del self._recent[start - self._recent_from :]
+        self._recent += data
+        if len(self._recent) > 2 * _REMEMBERED:
+            self._recent_from += len(self._recent) - _REMEMBERED
+            del self._recent[:-_REMEMBERED]
+
+    # Inside.
 
     def _tried(self, action: Callable[[], None]) -> bool:
         try:
@@ -119,6 +211,7 @@ class RecordFile:
             with contextlib.suppress(OSError):
                 file.truncate(self.end)
             raise
+        self._remember(self.end, data)
         self.end += len(data)
 
     def _replace(self, start: int, data: bytes, fence: Callable[[], None] | None) -> None:
@@ -126,16 +219,25 @@ class RecordFile:
         file.seek(0)
         replace_file(self.path, itertools.chain(blocks(file, start), [data]), fence)
         self.close()
+        self.watch()
+        self._remember(start, data)
         self.end = start + len(data)
 
     def _opened(self) -> BinaryIO:
         if self._file is None:
             flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
             file = open(os.open(self.path, flags, 0o644), "r+b", buffering=0)
-            self.end = self._sound(file) if self._sound else 0
-            file.truncate(self.end)
-            self._file = file
+            self._attach(file, self._sound(file) if self._sound else 0)
+            return file
         return self._file
+
+    def _attach(self, file: BinaryIO, end: int) -> None:
+        """Takes an open file as the one to write to, and cuts off what follows `end`."""
+        file.truncate(end)
+        self._recent_from = max(0, end - _REMEMBERED)
+        file.seek(self._recent_from)
+        self._recent = bytearray(b"".join(blocks(file, end - self._recent_from)))
+        self._file, self.end = file, end
 
 
 def blocks(file: BinaryIO, size: int) -> Iterator[bytes]:

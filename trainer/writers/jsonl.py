@@ -1,143 +1,25 @@
-"""metrics.jsonl: one JSON object a line, one line a step, whole after every crash.
-
-A line is {"step": 100, "train/loss": 0.5, ...}. JSON has no NaN and no infinity: they are written
-as the strings "NaN", "Infinity" and "-Infinity", which float() reads back, and pandas' to_numeric.
-"""
+"""Writes metrics.jsonl: one JSON object a line, one line a step, whole after every crash."""
 
 from __future__ import annotations
 
-import json
-import math
 import os
-from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
-from typing import Any, BinaryIO
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 from trainer.writers.base import Log, Writer, number, to_stderr
-from trainer.writers.files import RecordFile, after_newline, replace_file
+from trainer.writers.files import RecordFile
+from trainer.writers.lines import (
+    encode,
+    file_of,
+    iterate_metrics,
+    last_line,
+    lines_of,
+    merge_lines,
+    truncate_after,
+    whole_lines,
+)
 
-_NONFINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
-
-
-def _whole_lines(file: BinaryIO) -> int:
-    return after_newline(file, file.seek(0, os.SEEK_END))
-
-
-def encode(step: int, values: Mapping[str, Any]) -> bytes:
-    """Returns the line, newline included, of one step."""
-    row: dict[str, Any] = {"step": int(step)}
-    for name, value in values.items():
-        value = number(name, value)
-        if not math.isfinite(value):
-            value = "NaN" if value != value else "Infinity" if value > 0 else "-Infinity"
-        row[name] = value
-    return json.dumps(row, allow_nan=False, ensure_ascii=False).encode() + b"\n"
-
-
-def _decode(line: bytes) -> dict[str, Any] | None:
-    """Returns the object of a line, None where it is torn or is not ours."""
-    try:
-        row = json.loads(line)
-    except (ValueError, RecursionError):
-        return None
-    if not line.endswith(b"\n") or not isinstance(row, dict) or type(row.get("step")) is not int:
-        return None
-    return row
-
-
-def _values(row: Mapping[str, Any]) -> dict[str, Any]:
-    return {k: _NONFINITE.get(v, v) if isinstance(v, str) else v for k, v in row.items()}
-
-
-def _last_line(path: Path) -> tuple[int, dict[str, Any], int] | None:
-    """Returns step, values and offset of the last whole line of a file, if there is one."""
-    try:
-        file = open(path, "rb")  # noqa: SIM115
-    except FileNotFoundError:
-        return None
-    with file:
-        end = _whole_lines(file)
-        start = after_newline(file, end - 1)
-        file.seek(start)
-        row = _decode(file.read(end - start))
-    if row is None:
-        return None
-    step = row.pop("step")
-    return step, _values(row), start
-
-
-def _lines(path: Path) -> Iterator[tuple[bytes, dict[str, Any] | None]]:
-    with open(path, "rb") as file:
-        for line in file:
-            yield line, _decode(line)
-
-
-def _file_of(path: str | os.PathLike[str]) -> Path:
-    path = Path(path)
-    return path / "metrics.jsonl" if path.is_dir() else path
-
-
-def iterate_metrics(path: str | os.PathLike[str], about: str = "") -> Iterator[dict[str, Any]]:
-    """Yields the rows of a metrics.jsonl, or that of a workdir, as they stand, one at a time.
-
-    Args:
-      path: the file, or a workdir; where there is none there are no rows.
-      about: yields only rows with a metric whose name begins so, and reads over the others fast.
-    """
-    name = json.dumps(about, ensure_ascii=False)[:-1].encode()
-    file = _file_of(path)
-    if not file.exists():
-        return
-    with open(file, "rb") as lines:
-        for line in lines:
-            row = _decode(line) if name in line else None
-            if row is not None and any(key.startswith(about) for key in row):
-                yield _values(row)
-
-
-def read_metrics(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
-    """Reads a metrics.jsonl, or that of a workdir: one dict a step, sorted by step.
-
-    Lines of one step are merged, torn ones are left out, and "NaN" is a float again.
-    """
-    steps: dict[int, dict[str, Any]] = {}
-    for _, row in _lines(_file_of(path)):
-        if row is not None:
-            steps[row["step"]] = steps.get(row["step"], {}) | _values(row)
-    return [steps[step] for step in sorted(steps)]
-
-
-def truncate_after(
-    path: str | os.PathLike[str], step: int, fence: Callable[[], None] | None = None
-) -> int:
-    """Drops the lines of later steps than `step`, and torn ones; returns how many.
-
-    The file is cut off where they are its last ones, which a full disk allows too, and else
-    replaced by a rename. A fence is called just before that, and what it raises is raised.
-    """
-    file = Path(path)
-    if not file.exists():
-        return 0
-
-    def keeps(row: dict[str, Any] | None) -> bool:
-        return row is not None and row["step"] <= step
-
-    # Later steps stand at the end: what is kept is most often the file up to some line.
-    kept, dropped, in_one_piece = 0, 0, True
-    for line, row in _lines(file):
-        if not keeps(row):
-            dropped += 1
-        else:
-            in_one_piece = in_one_piece and not dropped
-            kept += len(line)
-    if dropped and in_one_piece:
-        if fence is not None:
-            fence()
-        os.truncate(file, kept)
-    elif dropped:
-        with open(file, "rb") as old:
-            replace_file(file, (line for line in old if keeps(_decode(line))), fence)
-    return dropped
+Lost = Callable[[str, int], None]
 
 
 class JsonlWriter(Writer):
@@ -147,10 +29,18 @@ class JsonlWriter(Writer):
     last written step after that is merged into its line, also where an earlier process wrote it. A
     line is never written over: the file with the merged line takes the place of the old one.
 
+    Where another program deletes, replaces or cuts the file meanwhile, the rows that it lacks then
+    are put back, which is said once; what cannot be put back is reported to `lost`.
+
     Args:
       path: the file, or a workdir.
       log: takes a line of warning when the disk is full; values are kept meanwhile.
       fence: called before anything is written; what it raises is raised.
+      lost: takes a sentence that says how many rows are gone for good, and their number; None
+        reports to nobody.
+
+    Attributes:
+      rows: how many lines the file has, None before it was first read.
     """
 
     def __init__(
@@ -159,10 +49,14 @@ class JsonlWriter(Writer):
         *,
         log: Log = to_stderr,
         fence: Callable[[], None] | None = None,
+        lost: Lost | None = None,
     ) -> None:
-        self.path = _file_of(path)
-        self._file = RecordFile(self.path, _whole_lines, log)
+        self.path = file_of(path)
+        self.rows: int | None = None
+        self._file = RecordFile(self.path, whole_lines, log)
+        self._log = log
         self._fence = fence
+        self._lost = lost
         self._pending: dict[int, dict[str, Any]] = {}
         self._adopted = False
         self._last: tuple[int, dict[str, Any], int] | None = None  # step, values, offset of line
@@ -183,7 +77,9 @@ class JsonlWriter(Writer):
             self._fence()
         self._file.close()
         self._adopted = False
-        return truncate_after(self.path, step, self._fence)
+        self.rows, dropped = truncate_after(self.path, step, self._fence)
+        self._file.watch()
+        return dropped
 
     def write_scalars(self, step: int, scalars: Mapping[str, Any]) -> None:
         """Merges scalars into the line of a step; raises ValueError for what is no real number."""
@@ -193,13 +89,20 @@ class JsonlWriter(Writer):
         self._pending.setdefault(int(step), {}).update(values)
 
     def flush(self) -> None:
-        """Writes the pending lines to the file."""
-        if not self._pending:
+        """Writes the pending lines to the file, and puts back what another program removed."""
+        change = self._file.changed()
+        if not self._pending and change is None:
             return
         if self._fence is not None:
             self._fence()
+        if change is not None and not self._restore(change):
+            return
+        if not self._pending:
+            return
         if not self._adopted:
-            self._adopted, self._last = True, _last_line(self.path)
+            self._adopted, self._last = True, last_line(self.path)
+            if self.rows is None:
+                self.rows = sum(1 for _ in lines_of(self.path)) if self._last else 0
         lines, at = self._pending, None
         if self._last is not None and self._last[0] in lines:
             step, values, at = self._last
@@ -209,7 +112,36 @@ class JsonlWriter(Writer):
         if self._file.write(data) if at is None else self._file.replace_from(at, data, self._fence):
             last = next(reversed(lines))
             self._last = (last, lines[last], self._file.end - len(encoded[-1]))
+            self.rows = (self.rows or 0) + len(lines) - (at is not None)
             self._pending = {}
+
+    def _restore(self, change: str) -> bool:
+        """Puts back the rows that are known; returns whether the file can be written."""
+        kept = 0
+
+        def merge(now: Iterable[bytes], before: Iterable[bytes]) -> list[bytes]:
+            nonlocal kept
+            lines = merge_lines(now, before)
+            kept = len(lines)
+            return lines
+
+        if not self._file.restore(merge, self._fence):
+            return False
+        missing = max(0, (self.rows or 0) - kept)
+        self.rows, self._adopted = kept, False
+        told = f"{self.path} {change} by another program while this run was writing to it"
+        if missing:
+            told += f": {missing} rows before step {self._first_step()} are gone for good."
+        else:
+            told += "; its rows are in it again, and no row is lost."
+        self._log(told)
+        if missing and self._lost is not None:
+            self._lost(told, missing)
+        return True
+
+    def _first_step(self) -> int:
+        row = next(iterate_metrics(self.path), None)
+        return row["step"] if row else next(iter(self._pending), 0)
 
     def close(self) -> None:
         """Writes the pending lines and closes the file."""

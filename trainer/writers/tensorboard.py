@@ -39,6 +39,7 @@ class TensorBoardWriter(Writer):
         _import_without_torch()
         name = f"events.out.tfevents.{time.time():.6f}.{socket.gethostname()}.{os.getpid()}"
         self._file = RecordFile(Path(logdir) / name, None, log)
+        self._log = log
         self._fence = fence
         self._waiting: list[bytes] = []
         self._purge_step = purge_step
@@ -167,11 +168,23 @@ class TensorBoardWriter(Writer):
         self._write()
 
     def _write(self) -> None:
-        if self._waiting:
+        change = self._file.changed()
+        if self._waiting or change:
             if self._fence is not None:
                 self._fence()
+            if change and not self._restore(change):
+                return
             if self._file.write(b"".join(self._waiting)):
                 self._waiting = []
+
+
+    def _restore(self, change: str) -> bool:
+        whole = self._file.knows_all()
+        if not self._file.restore(lambda _, before: before if whole else [], self._fence):
+            return False
+        told = "its events are in it again" if whole else "its events are gone for good"
+        self._log(f"{self._file.path} {change} by another program; {told}.")
+        return True
 
 
 def _import_without_torch() -> None:

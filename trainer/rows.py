@@ -1,0 +1,131 @@
+"""Counts the rows of metrics.jsonl: whether it holds what the run wrote."""
+
+from collections.abc import Callable, Iterator, Sequence
+from math import lcm
+from typing import NamedTuple
+
+import jax
+
+from trainer import processes
+from trainer.experiment import Experiment
+from trainer.loop import DONE, FAILED
+from trainer.workdir import Workdir
+
+
+class Logged(NamedTuple):
+    """What a process of a run found in metrics.jsonl, and which rows it was to add.
+
+    Attributes:
+        step: the step that the process began from.
+        rows: how many rows up to that step the file held.
+        log_every: steps between two rows of training metrics.
+        eval_every: steps between two evaluations, each of which has a row as well.
+        steps: the last step of the run, which has a row whatever its number.
+    """
+
+    step: int
+    rows: int
+    log_every: int
+    eval_every: int
+    steps: int
+
+
+def expected_rows(spans: Sequence[Logged], restored: int) -> int | None:
+    """Returns how many rows up to a step metrics.jsonl must hold at least.
+
+    No state is saved before its metrics are written, so that every row up to a restored step is in
+    the file. The one exception is a row of nothing but the evaluation at that very step: a signal
+    may have interrupted it, and it is then made again.
+
+    Args:
+        spans: of the run's processes so far, oldest first.
+        restored: the step whose state was restored.
+
+    Returns:
+        The number of rows; None where it cannot be told.
+    """
+    for last in reversed(spans):
+        if last.step <= restored:
+            if any(other[2:] != last[2:] for other in _after(spans, last)):
+                return None  # the rows after last.step may be of this process or of a later one
+            return last.rows + _between(last, restored)
+    return None
+
+
+def _after(spans: Sequence[Logged], last: Logged) -> Iterator[Logged]:
+    for other in reversed(spans):
+        if other is last:
+            return
+        yield other
+
+
+def _between(last: Logged, restored: int) -> int:
+    """Counts the rows after last.step, up to the restored step."""
+
+    def multiples(of: int) -> int:
+        return restored // of - last.step // of
+
+    log_every, eval_every = last.log_every, last.eval_every
+    both = lcm(log_every, eval_every)
+    rows = multiples(log_every) + multiples(eval_every) - multiples(both)
+    if last.step < restored:
+        logged = restored % log_every == 0
+        evaluated = restored % eval_every == 0
+        if restored == last.steps:
+            rows += not (logged or evaluated)
+        elif evaluated and not logged:
+            rows -= 1
+    return rows
+
+
+class Rows:
+    """Sees to it that a run that lost rows of metrics.jsonl says so, and ends with exit code 1.
+
+    Args:
+        folder: the run's folder, whose run.json notes the rows and what was lost.
+        experiment: says which steps have a row.
+        log: takes a line for the user.
+    """
+
+    def __init__(self, folder: Workdir, experiment: Experiment, log: Callable[[str], None]):
+        self._folder = folder
+        self._experiment = experiment
+        self._log = log
+
+    def count(self, restored: int | None, found: int, was_there: bool) -> None:
+        """Compares the rows that there are with those that the run wrote.
+
+        Args:
+            restored: the step whose state was restored; None for the first state.
+            found: how many rows up to that step metrics.jsonl holds.
+            was_there: whether there was a metrics.jsonl.
+        """
+        if jax.process_index() > 0:
+            return
+        step, experiment = restored or 0, self._experiment
+        wanted = expected_rows([Logged(**rows) for rows in self._folder.rows()], step)
+        if wanted is None:  # run.json is of a version that did not count
+            wanted = int(step > 0 and not was_there)
+        now = Logged(step, found, experiment.log_every, experiment.eval_every, experiment.steps)
+        self._folder.restored(restored, now._asdict())
+        if found >= wanted:
+            return
+        if was_there:
+            told = (
+                f"metrics.jsonl holds {found:,} of the {wanted:,} rows that the run wrote up to "
+                f"step {step:,}: {wanted - found:,} are gone for good."
+            )
+        else:
+            told = f"metrics.jsonl is gone: it begins again after step {step:,}."
+        self._log(told)
+        self._folder.lose_rows(told)
+
+    def end(self, code: int) -> int:
+        """Returns the exit code of the run: 1 in place of 0 where rows are gone for good."""
+        lost = processes.as_first_says(bool(self._folder.lost_rows))
+        if code != DONE or not lost:
+            return code
+        self._log("error: The run has made its steps, but its metrics are not complete.")
+        for told in self._folder.lost_rows:
+            self._log(f"  {told}")
+        return FAILED

@@ -1,0 +1,61 @@
+"""What may differ between two processes of a run, and how that is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from trainer import config as configs
+from trainer.config.tree import Call, ConfigError
+from trainer.workdir.fingerprint import REFUSED, Change
+
+_SHOWN = 4  # lines of differences in an error, which has seven at most
+
+
+def covered(path: str, allowed: Sequence[str]) -> bool:
+    """Tells whether a path of the config is among those that may change."""
+    return any(
+        path == name or path.startswith((f"{name}.", f"{name}[")) or path.endswith(f".{name}")
+        for name in allowed
+    )
+
+
+def refuse(path: Path, changes: Sequence[Change], allowed: Sequence[str]) -> None:
+    """Raises ConfigError for changes of the program or the data that are not allowed."""
+    refused = [
+        change
+        for change in changes
+        if change.kind != "bits"
+        and change.kind not in allowed
+        and not any(name == change.key or name.endswith(f".{change.key}") for name in allowed)
+    ]
+    if refused:
+        kinds = " and the ".join(dict.fromkeys(change.kind for change in refused))
+        raise ConfigError(
+            f"The run in {path} was made with something else that alters the {kinds}:\n"
+            + listed([str(change) for change in refused])
+            + "Go back to what it was, choose another --workdir, or go on with --allow_changed="
+            + ",".join(change.key for change in refused)
+            + "."
+        )
+
+
+def listed(lines: Sequence[str]) -> str:
+    """Indents lines for an error, and counts those that do not fit in it."""
+    shown = list(lines if len(lines) <= _SHOWN else lines[: _SHOWN - 1])
+    if len(lines) > len(shown):
+        shown.append(f"... and {len(lines) - len(shown)} more")
+    return "".join(f"  {line}\n" for line in shown)
+
+
+def check_allowed(allowed: Sequence[str], config: Call, fingerprint: Mapping[str, Any]) -> None:
+    """Raises ConfigError for what --allow_changed names and is nothing that can change."""
+    paths = [path for path, _ in configs.leaves(config)]
+    known = {*REFUSED, *REFUSED.values(), *fingerprint}
+    for name in allowed:
+        if name not in known and not any(covered(path, [name]) for path in paths):
+            raise ConfigError(
+                f"--allow_changed={name} names nothing that can change. There are "
+                f"{', '.join(sorted(REFUSED))}, and the paths of the config, such as steps."
+            )

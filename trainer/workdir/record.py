@@ -1,0 +1,78 @@
+"""run.json: by what a run was made, and what became of each of its processes."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import socket
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from trainer.config.tree import ConfigError
+from trainer.workdir.fingerprint import Change, command_line, compare, digest
+
+FORMAT = 1
+
+
+def begin(
+    before: dict[str, Any] | None,
+    fingerprint: Mapping[str, Any],
+    epoch: int,
+    changes: Sequence[Change],
+) -> dict[str, Any]:
+    """Returns a run's record with an entry for this process at the end of its lineage.
+
+    Args:
+      before: what the processes before this one left; None for the first one.
+      fingerprint: of this process.
+      epoch: of its lock.
+      changes: what differs from the process before this one.
+    """
+    lineage = list(before["lineage"]) if before else []
+    for entry in lineage:
+        if entry.get("exit") is None:
+            entry["exit"] = "killed"
+    # A run that was stopped or killed has yet to end with the exit code for lost rows.
+    ended = not lineage or lineage[-1].get("exit") not in ("stopped", "killed")
+    lost_rows = [] if ended else list(lineage[-1].get("lost_rows", []))
+    lineage.append(
+        {
+            "began": now(),
+            "host": socket.gethostname(),
+            "pid": os.getpid(),
+            "epoch": epoch,
+            "command": command_line(),
+            "fingerprint": digest(fingerprint),
+            "changed": [str(change) for change in changes],
+            "restored": None,
+            "rows": None,
+            "lost_rows": lost_rows,
+            "exit": None,
+        }
+    )
+    return {"format": FORMAT, "fingerprint": dict(fingerprint), "lineage": lineage}
+
+
+def read_record(path: Path) -> dict[str, Any] | None:
+    """Reads a run.json; None where there is none. Raises ConfigError, or OSError."""
+    if not path.exists():
+        return None
+    try:
+        record = json.loads(path.read_text())
+        if record["format"] != FORMAT:
+            raise ValueError(f"its format is {record['format']}, not {FORMAT}")
+        compare(record["fingerprint"], {})
+        _ = [entry.get("exit") for entry in record["lineage"]]
+    except (ValueError, KeyError, TypeError, AttributeError) as e:
+        raise ConfigError(
+            f"{path} cannot be read ({e or type(e).__name__}). Put it right, or move it away to go "
+            "on without its lineage."
+        ) from e
+    return record
+
+
+def now() -> str:
+    """Returns the time in UTC, to the second."""
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
