@@ -38,10 +38,11 @@ def train(arguments: argparse.Namespace) -> int:
 def _train(arguments: argparse.Namespace, read: Config, workdir: str, began: float) -> int:
     from trainer import processes
     from trainer.run import Run
+    from trainer.workdir import code
 
     def build() -> Run:
         program = _program(read, arguments.vocabulary)
-        return Run(read, program, arguments.signals, _say)
+        return Run(read, program, arguments.signals, _say, arguments.vocabulary)
 
     run = processes.all_or_none(build)
     if arguments.distributed:
@@ -50,6 +51,7 @@ def _train(arguments: argparse.Namespace, read: Config, workdir: str, began: flo
                 "workdir": str(Path(workdir).absolute()),
                 "options": f"--until={arguments.until} --trace={arguments.trace}",
                 "config": configs.dump(read.root),
+                "code": str(code.hashes(arguments.vocabulary)),
             }
         )
     return run.start(

@@ -19,7 +19,7 @@ from trainer.rows import Rows
 from trainer.signals import StopSignals
 from trainer.step import State
 from trainer.warm_start import WarmStart
-from trainer.workdir import Fenced, Workdir, fingerprint
+from trainer.workdir import Fenced, Workdir, code, fingerprint
 from trainer.writers import MultiWriter
 
 
@@ -35,19 +35,26 @@ class Run:
         program: it is planned at once, so that mistakes show before a folder is made.
         signals: says when to stop.
         log: takes a line for the user.
+        vocabulary: packages of the user's, which the program was built from too.
 
     Raises:
         ConfigError: the plan does not hold; see `plan.make_plan`.
     """
 
     def __init__(
-        self, read: Config, program: Program, signals: StopSignals, log: Callable[[str], None]
+        self,
+        read: Config,
+        program: Program,
+        signals: StopSignals,
+        log: Callable[[str], None],
+        vocabulary: Sequence[str] = (),
     ):
         self.read = read
         self.program = program
         self.experiment = program.experiment
         self.signals = signals
         self.log = log
+        self.vocabulary = vocabulary
         self.plan: Plan = make_plan(program, read)
         self._warm_start: WarmStart | None = None
         self._compiled = False
@@ -87,15 +94,15 @@ class Run:
             lambda: self._open(workdir, allow_changed, take_over), Path(workdir).absolute()
         )
         kinds = {DONE: "done", FAILED: "failed", STOPPED: "stopped"}
-        code = FAILED
+        end = FAILED
         try:
             self.log(f"{workdir}: {self._summary()}")
-            code = self._run_in(folder, until, observe, began)
+            end = self._run_in(folder, until, observe, began)
         except (CheckpointError, Fenced, MetricsError, NonFinite) as error:
             self.log(f"error: {error}")
         finally:
-            folder.close(kinds[code])
-        return code
+            folder.close(kinds[end])
+        return end
 
     def _look_into(self, workdir: Path, changed: bool) -> None:
         """Refuses what cannot come to anything, before the folder is touched."""
@@ -132,7 +139,9 @@ class Run:
                 data=getattr(data, "fingerprint", ""),
                 seed=self.experiment.seed,
                 batch_size=data.batch_size,
+                code=code.hashes(self.vocabulary),
             ),
+            commits=code.commits(self.vocabulary),
             allow_changed=allow_changed,
             take_over=take_over,
             log=self.log,
@@ -190,9 +199,9 @@ class Run:
                         until=until,
                         observe=observe,
                     )
-                    code = loop.run(state, began, unevaluated=unevaluated)
+                    end = loop.run(state, began, unevaluated=unevaluated)
                     writer.flush()  # it looks at metrics.jsonl once more
-                    return rows.end(code)
+                    return rows.end(end)
                 except RollBack as back:
                     turns.add(back.step, back.counters)
                     again, began = True, None

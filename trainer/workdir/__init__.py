@@ -1,7 +1,8 @@
 """A run's folder: what is in it, who may write, and what it was made by."""
 
+from trainer.workdir import code
 from trainer.workdir.fingerprint import Change, compare, fingerprint
 from trainer.workdir.folder import Workdir
 from trainer.workdir.lock import Fenced, Lock
 
-__all__ = ["Change", "Fenced", "Lock", "Workdir", "compare", "fingerprint"]
+__all__ = ["Change", "Fenced", "Lock", "Workdir", "code", "compare", "fingerprint"]

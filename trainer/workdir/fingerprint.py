@@ -7,11 +7,12 @@ import importlib.metadata
 import json
 import os
 import platform
-import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from trainer.workdir import git
 
 _PACKAGES = (
     "lockstep",
@@ -34,6 +35,7 @@ _ISA = ("avx", "avx2", "fma", "avx512", "amx", "asimd", "sve", "bf16", "sse4_2")
 # for. Everything else alters bits at most, and is announced.
 REFUSED = {
     "config": "program",
+    "code": "program",
     "x64": "program",
     "prng": "program",
     "threefry_partitionable": "program",
@@ -43,6 +45,8 @@ REFUSED = {
     "data": "data",
     "processes": "data",
 }
+# What the first versions did not record: where an old fingerprint lacks it, nothing has changed.
+_ADDED = {"code"}
 
 
 class Change(NamedTuple):
@@ -54,6 +58,8 @@ class Change(NamedTuple):
     new: Any
 
     def __str__(self) -> str:
+        if isinstance(self.old, Mapping) and isinstance(self.new, Mapping):
+            return f"{self.key}: {_differing(self.old, self.new)}"
         return f"{self.key}: {_short(self.old)} -> {_short(self.new)}"
 
 
@@ -62,8 +68,24 @@ def _short(value: Any) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
+def _differing(old: Mapping[str, str], new: Mapping[str, str]) -> str:
+    """Names the entries in which two mappings of files to hashes differ."""
+    said = [
+        f"{name} {'is new' if name not in old else 'is gone' if name not in new else 'differs'}"
+        for name in sorted({*old, *new})
+        if old.get(name) != new.get(name)
+    ]
+    more = [f"and {len(said) - 3} more"] if len(said) > 4 else []
+    return ", ".join(said[:3] + more if more else said)
+
+
 def fingerprint(
-    *, config: str = "", data: str = "", seed: int | None = None, batch_size: int | None = None
+    *,
+    config: str = "",
+    data: str = "",
+    seed: int | None = None,
+    batch_size: int | None = None,
+    code: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
     """Describes where and by what this process computes.
 
@@ -72,8 +94,9 @@ def fingerprint(
       data: fingerprint of the data set.
       seed: of the run.
       batch_size: global, in examples.
+      code: of the user's packages, file -> hash, as `code.hashes` returns it.
 
-    Returns: a flat dict of JSON values, to be compared by compare().
+    Returns: a dict of JSON values, to be compared by compare().
     """
     import jax
 
@@ -83,6 +106,7 @@ def fingerprint(
         "data": data,
         "seed": seed,
         "batch_size": batch_size,
+        "code": dict(code or {}),
         "processes": jax.process_count(),
         "x64": bool(settings.jax_enable_x64),
         "prng": str(settings.jax_default_prng_impl),
@@ -99,12 +123,13 @@ def fingerprint(
 def compare(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[Change]:
     """Returns what differs between two fingerprints, refused kinds first.
 
-    Keys that only one of them has are compared too, as None.
+    Keys that only one of them has are compared too, as None; but what an older version did not
+    record has not changed.
     """
     changes = [
         Change(REFUSED.get(key, "bits"), key, old.get(key), new.get(key))
         for key in dict.fromkeys([*old, *new])
-        if old.get(key) != new.get(key)
+        if old.get(key) != new.get(key) and (key in old or key not in _ADDED)
     ]
     return sorted(changes, key=lambda change: change.kind == "bits")
 
@@ -160,40 +185,11 @@ def _code(root: Path) -> dict[str, str]:
     """Returns commit and hash of uncommitted changes, where this code runs from a checkout."""
     if not (root / ".git").exists():
         return {}
-    commit = _git(root, "rev-parse", "HEAD")
-    quiet = ("--no-ext-diff", "--no-textconv", "--ignore-submodules=dirty")
-    changes = _git(root, "diff", *quiet, "HEAD", environment=_no_filters(root))
+    commit, changes = git.head(root), git.changes(root)
     if commit is None or changes is None:
         return {}
     diff = hashlib.sha256(changes).hexdigest()[:16] if changes else "none"
-    return {"commit": commit.decode().strip(), "uncommitted": diff}
-
-
-def _no_filters(root: Path) -> dict[str, str]:
-    """Returns the environment in which git finds every filter of its settings empty."""
-    names = _git(root, "config", "-z", "--name-only", "--get-regexp", r"^filter\.") or b""
-    variables = sorted({os.fsdecode(name) for name in names.split(b"\0") if name})
-    before = int(os.environ.get("GIT_CONFIG_COUNT") or 0)
-    found = {"GIT_CONFIG_COUNT": str(before + len(variables))}
-    for number, name in enumerate(variables, before):
-        empty = "false" if name.endswith(".required") else ""
-        found |= {f"GIT_CONFIG_KEY_{number}": name, f"GIT_CONFIG_VALUE_{number}": empty}
-    return found
-
-
-def _git(root: Path, *command: str, environment: Mapping[str, str] | None = None) -> bytes | None:
-    # Nothing that the checkout's own settings name is run.
-    safe = ["-c", "core.fsmonitor=false", "-c", f"safe.directory={root}"]
-    try:
-        done = subprocess.run(
-            ["git", "-C", str(root), *safe, *command],
-            capture_output=True,
-            timeout=20,
-            env={**os.environ, "GIT_OPTIONAL_LOCKS": "0", **(environment or {})},
-        )
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return done.stdout if done.returncode == 0 else None
+    return {"commit": commit, "uncommitted": diff}
 
 
 def command_line() -> list[str]:

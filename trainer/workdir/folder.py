@@ -28,6 +28,7 @@ class Workdir:
       plan: the text of the plan, written to plan.txt.
       fingerprint: of fingerprint(); a folder whose run had another one is refused where that
         alters the data or the program, and else the change is announced.
+      commits: of the user's packages, as `code.commits` returns them; noted in run.json.
       allow_changed: what may differ all the same: paths of the config ("steps", "data"), keys of
         the fingerprint, or "config", "program", "data" as a whole.
       take_over: take the folder from a holder that cannot be asked any more.
@@ -47,6 +48,7 @@ class Workdir:
         *,
         plan: str,
         fingerprint: Mapping[str, Any],
+        commits: Mapping[str, Any] | None = None,
         allow_changed: Sequence[str] = (),
         take_over: bool = False,
         log: Log = to_stderr,
@@ -66,7 +68,9 @@ class Workdir:
             remove_temporaries(self.path)
             # Again: another process may have come between.
             before, self.changes = self._check(config, fingerprint, allow_changed)
-            self._record = begin(before, fingerprint, self.lock.epoch, self.changes)
+            self._record = begin(
+                before, fingerprint, self.lock.epoch, self.changes, commits or {}
+            )
             self.write("config.yaml", configs.dump(config))
             self.write("plan.txt", plan)
             self._save_record()

@@ -21,6 +21,7 @@ def begin(
     fingerprint: Mapping[str, Any],
     epoch: int,
     changes: Sequence[Change],
+    commits: Mapping[str, Any],
 ) -> dict[str, Any]:
     """Returns a run's record with an entry for this process at the end of its lineage.
 
@@ -29,6 +30,7 @@ def begin(
       fingerprint: of this process.
       epoch: of its lock.
       changes: what differs from the process before this one.
+      commits: of the user's packages, as `code.commits` returns them.
     """
     lineage = list(before["lineage"]) if before else []
     for entry in lineage:
@@ -46,6 +48,7 @@ def begin(
             "command": command_line(),
             "fingerprint": digest(fingerprint),
             "changed": [str(change) for change in changes],
+            "vocabulary": dict(commits),
             "restored": None,
             "rows": None,
             "lost_rows": lost_rows,

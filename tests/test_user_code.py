@@ -1,0 +1,144 @@
+"""The code of --vocabulary packages is part of a run's identity."""
+
+import hashlib
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests import runs
+from trainer.workdir import code, compare
+
+HELPER = "import math\n\ndef peak():\n    return 0.5 * math.pi\n"
+INNER = "from .scales import scale\nimport helper\n\ndef factor():\n    return scale()\n"
+OPTIMIZERS = "import optax\n\ndef sgd(learning_rate: float):\n    return optax.sgd(learning_rate)\n"
+
+
+@pytest.fixture
+def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """A package with submodules, a helper beside it, and what it never imports."""
+    here = tmp_path / "lab"
+    (here / "zoo_of_tests" / "deep").mkdir(parents=True)
+    for name, text in {
+        "zoo_of_tests/__init__.py": '"""Nothing but modules."""\n',
+        "zoo_of_tests/optimizers.py": OPTIMIZERS + "from zoo_of_tests.deep import inner\n",
+        "zoo_of_tests/deep/__init__.py": "",
+        "zoo_of_tests/deep/inner.py": INNER,
+        "zoo_of_tests/deep/scales.py": "def scale():\n    return 1.0\n",
+        "zoo_of_tests/unused.py": "raise RuntimeError\n",
+        "helper.py": HELPER,
+        "stranger.py": "",
+    }.items():
+        (here / name).write_text(text)
+    monkeypatch.syspath_prepend(here)
+    monkeypatch.syspath_prepend(runs.LAB)
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    yield here
+    forget()
+
+
+def forget() -> None:
+    """Lets the next import read the files again, as a new process would."""
+    for name in [*sys.modules]:
+        if name.partition(".")[0] in ("zoo_of_tests", "helper", "stranger", "single_of_tests"):
+            del sys.modules[name]
+
+
+def test_all_that_is_loaded_is_hashed(lab):
+    import stranger  # noqa: F401  # type: ignore[import-not-found]  # beside it, and not of it
+    import zoo_of_tests.optimizers  # noqa: F401  # type: ignore[import-not-found]
+
+    found = code.hashes(["zoo_of_tests"])
+    names = ["__init__.py", "deep/__init__.py", "deep/inner.py", "deep/scales.py", "optimizers.py"]
+    assert list(found) == ["helper.py", *(f"zoo_of_tests/{name}" for name in names)]
+    assert found["helper.py"] == hashlib.sha256(HELPER.encode()).hexdigest()[:16]
+    assert code.hashes(["zoo_of_tests.deep"]) == found
+    assert code.hashes([]) == {}
+
+
+def test_a_single_file_is_a_vocabulary_too(lab):
+    (lab / "single_of_tests.py").write_text("import helper, json, optax\n")
+    import single_of_tests  # noqa: F401  # type: ignore[import-not-found]
+
+    assert list(code.hashes(["single_of_tests"])) == ["helper.py", "single_of_tests.py"]
+
+
+def test_a_library_is_hashed_alone():
+    import packaging.version  # noqa: F401
+
+    found = code.hashes(["packaging"])
+    assert "packaging/version.py" in found
+    assert {name.partition("/")[0] for name in found} == {"packaging"}
+
+
+def test_the_commit_of_a_package_is_noted(lab):
+    if shutil.which("git") is None:
+        pytest.skip("git is not installed")
+    import zoo_of_tests.optimizers  # noqa: F401  # type: ignore[import-not-found]
+
+    assert code.commits(["zoo_of_tests"]) == {}
+    git = ["git", "-C", str(lab), "-c", "user.name=A", "-c", "user.email=a@b.c"]
+    git += ["-c", "commit.gpgsign=false"]
+    for command in (["init", "-q"], ["add", "."], ["commit", "-q", "-m", "First"]):
+        subprocess.run([*git, *command], check=True)
+    head = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=True)
+    clean = {"zoo_of_tests": {"commit": head.stdout.strip(), "dirty": False}}
+    assert code.commits(["zoo_of_tests.optimizers"]) == clean
+    (lab / "stranger.py").write_text("x = 1\n")
+    assert code.commits(["zoo_of_tests"]) == clean
+    for file, text in (("optimizers.py", OPTIMIZERS), ("new.py", "")):
+        (lab / "zoo_of_tests" / file).write_text(text)
+        assert code.commits(["zoo_of_tests"])["zoo_of_tests"]["dirty"] is True
+        subprocess.run([*git, "stash", "-q", "--include-untracked"], check=True)
+
+
+def test_a_fingerprint_without_code_has_not_changed():
+    assert compare({"seed": 1}, {"seed": 1, "code": {"a.py": "1"}}) == []
+    (change,) = compare({"code": {"a.py": "1"}}, {"code": {}})
+    assert (change.kind, str(change)) == ("program", "code: a.py is gone")
+
+
+def test_a_run_under_other_code_is_refused(lab, tmp_path, capfd):
+    more = "experiment.optimizer = @zoo_of_tests.optimizers.sgd()\n"
+    more += "zoo_of_tests.optimizers.sgd.learning_rate = 0.1\n"
+    config, workdir = runs.write_config(tmp_path, more), tmp_path / "run"
+    (tmp_path / "base.gin").write_text(
+        "\n".join(x for x in runs.CONFIG.splitlines() if not x.startswith(("optax", "schedules")))
+    )
+    vocabulary = "--vocabulary=zoo_of_tests"
+    assert runs.train(config, workdir, vocabulary, "--until=4") == 75
+    forget()
+    (lab / "stranger.py").write_text("x = 2\n")
+    (lab / "zoo_of_tests" / "unused.py").write_text("x = 2\n")
+    assert runs.train(config, workdir, vocabulary, "--until=5") == 75
+    before = {path: path.read_bytes() for path in workdir.rglob("*") if path.is_file()}
+    for file, text in {
+        "zoo_of_tests/optimizers.py": OPTIMIZERS + "from zoo_of_tests.deep import inner  # !\n",
+        "helper.py": HELPER.replace("0.5", "0.6"),
+    }.items():
+        forget()
+        old = (lab / file).read_text()
+        (lab / file).write_text(text)
+        capfd.readouterr()
+        assert runs.train(config, workdir, vocabulary) == 2
+        said = capfd.readouterr().err
+        assert f"code: {file} differs" in said and "--allow_changed=code" in said, said
+        assert len(said.splitlines()) <= 6 and "Traceback" not in said
+        assert {path: path.read_bytes() for path in before} == before
+        (lab / file).write_text(old)
+    forget()
+    (lab / "helper.py").write_text(HELPER.replace("0.5", "0.6"))
+    assert runs.train(config, workdir, vocabulary, "--allow_changed=code", "--until=6") == 75
+    assert "code: helper.py differs (as allowed)" in capfd.readouterr().err
+    record = json.loads((workdir / "run.json").read_text())
+    assert record["lineage"][-1]["changed"] == ["code: helper.py differs"]
+    assert set(record["fingerprint"]["code"]) >= {"helper.py", "unruly/__init__.py"}
+    if (runs.ROOT / ".git").exists():
+        assert len(record["lineage"][-1]["vocabulary"]["unruly"]["commit"]) == 40
+    forget()
+    del record["fingerprint"]["code"]  # as the version before wrote it
+    (workdir / "run.json").write_text(json.dumps(record))
+    assert runs.train(config, workdir, vocabulary) == 0

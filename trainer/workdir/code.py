@@ -1,0 +1,128 @@
+"""The user's own code, which a run depends on: the packages that --vocabulary names."""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import importlib.util
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from trainer.workdir import git
+
+_OURS = {"trainer", "optim"}
+_INSTALLED = {"site-packages", "dist-packages"}
+
+
+def hashes(packages: Sequence[str]) -> dict[str, str]:
+    """Hashes the source files of packages that are loaded at this moment.
+
+    These are all loaded modules of the packages, and the modules that they import from the folder
+    beside them, such as a helper.py next to a my_lab.py. Installed libraries are recorded by
+    their versions instead (see `fingerprint`), unless one is among the packages itself.
+
+    Args:
+      packages: what --vocabulary names, imported before.
+
+    Returns: file -> the first 16 hex digits of its SHA-256; a file is named from the folder that
+    the import starts from, as "my_lab/nets.py", sorted.
+    """
+    tops = {package.partition(".")[0] for package in packages}
+    folders = {folder for top in tops for folder in _folders(top)}
+    waiting = [name for name in sys.modules if name.partition(".")[0] in tops]
+    found: dict[str, str] = {}
+    seen: set[str] = set()
+    while waiting:
+        name = waiting.pop()
+        file = _file(name)
+        if name in seen or file is None:
+            continue
+        seen.add(name)
+        content = file.read_bytes()
+        found[file.relative_to(_folder(name, file)).as_posix()] = _digest(content)
+        waiting += [
+            other
+            for other in _imports(name, content)
+            if other.partition(".")[0] not in {*_OURS, *tops} and _stands_in(other, folders)
+        ]
+    return dict(sorted(found.items()))
+
+
+def commits(packages: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """Asks git about the packages that lie in a checkout.
+
+    Args:
+      packages: what --vocabulary names, imported before.
+
+    Returns: package -> {"commit": its checkout's, "dirty": whether files of the package are
+    changed or added since}; without those that are in no checkout.
+    """
+    found = {}
+    for top in dict.fromkeys(package.partition(".")[0] for package in packages):
+        for place in _places(top):
+            root = next((folder for folder in place.parents if (folder / ".git").exists()), None)
+            commit = None if root is None else git.head(root)
+            if root is not None and commit is not None:
+                dirty = bool(git.changes(root, place) or git.untracked(root, place))
+                found[top] = {"commit": commit, "dirty": dirty}
+    return found
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()[:16]
+
+
+def _file(name: str) -> Path | None:
+    """Returns the source file of a loaded module, if it has one."""
+    given = getattr(sys.modules.get(name), "__file__", None)
+    file = Path(given).absolute() if isinstance(given, str) else None
+    return file if file is not None and file.suffix == ".py" and file.is_file() else None
+
+
+def _folder(name: str, file: Path) -> Path:
+    """Returns the folder in which the import of a module starts."""
+    depth = name.count(".") + (file.name == "__init__.py")
+    return file.parents[depth] if depth < len(file.parents) else file.parent
+
+
+def _places(top: str) -> Iterator[Path]:
+    """Yields the folder of a package, several for a namespace package, or the file of a module."""
+    module = sys.modules.get(top)
+    folders = [Path(path).absolute() for path in getattr(module, "__path__", ())]
+    file = _file(top)
+    yield from folders or ([file] if file else [])
+
+
+def _folders(top: str) -> Iterator[Path]:
+    """Yields the folders in which a package stands, but not those of installed libraries."""
+    for place in _places(top):
+        if not _INSTALLED & set(place.parts):
+            yield place.parent
+
+
+def _stands_in(name: str, folders: set[Path]) -> bool:
+    file = _file(name)
+    return file is not None and _folder(name, file) in folders
+
+
+def _imports(name: str, content: bytes) -> Iterator[str]:
+    """Yields the names that a module imports, and their parents; some are no modules."""
+    package = getattr(sys.modules.get(name), "__package__", None) or ""
+    try:
+        tree = ast.parse(content)
+    except (SyntaxError, ValueError):  # it was edited since it was imported
+        return
+    for node in ast.walk(tree):
+        names: list[str] = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and package:
+            base = importlib.util.resolve_name("." * node.level + (node.module or ""), package)
+            names = [f"{base}.{alias.name}" for alias in node.names]
+        for each in names:
+            parts = each.split(".")
+            yield from (".".join(parts[:end]) for end in range(1, len(parts) + 1))

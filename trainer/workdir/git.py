@@ -1,0 +1,58 @@
+"""Asks git about a checkout without running anything that the checkout's own settings name."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+
+
+def head(root: Path) -> str | None:
+    """Returns the commit that a checkout is at; None where git cannot tell."""
+    commit = _git(root, "rev-parse", "HEAD")
+    return None if commit is None else commit.decode().strip()
+
+
+def changes(root: Path, within: Path | None = None) -> bytes | None:
+    """Returns the uncommitted changes of a checkout as a diff; None where git cannot tell.
+
+    Args:
+      root: the checkout's topmost folder.
+      within: a file or folder in it, to which the changes are limited; None for all of it.
+    """
+    quiet = ("--no-ext-diff", "--no-textconv", "--ignore-submodules=dirty")
+    paths = () if within is None else ("--", str(within))
+    return _git(root, "diff", *quiet, "HEAD", *paths, environment=_no_filters(root))
+
+
+def untracked(root: Path, within: Path) -> bytes | None:
+    """Lists the files under a path that git neither knows nor ignores; None as `changes`."""
+    return _git(root, "ls-files", "-z", "--others", "--exclude-standard", "--", str(within))
+
+
+def _no_filters(root: Path) -> dict[str, str]:
+    """Returns the environment in which git finds every filter of its settings empty."""
+    names = _git(root, "config", "-z", "--name-only", "--get-regexp", r"^filter\.") or b""
+    variables = sorted({os.fsdecode(name) for name in names.split(b"\0") if name})
+    before = int(os.environ.get("GIT_CONFIG_COUNT") or 0)
+    found = {"GIT_CONFIG_COUNT": str(before + len(variables))}
+    for number, name in enumerate(variables, before):
+        empty = "false" if name.endswith(".required") else ""
+        found |= {f"GIT_CONFIG_KEY_{number}": name, f"GIT_CONFIG_VALUE_{number}": empty}
+    return found
+
+
+def _git(root: Path, *command: str, environment: Mapping[str, str] | None = None) -> bytes | None:
+    # Nothing that the checkout's own settings name is run.
+    safe = ["-c", "core.fsmonitor=false", "-c", f"safe.directory={root}"]
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(root), *safe, *command],
+            capture_output=True,
+            timeout=20,
+            env={**os.environ, "GIT_OPTIONAL_LOCKS": "0", **(environment or {})},
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout if done.returncode == 0 else None
