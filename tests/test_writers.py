@@ -456,6 +456,24 @@ def _events(path: Path) -> Any:
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("clocks", [(1.7e9, 1.6e9, 9.0), (9.0, 1.7e9, 1.7e9), (4.1e12, 1.7e9, 2e9)])
+def test_tensorboard_shows_every_step_whatever_the_clock_says(
+    clocks: tuple[float, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # 80 steps in three starts, the second from step 40 and the third from step 60.
+    for clock, restored, end in zip(clocks, (0, 40, 60), (50, 70, 80), strict=True):
+        monkeypatch.setattr(time, "time", lambda clock=clock: clock)
+        writer = writers.create(["tensorboard"], tmp_path, resumed=restored)
+        for step in range(restored + 1, end + 1):
+            writer.write_scalars(step, {"x": step + restored / 100})
+        writer.close()
+    assert len(list(tmp_path.glob("events.out.tfevents.*"))) == 3
+    wanted = [(step, step + (0.6 if step > 60 else 0.4 if step > 40 else 0)) for step in range(81)]
+    read = [(event.step, event.value) for event in _events(tmp_path).Scalars("x")]
+    assert read == [(step, float(np.float32(value))) for step, value in wanted[1:]]
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_tensorboard_reads_what_was_written(tmp_path: Path) -> None:
     writer = TensorBoardWriter(tmp_path)
     for step in (1, 2, 3):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import re
 import socket
 import sys
 import time
@@ -15,6 +16,10 @@ import numpy as np
 
 from trainer.writers.base import Log, Writer, number, to_stderr
 from trainer.writers.files import RecordFile
+
+
+_PREFIX = "events.out.tfevents."
+_STAMP = re.compile(re.escape(_PREFIX) + r"(\d+)(?:\.(\d+))?")
 
 
 class TensorBoardWriter(Writer):
@@ -37,7 +42,8 @@ class TensorBoardWriter(Writer):
         fence: Callable[[], None] | None = None,
     ) -> None:
         _import_without_torch()
-        name = f"events.out.tfevents.{time.time():.6f}.{socket.gethostname()}.{os.getpid()}"
+        stamp = _stamp(Path(logdir))
+        name = f"{_PREFIX}{stamp}.{socket.gethostname()}.{os.getpid()}"
         self._file = RecordFile(Path(logdir) / name, None, log)
         self._log = log
         self._fence = fence
@@ -185,6 +191,21 @@ class TensorBoardWriter(Writer):
         told = "its events are in it again" if whole else "its events are gone for good"
         self._log(f"{self._file.path} {change} by another program; {told}.")
         return True
+
+
+def _stamp(logdir: Path) -> str:
+    """Returns the time in seconds for the name of a new file, behind all files that are there.
+
+    TensorBoard reads the files of a folder by name, and hides what an earlier one has of the steps
+    after a later one's first. The clock may have been set back between two starts.
+    """
+    newest = 0  # in microseconds
+    for path in logdir.glob(f"{_PREFIX}*"):
+        if found := _STAMP.match(path.name):
+            seconds, fraction = found[1], (found[2] or "")[:6].ljust(6, "0")
+            newest = max(newest, int(seconds) * 10**6 + int(fraction))
+    seconds, fraction = divmod(max(int(time.time() * 10**6), newest + 1), 10**6)
+    return f"{seconds:010d}.{fraction:06d}"  # names of equal length are in the order of time
 
 
 def _import_without_torch() -> None:
