@@ -85,5 +85,5 @@ def was_killed(run_file: Path) -> bool:
     try:
         lineage = json.loads(run_file.read_text())["lineage"]
         return len(lineage) > 1 and lineage[-2]["exit"] == "killed"
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return False

@@ -269,5 +269,5 @@ def read_events(folder: Path) -> list[dict[str, Any]]:
     try:
         events = json.loads((folder / FILE).read_text())
         return [e for e in events if isinstance(e["step"], int) and "batch_number" in e]
-    except (OSError, ValueError, TypeError, KeyError):
+    except (OSError, ValueError, TypeError, KeyError, RecursionError):
         return []

@@ -27,6 +27,7 @@ from trainer.nonfinite import (
 )
 from trainer.program import Program
 from trainer.step import State
+from trainer.workdir import check_files
 
 
 def replay(
@@ -48,6 +49,7 @@ def replay(
         ConfigError: the folder holds no run, or the step is not one of its.
     """
     folder = Path(workdir)
+    check_files(folder)
     if not (folder / "config.yaml").exists():
         raise ConfigError(f"{folder} holds no config.yaml: it is not the folder of a run.")
     events = read_events(folder)

@@ -15,6 +15,7 @@ from trainer.workdir.changes import check_allowed, covered, listed, refuse
 from trainer.workdir.fingerprint import Change, compare
 from trainer.workdir.lock import Fenced, Lock
 from trainer.workdir.record import begin, now, read_record
+from trainer.workdir.regular import check_files
 from trainer.writers.base import Log, to_stderr
 from trainer.writers.files import remove_temporaries, replace_file
 
@@ -192,6 +193,7 @@ class Workdir:
         """Compares what is in the folder with this run; returns its run.json and the changes."""
         if self.path.exists() and not self.path.is_dir():
             raise ConfigError(f"The workdir {self.path} is a file. Choose another --workdir.")
+        check_files(self.path)
         try:
             changes = self._config_changes(config)
             record = read_record(self.run_file)

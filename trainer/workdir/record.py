@@ -68,7 +68,7 @@ def read_record(path: Path) -> dict[str, Any] | None:
             raise ValueError(f"its format is {record['format']}, not {FORMAT}")
         compare(record["fingerprint"], {})
         _ = [entry.get("exit") for entry in record["lineage"]]
-    except (ValueError, KeyError, TypeError, AttributeError) as e:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as e:
         raise ConfigError(
             f"{path} cannot be read ({e or type(e).__name__}). Put it right, or move it away to go "
             "on without its lineage."

@@ -17,7 +17,6 @@ import numpy as np
 from trainer.writers.base import Log, Writer, number, to_stderr
 from trainer.writers.files import RecordFile
 
-
 _PREFIX = "events.out.tfevents."
 _STAMP = re.compile(re.escape(_PREFIX) + r"(\d+)(?:\.(\d+))?")
 

@@ -1,0 +1,117 @@
+"""Folders and files that a run cannot use are told in a sentence, and never waited for."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests import runs
+from trainer.__main__ import main
+from trainer.config import ConfigError
+from trainer.workdir import check_files
+
+
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("stopped")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(runs.LAB)
+        assert runs.train(runs.write_config(folder), folder / "run", "--until=4") == 75
+    return folder
+
+
+@pytest.fixture
+def workdir(stopped: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.syspath_prepend(runs.LAB)
+    return Path(shutil.copytree(stopped / "run", tmp_path / "run"))
+
+
+BRACKETS = "[" * 100_000
+
+
+@pytest.mark.parametrize(
+    ("name", "code", "words"),
+    [
+        ("run.json", 2, "run.json cannot be read"),
+        ("rollbacks.json", 2, "rollbacks.json cannot be read"),
+        ("nonfinite.json", 75, "saved"),  # it is of no use to the run, and written anew
+    ],
+)
+def test_a_file_of_brackets(stopped, workdir, capfd, name, code, words):
+    (workdir / name).write_text(BRACKETS)
+    assert runs.train(stopped / "run.gin", workdir, "--until=5") == code
+    said = capfd.readouterr().err
+    assert words in said and "Traceback" not in said
+
+
+def test_replay_of_a_file_of_brackets(workdir, capfd):
+    (workdir / "nonfinite.json").write_text(BRACKETS)
+    assert main(["replay", str(workdir), "--vocabulary=unruly"]) == 2
+    assert "names no step" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "name", ["run.json", "config.yaml", "metrics.jsonl", "nonfinite.json", "rollbacks.json"]
+)
+def test_a_pipe_is_refused(workdir, name):
+    (workdir / name).unlink(missing_ok=True)
+    os.mkfifo(workdir / name)
+    with pytest.raises(ConfigError, match=f"{name} is a pipe.*Move it away"):
+        check_files(workdir)
+
+
+@pytest.mark.parametrize("command", ["train", "replay", "plot"])
+def test_no_command_waits_for_a_pipe(stopped, workdir, command):
+    name = "metrics.jsonl" if command == "plot" else "nonfinite.json"
+    (workdir / name).unlink(missing_ok=True)
+    os.mkfifo(workdir / name)
+    given = {
+        "train": runs.options(stopped / "run.gin", workdir),
+        "replay": [str(workdir), "--vocabulary=unruly"],
+        "plot": [str(workdir)],
+    }[command]
+    line = [sys.executable, "-m", "trainer", command, *given]
+    done = subprocess.run(
+        line, cwd=runs.ROOT, env=runs.environment(), capture_output=True, text=True, timeout=100
+    )
+    assert done.returncode == 2, done.stderr
+    assert name in done.stderr and "Traceback" not in done.stderr
+
+
+def test_what_a_run_leaves_is_accepted(workdir, tmp_path):
+    check_files(workdir)
+    check_files(tmp_path / "not there yet")
+    (workdir / "run.json").rename(tmp_path / "elsewhere.json")
+    (workdir / "run.json").symlink_to(tmp_path / "elsewhere.json")
+    check_files(workdir)
+
+
+@pytest.mark.parametrize("more", [[], ["--workdir=run"]], ids=["default", "relative"])
+def test_a_current_folder_that_is_gone(stopped, tmp_path, monkeypatch, capfd, more):
+    monkeypatch.syspath_prepend(runs.LAB)
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    command = [*runs.files(stopped / "run.gin"), "--vocabulary=unruly"]
+    try:
+        code = main([*command, *more])
+    except SystemExit as error:  # as argparse ends
+        code = error.code
+    assert code == 2
+    said = capfd.readouterr().err
+    assert "current folder does not exist any more" in said and "Traceback" not in said, said
+    assert main([*command, f"--workdir={tmp_path / 'run'}", "--until=1"]) == 75
+
+
+def test_a_mistake_is_told_in_a_folder_that_is_gone(stopped, tmp_path, monkeypatch, capfd):
+    (tmp_path / "broken_of_tests.py").write_text("1 / 0\n")
+    (tmp_path / "gone").mkdir()
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    command = ["config", *runs.files(stopped / "run.gin"), "--vocabulary=broken_of_tests"]
+    assert main(command) == 2
+    assert "broken_of_tests.py:1" in capfd.readouterr().err
