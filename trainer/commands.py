@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer import config as configs
+from trainer import options
 from trainer.config import Config, ConfigError
 
 
@@ -128,6 +129,8 @@ def _as_given(arguments: argparse.Namespace) -> list[str]:
 
 def _default_workdir(files: list[str], read: Config) -> str:
     """Names a folder after the config and what is in it, so that another config is another run."""
+    if not options.current_folder_exists():
+        raise ConfigError(f"Without --workdir the run's folder is made here, and {options.GONE}.")
     return f"runs/{Path(files[0]).stem}-{configs.digest(read.root)[:8]}"
 
 

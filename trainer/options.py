@@ -1,6 +1,7 @@
 """What the command line takes. Imports nothing that takes long: `--help` answers at once."""
 
 import argparse
+import os
 
 
 def parser() -> argparse.ArgumentParser:
@@ -204,4 +205,20 @@ def _folder(text: str) -> str:
         raise argparse.ArgumentTypeError(
             f"{text!r} is no folder of this machine; name one, on a disk that is mounted here"
         )
+    if not os.path.isabs(text) and not current_folder_exists():
+        raise argparse.ArgumentTypeError(f"{text!r} is a relative path, and {GONE}")
     return text
+
+
+GONE = (
+    "the current folder does not exist any more; go to another one with cd, or name the folder "
+    "by its full path"
+)
+
+
+def current_folder_exists() -> bool:
+    """Tells whether relative paths mean anything: the current folder may have been removed."""
+    try:
+        return bool(os.getcwd())
+    except OSError:
+        return False

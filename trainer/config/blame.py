@@ -43,4 +43,7 @@ def _is_the_users(root: str, file: Path) -> bool:
 
 def _shown(file: str | Path) -> str:
     path = Path(file)
-    return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)
+    try:
+        return str(path.relative_to(Path.cwd()))
+    except (ValueError, OSError):  # it lies elsewhere; or the current folder was removed
+        return str(path)
