@@ -87,7 +87,10 @@ def _input(leaf: Any, name: str) -> _Value:
     return _Value(leaf, name, Origin("input", name, "", [], _describe_bad(leaf)))
 
 
-def _run(jaxpr: Jaxpr, consts: Sequence[_Value], inputs: Sequence[_Value]) -> list[_Value]:
+def _run(
+    jaxpr: Jaxpr, consts: Sequence[_Value], inputs: Sequence[_Value], place: str = ""
+) -> list[_Value]:
+    """Runs the operations; `place` is that of the call, for those that have none of their own."""
     known: dict[Any, _Value] = {}
 
     def read(atom: Any) -> _Value:
@@ -97,11 +100,11 @@ def _run(jaxpr: Jaxpr, consts: Sequence[_Value], inputs: Sequence[_Value]) -> li
     known.update(zip(jaxpr.invars, inputs, strict=True))
     for eqn in jaxpr.eqns:
         operands = [read(atom) for atom in eqn.invars]
-        known.update(zip(eqn.outvars, _operation(eqn, operands), strict=True))
+        known.update(zip(eqn.outvars, _operation(eqn, operands, place), strict=True))
     return [read(atom) for atom in jaxpr.outvars]
 
 
-def _operation(eqn: JaxprEqn, operands: list[_Value]) -> list[_Value]:
+def _operation(eqn: JaxprEqn, operands: list[_Value], place: str) -> list[_Value]:
     """Does one operation; looks into a loop or a call only where it gives what is not finite."""
     parameters = eqn.primitive.get_bind_params(eqn.params)
     with eqn.ctx.manager:
@@ -110,7 +113,8 @@ def _operation(eqn: JaxprEqn, operands: list[_Value]) -> list[_Value]:
     if all(map(_finite, data)):
         keeps = eqn.primitive.name in _KEEPS_NAME and bool(operands)
         return [_Value(x, operands[0].name if keeps else "") for x in data]
-    inner = _INNER.get(eqn.primitive.name, _called)(eqn, operands)
+    place = source_info_util.summarize(eqn.source_info) or place
+    inner = _INNER.get(eqn.primitive.name, _called)(eqn, operands, place)
     if inner is not None:
         return [
             _Value(x, origin=None if _finite(x) else v.origin)
@@ -118,23 +122,23 @@ def _operation(eqn: JaxprEqn, operands: list[_Value]) -> list[_Value]:
         ]
     inherited = next((x.origin for x in operands if x.origin), None)
     return [
-        _Value(x, origin=None if _finite(x) else inherited or _origin(eqn, operands, x))
+        _Value(x, origin=None if _finite(x) else inherited or _origin(eqn, operands, x, place))
         for x in data
     ]
 
 
-def _called(eqn: JaxprEqn, operands: list[_Value]) -> list[_Value] | None:
+def _called(eqn: JaxprEqn, operands: list[_Value], place: str) -> list[_Value] | None:
     """Runs what a call calls (jit, custom_vjp, remat); None for an operation without a body."""
     for name in ("jaxpr", "call_jaxpr", "fun_jaxpr"):
         body = eqn.params.get(name)
         if isinstance(body, ClosedJaxpr | Jaxpr):
             closed = body if isinstance(body, ClosedJaxpr) else ClosedJaxpr(body, ())
             if len(closed.jaxpr.invars) == len(operands):
-                return _run(closed.jaxpr, [_Value(x) for x in closed.consts], operands)
+                return _run(closed.jaxpr, [_Value(x) for x in closed.consts], operands, place)
     return None
 
 
-def _scanned(eqn: JaxprEqn, operands: list[_Value]) -> list[_Value]:
+def _scanned(eqn: JaxprEqn, operands: list[_Value], place: str) -> list[_Value]:
     body, p = eqn.params["jaxpr"], eqn.params
     fixed, carried = _fixed_and_carried(p)
     consts, carry = operands[:fixed], operands[fixed : fixed + carried]
@@ -147,7 +151,8 @@ def _scanned(eqn: JaxprEqn, operands: list[_Value]) -> list[_Value]:
             else _inherit(x.data[index], x)
             for x in stacked
         ]
-        out = _run(body.jaxpr, [_Value(x) for x in body.consts], [*consts, *carry, *slices])
+        inputs = [*consts, *carry, *slices]
+        out = _run(body.jaxpr, [_Value(x) for x in body.consts], inputs, place)
         carry = out[:carried]
         for i, value in enumerate(out[carried:]):
             if value.origin is not None:
@@ -168,33 +173,34 @@ def _inherit(piece: Any, whole: _Value) -> _Value:
     return _Value(piece, whole.name, None if _finite(piece) else whole.origin)
 
 
-def _looped(eqn: JaxprEqn, operands: list[_Value]) -> list[_Value]:
+def _looped(eqn: JaxprEqn, operands: list[_Value], place: str) -> list[_Value]:
     p = eqn.params
     cut = p["cond_nconsts"], p["cond_nconsts"] + p["body_nconsts"]
     of_test, of_body, carry = operands[: cut[0]], operands[cut[0] : cut[1]], operands[cut[1] :]
     test, body = p["cond_jaxpr"], p["body_jaxpr"]
     while bool(_run(test.jaxpr, [_Value(x) for x in test.consts], [*of_test, *carry])[0].data):
-        carry = _run(body.jaxpr, [_Value(x) for x in body.consts], [*of_body, *carry])
+        consts = [_Value(x) for x in body.consts]
+        carry = _run(body.jaxpr, consts, [*of_body, *carry], place)
     return carry
 
 
-def _chosen(eqn: JaxprEqn, operands: list[_Value]) -> list[_Value]:
+def _chosen(eqn: JaxprEqn, operands: list[_Value], place: str) -> list[_Value]:
     branches = eqn.params["branches"]
     branch = branches[int(np.clip(int(operands[0].data), 0, len(branches) - 1))]
-    return _run(branch.jaxpr, [_Value(x) for x in branch.consts], operands[1:])
+    return _run(branch.jaxpr, [_Value(x) for x in branch.consts], operands[1:], place)
 
 
-_INNER: Mapping[str, Callable[[JaxprEqn, list[_Value]], list[_Value] | None]] = {
+_INNER: Mapping[str, Callable[[JaxprEqn, list[_Value], str], list[_Value] | None]] = {
     "scan": _scanned,
     "while": _looped,
     "cond": _chosen,
 }
 
 
-def _origin(eqn: JaxprEqn, operands: list[_Value], result: Any) -> Origin:
+def _origin(eqn: JaxprEqn, operands: list[_Value], result: Any, place: str) -> Origin:
     return Origin(
         what=eqn.primitive.name,
-        where=source_info_util.summarize(eqn.source_info),
+        where=place,
         scope=str(eqn.source_info.name_stack),
         operands=[_describe(x) for x in operands],
         result=_describe_bad(result),

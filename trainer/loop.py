@@ -2,12 +2,13 @@
 
 import collections
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import jax
 import numpy as np
 
+from trainer.advice import advise, replay_command
 from trainer.cadence import Stopwatch
 from trainer.checkpoint import Checkpoints
 from trainer.nonfinite import (
@@ -63,6 +64,7 @@ class Loop:
         turns: where the run went back to before, and the state gets other counters.
         until: the step to stop after, as a signal would; None for the last one.
         observe: is shown every step: its number, its batch and the state after it.
+        vocabulary: packages of the user's, for the command that an error suggests.
     """
 
     def __init__(
@@ -77,6 +79,7 @@ class Loop:
         turns: Turns,
         until: int | None = None,
         observe: Observer | None = None,
+        vocabulary: Sequence[str] = (),
     ):
         self.program = program
         self.experiment = program.experiment
@@ -88,6 +91,7 @@ class Loop:
         self._record = record
         self._turns = turns
         self._end = min(self.experiment.steps, until or self.experiment.steps)
+        self._vocabulary = vocabulary
         self._observe = observe or (lambda *_: None)
         self._watchdog = Watchdog(self.experiment.watchdog, log)
         self._waiting: Metrics | None = None
@@ -218,18 +222,15 @@ class Loop:
             self._waiting = None
         self._flush()
         values = bad.fetch()
-        said = describe(values)
+        said, advice = describe(values), advise(self.program, bad.step, self._counters)
         if self.experiment.on_nonfinite == "rollback":
-            step, counters = go_back(self._counters, bad.step)
+            step, counters = go_back(self._counters, bad.step, advice)
             self.log(f"At step {bad.step} {said}: back to step {step}, and on without that batch.")
             raise RollBack(step, counters)
         self.writer.write_scalars(bad.step, values)
-        folder = self.checkpoints.directory.parent
-        raise NonFinite(
-            f"At step {bad.step} {said}. The checkpoints before it are kept, and `python -m "
-            f"trainer replay {folder} --step={bad.step}` names the operation. Lower the learning "
-            f"rate, clip the gradients (clip_norm), or set on_nonfinite='skip'."
-        )
+        command = replay_command(self.checkpoints.directory.parent, bad.step, self._vocabulary)
+        kept = f"The checkpoints before it are kept, and `{command}` names the operation."
+        raise NonFinite(f"At step {bad.step} {said}. {advice} {kept}")
 
     # Metrics.
 

@@ -24,6 +24,7 @@ from trainer.step import State
 FILE = "nonfinite.json"
 TURNS = "rollbacks.json"
 MOST_ROLLBACKS = 10
+ADVICE = "Lower the learning rate, or clip the gradients (clip_norm)."
 _KEPT = 100  # events in the file: a run that skips for ever must not fill it
 
 
@@ -63,7 +64,7 @@ def counters_of(hyper: Mapping[str, Any]) -> Counters:
     return Counters(*(int(n) for n in np.asarray(hyper["rollback"])))
 
 
-def go_back(counters: Counters, bad: int) -> tuple[int, Counters]:
+def go_back(counters: Counters, bad: int, advice: str = ADVICE) -> tuple[int, Counters]:
     """Says where to go on after a bad step.
 
     The batch of that step is left out for good. Where the run did not come past the step that was
@@ -73,6 +74,7 @@ def go_back(counters: Counters, bad: int) -> tuple[int, Counters]:
     Args:
         counters: of the state.
         bad: the step, counted from 1, whose loss or gradient was not finite.
+        advice: what the error says to do.
 
     Returns:
         The finished steps of the state to go back to, and its counters from there on.
@@ -83,7 +85,7 @@ def go_back(counters: Counters, bad: int) -> tuple[int, Counters]:
     if counters.rollbacks == MOST_ROLLBACKS:
         raise NonFinite(
             f"Step {bad} is not finite, and the run went back {MOST_ROLLBACKS} times before. "
-            "Lower the learning rate, or clip the gradients (clip_norm)."
+            f"{advice}"
         )
     again = counters.again + 1 if counters.rollbacks and bad <= counters.last else 0
     target = max(0, bad - 2**again)

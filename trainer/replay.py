@@ -11,6 +11,7 @@ import jax
 from optim.paths import flatten
 from trainer import config as configs
 from trainer import culprit
+from trainer.batch_faults import find_fault
 from trainer.checkpoint import CheckpointError, Checkpoints
 from trainer.config import ConfigError
 from trainer.experiment import build_experiment
@@ -27,7 +28,7 @@ from trainer.nonfinite import (
 )
 from trainer.program import Program
 from trainer.step import State
-from trainer.workdir import check_files
+from trainer.workdir import check_files, code, compare, read_record
 
 
 def replay(
@@ -67,8 +68,19 @@ def replay(
     batch = next(iter(experiment.data.train(number, experiment.seed)))
     if event is not None and event["batch_sha256"] != digest_batch(batch):
         lines.append("The batch is not the one that the run recorded: the data changed.")
+    lines += _other_code(folder, vocabulary)
+    if (fault := find_fault(program, batch)) is not None:
+        lines.append(f"{fault}.")
     found = _look(program, state, batch, step, number)
     return lines + found[0], found[1]
+
+
+def _other_code(folder: Path, vocabulary: Sequence[str]) -> list[str]:
+    """Tells where the user's packages are not what the run was made with."""
+    record = read_record(folder / "run.json")
+    old = None if record is None else record["fingerprint"].get("code")
+    changes = [] if old is None else compare({"code": old}, {"code": code.hashes(vocabulary)})
+    return [f"The code is not that of the run: {str(each).partition(': ')[2]}." for each in changes]
 
 
 def _last_recorded(folder: Path, events: Sequence[Mapping[str, Any]]) -> int:

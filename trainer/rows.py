@@ -6,10 +6,11 @@ from typing import NamedTuple
 
 import jax
 
-from trainer import processes
+from trainer import processes, writers
 from trainer.experiment import Experiment
 from trainer.loop import DONE, FAILED
 from trainer.workdir import Workdir
+from trainer.writers import MultiWriter
 
 
 class Logged(NamedTuple):
@@ -78,6 +79,10 @@ def _between(last: Logged, restored: int) -> int:
     return rows
 
 
+class MetricsError(RuntimeError):
+    """metrics.jsonl cannot be read, or not be cut to the step that the run goes on from."""
+
+
 class Rows:
     """Sees to it that a run that lost rows of metrics.jsonl says so, and ends with exit code 1.
 
@@ -92,16 +97,43 @@ class Rows:
         self._experiment = experiment
         self._log = log
 
-    def count(self, restored: int | None, found: int, was_there: bool) -> None:
-        """Compares the rows that there are with those that the run wrote.
+    def open(self, restored: int | None) -> MultiWriter:
+        """Opens the run's writers, and says how many rows metrics.jsonl lacks.
 
         Args:
-            restored: the step whose state was restored; None for the first state.
-            found: how many rows up to that step metrics.jsonl holds.
-            was_there: whether there was a metrics.jsonl.
+            restored: the step whose state was restored, and after which rows are dropped; None
+                for the first state.
+
+        Returns:
+            The writers; none in a process that is not the first of the run's.
+
+        Raises:
+            MetricsError: metrics.jsonl cannot be read or cut.
         """
         if jax.process_index() > 0:
-            return
+            return MultiWriter([])
+        was_there = self._folder.metrics_file.exists()
+        try:
+            writer = writers.create(
+                self._experiment.writers,
+                self._folder.path,
+                resumed=restored or 0,
+                total_steps=self._experiment.steps,
+                batch_size=self._experiment.data.batch_size,
+                log=self._log,
+                fence=self._folder.check_fence,
+                lost=self._folder.lose_rows,
+            )
+        except OSError as error:
+            raise MetricsError(
+                f"The rows of metrics.jsonl after step {restored or 0:,} could not be dropped: "
+                f"{error}. Nothing is lost: start the same command again once the disk works."
+            ) from error
+        self._count(restored, writer.rows, was_there)
+        return writer
+
+    def _count(self, restored: int | None, found: int, was_there: bool) -> None:
+        """Compares the rows that there are with those that the run wrote."""
         step, experiment = restored or 0, self._experiment
         wanted = expected_rows([Logged(**rows) for rows in self._folder.rows()], step)
         if wanted is None:  # run.json is of a version that did not count

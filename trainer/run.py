@@ -15,16 +15,11 @@ from trainer.loop import DONE, FAILED, STOPPED, Loop, Observer
 from trainer.nonfinite import NonFinite, Record, RollBack, Turns
 from trainer.plan import Plan, make_plan, render
 from trainer.program import Program
-from trainer.rows import Rows
+from trainer.rows import MetricsError, Rows
 from trainer.signals import StopSignals
 from trainer.step import State
 from trainer.warm_start import WarmStart
 from trainer.workdir import Fenced, Workdir, code, fingerprint
-from trainer.writers import MultiWriter
-
-
-class MetricsError(RuntimeError):
-    """metrics.jsonl cannot be read, or not be cut to the step that the run goes on from."""
 
 
 class Run:
@@ -180,10 +175,11 @@ class Run:
                 evaluated = self._judge(checkpoints, folder)
                 state, restored = self._first_state(checkpoints, turns)
                 unevaluated = self._unevaluated(evaluated, restored)
-                was_there = folder.metrics_file.exists()
-                writer = self._writer(folder, restored, again)
-                rows.count(restored, writer.rows, was_there)
+                writer = rows.open(restored)
                 try:
+                    if restored is None and not again:
+                        writer.write_texts(0, {"plan": f"```\n{render(self.plan)}```"})
+                        writer.write_hparams(_hyperparameters(self.read))
                     if restored == experiment.steps and not unevaluated:
                         self.log(f"Nothing to do: the run has its {restored:,} steps.")
                         return rows.end(DONE)
@@ -198,6 +194,7 @@ class Run:
                         turns=turns,
                         until=until,
                         observe=observe,
+                        vocabulary=self.vocabulary,
                     )
                     end = loop.run(state, began, unevaluated=unevaluated)
                     writer.flush()  # it looks at metrics.jsonl once more
@@ -222,31 +219,6 @@ class Run:
                 if name in row:
                     checkpoints.judge(row["step"], float(row[name]))
         return evaluated
-
-    def _writer(self, folder: Workdir, restored: int | None, again: bool) -> MultiWriter:
-        experiment = self.experiment
-        if jax.process_index() > 0:
-            return MultiWriter([])
-        try:
-            writer = writers.create(
-                experiment.writers,
-                folder.path,
-                resumed=restored or 0,
-                total_steps=experiment.steps,
-                batch_size=experiment.data.batch_size,
-                log=self.log,
-                fence=folder.check_fence,
-                lost=folder.lose_rows,
-            )
-        except OSError as error:
-            raise MetricsError(
-                f"The rows of metrics.jsonl after step {restored or 0:,} could not be dropped: "
-                f"{error}. Nothing is lost: start the same command again once the disk works."
-            ) from error
-        if restored is None and not again:
-            writer.write_texts(0, {"plan": f"```\n{render(self.plan)}```"})
-            writer.write_hparams(_hyperparameters(self.read))
-        return writer
 
     def _unevaluated(self, evaluated: set[int], restored: int | None) -> bool:
         """Tells whether the restored state was saved when its evaluation had been broken off."""

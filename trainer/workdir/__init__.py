@@ -4,6 +4,17 @@ from trainer.workdir import code
 from trainer.workdir.fingerprint import Change, compare, fingerprint
 from trainer.workdir.folder import Workdir
 from trainer.workdir.lock import Fenced, Lock
+from trainer.workdir.record import read_record
 from trainer.workdir.regular import check_files
 
-__all__ = ["Change", "Fenced", "Lock", "Workdir", "check_files", "code", "compare", "fingerprint"]
+__all__ = [
+    "Change",
+    "Fenced",
+    "Lock",
+    "Workdir",
+    "check_files",
+    "code",
+    "compare",
+    "fingerprint",
+    "read_record",
+]

@@ -59,6 +59,19 @@ class Poisoned(Points):
         return batch
 
 
+class Mislabelled(Points):
+    """Adds to the labels of the batches with these numbers, which are 0 to 2 otherwise."""
+
+    def __init__(self, at: Sequence[int], add: int):
+        super().__init__()
+        self.at, self.add = frozenset(at), add
+
+    def batch(self, step, batch):
+        if step in self.at:
+            batch["label"] = batch["label"] + np.int32(self.add)
+        return batch
+
+
 class Impure(Points):
     """Counts its own batches: they depend on when the process began."""
 
@@ -97,6 +110,11 @@ def points() -> Points:
 def poisoned(at: Sequence[int] = (), factor: float = float("nan")) -> Poisoned:
     """Multiplies the images of the batches with these numbers, counted from 0."""
     return Poisoned(at, factor)
+
+
+def mislabelled(at: Sequence[int] = (), add: int = 7) -> Mislabelled:
+    """Gives labels that are no classes."""
+    return Mislabelled(at, add)
 
 
 def impure() -> Impure:
