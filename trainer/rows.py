@@ -129,7 +129,11 @@ class Rows:
                 f"The rows of metrics.jsonl after step {restored or 0:,} could not be dropped: "
                 f"{error}. Nothing is lost: start the same command again once the disk works."
             ) from error
-        self._count(restored, writer.rows, was_there)
+        try:
+            self._count(restored, writer.rows, was_there)
+        except BaseException:
+            writer.close()
+            raise
         return writer
 
     def _count(self, restored: int | None, found: int, was_there: bool) -> None:
