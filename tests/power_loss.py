@@ -1,0 +1,207 @@
+"""Cuts the power of a run at every moment, and restarts it from what the disk may then hold.
+
+    python -m tests.power_loss [--draws=3] [--seed=0]
+
+A small run that saves often, is stopped and resumed, and goes back from a step that is not finite, is
+recorded once. Then for each prefix of its file operations several states of the disk are drawn that
+a loss of power at that moment may leave (see crash_states). In each of them the trainer is started
+again: it must find the newest checkpoint or the one before it, and every row of metrics up to it.
+"""
+
+import argparse
+import collections
+import hashlib
+import json
+import os
+import random
+import re
+import shutil
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+
+from tests import crash_states, runs
+from tests.crash_states import EVERYTHING, OUTCOMES, Operation, Recorder, Tree, crash_state
+
+CONFIG = """
+experiment.data = @unruly.poisoned()
+unruly.poisoned.at = (8, 9)
+experiment.on_nonfinite = 'rollback'
+experiment.steps = 12
+experiment.log_every = 1
+experiment.eval_every = 4
+experiment.save_every = 2
+experiment.keep_latest = 1
+"""
+
+
+class Recorded(NamedTuple):
+    """A run that was recorded: the operations on its disk, the folders' inodes, the root's."""
+
+    config: Path
+    log: list[Operation]
+    folders: frozenset[int]
+    root: int
+
+
+def record(folder: Path) -> Recorded:
+    """Trains in two sittings, in this process, and records it."""
+    disk = folder / "disk"
+    disk.mkdir()
+    config = runs.write_config(folder, CONFIG)
+    with Recorder(disk) as recorder:
+        assert runs.train(config, disk / "run", "--until=5") == 75
+        assert runs.train(config, disk / "run") == 0
+    return Recorded(config, recorder.log, frozenset(recorder.folders), recorder.root)
+
+
+class Promise(NamedTuple):
+    """What a restart must come to after a crash.
+
+    Attributes:
+        steps: of the checkpoints that it may go on from; 0 for a fresh start.
+        rows: of metrics.jsonl, as the run had written them.
+    """
+
+    steps: set[int]
+    rows: list[dict[str, Any]]
+
+
+class Restarts:
+    """Starts the recorded run again in states of the disk.
+
+    Args:
+        recorded: the run.
+        folder: where the states are put, one after the other.
+    """
+
+    def __init__(self, recorded: Recorded, folder: Path):
+        from trainer import config as configs
+        from trainer.experiment import build_experiment
+        from trainer.program import Program
+        from trainer.run import Run
+        from trainer.signals import StopSignals
+
+        self.recorded = recorded
+        self.counts: collections.Counter[str] = collections.Counter()
+        self._folder = folder
+        self._said: list[str] = []
+        self._known: dict[str, int] = {}
+        read = configs.load([recorded.config.parent / "base.gin", recorded.config])
+        program = Program(build_experiment(read, ["unruly"]))
+        self._run = Run(read, program, StopSignals(), self._said.append)
+
+    def promises(self) -> list[Promise]:
+        """Returns, for each prefix of the log, what must survive a crash after it."""
+        promises, commits, live = [], [0], {0}
+        for end in range(len(self.recorded.log) + 1):
+            run = self._tree(end, EVERYTHING, random.Random(0)).get("run", {})
+            now = {int(name) for name in run.get("checkpoints", {}) if name.isdigit()}
+            commits += sorted(now - live)
+            live = now or {0}
+            rows = _rows(run.get("metrics.jsonl", b""))
+            promises.append(Promise({*commits[-2:], *live}, rows))
+        return promises
+
+    def check(self, end: int, outcome: str, draw: random.Random, promise: Promise) -> None:
+        """Starts again after a crash that follows the first `end` operations.
+
+        Raises:
+            AssertionError: the restart did not come to what was promised.
+        """
+        tree = self._tree(end, outcome, draw)
+        digest = _digest(tree)
+        self.counts["states"] += 1
+        step = self._known.get(digest)
+        if step is None:
+            self.counts["different states"] += 1
+            step = self._known[digest] = self._restart(tree)
+            self._rows_at = _rows((self._folder / "state/run/metrics.jsonl").read_bytes())
+            for promised in promise.rows:
+                if promised["step"] <= step:
+                    assert promised in self._rows_at, (promised, self._rows_at)
+        self.counts[f"restarts {'from a checkpoint' if step else 'from step 0'}"] += 1
+        assert step in promise.steps, (step, promise.steps)
+
+    def finish(self) -> Path:
+        """Trains on from the state that was checked last, to the end; returns the workdir."""
+        workdir = self._folder / "state" / "run"
+        assert runs.train(self.recorded.config, workdir) == 0
+        return workdir
+
+    def _tree(self, end: int, outcome: str, draw: random.Random) -> Any:
+        recorded = self.recorded
+        return crash_state(recorded.log[:end], recorded.folders, recorded.root, outcome, draw)
+
+    def _restart(self, tree: Tree) -> int:
+        """Starts the run in a state of the disk; returns the step that it went on from."""
+        place = self._folder / "state"
+        shutil.rmtree(place, ignore_errors=True)
+        crash_states.write_tree(tree, place)
+        self._said.clear()
+        code = self._run.start(place / "run", until=1)
+        said = "\n".join(self._said)
+        assert code == 75 or code == 0, said
+        assert "damaged" not in said, said
+        found = re.search(r"Restored step (\d+)\.", said)
+        return int(found[1]) if found else 0
+
+
+def _rows(content: bytes) -> list[dict[str, Any]]:
+    """Returns the whole lines of a metrics.jsonl, without speeds."""
+    rows = [json.loads(line) for line in content.split(b"\n")[:-1] if line.strip(b"\0")]
+    return [{k: v for k, v in row.items() if not k.startswith("perf/")} for row in rows]
+
+
+def _digest(tree: Tree) -> str:
+    def lines(tree: Tree, path: str) -> Sequence[str]:
+        for name, content in sorted(tree.items()):
+            if isinstance(content, bytes):
+                yield f"{path}/{name} {hashlib.sha256(content).hexdigest()}"
+            else:
+                yield f"{path}/{name}/"
+                yield from lines(content, f"{path}/{name}")
+
+    return hashlib.sha256("\n".join(lines(tree, "")).encode()).hexdigest()
+
+
+def power_loss(folder: Path, draws: int, seed: int, every: int = 1) -> collections.Counter[str]:
+    """Records a run and restarts it from the crashes after every so manieth operation."""
+    recorded = record(folder)
+    restarts = Restarts(recorded, folder)
+    promises = restarts.promises()
+    draw = random.Random(seed)
+    for end in range(draw.randrange(every), len(recorded.log) + 1, every):
+        for outcome in OUTCOMES:
+            for _ in range(draws if "random" in outcome else 1):
+                state = draw.getrandbits(32)
+                try:
+                    restarts.check(end, outcome, random.Random(state), promises[end])
+                except AssertionError as error:
+                    raise AssertionError(
+                        f"after {end} of {len(recorded.log)} operations, {outcome!r}, "
+                        f"drawn by {state}: {error}"
+                    ) from error
+    restarts.counts["operations"] = len(recorded.log)
+    return restarts.counts
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--draws", type=int, default=3)
+    parser.add_argument("--every", type=int, default=1)
+    parser.add_argument("--seed", type=int, default=0)
+    arguments = parser.parse_args()
+    sys.path.insert(0, str(runs.LAB))
+    with tempfile.TemporaryDirectory(prefix="lockstep-power-loss-") as folder:
+        counts = power_loss(Path(folder), arguments.draws, arguments.seed, arguments.every)
+    for name, count in sorted(counts.items()):
+        print(f"{count:7,}  {name}")
+
+
+if __name__ == "__main__":
+    main()
