@@ -1,10 +1,10 @@
 """Records what a process does to a folder, and computes what a loss of power may leave of it.
 
-A file system keeps what was synced. Of everything else, until a sync of the same file or folder, it
-keeps what it likes: a new name or a removed one may be on the disk or not, and a file's new bytes may
-be missing, cut off or read as NULs. `crash_state` draws one of these outcomes; it is a pure function
-of the log. The rules are those that POSIX leaves open, and weaker than ext4's own: a sync of a file
-keeps its bytes and not its name, and names are kept in any order.
+A file system keeps what was synced. Any other change may or may not be on the disk: a name that was
+made or removed, and the new bytes of a file, which may be missing, cut off or read as NULs.
+`crash_state` draws one of the possible outcomes; it is a pure function of the log. The rules are
+what POSIX allows, which is more than ext4 does: a sync of a file keeps its bytes and not its name,
+and names are kept in any order.
 """
 
 import contextlib
@@ -239,7 +239,8 @@ class Recorder:
         return found.st_ino, found
 
     def _file(self, inode: int, found: os.stat_result, path: Path) -> "_File":
-        known, stamp, now = self._seen.get(inode), (found.st_mtime_ns, found.st_size), time.time_ns()
+        known, now = self._seen.get(inode), time.time_ns()
+        stamp = found.st_mtime_ns, found.st_size
         # A clock that ticks every few milliseconds stamps two writes alike.
         if known and known.stamp == stamp and known.read_at > found.st_mtime_ns + 10**8:
             return known

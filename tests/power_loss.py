@@ -2,10 +2,10 @@
 
     python -m tests.power_loss [--draws=3] [--seed=0]
 
-A small run that saves often, is stopped and resumed, and goes back from a step that is not finite, is
-recorded once. Then for each prefix of its file operations several states of the disk are drawn that
-a loss of power at that moment may leave (see crash_states). In each of them the trainer is started
-again: it must find the newest checkpoint or the one before it, and every row of metrics up to it.
+One small run is recorded that saves often, is stopped and resumed, and goes back from a step that
+is not finite. For each prefix of its file operations several states of the disk are drawn that a
+loss of power at that moment may leave (see crash_states), and the trainer is started again in each:
+it must restore the newest checkpoint or the one before it, with every row of metrics up to it.
 """
 
 import argparse
@@ -18,7 +18,7 @@ import re
 import shutil
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -90,7 +90,7 @@ class Restarts:
         self.counts: collections.Counter[str] = collections.Counter()
         self._folder = folder
         self._said: list[str] = []
-        self._known: dict[str, int] = {}
+        self._known: dict[str, tuple[int, list[dict[str, Any]]]] = {}
         read = configs.load([recorded.config.parent / "base.gin", recorded.config])
         program = Program(build_experiment(read, ["unruly"]))
         self._run = Run(read, program, StopSignals(), self._said.append)
@@ -116,16 +116,16 @@ class Restarts:
         tree = self._tree(end, outcome, draw)
         digest = _digest(tree)
         self.counts["states"] += 1
-        step = self._known.get(digest)
-        if step is None:
+        if digest not in self._known:
             self.counts["different states"] += 1
-            step = self._known[digest] = self._restart(tree)
-            self._rows_at = _rows((self._folder / "state/run/metrics.jsonl").read_bytes())
-            for promised in promise.rows:
-                if promised["step"] <= step:
-                    assert promised in self._rows_at, (promised, self._rows_at)
-        self.counts[f"restarts {'from a checkpoint' if step else 'from step 0'}"] += 1
+            step = self._restart(tree)
+            rows = _rows((self._folder / "state" / "run" / "metrics.jsonl").read_bytes())
+            self._known[digest] = step, rows
+        step, rows = self._known[digest]
+        self.counts["restarts from a checkpoint" if step else "restarts from step 0"] += 1
         assert step in promise.steps, (step, promise.steps)
+        lost = [row for row in promise.rows if row["step"] <= step and row not in rows]
+        assert not lost, (lost, rows)
 
     def finish(self) -> Path:
         """Trains on from the state that was checked last, to the end; returns the workdir."""
@@ -158,7 +158,7 @@ def _rows(content: bytes) -> list[dict[str, Any]]:
 
 
 def _digest(tree: Tree) -> str:
-    def lines(tree: Tree, path: str) -> Sequence[str]:
+    def lines(tree: Tree, path: str) -> Iterator[str]:
         for name, content in sorted(tree.items()):
             if isinstance(content, bytes):
                 yield f"{path}/{name} {hashlib.sha256(content).hexdigest()}"

@@ -23,7 +23,7 @@ from jax.sharding import SingleDeviceSharding
 
 from trainer import checkpoint
 from trainer.__main__ import main
-from trainer.checkpoint import CheckpointError, Checkpoints, integrity, retention
+from trainer.checkpoint import CheckpointError, Checkpoints, commit, integrity, manager, retention
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -627,6 +627,60 @@ def test_a_directory_that_cannot_be_made_is_an_error_of_the_save(
     assert len(log) == 1
 
 
+def test_a_checkpoint_without_its_arrays_is_not_committed(
+    opened: Callable[..., Checkpoints], home: Path, log: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tensorstore spells paths in UTF-8 and may have written them to another folder."""
+
+    def elsewhere(temporary: Path, *args: Any, **options: Any) -> None:
+        if temporary.name.startswith("2"):
+            (temporary / "state").rename(home.parent / "elsewhere")
+            (temporary / "state").mkdir()
+        commit.commit(temporary, *args, **options)
+
+    monkeypatch.setattr(manager, "commit", elsewhere)
+    checkpoints = opened(keep_latest=1)
+    for step in (1, 2):
+        checkpoints.save(step, make_state())
+        checkpoints.wait()
+    said = "the index of its arrays, state/manifest.ocdbt, was not written to"
+    assert checkpoints.error and said in checkpoints.error
+    assert len(log) == 1 and "The newest is of step 1" in log[0]
+    assert [path.name for path in home.iterdir()] == ["1"]
+
+
+@pytest.mark.parametrize("what", ["file", "link"])
+def test_a_file_where_removed_ones_go_is_replaced(
+    what: str, opened: Callable[..., Checkpoints], home: Path, log: list[str], tmp_path: Path
+) -> None:
+    home.mkdir()
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis").write_text("")
+    checkpoints = opened(keep_latest=1)
+    for step in (1, 2, 3):
+        if what == "link":
+            (home / "removed").symlink_to(tmp_path / "mine")
+        else:
+            (home / "removed").write_text("")
+        checkpoints.save(step, {"x": jnp.ones(1)})
+        checkpoints.wait()
+    checkpoints.prune()
+    assert [path.name for path in home.iterdir()] == ["3"] and log == []
+    assert [path.name for path in (tmp_path / "mine").iterdir()] == ["thesis"]
+
+
+def test_a_file_where_damaged_ones_go_is_named(saved: Path, tmp_path: Path) -> None:
+    run = _copy(saved, tmp_path)
+    _flip(max(_files(run / "checkpoints" / "2"), key=lambda path: path.stat().st_size), 500)
+    (run / "checkpoints" / "damaged").write_text("")
+    with Checkpoints(run / "checkpoints") as checkpoints:
+        with pytest.raises(CheckpointError, match="/damaged: it is a file. Move it away"):
+            checkpoints.restore(abstract(make_state()))
+    (run / "checkpoints" / "damaged").unlink()
+    with Checkpoints(run / "checkpoints", log=lambda line: None) as checkpoints:
+        assert_same(checkpoints.restore(abstract(make_state())), make_state(1))
+
+
 def test_a_disk_that_cannot_be_read_for_a_while_damages_nothing(
     saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -665,7 +719,7 @@ def test_what_could_not_be_deleted_is_no_obstacle(
 ) -> None:
     checkpoints = opened()
     with monkeypatch.context() as patch:
-        patch.setattr(retention.shutil, "rmtree", lambda *args, **options: None)
+        patch.setattr(shutil, "rmtree", lambda *args, **options: None)
         for _ in range(3):  # a reader on NFS holds the files
             assert checkpoints.save(2, {"x": jnp.ones(1)})
             assert checkpoints.discard_after(1) == [2]

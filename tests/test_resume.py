@@ -20,6 +20,7 @@ import pytest
 from tests import runs
 from trainer import checkpoint, processes
 from trainer.__main__ import main
+from trainer.checkpoint import integrity
 
 
 @pytest.fixture(autouse=True)
@@ -45,6 +46,82 @@ def flip(file: Path) -> None:
 
 def largest_file(folder: Path) -> Path:
     return max((p for p in folder.rglob("*") if p.is_file()), key=lambda p: p.stat().st_size)
+
+
+# In folders that are not as they should be.
+
+
+def test_under_another_encoding_of_names_a_run_is_refused(tmp_path, config):
+    names = {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}
+    workdir = tmp_path / "Stra\xdfe"
+    command = [sys.executable, "-m", "trainer", *runs.options(config, workdir)]
+    done = subprocess.run(
+        command, env=runs.environment(**names), cwd=runs.ROOT, capture_output=True, timeout=100
+    )
+    assert done.returncode == 2, done.stderr
+    assert b"read as ascii here. Set PYTHONUTF8=1" in done.stderr
+    assert not workdir.exists()
+
+
+def test_a_folder_that_is_deleted_under_a_run_can_be_used_again(
+    tmp_path, config, monkeypatch, capfd
+):
+    workdir, entries, deleted = tmp_path / "run", integrity.entries, []
+
+    def deleting(leaves):
+        if not deleted:
+            deleted.append(True)
+            shutil.rmtree(workdir)
+            (workdir / "checkpoints/4.orbax-checkpoint-tmp/state").mkdir(parents=True)
+        return entries(leaves)
+
+    monkeypatch.setattr(integrity, "entries", deleting)
+    assert runs.train(config, workdir) == 1
+    assert "was removed. This process writes nothing more there" in capfd.readouterr().err
+    assert [path.name for path in workdir.iterdir()] == ["checkpoints"]
+    assert runs.train(config, workdir) == 0
+    assert [info.step for info in checkpoint.ls(workdir)] == [12, 16, 20]
+
+
+def test_a_file_where_damaged_checkpoints_go_ends_the_run_with_a_sentence(
+    tmp_path, config, capfd
+):
+    workdir = tmp_path / "run"
+    assert runs.train(config, workdir, "--until=6") == 75
+    flip(largest_file(workdir / "checkpoints" / "6"))
+    (workdir / "checkpoints" / "damaged").write_text("")
+    assert runs.train(config, workdir) == 1
+    assert "error: The damaged checkpoint" in capfd.readouterr().err
+
+
+def test_a_stop_in_the_last_evaluation_leaves_no_checkpoint_too_many(
+    tmp_path, monkeypatch, capfd
+):
+    import unruly  # type: ignore[import-not-found]
+
+    more = "experiment.best_metric = 'loss'\nexperiment.best_mode = 'max'\n"
+    more += "experiment.keep_latest = 1\nexperiment.eval_every = 4\n"
+    config, workdir = runs.write_config(tmp_path, more), tmp_path / "run"
+    evaluate, evaluations = unruly.Points.evaluate, []
+
+    def interrupted(self):
+        evaluations.append(True)
+        if len(evaluations) == 6:  # the plan tries it once
+            runs.stop()
+        yield from evaluate(self)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(unruly.Points, "evaluate", interrupted)
+        assert runs.train(config, workdir) == 75
+    # The best of those that were evaluated, and the newest.
+    assert [info.step for info in checkpoint.ls(workdir)] == [16, 20]
+    assert runs.train(config, workdir) == 0
+    assert [info.step for info in checkpoint.ls(workdir)] == [20]
+    # And where a process was killed before it removed what its last save made superfluous.
+    shutil.copytree(workdir / "checkpoints" / "20", workdir / "checkpoints" / "16")
+    assert runs.train(config, workdir) == 0
+    assert "Nothing to do" in capfd.readouterr().err
+    assert [info.step for info in checkpoint.ls(workdir)] == [20]
 
 
 # At random moments.

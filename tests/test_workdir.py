@@ -19,7 +19,7 @@ import pytest
 
 from trainer import config as configs
 from trainer.config import Call, ConfigError
-from trainer.workdir import Change, Fenced, Lock, Workdir, compare, fingerprint
+from trainer.workdir import Change, Fenced, Lock, Workdir, check_name, compare, fingerprint
 from trainer.workdir import fingerprint as fingerprints  # the function; the module is below
 from trainer.workdir import lock as lock_module
 from trainer.workdir.fingerprint import REFUSED, _code
@@ -403,6 +403,26 @@ def test_results_without_a_config_are_nobodys(
     with pytest.raises(ConfigError, match="holds results but no config.yaml"):
         opened()
     assert not (folder / "lock").exists()
+
+
+@pytest.mark.parametrize("name", ["", "8.orbax-checkpoint-tmp/state", "removed/3"])
+def test_what_a_save_that_broke_off_leaves_is_no_result(
+    name: str, opened: Callable[..., Workdir], folder: Path
+) -> None:
+    """As where the folder was deleted under a run that was just saving."""
+    (folder / "checkpoints" / name).mkdir(parents=True)
+    opened()
+
+
+@pytest.mark.parametrize("path", ["/a/\udcfc/run", "/a/\xfc/run"])
+def test_a_name_that_has_other_bytes_in_utf_8_is_refused(
+    path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if path == "/a/\xfc/run":
+        check_name(path)  # as ever, where names are UTF-8
+        monkeypatch.setattr(os, "fsencode", lambda name: name.encode("latin-1"))
+    with pytest.raises(ConfigError, match=r"workdir /a/\S+/run cannot hold checkpoints: .* UTF-8"):
+        check_name(path)
 
 
 def test_a_folder_with_a_stranger_s_log_is_fine(

@@ -288,6 +288,7 @@ class Loop:
         if self.writer.error:
             self.log(f"The metrics up to step {step} could not be written: {self.writer.error}")
             return FAILED
+        self.checkpoints.prune()
         if step < self.experiment.steps or not evaluated:
             why = self.wishes.stop or "--until"
             self.log(

@@ -19,7 +19,7 @@ from trainer.rows import MetricsError, Rows
 from trainer.signals import StopSignals
 from trainer.step import State
 from trainer.warm_start import WarmStart
-from trainer.workdir import Fenced, Workdir, code, fingerprint
+from trainer.workdir import Fenced, Workdir, check_name, code, fingerprint
 
 
 class Run:
@@ -101,6 +101,7 @@ class Run:
 
     def _look_into(self, workdir: Path, changed: bool) -> None:
         """Refuses what cannot come to anything, before the folder is touched."""
+        check_name(workdir)
         try:
             newest = Checkpoints(workdir / "checkpoints").latest()
             wrong = []
@@ -163,6 +164,7 @@ class Run:
             keep_always=[] if experiment.warm_start is None else [0],  # it cannot be made again
             log=self.log,
             fence=folder.check_fence,
+            before_commit=folder.sync_metrics,
         )
         wishes = processes.Wishes(self.signals, Cadence(hurry=was_killed(folder.run_file)))
         record = Record(folder.path, folder.write, experiment, self.log)
@@ -181,6 +183,7 @@ class Run:
                         writer.write_texts(0, {"plan": f"```\n{render(self.plan)}```"})
                         writer.write_hparams(_hyperparameters(self.read))
                     if restored == experiment.steps and not unevaluated:
+                        checkpoints.prune()
                         self.log(f"Nothing to do: the run has its {restored:,} steps.")
                         return rows.end(DONE)
                     self._compile(state)

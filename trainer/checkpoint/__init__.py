@@ -6,7 +6,7 @@ The only room that knows orbax, which is imported when a checkpoint is first wri
 from trainer.checkpoint.inspection import Info, check, diff, load_params, ls, misfits, rename
 from trainer.checkpoint.integrity import CheckpointError, Damaged, digests
 from trainer.checkpoint.manager import Checkpoints
-from trainer.checkpoint.reading import check_not_lost
+from trainer.checkpoint.reading import check_not_lost, holds_results
 
 __all__ = [
     "CheckpointError",
@@ -17,6 +17,7 @@ __all__ = [
     "check_not_lost",
     "diff",
     "digests",
+    "holds_results",
     "load_params",
     "ls",
     "misfits",

@@ -23,7 +23,8 @@ FORMAT = 1
 ABSENT = (FileNotFoundError, NotADirectoryError, IsADirectoryError)  # what no retry would alter
 MANIFEST = "manifest.json"
 FILES = "integrity/files.json"
-_LATER = ("_CHECKPOINT_METADATA", "commit_success.txt")  # orbax writes these after the list
+COMMITTED = "commit_success.txt"
+_LATER = ("_CHECKPOINT_METADATA", COMMITTED)  # not listed: these must exist, and may hold anything
 
 Index = list[list[int]]  # [[start, stop], ...] of a piece in its leaf
 

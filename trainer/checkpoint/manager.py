@@ -4,28 +4,27 @@ from __future__ import annotations
 
 import math
 import os
-import shutil
 from collections.abc import Callable, Collection
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import jax
 
 from trainer.checkpoint import integrity
+from trainer.checkpoint.commit import commit, remove, remove_unfinished, set_aside, sweep
 from trainer.checkpoint.integrity import CheckpointError, Damaged
 from trainer.checkpoint.reading import (
     DAMAGED,
     all_agree,
     place,
-    read_for,
+    read_in_all_processes,
     step_directories,
     storage,
 )
-from trainer.checkpoint.retention import Retention, free_name, remove, sweep
+from trainer.checkpoint.retention import Retention
 from trainer.writers.base import to_stderr
-
-_TEMPORARY = ".orbax-checkpoint-tmp"
 
 
 class Checkpoints:
@@ -45,6 +44,8 @@ class Checkpoints:
       log: takes one line of warning; default stderr.
       fence: called just before a checkpoint is committed, moved or removed; what it raises stops
         that and is raised by the next save, wait or close.
+      before_commit: called behind the steps before a checkpoint is committed, in process 0 alone;
+        syncs what no checkpoint may be ahead of. An OSError fails the save.
       read_only: never moves or removes anything, and refuses to save.
     """
 
@@ -58,6 +59,7 @@ class Checkpoints:
         keep_always: Collection[int] = (),
         log: Callable[[str], None] = to_stderr,
         fence: Callable[[], None] | None = None,
+        before_commit: Callable[[], None] | None = None,
         read_only: bool = False,
     ) -> None:
         self.directory = Path(directory).absolute()
@@ -65,10 +67,10 @@ class Checkpoints:
         self._retention = Retention(keep_latest, keep_best, best_mode, keep_always)
         self._log = log
         self._fence = fence or (lambda: None)
+        self._before_commit = before_commit or (lambda: None)
         self._read_only = read_only
         self._manager: Any = None
         self._behind = ThreadPoolExecutor(1, "checkpoints")
-        self._saving: int | None = None
         self._pending: tuple[int, Future[None]] | None = None
         self._fenced: BaseException | None = None
 
@@ -109,7 +111,6 @@ class Checkpoints:
         }
         try:
             manager = self._open()
-            self._saving = step
             self._retention.saving(step, value)
             manager.save(
                 step,
@@ -125,6 +126,20 @@ class Checkpoints:
     def judge(self, step: int, metric: float) -> None:
         """Tells what a checkpoint is worth that was saved before that was known."""
         self._retention.judge(step, float(metric))
+
+    def prune(self) -> None:
+        """Removes the checkpoints that need not be kept, as every save does when it is committed.
+
+        For a run that ends without another save: what judge() was told may have changed them.
+        """
+        self._collect()
+        self._fence()
+        if jax.process_index() == 0:
+            try:
+                self._retention.read(step_directories(self.directory))
+                remove(self.directory, self._retention.superfluous(self.steps()), self._fence)
+            except OSError as e:
+                self._log(f"Older checkpoints could not be removed: {integrity.reason(e)}.")
 
     def wait(self) -> None:
         """Waits until the save in progress, if any, is committed or has failed (see `error`)."""
@@ -166,19 +181,10 @@ class Checkpoints:
             raise CheckpointError(f"There is no checkpoint in {self.directory}.")
         targets = integrity.named_leaves(abstract_state)
         for number in [step] if step is not None else sorted(found, reverse=True):
-            problem = None
             try:
-                arrays = read_for(found[number], targets)
-            except (Damaged, OSError) as e:
-                problem = e
-            if not all_agree(not isinstance(problem, OSError)):
-                why = integrity.reason(problem) if problem else "another process cannot read it"
-                raise CheckpointError(
-                    f"The checkpoint {found[number]} cannot be read now: {why}. Nothing was "
-                    "changed; start the same command again when it can be read."
-                ) from problem
-            if not all_agree(problem is None):
-                self._set_aside(number, found[number], str(problem or "another process says so"))
+                arrays = read_in_all_processes(found[number], targets)
+            except Damaged as e:
+                self._set_aside(number, found[number], str(e))
                 continue
             leaves = [place(arrays.pop(name), target) for name, target in targets.items()]
             return jax.tree.unflatten(jax.tree.structure(abstract_state), leaves)
@@ -214,18 +220,19 @@ class Checkpoints:
     # -- inside
 
     def _set_aside(self, step: int, path: Path, reason: str) -> None:
-        line = f"Checkpoint of step {step} is damaged: {reason}."
+        line, problem = f"Checkpoint of step {step} is damaged: {reason}.", None
         if self._read_only:
             self._log(line)
             return
         if jax.process_index() == 0:
             self._fence()
-            home = self.directory / DAMAGED
-            home.mkdir(mode=0o700, exist_ok=True)
-            target = path.rename(free_name(home, step))
-            self._log(f"{line} It was moved to {target}; the previous one is used.")
+            try:
+                self._log(f"{line} It was moved to {set_aside(path)}; the previous one is used.")
+            except CheckpointError as e:
+                problem = e
         self._drop_manager()
-        all_agree(True)
+        if not all_agree(problem is None):
+            raise problem or CheckpointError(f"{line} Another process cannot move it.")
 
     def _open(self) -> Any:
         if self._manager is None:
@@ -233,15 +240,9 @@ class Checkpoints:
             self._retention.read(step_directories(self.directory))
             if jax.process_index() == 0:
                 sweep(self.directory)
-            self._manager = storage().open_manager(self.directory, self._before_commit)
+            committing = partial(commit, before=self._before_commit, fence=self._fence_behind)
+            self._manager = storage().open_manager(self.directory, committing)
         return self._manager
-
-    def _before_commit(self) -> None:
-        """Lists the files, when all are written, and asks the fence; in orbax's thread."""
-        (directory,) = self.directory.glob(f"{self._saving}{_TEMPORARY}*")
-        listing = {"format": integrity.FORMAT, "files": integrity.file_list(directory)}
-        (directory / integrity.FILES).write_text(integrity.seal(listing))
-        self._fence_behind()
 
     def _fence_behind(self) -> None:
         """Asks the fence in another thread; what it raises, the run's own is to raise too."""
@@ -255,8 +256,7 @@ class Checkpoints:
         """Waits for the commit and then removes what need not be kept; in a thread of its own."""
         manager.wait_until_finished()
         if jax.process_index() == 0:
-            superfluous = self._retention.superfluous(self.steps())
-            remove(self.directory, superfluous, self._fence_behind)
+            remove(self.directory, self._retention.superfluous(self.steps()), self._fence_behind)
 
     def _collect(self) -> None:
         """Waits for the save in progress and takes note of how it ended."""
@@ -281,8 +281,7 @@ class Checkpoints:
             raise fenced
         self._fence()  # what lies there may be another's by now
         if jax.process_index() == 0:
-            for rest in self.directory.glob(f"{step}{_TEMPORARY}*"):
-                shutil.rmtree(rest, ignore_errors=True)
+            remove_unfinished(self.directory, step)
         first = self.error is None
         self.error = f"The checkpoint of step {step} could not be saved: {integrity.reason(error)}"
         if first:

@@ -16,7 +16,9 @@ import numpy as np
 from trainer.checkpoint import integrity
 from trainer.checkpoint.integrity import CheckpointError, Damaged
 
-DAMAGED = "damaged"
+DAMAGED, REMOVED = "damaged", "removed"  # folders beside the steps
+TEMPORARY = ".orbax-checkpoint-tmp"
+ARRAYS = "state/manifest.ocdbt"  # the index of the arrays of a step
 
 
 def storage() -> Any:
@@ -80,6 +82,30 @@ def read_for(step_directory: Path, targets: Mapping[str, Any]) -> dict[str, np.n
     return read_arrays(step_directory, manifest)
 
 
+def read_in_all_processes(
+    step_directory: Path, targets: Mapping[str, Any]
+) -> dict[str, np.ndarray]:
+    """Reads a step as read_for() does, in every process of the run.
+
+    Raises the same in all of them: Damaged where one finds it damaged, and CheckpointError where
+    one cannot read it now.
+    """
+    problem, arrays = None, {}
+    try:
+        arrays = read_for(step_directory, targets)
+    except (Damaged, OSError) as e:
+        problem = e
+    if not all_agree(not isinstance(problem, OSError)):
+        why = integrity.reason(problem) if problem else "another process cannot read it"
+        raise CheckpointError(
+            f"The checkpoint {step_directory} cannot be read now: {why}. Nothing was "
+            "changed; start the same command again when it can be read."
+        ) from problem
+    if not all_agree(problem is None):
+        raise problem or Damaged("another process says so")
+    return arrays
+
+
 def _check_files(step_directory: Path) -> None:
     listing = _sealed(step_directory / integrity.FILES)["files"]
     _refuse(integrity.file_problems(step_directory, listing))
@@ -124,6 +150,14 @@ def step_directories(directory: str | os.PathLike[str]) -> dict[int, Path]:
         return dict(sorted((int(path.name), path) for path in names if path.is_dir()))
     except OSError as e:
         raise CheckpointError(f"{root} cannot be listed: {integrity.reason(e)}.") from e
+
+
+def holds_results(directory: str | os.PathLike[str]) -> bool:
+    """Tells whether a checkpoints/ directory holds more than a save that broke off leaves."""
+    root = Path(directory)
+    if not root.is_dir():
+        return root.exists()
+    return any(TEMPORARY not in path.name and path.name != REMOVED for path in root.iterdir())
 
 
 def check_not_lost(directory: str | os.PathLike[str]) -> None:

@@ -1,15 +1,12 @@
-"""Which checkpoints to keep, and removing the others so that no kill leaves a half of one."""
+"""Which checkpoints to keep."""
 
 from __future__ import annotations
 
 import math
-import shutil
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from trainer.checkpoint.reading import read_metric
-
-REMOVED = "removed"
 
 
 class Retention:
@@ -62,36 +59,3 @@ class Retention:
         finite = [step for step in steps if math.isfinite(worth[step])]
         best = sorted(finite, key=lambda step: (self._sign * worth[step], step))[: self._best]
         return set(steps) - set(sorted(steps)[-self._latest :]) - set(best) - self._always
-
-
-def remove(directory: Path, steps: Collection[int], fence: Callable[[], None]) -> None:
-    """Removes checkpoints of a directory, the newest first; raises OSError.
-
-    Each is renamed before its files go: a checkpoint under its own name is whole, at any moment.
-
-    fence: called before anything is touched; what it raises is raised.
-    """
-    if not steps and not (directory / REMOVED).exists():
-        return
-    fence()
-    sweep(directory)
-    home = directory / REMOVED
-    for step in sorted(steps, reverse=True):
-        fence()
-        home.mkdir(mode=0o700, exist_ok=True)
-        (directory / str(step)).rename(free_name(home, step))
-    sweep(directory)
-
-
-def sweep(directory: Path) -> None:
-    """Deletes what was removed, by a process that was killed too.
-
-    What cannot be deleted now (a reader on NFS holds it) is tried again after the next save.
-    """
-    shutil.rmtree(directory / REMOVED, ignore_errors=True)
-
-
-def free_name(home: Path, step: int) -> Path:
-    """Returns a path for a step in a directory that may hold others of that step."""
-    names = [str(step), *(f"{step}.{i}" for i in range(1, 1000))]
-    return next(home / name for name in names if not (home / name).exists())

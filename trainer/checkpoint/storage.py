@@ -1,7 +1,7 @@
 """How a checkpoint lies on disk; the only file that knows orbax.
 
-Orbax writes the arrays and commits a step by a rename; the manifest lies beside them and is
-committed with them.
+Orbax writes the arrays, and the manifest beside them, into a temporary folder; a function of the
+caller commits it.
 """
 
 from __future__ import annotations
@@ -23,6 +23,9 @@ from etils import epath
 
 from trainer.checkpoint import integrity
 from trainer.checkpoint.integrity import Damaged
+from trainer.checkpoint.reading import ARRAYS
+
+Commit = Callable[[Path, Path], None]
 
 _BUSY = re.compile(
     "RESOURCE_EXHAUSTED|UNAVAILABLE|DEADLINE_EXCEEDED|ABORTED|can't start new thread"
@@ -118,12 +121,29 @@ def _hush() -> None:
     logging.getLogger("absl").addFilter(_QUIET)
 
 
-def open_manager(directory: Path, before_commit: Callable[[], None]) -> ocp.CheckpointManager:
+def _committed_by(
+    commit: Commit, directory: Path
+) -> type[ocp.path.atomicity.AtomicRenameTemporaryPath]:
+    class Step(ocp.path.atomicity.AtomicRenameTemporaryPath):
+        """A step that is being written; orbax's own commit renames it and syncs nothing."""
+
+        async def finalize(self) -> None:
+            if Path(self.get_final()).parent != directory:  # an item of a step
+                return await super().finalize()
+            if self._checkpoint_metadata_store is not None:  # writes in a thread of its own
+                self._checkpoint_metadata_store.wait_until_finished()
+            commit(Path(self.get()), Path(self.get_final()))
+
+    return Step
+
+
+def open_manager(directory: Path, commit: Commit) -> ocp.CheckpointManager:
     """Opens orbax's manager on a directory, and removes what a killed save left in it.
 
     It keeps every checkpoint: it deletes file by file, and a kill would leave a half of one.
 
-    before_commit: called in orbax's thread when all is written, before the rename.
+    commit: called in orbax's thread, of the first process alone, when all of a step is written;
+      takes the folder that it was written to and the name that it is to have.
     """
     _hush()
     registry = ocp.handlers.DefaultCheckpointHandlerRegistry()
@@ -133,9 +153,8 @@ def open_manager(directory: Path, before_commit: Callable[[], None]) -> ocp.Chec
         cleanup_tmp_directories=True,
         save_root_metadata=False,
         lightweight_initialize=True,  # reads nothing of a step that may be damaged
-        async_options=ocp.AsyncOptions(
-            post_finalization_callback=before_commit, create_directories_asynchronously=False
-        ),
+        async_options=ocp.AsyncOptions(create_directories_asynchronously=False),
+        temporary_path_class=_committed_by(commit, directory),
         file_options=ocp.options.FileOptions(path_permission_mode=0o700),
     )
     return ocp.CheckpointManager(directory, options=options, handler_registry=registry)
@@ -162,7 +181,7 @@ def load(directory: Path, names: Collection[str], wanted: Collection[str]) -> di
     handler = _pytree_handler()
     restore_args = {n: ocp.RestoreArgs(restore_type=np.ndarray) for n in item}
     try:
-        if not (directory / "state" / "manifest.ocdbt").exists():
+        if not (directory / ARRAYS).exists():
             raise Damaged("the index of its arrays is missing")
         return handler.restore(
             epath.Path(directory / "state"),

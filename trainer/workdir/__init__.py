@@ -4,6 +4,7 @@ from trainer.workdir import code
 from trainer.workdir.fingerprint import Change, compare, fingerprint
 from trainer.workdir.folder import Workdir
 from trainer.workdir.lock import Fenced, Lock
+from trainer.workdir.place import check_name
 from trainer.workdir.record import read_record
 from trainer.workdir.regular import check_files
 
@@ -13,6 +14,7 @@ __all__ = [
     "Lock",
     "Workdir",
     "check_files",
+    "check_name",
     "code",
     "compare",
     "fingerprint",

@@ -10,13 +10,16 @@ from types import TracebackType
 from typing import Any
 
 from trainer import config as configs
+from trainer.checkpoint import holds_results
 from trainer.config.tree import Call, ConfigError
+from trainer.workdir import place
 from trainer.workdir.changes import check_allowed, covered, listed, refuse
 from trainer.workdir.fingerprint import Change, compare
 from trainer.workdir.lock import Fenced, Lock
 from trainer.workdir.record import begin, now, read_record
 from trainer.workdir.regular import check_files
 from trainer.writers.base import Log, to_stderr
+from trainer.writers.durable import sync
 from trainer.writers.files import remove_temporaries, replace_file
 
 
@@ -63,7 +66,7 @@ class Workdir:
         self.checkpoints = self.path / "checkpoints"
         check_allowed(allow_changed, config, fingerprint)
         self._check(config, fingerprint, allow_changed)
-        self._make()
+        place.make(self.path)
         self.lock = self._lock(take_over)
         try:
             remove_temporaries(self.path)
@@ -101,6 +104,15 @@ class Workdir:
             raise ValueError(f"{name!r} is not the name of a file in {self.path}.")
         self.check_fence()
         replace_file(self.path / name, text.encode(), self.check_fence)
+
+    def sync_metrics(self) -> None:
+        """Syncs metrics.jsonl, which no checkpoint may be ahead of; raises OSError.
+
+        nonfinite.json and rollbacks.json are synced as they are written.
+        """
+        if self.metrics_file.exists():
+            sync(self.metrics_file)
+        sync(self.path)
 
     def restored(self, step: int | None, rows: Mapping[str, int] | None = None) -> None:
         """Notes in run.json which step this process began from, and what the metrics held then.
@@ -167,14 +179,6 @@ class Workdir:
 
     # -- inside
 
-    def _make(self) -> None:
-        try:
-            self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        except OSError as e:
-            raise ConfigError(
-                f"The workdir {self.path} cannot be made: {e.strerror}. Choose another --workdir."
-            ) from e
-
     def _lock(self, take_over: bool) -> Lock:
         try:
             return Lock(self.path, take_over=take_over)
@@ -227,7 +231,7 @@ class Workdir:
 
     def _config_changes(self, config: Call) -> list[str]:
         if not self.config_file.exists():
-            if self.metrics_file.exists() or self.checkpoints.exists():
+            if self.metrics_file.exists() or holds_results(self.checkpoints):
                 raise ConfigError(
                     f"The workdir {self.path} holds results but no config.yaml, so that nobody can "
                     "tell what they are of. Choose another --workdir."

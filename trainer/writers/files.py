@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
+from trainer.writers.durable import sync
+
 _TEMPORARY = re.compile(r"\..+\.\d+\.tmp")  # as replace_file names them
 _BLOCK = 1 << 20
 _REMEMBERED = 1 << 20  # bytes at the end of a file that can be put back if they are cut off
@@ -40,11 +42,7 @@ def replace_file(
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
-    directory = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)
+    sync(path.parent)
 
 
 def remove_temporaries(directory: Path) -> None:

@@ -145,5 +145,7 @@ class JsonlWriter(Writer):
 
     def close(self) -> None:
         """Writes the pending lines and closes the file."""
-        self.flush()
-        self._file.close()
+        try:
+            self.flush()
+        finally:
+            self._file.close()

@@ -1,0 +1,50 @@
+"""Syncs files and folders, so that they are on the disk after a loss of power."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from pathlib import Path
+
+_CANNOT = (errno.EBADF, errno.EINVAL)  # a file system that has no sync for folders
+
+
+def sync(path: str | os.PathLike[str]) -> None:
+    """Writes the bytes of a file, or the entries of a folder, through to the disk.
+
+    A folder is passed over where the file system cannot sync folders. Raises OSError.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    except OSError as e:
+        if e.errno not in _CANNOT or not stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            raise
+    finally:
+        os.close(descriptor)
+
+
+def sync_tree(directory: Path) -> None:
+    """Syncs every file and folder below a folder, and the folder itself; raises OSError."""
+    for folder, _, names in os.walk(directory, topdown=False, onerror=_raise):
+        for name in names:
+            sync(os.path.join(folder, name))
+        sync(folder)
+
+
+def make_folder(path: Path, mode: int = 0o777) -> None:
+    """Makes a folder and its missing parents, and syncs their names; raises OSError.
+
+    Args:
+      path: the folder, absolute; may exist.
+      mode: permissions of the folder itself; its parents get the usual ones.
+    """
+    missing = [folder for folder in (path, *path.parents) if not folder.exists()]
+    path.mkdir(mode=mode, parents=True, exist_ok=True)
+    for folder in reversed(missing):
+        sync(folder.parent)
+
+
+def _raise(error: OSError) -> None:
+    raise error
