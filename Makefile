@@ -21,13 +21,14 @@ endef
 # PYTHON=... was given, and is not what the environment was made with: make it anew.
 OTHER_PYTHON := $(if $(PYTHON),$(shell [ "$$($(PYTHON) -V 2>&1)" = "$$($(RUN) -V 2>&1)" ] || echo anew))
 
-.PHONY: help train test chaos chaos_distributed fashion_mnist benchmarks lint torch lock wheel clean anew
+.PHONY: help train test chaos chaos_distributed power_loss fashion_mnist benchmarks lint torch lock wheel clean anew
 
 help:
 	@echo 'make train   train configs/muon_vit.gin (CONFIG=... another; ARGS="--set steps=100" more)'
 	@echo 'make test    lint, then run the tests (ARGS="-k groups" some of them)'
 	@echo 'make chaos   kill a run 100 times, stop it 30 times, compare its bits (ten minutes)'
 	@echo 'make chaos_distributed  kill, stop or break one of three processes (six minutes)'
+	@echo 'make power_loss  restart a run from what 10,000 losses of power may leave (ten minutes)'
 	@echo 'make lint    ruff and pyright'
 	@echo 'make fashion_mnist  prepare the data of configs/fashion_vit.gin'
 	@echo 'make benchmarks     what the README says of speed, measured here'
@@ -58,6 +59,9 @@ chaos: $(VENV)/.test
 
 chaos_distributed: $(VENV)/.test
 	CHAOS=1 $(RUN) -m pytest tests/test_distributed.py $(ARGS)
+
+power_loss: $(VENV)/.test
+	$(RUN) -m tests.power_loss $(ARGS)
 
 lint: $(VENV)/.test
 	$(RUN) -m ruff check .

@@ -1,6 +1,6 @@
 """Cuts the power of a run at every moment, and restarts it from what the disk may then hold.
 
-    python -m tests.power_loss [--draws=3] [--seed=0]
+    python -m tests.power_loss [--draws=3] [--every=1] [--finished=10] [--seed=0]
 
 One small run is recorded that saves often, is stopped and resumed, and goes back from a step that
 is not finite. For each prefix of its file operations several states of the disk are drawn that a
@@ -97,14 +97,20 @@ class Restarts:
 
     def promises(self) -> list[Promise]:
         """Returns, for each prefix of the log, what must survive a crash after it."""
-        promises, commits, live = [], [0], {0}
+        promises, newest, live, left, turns = [], [0], set(), set(), b""
         for end in range(len(self.recorded.log) + 1):
             run = self._tree(end, EVERYTHING, random.Random(0)).get("run", {})
             now = {int(name) for name in run.get("checkpoints", {}) if name.isdigit()}
-            commits += sorted(now - live)
-            live = now or {0}
+            if turns != run.get("rollbacks.json", b""):
+                # The run goes back behind its newest checkpoint, which is of no use any more.
+                turns = run["rollbacks.json"]
+                left = {step for step in now if step > json.loads(turns)[-1]["step"]}
+                newest.append(max(now - left, default=0))
+            left &= now
+            newest += sorted(now - live - left)
+            live = now
             rows = _rows(run.get("metrics.jsonl", b""))
-            promises.append(Promise({*commits[-2:], *live}, rows))
+            promises.append(Promise({*newest[-2:], *(live - left)}, rows))
         return promises
 
     def check(self, end: int, outcome: str, draw: random.Random, promise: Promise) -> None:
@@ -127,11 +133,19 @@ class Restarts:
         lost = [row for row in promise.rows if row["step"] <= step and row not in rows]
         assert not lost, (lost, rows)
 
-    def finish(self) -> Path:
-        """Trains on from the state that was checked last, to the end; returns the workdir."""
-        workdir = self._folder / "state" / "run"
+    def finish(self) -> None:
+        """Trains on to the end from the last restart, and compares with the recorded run.
+
+        Raises:
+            AssertionError: the bits or the metrics differ.
+        """
+        from trainer import checkpoint
+
+        whole, workdir = self._folder / "disk" / "run", self._folder / "state" / "run"
         assert runs.train(self.recorded.config, workdir) == 0
-        return workdir
+        assert checkpoint.diff(whole, 12, 12, other=workdir) == []
+        assert runs.lines(workdir) == runs.lines(whole)
+        self.counts["runs finished with the bits of the undisturbed one"] += 1
 
     def _tree(self, end: int, outcome: str, draw: random.Random) -> Any:
         recorded = self.recorded
@@ -169,13 +183,31 @@ def _digest(tree: Tree) -> str:
     return hashlib.sha256("\n".join(lines(tree, "")).encode()).hexdigest()
 
 
-def power_loss(folder: Path, draws: int, seed: int, every: int = 1) -> collections.Counter[str]:
-    """Records a run and restarts it from the crashes after every so manieth operation."""
+def power_loss(
+    folder: Path, *, draws: int, seed: int, every: int, finished: int
+) -> collections.Counter[str]:
+    """Records a run, and restarts it after losses of power.
+
+    Args:
+        folder: where everything goes; the run is recorded in "disk", and restarted in "state".
+        draws: how many states to draw for one moment and one of the outcomes with random choices.
+        seed: of the choices.
+        every: a loss of power comes after each operation (1), or after each of so many.
+        finished: how many of the restarted runs are trained to their end.
+
+    Returns:
+        How many there were of what.
+
+    Raises:
+        AssertionError: a restart lost more than it may; says how to draw the state again.
+    """
     recorded = record(folder)
     restarts = Restarts(recorded, folder)
     promises = restarts.promises()
     draw = random.Random(seed)
-    for end in range(draw.randrange(every), len(recorded.log) + 1, every):
+    moments = range(draw.randrange(every), len(recorded.log) + 1, every)
+    to_finish = set(draw.sample(moments, finished))
+    for end in moments:
         for outcome in OUTCOMES:
             for _ in range(draws if "random" in outcome else 1):
                 state = draw.getrandbits(32)
@@ -186,6 +218,8 @@ def power_loss(folder: Path, draws: int, seed: int, every: int = 1) -> collectio
                         f"after {end} of {len(recorded.log)} operations, {outcome!r}, "
                         f"drawn by {state}: {error}"
                     ) from error
+        if end in to_finish:
+            restarts.finish()
     restarts.counts["operations"] = len(recorded.log)
     return restarts.counts
 
@@ -194,11 +228,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--draws", type=int, default=3)
     parser.add_argument("--every", type=int, default=1)
+    parser.add_argument("--finished", type=int, default=10)
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
     sys.path.insert(0, str(runs.LAB))
     with tempfile.TemporaryDirectory(prefix="lockstep-power-loss-") as folder:
-        counts = power_loss(Path(folder), arguments.draws, arguments.seed, arguments.every)
+        counts = power_loss(Path(folder), **vars(arguments))
     for name, count in sorted(counts.items()):
         print(f"{count:7,}  {name}")
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from trainer.checkpoint import integrity
 from trainer.checkpoint.integrity import CheckpointError
-from trainer.checkpoint.reading import ARRAYS, DAMAGED, REMOVED, TEMPORARY
+from trainer.checkpoint.reading import DAMAGED, REMOVED, TEMPORARY
 from trainer.writers.durable import sync, sync_tree
 
 Fence = Callable[[], None]
@@ -31,8 +31,9 @@ def commit(temporary: Path, final: Path, before: Callable[[], None], fence: Fenc
     Raises OSError, also where the arrays were not written into the folder, and what before and
     fence raise.
     """
-    if not (temporary / ARRAYS).is_file():
-        raise OSError(f"the index of its arrays, {ARRAYS}, was not written to {temporary}")
+    index = integrity.ARRAYS
+    if not (temporary / index).is_file():
+        raise OSError(f"the index of its arrays, {index}, was not written to {temporary}")
     listing = {"format": integrity.FORMAT, "files": integrity.file_list(temporary)}
     (temporary / integrity.FILES).write_text(integrity.seal(listing))
     (temporary / integrity.COMMITTED).write_text(f"Committed as {final.name}.\n")

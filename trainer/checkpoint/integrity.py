@@ -23,6 +23,7 @@ FORMAT = 1
 ABSENT = (FileNotFoundError, NotADirectoryError, IsADirectoryError)  # what no retry would alter
 MANIFEST = "manifest.json"
 FILES = "integrity/files.json"
+ARRAYS = "state/manifest.ocdbt"  # the index of the arrays
 COMMITTED = "commit_success.txt"
 _LATER = ("_CHECKPOINT_METADATA", COMMITTED)  # not listed: these must exist, and may hold anything
 

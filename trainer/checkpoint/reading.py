@@ -18,7 +18,6 @@ from trainer.checkpoint.integrity import CheckpointError, Damaged
 
 DAMAGED, REMOVED = "damaged", "removed"  # folders beside the steps
 TEMPORARY = ".orbax-checkpoint-tmp"
-ARRAYS = "state/manifest.ocdbt"  # the index of the arrays of a step
 
 
 def storage() -> Any:

@@ -23,7 +23,6 @@ from etils import epath
 
 from trainer.checkpoint import integrity
 from trainer.checkpoint.integrity import Damaged
-from trainer.checkpoint.reading import ARRAYS
 
 Commit = Callable[[Path, Path], None]
 
@@ -181,7 +180,7 @@ def load(directory: Path, names: Collection[str], wanted: Collection[str]) -> di
     handler = _pytree_handler()
     restore_args = {n: ocp.RestoreArgs(restore_type=np.ndarray) for n in item}
     try:
-        if not (directory / ARRAYS).exists():
+        if not (directory / integrity.ARRAYS).exists():
             raise Damaged("the index of its arrays is missing")
         return handler.restore(
             epath.Path(directory / "state"),
