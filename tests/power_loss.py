@@ -93,7 +93,7 @@ class Restarts:
         self._known: dict[str, tuple[int, list[dict[str, Any]]]] = {}
         read = configs.load([recorded.config.parent / "base.gin", recorded.config])
         program = Program(build_experiment(read, ["unruly"]))
-        self._run = Run(read, program, StopSignals(), self._said.append)
+        self._run = Run(read, program, StopSignals(), self._said.append, ["unruly"])
 
     def promises(self) -> list[Promise]:
         """Returns, for each prefix of the log, what must survive a crash after it."""
