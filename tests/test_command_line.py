@@ -1,5 +1,7 @@
 """The command line as a user meets it: mistakes end with exit 2, a few lines, and nothing lost."""
 
+import hashlib
+import json
 import os
 import subprocess
 import sys
@@ -277,6 +279,16 @@ def test_a_run_goes_on_where_it_stands_and_refuses_another_config(tmp_path, caps
     assert code == 0
     names = {p.name for p in workdir.iterdir()}
     assert {"config.yaml", "plan.txt", "run.json", "metrics.jsonl", "checkpoints"} <= names
+    [entry] = json.loads((workdir / "run.json").read_text())["lineage"]
+    file = tmp_path / "config.gin"
+    assert entry["config_files"] == [
+        {
+            "name": str(file),
+            "resolved": str(file.resolve()),
+            "sha256": hashlib.sha256(file.read_bytes()).hexdigest(),
+            "included": False,
+        }
+    ]
     before = {p: p.stat().st_mtime_ns for p in workdir.iterdir() if p.is_file()}
     code, _ = run(tmp_path, GOOD, "--set", "optimizer.groups.rest.optimizer.learning_rate=0.5")
     said = capsys.readouterr().err

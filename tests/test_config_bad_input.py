@@ -364,24 +364,29 @@ MISTAKES = {
         "This config never calls optax.adamw, so nothing reads this. It calls optax.adamv"
         " a:16): is one of the two misspelled?",
     ),
-    "binding with a short name": (
-        "rest/adamw.b1 = 0.9",
+    "short name of an argument that does not exist": (
+        "rest/adamw.b1o = 0.9",
         None,
         "rest/adamw",
-        "This config never calls adamw, so nothing reads this. It calls optax.adamw",
+        "optax.adamw has no argument 'b1o'. Did you mean 'b1'?",
+    ),
+    "short name of two functions that are called": (
+        "experiment.x = @optax.contrib.muon()\nmuon.beta = 0.9\nexperiment.y = @optim.muon()",
+        None,
+        "muon.beta",
+        "muon may be any of optax.contrib.muon, optim.muon, which this config calls. Write the",
+    ),
+    "two spellings of one binding": (
+        "rest/optax.adamw.b1 = 0.8\nrest/adamw.b1 = 0.9",
+        None,
+        "rest/adamw",
+        "This binds 'b1' of optax.adamw for the second time; the first is rest/optax.adamw.b1 at",
     ),
     "block of a function that is never called": (
         "optax.sgd:\n  momentum = 0.9",
         None,
         "momentum",
         "This config never calls optax.sgd, so nothing reads this.",
-    ),
-    "value that an inner scope always overrides": (
-        "optax.adamw.learning_rate = 5.0",
-        None,
-        "5.0",
-        "Nothing reads optax.adamw.learning_rate: wherever optax.adamw is called, a binding of an"
-        " inner scope wins a:18). Remove one of them.",
     ),
     "required value": (
         ("steps = 100", "steps = %gin.REQUIRED"),

@@ -120,6 +120,7 @@ def _as_given(arguments: argparse.Namespace) -> list[str]:
     """Spells the config's options again, for a process of our own."""
     options = {
         "--gin_file": arguments.files,
+        "--gin_search_paths": [",".join(folders) for folders in arguments.search_paths],
         "--gin_bindings": arguments.bindings,
         "--set": arguments.sets,
         "--vocabulary": arguments.vocabulary,
@@ -139,9 +140,18 @@ def _say(line: str) -> None:
 
 
 def config(arguments: argparse.Namespace) -> int:
-    """Prints the resolved config as canonical YAML, once its names and types are checked."""
+    """Prints the resolved config as canonical YAML, once its names and types are checked.
+
+    With --unused, lists instead the bindings that change nothing.
+    """
     read = _read(arguments)
     configs.Builder(read, arguments.vocabulary).check()
+    if arguments.unused:
+        for each in read.unused:
+            print(f"{each.source}: {each.binding}. {each.why}")
+        if not read.unused:
+            print("Every binding is used.")
+        return 0
     print(configs.dump(read.root), end="")
     return 0
 
@@ -198,7 +208,8 @@ def _save_png(curves: Mapping[str, Any], file: str, title: str, y_label: str) ->
 
 
 def _read(arguments: argparse.Namespace) -> Config:
-    return configs.load(arguments.files, arguments.bindings, arguments.sets)
+    folders = [folder for each in arguments.search_paths for folder in each]
+    return configs.load(arguments.files, arguments.bindings, arguments.sets, folders)
 
 
 def _program(read: Config, vocabulary: list[str]):

@@ -16,7 +16,15 @@ def parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", metavar="command")
     config = _config()
     _train(commands.add_parser("train", parents=[config], help="train (the default)"))
-    commands.add_parser("config", parents=[config], help="print the resolved config as YAML")
+    resolved = commands.add_parser(
+        "config", parents=[config], help="print the resolved config as YAML"
+    )
+    resolved.add_argument(
+        "--unused",
+        action="store_true",
+        help="list instead the Gin bindings that change nothing, each with its place: those that"
+        " others override, and those of included files for functions that are never called",
+    )
     explain = commands.add_parser(
         "explain", parents=[config], help="print what the config means for every parameter"
     )
@@ -49,6 +57,16 @@ def _config() -> argparse.ArgumentParser:
         metavar="FILE",
         required=True,
         help="a .gin or .yaml file; may be given several times, later files override",
+    )
+    config.add_argument(
+        "--gin_search_paths",
+        dest="search_paths",
+        action="append",
+        type=_folders,
+        default=[],
+        metavar="FOLDER,...",
+        help="folders where a config and what it includes are looked for, after the folder of the"
+        " including file and the current one; may be given several times",
     )
     config.add_argument(
         "--gin_bindings",
@@ -194,6 +212,10 @@ def _step(text: str) -> int:
         raise argparse.ArgumentTypeError(
             f"{text!r} is not a number of steps; write a whole number, without a unit"
         ) from None
+
+
+def _folders(text: str) -> list[str]:
+    return [_folder(folder) for folder in text.split(",")]
 
 
 def _folder(text: str) -> str:

@@ -1,5 +1,6 @@
 """Opens a run's folder, takes the state from it or makes a new one, and hands both to the loop."""
 
+import dataclasses
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -130,6 +131,7 @@ class Run:
             workdir,
             self.read.root,
             plan=render(self.plan),
+            files=[dataclasses.asdict(file) for file in self.read.files],
             fingerprint=fingerprint(
                 config=configs.digest(self.read.root),
                 data=getattr(data, "fingerprint", ""),

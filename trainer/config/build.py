@@ -9,7 +9,18 @@ from trainer.config import annotations, blame, conversion, refusals
 from trainer.config.conversion import Misfit
 from trainer.config.signatures import Function
 from trainer.config.slots import Slot
-from trainer.config.tree import Call, Config, ConfigError, Key, Source, Tree, branches, join, locate
+from trainer.config.tree import (
+    Call,
+    Config,
+    ConfigError,
+    Key,
+    Source,
+    Tree,
+    Unused,
+    branches,
+    join,
+    locate,
+)
 from trainer.config.units import Units, is_steps, looks_like_quantity, quantity
 from trainer.config.vocabulary import Vocabulary
 
@@ -34,6 +45,17 @@ class Builder:
     def check(self) -> None:
         """Raises ConfigError for a wrong name, argument or type anywhere; calls nothing."""
         _Walk(self.config, self._vocabulary, None, {}, calling=False).start("")
+        for unused in self.config.unused:
+            self._check_unused(unused)
+
+    def _check_unused(self, unused: Unused) -> None:
+        """Raises ConfigError for a binding whose function or argument does not exist."""
+        if unused.function is None:
+            return
+        functions = self._vocabulary.ending_with(unused.function, unused.source)
+        if not any(unused.argument in function.parameters for function in functions):
+            text = refusals.unknown_argument(functions[0], unused.argument)
+            raise ConfigError(text, unused.source)
 
     def build(
         self, path: str = "", *, units: Units | None = None, given: Mapping[str, Any] | None = None

@@ -1,5 +1,6 @@
 """Edits a resolved config: settings by path, and one tree laid over another."""
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 
 from trainer.config.nodes import (
@@ -45,7 +46,7 @@ def override(config: Config, sets: Sequence[str]) -> Config:
         if new is None:
             raise ConfigError("A setting has the form path=value, as in --set steps=100.", source)
         root = _replace(root, path.strip(), new, source, "")
-    return to_config(root)
+    return _edited(config, root)
 
 
 def replace(config: Config, values: Mapping[str, Tree], source: Source) -> Config:
@@ -62,7 +63,12 @@ def replace(config: Config, values: Mapping[str, Tree], source: Source) -> Confi
     root = to_node(config)
     for path, value in values.items():
         root = _replace(root, path, _sourced(value, source), source, "")
-    return to_config(root)
+    return _edited(config, root)
+
+
+def _edited(config: Config, root: Node) -> Config:
+    """Returns the config of an edited tree, which was read from the same files."""
+    return dataclasses.replace(to_config(root), files=config.files, unused=config.unused)
 
 
 def _sourced(tree: Tree, source: Source) -> Node:

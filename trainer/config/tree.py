@@ -2,11 +2,11 @@
 
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["Call", "Config", "ConfigError", "Key", "Source", "Tree"]
+__all__ = ["Call", "Config", "ConfigError", "ConfigFile", "Key", "Source", "Tree", "Unused"]
 
 Key = str | int
 Tree = Any
@@ -76,6 +76,44 @@ class Call:
 
 
 @dataclass(frozen=True)
+class ConfigFile:
+    """A file that a config was read from.
+
+    Attributes:
+        name: the file as it was found: as given on the command line, or beside the including file,
+            in the current folder or in a search path.
+        resolved: its absolute path, without symbolic links.
+        sha256: the SHA-256 of its bytes, in hexadecimal.
+        included: another file includes it; False for a file of the command line.
+    """
+
+    name: str
+    resolved: str
+    sha256: str
+    included: bool
+
+
+@dataclass(frozen=True)
+class Unused:
+    """A Gin binding that changes nothing, and is no mistake.
+
+    Attributes:
+        binding: what is bound, as the file spells it: "models.vit.width".
+        function: the function to look up, which the config never calls; None where it is called
+            and another binding overrides this one.
+        argument: the argument that is bound.
+        source: where the binding stands.
+        why: why it changes nothing, a sentence.
+    """
+
+    binding: str
+    function: str | None
+    argument: str
+    source: Source
+    why: str
+
+
+@dataclass(frozen=True)
 class Config:
     """A resolved config.
 
@@ -86,11 +124,15 @@ class Config:
             a list goes by its index, and the root's path is "".
         named: where the argument or key of a node was written, for those (a macro, an alias) whose
             value stands elsewhere.
+        files: the files that it was read from, in the order of reading.
+        unused: the bindings that change nothing and are no mistake.
     """
 
     root: Call
     sources: Mapping[str, Source]
     named: Mapping[str, Source] = field(default_factory=dict)
+    files: Sequence[ConfigFile] = ()
+    unused: Sequence[Unused] = ()
 
     def argument_source(self, path: str) -> Source | None:
         """Returns where the argument or key at `path` was written."""

@@ -55,6 +55,23 @@ class Vocabulary:
             self._functions[name] = signatures.read(name, self._find(name, source), source)
         return self._functions[name]
 
+    def ending_with(self, name: str, source: Source | None = None) -> list[Function]:
+        """Returns the functions that a name in full, or the last parts of one, may mean.
+
+        Args:
+            name: such as "optax.adamw", or "adamw".
+            source: where the config names it.
+
+        Raises:
+            ConfigError: there is none.
+        """
+        modules = [each for each in sys.modules if any(_lies_in(each, p) for p in self._packages)]
+        found = []
+        for full in [name, *(f"{root}.{name}" for root in [*ROOTS, "optax.contrib", *modules])]:
+            with contextlib.suppress(ConfigError):
+                found.append(self.function(full, source))
+        return found or [self.function(name, source)]
+
     def is_ours(self, name: str) -> bool:
         """Says whether a function is one of ours or of optax, and of no package of the user's."""
         return name == EXPERIMENT or name.split(".")[0] in ROOTS

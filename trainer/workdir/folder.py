@@ -33,6 +33,7 @@ class Workdir:
       fingerprint: of fingerprint(); a folder whose run had another one is refused where that
         alters the data or the program, and else the change is announced.
       commits: of the user's packages, as `code.commits` returns them; noted in run.json.
+      files: what the config was read from, noted in run.json: the name, path and hash of each file.
       allow_changed: what may differ all the same: paths of the config ("steps", "data"), keys of
         the fingerprint, or "config", "program", "data" as a whole.
       take_over: take the folder from a holder that cannot be asked any more.
@@ -53,6 +54,7 @@ class Workdir:
         plan: str,
         fingerprint: Mapping[str, Any],
         commits: Mapping[str, Any] | None = None,
+        files: Sequence[Mapping[str, Any]] = (),
         allow_changed: Sequence[str] = (),
         take_over: bool = False,
         log: Log = to_stderr,
@@ -73,7 +75,7 @@ class Workdir:
             # Again: another process may have come between.
             before, self.changes = self._check(config, fingerprint, allow_changed)
             self._record = begin(
-                before, fingerprint, self.lock.epoch, self.changes, commits or {}
+                before, fingerprint, self.lock.epoch, self.changes, commits or {}, files
             )
             self.write("config.yaml", configs.dump(config))
             self.write("plan.txt", plan)

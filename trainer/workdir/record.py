@@ -22,6 +22,7 @@ def begin(
     epoch: int,
     changes: Sequence[Change],
     commits: Mapping[str, Any],
+    files: Sequence[Mapping[str, Any]],
 ) -> dict[str, Any]:
     """Returns a run's record with an entry for this process at the end of its lineage.
 
@@ -31,6 +32,7 @@ def begin(
       epoch: of its lock.
       changes: what differs from the process before this one.
       commits: of the user's packages, as `code.commits` returns them.
+      files: what the config was read from: the name, path and hash of each file.
     """
     lineage = list(before["lineage"]) if before else []
     for entry in lineage:
@@ -48,6 +50,7 @@ def begin(
             "command": command_line(),
             "fingerprint": digest(fingerprint),
             "changed": [str(change) for change in changes],
+            "config_files": [dict(file) for file in files],
             "vocabulary": dict(commits),
             "restored": None,
             "rows": None,

@@ -1,0 +1,172 @@
+"""Finds the bindings of a Gin config that nothing reads, and says which of them are mistakes.
+
+A binding that another one overrides is no mistake, nor is one of an included file for a function
+that the config never calls. A binding is a mistake if it stands in a file of the command line, or
+in an option, and its function is never called; if its function is called but never in its scope;
+or if it defines a macro that no binding names.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import cached_property
+
+from trainer.config.gin_reader import MACRO, Binding
+from trainer.config.gin_tables import Bindings, Calls, Scope, Statement, Table, references, suffixes
+from trainer.config.tree import ConfigError, Source, Unused
+from trainer.config.wording import known_names, listing, nearest
+
+
+class Unread:
+    """What no call reads of a config's bindings.
+
+    Args:
+        bindings: all bindings.
+        called: the calls that the config makes.
+        where: the place of the first call of each function.
+        calls_of: returns the calls that the config would make with another table.
+    """
+
+    def __init__(
+        self,
+        bindings: Bindings,
+        called: Calls,
+        where: dict[str, Source],
+        calls_of: Callable[[Table], Calls],
+    ):
+        self._bindings = bindings
+        self._called = called
+        self._where = where
+        self._calls_of = calls_of
+        self._functions: dict[str, list[str]] = {name: [name] for name in bindings.full}
+        for name in sorted(called):
+            for short in suffixes(name):
+                if short not in bindings.full:
+                    self._functions.setdefault(short, []).append(name)
+
+    def refuse_ambiguous(self, statement: Statement) -> None:
+        """Raises ConfigError for a short name that fits several functions which are called."""
+        functions = self._functions.get(statement.content.name, [])
+        if len(functions) > 1:
+            raise ConfigError(
+                f"{statement.content.name} may be any of {listing(functions)}, which this config"
+                " calls. Write the name in full.",
+                statement.content.source,
+            )
+
+    def refuse_block(self, statement: Statement) -> None:
+        """Raises ConfigError for the head of a block of a function that is never called."""
+        name = statement.content.name
+        if not statement.included and not self._scopes_since(statement):
+            raise ConfigError(self._never_called(name), statement.content.source)
+
+    def judge(self, statement: Statement, in_force: Sequence[Statement]) -> Unused:
+        """Returns why a binding that nothing reads is no mistake; raises ConfigError if it is."""
+        binding = statement.content
+        assert isinstance(binding, Binding)
+        name, why, unknown = binding.name, "", None
+        if name == MACRO:
+            if binding.scopes not in self._named_macros:
+                raise ConfigError(self._why_macro(binding), binding.source)
+            why = "Only bindings that change nothing read it."
+        elif any(_covers(binding.scopes, scope) for scope in self._scopes(name)):
+            why = f"{self._overriding(binding, in_force)} it wherever {self._full(name)} is called."
+        elif any(_covers(binding.scopes, scope) for scope in self._scopes_since(statement)):
+            why = "A later file or binding replaces the call that would read it."
+        elif self._scopes(name):
+            raise ConfigError(self._why_scope(binding), binding.source)
+        elif statement.included:
+            why, unknown = f"This config never calls {name}.", name
+        else:
+            raise ConfigError(self._never_called(name), binding.source)
+        return Unused(str(binding), unknown, binding.argument, binding.source, why)
+
+    # What is called where.
+
+    def _full(self, name: str) -> str:
+        """Returns the name in full of a function that is called."""
+        return self._functions.get(name, [name])[0]
+
+    def _scopes(self, name: str) -> set[Scope]:
+        return self._called.get(self._full(name), set())
+
+    def _scopes_since(self, statement: Statement) -> set[Scope]:
+        """Returns the scopes of the calls before a later stretch of text replaced them."""
+        earlier = [calls for stretch, calls in self._earlier if stretch >= statement.stretch]
+        name = statement.content.name
+        return self._scopes(name).union(*(calls.get(name, ()) for calls in earlier))
+
+    @cached_property
+    def _earlier(self) -> list[tuple[int, Calls]]:
+        """Returns the calls by each spelling, as they were before each stretch but the first."""
+        earlier = []
+        for stretch, table in self._bindings.before():
+            calls: dict[str, set[Scope]] = {}
+            for name, scopes in self._calls_of(table).items():
+                for spelling in [name, *suffixes(name)]:
+                    calls.setdefault(spelling, set()).update(scopes)
+            earlier.append((stretch, calls))
+        return earlier
+
+    @cached_property
+    def _named_macros(self) -> set[Scope]:
+        """Returns the macros that bindings of functions name, and those that these macros name."""
+        macros: dict[Scope, list[Binding]] = {}
+        waiting: list[Binding] = []
+        for each in self._bindings.bindings:
+            assert isinstance(each.content, Binding)
+            is_macro = each.content.name == MACRO
+            (macros.setdefault(each.content.scopes, []) if is_macro else waiting).append(
+                each.content
+            )
+        named: set[Scope] = set()
+        while waiting:
+            for reference in references(waiting.pop().value):
+                for length in range(1, len(reference.scopes) + 1 if reference.name == MACRO else 0):
+                    named.add(reference.scopes[:length])
+                    waiting += macros.pop(reference.scopes[:length], [])
+        return named
+
+    # Messages.
+
+    def _overriding(self, binding: Binding, in_force: Sequence[Statement]) -> str:
+        others = [
+            str(each.content.source)
+            for each in in_force
+            if isinstance(each.content, Binding)
+            and each.content is not binding
+            and each.content.argument == binding.argument
+            and self._full(each.content.name) == self._full(binding.name)
+            and _covers(binding.scopes, each.content.scopes)
+        ]
+        return f"{listing(others, 3)} override{'s' if len(others) == 1 else ''}"
+
+    def _never_called(self, name: str) -> str:
+        names = sorted(set(self._called) - {MACRO})
+        last = name.rpartition(".")[2]
+        tails = [each for each in names if each.rpartition(".")[2] == last]  # optix.adamw
+        near = nearest(name, names) or next(iter(tails), None)
+        hint = known_names(name, names, "It calls")
+        if near is not None:
+            hint = f"It calls {near} ({self._where[near]}): is one of the two misspelled?"
+        return f"This config never calls {name}, so nothing reads this. {hint}"
+
+    def _why_macro(self, binding: Binding) -> str:
+        used = ["/".join(scopes) for scopes in self._called.get(MACRO, ()) if scopes]
+        macro = "/".join(binding.scopes)
+        near = known_names(macro, used, "Macros that are used")
+        return f"Nothing reads {binding}. Use it as %{macro}, or remove it. {near}"
+
+    def _why_scope(self, binding: Binding) -> str:
+        within = sorted(self._scopes(binding.name))
+        shown = listing([repr("/".join(called)) if called else "no scope" for called in within])
+        words = "/".join(binding.scopes)
+        every = {"/".join(called[:n]) for called in within for n in range(1, len(called) + 1)}
+        hint = known_names(words, every) if nearest(words, every) else ""
+        return (
+            f"Nothing reads {binding}: {self._full(binding.name)} is never called in the scope"
+            f" {words!r}, but in {shown}. {hint}"
+        )
+
+
+def _covers(outer: Scope, inner: Scope) -> bool:
+    """Says whether a call in the scope `inner` takes the bindings of the scope `outer`."""
+    return inner[: len(outer)] == outer
