@@ -19,6 +19,9 @@ import optax
 
 Recipe = partial | optax.GradientTransformation
 
+# Arguments of these names are floats whatever their annotation, also where there is none.
+FLOATS = ("learning_rate", "weight_decay")
+
 
 def takes_float(function: Callable[..., Any], name: str) -> bool:
     """Tells whether an argument of an optimizer factory is a float, so that a schedule may stand
@@ -29,8 +32,9 @@ def takes_float(function: Callable[..., Any], name: str) -> bool:
         name: the name of one of its arguments.
 
     Returns:
-        True for an argument with a float default, or annotated as a float, alone or in a union;
-        False for integers, booleans, masks, dtypes, functions and the like.
+        True for an argument with a float default, or annotated as a float, alone or in a union, and
+        for `learning_rate` and `weight_decay` whatever their annotation and default; False for
+        integers, booleans, masks, dtypes, functions and the like.
     """
     return _kind(function, name) == "float"
 
@@ -48,6 +52,8 @@ def takes_recipe(function: Callable[..., Any], name: str) -> bool:
 @cache
 def _kind(function: Callable[..., Any], name: str) -> str | None:
     parameter = _parameters(function).get(name)
+    if parameter is not None and name in FLOATS:
+        return "float"
     if parameter is None or isinstance(parameter.default, bool | int):
         return None
     if isinstance(parameter.default, float):

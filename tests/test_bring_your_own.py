@@ -77,6 +77,37 @@ def test_a_package_from_outside_trains(name, text, tmp_path, monkeypatch):
             assert line["learning_rate/all"] == pytest.approx(wanted, rel=1e-5)
 
 
+TERSE = """
+learning_rate: !my_lab.optimizers.sawtooth {peak: 0.1, period: 50%}
+weight_decay: !optax.linear_schedule {init_value: 0.3, end_value: 0.0, transition_steps: 100}
+"""
+
+
+@pytest.mark.parametrize("name", ["terse", "oddly_annotated"])
+def test_learning_rate_and_weight_decay_are_floats_whatever_their_annotation(
+    name, tmp_path, monkeypatch, capsys
+):
+    """They are planned, drawn, scheduled and logged; `weight_decay=0` is not an integer."""
+    monkeypatch.syspath_prepend(str(LAB))
+    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", "")
+    arguments = "".join(f"  {line}\n" for line in TERSE.strip().splitlines())
+    text = NNX.replace("sign_momentum {learning_rate: 0.01}", f"{name}\n{arguments}".rstrip())
+    (tmp_path / "a.yaml").write_text(text.replace("steps: 150", "steps: 2\nlog_every: 1"))
+    options = [f"--config={tmp_path}/a.yaml", "--vocabulary=my_lab"]
+    assert main(["explain", *options]) == 0
+    shown = capsys.readouterr().out
+    assert f"my_lab.{name}  0.1      0.3 " in shown
+    assert "learning rate by step" in shown
+    assert main([*options, f"--workdir={tmp_path}/run"]) == 0
+    rows = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
+    first, second = [row for row in rows if "train/loss" in row]
+    assert [row["learning_rate/all"] for row in (first, second)] == pytest.approx([0.1, 0.1])
+    assert second["weight_decay/all"] == pytest.approx(0.297)
+    wrong = "--set=optimizer.learning_rate=fast"
+    assert main(["config", *options, wrong]) == 2
+    assert "takes a float" in capsys.readouterr().err
+
+
 def test_without_the_option_the_package_is_no_vocabulary(tmp_path, monkeypatch, capsys):
     monkeypatch.syspath_prepend(str(LAB))
     (tmp_path / "nnx.yaml").write_text(NNX)

@@ -33,6 +33,14 @@ def of(hint: Any, default: Any) -> Any:
     return type(default) if type(default) in (bool, int, float, str, dict) else Any
 
 
+def with_float(hint: Any, default: Any) -> Any:
+    """Returns an annotation widened to a float; without one, that of a float or a schedule."""
+    if hint is not inspect.Parameter.empty:
+        return hint if takes_float(hint) else typing.Union[float, hint]  # noqa: UP007
+    scheduled = float | collections.abc.Callable[..., Any]
+    return scheduled | None if default is None else scheduled
+
+
 def members(hint: Any) -> list[Any]:
     """Returns what an annotation is a union of: itself, if it is none."""
     while True:

@@ -9,6 +9,8 @@ from trainer.config.signatures import Function
 from trainer.config.tree import Key
 from trainer.config.units import is_steps, names_steps, quantity
 
+_FLOATS = ("learning_rate", "weight_decay")  # of an optimizer, whatever their annotation
+
 
 @dataclass(frozen=True)
 class Slot:
@@ -48,6 +50,8 @@ class Slot:
         """Returns what an argument of the function that stands here asks for."""
         parameter = function.parameters[name]
         hint, default = annotations.of(parameter.hint, parameter.default), parameter.default
+        if is_recipe and name in _FLOATS:
+            hint = annotations.with_float(parameter.hint, default)
         counts = names_steps(name) or isinstance(default, str) and quantity(default) is not None
         return Slot(hint, default, function.name, name, is_recipe, counts)
 

@@ -28,3 +28,17 @@ def sawtooth(peak: float, period: Annotated[int, "steps"]) -> Callable[[Any], ja
         return peak * (1.0 - 0.9 * part)
 
     return value
+
+
+def terse(learning_rate, beta=0.9, weight_decay=0):
+    """Is SGD with momentum and decay, by an author who annotates nothing."""
+    return optax.chain(
+        optax.trace(beta),
+        optax.add_decayed_weights(weight_decay),
+        optax.scale_by_learning_rate(learning_rate),
+    )
+
+
+def oddly_annotated(learning_rate: jax.Array, weight_decay: jax.Array | None = None):
+    """Annotates its floats with what no config can give."""
+    return terse(learning_rate, weight_decay=0.0 if weight_decay is None else weight_decay)
