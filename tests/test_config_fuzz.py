@@ -30,6 +30,8 @@ optimizer: !optim.optimizer
 """,
     "text: |\n  two\n  lines\nfolded: >-\n  a\n  b\nquoted: \"\\u263a\"\n'key': ~\nempty:\n",
 ]
+BREAKS = ["\x85", "\u2028", "\u2029"]  # PyYAML and str.splitlines end a line here, an editor none
+TEXT = st.text(st.characters() | st.sampled_from(["\n", *BREAKS, "\r", "\x0b", "\x0c", "\x1c"]))
 SETTINGS = settings(
     max_examples=200,
     deadline=None,
@@ -63,7 +65,8 @@ def mutated(draw, originals: list[str]) -> bytes:
         stop = min(len(text), start + draw(st.integers(0, 12)))
         other = draw(st.sampled_from(originals))
         begin = draw(st.integers(0, len(other)))
-        new = draw(st.one_of(st.just(""), st.just(other[begin : begin + 15]), st.text(max_size=4)))
+        piece = st.sampled_from([other[begin : begin + 15], *BREAKS])
+        new = draw(st.one_of(st.just(""), piece, st.text(max_size=4)))
         text = text[:start] + new + text[stop:]
     return text.encode("utf-8", "surrogatepass")
 
@@ -77,7 +80,7 @@ def test_any_bytes(suffix, data, tmp_path):
 
 @pytest.mark.parametrize("suffix", ["gin", "yaml"])
 @SETTINGS
-@given(text=st.text(max_size=200))
+@given(text=TEXT)
 def test_any_text(suffix, text, tmp_path):
     holds(tmp_path / f"a.{suffix}", text.encode("utf-8", "surrogatepass"))
 
@@ -86,13 +89,13 @@ _PIECES = {
     "gin": st.sampled_from(
         "experiment . / @ % ( ) [ ] { } , : = \n 'a' \"b\" ''' 1 -1 1e-3 0x1 None True include"
         " import from as lib.f a m \\ # \t $ ! 1j b'a' f'{a}' ... -".split(" ")
-        + ["\n  ", "\n", " ", "experiment.x = ", "@lib.f()", "include 'a.gin'"]
+        + ["\n  ", "\n", " ", "experiment.x = ", "@lib.f()", "include 'a.gin'", *BREAKS]
     ),
     "yaml": st.sampled_from(
         "model steps - ? : ! !! !a.b !partial:a.b & * &a *a [ ] { } , | > ' \" # % @ ` ~ null 1"
         " 1e-3 0x1 -1 .inf .nan << <<: --- ... %TAG %YAML \t !<a> !!str !!python/name:os.system"
         " 010 12:30 yes 2001-01-01 include: = 1_000".split(" ")
-        + ["\n  ", "\n", " ", ": ", "- ", "include: a.yaml", "\n    "]
+        + ["\n  ", "\n", " ", ": ", "- ", "include: a.yaml", "\n    ", *BREAKS]
     ),
 }
 
@@ -191,6 +194,10 @@ HARD = {
     "a merge of itself": (b"", b"x: &x {<<: *x}\n"),
     "an odd escape": (b"experiment.x = '\\ud800'", b'x: "\\ud800"'),
     "two documents": (b"", b"a: 1\n---\nb: 2\n"),
+    "line breaks of Unicode": (
+        "experiment.x = 1\x85\u2028\u2029y\x85 = ]".encode(),
+        "x: 1\x85\u2028\u2029y\x85: ]".encode(),
+    ),
 }
 
 

@@ -343,3 +343,16 @@ def test_reading_runs_nothing(read, tmp_path):
             read(text)
     assert read(f"x: !os.system {{command: 'touch {ran}'}}").root.kwargs["x"].name == "os.system"
     assert not Path(ran).exists()
+
+
+@pytest.mark.parametrize("character", ["\x85", "\u2028", "\u2029"])
+def test_lines_are_counted_as_an_editor_does(character, tmp_path):
+    """PyYAML ends a line at three further characters, which no editor does."""
+    path = tmp_path / "a.yaml"
+    path.write_text(f"# one{character * 3}\nx: 'a{character}b'\ny: 2{character}\nz: 3\n")
+    config = load([path])
+    lines = {key: config.sources[key].line for key in "xyz"}
+    assert lines == {"x": 2, "y": 3, "z": 4}
+    path.write_text(f"# one{character * 3}\nx: 1\ny: [\n")
+    with pytest.raises(ConfigError, match=r"a\.yaml:[34]: This is no valid YAML"):
+        load([path])

@@ -1,5 +1,6 @@
 """Reads YAML: a strict dialect with one form of tag, `!optax.adamw {learning_rate: 1e-3}`."""
 
+import bisect
 import math
 import re
 
@@ -72,14 +73,16 @@ def read(text: str, source: Source) -> Node | None:
             counted from there.
     """
     loader = None
+    lines = _Lines(text)
     try:
         loader = Loader(text)
         document = loader.get_single_node()
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
-        at = Source(source.file, source.line + mark.line) if mark and source.line else source
+        line = lines.of(mark) if mark else 0
+        at = Source(source.file, source.line + line) if source.line else source
         words = ", ".join(filter(None, [error.context, error.problem]))
-        hint = _hint(error, text, mark.line if mark else 0)
+        hint = _hint(error, text, line)
         raise ConfigError(f"This is no valid YAML: {words}. {hint}".rstrip(), at) from None
     except yaml.YAMLError as error:
         reason = getattr(error, "reason", error)
@@ -89,7 +92,21 @@ def read(text: str, source: Source) -> Node | None:
     finally:
         if loader is not None:
             loader.dispose()
-    return None if document is None else _Reader(source).node(document, None, 0)
+    return None if document is None else _Reader(source, lines).node(document, None, 0)
+
+
+class _Lines:
+    """Counts the lines of a text as an editor does.
+
+    A `yaml.Mark` has a line too, but PyYAML ends a line at U+0085, U+2028 and U+2029 as well.
+    """
+
+    def __init__(self, text: str):
+        self._ends = [match.start() for match in re.finditer("\n", text)]
+
+    def of(self, mark: yaml.Mark) -> int:
+        """Returns the line of a mark, counted from 0."""
+        return bisect.bisect_left(self._ends, mark.index)
 
 
 def _hint(error: yaml.MarkedYAMLError, text: str, line: int) -> str:
@@ -104,8 +121,9 @@ def _hint(error: yaml.MarkedYAMLError, text: str, line: int) -> str:
 class _Reader:
     """Turns YAML's nodes into ours, each alias written out anew."""
 
-    def __init__(self, source: Source):
+    def __init__(self, source: Source, lines: _Lines):
         self._source = source
+        self._lines = lines
         self._budget = Budget()
         self._open: set[int] = set()
 
@@ -120,8 +138,9 @@ class _Reader:
         return Node(value, source, named)
 
     def _at(self, node: yaml.Node) -> Source:
-        line = self._source.line
-        return Source(self._source.file, line + node.start_mark.line) if line else self._source
+        if not self._source.line:
+            return self._source
+        return Source(self._source.file, self._source.line + self._lines.of(node.start_mark))
 
     def _value(self, node: yaml.Node, source: Source, depth: int):
         if node.tag.startswith("!") and node.tag != "!":
