@@ -172,12 +172,23 @@ def no_room_for_leftovers(module: Module) -> Iterator[str]:
         yield f"1: {module.path} says nothing about what is in it."
 
 
+def what_is_printed_is_escaped(module: Module) -> Iterator[str]:
+    """Names hold any character: only these modules print, and they escape."""
+    printers = {"trainer.streams", "trainer.writers.base", "trainer.writers.console"}
+    if module.name in printers | {"trainer.data.prepare"}:
+        return
+    for node in ast.walk(module.tree):
+        if isinstance(node, ast.Call) and _dotted(node.func) == "print":
+            yield f"{node.lineno}: print with trainer.streams.show, which escapes."
+
+
 RULES = [
     imports_point_one_way,
     packages_have_one_keeper,
     files_run_nothing,
     public_things_are_described,
     no_room_for_leftovers,
+    what_is_printed_is_escaped,
 ]
 
 
@@ -215,6 +226,7 @@ def test_every_module_keeps_the_rule(rule: Callable[[Module], Iterator[str]]) ->
         (public_things_are_described, "optim.a", "'''A.'''\nclass C: pass"),
         (public_things_are_described, "optim.a", "x = 1"),
         (no_room_for_leftovers, "trainer.utils", "x = 1"),
+        (what_is_printed_is_escaped, "trainer.commands", "print('a')"),
     ],
 )
 def test_a_rule_sees_an_offence(
@@ -234,6 +246,7 @@ def test_a_rule_sees_an_offence(
         (packages_have_one_keeper, "trainer.metrics", "from clu import metrics"),
         (files_run_nothing, "trainer.a", "class Mine(yaml.SafeLoader): pass\nre.compile('a')"),
         (public_things_are_described, "optim.a", "'''A.'''\ndef _f(x): pass"),
+        (what_is_printed_is_escaped, "trainer.streams", "print('a')"),
     ],
 )
 def test_a_rule_lets_the_rest_pass(

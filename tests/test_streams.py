@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -13,9 +14,12 @@ import pytest
 
 from tests import runs
 from trainer import checkpoint
+from trainer.__main__ import main
+from trainer.config import Call, dump, load
 
 FULL = Path("/dev/full")
 needs_full = pytest.mark.skipif(not FULL.exists(), reason="/dev/full is of Linux")
+RATE = {"learning_rate": 0.1}
 SPOKEN = "experiment.writers = ['console']\nexperiment.log_every = 1\n"
 
 
@@ -107,3 +111,45 @@ def test_what_a_command_cannot_print_is_a_failure(tmp_path):
         said = run.communicate(timeout=60)
     assert run.returncode == 1
     assert said[1] == "error: what was printed is not whole: No space left on device.\n"
+
+
+EVIL = "\x1b]0;owned\x07\x1b[2J\r\n\x9b1A\u202e"
+ESCAPED = "\\x1b]0;owned\\x07\\x1b[2J"
+CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202e]")
+
+
+def test_names_reach_the_terminal_escaped(tmp_path, monkeypatch, capsys):
+    """A name in a config may hold what moves the cursor or retitles the window of a terminal."""
+    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", "")
+    monkeypatch.syspath_prepend(str(runs.LAB))
+    (tmp_path / "base.gin").write_text(runs.CONFIG)
+    tree = load([tmp_path / "base.gin"], [], ["steps=2"]).root
+    groups = {EVIL: Call("optim.group", {"match": ".*", "optimizer": Call("optax.adam", RATE)})}
+    changes = {
+        "optimizer": Call("optim.optimizer", {"groups": groups}),
+        "metrics": {f"{EVIL}b": Call("metrics.accuracy")},
+        "writers": ["console"],
+    }
+    config, workdir = tmp_path / f"c{EVIL}.yaml", tmp_path / f"run{EVIL}"
+    config.write_text(dump(Call("experiment", dict(tree.kwargs) | changes)))
+    options = [f"--config={config}", "--vocabulary=unruly"]
+    assert main(["explain", *options]) == 0
+    assert ESCAPED in capsys.readouterr().out
+    assert main(["config", *options]) == 0
+    (tmp_path / "again.yaml").write_text(printed := capsys.readouterr().out)
+    assert not CONTROLS.search(printed)
+    assert load([tmp_path / "again.yaml"]).root == load([config]).root
+    assert main([*options, f"--workdir={workdir}"]) == 0
+    shown = capsys.readouterr()
+    assert "Done: 2 steps." in shown.err and "learning_rate/" in shown.out
+    plan = (workdir / "plan.txt").read_text()
+    assert ESCAPED in plan and ESCAPED in shown.out and ESCAPED in shown.err
+    assert main(["explain", f"--config={config}", "--set", f"{EVIL}=1"]) == 2
+    assert main(["checkpoint", "check", str(workdir)]) == 0
+    assert main(["checkpoint", "ls", str(tmp_path / f"gone{EVIL}")]) == 2
+    assert main(["plot", str(workdir), f"--metric=eval/{EVIL}b"]) == 0
+    with pytest.raises(SystemExit):
+        main([f"--no_such_option={EVIL}"])
+    last = capsys.readouterr()
+    for text in (plan, *shown, *last):
+        assert text and not CONTROLS.search(text), repr(text)

@@ -602,10 +602,11 @@ def test_a_terminal_gets_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
         clock.now += 0.5
         writer.progress(step)
         if step % 10 == 0:
-            writer.write_scalars(step, {"loss[a]": 0.5})
+            writer.write_scalars(step, {"loss[a]": 0.5, "\x1b]0;x\x07": 0.5})
             writer.flush()
     writer.close()
     shown = stream.getvalue()
+    assert r"\x1b]0;x\x07 0.5" in shown and "\x1b]0" not in shown
     assert "60/100" in shown and "2 steps/s" in shown and "16 examples/s" in shown
     assert "ETA" in shown and "loss[a] 0.5" in shown
     assert "\x1b[?25l" in shown and shown.rindex("\x1b[?25h") > shown.rindex("\x1b[?25l"), "cursor"

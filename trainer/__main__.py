@@ -5,7 +5,7 @@ import sys
 from collections.abc import Sequence
 
 from trainer import options
-from trainer.streams import Console
+from trainer.streams import Console, show
 
 # Nothing is imported here that takes long: `--help` and a misspelt option answer at once.
 
@@ -26,7 +26,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         arguments = options.parser().parse_args(given)
         code = _run(arguments)
     if console.error and code == 0 and arguments.command != "train":  # it was to print something
-        print(f"error: what was printed is not whole: {console.error.strerror}.", file=sys.stderr)
+        show(f"error: what was printed is not whole: {console.error.strerror}.", sys.stderr)
         return 1
     return code
 
@@ -47,7 +47,7 @@ def _call(arguments: argparse.Namespace) -> int:
     try:
         return getattr(commands, arguments.command)(arguments)
     except ConfigError as error:
-        print(f"error: {error}", file=sys.stderr)
+        show(f"error: {error}", sys.stderr)
         return 2
 
 

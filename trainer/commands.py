@@ -10,6 +10,7 @@ from typing import Any
 from trainer import config as configs
 from trainer import options
 from trainer.config import Config, ConfigError
+from trainer.streams import show
 
 
 def train(arguments: argparse.Namespace) -> int:
@@ -96,7 +97,7 @@ def verify(arguments: argparse.Namespace) -> int:
         workdir=arguments.workdir,
         say=_say,
     )
-    print("\n".join(verdict.lines))
+    show("\n".join(verdict.lines))
     return 0 if verdict.same else 1
 
 
@@ -105,7 +106,7 @@ def replay(arguments: argparse.Namespace) -> int:
     from trainer.replay import replay
 
     lines, finite = replay(arguments.workdir, arguments.step, arguments.vocabulary)
-    print("\n".join(lines))
+    show("\n".join(lines))
     return 0 if finite else 1
 
 
@@ -136,7 +137,7 @@ def _default_workdir(files: list[str], read: Config) -> str:
 
 
 def _say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
+    show(line, sys.stderr)
 
 
 def config(arguments: argparse.Namespace) -> int:
@@ -148,11 +149,11 @@ def config(arguments: argparse.Namespace) -> int:
     configs.Builder(read, arguments.vocabulary).check()
     if arguments.unused:
         for each in read.unused:
-            print(f"{each.source}: {each.binding}. {each.why}")
+            show(f"{each.source}: {each.binding}. {each.why}")
         if not read.unused:
-            print("Every binding is used.")
+            show("Every binding is used.")
         return 0
-    print(configs.dump(read.root), end="")
+    show(configs.dump(read.root), end="")
     return 0
 
 
@@ -167,14 +168,14 @@ def explain(arguments: argparse.Namespace) -> int:
     plan = make_plan(program, read)
     if program.experiment.warm_start:
         WarmStart(program, read)
-    print(render(plan))
+    show(render(plan))
     if not plan.schedules:
-        print("No group's optimizer takes a learning rate, so there is no schedule to draw.")
+        show("No group's optimizer takes a learning rate, so there is no schedule to draw.")
         return 0
-    print(plots.draw_in_terminal(plan.schedules, "learning rate by step"), end="")
+    show(plots.draw_in_terminal(plan.schedules, "learning rate by step"), end="")
     if arguments.png:
         _save_png(plan.schedules, arguments.png, "Learning rates", "learning rate")
-        print(f"The schedules are drawn in {arguments.png}.")
+        show(f"The schedules are drawn in {arguments.png}.")
     return 0
 
 
@@ -191,9 +192,9 @@ def plot(arguments: argparse.Namespace) -> int:
         raise ConfigError(str(error)) from error
     if arguments.png:
         _save_png(curves, arguments.png, arguments.metric, arguments.metric)
-        print(f"{arguments.metric} is drawn in {arguments.png}.")
+        show(f"{arguments.metric} is drawn in {arguments.png}.")
     else:
-        print(plots.draw_in_terminal(curves, f"{arguments.metric} by step"), end="")
+        show(plots.draw_in_terminal(curves, f"{arguments.metric} by step"), end="")
     return 0
 
 

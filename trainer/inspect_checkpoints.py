@@ -5,6 +5,7 @@ import datetime
 
 from trainer import checkpoint
 from trainer.config import ConfigError
+from trainer.streams import show
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -36,17 +37,17 @@ def _ls(arguments: argparse.Namespace) -> int:
             problems.append(f"step {info.step}: damaged: {info.problem}")
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
-        print("  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)))
-    print("".join(f"{line}\n" for line in problems), end="")
+        show("  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)))
+    show("".join(f"{line}\n" for line in problems), end="")
     return 1 if problems else 0
 
 
 def _check(arguments: argparse.Namespace) -> int:
     found = checkpoint.check(arguments.workdir, arguments.step)
     for step, problems in found.items():
-        print(f"step {step}: {'damaged' if problems else 'whole'}")
+        show(f"step {step}: {'damaged' if problems else 'whole'}")
         for problem in problems:
-            print(f"  {problem}")
+            show(f"  {problem}")
     return 1 if any(found.values()) else 0
 
 
@@ -65,6 +66,6 @@ def _diff(arguments: argparse.Namespace) -> int:
             )
         b = max(before)
     lines = checkpoint.diff(arguments.workdir, a, b, other=other)
-    print(f"step {a} of {arguments.workdir}, step {b} of {other}:")
-    print("".join(f"  {line}\n" for line in lines) or "  equal, bit for bit\n", end="")
+    show(f"step {a} of {arguments.workdir}, step {b} of {other}:")
+    show("".join(f"  {line}\n" for line in lines) or "  equal, bit for bit\n", end="")
     return 1 if lines else 0

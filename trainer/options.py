@@ -2,11 +2,14 @@
 
 import argparse
 import os
+from typing import IO
+
+from trainer.config.tree import printable
 
 
 def parser() -> argparse.ArgumentParser:
     """Makes the parser of `python -m trainer`; `command` is the name of a function in commands."""
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="python -m trainer",
         description="Trains what a config file describes. Without a command: train.",
         epilog="Exit codes: 0 done; 1 a failed run, or one whose metrics.jsonl lost rows; 2 a "
@@ -47,8 +50,15 @@ def parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _config() -> argparse.ArgumentParser:
-    config = argparse.ArgumentParser(add_help=False)
+class _Parser(argparse.ArgumentParser):
+    """Escapes control characters in what it prints, such as those of an option it does not know."""
+
+    def _print_message(self, message: str, file: IO[str] | None = None) -> None:
+        super()._print_message(printable(message, keep="\n\t"), file)
+
+
+def _config() -> _Parser:
+    config = _Parser(add_help=False)
     config.add_argument(
         "--gin_file",
         "--config",

@@ -13,7 +13,7 @@ from optim.checks import needing, needs_full_batch, wrong_float
 from optim.layer_decay import layer_scales
 from optim.paths import flatten
 from optim.recipes import name_of
-from trainer.config import Config, ConfigError
+from trainer.config import Config, ConfigError, printable
 from trainer.flops import count_flops
 from trainer.given import PartError, calling
 from trainer.models.mode import describe_mode
@@ -284,6 +284,7 @@ def _number(x: float | None) -> str:
 
 
 def _table(rows: list[tuple[str, ...]], right: tuple[int, ...] = ()) -> list[str]:
+    rows = [tuple(map(printable, row)) for row in rows]  # plan.txt is printed by others
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     return [
         "  ".join(

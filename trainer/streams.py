@@ -7,6 +7,22 @@ from collections.abc import Iterable
 from types import TracebackType
 from typing import Any, TextIO
 
+from trainer.config.tree import printable
+
+
+def show(text: str, stream: TextIO | None = None, end: str = "\n") -> None:
+    """Prints a text, with control characters other than tabs and line breaks escaped.
+
+    Whatever a command prints goes through here, as names of a config, of files and of metrics may
+    hold any character; a test holds the house to it.
+
+    Args:
+        text: what to print.
+        stream: where to; None for stdout.
+        end: what follows the text.
+    """
+    print(printable(text, keep="\n\t"), file=stream or sys.stdout, end=end, flush=True)
+
 
 class Console:
     """Puts streams in place of stdout and stderr that drop what they cannot write.

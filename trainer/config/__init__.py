@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from trainer.config.edit import override, replace
 from trainer.config.files import load
-from trainer.config.tree import Call, Config, ConfigError, Source, Tree, join, leaves
+from trainer.config.tree import Call, Config, ConfigError, Source, Tree, join, leaves, printable
 
 if TYPE_CHECKING:
     from trainer.config.build import Builder
@@ -33,6 +33,7 @@ __all__ = [
     "leaves",
     "load",
     "override",
+    "printable",
     "replace",
 ]
 

@@ -46,7 +46,7 @@ class ConfigError(ValueError):
 
     def __init__(self, message: str, source: Source | None = None):
         text = f"{source}: {message}" if source else message
-        lines = [_printable(line) for line in text.splitlines() if line.strip()]
+        lines = [_shown(line) for line in text.splitlines() if line.strip()]
         super().__init__("\n".join(lines[:_MAX_LINES]))
         self.source = source
 
@@ -225,7 +225,21 @@ def fitting(keys: Iterable[Key], path: str) -> Key | None:
     return max(fits, key=lambda key: len(str(key)), default=None)
 
 
-def _printable(line: str) -> str:
+def printable(text: str, keep: str = "") -> str:
+    r"""Returns a text as a terminal may show it: what is not printable is written as in "\x1b".
+
+    A name in a config may hold any character, also those that move the cursor of a terminal.
+
+    Args:
+        text: the text.
+        keep: characters that stay as they are, such as "\n".
+    """
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() or c in keep else repr(c)[1:-1] for c in text)
+
+
+def _shown(line: str) -> str:
     if len(line) > _MAX_LINE:
         line = f"{line[: _MAX_LINE - 103]}...{line[-100:]}"
-    return "".join(char if char.isprintable() else repr(char)[1:-1] for char in line)
+    return printable(line)

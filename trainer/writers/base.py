@@ -8,12 +8,14 @@ from typing import Any
 
 import numpy as np
 
+from trainer.config.tree import printable
+
 Log = Callable[[str], None]
 
 
 def to_stderr(line: str) -> None:
     """Prints a line of warning."""
-    print(line, file=sys.stderr, flush=True)
+    print(printable(line, keep="\n\t"), file=sys.stderr, flush=True)
 
 
 class Writer:

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, TextIO
 
+from trainer.config.tree import printable
 from trainer.writers.base import Writer, number
 
 SPEED = "perf/steps_per_second"
@@ -82,7 +83,7 @@ class ConsoleWriter(Writer):
         (step, values), self._pending = self._pending, None
         total = f"/{self._total}" if self._total else ""
         parts = [f"step {step}{total}"]
-        parts += [f"{name} {_short(value)}" for name, value in values.items()]
+        parts += [f"{printable(name)} {_short(value)}" for name, value in values.items()]
         if self._open():
             self._bar.update(self._task, completed=step, speed=self._pace())
             self._bar.console.print("  ".join(parts), highlight=False, markup=False)
