@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import optax
 
 from optim import checks
+from optim.patterns import SlowPattern, fullmatch, occurs
 from optim.recipes import Recipe, name_of
 
 
@@ -42,7 +43,7 @@ class Group(NamedTuple):
 
     def takes(self, path: str, leaf: Any) -> bool:
         high = self.max_ndim is None or leaf.ndim <= self.max_ndim
-        return high and leaf.ndim >= self.min_ndim and self.match.fullmatch(path) is not None
+        return high and leaf.ndim >= self.min_ndim and fullmatch(self.match, path) is not None
 
 
 def group(
@@ -110,7 +111,8 @@ def assign(groups: Mapping[str, Group], named: Mapping[str, Any]) -> dict[str, s
         Path name -> group name.
 
     Raises:
-        GroupError: a parameter that no group takes, or a group that takes none.
+        GroupError: a parameter that no group takes, a group that takes none, or a pattern that
+            takes too long.
     """
     labels = {path: first(groups, path, x) for path, x in named.items()}
     for name, group in groups.items():
@@ -122,8 +124,11 @@ def assign(groups: Mapping[str, Group], named: Mapping[str, Any]) -> dict[str, s
 def first(groups: Mapping[str, Group], path: str, leaf: Any) -> str:
     """Names the first group that takes a parameter; raises GroupError where none does."""
     for name, group in groups.items():
-        if group.takes(path, leaf):
-            return name
+        try:
+            if group.takes(path, leaf):
+                return name
+        except SlowPattern as error:
+            raise GroupError(f"In group {name!r}: {error}", name, "match") from None
     patterns = ", ".join(f"{name}: {group.match.pattern!r}" for name, group in groups.items())
     raise GroupError(
         f"No group takes the parameter {path} of shape {tuple(leaf.shape)}. The groups' patterns, "
@@ -135,7 +140,7 @@ def first(groups: Mapping[str, Group], path: str, leaf: Any) -> str:
 def _dead_group(
     name: str, group: Group, named: Mapping[str, Any], labels: Mapping[str, str]
 ) -> GroupError:
-    matching = [path for path in named if group.match.fullmatch(path)]
+    matching = [path for path in named if fullmatch(group.match, path)]
     taken = [path for path in matching if group.takes(path, named[path])]
     if taken:
         why = (
@@ -146,7 +151,7 @@ def _dead_group(
         why = f"It matches {matching[0]}, whose {named[matching[0]].ndim} axes its bounds exclude"
         advice = "Change min_ndim or max_ndim."
     else:
-        partly = [path for path in named if group.match.search(path)]
+        partly = [path for path in named if occurs(group.match, path)]
         near = difflib.get_close_matches(group.match.pattern, named, n=3, cutoff=0.0)
         why = f"The nearest parameters are {', '.join(partly[:3] or near)}"
         advice = (

@@ -125,6 +125,12 @@ MISTAKES = {
         ["'kernels/.*'", "kernel"],
         14,
     ),
+    "pattern that takes exponential time": (
+        changed("'.*/kernel'", "'(([a-z_/]*)*)*X'"),
+        [],
+        ["In group 'kernels': Comparing the pattern '(([a-z_/]*)*)*X' with", "takes too long"],
+        14,
+    ),
     "parameter without a group": (
         changed("match = '.*'\n", "match = 'head/.*'\n"),
         [],

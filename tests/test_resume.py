@@ -652,6 +652,8 @@ def test_a_warm_start_is_gone_back_to_and_never_made_up(tmp_path, other, capsys)
     [
         ("'renam': {}", "an entry 'renam'"),
         ("'rename': {'hed/.*': None}", "decides no parameter"),
+        ("'rename': {'(([a-z_/]*)*)*X': None}", "takes too long"),
+        ("'rename': {'head/.*': None}, 'fresh': ['(([a-z_/]*)*)*X']", "takes too long"),
         ("'rename': {'head/(.*)': r'tail/\\1'}", "head/bias would be tail/bias"),
         ("'rename': {'head/.*': None}", "no parameter for head/bias, head/kernel"),
         ("'fresh': ['head/.*']", "names no parameter that is left"),

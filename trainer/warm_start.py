@@ -8,6 +8,7 @@ import jax
 import numpy as np
 
 from optim.paths import flatten
+from optim.patterns import SlowPattern, fullmatch
 from trainer import checkpoint
 from trainer.checkpoint.inspection import nested
 from trainer.config import Config, ConfigError
@@ -135,11 +136,14 @@ class WarmStart:
         fresh: set[str] = set()
         for pattern in self._given.get("fresh") or []:
             try:
-                matching = {path for path in wanted if re.fullmatch(pattern, path)}
+                compiled = re.compile(pattern)
+                matching = {path for path in wanted if fullmatch(compiled, path)}
             except re.error as error:
                 raise self._error(
                     "fresh", f"The pattern {pattern!r} is not a regular expression: {error}."
                 ) from error
+            except SlowPattern as error:
+                raise self._error("fresh", str(error)) from error
             if not matching - set(found) - fresh:
                 raise self._error(
                     "fresh",

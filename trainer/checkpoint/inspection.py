@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from optim.patterns import fullmatch
 from trainer.checkpoint import integrity
 from trainer.checkpoint.integrity import CheckpointError, Damaged
 from trainer.checkpoint.reading import mismatches, read_arrays, read_manifest, step_directories
@@ -150,8 +151,8 @@ def rename(params: Mapping[str, Any], rules: Mapping[str, str | None]) -> dict[s
         pattern matches whole paths, the first that matches decides, None leaves the parameter out,
         and what no pattern matches keeps its name.
 
-    Returns: nested dicts. Raises ValueError for a rule that decides nothing, an invalid pattern,
-    and two parameters that would get the same path.
+    Returns: nested dicts. Raises ValueError for a rule that decides nothing, a pattern that is
+    invalid or takes too long, and two parameters that would get the same path.
     """
     compiled = [(_pattern(pattern), replacement) for pattern, replacement in rules.items()]
     unused = set(rules)
@@ -161,7 +162,7 @@ def rename(params: Mapping[str, Any], rules: Mapping[str, str | None]) -> dict[s
     for path, value in paths.items():
         target: str | None = path
         for pattern, replacement in compiled:
-            match = pattern.fullmatch(path)
+            match = fullmatch(pattern, path)
             if match:
                 unused.discard(pattern.pattern)
                 target = None if replacement is None else _expand(match, replacement)

@@ -1,0 +1,67 @@
+"""Compares regular expressions with path names, and gives up on those that take too long.
+
+Python's `re` takes exponential time for some: (([a-z]*)*)*X tries every way to split a path.
+"""
+
+import re
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+_SECONDS = 1.0  # of processor time; an ordinary pattern takes microseconds
+
+
+class SlowPattern(ValueError):
+    """A pattern that takes too long."""
+
+
+def fullmatch(pattern: re.Pattern[str], path: str) -> re.Match[str] | None:
+    """Compares a pattern with a whole path name.
+
+    The time limit holds in the main thread, where signals are handled; other threads have none.
+
+    Args:
+        pattern: the pattern, compiled.
+        path: the path name.
+
+    Returns:
+        The match, or None.
+
+    Raises:
+        SlowPattern: it takes more than a second.
+    """
+    with _limit(pattern, path):
+        return pattern.fullmatch(path)
+
+
+def occurs(pattern: re.Pattern[str], path: str) -> bool:
+    """Says whether a pattern matches a part of a path name; False if that takes too long."""
+    try:
+        with _limit(pattern, path):
+            return pattern.search(path) is not None
+    except SlowPattern:
+        return False
+
+
+@contextmanager
+def _limit(pattern: re.Pattern[str], path: str) -> Iterator[None]:
+    def stop(number: int, frame: FrameType | None) -> None:
+        raise SlowPattern(
+            f"Comparing the pattern {pattern.pattern!r} with {path!r} takes too long. Repetitions "
+            f"within repetitions, as in (a*)*, take exponential time: write it without them."
+        )
+
+    # SIGVTALRM counts processor time, and is rarely used; `re` handles signals as it goes.
+    is_main = threading.current_thread() is threading.main_thread()
+    if not is_main or signal.getitimer(signal.ITIMER_VIRTUAL)[0]:
+        yield
+        return
+    before = signal.signal(signal.SIGVTALRM, stop)
+    try:
+        signal.setitimer(signal.ITIMER_VIRTUAL, _SECONDS)
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+        signal.signal(signal.SIGVTALRM, before)
