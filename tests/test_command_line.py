@@ -125,6 +125,18 @@ MISTAKES = {
         ["'kernels/.*'", "kernel"],
         14,
     ),
+    "model that no machine holds": (
+        GOOD,
+        ["--set", "model.width=1_000_000_000_000"],
+        ["the optimizer take", "The largest parameters are blocks/", "of memory"],
+        3,
+    ),
+    "size beyond 64 bits with a sign": (
+        GOOD,
+        ["--set", "model.width=9_223_372_036_854_775_808"],
+        ["model.width is 9223372036854775808, and a size in a program is at most 2**63 - 1"],
+        None,
+    ),
     "pattern that takes exponential time": (
         changed("'.*/kernel'", "'(([a-z_/]*)*)*X'"),
         [],

@@ -13,14 +13,16 @@ from optim.checks import needing, needs_full_batch, wrong_float
 from optim.layer_decay import layer_scales
 from optim.paths import flatten
 from optim.recipes import name_of
-from trainer.config import Config, ConfigError, printable
+from trainer.config import Config, ConfigError, leaves, printable
 from trainer.flops import count_flops
 from trainer.given import PartError, calling
+from trainer.memory import too_large
 from trainer.models.mode import describe_mode
 from trainer.program import Program
 
 Sampled = tuple[np.ndarray, np.ndarray]  # steps, values
 
+_LARGEST = 2**63 - 1  # XLA keeps sizes as int64
 _SAMPLES = 10_000  # the most steps at which a schedule is read to find its peak
 
 
@@ -89,11 +91,15 @@ def make_plan(program: Program, config: Config | None = None) -> Plan:
 
     Raises:
         ConfigError: a parameter that no group takes, a group that takes none, a model or a metric
-            that does not fit the data, or an optimizer that cannot move what it is given.
+            that does not fit the data, an optimizer that cannot move what it is given, or a state
+            that does not fit into memory.
     """
     experiment, optimizer = program.experiment, program.experiment.optimizer
     try:
         state = program.abstract_state()
+        devices = list(program.mesh.local_devices)
+        if (wrong := too_large(state, program.abstract_batch(), devices)) is not None:
+            raise PartError("model", wrong)
         if not optimizer.trainable(state.params):
             raise optim.GroupError("Every parameter is frozen, and nothing would be trained.")
         _check_batches(program)
@@ -205,6 +211,10 @@ def _bytes(tree: Any) -> int:
 
 def _located(error: Exception, config: Config | None) -> ConfigError:
     """Puts the place of a mistake before what a room said about it."""
+    for path, value in leaves(config.root) if config else ():
+        if isinstance(value, int) and value > _LARGEST:
+            text = f"{path} is {value}, and a size in a program is at most 2**63 - 1: lower it."
+            return ConfigError(text, config.sources[path] if config else None)
     places = ["model"]
     if isinstance(error, PartError):
         places = [error.part]

@@ -1,0 +1,63 @@
+"""What a run must hold is compared with the memory of the machine."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from trainer import memory
+from trainer.step import State
+
+
+def on(*shape, dtype=jnp.float32):
+    sharding = NamedSharding(Mesh(np.array(jax.devices()[:1]), ("data",)), PartitionSpec())
+    return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
+
+
+PARAMS = {"embed": {"kernel": on(8, 1_000_000)}, "head": {"bias": on(5, dtype=jnp.bfloat16)}}
+STATE = State(on(dtype=jnp.int32), PARAMS, {}, {"mu": PARAMS}, {}, {})
+BYTES = 2 * (8 * 1_000_000 * 4 + 5 * 2) + 4  # by hand
+BATCH = {"image": on(100, 1000)}
+BATCH_BYTES = 400_000
+
+
+def test_a_state_fits_to_the_byte_or_is_told(monkeypatch):
+    devices = jax.devices()[:1]
+    monkeypatch.setattr(memory, "of_host", lambda: BYTES + BATCH_BYTES)
+    assert memory.too_large(STATE, BATCH, devices) is None
+    monkeypatch.setattr(memory, "of_host", lambda: BYTES + BATCH_BYTES - 1)
+    told = memory.too_large(STATE, BATCH, devices)
+    assert told is not None
+    for words in ("take 64 MB", "a batch takes 400,000 bytes", "this machine has 64.4 MB of"):
+        assert words in told
+    assert "are embed/kernel (32 MB), head/bias (10 bytes)." in told
+    monkeypatch.setattr(memory, "of_host", lambda: None)
+    assert memory.too_large(STATE, BATCH, devices) is None
+
+
+def test_devices_of_a_cpu_share_its_memory(monkeypatch):
+    monkeypatch.setattr(memory, "of_host", lambda: BYTES + BATCH_BYTES)
+    assert memory.too_large(STATE, BATCH, jax.devices()[:1] * 2) is not None
+
+
+def test_a_device_that_tells_its_memory_is_asked(monkeypatch):
+    class Device:
+        platform, device_kind = "gpu", "H200"
+
+        def memory_stats(self):
+            return {"bytes_limit": 10**7}
+
+    told = memory.too_large(STATE, BATCH, [Device()] * 4)  # type: ignore[list-item]
+    assert told is not None and "a device (H200) has 10 MB of memory" in told
+
+
+@pytest.mark.parametrize(("text", "wanted"), [("12345\n", 12345), ("max\n", None), (None, None)])
+def test_a_container_may_have_less_than_the_machine(text, wanted, tmp_path, monkeypatch):
+    file = tmp_path / "memory.max"
+    monkeypatch.setattr(memory, "_GROUPS", (file,))
+    whole = memory.of_host()
+    if text is not None:
+        file.write_text(text)
+    assert memory.of_host() == (wanted or whole)
+    assert whole is not None and whole > 10**8
