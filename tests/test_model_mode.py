@@ -15,7 +15,8 @@ from flax import nnx
 from trainer import config, models
 from trainer.experiment import build_experiment
 from trainer.models.mode import KNOWN, describe_mode
-from trainer.plan import make_plan, render
+from trainer.plan import make_plan
+from trainer.plan_text import render
 from trainer.program import Program
 
 KEY = jax.random.key(7)

@@ -160,7 +160,8 @@ def config(arguments: argparse.Namespace) -> int:
 def explain(arguments: argparse.Namespace) -> int:
     """Prints the plan, and draws the schedules."""
     from trainer import plots
-    from trainer.plan import make_plan, render
+    from trainer.plan import make_plan
+    from trainer.plan_text import render
     from trainer.warm_start import WarmStart
 
     read = _read(arguments)

@@ -2,7 +2,7 @@
 
 import argparse
 import os
-from typing import IO
+from typing import IO, NoReturn
 
 from trainer.config.tree import printable
 
@@ -51,7 +51,11 @@ def parser() -> argparse.ArgumentParser:
 
 
 class _Parser(argparse.ArgumentParser):
-    """Escapes control characters in what it prints, such as those of an option it does not know."""
+    """Tells a mistake in two lines, and escapes control characters in what it prints."""
+
+    def error(self, message: str) -> NoReturn:
+        """Exits with 2; the usage, which names every option, is left to --help."""
+        self.exit(2, f"{self.prog}: error: {message}\nSee {self.prog} --help.\n")
 
     def _print_message(self, message: str, file: IO[str] | None = None) -> None:
         super()._print_message(printable(message, keep="\n\t"), file)

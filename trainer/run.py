@@ -14,7 +14,8 @@ from trainer.checkpoint import CheckpointError, Checkpoints, check_not_lost, mis
 from trainer.config import Config, ConfigError
 from trainer.loop import DONE, FAILED, STOPPED, Loop, Observer
 from trainer.nonfinite import NonFinite, Record, RollBack, Turns
-from trainer.plan import Plan, make_plan, render
+from trainer.plan import Plan, make_plan
+from trainer.plan_text import render
 from trainer.program import Program
 from trainer.rows import MetricsError, Rows
 from trainer.signals import StopSignals
