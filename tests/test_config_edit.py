@@ -273,7 +273,16 @@ def odd_files(tmp_path, monkeypatch):
         (["a.yaml"], ["x = 1"], "Gin's bindings change Gin files, and this config is YAML: use"),
         (["a.gin"], ["experiment.x ="], "--gin_bindings=experiment.x =: Gin cannot read"),
         (["a.gin"], ["import os"], "--gin_bindings=import os: A config imports nothing"),
-        (["a.gin"], ["include 'b.gin'"], "The included file b.gin does not exist."),
+        (
+            ["a.gin"],
+            ["include 'b.gin'"],
+            "The included file b.gin does not exist. In . there is: a.gin, a.yaml,",
+        ),
+        (
+            ["a.gin"],
+            ["include 'b.gin'"],
+            "The current folder has no such file either. Name further folders with --gin_search",
+        ),
         (["a.gin"], ["include 'sub/c.gin'"], "The included file sub/c.gin does not exist. Did you"),
         (["a.gin"], ["a\nexperiment.y = ]"], "--gin_bindings=a experiment.y = ]:1: Gin cannot"),
         (["a.gin"], ["experiment.y = 1\nexperiment.y = 2"], "for the second time; the first is at"),

@@ -68,9 +68,12 @@ class Places:
         return any(os.path.commonpath([real, folder]) == folder for folder in self.folders)
 
     def searched(self) -> str:
-        """Returns where a file is looked for, a sentence; "" where there is one place only."""
+        """Says in a sentence where else an included file was looked for."""
         if not self._search_paths:
-            return ""
+            return (
+                "The current folder has no such file either. Name further folders with"
+                " --gin_search_paths."
+            )
         shown = listing(self._search_paths)
         return f"The current folder and the search paths ({shown}) have no such file either."
 
@@ -129,8 +132,8 @@ def read_text(path: str, named: Source | None, searched: str = "") -> tuple[str,
     try:
         file = Path(path)
         if not file.exists():
-            hint = " ".join(filter(None, [_hint(file, named), searched]))
-            raise ConfigError(f"{which} does not exist. {hint}", source)
+            told = [f"{which} does not exist.", _hint(file, named), searched]
+            raise ConfigError(" ".join(filter(None, told)), source)
         if not file.is_file():
             kind = "a directory" if file.is_dir() else "no regular file"
             raise ConfigError(f"{which} is {kind}: name a .gin or .yaml file.", source)
