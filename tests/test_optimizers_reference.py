@@ -106,7 +106,7 @@ def test_soap(every, beta):
 
 
 def test_soap_on_rectangles():
-    # With fewer columns than rows G G^T has a null space, and its basis is LAPACK's whim: so the
+    # With fewer columns than rows G G^T has a null space, whose basis the paper leaves open: so the
     # reference begins with our bases, once they are seen to be bases of eigenvectors.
     start, grads = problem((4, 7))
     tx = soap(0.03, 0.9, 0.95, precondition_frequency=2)
