@@ -20,6 +20,7 @@ from trainer.program import Program
 from trainer.rows import MetricsError, Rows
 from trainer.signals import StopSignals
 from trainer.step import State
+from trainer.unmoved import Unmoved
 from trainer.warm_start import WarmStart
 from trainer.workdir import Fenced, Workdir, check_name, code, fingerprint
 
@@ -173,6 +174,7 @@ class Run:
         record = Record(folder.path, folder.write, experiment, self.log)
         turns = Turns(folder.path, folder.write, self.log)
         rows = Rows(folder, experiment, self.log)
+        unmoved = Unmoved(self.program, self.log)
         again = False
         check_not_lost(folder.checkpoints)
         with checkpoints:
@@ -199,9 +201,10 @@ class Run:
                         record=record,
                         turns=turns,
                         until=until,
-                        observe=observe,
+                        observe=unmoved.before(observe),
                         vocabulary=self.vocabulary,
                     )
+                    unmoved.begin(int(state.step), state)
                     end = loop.run(state, began, unevaluated=unevaluated)
                     writer.flush()  # it looks at metrics.jsonl once more
                     return rows.end(end)
