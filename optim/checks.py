@@ -12,7 +12,8 @@ import numpy as np
 import optax
 from jax.core import Tracer
 
-from optim.recipes import bound, floats, located, name_of, takes_float
+from optim.arguments import bound, takes_float
+from optim.recipes import floats, located, name_of
 from optim.rounding import LowPrecision
 
 # Averages that forget by this factor a step: at 1 they never change.

@@ -23,7 +23,8 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from optim.parts import refuse_parts
 from optim.paths import flatten, unflatten
-from optim.recipes import Recipe, SlowParams, instantiate, name_of
+from optim.recipes import Recipe, instantiate, name_of
+from optim.transformations import SlowParams
 
 
 def init(recipe: Recipe, params: Any) -> Any:

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import optax
 
 from optim.parts import refuse_parts
-from optim.recipes import SlowParams
+from optim.transformations import SlowParams
 
 # States that hold where the parameters are, were or will be, or for how long a step was searched:
 # with a step scaled behind an optimizer's back they would tell of parameters that never were.

@@ -5,93 +5,25 @@ traced scalars, and its optimizer arguments recipes; `instantiate` turns all of 
 transformation at one step, while the train step is traced.
 """
 
-import collections.abc
-import inspect
-import types
-import typing
 from collections.abc import Callable, Iterator, Mapping
-from functools import cache, partial
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
 
+from optim.arguments import (
+    bound,
+    parameters,
+    takes_float,
+    takes_floats,
+    takes_partial,
+    takes_recipe,
+)
+from optim.transformations import standardize
+
 Recipe = partial | optax.GradientTransformation
-
-# Arguments of these names are floats whatever their annotation, also where there is none.
-FLOATS = ("learning_rate", "weight_decay")
-
-
-def takes_float(function: Callable[..., Any], name: str) -> bool:
-    """Tells whether an argument of an optimizer factory is a float, so that a schedule may stand
-    for it.
-
-    Args:
-        function: the factory, such as `optax.adamw`.
-        name: the name of one of its arguments.
-
-    Returns:
-        True for an argument with a float default, or annotated as a float, alone or in a union, and
-        for `learning_rate` and `weight_decay` whatever their annotation and default; False for
-        integers, booleans, masks, dtypes, functions and the like.
-    """
-    return _kind(function, name) == "float"
-
-
-def takes_floats(function: Callable[..., Any], name: str) -> bool:
-    """Tells whether an argument is a tuple of floats, such as `betas`."""
-    return _kind(function, name) == "floats"
-
-
-def takes_recipe(function: Callable[..., Any], name: str) -> bool:
-    """Tells whether an optimizer factory takes an optimizer, or a container of them, here."""
-    return _kind(function, name) == "recipe"
-
-
-@cache
-def _kind(function: Callable[..., Any], name: str) -> str | None:
-    parameter = _parameters(function).get(name)
-    if parameter is not None and name in FLOATS:
-        return "float"
-    if parameter is None or isinstance(parameter.default, bool | int):
-        return None
-    if isinstance(parameter.default, float):
-        return "float"
-    annotation = parameter.annotation
-    if annotation is inspect.Parameter.empty:
-        return None
-    text = annotation if isinstance(annotation, str) else str(annotation)
-    if "GradientTransformation" in text or "partial" in text:
-        return "recipe"
-    members = _members(annotation)
-    if any(typing.get_origin(m) in (collections.abc.Mapping, dict) for m in members):
-        return None  # a tree, such as a mask
-    if float in members:
-        return "float"
-    tuples = [m for m in members if typing.get_origin(m) in (tuple, list)]
-    inside = {x for m in tuples for one in typing.get_args(m) for x in _members(one)}
-    return "floats" if float in inside else None
-
-
-@cache
-def _parameters(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
-    try:
-        return inspect.signature(function, eval_str=True).parameters
-    except NameError:  # an annotation that is a string, of a name that is not imported
-        return inspect.signature(function).parameters
-
-
-def _members(annotation: Any) -> set[Any]:
-    """Lists the members of a union; none where one is Any, which says nothing."""
-    union = typing.get_origin(annotation) in (typing.Union, types.UnionType)
-    members = set(typing.get_args(annotation)) if union else {annotation}
-    return set() if Any in members else members
-
-
-def bound(recipe: partial) -> inspect.BoundArguments:
-    """Gives the arguments of a recipe by name, without the defaults."""
-    return inspect.signature(recipe.func).bind_partial(*recipe.args, **recipe.keywords)
 
 
 def recipes_within(recipe: Any) -> Iterator[partial]:
@@ -154,7 +86,7 @@ def floats(recipe: partial) -> Iterator[tuple[str, Any, Any]]:
     given = bound(recipe)
     given.apply_defaults()
     for name, value in given.arguments.items():
-        default = _parameters(recipe.func)[name].default
+        default = parameters(recipe.func)[name].default
         if takes_float(recipe.func, name):
             if value is not None:
                 yield name, value, default
@@ -163,6 +95,99 @@ def floats(recipe: partial) -> Iterator[tuple[str, Any, Any]]:
                 if not isinstance(x, str | list | tuple | None):
                     known = isinstance(default, tuple) and i < len(default)
                     yield f"{name}[{i}]", x, default[i] if known else None
+
+
+def learning_rate_of(recipe: Any) -> Any:
+    """Finds the learning rate of an optimizer: the outermost float argument of that name.
+
+    Args:
+        recipe: a partial of a factory.
+
+    Returns:
+        A number, a traced scalar or a schedule.
+
+    Raises:
+        ValueError: it has no argument `learning_rate`, or several, none of which is the outermost.
+    """
+    found = {
+        path: value
+        for path, inner in located(recipe)
+        for name, value, _ in floats(inner)
+        if name == "learning_rate"
+    }
+    if not found:
+        raise ValueError(f"{name_of(recipe)} has no learning_rate to multiply weight_decay by.")
+    outer = min(found, key=len)
+    others = [path for path in found if path != outer and not f".{path}".startswith(f".{outer}.")]
+    if outer and others:
+        names = " and ".join(f"{path}.learning_rate" for path in sorted([outer, *others]))
+        raise ValueError(
+            f"{name_of(recipe)} has several learning rates, {names}, and weight_decay is "
+            f"multiplied by one. Give the weight decay to the optimizers inside."
+        )
+    return found[outer]
+
+
+def map_floats(recipe: Any, change: Callable[[str, Any], Any], path: str = "") -> Any:
+    """Changes the float arguments of a recipe and of those inside it, defaults included.
+
+    Args:
+        recipe: a partial of a factory, a container of them, or anything else, which is returned.
+        change: takes an argument's path, such as "base_optimizer.b1" or "betas[0]", and its value
+            (a number, a traced scalar, a schedule or None); returns what to put in its place.
+        path: where the recipe stands, for use inside.
+
+    Returns:
+        A recipe of the same factories.
+    """
+
+    def below(key: Any) -> str:
+        return f"{path}.{key}".lstrip(".")
+
+    if isinstance(recipe, Mapping):
+        return {key: map_floats(value, change, below(key)) for key, value in recipe.items()}
+    if isinstance(recipe, list | tuple) and not isinstance(recipe, optax.GradientTransformation):
+        return type(recipe)(map_floats(x, change, below(i)) for i, x in enumerate(recipe))
+    if not isinstance(recipe, partial):
+        return recipe
+    given = bound(recipe)
+    for name, parameter in parameters(recipe.func).items():
+        if name not in given.arguments:
+            default = parameter.default
+            value = change(below(name), default) if isinstance(default, float) else default
+            if value is not default:
+                given.arguments[name] = value
+            continue
+        value = given.arguments[name]
+        if takes_recipe(recipe.func, name):
+            value = map_floats(value, change, below(name))
+        elif takes_float(recipe.func, name):
+            value = change(below(name), value)
+        elif takes_floats(recipe.func, name) and isinstance(value, list | tuple):
+            value = type(value)(change(below(f"{name}[{i}]"), x) for i, x in enumerate(value))
+        given.arguments[name] = value
+    return partial(recipe.func, *given.args, **given.kwargs)
+
+
+def at_step(recipe: Any, step: Any, dtype: Any) -> Any:
+    """Replaces each schedule of a recipe, and of those inside it, by its value at a step.
+
+    Args:
+        recipe: a partial of a factory, or a finished transformation.
+        step: the schedules' position, an int or an int32 scalar.
+        dtype: the dtype of a schedule's value: float32, or float64 where parameters are.
+
+    Returns:
+        A recipe whose float arguments are numbers or traced scalars.
+    """
+
+    def number(path: str, value: Any) -> Any:
+        name = path.split(".")[-1]
+        value = _scheduled(value, step, name.split("[")[0]) if callable(value) else value
+        inexact = isinstance(value, jax.Array) and jnp.issubdtype(value.dtype, jnp.inexact)
+        return jnp.asarray(value, dtype) if inexact else value
+
+    return map_floats(recipe, number)
 
 
 def instantiate(recipe: Any, step: Any, dtype: Any) -> optax.GradientTransformationExtraArgs:
@@ -179,15 +204,15 @@ def instantiate(recipe: Any, step: Any, dtype: Any) -> optax.GradientTransformat
     Raises:
         ValueError: the factory compares a scheduled argument in Python.
     """
+    return _called(at_step(recipe, step, dtype))
 
-    def number(value: Any, name: str) -> Any:
-        value = _scheduled(value, step, name) if callable(value) else value
-        inexact = isinstance(value, jax.Array) and jnp.issubdtype(value.dtype, jnp.inexact)
-        return jnp.asarray(value, dtype) if inexact else value
+
+def _called(recipe: Any) -> optax.GradientTransformationExtraArgs:
+    """Calls the factory of a recipe without schedules, the factories inside it first."""
 
     def optimizers(value: Any) -> Any:
         if isinstance(value, partial | optax.GradientTransformation):
-            return instantiate(value, step, dtype)
+            return _called(value)
         if isinstance(value, Mapping):
             return {key: optimizers(x) for key, x in value.items()}
         return type(value)(map(optimizers, value)) if isinstance(value, list | tuple) else value
@@ -196,13 +221,8 @@ def instantiate(recipe: Any, step: Any, dtype: Any) -> optax.GradientTransformat
     if isinstance(recipe, partial):
         given = bound(recipe)
         for name, value in given.arguments.items():
-            if takes_recipe(recipe.func, name):
-                value = optimizers(value)
-            elif takes_float(recipe.func, name):
-                value = number(value, name)
-            elif takes_floats(recipe.func, name) and isinstance(value, list | tuple):
-                value = type(value)(number(x, name) for x in value)
-            given.arguments[name] = value
+            if takes_recipe(recipe.func, name) and not takes_partial(recipe.func, name):
+                given.arguments[name] = optimizers(value)
         try:
             made = recipe.func(*given.args, **given.kwargs)
         except jax.errors.ConcretizationTypeError as error:
@@ -211,7 +231,7 @@ def instantiate(recipe: Any, step: Any, dtype: Any) -> optax.GradientTransformat
                 f"({', '.join(n for n, v in given.arguments.items() if isinstance(v, jax.Array))}),"
                 f" so that it takes a number and neither a schedule nor a value that a sweep lifts."
             ) from error
-    return _with_known_extras(_with_slow_params(_finished(made, recipe)))
+    return standardize(made, name_of(recipe))
 
 
 def _scheduled(schedule: Callable[[Any], Any], step: Any, name: str) -> Any:
@@ -228,65 +248,3 @@ def _scheduled(schedule: Callable[[Any], Any], step: Any, name: str) -> Any:
         f"The schedule of {name} {gave}. A schedule is a function of the step, a traced int32 "
         f"scalar, and gives one number."
     )
-
-
-def _finished(made: Any, recipe: Recipe) -> optax.GradientTransformation:
-    """Turns what a factory made into a transformation (MultiSteps is a class of its own)."""
-    if isinstance(made, optax.MultiSteps):
-        return made.gradient_transformation()
-    if not isinstance(made, optax.GradientTransformation):
-        raise ValueError(
-            f"{name_of(recipe)} gave an object of class {type(made).__name__}, and what moves a "
-            f"group is an optax transformation. Groups do not stand within groups."
-        )
-    return made
-
-
-def _with_known_extras(
-    tx: optax.GradientTransformation,
-) -> optax.GradientTransformationExtraArgs:
-    """Leaves out the extra arguments that a transformation does not know.
-
-    `optax.with_extra_args_support` does so for transformations that take none; `contrib.sam` takes
-    one, and raises at any other.
-    """
-    tx = optax.with_extra_args_support(tx)
-    parameters = inspect.signature(tx.update).parameters
-    if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
-        return tx
-
-    def update(updates: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, Any]:
-        known = {name: value for name, value in extra.items() if name in parameters}
-        return tx.update(updates, state, params, **known)
-
-    return optax.GradientTransformationExtraArgs(tx.init, update)
-
-
-class SlowParams(NamedTuple):
-    """The state of an optimizer that trains fast parameters and evaluates slow ones."""
-
-    slow: Any
-    state: Any
-
-
-def _with_slow_params(tx: optax.GradientTransformation) -> optax.GradientTransformation:
-    """Keeps the slow parameters of a lookahead in its state.
-
-    Such an update takes and returns a pair of parameters, `optax.LookaheadParams`; everyone else
-    knows one. The annotation of its `params` tells it from others.
-    """
-    params_of = inspect.signature(tx.update).parameters.get("params")
-    if params_of is None or params_of.annotation is not optax.LookaheadParams:
-        return tx
-
-    def init(params: Any) -> SlowParams:
-        pair: Any = optax.LookaheadParams(fast=params, slow=params)
-        return SlowParams(params, tx.init(pair))
-
-    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
-        pair: Any = optax.LookaheadParams(fast=params, slow=state.slow)
-        moves: Any
-        moves, inner = tx.update(updates, state.state, pair)
-        return moves.fast, SlowParams(optax.apply_updates(state.slow, moves.slow), inner)
-
-    return optax.GradientTransformation(init, update)

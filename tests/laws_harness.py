@@ -19,7 +19,7 @@ import numpy as np
 import optax
 
 import optim
-from optim.recipes import takes_float
+from optim.arguments import takes_float, takes_partial
 from tests.laws_table import Row, tree_of
 
 STEPS = 5
@@ -103,7 +103,8 @@ def with_floats(value: Any, change: Callable[[str, float], Any], call: bool) -> 
         if isinstance(x, float) and takes_float(value.func, name):
             bound.arguments[name] = change(name, x)
         elif name in given:
-            bound.arguments[name] = again(x)
+            uncalled = takes_partial(value.func, name)
+            bound.arguments[name] = with_floats(x, change, call and not uncalled)
         elif not isinstance(x, tuple | dict):  # *args and **kwargs stay
             del bound.arguments[name]
     factory = value.func if call else partial(partial, value.func)

@@ -317,7 +317,10 @@ ROWS = [
     _row(optim.shampoo, learning_rate=0.02, precondition_frequency=2, params="matrices"),
     _row(optim.mars, learning_rate=0.02, weight_decay=0.01),
     _row(optim.cautious, base_optimizer=_adam(), weight_decay=1e-3),
-    _row(optim.grams, base_optimizer=_adam()),
+    _row(
+        optim.grams,
+        base_optimizer=partial(optax.adamw, learning_rate=0.05, weight_decay=0.1),
+    ),
     _row(optim.rprop, learning_rate=0.02),
 ]
 

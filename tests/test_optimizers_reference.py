@@ -19,6 +19,7 @@ import numpy as np
 import optax
 import pytest
 
+import optim
 from optim.cautious import cautious, grams
 from optim.mars import mars
 from optim.rprop import rprop
@@ -273,17 +274,66 @@ def cautious_mask(u, g):
     return u * mask / max(mask.mean(), 1e-3)
 
 
-@pytest.mark.parametrize(
-    "wrapper, mask",
-    [(cautious, cautious_mask), (grams, lambda u, g: np.sign(g) * np.abs(u))],
-    ids=["cautious", "grams"],
+def grams_mask(u, g):
+    return np.sign(g) * np.abs(u)
+
+
+MASKS = pytest.mark.parametrize(
+    "wrapper, mask", [(cautious, cautious_mask), (grams, grams_mask)], ids=["cautious", "grams"]
 )
-def test_masks_on_adamw(wrapper, mask):
+
+
+@MASKS
+@pytest.mark.parametrize("decay", [0.0, 0.1])
+def test_masks_on_adamw_as_the_authors_run_them(wrapper, mask, decay):
+    # The decay is AdamW's own, or the wrapper's around Adam: the same run, outside of the mask.
     start, grads = problem((3, 4))
-    for decay in (0.0, 0.1):
-        tx = wrapper(optax.adam(0.03, 0.9, 0.95), weight_decay=0.03 * decay)
-        got, _ = run(tx, start, grads)
-        agree(got, masked_adamw_by_the_paper(start, grads, 0.03, 0.9, 0.95, 1e-8, decay, mask))
+    expected = masked_adamw_by_the_paper(start, grads, 0.03, 0.9, 0.95, 1e-8, decay, mask)
+    adamw = partial(optax.adamw, learning_rate=0.03, b1=0.9, b2=0.95, weight_decay=decay)
+    agree(run(wrapper(adamw), start, grads)[0], expected)
+    adam = partial(optax.adam, learning_rate=0.03, b1=0.9, b2=0.95)
+    agree(run(wrapper(adam, weight_decay=decay), start, grads)[0], expected)
+    inside = partial(optax.chain, partial(optax.identity), adam)
+    agree(run(wrapper(inside, weight_decay=decay), start, grads)[0], expected)
+
+
+@MASKS
+def test_masks_follow_the_schedules_of_the_base(wrapper, mask):
+    start, grads = problem((3, 4))
+    rates = 0.03 * 0.9 ** np.arange(STEPS)
+    decays = np.linspace(0.1, 0.3, STEPS)
+    w, m, v, expected = start.copy(), np.zeros_like(start), np.zeros_like(start), []
+    for t, (g, rate, decay) in enumerate(zip(grads, rates, decays, strict=True), 1):
+        m, v = 0.9 * m + 0.1 * g, 0.95 * v + 0.05 * g**2
+        u = m / (1 - 0.9**t) / (np.sqrt(v / (1 - 0.95**t)) + 1e-8)
+        w = w * (1 - rate * decay) - rate * mask(u, g)
+        expected.append(w)
+    rate: Any = lambda t: 0.03 * 0.9 ** jnp.asarray(t, float)  # noqa: E731
+    decay: Any = lambda t: 0.1 + 0.2 * t / (STEPS - 1)  # noqa: E731
+    adamw = partial(optax.adamw, rate, 0.9, 0.95, weight_decay=decay)
+    agree(run(wrapper(adamw), start, grads)[0], np.stack(expected))
+    adam = partial(optax.adam, rate, 0.9, 0.95)
+    agree(run(wrapper(adam, weight_decay=decay), start, grads)[0], np.stack(expected))
+    for recipe in (partial(wrapper, adamw), partial(wrapper, adam, weight_decay=decay)):
+        whole = optim.optimizer({"all": optim.group(".*", recipe)})
+        agree(run(whole.tx, start, grads)[0], np.stack(expected))
+
+
+@MASKS
+def test_the_mask_of_weight_decay_is_the_bases_own(wrapper, mask):
+    # Scaled after the learning rate (Adafactor), on some parameters only, of a factory of ours.
+    start, grads = problem((3, 4))
+    plain = run(wrapper(partial(optax.adamw, 0.03, weight_decay=0.0)), start, grads)[0]
+    none = partial(optax.adamw, 0.03, weight_decay=0.1, mask={"w": False})
+    agree(run(wrapper(none), start, grads)[0], plain)
+    ours = partial(mars, 0.03, 0.9, 0.95, weight_decay=0.1)
+    decayed = run(wrapper(ours), start, grads[:1])[0]
+    without = run(wrapper(partial(ours, weight_decay=0.0)), start, grads[:1])[0]
+    np.testing.assert_allclose(decayed - without, -0.03 * 0.1 * start[None], rtol=1e-6)
+    factored = partial(optax.adafactor, 0.03, weight_decay_rate=0.02, clipping_threshold=None)
+    decayed = run(wrapper(factored), start, grads[:1])[0]
+    without = run(wrapper(partial(factored, weight_decay_rate=None)), start, grads[:1])[0]
+    np.testing.assert_allclose(decayed - without, -0.02 * start[None], rtol=1e-6)
 
 
 def test_cautious_on_lion_and_against_the_gradient():
@@ -297,15 +347,48 @@ def test_cautious_on_lion_and_against_the_gradient():
     agree(got, np.stack(expected))
     ascent = optax.scale(1.0)
     params = jnp.ones(3)
-    updates: Any = cautious(ascent).update(params, ascent.init(params), params)[0]
+    tx = cautious(ascent)
+    updates: Any = tx.update(params, tx.init(params), params)[0]
     assert not np.any(updates)
 
 
 def test_masks_pass_extra_arguments_on():
-    tx = cautious(optax.contrib.momo(0.1))
+    tx = cautious(partial(optax.contrib.momo, 0.1))
     params = jnp.ones(3)
     updates, _ = tx.update(params, tx.init(params), params, value=jnp.float32(1.0))
     assert jnp.all(jnp.isfinite(jnp.asarray(updates)))
+
+
+ADAM = partial(optax.adam, 0.1)
+
+
+@pytest.mark.parametrize("wrapper", [cautious, grams])
+@pytest.mark.parametrize(
+    ("base", "decay", "words"),
+    [
+        (optax.adam(0.1), 0.1, "finished optax transformation.*functools.partial"),
+        (partial(optax.scale_by_adam), 0.1, "optax.scale_by_adam has no learning_rate"),
+        (partial(optax.contrib.cocob), 0.1, None),
+        (partial(optax.polyak_sgd), 0.1, "optax.polyak_sgd has no learning_rate"),
+        (partial(optax.chain, ADAM, ADAM), 0.1, "args.0.learning_rate and args.1.learning_rate"),
+        (partial(optax.adamw, 0.1), 0.1, "weight_decay is 0.0001. Give one"),
+        (optax.adamw(0.1), 0.0, "finished optax transformation.*reads the parameters"),
+        (partial(optax.lamb, 0.1, weight_decay=0.1), 0.0, "cannot be kept out of the mask"),
+        (partial(optax.chain, partial(optax.add_decayed_weights, 0.1), ADAM), 0.0, "kept out"),
+    ],
+)
+def test_weight_decay_that_cannot_be_right_is_refused(wrapper, base, decay, words):
+    params = {"w": jnp.ones(3)}
+
+    def step():
+        tx = wrapper(base, weight_decay=decay)
+        return tx.update(params, tx.init(params), params)
+
+    if words is None:
+        step()
+    else:
+        with pytest.raises(ValueError, match=words):
+            step()
 
 
 # ---- All of them
@@ -362,7 +445,7 @@ def test_refusals():
         soap(0.1, precondition_frequency=0)
     with pytest.raises(ValueError, match="start_preconditioning is 0"):
         shampoo(0.1, start_preconditioning=0)
-    tx = cautious(optax.sgd(0.1), weight_decay=0.1)
+    tx = cautious(partial(optax.sgd, 0.1), weight_decay=0.1)
     with pytest.raises(ValueError, match="needs parameters"):
         tx.update(jnp.ones(3), tx.init(jnp.ones(3)))
 

@@ -1,0 +1,85 @@
+"""Gives every optax transformation one interface: extra arguments, and one tree of parameters."""
+
+import inspect
+from typing import Any, NamedTuple
+
+import optax
+
+
+def standardize(made: Any, name: str) -> optax.GradientTransformationExtraArgs:
+    """Turns what an optimizer factory returned into a transformation with optax's usual interface.
+
+    Args:
+        made: a transformation, `optax.MultiSteps`, or a lookahead, whose slow parameters move into
+            its state (see `SlowParams`).
+        name: the name that errors give to the factory, such as "optax.adamw".
+
+    Returns:
+        A transformation that takes extra arguments, and ignores those it does not know.
+
+    Raises:
+        ValueError: it is no transformation.
+    """
+    return _with_known_extras(_with_slow_params(_finished(made, name)))
+
+
+def _finished(made: Any, name: str) -> optax.GradientTransformation:
+    """Turns what a factory made into a transformation (MultiSteps is a class of its own)."""
+    if isinstance(made, optax.MultiSteps):
+        return made.gradient_transformation()
+    if not isinstance(made, optax.GradientTransformation):
+        raise ValueError(
+            f"{name} gave an object of class {type(made).__name__}, and what moves a "
+            f"group is an optax transformation. Groups do not stand within groups."
+        )
+    return made
+
+
+def _with_known_extras(
+    tx: optax.GradientTransformation,
+) -> optax.GradientTransformationExtraArgs:
+    """Leaves out the extra arguments that a transformation does not know.
+
+    `optax.with_extra_args_support` does so for transformations that take none; `contrib.sam` takes
+    one, and raises at any other.
+    """
+    tx = optax.with_extra_args_support(tx)
+    parameters = inspect.signature(tx.update).parameters
+    if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+        return tx
+
+    def update(updates: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, Any]:
+        known = {name: value for name, value in extra.items() if name in parameters}
+        return tx.update(updates, state, params, **known)
+
+    return optax.GradientTransformationExtraArgs(tx.init, update)
+
+
+class SlowParams(NamedTuple):
+    """The state of an optimizer that trains fast parameters and evaluates slow ones."""
+
+    slow: Any
+    state: Any
+
+
+def _with_slow_params(tx: optax.GradientTransformation) -> optax.GradientTransformation:
+    """Keeps the slow parameters of a lookahead in its state.
+
+    Such an update takes and returns a pair of parameters, `optax.LookaheadParams`; everyone else
+    knows one. The annotation of its `params` tells it from others.
+    """
+    params_of = inspect.signature(tx.update).parameters.get("params")
+    if params_of is None or params_of.annotation is not optax.LookaheadParams:
+        return tx
+
+    def init(params: Any) -> SlowParams:
+        pair: Any = optax.LookaheadParams(fast=params, slow=params)
+        return SlowParams(params, tx.init(pair))
+
+    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
+        pair: Any = optax.LookaheadParams(fast=params, slow=state.slow)
+        moves: Any
+        moves, inner = tx.update(updates, state.state, pair)
+        return moves.fast, SlowParams(optax.apply_updates(state.slow, moves.slow), inner)
+
+    return optax.GradientTransformation(init, update)
