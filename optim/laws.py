@@ -13,7 +13,7 @@ Nothing here knows an optimizer by its name.
 """
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -23,7 +23,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from optim.parts import refuse_parts
 from optim.paths import flatten, unflatten
-from optim.recipes import Recipe, instantiate, name_of
+from optim.recipes import Recipe, declared_dtypes, instantiate, name_of
 from optim.transformations import SlowParams
 
 
@@ -72,7 +72,10 @@ def update(
                 f"It moves the parameter {path} of shape {p.shape} by an update of shape "
                 f"{jnp.shape(updates[path])}. Give that parameter to another group."
             )
-    return updates, own_buffers(match_avals(new_state, state), (params, grads))
+    # What float64 parameters need, hyperparameters and all, float32 ones beside them do not.
+    mixed = [jnp.float32] if compute_dtype(params) == jnp.float64 else []
+    kept = match_avals(new_state, state, [*declared_dtypes(recipe), *mixed])
+    return updates, own_buffers(kept, (params, grads))
 
 
 def _unsharded(
@@ -173,18 +176,21 @@ def widen(tree: Any) -> Any:
     return jax.tree.map(cast, tree)
 
 
-def match_avals(new: Any, old: Any) -> Any:
+def match_avals(new: Any, old: Any, narrow: Sequence[Any] = ()) -> Any:
     """Gives every leaf of a new state the dtype and the strong type of the old one.
 
     Args:
         new: the state after a step.
         old: the state before it.
+        narrow: floating dtypes that wider values are cast to all the same, because the optimizer
+            was told to keep its state in them.
 
     Returns:
         The new state, with the avals of the old.
 
     Raises:
-        ValueError: another structure, or another shape of a leaf.
+        ValueError: another structure, another shape of a leaf, or a dtype that does not fit into
+            the old one, such as float32 into int32.
     """
     if jax.tree.structure(new) != jax.tree.structure(old):
         raise ValueError(
@@ -198,9 +204,27 @@ def match_avals(new: Any, old: Any) -> Any:
                 f"It changed the shape of its state at {jax.tree_util.keystr(path)} from "
                 f"{jnp.shape(o)} to {jnp.shape(n)}; a state keeps its shapes from step to step."
             )
+        if _loses(n, o) and o.dtype not in narrow:
+            raise ValueError(
+                f"Its state at {jax.tree_util.keystr(path)} is {o.dtype} at first and "
+                f"{jnp.asarray(n).dtype} after a step, and a state keeps its dtypes: a cast back "
+                f"to {o.dtype} would truncate the value at every step. Let the optimizer's init "
+                f"give it {jnp.asarray(n).dtype}, or its update cast it to {o.dtype}."
+            )
         return jax.lax.convert_element_type(n, o.dtype)
 
     return jax.tree_util.tree_map_with_path(cast, new, old)
+
+
+def _loses(new: Any, old: Any) -> bool:
+    """Tells whether a cast to the dtype of `old` can lose what a number is, beyond rounding."""
+    kind = jax.typeof(new)
+    if kind.dtype == old.dtype or jnp.issubdtype(kind.dtype, jax.dtypes.extended):
+        return False
+    for of_kind in (jnp.floating, jnp.complexfloating, jnp.integer):
+        if kind.weak_type and all(jnp.issubdtype(x, of_kind) for x in (kind.dtype, old.dtype)):
+            return False  # a Python number, which has no width of its own
+    return jnp.promote_types(kind.dtype, old.dtype) != old.dtype
 
 
 def _strong(x: Any) -> Any:

@@ -97,6 +97,16 @@ def floats(recipe: partial) -> Iterator[tuple[str, Any, Any]]:
                     yield f"{name}[{i}]", x, default[i] if known else None
 
 
+def declared_dtypes(recipe: Recipe) -> list[Any]:
+    """Lists the dtypes that a recipe's arguments name, such as `mu_dtype`, inner recipes included.
+
+    Args:
+        recipe: a partial of a factory, or a finished transformation (which shows none).
+    """
+    given = [item for _, inner in located(recipe) for item in bound(inner).arguments.items()]
+    return [jnp.dtype(x) for name, x in given if "dtype" in name and x is not None]
+
+
 def learning_rate_of(recipe: Any) -> Any:
     """Finds the learning rate of an optimizer: the outermost float argument of that name.
 

@@ -653,3 +653,65 @@ def test_what_needs_full_batches_is_known():
         "b": optim.group("b", GOOD),
     }
     assert needing(optim.optimizer(groups).groups, needs_full_batch) == {"a": "optax.lbfgs"}
+
+
+def adagrad_norm(learning_rate: float, first: Any = 0, sum_dtype: Any = None, back: bool = False):
+    """AdaGrad-norm as a user writes it, whose sum of squares begins with an integer or narrow."""
+
+    def init(params):
+        return {"sum": jnp.array(first, sum_dtype)}
+
+    def update(updates, state, params=None):
+        total = state["sum"] + optax.tree.norm(updates, squared=True)
+        total = total.astype(state["sum"].dtype) if back else total
+        rate = -learning_rate / jnp.sqrt(total + 1e-8)
+        return jax.tree.map(lambda g: rate * g, updates), {"sum": total}
+
+    return optax.GradientTransformation(init, update)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "kinds"),
+    [
+        (partial(adagrad_norm, 0.5), ("int32", "float32")),
+        (partial(adagrad_norm, 0.5, jnp.bfloat16(0)), ("bfloat16", "float32")),
+        (partial(adagrad_norm, 0.5, np.float16(0)), ("float16", "float32")),
+        (adagrad_norm(0.5), ("int32", "float32")),
+        (partial(optax.chain, partial(adagrad_norm, 0.5, False)), ("bool", "float32")),
+    ],
+)
+def test_a_state_that_would_be_truncated_is_refused(recipe, kinds):
+    # Cast back to int32 after every step, the sum stays 0, and the parameters never arrive.
+    optimizer = optim.optimizer({"all": optim.group(".*", recipe)})
+    params = {"w": jnp.ones(3)}
+    with pytest.raises(optim.GroupError, match=r"state at .*\['sum'\]") as caught:
+        jax.eval_shape(lambda p: optimizer.update(p, optimizer.init(p), p), params)
+    assert all(kind in str(caught.value) for kind in kinds)
+    assert (caught.value.group, caught.value.argument) == ("all", "optimizer")
+
+
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        partial(adagrad_norm, 0.5, 0.0),
+        partial(adagrad_norm, 0.5, jnp.bfloat16(0), back=True),
+        partial(adagrad_norm, 0.5, sum_dtype="bfloat16"),
+        partial(optax.chain, partial(adagrad_norm, 0.5, sum_dtype=jnp.bfloat16)),
+        partial(optax.adam, 0.5, mu_dtype="bfloat16"),
+    ],
+)
+def test_a_state_in_a_declared_dtype_keeps_it(recipe):
+    optimizer = optim.optimizer({"all": optim.group(".*", recipe)})
+    params = {"w": jnp.ones(3)}
+    before = jax.eval_shape(optimizer.init, params)
+    after = jax.eval_shape(lambda p: optimizer.update(p, optimizer.init(p), p)[1], params)
+    assert jax.tree.map(jax.typeof, before) == jax.tree.map(jax.typeof, after)
+
+
+def test_state_of_float32_parameters_beside_float64_ones_stays_float32():
+    # A schedule's value is float64 here, for the sake of the other parameters.
+    with jax.enable_x64(True):
+        optimizer = optim.optimizer({"all": optim.group(".*", partial(optax.adam, warm, beta))})
+        params = {"w": jnp.ones(3, jnp.float32), "v": jnp.ones(3, jnp.float64)}
+        after = jax.eval_shape(lambda p: optimizer.update(p, optimizer.init(p), p)[1], params)
+        assert {x.dtype.name for x in jax.tree.leaves(after.groups)} == {"float32", "float64"}
