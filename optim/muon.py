@@ -87,8 +87,7 @@ def muon(
         return MuonState(jax.tree.map(lambda p: wide_zeros(p, momentum_dtype), params))
 
     def orthogonal(x: jax.Array) -> jax.Array:
-        inside = gather(x if ns_dtype is None else x.astype(ns_dtype), "optim.muon")
-        out = orthogonalize(inside, triples, eps).astype(x.dtype)
+        out = orthogonalize(gather(x, "optim.muon"), triples, eps, ns_dtype)
         return scatter(shape_factor(scale, *x.shape[-2:]) * out, x)
 
     def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, MuonState]:

@@ -88,7 +88,9 @@ def polynomials(coefficients: str | Sequence[Any], steps: int) -> list[Triple]:
     return [(a, b, c) for a, b, c in [*triples[:steps], *rest]]
 
 
-def orthogonalize(x: jax.Array, triples: Sequence[Triple], eps: ArrayLike = 1e-7) -> jax.Array:
+def orthogonalize(
+    x: jax.Array, triples: Sequence[Triple], eps: ArrayLike = 1e-7, dtype: Any = None
+) -> jax.Array:
     """Orthogonalizes matrices approximately, by Newton-Schulz steps.
 
     Products of float32 matrices are exact to float32 on every platform; bfloat16 is faster on
@@ -98,6 +100,8 @@ def orthogonalize(x: jax.Array, triples: Sequence[Triple], eps: ArrayLike = 1e-7
         x: [..., m, n]; every axis before the last two is batch.
         triples: the coefficients (a, b, c) of every step.
         eps: the least Frobenius norm by which a matrix is divided; the zero matrix stays zero.
+        dtype: the dtype of the steps; None for that of `x`, which normalizes the matrices anyway:
+            a gradient of 1e-5 has no square in float16.
 
     Returns:
         An array like `x`; its singular values are p(s / max(norm, eps)), where s are those of `x`
@@ -105,18 +109,23 @@ def orthogonalize(x: jax.Array, triples: Sequence[Triple], eps: ArrayLike = 1e-7
     """
     tall = x.shape[-2] > x.shape[-1]
     x = transpose(x) if tall else x
-    # The norm of values near 1, so that no square under- or overflows.
+    # The norm of values near 1, so that neither a square nor the norm under- or overflows; and
+    # first a power of two, because the reciprocal of a number near the largest underflows.
     largest = jnp.max(jnp.abs(x), axis=(-2, -1), keepdims=True, initial=0.0)
-    largest = jnp.where(largest > 0, largest, jnp.ones_like(largest))
-    norm = largest * jnp.linalg.norm(x / largest, axis=(-2, -1), keepdims=True)
-    x = x / jnp.maximum(norm, scalar(eps, x))
+    power = jnp.where(largest > 1, scalar(2.0**-8, x), scalar(2.0**8, x))
+    largest = jnp.where(largest > 0, largest * power, jnp.ones_like(largest))
+    x = x * power / largest
+    norm = jnp.linalg.norm(x, axis=(-2, -1), keepdims=True)
+    x = x / jnp.maximum(norm, scalar(eps, x) * power / largest)
+    kept = x.dtype
+    x = x if dtype is None else x.astype(dtype)
     rows, columns = x.shape[-2:]
     # Products of a step: plain 4 m^2 n + 2 m^3; Gram 8 m^3, and 4 m^2 n + 2 m^3 - 8 m^3 once.
     gram = 2 * columns > 3 * rows and x.dtype.itemsize >= 4
     for start in range(0, len(triples), _RESTART):
         part = triples[start : start + _RESTART]
         x = _gram_steps(x, part) if gram else _plain_steps(x, part)
-    return transpose(x) if tall else x
+    return (transpose(x) if tall else x).astype(kept)
 
 
 def _plain_steps(x: jax.Array, triples: Sequence[Triple]) -> jax.Array:

@@ -142,6 +142,30 @@ def test_low_precision_steps():
     assert 0.6 < values.min() and values.max() < 1.3
 
 
+@pytest.mark.parametrize("dtype", [None, "bfloat16", "float16"])
+@pytest.mark.parametrize("size", [2e38, 1.0, 1e-5])
+def test_the_update_does_not_depend_on_the_size_of_the_gradient(size, dtype):
+    # By singular values: U p(S / |S|) V^T, as long as the norm is far above eps.
+    g = matrices((4, 6))
+    g = g / np.abs(g).max() * size
+    tx = muon(1.0, momentum=0.0, ns_dtype=dtype, scale="none")
+    params = jnp.zeros(g.shape)
+    update: Any = tx.update(jnp.asarray(g, jnp.float32), tx.init(params), params)[0]
+    wanted = -by_svd(g, polynomials("jordan", 5))
+    error = {"bfloat16": 0.1, "float16": 0.02}.get(str(dtype), 2e-3 if size < 1 else 1e-5)
+    np.testing.assert_allclose(update, wanted, atol=error)
+
+
+def test_eps_is_the_smallest_norm_that_divides():
+    g = matrices((4, 6)) * 1e-9
+    got = newton_schulz.orthogonalize(jnp.asarray(g, jnp.float32), polynomials("jordan", 1), 1e-6)
+    a, b, c = polynomials("jordan", 1)[0]
+    u, s, v = np.linalg.svd(g / 1e-6, full_matrices=False)
+    np.testing.assert_allclose(got, (u * (a * s + b * s**3 + c * s**5)) @ v, rtol=1e-4)
+    tiny = jnp.full((2, 2), 1e-44, jnp.float32)
+    assert np.isfinite(newton_schulz.orthogonalize(tiny, polynomials("jordan", 5))).all()
+
+
 def reference(grads, start, *, rate, momentum, nesterov, decay, factor, triples):
     """Muon in NumPy, from its definition."""
     w, m = start.copy(), np.zeros_like(start)
