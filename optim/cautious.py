@@ -11,7 +11,14 @@ from jax.core import Tracer
 
 from optim.descent import scalar, wide
 from optim.laws import compute_dtype
-from optim.recipes import at_step, instantiate, learning_rate_of, map_floats, name_of
+from optim.recipes import (
+    at_step,
+    float_paths,
+    instantiate,
+    learning_rate_of,
+    map_floats,
+    name_of,
+)
 from optim.tracing import reads
 
 __all__ = ["MaskedState", "cautious", "grams"]
@@ -227,29 +234,17 @@ def _check_finished(
         )
 
 
-def _floats(recipe: Any) -> dict[str, Any]:
-    """Lists the float arguments of a recipe and of those inside it by their paths."""
-    found: dict[str, Any] = {}
-
-    def note(path: str, value: Any) -> Any:
-        found[path] = value
-        return value
-
-    map_floats(recipe, note)
-    return found
-
-
 def _weight_decays(recipe: Any) -> dict[str, Any]:
     """Lists the weight decays of a recipe by their paths; those that are 0 are left out."""
     return {
         path: value
-        for path, value in _floats(recipe).items()
+        for path, value in float_paths(recipe).items()
         if "weight_decay" in path.split(".")[-1] and not _is_zero(value)
     }
 
 
 def _has_schedules(recipe: Any) -> bool:
-    return any(map(callable, _floats(recipe).values()))
+    return any(map(callable, float_paths(recipe).values()))
 
 
 def _is_zero(value: Any) -> bool:

@@ -11,7 +11,7 @@ import optax
 
 from optim import checks
 from optim.patterns import SlowPattern, fullmatch, occurs
-from optim.recipes import Recipe, name_of
+from optim.recipes import ArgumentError, Recipe, name_of
 
 
 class GroupError(ValueError):
@@ -176,8 +176,9 @@ def told_with_the_group(name: str, group: Group) -> Iterator[None]:
         raise
     except (TypeError, ValueError, LookupError, AttributeError, NotImplementedError) as error:
         kind = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
+        argument = f".{error.argument}" if isinstance(error, ArgumentError) else ""
         raise GroupError(
             f"The group {name!r} cannot be moved by {name_of(group.optimizer)}. {kind}{error}",
             name,
-            "optimizer",
+            f"optimizer{argument}",
         ) from error

@@ -23,8 +23,16 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from optim.parts import refuse_parts
 from optim.paths import flatten, unflatten
-from optim.recipes import Recipe, declared_dtypes, instantiate, name_of
-from optim.transformations import SlowParams
+from optim.recipes import (
+    ArgumentError,
+    Recipe,
+    declared_dtypes,
+    float_paths,
+    instantiate,
+    map_floats,
+    name_of,
+)
+from optim.tracing import reads_of_leaves
 
 
 def init(recipe: Recipe, params: Any) -> Any:
@@ -60,8 +68,10 @@ def update(
 
     Raises:
         ValueError: the optimizer changed the structure of its state, or the shape of a leaf; or
-            inside shard_map it needs whole parameters and got parts of them.
+            inside shard_map it needs whole parameters and got parts of them; or a schedule stands
+            for an argument that makes the first state (an ArgumentError).
     """
+    _refuse_schedules_of_init(recipe, grads, state, params, extra)
     tx = instantiate(recipe, step, compute_dtype(params))
     refuse_parts(lambda g: tx.update(g, state, params, **extra), (grads, params), name_of(recipe))
     updates: Any
@@ -76,6 +86,41 @@ def update(
     mixed = [jnp.float32] if compute_dtype(params) == jnp.float64 else []
     kept = match_avals(new_state, state, [*declared_dtypes(recipe), *mixed])
     return updates, own_buffers(kept, (params, grads))
+
+
+def _refuse_schedules_of_init(
+    recipe: Recipe, grads: Any, state: Any, params: Any, extra: Mapping[str, Any]
+) -> None:
+    """Refuses a schedule of an argument whose first value lasts in the state.
+
+    Such as the first size of Rprop's steps: init puts it into a leaf of the state, from which every
+    update makes the next.
+    """
+    dtype = compute_dtype(params)
+    scheduled = {
+        path: jnp.ones((), dtype) for path, value in float_paths(recipe).items() if callable(value)
+    }
+
+    def made(values: Mapping[str, Any]) -> optax.GradientTransformationExtraArgs:
+        return instantiate(map_floats(recipe, lambda path, x: values.get(path, x)), 0, dtype)
+
+    from_init = reads_of_leaves(lambda values: made(values).init(params), scheduled)
+    if not any(from_init):
+        return
+    leaves, structure = jax.tree.flatten(state)
+
+    def update(named: Mapping[str, Any]) -> Any:
+        old = structure.unflatten([named[str(i)] for i in range(len(leaves))])
+        return _unsharded(made(scheduled), grads, old, params, extra)[1]
+
+    read = reads_of_leaves(update, {str(i): leaf for i, leaf in enumerate(leaves)})
+    lasting = [i for i, of_leaf in enumerate(read) if str(i) in of_leaf]
+    for path in sorted(path for i in lasting for path in from_init[i]):
+        raise ArgumentError(
+            f"A schedule stands for {path}, but the state keeps what init made of the value at "
+            f"step 0, and later values do not replace it. Give {path} a number.",
+            path,
+        )
 
 
 def _unsharded(
@@ -246,38 +291,3 @@ def own_buffers(state: Any, others: Any) -> Any:
 
 def _inexact(x: Any) -> bool:
     return jnp.issubdtype(x.dtype, jnp.inexact)
-
-
-def eval_params(state: Any, params: Any) -> Any:
-    """Finds the parameters that evaluation must use: averages that an optimizer keeps in its state.
-
-    Schedule-free evaluates the average of its iterates, lookahead its slow parameters.
-
-    Args:
-        state: an optimizer's state.
-        params: the parameters that are trained, path -> array.
-
-    Returns:
-        The averaged parameters, in the dtypes of `params`; `params` themselves for most optimizers.
-
-    Raises:
-        ValueError: the averages are not those of `params`.
-    """
-    kinds = (optax.contrib.ScheduleFreeState, SlowParams)
-    found = dict(params)
-    for part in jax.tree.leaves(state, is_leaf=lambda x: isinstance(x, kinds)):
-        if not isinstance(part, kinds):
-            continue
-        held = part.slow if isinstance(part, SlowParams) else part.z
-        if not isinstance(held, Mapping) or held.keys() != params.keys():
-            raise ValueError(
-                "It keeps averages for the evaluation, and something around it changes the tree of "
-                "parameters that it sees (optax.flatten does). Put it outside of that."
-            )
-        # Inside optax.partition or optax.masked it sees some parameters, and MaskedNodes.
-        own: Any = {p: x for p, x in held.items() if not isinstance(x, optax.MaskedNode)}
-        if isinstance(part, optax.contrib.ScheduleFreeState):
-            wide = widen({path: params[path] for path in own})
-            own = optax.contrib.schedule_free_eval_params(part._replace(z=own), wide)
-        found |= {path: x.astype(params[path].dtype) for path, x in own.items()}
-    return found

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from optim import checks, laws, recipes
+from optim import checks, evaluation, laws, recipes
 from optim.groups import Group, GroupError, assign, first, told_with_the_group, wrong_groups
 from optim.layer_decay import layer_scales, refuse_states
 from optim.norms import all_finite, clip
@@ -115,7 +115,7 @@ class Optimizer(NamedTuple):
         unpacked = self._init_unpacked(free)
         for name, own in self._split(laws.widen(free)).items():
             with told_with_the_group(name, self.groups[name]):
-                jax.eval_shape(laws.eval_params, unpacked["groups"][name], own)
+                jax.eval_shape(evaluation.eval_params, unpacked["groups"][name], own)
                 if self.layer_decay is not None:
                     refuse_states(unpacked["groups"][name])
         scalars, tensors = pack(unpacked)
@@ -210,7 +210,7 @@ class Optimizer(NamedTuple):
         free = self.trainable(params)
         groups = self._unpacked(state, free)["groups"]
         for name, own in self._split(free).items():
-            named |= laws.eval_params(groups[name], own)
+            named |= evaluation.eval_params(groups[name], own)
         return unflatten(params, named)
 
     def _split(self, free: dict[str, Any]) -> dict[str, dict[str, Any]]:

@@ -26,6 +26,18 @@ from optim.transformations import standardize
 Recipe = partial | optax.GradientTransformation
 
 
+class ArgumentError(ValueError):
+    """An argument of a recipe that cannot be as it is.
+
+    Attributes:
+        argument: its path below the recipe, such as "base_optimizer.learning_rate".
+    """
+
+    def __init__(self, message: str, argument: str):
+        super().__init__(message)
+        self.argument = argument
+
+
 def recipes_within(recipe: Any) -> Iterator[partial]:
     """Yields a recipe, then the recipes among its arguments, outermost first."""
     return (inner for _, inner in located(recipe))
@@ -177,6 +189,20 @@ def map_floats(recipe: Any, change: Callable[[str, Any], Any], path: str = "") -
             value = type(value)(change(below(f"{name}[{i}]"), x) for i, x in enumerate(value))
         given.arguments[name] = value
     return partial(recipe.func, *given.args, **given.kwargs)
+
+
+def float_paths(recipe: Any) -> dict[str, Any]:
+    """Lists the float arguments of a recipe and of those inside it by their paths.
+
+    Args:
+        recipe: a partial of a factory, or anything else, which has none.
+
+    Returns:
+        Path, such as "base_optimizer.b1" -> number, traced scalar, schedule or None.
+    """
+    found: dict[str, Any] = {}
+    map_floats(recipe, lambda path, value: found.setdefault(path, value))
+    return found
 
 
 def at_step(recipe: Any, step: Any, dtype: Any) -> Any:

@@ -129,7 +129,7 @@ ROWS = [
         note="factored",
     ),
     _row(optax.adafactor, learning_rate=0.05, momentum=0.9, weight_decay_rate=1e-3, tolerance=1e-8),
-    _row(optax.adagrad, learning_rate=0.1),
+    _row(optax.adagrad, learning_rate=0.1, fixed=("initial_accumulator_value",)),
     _row(optax.adam, learning_rate=0.05),
     _row(
         optax.adam,
@@ -166,8 +166,14 @@ ROWS = [
     _row(optax.optimistic_gradient_descent, learning_rate=0.05),
     _row(optax.polyak_sgd, max_learning_rate=0.5, needs=("value",)),
     _row(optax.radam, learning_rate=0.05),
-    _row(optax.rmsprop, learning_rate=0.02, centered=True, momentum=0.9),
-    _row(optax.rprop, learning_rate=0.02),
+    _row(
+        optax.rmsprop,
+        learning_rate=0.02,
+        centered=True,
+        momentum=0.9,
+        fixed=("initial_scale",),
+    ),
+    _row(optax.rprop, learning_rate=0.02, fixed=("learning_rate",)),
     _row(optax.sgd, learning_rate=0.1, momentum=0.9, nesterov=True),
     _row(optax.sign_sgd, learning_rate=0.02),
     _row(optax.signum, learning_rate=0.02),
@@ -216,18 +222,19 @@ ROWS = [
         contrib.schedule_free,
         base_optimizer=partial(optax.scale_by_learning_rate, 0.1),
         learning_rate=0.1,
+        fixed=("b1",),
     ),
-    _row(contrib.schedule_free_adamw, learning_rate=0.05, weight_decay=0.01),
-    _row(contrib.schedule_free_sgd, learning_rate=0.1),
+    _row(contrib.schedule_free_adamw, learning_rate=0.05, weight_decay=0.01, fixed=("b1",)),
+    _row(contrib.schedule_free_sgd, learning_rate=0.1, fixed=("b1",)),
     # The rest of contrib.
     _row(contrib.acprop, learning_rate=0.02),
     _row(contrib.ademamix, learning_rate=0.02, weight_decay=0.01),
     _row(contrib.simplified_ademamix, learning_rate=0.005),
     _row(contrib.adopt, learning_rate=0.02),
-    _row(contrib.cocob, learning_rate=1.0),
-    _row(contrib.dadapt_adamw, learning_rate=1.0),
+    _row(contrib.cocob, learning_rate=1.0, fixed=("eps",)),
+    _row(contrib.dadapt_adamw, learning_rate=1.0, fixed=("estim_lr0",)),
     _row(contrib.dog, learning_rate=1.0),
-    _row(contrib.dowg, learning_rate=1.0),
+    _row(contrib.dowg, learning_rate=1.0, fixed=("eps",)),
     _row(
         contrib.dpsgd,
         learning_rate=0.1,
@@ -238,11 +245,11 @@ ROWS = [
     ),
     _row(contrib.galore, learning_rate=0.02, rank=2, update_proj_gap=2),
     _row(contrib.madgrad, learning_rate=0.02),
-    _row(contrib.mechanize, base_optimizer=_sgd(1.0)),
-    _row(contrib.momo, learning_rate=0.5, needs=("value",)),
-    _row(contrib.momo_adam, learning_rate=0.02, needs=("value",)),
+    _row(contrib.mechanize, base_optimizer=_sgd(1.0), fixed=("s_init",)),
+    _row(contrib.momo, learning_rate=0.5, needs=("value",), fixed=("lower_bound",)),
+    _row(contrib.momo_adam, learning_rate=0.02, needs=("value",), fixed=("lower_bound",)),
     _row(contrib.muon, learning_rate=0.02),
-    _row(contrib.prodigy, learning_rate=1.0),
+    _row(contrib.prodigy, learning_rate=1.0, fixed=("estim_lr0",)),
     _row(contrib.split_real_and_imaginary, inner=_adam(), params="complex"),
     _row(
         optax.chain,
@@ -308,6 +315,7 @@ ROWS = [
         partial(optax.scale_by_distance_over_gradients),
         partial(optax.scale_by_learning_rate, 1.0),
         params="no scalar",
+        fixed=("reps_rel",),
         note="distance over gradients",
     ),
     # Ours.
@@ -445,7 +453,8 @@ def markdown() -> str:
 def _line(row: Row, laws: str) -> str:
     asks = [name for name in row.needs if name != "grad"]
     asks += ["gradients of single examples"] if row.per_example else []
-    remarks = [row.notes, *row.exempt.values()]
+    first = f"{', '.join(row.fixed)} makes the first state: a number, no schedule"
+    remarks = [row.notes or (first if row.fixed else ""), *row.exempt.values()]
     remarks += ["complex parameters"] if row.params == "complex" else []
     remarks += ["matrices only"] if row.params == "matrices" else []
     remarks += ["no parameters without axes"] if row.params == "no scalar" else []

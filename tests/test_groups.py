@@ -715,3 +715,49 @@ def test_state_of_float32_parameters_beside_float64_ones_stays_float32():
         params = {"w": jnp.ones(3, jnp.float32), "v": jnp.ones(3, jnp.float64)}
         after = jax.eval_shape(lambda p: optimizer.update(p, optimizer.init(p), p)[1], params)
         assert {x.dtype.name for x in jax.tree.leaves(after.groups)} == {"float32", "float64"}
+
+
+@pytest.mark.parametrize(
+    ("recipe", "argument"),
+    [
+        (partial(optax.rprop, warm), "learning_rate"),
+        (partial(optax.contrib.prodigy, 1.0, estim_lr0=beta), "estim_lr0"),
+        (partial(optax.contrib.dadapt_adamw, 1.0, estim_lr0=beta), "estim_lr0"),
+        (partial(optax.adagrad, warm, initial_accumulator_value=beta), "initial_accumulator_value"),
+        (partial(optax.chain, partial(optax.rprop, warm), SGD), "args.0.learning_rate"),
+        (partial(optim.cautious, partial(optax.rprop, warm)), "base_optimizer.learning_rate"),
+    ],
+)
+def test_a_schedule_that_only_init_would_read_is_refused(recipe, argument):
+    optimizer = optim.optimizer({"a": optim.group("head/.*", recipe), "b": optim.group(".*", GOOD)})
+    with pytest.raises(optim.GroupError, match="of the value at step 0") as caught:
+        jax.eval_shape(lambda p: optimizer.update(p, optimizer.init(p), p), make_params())
+    assert (caught.value.group, caught.value.argument) == ("a", f"optimizer.{argument}")
+    assert argument.split(".")[-1] in str(caught.value)
+
+
+def test_schedules_that_updates_read_pass():
+    for recipe in (
+        partial(optim.rprop, warm),  # init makes its sizes without it
+        partial(optax.contrib.prodigy, warm, betas=(beta, 0.99)),
+        partial(optax.lbfgs, linesearch=partial(optax.scale_by_backtracking_linesearch, 5, beta)),
+        partial(optax.contrib.schedule_free_sgd, cool),
+        partial(shown, warm),
+    ):
+        optimizer = optim.optimizer({"all": optim.group(".*", recipe)})
+        jax.eval_shape(
+            lambda p, o=optimizer: o.update(p, o.init(p), p, value=0.1, value_fn=loss),
+            make_params(),
+        )
+
+
+def shown(learning_rate: float):
+    """Shows its argument in its state, as optax.contrib.schedule_free does with b1."""
+
+    def init(params):
+        return jnp.asarray(learning_rate)
+
+    def update(updates, state, params=None):
+        return jax.tree.map(lambda g: -learning_rate * g, updates), jnp.asarray(learning_rate)
+
+    return optax.GradientTransformation(init, update)

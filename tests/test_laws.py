@@ -96,7 +96,7 @@ def test_law_4_every_float_follows_its_schedule(pair):
     row, dtype = pair
     for t, told in enumerate(done.told):
         for name, value in row.recipe.keywords.items():
-            if name == "learning_rate":
+            if name == "learning_rate" and name not in row.fixed:
                 np.testing.assert_allclose(told["own"][name], value * rate(t), rtol=1e-6)
         np.testing.assert_allclose(told["other"]["learning_rate"], 0.03 * rate(t), rtol=1e-6)
     # The learning rate falls, and the reference's with it: the last step shows it.
@@ -148,7 +148,7 @@ def test_what_takes_no_schedule_says_so():
     assert fixed
     for row in fixed:
         whole = optim.optimizer({"own": optim.group(".*", scheduled(row.recipe))})
-        with pytest.raises(optim.GroupError, match="neither a schedule nor"):
+        with pytest.raises(optim.GroupError, match="neither a schedule nor|the value at step 0"):
             start = laws_table.tree_of(row, "float32")
             jax.eval_shape(lambda p, o=whole, r=row: step(o, r, p, o.init(p)), start)
 
