@@ -13,8 +13,10 @@ import optax
 from jax.core import Tracer
 
 from optim.arguments import bound, takes_float
-from optim.recipes import floats, located, name_of
+from optim.recipes import declared_dtypes, floats, located, name_of, named_floats
 from optim.rounding import LowPrecision
+from optim.rprop import rprop
+from optim.shampoo import shampoo
 
 # Averages that forget by this factor a step: at 1 they never change.
 _DECAYS = (
@@ -23,19 +25,22 @@ _DECAYS = (
 )
 _ANY_SIGN = ("f_min", "lower_bound", "step_size", "ns_coeffs", "coefficients")
 
+# Decays that may be 1 all the same: then the average is a sum.
+_SUMS = ((shampoo, "b2"),)
+
 # What optax itself tests with complex parameters.
 _COMPLEX = (
-    *(optax.adabelief, optax.adagrad, optax.adam, optax.adamax, optax.adamaxw, optax.adamw),
-    *(optax.amsgrad, optax.lamb, optax.lars, optax.nadam, optax.nadamw, optax.novograd),
-    *(optax.radam, optax.rmsprop, optax.sgd, optax.yogi, optax.contrib.split_real_and_imaginary),
+    *(optax.adabelief, optax.adafactor, optax.adagrad, optax.adam, optax.adamax, optax.adamaxw),
+    *(optax.adamw, optax.amsgrad, optax.lamb, optax.lars, optax.nadam, optax.nadamw),
+    *(optax.novograd, optax.optimistic_adam_v2, optax.radam, optax.rmsprop, optax.sgd, optax.yogi),
+    optax.contrib.split_real_and_imaginary,
 )
 
 # They compare the gradients of one step with those of the next: both must be of the same examples.
-_FULL_BATCH = ("lbfgs", "scale_by_lbfgs", "rprop", "scale_by_rprop")
-
+_FULL_BATCH = (optax.lbfgs, optax.scale_by_lbfgs, optax.rprop, optax.scale_by_rprop, rprop)
 
 # They clip the gradient of every example by itself: gradients have a leading axis of examples.
-_EXAMPLES = ("dpsgd", "differentially_private_aggregate")
+_EXAMPLES = (optax.contrib.dpsgd, optax.contrib.differentially_private_aggregate)
 
 
 def missing_arguments(recipe: Any) -> str | None:
@@ -95,7 +100,9 @@ def wrong_float(name: str, value: Any, default: Any = None) -> str | None:
         return f"is {least:g}; it is a norm, and positive. None never clips."
     bound = float(default) if isinstance(default, int | float) else 0.0
     if least < min(0.0, bound) and name not in _ANY_SIGN:
-        return f"is {least:g}, and cannot be negative."
+        climb = name == "learning_rate"
+        hint = " To move up the gradient, give the group maximize=True." if climb else ""
+        return f"is {least:g}, and cannot be negative.{hint}"
     if name in _DECAYS and most >= 1 and not (isinstance(default, float) and default >= 1):
         return f"is {most:g}; it is the part that an average keeps at each step, in [0, 1)."
     return None
@@ -139,9 +146,34 @@ def wrong_argument(recipe: Any) -> tuple[str, str] | None:
     """
     for path, inner in located(recipe):
         for name, value, default in floats(inner):
-            if (why := wrong_float(name, value, default)) is not None:
+            known = _known_right(inner.func, name, default)
+            if (why := wrong_float(name, value, known)) is not None:
                 return f"{path}.{name}".lstrip("."), f"{name} of {name_of(inner)} {why}"
     return None
+
+
+def wrong_schedule(recipe: Any, values: Mapping[str, Any]) -> tuple[str, str] | None:
+    """Finds a schedule whose values cannot be right.
+
+    Args:
+        recipe: a partial of a factory, or a finished transformation.
+        values: name -> the values of that argument's schedule, an array; see
+            `recipes.hyperparameters` for the names.
+
+    Returns:
+        The name of the argument, and the end of a sentence that begins with the schedule; None
+        where nothing is wrong.
+    """
+    for key, inner, name, _, default in named_floats(recipe):
+        if key in values:
+            known = _known_right(inner.func, name, default)
+            if (why := wrong_float(name, values[key], known)) is not None:
+                return key, why
+    return None
+
+
+def _known_right(factory: Callable[..., Any], name: str, default: Any) -> Any:
+    return 1.0 if (factory, name) in _SUMS else default
 
 
 def wrong_parameter(recipe: Any, named: Mapping[str, Any]) -> str | None:
@@ -160,14 +192,24 @@ def wrong_parameter(recipe: Any, named: Mapping[str, Any]) -> str | None:
                 f"The parameter {path} has dtype {x.dtype}, which no optimizer can move. Put it in "
                 f"a group with optim.frozen()."
             )
-        known = not isinstance(recipe, partial) or recipe.func in _COMPLEX
-        if jnp.issubdtype(x.dtype, jnp.complexfloating) and not known:
+        if jnp.issubdtype(x.dtype, jnp.complexfloating) and not _right_for_complex(recipe):
             return (
                 f"The parameter {path} has dtype {x.dtype}, and {name_of(recipe)} is not known to "
                 f"be right for complex numbers. Wrap it in optax.contrib.split_real_and_imaginary, "
                 f"which moves real and imaginary parts as two real parameters."
             )
     return None
+
+
+def _right_for_complex(recipe: Any) -> bool:
+    """Tells whether an optimizer is known to be right for complex parameters, or is finished."""
+    if not isinstance(recipe, partial):
+        return True
+    # A state in a real dtype would lose the imaginary parts, as Adafactor's momentum does.
+    given = bound(recipe).arguments
+    drops = recipe.func is optax.adafactor and given.get("momentum") is not None
+    dtypes = declared_dtypes(recipe) or ([jnp.float32] if drops else [])
+    return recipe.func in _COMPLEX and all(jnp.issubdtype(d, jnp.complexfloating) for d in dtypes)
 
 
 def needs_full_batch(recipe: Any) -> str | None:
@@ -180,9 +222,8 @@ def needs_examples(recipe: Any) -> str | None:
     return _found(recipe, _EXAMPLES)
 
 
-def _found(recipe: Any, known: tuple[str, ...]) -> str | None:
-    names = [name_of(inner) for _, inner in located(recipe)]
-    return next((name for name in names if name.split(".")[-1] in known), None)
+def _found(recipe: Any, known: tuple[Callable[..., Any], ...]) -> str | None:
+    return next((name_of(inner) for _, inner in located(recipe) if inner.func in known), None)
 
 
 def needing(groups: Mapping[str, Any], what: Callable[[Any], str | None]) -> dict[str, str]:

@@ -35,6 +35,7 @@ class Group(NamedTuple):
     optimizer: Recipe
     min_ndim: int
     max_ndim: int | None
+    maximize: bool = False
 
     @property
     def is_frozen(self) -> bool:
@@ -51,6 +52,7 @@ def group(
     optimizer: partial | optax.GradientTransformation,
     min_ndim: int = 0,
     max_ndim: int | None = None,
+    maximize: bool = False,
 ) -> Group:
     """Names some parameters and the optimizer that moves them.
 
@@ -60,6 +62,9 @@ def group(
             schedule. A finished optax transformation does as well, with its own schedules.
         min_ndim: takes only parameters with at least so many axes.
         max_ndim: takes only parameters with at most so many axes; None for no bound.
+        maximize: moves the parameters up the gradient, as in torch.optim: the optimizer gets the
+            gradients, and what else it evaluates of the loss, with the opposite sign. Weight decay
+            still shrinks the parameters.
 
     Returns:
         The group, for `optimizer(groups=...)`.
@@ -79,7 +84,7 @@ def group(
         )
     if (wrong := checks.missing_arguments(optimizer)) is not None:
         raise ValueError(wrong)
-    return Group(pattern, optimizer, min_ndim, max_ndim)
+    return Group(pattern, optimizer, min_ndim, max_ndim, maximize)
 
 
 def wrong_groups(groups: Mapping[str, Any]) -> str | None:

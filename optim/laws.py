@@ -12,8 +12,7 @@ transformation it returns between two borders:
 Nothing here knows an optimizer by its name.
 """
 
-import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -22,7 +21,6 @@ import optax
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from optim.parts import refuse_parts
-from optim.paths import flatten, unflatten
 from optim.recipes import (
     ArgumentError,
     Recipe,
@@ -60,7 +58,7 @@ def update(
         state: what `init` or the last `update` returned.
         params: the parameters before the step, widened.
         step: the schedules' position, an int32 scalar.
-        extra: extra arguments for whoever takes them; see `extra_arguments`.
+        extra: extra arguments for whoever takes them; see `extras.extra_arguments`.
 
     Returns:
         The updates, to be added to the parameters; and the new state, whose structure, shapes,
@@ -154,54 +152,6 @@ def _unsharded(
 
     run: Any = jax.sharding.auto_axes(update, out_sharding=places)
     return run(grads, state, params, arrays)
-
-
-def extra_arguments(extra: Mapping[str, Any], own: dict[str, Any], params: Any) -> dict[str, Any]:
-    """Turns what the train step knows into what one group's optimizer may ask for.
-
-    Args:
-        extra: value, value_fn, grad_fn, obj_fn, ...: a function takes all the parameters in their
-            true dtypes; a value is a scalar, an array, or a tree like `params`.
-        own: the group's parameters by path name, widened.
-        params: all the parameters.
-
-    Returns:
-        The same names. A function takes the group's parameters, with the others held; scalars, also
-        a function's, become float32 (float64 under x64); a tree like `params` is cut to the group.
-    """
-    # Of all floats there may be this one: a line search transposes its function at a Python 1.0.
-    dtype, whole = jnp.result_type(float), jax.tree.structure(params)
-
-    def cut(tree: Any) -> Any:
-        if jax.tree.structure(tree) == whole and not jax.tree_util.treedef_is_leaf(whole):
-            named = flatten(tree)
-            return widen({path: named[path] for path in own})
-        return jax.tree.map(at_dtype, tree)
-
-    def at_dtype(x: Any) -> Any:
-        x = jnp.asarray(x)
-        floating = x.ndim == 0 and jnp.issubdtype(x.dtype, jnp.floating)
-        return x.astype(dtype) if floating else widen(x)
-
-    def restrict(function: Callable[..., Any]) -> Callable[..., Any]:
-        def of_own(wide: dict[str, Any], *args: Any, **others: Any) -> Any:
-            named = flatten(params)
-            true = {path: w.astype(named[path].dtype) for path, w in wide.items()}
-            taken = {name: value for name, value in others.items() if name not in extra}
-            return cut(function(unflatten(params, {**named, **true}), *args, **taken))
-
-        of_own.__signature__ = inspect.Signature(arguments)  # pyright: ignore
-        return of_own
-
-    # optax's line searches raise at every extra argument that is no argument of value_fn.
-    kind = inspect.Parameter
-    arguments = [
-        kind("params", kind.POSITIONAL_ONLY),
-        *(kind(name, kind.KEYWORD_ONLY) for name in extra if name.isidentifier()),
-        kind("args", kind.VAR_POSITIONAL),
-    ]
-    arguments.sort(key=lambda argument: argument.kind)
-    return {name: restrict(x) if callable(x) else cut(x) for name, x in extra.items()}
 
 
 def compute_dtype(params: Any) -> Any:

@@ -13,11 +13,12 @@ import jax.numpy as jnp
 import optax
 
 from optim import checks, evaluation, laws, recipes
+from optim.extras import extra_arguments, negated
 from optim.groups import Group, GroupError, assign, first, told_with_the_group, wrong_groups
 from optim.layer_decay import layer_scales, refuse_states
 from optim.norms import all_finite, clip
 from optim.packing import pack, unpack
-from optim.paths import flatten, unflatten
+from optim.paths import as_arrays, flatten, unflatten
 from optim.rounding import LowPrecision, round_to
 
 
@@ -57,11 +58,11 @@ class Optimizer(NamedTuple):
         Raises:
             GroupError: a parameter that no group takes, or a group that takes none.
         """
-        return unflatten(params, assign(self.groups, flatten(params)))
+        return unflatten(params, assign(self.groups, flatten(as_arrays(params))))
 
     def trainable(self, params: Any) -> dict[str, Any]:
         """Lists the parameters that move, by path name: all but those of frozen groups."""
-        named = flatten(params)
+        named = flatten(as_arrays(params))
         labels = assign(self.groups, named)
         return {path: x for path, x in named.items() if not self.groups[labels[path]].is_frozen}
 
@@ -153,6 +154,7 @@ class Optimizer(NamedTuple):
             The parameters after the step, in their dtypes; and the new state, with the avals of the
             old.
         """
+        params = as_arrays(params)
         free = self.trainable(params)
         named_grads = flatten(grads)
         named_grads = {path: named_grads[path] for path in free}
@@ -244,13 +246,16 @@ class Optimizer(NamedTuple):
         clipped = grads if self.clip_norm is None else clip(grads, self.clip_norm, step)
         moves, groups = {}, {}
         for name, own in self._split(wide).items():
-            within = laws.extra_arguments(extra, own, params)
+            within = extra_arguments(extra, own, params)
             if "value" in extra:
                 within["grad"] = {path: grads[path] for path in own}
+            given = {path: clipped[path] for path in own}
+            if self.groups[name].maximize:
+                given, within = jax.tree.map(jnp.negative, given), negated(within)
             with told_with_the_group(name, self.groups[name]):
                 updates, groups[name] = laws.update(
                     self.groups[name].optimizer,
-                    {path: clipped[path] for path in own},
+                    given,
                     old["groups"][name],
                     own,
                     step,

@@ -85,11 +85,18 @@ def hyperparameters(recipe: Recipe) -> dict[str, Any]:
         name, the outermost has it, and the others are called by their path,
         "base_optimizer.learning_rate".
     """
-    found: dict[str, Any] = {}
+    return {key: value for key, _, _, value, _ in named_floats(recipe)}
+
+
+def named_floats(recipe: Recipe) -> Iterator[tuple[str, partial, str, Any, Any]]:
+    """Yields the float arguments of a recipe and of those inside it, see `hyperparameters`: the
+    name it is called by, the recipe that has it, its own name there, its value and its default."""
+    found: set[str] = set()
     for path, inner in located(recipe):
-        for name, value, _ in floats(inner):
-            found[f"{path}.{name}" if name in found else name] = value
-    return found
+        for name, value, default in floats(inner):
+            key = f"{path}.{name}" if name in found else name
+            found.add(key)
+            yield key, inner, name, value, default
 
 
 def floats(recipe: partial) -> Iterator[tuple[str, Any, Any]]:

@@ -63,7 +63,8 @@ def shampoo(
     Args:
         learning_rate: a float, a traced scalar or a schedule; one for Adam suits.
         b1: the decay of M.
-        b2: the decay of V, L and R.
+        b2: the decay of V, L and R. At 1 they are sums, not averages, and have no bias to correct:
+            the original Shampoo and Meta's default, with the length of AdaGrad's steps.
         eps: added to the eigenvalues of L and R.
         weight_decay: decoupled weight decay, multiplied by the learning rate.
         precondition_frequency: the number of updates between two roots.
@@ -111,10 +112,11 @@ def shampoo(
             grams, roots = sides[:2], sides[2:]
             keep1, keep2 = scalar(b1, whole), scalar(b2, whole)
             mean = keep1 * gather(mean, "optim.shampoo") + (1 - keep1) * whole
-            variance = keep2 * gather(variance, "optim.shampoo") + (1 - keep2) * whole**2
+            part = jnp.where(keep2 == 1, 1, 1 - keep2)  # at 1 these are sums
+            variance = keep2 * gather(variance, "optim.shampoo") + part * whole**2
             news = _grams(whole, max_precond_dim)
-            grams = jax.tree.map(lambda old, new: keep2 * old + (1 - keep2) * new, grams, news)
-            real = bias_correction(b2, count, whole)
+            grams = jax.tree.map(lambda old, new: keep2 * old + part * new, grams, news)
+            real = jnp.where(keep2 == 1, 1, bias_correction(b2, count, whole))
             roots = jax.lax.cond(
                 due, lambda grams, _: _roots(grams, real, eps), lambda _, roots: roots, grams, roots
             )

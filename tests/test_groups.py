@@ -10,7 +10,8 @@ import optax
 import pytest
 
 import optim
-from optim.checks import needing, needs_full_batch
+from optim import paths
+from optim.checks import needing, needs_examples, needs_full_batch
 from optim.layer_decay import layer_scales
 
 
@@ -761,3 +762,159 @@ def shown(learning_rate: float):
         return jax.tree.map(lambda g: -learning_rate * g, updates), jnp.asarray(learning_rate)
 
     return optax.GradientTransformation(init, update)
+
+
+def test_maximize_climbs_as_torch_does():
+    # torch negates the gradient first, so that momentum is the same and weight decay still shrinks.
+    params: Any = {"up": jnp.asarray([1.0, -2.0]), "down": jnp.asarray([1.0, -2.0])}
+    recipe = partial(optax.adamw, 0.1, weight_decay=0.1)
+    optimizer = optim.optimizer(
+        {"up": optim.group("up", recipe, maximize=True), "down": optim.group("down", recipe)},
+        clip_norm=1.0,
+    )
+    state = optimizer.init(params)
+    alone, w = optax.adamw(0.1, weight_decay=0.1), params["up"]
+    inner = alone.init(w)
+    for t in range(4):
+        g = jnp.cos(w + t)
+        both = {"up": g, "down": jnp.zeros(2)}
+        params, state = optimizer.update(both, state, params)
+        scale = jnp.minimum(1.0, 1.0 / jnp.linalg.norm(g))
+        updates, inner = alone.update(-scale * g, inner, w)
+        w: Any = optax.apply_updates(w, updates)
+        np.testing.assert_allclose(params["up"], w, rtol=1e-6)
+
+
+def test_maximize_turns_what_a_line_search_evaluates():
+    seen: dict[str, Any] = {}
+
+    def update(updates, state, params=None, *, value, grad, value_fn, grad_fn, temperature):
+        seen["numbers"] = (updates["w"], value, grad["w"], value_fn(params), temperature)
+        seen["grad_fn"] = grad_fn(params, 0)["w"]
+        return jax.tree.map(lambda g: -g, updates), state
+
+    tx = optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update)  # type: ignore[arg-type]
+    optimizer = optim.optimizer({"all": optim.group(".*", tx, maximize=True)})
+    params = {"w": jnp.asarray(2.0)}
+    given = {"value_fn": lambda p: p["w"] ** 2, "grad_fn": lambda p, i: {"w": 2 * p["w"]}}
+    args = {"value": 4.0, "temperature": 7.0, **given}
+    after, _ = optimizer.update({"w": jnp.asarray(4.0)}, optimizer.init(params), params, **args)
+    assert seen["numbers"] == (-4.0, -4.0, -4.0, -4.0, 7.0) and seen["grad_fn"] == -4.0
+    assert after["w"] == 6.0
+
+
+def test_a_negative_learning_rate_names_maximize():
+    optimizer = optim.optimizer({"a": optim.group(".*", partial(optax.sgd, -0.1))})
+    with pytest.raises(optim.GroupError, match="cannot be negative.*maximize"):
+        optimizer.init(make_params())
+
+
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        partial(optax.adafactor, 0.1, min_dim_size_to_factor=2),
+        partial(optax.adafactor, 0.1, momentum=0.9, dtype_momentum="complex64"),
+        partial(optax.optimistic_adam_v2, 0.1),
+    ],
+)
+def test_complex_parameters_move_as_under_bare_optax(recipe):
+    params: Any = {"w": jnp.asarray([[1 + 2j, 0.5 - 1j], [-1j, 2.0]]), "b": jnp.asarray([1j, 3.0])}
+    optimizer, bare = optim.optimizer({"a": optim.group(".*", recipe)}), recipe()
+    state, inner, wanted = optimizer.init(params), bare.init(params), params
+    for _ in range(4):
+        grads = jax.tree.map(lambda x: x - (1 - 1j), params)
+        params, state = optimizer.update(grads, state, params)
+        updates, inner = bare.update(grads, inner, wanted)
+        wanted = optax.apply_updates(wanted, updates)
+        jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-5), params, wanted)
+
+
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        partial(optax.adafactor, 0.1, momentum=0.9),  # kept in float32 where nothing else is said
+        partial(optax.adam, 0.1, mu_dtype="bfloat16"),
+        partial(optax.lion, 0.1),
+    ],
+)
+def test_complex_parameters_whose_imaginary_parts_would_be_lost_are_refused(recipe):
+    optimizer = optim.optimizer({"a": optim.group(".*", recipe)})
+    with pytest.raises(optim.GroupError, match="split_real_and_imaginary"):
+        optimizer.init({"w": jnp.asarray([1j])})
+
+
+def rprop(learning_rate: float) -> optax.GradientTransformation:
+    """A user's optimizer of a name that is also optax's, and that takes minibatches."""
+    return optax.sgd(learning_rate)
+
+
+def dpsgd(learning_rate: float) -> optax.GradientTransformation:
+    return optax.sgd(learning_rate)
+
+
+def test_what_needs_full_batches_or_examples_is_known_by_its_function():
+    recipes = {
+        "ours": partial(optim.rprop, 0.1),
+        "optax": partial(optax.rprop, 0.1),
+        "inside": partial(optax.chain, partial(optax.scale_by_lbfgs), SGD),
+        "theirs": partial(rprop, 0.1),
+    }
+    groups = {name: optim.group(name, recipe) for name, recipe in recipes.items()}
+    assert set(needing(groups, needs_full_batch)) == {"ours", "optax", "inside"}
+    private = partial(optax.contrib.dpsgd, 0.1, 1.0, 1.0, seed=0)
+    groups = {"a": optim.group("a", private), "b": optim.group("b", partial(dpsgd, 0.1))}
+    assert set(needing(groups, needs_examples)) == {"a"}
+
+
+def test_python_and_numpy_leaves_move_as_arrays():
+    params: Any = {"a": 1.0, "b": np.float64(2.0), "c": np.ones(2), "d": jnp.ones(2)}
+    optimizer = optim.optimizer({"all": optim.group(".*", partial(optax.adam, 0.1))})
+    wanted: Any = jax.tree.map(jnp.float32, params)
+    alone = optax.adam(0.1)
+    state, inner = optimizer.init(params), alone.init(wanted)
+    assert optimizer.label(params) == dict.fromkeys("abcd", "all")
+    for _ in range(3):
+        params, state = optimizer.update(params, state, params)
+        updates, inner = alone.update(wanted, inner, wanted)
+        wanted = optax.apply_updates(wanted, updates)
+    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-6), params, wanted)
+    assert {x.dtype.name for x in jax.tree.leaves(params)} == {"float32"}
+    with pytest.raises(optim.GroupError, match="parameter a has dtype int32"):
+        optimizer.init({"a": 1})
+
+
+def test_a_name_with_a_newline_is_matched_and_told_on_one_line():
+    params = {"a\nb": jnp.ones(3), "c\t": jnp.ones(2)}
+    optimizer = optim.optimizer({"all": optim.group(r".*", SGD)})
+    after, _ = optimizer.update(params, optimizer.init(params), params)
+    np.testing.assert_allclose(after["a\nb"], 0.9)
+    with pytest.raises(optim.GroupError, match=r"parameter a\\nb of shape") as caught:
+        optim.optimizer({"all": optim.group("d", SGD)}).init(params)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_bare_array_has_a_name():
+    for pattern in (".*", "params"):
+        optimizer = optim.optimizer({"all": optim.group(pattern, SGD)})
+        params = jnp.ones(3)
+        after, _ = optimizer.update(params, optimizer.init(params), params)
+        np.testing.assert_allclose(after, 0.9)
+    with pytest.raises(optim.GroupError, match=r"the parameter params of shape \(3,\)"):
+        optim.optimizer({"all": optim.group("kernel", SGD)}).init(jnp.ones(3))
+    with pytest.raises(optim.GroupError, match="The parameter params has dtype int32"):
+        optim.optimizer({"all": optim.group(".*", SGD)}).init(jnp.arange(3))
+
+
+def test_a_raw_state_of_nnx_is_matched_by_the_names_of_its_variables():
+    nnx = pytest.importorskip("flax.nnx")
+    state = nnx.state(nnx.Linear(3, 2, rngs=nnx.Rngs(0)), nnx.Param)
+    optimizer = optim.optimizer(
+        {"kernels": optim.group(".*kernel", SGD), "rest": optim.group("bias", optim.frozen())}
+    )
+    after, _ = optimizer.update(state, optimizer.init(state), state)
+    assert jax.tree.structure(after) == jax.tree.structure(state)
+    pure, moved = nnx.to_pure_dict(state), nnx.to_pure_dict(after)
+    np.testing.assert_allclose(moved["kernel"], 0.9 * pure["kernel"], rtol=1e-6)
+    # A node with more than its value keeps both names.
+    pair = optax.ScaleByBacktrackingLinesearchState(jnp.ones(1), jnp.ones(2), None, None)  # type: ignore[arg-type]
+    assert list(paths.flatten({"a": pair})) == ["a/learning_rate", "a/value"]

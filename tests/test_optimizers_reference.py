@@ -145,16 +145,18 @@ def shampoo_by_the_paper(start, grads, rate, b1, b2, eps, decay, every, begin, s
 
     for t, g in enumerate(grads, 1):
         m = b1 * m + (1 - b1) * g
-        v = b2 * v + (1 - b2) * g**2
-        left = b2 * left + (1 - b2) * g @ g.T
-        right = b2 * right + (1 - b2) * g.T @ g
+        # Meta's program: "1 - beta2 if beta2 != 1.0 else 1.0", and then no correction of the bias.
+        part, real = (1 - b2, 1 - b2**t) if b2 != 1 else (1, 1)
+        v = b2 * v + part * g**2
+        left = b2 * left + part * g @ g.T
+        right = b2 * right + part * g.T @ g
         if t == begin or (t > begin and t % every == 0):
             if "l" in sides:
-                roots[0] = inverse_root(left / (1 - b2**t))
+                roots[0] = inverse_root(left / real)
             if "r" in sides:
-                roots[1] = inverse_root(right / (1 - b2**t))
+                roots[1] = inverse_root(right / real)
         mean = m / (1 - b1**t)
-        direction = adam = mean / (np.sqrt(v / (1 - b2**t)) + 1e-8)
+        direction = adam = mean / (np.sqrt(v / real) + 1e-8)
         if t >= begin:
             direction = roots[0] @ mean @ roots[1]
             direction = direction * np.linalg.norm(adam) / np.linalg.norm(direction)
@@ -174,6 +176,17 @@ def test_shampoo(every, begin):
             start[layer], grads[:, layer], 0.03, 0.9, 0.97, 1e-6, 0.1, every, begin or every
         )
         agree(got[:, layer], expected)
+
+
+def test_shampoo_with_the_original_sums():
+    start, grads = problem((4, 7))
+    expected = shampoo_by_the_paper(start, grads, 0.03, 0.9, 1.0, 1e-6, 0.1, 2, 2)
+    options = {"eps": 1e-6, "weight_decay": 0.1, "precondition_frequency": 2}
+    agree(run(shampoo(0.03, 0.9, 1.0, **options), start, grads)[0], expected)
+    recipe = partial(shampoo, 0.03, 0.9, lambda t: jnp.where(t < 0, 0.5, 1.0), **options)
+    for b2 in (recipe, partial(shampoo, 0.03, 0.9, 1.0, **options)):
+        whole = optim.optimizer({"all": optim.group(".*", b2)})
+        agree(run(whole.tx, start, grads)[0], expected)
 
 
 def test_shampoo_on_long_sides():

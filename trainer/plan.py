@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 import optim
-from optim.checks import needing, needs_full_batch, wrong_float
+from optim.checks import needing, needs_full_batch, wrong_float, wrong_schedule
 from optim.layer_decay import layer_scales
 from optim.paths import flatten
 from optim.recipes import name_of
@@ -189,12 +189,12 @@ def _sample(optimizer: optim.Optimizer, steps: int) -> dict[str, dict[str, Sampl
     if (why := wrong_float("clip_norm", bounds)) is not None:
         message = f"The schedule of clip_norm goes wrong: it {why}"
         raise optim.GroupError(message, argument="clip_norm")
-    for name, key in ((name, key) for name, arguments in values.items() for key in arguments):
-        if (why := wrong_float(key, values[name][key])) is not None:
+    for name, arguments in values.items():
+        if (wrong := wrong_schedule(optimizer.groups[name].optimizer, arguments)) is not None:
             raise optim.GroupError(
-                f"In group {name!r}, the schedule of {key} goes wrong: it {why}",
+                f"In group {name!r}, the schedule of {wrong[0]} goes wrong: it {wrong[1]}",
                 name,
-                f"optimizer.{key}",
+                f"optimizer.{wrong[0]}",
             )
     return {
         name: {
