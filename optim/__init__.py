@@ -8,7 +8,8 @@ from optim.cautious import cautious, grams
 from optim.groups import Group, GroupError, frozen, group
 from optim.mars import mars
 from optim.muon import muon
-from optim.optimizer import Optimizer, OptimizerState, optimizer
+from optim.optimizer import Optimizer, optimizer
+from optim.packing import OptimizerState
 from optim.rprop import rprop
 from optim.scion import scion
 from optim.shampoo import shampoo

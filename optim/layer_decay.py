@@ -1,15 +1,43 @@
 """Slows the lower layers down: layer-wise learning-rate decay."""
 
+import difflib
 import re
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Container, Mapping
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 
+from optim.groups import GroupError
 from optim.parts import refuse_parts
 from optim.transformations import SlowParams
+
+Layers = Mapping[str, str | int]
+
+_KINDS = ("embedding", "head", "stacked")
+
+# The usual names, the first match first. A layer may stand anywhere; what is below and above the
+# layers, only at the top or in a module that holds the whole model: stage_0/norm is in a layer.
+_DIGITS = r"(\d+)/.*"
+_NUMBERED = rf"(?:.*?/)?(?:h|[A-Za-z]*(?:[Bb]lock|[Ll]ayer)s?)[_/]{_DIGITS}"
+_WHOLE = r"(?:(?:params|model|[Tt]ransformer|encoder|decoder|backbone|vit|beit|bert|roberta)/)*"
+_BELOW = (
+    *("(?:pos_|patch_|token_|position_)?embed[^/]*", "posembed_input", "wte", "wpe", "norm_pre"),
+    *("cls", "cls_token", "mask_token", "dist_token", "reg_token"),
+)
+_ABOVE = (
+    *("head", "heads", "head_dist", "lm_head", "classifier", "pooler"),
+    *("pre_logits", "logits_dense"),
+    *("norm", "final_norm", "fc_norm", "ln_f", "layernorm", "encoder_norm", "decoder_norm"),
+    *("rel_pos_bias", "relpos_bias"),  # shared by all layers, which BEiT counts to the head
+)
+_USUAL: tuple[tuple[str, str | int], ...] = (
+    (_NUMBERED, 0),
+    ("blocks/.*", "stacked"),
+    *((rf"{_WHOLE}{name}(?:/.*)?", "embedding") for name in _BELOW),
+    *((rf"{_WHOLE}{name}(?:/.*)?", "head") for name in _ABOVE),
+)
 
 # States that hold where the parameters are, were or will be, or for how long a step was searched:
 # with a step scaled behind an optimizer's back they would tell of parameters that never were.
@@ -31,50 +59,154 @@ def refuse_states(state: Any) -> None:
         )
 
 
-def layer_scales(named: Mapping[str, Any], decay: float) -> dict[str, Any]:
+def layer_scales(
+    named: Mapping[str, Any],
+    decay: float,
+    layers: Layers | None = None,
+    moving: Container[str] | None = None,
+) -> dict[str, Any]:
     """Computes each parameter's factor for layer-wise learning-rate decay.
 
-    With L layers, a parameter of layer i (from 0) has the factor decay ** (L - i), the embedding
-    decay ** (L + 1), and what comes after the layers 1 (Clark et al. 2020, arXiv:2003.10555).
+    With L layers, a parameter of layer i (from 0) has the factor decay ** (L - i), an embedding
+    decay ** (L + 1), and what comes after the layers 1 (Clark et al. 2020, arXiv:2003.10555; BEiT,
+    arXiv:2106.08254, numbers them from the embedding, 0).
 
     Args:
-        named: path name -> array. `embed...` is the embedding; `blocks/...` are layers stacked
-            along the first axis, `block_<i>/...` one layer; every other path comes after the
-            layers.
+        named: path name -> array, all parameters of the model.
         decay: the factor from one layer to the one below it.
+        layers: pattern of whole path names -> "embedding", "head" (after the layers), "stacked"
+            (layers stacked along the first axis) or the number of a layer, to which a group in the
+            pattern is added: {"trunk/(\\d+)/.*": 0}. They come before the rules for usual names:
+            of timm and BEiT (`pos_embed`, `blocks/0/...`), of Hugging Face (`h/0/...`,
+            `encoder/layer/0/...`), of T5X and flax (`layers_0/...`, `encoderblock_0/...`), and ours
+            (`embed/...`, `blocks/...`).
+        moving: the names of the parameters that need a factor; None for all.
 
     Returns:
         Path name -> float, or an array of shape (L, 1, ...) for stacked layers. Factors of 1 are
         left out.
 
     Raises:
-        ValueError: no parameter belongs to a layer; those of the stacked layers differ in their
-            number; or inside shard_map a parameter is there in parts.
+        GroupError: a parameter has no layer; no parameter has a numbered one; a rule matches none;
+            two stacks of layers are numbered from 0; the stacked layers differ in their number.
+        ValueError: inside shard_map a parameter is there in parts.
     """
     refuse_parts(None, (named, ()), "layer_decay")
-    blocks = {path: x for path, x in named.items() if path.startswith("blocks/")}
-    stacked = {x.shape[0] if x.ndim else 0 for x in blocks.values()}
-    if len(stacked) > 1:
-        told = [f"{path} {tuple(x.shape)}" for path, x in blocks.items()]
-        raise ValueError(
-            f"layer_decay takes the first axis of every parameter under blocks/ for its layers, "
-            f"and these differ in it: {', '.join(told)}. Keep what the layers share elsewhere."
-        )
-    single = {int(m[1]) for path in named if (m := re.match(r"block_(\d+)/", path))}
-    layers = max(stacked | {i + 1 for i in single}, default=0)
-    if not layers:
-        raise ValueError(
-            "layer_decay needs parameters called blocks/... (stacked) or block_0/..., block_1/...; "
-            f"these are {', '.join(sorted({path.split('/')[0] for path in named}))}."
-        )
+    places = {path: _place(path, x, layers or {}) for path, x in named.items()}
+    _check_places(named, places, layers or {}, moving)
+    depth = max(place.end for place in places.values() if place is not None)
     scales: dict[str, Any] = {}
-    for path, x in named.items():
-        if path in blocks:
-            powers = [decay ** (layers - i) for i in range(layers)]
+    for path, place in places.items():
+        if place is None or place.kind == "head":
+            continue
+        if place.kind == "embedding":
+            scales[path] = decay ** (depth + 1)
+        elif place.kind == "stacked":
+            x = named[path]
+            powers = [decay ** (depth - i) for i in range(place.end)]
             dtype = jnp.promote_types(jnp.finfo(x.dtype).dtype, jnp.float32)
-            scales[path] = jnp.asarray(powers, dtype).reshape((layers,) + (1,) * (x.ndim - 1))
-        elif m := re.match(r"block_(\d+)/", path):
-            scales[path] = decay ** (layers - int(m[1]))
-        elif path.startswith("embed"):
-            scales[path] = decay ** (layers + 1)
+            scales[path] = jnp.asarray(powers, dtype).reshape((place.end,) + (1,) * (x.ndim - 1))
+        else:
+            scales[path] = decay ** (depth + 1 - place.end)
     return scales
+
+
+def wrong_layers(layers: Any) -> str | None:
+    """Says what is wrong with the rules of `layer_scales`, or None where nothing is."""
+    if not isinstance(layers, Mapping):
+        return f"layers maps patterns of parameters to layers, and is not {layers!r}."
+    for pattern, where in layers.items():
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            return f"The pattern {pattern!r} of layers is not a regular expression: {error}."
+        number = isinstance(where, int) and not isinstance(where, bool) and where >= 0
+        if where not in _KINDS and not number:
+            return (
+                f"In layers, {pattern!r} is {where!r}, and a layer is 'embedding', 'head', "
+                f"'stacked' or a number from 0."
+            )
+    return None
+
+
+class _Place(NamedTuple):
+    """Where a parameter stands: its rule, and the number of layers up to and with its own."""
+
+    pattern: str
+    kind: str
+    end: int
+    stack: str
+
+
+def _place(path: str, x: Any, layers: Layers) -> _Place | None:
+    for pattern, where in [*layers.items(), *_USUAL]:
+        match = re.fullmatch(pattern, path)
+        if match is None:
+            continue
+        if where == "stacked":
+            return _Place(pattern, where, x.shape[0] if x.ndim else 0, "")
+        if isinstance(where, str):
+            return _Place(pattern, where, 0, "")
+        found = match.groups()[:1]
+        if found and not str(found[0]).isdecimal():
+            raise GroupError(
+                f"In layers, {pattern!r} is a number, and its group is the number of a layer, to "
+                f"be added: in {path} it is {found[0]!r}.",
+                argument="layers",
+            )
+        number = where + int(found[0] if found else 0)
+        return _Place(pattern, "layer", number + 1, path[: match.start(1)] if found else "")
+    return None
+
+
+def _check_places(
+    named: Mapping[str, Any],
+    places: Mapping[str, _Place | None],
+    layers: Layers,
+    moving: Container[str] | None,
+) -> None:
+    """Raises GroupError where the parameters of a model do not fall into layers."""
+    used = {place.pattern for place in places.values() if place is not None}
+    for pattern in layers:
+        if pattern not in used:
+            near = difflib.get_close_matches(pattern, named, n=3, cutoff=0.0)
+            raise GroupError(
+                f"The pattern {pattern!r} of layers matches no parameter that an earlier one does "
+                f"not. A pattern matches a whole path; the nearest are {', '.join(near)}.",
+                argument="layers",
+            )
+    stacked = {p: named[p] for p, place in places.items() if place and place.kind == "stacked"}
+    if len({x.shape[:1] for x in stacked.values()}) > 1:
+        told = [f"{path} {tuple(x.shape)}" for path, x in stacked.items()]
+        raise GroupError(
+            f"layer_decay takes the first axis of these parameters for their layers, and they "
+            f"differ in it: {', '.join(told)}. Say in layers where those that share no such axis "
+            f"belong.",
+            argument="layer_decay",
+        )
+    lost = [p for p, place in places.items() if place is None and (moving is None or p in moving)]
+    if lost:
+        raise GroupError(
+            f"layer_decay: The parameter {lost[0]} has no layer"
+            f"{f', and {len(lost) - 1} more' if len(lost) > 1 else ''}. Say where it belongs in "
+            f"layers of the optimizer: {{'{lost[0]}': 'embedding'}}, 'head' for what comes after "
+            f"the layers, 'stacked', or the number of its layer.",
+            argument="layer_decay",
+        )
+    stacks = {
+        place.stack for place in places.values() if place is not None and place.pattern == _NUMBERED
+    }
+    if len(stacks) > 1:
+        raise GroupError(
+            f"layer_decay: several stacks of layers are numbered from 0: "
+            f"{' and '.join(sorted(stacks))}. Say in layers of the optimizer from where each is "
+            f"counted: {{{', '.join(f'{stack + _DIGITS!r}: 0' for stack in sorted(stacks))}}}.",
+            argument="layer_decay",
+        )
+    if not any(place is not None and place.end for place in places.values()):
+        tops = ", ".join(sorted({path.split("/")[0] for path in named}))
+        raise GroupError(
+            f"layer_decay: no parameter belongs to a numbered layer, such as blocks/... (stacked) "
+            f"or block_0/...; these are {tops}. Say in layers of the optimizer which do.",
+            argument="layer_decay",
+        )

@@ -12,30 +12,14 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from optim import checks, evaluation, laws, recipes
+from optim import checks, evaluation, interop, laws, recipes
 from optim.extras import extra_arguments, negated
 from optim.groups import Group, GroupError, assign, first, told_with_the_group, wrong_groups
-from optim.layer_decay import layer_scales, refuse_states
+from optim.layer_decay import Layers, layer_scales, refuse_states, wrong_layers
 from optim.norms import all_finite, clip
-from optim.packing import pack, unpack
+from optim.packing import OptimizerState, pack, unpack
 from optim.paths import as_arrays, flatten, unflatten
 from optim.rounding import LowPrecision, round_to
-
-
-class OptimizerState(NamedTuple):
-    """What an optimizer remembers.
-
-    Attributes:
-        scalars: every rank-0 value of every group and the step count, packed by dtype: {"int32":
-            (n,), "float32": (m,)}. Each leaf of a donated state costs a step about a microsecond.
-        groups: group name -> the state of its optimizer, the scalars taken out.
-        master: path -> float32 copy of a low-precision parameter; empty but for
-            low_precision="master".
-    """
-
-    scalars: dict[str, jax.Array]
-    groups: dict[str, Any]
-    master: dict[str, jax.Array]
 
 
 class Optimizer(NamedTuple):
@@ -45,6 +29,7 @@ class Optimizer(NamedTuple):
     clip_norm: Any = None
     layer_decay: float | None = None
     low_precision: LowPrecision = "nearest"
+    layers: Layers | None = None
 
     def label(self, params: Any) -> Any:
         """Names the group of every parameter.
@@ -65,6 +50,13 @@ class Optimizer(NamedTuple):
         named = flatten(as_arrays(params))
         labels = assign(self.groups, named)
         return {path: x for path, x in named.items() if not self.groups[labels[path]].is_frozen}
+
+    def layer_scales(self, params: Any) -> dict[str, Any]:
+        """Tells the factors of layer-wise learning-rate decay, see `layer_decay.layer_scales`."""
+        if self.layer_decay is None:
+            return {}
+        named = flatten(as_arrays(params))
+        return layer_scales(named, self.layer_decay, self.layers, self.trainable(params))
 
     def hyperparameters(self, step: Any) -> dict[str, dict[str, Any]]:
         """Tells the value of every float argument at a step.
@@ -120,9 +112,7 @@ class Optimizer(NamedTuple):
                 if self.layer_decay is not None:
                     refuse_states(unpacked["groups"][name])
         scalars, tensors = pack(unpacked)
-        low = {path: x for path, x in free.items() if jnp.finfo(x.dtype).bits < 32}
-        master = laws.widen(low) if self.low_precision == "master" else {}
-        return OptimizerState(scalars, tensors["groups"], master)
+        return OptimizerState(scalars, tensors["groups"], self.copies(params))
 
     def update(
         self,
@@ -179,29 +169,14 @@ class Optimizer(NamedTuple):
 
     @property
     def tx(self) -> optax.GradientTransformationExtraArgs:
-        """Gives the optimizer as an optax transformation, updates in the parameters' dtypes.
-
-        In low precision, parameters plus updates are rounded once more than what `update` gives.
-        """
-
-        def update(grads: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, Any]:
-            if params is None:
-                raise ValueError("Pass the parameters: tx.update(grads, state, params).")
-            new_params, new_state = self.update(grads, state, params, **extra)
-            free, after = self.trainable(params), flatten(new_params)
-            moves = {
-                path: after[path] - x if path in free else jnp.zeros_like(x)
-                for path, x in flatten(params).items()
-            }
-            return unflatten(params, moves), new_state
-
-        return optax.GradientTransformationExtraArgs(self.init, update)  # pyright: ignore
+        """Gives the optimizer as an optax transformation, see `interop.transformation`."""
+        return interop.transformation(self)
 
     def eval_params(self, state: OptimizerState, params: Any) -> Any:
         """Gives the parameters that evaluation must use.
 
         Args:
-            state: the state that goes with `params`.
+            state: the state that goes with `params`, of this optimizer or of its `tx`.
             params: the parameters that are trained.
 
         Returns:
@@ -210,13 +185,25 @@ class Optimizer(NamedTuple):
         """
         named = flatten(params)
         free = self.trainable(params)
-        groups = self._unpacked(state, free)["groups"]
+        groups = self._unpacked(interop.to_paths(self, state, params), free)["groups"]
         for name, own in self._split(free).items():
             named |= evaluation.eval_params(groups[name], own)
         return unflatten(params, named)
 
-    def _split(self, free: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    def split(self, params: Any) -> dict[str, dict[str, Any]]:
         """Deals the trainable parameters to their groups: group name -> path -> leaf."""
+        return self._split(self.trainable(params))
+
+    def template(self, params: Any) -> dict[str, Any]:
+        """Tells the shapes of the state before it is packed: "groups", "skipped" and "step"."""
+        return jax.eval_shape(self._init_unpacked, self.trainable(params))
+
+    def copies(self, params: Any) -> dict[str, Any]:
+        """Makes the float32 copies of low_precision="master", by path name."""
+        free = self.trainable(params) if self.low_precision == "master" else {}
+        return laws.widen({path: x for path, x in free.items() if jnp.finfo(x.dtype).bits < 32})
+
+    def _split(self, free: dict[str, Any]) -> dict[str, dict[str, Any]]:
         deal: dict[str, dict[str, Any]] = {n: {} for n, g in self.groups.items() if not g.is_frozen}
         for path, x in free.items():
             deal[first(self.groups, path, x)][path] = x
@@ -241,8 +228,7 @@ class Optimizer(NamedTuple):
         """Runs every group's optimizer: the updates by path, the new states by group."""
         step = old["step"]
         grads = laws.widen(grads)
-        named = {**flatten(params), **wide}
-        scales = layer_scales(named, self.layer_decay) if self.layer_decay is not None else {}
+        scales = self.layer_scales(unflatten(params, {**flatten(params), **wide}))
         clipped = grads if self.clip_norm is None else clip(grads, self.clip_norm, step)
         moves, groups = {}, {}
         for name, own in self._split(wide).items():
@@ -272,6 +258,7 @@ def optimizer(
     clip_norm: float | None = None,
     layer_decay: float | None = None,
     low_precision: LowPrecision = "nearest",
+    layers: Mapping[str, str | int] | None = None,
 ) -> Optimizer:
     """Puts groups together into one optimizer.
 
@@ -286,6 +273,8 @@ def optimizer(
             float32: "nearest" rounds the sum; "master" keeps a float32 copy in the state and rounds
             only what the model sees; "stochastic" rounds up or down at random, right on average
             (Zamirai et al. 2020, arXiv:2010.06192).
+        layers: for layer_decay, which layers parameters of unusual names belong to: pattern of
+            whole paths -> "embedding", "head", "stacked" or a number (see `layer_scales`).
 
     Returns:
         The optimizer. It fits any parameters that its groups cover.
@@ -295,6 +284,10 @@ def optimizer(
     """
     wrong = wrong_groups(groups)
     wrong = wrong or checks.wrong_option(groups, clip_norm, layer_decay, low_precision)
+    if wrong is None and layers is not None:
+        wrong = wrong_layers(layers)
+        if layer_decay is None:
+            wrong = "layers says which layers layer_decay slows down, and layer_decay is None."
     if wrong is not None:
         raise ValueError(wrong)
-    return Optimizer(dict(groups), clip_norm, layer_decay, low_precision)
+    return Optimizer(dict(groups), clip_norm, layer_decay, low_precision, layers)

@@ -193,18 +193,134 @@ def test_layer_decay_scales_the_learning_rate_of_every_layer():
     np.testing.assert_allclose(moved["head"]["bias"], 1.0, rtol=1e-5)
 
 
-def test_layer_decay_is_the_same_for_unrolled_layers():
+def beit_scale(name, depth, decay):
+    """The factor of a parameter in BEiT's program (optim_factory.py), with its own names."""
+    if name in ("cls_token", "mask_token", "pos_embed") or name.startswith("patch_embed"):
+        layer = 0
+    elif name.startswith("blocks"):
+        layer = int(name.split(".")[1]) + 1
+    else:
+        layer = depth + 1
+    return decay ** (depth + 1 - layer)
+
+
+VIT = ("cls_token", "pos_embed", "patch_embed.proj.kernel", "norm.scale", "head.kernel")
+
+
+@pytest.mark.parametrize("depth", [1, 12, 24])
+@pytest.mark.parametrize("block", ["blocks.{}.attn.qkv.kernel", "blocks_{}.mlp.fc1.bias"])
+def test_layer_decay_has_the_numbers_of_beit(depth, block):
     leaf = jnp.zeros((2, 2))
-    unrolled = {f"block_{i}/kernel": leaf for i in range(12)} | {"embed/x": leaf, "head/x": leaf}
-    scales = layer_scales(unrolled, 0.75)
-    stacked = layer_scales({"blocks/kernel": jnp.zeros((12, 2, 2))}, 0.75)["blocks/kernel"]
+    names = [*VIT, *(block.format(i) for i in range(depth))]
+    scales = layer_scales({name.replace(".", "/"): leaf for name in names}, 0.65)
+    for name in names:
+        wanted = beit_scale(name.replace("blocks_", "blocks."), depth, 0.65)
+        assert scales.get(name.replace(".", "/"), 1.0) == pytest.approx(wanted)
+    stacked = {"embed/kernel": leaf, "blocks/kernel": jnp.zeros((depth, 2, 2)), "head/bias": leaf}
+    scales = layer_scales(stacked, 0.65)
+    np.testing.assert_allclose(scales["embed/kernel"], 0.65 ** (depth + 1))
+    np.testing.assert_allclose(
+        scales["blocks/kernel"][:, 0, 0], 0.65 ** np.arange(depth, 0, -1), rtol=1e-5
+    )
+    assert "head/bias" not in scales
+
+
+@pytest.mark.parametrize(
+    ("below", "layer", "above"),
+    [
+        # big_vision and flax's ViT example; Hugging Face's flax GPT-2, BERT and ViT; T5X; ours.
+        (
+            ["embedding/kernel", "pos_embedding", "cls", "Transformer/posembed_input/pos_embed"],
+            "Transformer/encoderblock_{}/MlpBlock_0/Dense_0/kernel",
+            ["Transformer/encoder_norm/scale", "pre_logits/kernel", "head/kernel"],
+        ),
+        (
+            ["transformer/wte/embedding", "transformer/wpe/embedding"],
+            "transformer/h/{}/attn/c_attn/kernel",
+            ["transformer/ln_f/scale", "lm_head/kernel"],
+        ),
+        (
+            ["bert/embeddings/word_embeddings/embedding", "bert/embeddings/LayerNorm/scale"],
+            "bert/encoder/layer/{}/attention/self/query/kernel",
+            ["bert/pooler/dense/kernel", "classifier/kernel"],
+        ),
+        (
+            ["token_embedder/embedding"],
+            "decoder/layers_{}/self_attention/query/kernel",
+            ["decoder/decoder_norm/scale", "decoder/logits_dense/kernel", "decoder/relpos_bias/x"],
+        ),
+        (["embed/x"], "block_{}/kernel", ["norm/scale", "head/kernel"]),
+    ],
+)
+def test_layer_decay_knows_the_names_of_the_field(below, layer, above):
+    names = [*below, *(layer.format(i) for i in range(12)), *above]
+    scales = layer_scales({name: jnp.zeros((2, 2)) for name in names}, 0.75)
     for i in range(12):
-        assert scales[f"block_{i}/kernel"] == pytest.approx(0.75 ** (12 - i))
-        assert float(stacked[i, 0, 0]) == pytest.approx(0.75 ** (12 - i))
-    assert scales["embed/x"] == pytest.approx(0.75**13)
-    assert "head/x" not in scales
-    with pytest.raises(ValueError, match="blocks/"):
-        layer_scales({"dense/kernel": leaf}, 0.75)
+        assert scales[layer.format(i)] == pytest.approx(0.75 ** (12 - i))
+    assert all(scales[name] == pytest.approx(0.75**13) for name in below)
+    assert not set(above) & set(scales)
+
+
+def test_rules_say_which_layer_a_parameter_belongs_to():
+    leaf = jnp.zeros((2, 2))
+    named = {
+        "stem/w": leaf,
+        "encoder/layers_0/w": leaf,
+        "encoder/layers_1/w": leaf,
+        "decoder/layers_0/w": leaf,
+        "trunk/w": jnp.zeros((3, 2)),
+        "top/w": leaf,
+    }
+    rules = {
+        "stem/.*": "embedding",
+        r"encoder/layers_(\d+)/.*": 0,
+        r"decoder/layers_(\d+)/.*": 2,
+        "trunk/.*": "stacked",
+        "top/.*": "head",
+    }
+    scales = layer_scales(named, 0.5, rules)
+    np.testing.assert_allclose(scales["trunk/w"][:, 0], [0.125, 0.25, 0.5])
+    del scales["trunk/w"]
+    assert scales == {
+        "stem/w": 0.5**4,
+        "encoder/layers_0/w": 0.5**3,
+        "encoder/layers_1/w": 0.5**2,
+        "decoder/layers_0/w": 0.5,
+    }
+
+
+@pytest.mark.parametrize(
+    ("named", "rules", "words"),
+    [
+        (["blocks_0/w", "adapter/w"], None, "The parameter adapter/w has no layer.*'adapter/w'"),
+        (["blocks_0/w", "stage/norm/w"], None, "The parameter stage/norm/w has no layer"),
+        (["embed/w", "head/w"], None, "no parameter belongs to a numbered layer"),
+        (["encoder/layers_0/w", "decoder/layers_0/w"], None, "decoder/layers_ and encoder/layers_"),
+        (["blocks_0/w"], {"a.*": "head"}, "'a.*' of layers matches no parameter.*blocks_0/w"),
+        (["blocks_0/w"], {"(": "head"}, "not a regular expression"),
+        (["blocks_0/w"], {".*": "top"}, "'top'.*'embedding', 'head', 'stacked' or a number"),
+        (["blocks_0/w"], {".*": -1}, "-1.*'embedding', 'head', 'stacked' or a number"),
+        (["blocks_0/w"], {".*(w)": 0}, "its group is the number.*'w'"),
+    ],
+)
+def test_what_layer_decay_cannot_place_is_told(named, rules, words):
+    params = dict.fromkeys(named, jnp.ones((2, 2)))
+    with pytest.raises(ValueError, match=words):
+        optimizer = optim.optimizer(
+            {"all": optim.group(".*", SGD)}, layer_decay=0.5, layers=rules
+        )
+        optimizer.update(params, optimizer.init(params), params)
+
+
+def test_rules_of_layers_reach_the_optimizer():
+    params = {"stem": jnp.ones(2), "block_0": {"w": jnp.ones(2)}, "odd": jnp.ones(2)}
+    groups = {"f": optim.group("odd", optim.frozen()), "all": optim.group(".*", SGD)}
+    optimizer = optim.optimizer(groups, layer_decay=0.5, layers={"stem": "embedding"})
+    after, _ = optimizer.update(params, optimizer.init(params), params)  # odd does not move
+    np.testing.assert_allclose(after["stem"], 1 - 0.1 * 0.25, rtol=1e-6)
+    np.testing.assert_allclose(after["block_0"]["w"], 1 - 0.1 * 0.5, rtol=1e-6)
+    with pytest.raises(ValueError, match="layers says .* layer_decay"):
+        optim.optimizer(groups, layers={"stem": "embedding"})
 
 
 SGD = partial(optax.sgd, 0.1)

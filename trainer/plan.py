@@ -10,7 +10,6 @@ import numpy as np
 
 import optim
 from optim.checks import needing, needs_full_batch, wrong_float, wrong_schedule
-from optim.layer_decay import layer_scales
 from optim.paths import flatten
 from optim.recipes import name_of
 from trainer.config import Config, ConfigError, leaves
@@ -113,8 +112,7 @@ def make_plan(program: Program, config: Config | None = None) -> Plan:
         raise _located(error, config) from error
     named = flatten(state.params)
     labels = flatten(optimizer.label(state.params))
-    decay = optimizer.layer_decay
-    scales = layer_scales(named, decay) if decay is not None else {}
+    scales = optimizer.layer_scales(state.params)
     rows = [
         _row(path, x, labels[path], optimizer, sampled, float(np.max(scales.get(path, 1.0))))
         for path, x in named.items()
