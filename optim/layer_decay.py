@@ -144,7 +144,7 @@ def _place(path: str, x: Any, layers: Layers) -> _Place | None:
         if match is None:
             continue
         if where == "stacked":
-            return _Place(pattern, where, x.shape[0] if x.ndim else 0, "")
+            return _Place(pattern, "stacked", x.shape[0] if x.ndim else 0, "")
         if isinstance(where, str):
             return _Place(pattern, where, 0, "")
         found = match.groups()[:1]

@@ -28,6 +28,9 @@ import optim
 
 # What cannot pass, by a pattern of the test's name, and why.
 EXPECTED = {
+    "params_dtype='bfloat16', state_dtype=None": "state of bfloat16 parameters is float32",
+    "params_dtype='complex64', state_dtype='(bfloat16|float32)'": "a momentum in a real dtype "
+    "would drop the imaginary parts, and is refused",
     "opt_name='optimistic_adam'": "it wants a warning from the factory, which is called at init",
 }
 
