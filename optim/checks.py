@@ -31,7 +31,7 @@ _SUMS = ((shampoo, "b2"),)
 # What optax itself tests with complex parameters.
 _COMPLEX = (
     *(optax.adabelief, optax.adafactor, optax.adagrad, optax.adam, optax.adamax, optax.adamaxw),
-    *(optax.adamw, optax.amsgrad, optax.lamb, optax.lars, optax.nadam, optax.nadamw),
+    *(optax.adamw, optax.amsgrad, optax.lamb, optax.lars, optax.lbfgs, optax.nadam, optax.nadamw),
     *(optax.novograd, optax.optimistic_adam_v2, optax.radam, optax.rmsprop, optax.sgd, optax.yogi),
     optax.contrib.split_real_and_imaginary,
 )

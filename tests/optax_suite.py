@@ -100,7 +100,9 @@ def run(chosen: Callable[[str], bool]) -> tuple[int, int, dict[str, str], list[s
         tests.run(result)
     failed = {_name(test): text for test, text in [*result.failures, *result.errors]}
     new = {name: text for name, text in failed.items() if reason(name) is None}
-    passed = [name for name in names if reason(name) is not None and name not in failed]
+    skipped = {_name(test) for test, _ in result.skipped}
+    done = [name for name in names if name not in failed and name not in skipped]
+    passed = [name for name in done if reason(name) is not None]
     return result.testsRun, len(result.skipped), new, passed
 
 
