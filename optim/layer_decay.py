@@ -11,6 +11,7 @@ import optax
 
 from optim.groups import GroupError
 from optim.parts import refuse_parts
+from optim.patterns import fullmatch
 from optim.transformations import SlowParams
 
 Layers = Mapping[str, str | int]
@@ -140,7 +141,8 @@ class _Place(NamedTuple):
 
 def _place(path: str, x: Any, layers: Layers) -> _Place | None:
     for pattern, where in [*layers.items(), *_USUAL]:
-        match = re.fullmatch(pattern, path)
+        compiled = re.compile(pattern)
+        match = fullmatch(compiled, path) if pattern in layers else compiled.fullmatch(path)
         if match is None:
             continue
         if where == "stacked":
