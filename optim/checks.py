@@ -23,7 +23,7 @@ _DECAYS = (
     *("b1", "b2", "b3", "beta", "betas", "beta3", "adam_b1", "adam_b2", "shampoo_beta"),
     *("decay", "momentum", "rho"),
 )
-_ANY_SIGN = ("f_min", "lower_bound", "step_size", "ns_coeffs", "coefficients")
+_ANY_SIGN = ("f_min", "lower_bound", "step_size", "ns_coeffs", "ns_coefficients")
 
 # Decays that may be 1 all the same: then the average is a sum.
 _SUMS = ((shampoo, "b2"),)

@@ -43,12 +43,12 @@ _RESTART = 5
 Triple = tuple[ArrayLike, ArrayLike, ArrayLike]
 
 
-def polynomials(coefficients: str | Sequence[Any], steps: int) -> list[Triple]:
+def polynomials(ns_coefficients: str | Sequence[Any], steps: int) -> list[Triple]:
     """Lists the polynomial of every Newton-Schulz step.
 
     Args:
-        coefficients: 'jordan', 'polar_express', one triple (a, b, c) for all steps, or a triple for
-            each step (the last is repeated where there are fewer than steps).
+        ns_coefficients: 'jordan', 'polar_express', one triple (a, b, c) for all steps, or a triple
+            for each step (the last is repeated where there are fewer than steps).
         steps: the number of steps, at least 1.
 
     Returns:
@@ -62,7 +62,7 @@ def polynomials(coefficients: str | Sequence[Any], steps: int) -> list[Triple]:
     """
     if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
         raise ValueError(f"ns_steps is {steps!r}, but it is a whole number, 1 or more.")
-    if isinstance(coefficients, str):
+    if isinstance(ns_coefficients, str):
         scales = [_SAFETY**2, *[_SAFETY] * (len(_POLAR_EXPRESS) - 2), 1.0]
         known = {
             "jordan": [_JORDAN],
@@ -71,18 +71,19 @@ def polynomials(coefficients: str | Sequence[Any], steps: int) -> list[Triple]:
                 for (a, b, c), scale in zip(_POLAR_EXPRESS, scales, strict=True)
             ],
         }
-        if coefficients not in known:
+        if ns_coefficients not in known:
             raise ValueError(
-                f"coefficients is {coefficients!r}, but it is one of {', '.join(known)},"
+                f"ns_coefficients is {ns_coefficients!r}, but it is one of {', '.join(known)},"
                 " or a triple (a, b, c)."
             )
-        triples: Sequence[Any] = known[coefficients]
+        triples: Sequence[Any] = known[ns_coefficients]
     else:
-        several = len(coefficients) > 0 and jnp.ndim(coefficients[0]) > 0
-        triples = coefficients if several else [coefficients]
+        several = len(ns_coefficients) > 0 and jnp.ndim(ns_coefficients[0]) > 0
+        triples = ns_coefficients if several else [ns_coefficients]
     if any(len(triple) != 3 for triple in triples):
         raise ValueError(
-            f"coefficients is {coefficients!r}, but it is a triple (a, b, c), or one for each step."
+            f"ns_coefficients is {ns_coefficients!r}, but it is a triple (a, b, c), or one for each"
+            " step."
         )
     rest = [triples[-1]] * (steps - len(triples))
     return [(a, b, c) for a, b, c in [*triples[:steps], *rest]]
@@ -154,9 +155,9 @@ def shape_factor(scale: str, rows: int, columns: int) -> float:
     """Tells by how much an orthogonal update is multiplied, from the shape of its matrix.
 
     Args:
-        scale: 'spectral', 'match_rms_adamw' or 'none'.
-        rows: the inputs of the matrix (y = x W), its axis before the last.
-        columns: the outputs, its last axis.
+        scale: 'original', 'match_rms_adamw' or 'none'.
+        rows: the inputs of the matrix (y = x W).
+        columns: its outputs.
 
     Returns:
         sqrt(max(1, columns / rows)), 0.2 * sqrt(max(rows, columns)), or 1.
@@ -165,10 +166,14 @@ def shape_factor(scale: str, rows: int, columns: int) -> float:
         ValueError: another name.
     """
     factors = {
-        "spectral": math.sqrt(max(1.0, columns / max(rows, 1))),
+        "original": math.sqrt(max(1.0, columns / max(rows, 1))),
         "match_rms_adamw": 0.2 * math.sqrt(max(rows, columns)),
         "none": 1.0,
     }
+    if scale == "spectral":
+        raise ValueError(
+            "scale is 'spectral', which is now called 'original', as in torch.optim.Muon."
+        )
     if scale not in factors:
         raise ValueError(f"scale is {scale!r}, but it is one of {', '.join(factors)}.")
     return factors[scale]

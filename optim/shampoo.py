@@ -6,8 +6,9 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from optim.descent import bias_correction, descend, map_parts, scalar, wide, wide_zeros
-from optim.matrices import everywhere, gather, product, require_matrices, scatter, transpose
+from optim.descent import bias_correction, descend, scalar, wide, wide_zeros
+from optim.layouts import MatrixSpec
+from optim.matrices import Matrices, everywhere, product, scatter, transpose
 
 __all__ = ["ShampooState", "shampoo"]
 
@@ -19,8 +20,9 @@ class ShampooState(NamedTuple):
         count: the number of updates so far, int32.
         mean: the mean of the gradients.
         variance: the mean of their squares, for Adam's length.
-        left: the mean of G G^T, [..., m, m]; an empty tuple where that side is not preconditioned.
-        right: the mean of G^T G, [..., n, n]; likewise.
+        left: the mean of G G^T, [batch axes..., rows, rows]; an empty tuple where that side is not
+            preconditioned.
+        right: the mean of G^T G, [batch axes..., columns, columns]; likewise.
         left_root: the inverse root of `left` when it was last taken.
         right_root: that of `right`.
     """
@@ -44,6 +46,7 @@ def shampoo(
     start_preconditioning: int | None = None,
     max_precond_dim: int = 8192,
     graft_eps: float = 1e-8,
+    matrices: MatrixSpec = None,
 ) -> optax.GradientTransformationExtraArgs:
     """Preconditions matrices from both sides, with steps as long as Adam's (Shampoo).
 
@@ -57,8 +60,14 @@ def shampoo(
     `precondition_frequency` updates. Where one side is too long, the other has the power -1/2;
     where both are, D = A.
 
-    A matrix is the last two axes of a parameter; every axis before is batch (stacked layers).
-    Other parameters belong to another group. Matrices are not cut into blocks.
+    Without `matrices`, a matrix is the last two axes of a parameter, and every axis before is batch
+    (stacked layers). Parameters that are no matrices belong to another group.
+
+    Where this differs from Meta's program and its defaults: that merges small dimensions
+    (use_merge_dims=True) and then gives every axis a side of its own, and cuts matrices into blocks
+    of max_preconditioner_dim=1024, where this one has whole matrices and leaves a longer side out;
+    its betas are (0.9, 1.0), a b2 of 1 being a sum; its precondition_frequency is 1; and it grafts
+    only where a grafting_config is given, here always to Adam.
 
     Args:
         learning_rate: a float, a traced scalar or a schedule; one for Adam suits.
@@ -72,13 +81,16 @@ def shampoo(
             `precondition_frequency`.
         max_precond_dim: a longer side of a matrix is not preconditioned.
         graft_eps: added to the root of V.
+        matrices: which axes of a parameter are the rows and the columns of its matrices, as in
+            `optim.muon`; None for the last two.
 
     Returns:
         The optimizer.
 
     Raises:
-        ValueError: a number of updates is not positive; at init, a parameter has fewer than two
-            axes or is complex; inside shard_map, a gradient differs from device to device.
+        ValueError: a number of updates is not positive, or matrices is unknown; at init, a
+            parameter has fewer than two axes, is complex or does not fit `matrices`; inside
+            shard_map, a gradient differs from device to device.
 
     References: Gupta et al., Shampoo, https://arxiv.org/abs/1802.09568; Shi et al., A Distributed
       Data-Parallel PyTorch Implementation of the Distributed Shampoo Optimizer,
@@ -91,29 +103,32 @@ def shampoo(
             f" {start}, but both are numbers of updates, 1 or more."
         )
 
+    over = Matrices(matrices, "optim.shampoo")
+
     def init(params: Any) -> ShampooState:
-        require_matrices(params, "optim.shampoo")
+        over.declare(params)
 
-        def one(p: jax.Array) -> tuple[Any, ...]:
-            zeros = wide_zeros(p)
-            grams = _grams(gather(zeros, "optim.shampoo"), max_precond_dim)
-            return zeros, wide_zeros(p), *grams, *jax.tree.map(jnp.zeros_like, grams)
+        def one(zeros: jax.Array) -> tuple[Any, ...]:
+            grams = _grams(zeros, max_precond_dim)
+            return zeros, *grams, *jax.tree.map(jnp.zeros_like, grams)
 
-        return ShampooState(jnp.zeros((), jnp.int32), *map_parts(one, 6, params))
+        mean, *sides = over.map(one, 5, [jax.tree.map(wide_zeros, params)])
+        variance = jax.tree.map(wide_zeros, params)
+        return ShampooState(jnp.zeros((), jnp.int32), mean, variance, *sides)
 
     def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, ShampooState]:
         del params
-        require_matrices(updates, "optim.shampoo")
         count = jnp.asarray(optax.safe_increment(state.count))
         due = (count == start) | ((count > start) & (count % precondition_frequency == 0))
 
-        def one(g: jax.Array, mean: jax.Array, variance: jax.Array, *sides: Any) -> tuple[Any, ...]:
-            whole = gather(wide(g), "optim.shampoo")
+        def one(
+            whole: jax.Array, mean: jax.Array, variance: jax.Array, *sides: Any
+        ) -> tuple[Any, ...]:
             grams, roots = sides[:2], sides[2:]
             keep1, keep2 = scalar(b1, whole), scalar(b2, whole)
-            mean = keep1 * gather(mean, "optim.shampoo") + (1 - keep1) * whole
             part = jnp.where(keep2 == 1, 1, 1 - keep2)  # at 1 these are sums
-            variance = keep2 * gather(variance, "optim.shampoo") + part * whole**2
+            mean = keep1 * mean + (1 - keep1) * whole
+            variance = keep2 * variance + part * whole**2
             news = _grams(whole, max_precond_dim)
             grams = jax.tree.map(lambda old, new: keep2 * old + part * new, grams, news)
             real = jnp.where(keep2 == 1, 1, bias_correction(b2, count, whole))
@@ -124,9 +139,10 @@ def shampoo(
             adam = corrected / (jnp.sqrt(variance / real) + scalar(graft_eps, whole))
             step = jnp.where(count < start, adam, _graft(_precondition(corrected, roots), adam))
             step = step if jax.tree.leaves(roots) else adam
-            return scatter(step, g), scatter(mean, g), scatter(variance, g), *grams, *roots
+            return step, mean, variance, *grams, *roots
 
-        steps, *parts = map_parts(one, 7, updates, *state[1:])
+        grads = jax.tree.map(wide, updates)
+        steps, *parts = over.map(one, 7, [grads, state.mean, state.variance], state[3:])
         return steps, ShampooState(count, *parts)
 
     return descend(optax.GradientTransformation(init, update), learning_rate, weight_decay)

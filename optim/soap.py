@@ -6,8 +6,9 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from optim.descent import bias_correction, descend, map_parts, scalar, wide, wide_zeros
-from optim.matrices import everywhere, gather, product, require_matrices, scatter, transpose
+from optim.descent import bias_correction, descend, scalar, wide, wide_zeros
+from optim.layouts import MatrixSpec
+from optim.matrices import Matrices, everywhere, product, scatter, transpose
 
 __all__ = ["SoapState", "soap"]
 
@@ -19,8 +20,9 @@ class SoapState(NamedTuple):
         count: the number of updates so far, int32.
         mean: the mean of the gradients, in the eigenbasis.
         variance: the mean of their squares, in the eigenbasis.
-        left: the mean of G G^T, [..., m, m]; an empty tuple where that side is not rotated.
-        right: the mean of G^T G, [..., n, n]; likewise.
+        left: the mean of G G^T, [batch axes..., rows, rows]; an empty tuple where that side is not
+            rotated.
+        right: the mean of G^T G, [batch axes..., columns, columns]; likewise.
         left_basis: the eigenvectors of `left`, as columns.
         right_basis: those of `right`.
     """
@@ -57,6 +59,7 @@ def soap(
     weight_decay: float = 0.0,
     precondition_frequency: int = 10,
     max_precond_dim: int = 10_000,
+    matrices: MatrixSpec = None,
 ) -> optax.GradientTransformationExtraArgs:
     """Runs Adam in the slowly turning eigenbasis of Shampoo's preconditioner (SOAP).
 
@@ -74,8 +77,12 @@ def soap(
     find. Elements of the turned gradients that are zero but for rounding do not move, where Adam
     would divide noise by noise. On gradients of full rank this is the authors' program.
 
-    A matrix is the last two axes of a parameter; every axis before is batch (stacked layers).
-    Other parameters belong to another group.
+    Without `matrices`, a matrix is the last two axes of a parameter, and every axis before is batch
+    (stacked layers). Parameters that are no matrices belong to another group.
+
+    Where the defaults differ from the authors' program: it has weight_decay=0.01. It gives every
+    axis of a parameter with more than two a basis of its own, or, with merge_dims, merges axes;
+    here a parameter is always made of matrices.
 
     Args:
         learning_rate: a float, a traced scalar or a schedule.
@@ -86,13 +93,16 @@ def soap(
         weight_decay: decoupled weight decay, multiplied by the learning rate.
         precondition_frequency: the number of updates between two changes of the bases.
         max_precond_dim: a longer side of a matrix is not rotated.
+        matrices: which axes of a parameter are the rows and the columns of its matrices, as in
+            `optim.muon`; None for the last two.
 
     Returns:
         The optimizer.
 
     Raises:
-        ValueError: the frequency is not positive; at init, a parameter has fewer than two axes or
-            is complex; inside shard_map, a gradient differs from device to device.
+        ValueError: the frequency is not positive, or matrices is unknown; at init, a parameter has
+            fewer than two axes, is complex or does not fit `matrices`; inside shard_map, a gradient
+            differs from device to device.
 
     Reference: Vyas et al., SOAP: Improving and Stabilizing Shampoo using Adam,
       https://arxiv.org/abs/2409.11321
@@ -103,31 +113,34 @@ def soap(
             " or more."
         )
 
-    def init(params: Any) -> SoapState:
-        require_matrices(params, "optim.soap")
+    over = Matrices(matrices, "optim.soap")
 
-        def one(p: jax.Array) -> tuple[Any, ...]:
-            sides = _grams(gather(wide_zeros(p), "optim.soap"), max_precond_dim)
+    def init(params: Any) -> SoapState:
+        over.declare(params)
+
+        def one(zeros: jax.Array) -> tuple[Any, ...]:
+            sides = _grams(zeros, max_precond_dim)
             eyes = jax.tree.map(
                 lambda s: jnp.zeros_like(s) + jnp.eye(s.shape[-1], dtype=s.dtype), sides
             )
-            return wide_zeros(p), wide_zeros(p), *sides, *eyes
+            return zeros, *sides, *eyes
 
-        return SoapState(jnp.zeros((), jnp.int32), *map_parts(one, 6, params))
+        mean, *sides = over.map(one, 5, [jax.tree.map(wide_zeros, params)])
+        variance = jax.tree.map(wide_zeros, params)
+        return SoapState(jnp.zeros((), jnp.int32), mean, variance, *sides)
 
     def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, SoapState]:
         del params
-        require_matrices(updates, "optim.soap")
         count = state.count
 
-        def one(g: jax.Array, mean: jax.Array, variance: jax.Array, *sides: Any) -> tuple[Any, ...]:
-            whole = gather(wide(g), "optim.soap")
+        def one(
+            whole: jax.Array, mean: jax.Array, variance: jax.Array, *sides: Any
+        ) -> tuple[Any, ...]:
             grams, bases = _Sides(*sides[:2]), _Sides(*sides[2:])
             keep1, keep2 = scalar(b1, whole), scalar(b2, whole)
             turned = _turn(whole, bases)
             first = count == 0
-            mean = jnp.where(first, 0, keep1 * gather(mean, "optim.soap") + (1 - keep1) * turned)
-            variance = gather(variance, "optim.soap")
+            mean = jnp.where(first, 0, keep1 * mean + (1 - keep1) * turned)
             variance = jnp.where(first, 0, keep2 * variance + (1 - keep2) * turned**2)
             rate = jnp.sqrt(bias_correction(b2, count, whole)) / bias_correction(b1, count, whole)
             direction = mean / (jnp.sqrt(variance) + scalar(eps, whole))
@@ -142,9 +155,10 @@ def soap(
             mean, variance, bases = jax.lax.switch(
                 jnp.where(first, 2, due), [_stay, _follow, _begin], mean, variance, grams, bases
             )
-            return scatter(step, g), scatter(mean, g), scatter(variance, g), *grams, *bases
+            return step, mean, variance, *grams, *bases
 
-        steps, *parts = map_parts(one, 7, updates, *state[1:])
+        grads = jax.tree.map(wide, updates)
+        steps, *parts = over.map(one, 7, [grads, state.mean, state.variance], state[3:])
         return steps, SoapState(jnp.asarray(optax.safe_increment(count)), *parts)
 
     tx = descend(optax.GradientTransformation(init, update), learning_rate, weight_decay)

@@ -188,7 +188,7 @@ def run(tx, grads, start):
 
 @pytest.mark.parametrize("nesterov", [True, False])
 @pytest.mark.parametrize(
-    "scale, factor", [("spectral", np.sqrt(9 / 4)), ("match_rms_adamw", 0.6), ("none", 1.0)]
+    "scale, factor", [("original", np.sqrt(9 / 4)), ("match_rms_adamw", 0.6), ("none", 1.0)]
 )
 def test_trajectory_in_float64(nesterov, scale, factor):
     grads, start = matrices((20, 3, 4, 9)), matrices((3, 4, 9), seed=1)
@@ -213,9 +213,12 @@ def test_agrees_with_optax(shape):
     # Without Nesterov: optax corrects the momentum's bias, which orthogonalization does not see.
     grads, start = matrices((20, *shape)), matrices(shape, seed=1)
     for ours, theirs in [
-        ({"scale": "spectral"}, {}),
+        ({"scale": "original"}, {}),
         ({"scale": "match_rms_adamw"}, {"consistent_rms": 0.2}),
-        ({"coefficients": "polar_express"}, {"ns_coeffs": tuple(polynomials("polar_express", 5))}),
+        (
+            {"ns_coefficients": "polar_express"},
+            {"ns_coeffs": tuple(polynomials("polar_express", 5))},
+        ),
     ]:
         with jax.enable_x64(True):
             got = run(muon(0.02, 0.9, nesterov=False, weight_decay=0.1, **ours), grads, start)
@@ -298,13 +301,13 @@ def test_refusals():
         with pytest.raises(ValueError, match="but it is None or one of bfloat16"):
             muon(0.1, **wrong)
     with pytest.raises(ValueError, match="triple"):
-        muon(0.1, coefficients=[])
-    with pytest.raises(ValueError, match="scale is 'rms', but it is one of spectral"):
+        muon(0.1, ns_coefficients=[])
+    with pytest.raises(ValueError, match="scale is 'rms', but it is one of original"):
         muon(0.1, scale="rms")
-    with pytest.raises(ValueError, match="coefficients is 'jordon'"):
-        muon(0.1, coefficients="jordon")
+    with pytest.raises(ValueError, match="ns_coefficients is 'jordon'"):
+        muon(0.1, ns_coefficients="jordon")
     with pytest.raises(ValueError, match="triple"):
-        muon(0.1, coefficients=(1.0, 2.0))
+        muon(0.1, ns_coefficients=(1.0, 2.0))
     with pytest.raises(ValueError, match="ns_steps is 0"):
         muon(0.1, ns_steps=0)
     tx = muon(0.1, weight_decay=0.1)
@@ -319,9 +322,11 @@ SHARDED = textwrap.dedent(
     from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
     from optim.muon import muon
 
-    tx = muon(0.1, weight_decay=0.1)
-    shapes = {"a": (4, 8, 16), "b": (16, 8), "c": (8, 8)}
-    keys = dict(zip(shapes, jax.random.split(jax.random.key(0), 3)))
+    heads = {"d": "in heads head_dim -> in (heads head_dim)"}
+    tx = muon(0.1, weight_decay=0.1, matrices=heads)
+    plain = muon(0.1, weight_decay=0.1)
+    shapes = {"a": (4, 8, 16), "b": (16, 8), "c": (8, 8), "d": (8, 2, 4)}
+    keys = dict(zip(shapes, jax.random.split(jax.random.key(0), 4)))
     params = {k: jax.random.normal(keys[k], s) for k, s in shapes.items()}
     grads = [jax.tree.map(lambda x, i=i: jnp.sin(x * (i + 2)), params) for i in range(2)]
 
@@ -336,10 +341,12 @@ SHARDED = textwrap.dedent(
     error = lambda got: max(
         float(abs(np.asarray(got[k]) - np.asarray(expected[k])).max()) for k in shapes)
     layouts = {
-        "columns": {"a": P(None, None, "x"), "b": P(None, "x"), "c": P("x", None)},
-        "both": {"a": P(None, "x", "y"), "b": P(("x", "y")), "c": P("y", "x")},
-        "layers": {"a": P("x", None, None), "b": P(), "c": P()},
-        "mixed": {"a": P("x", None, "y"), "b": P("x", "y"), "c": P()},
+        "columns": {"a": P(None, None, "x"), "b": P(None, "x"), "c": P("x", None),
+                    "d": P(None, "x", None)},
+        "both": {"a": P(None, "x", "y"), "b": P(("x", "y")), "c": P("y", "x"),
+                 "d": P("x", None, "y")},
+        "layers": {"a": P("x", None, None), "b": P(), "c": P(), "d": P("x", "y", None)},
+        "mixed": {"a": P("x", None, "y"), "b": P("x", "y"), "c": P(), "d": P(None, "y", "x")},
     }
     out = {}
     for kind in ("Auto", "Explicit"):
@@ -369,8 +376,8 @@ SHARDED = textwrap.dedent(
     def data_parallel(params, batch):
         # Gradients of replicated parameters arrive summed over the mesh.
         loss = lambda p: jnp.sum((batch @ p) ** 2)
-        return optax.apply_updates(params, tx.update(
-            jax.grad(loss)(params), tx.init(params), params)[0])
+        return optax.apply_updates(params, plain.update(
+            jax.grad(loss)(params), plain.init(params), params)[0])
     batch = jax.random.normal(jax.random.key(5), (8, 16))
     mapped = jax.shard_map(data_parallel, mesh=mesh, in_specs=(P(), P("x")), out_specs=P())
     out["shard_map gradients"] = float(abs(

@@ -259,7 +259,7 @@ def scion_by_the_paper(start, grads, rate, radius, alpha, norm, constrained):
 @pytest.mark.parametrize("norm", ["spectral", "sign", "col_norm", "row_norm", "bias_rms"])
 def test_scion(norm, constrained):
     start, grads = problem((2, 5) if norm == "bias_rms" else (2, 4, 7))
-    tx = scion(0.02, 3.0, 0.9, norm, constrained, eps=1e-14)
+    tx = scion(0.02, 3.0, 0.1, norm, constrained, eps=1e-14)
     got, _ = run(tx, start, grads)
     for layer in range(2):
         expected = scion_by_the_paper(

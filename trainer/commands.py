@@ -3,6 +3,7 @@
 import argparse
 import sys
 import time
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -215,9 +216,11 @@ def _read(arguments: argparse.Namespace) -> Config:
 
 
 def _program(read: Config, vocabulary: list[str]):
+    from optim.declarations import OptimizerWarning
     from trainer.experiment import build_experiment
     from trainer.program import Program
 
+    warnings.simplefilter("ignore", OptimizerWarning)  # the plan tells the same, once
     experiment = build_experiment(read, vocabulary)
     try:
         return Program(experiment)

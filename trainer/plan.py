@@ -15,6 +15,7 @@ from optim.recipes import name_of
 from trainer.config import Config, ConfigError, leaves
 from trainer.flops import count_flops
 from trainer.given import PartError, calling
+from trainer.matrices import Matrices, find_matrices
 from trainer.memory import too_large
 from trainer.models.mode import describe_mode
 from trainer.program import Program
@@ -65,6 +66,7 @@ class Plan:
         batch_size: examples of a batch.
         mode: how the model is told whether it trains, a line; "" where the framework cannot know.
         schedules: group name -> (steps, learning rates), sampled over the run.
+        matrices: what the optimizers of matrices work on.
     """
 
     rows: list[Row]
@@ -76,6 +78,7 @@ class Plan:
     batch_size: int
     mode: str
     schedules: dict[str, tuple[np.ndarray, np.ndarray]]
+    matrices: Matrices
 
 
 def make_plan(program: Program, config: Config | None = None) -> Plan:
@@ -103,6 +106,7 @@ def make_plan(program: Program, config: Config | None = None) -> Plan:
             raise optim.GroupError("Every parameter is frozen, and nothing would be trained.")
         _check_batches(program)
         sampled = _sample(optimizer, experiment.steps)
+        matrices = find_matrices(optimizer, state.params)
         jaxpr = program.trace(state).jaxpr
         program.check_evaluation(state)
         with calling("model"):
@@ -138,6 +142,7 @@ def make_plan(program: Program, config: Config | None = None) -> Plan:
             for name, values in sampled.items()
             if "learning_rate" in values
         },
+        matrices=matrices,
     )
 
 

@@ -14,6 +14,8 @@ def render(plan: Plan) -> str:
         Lines of text; the last ends with a newline.
     """
     head = ("parameter", "shape", "dtype", "group", "optimizer", "peak lr", "decay", "sharding")
+    matrices = plan.matrices
+    head += ("matrices",) if matrices.cells else ()
     body = [
         (
             row.path,
@@ -24,6 +26,7 @@ def render(plan: Plan) -> str:
             _number(row.peak_learning_rate),
             _number(row.weight_decay),
             row.sharding or "-",
+            *([matrices.cells.get(row.path, "-")] if matrices.cells else []),
         )
         for row in plan.rows
     ]
@@ -38,6 +41,8 @@ def render(plan: Plan) -> str:
         f"(matrix products and convolutions)",
         f"{plan.steps:,} steps of {plan.batch_size:,} examples on {plan.devices}",
         *([plan.mode] if plan.mode else []),
+        *matrices.lines,
+        *(f"warning: {printable(text)}" for text in matrices.warnings),
     ]
     return "\n".join(lines) + "\n"
 

@@ -95,6 +95,8 @@ class Run:
         end = FAILED
         try:
             self.log(f"{workdir}: {self._summary()}")
+            for warning in self.plan.matrices.warnings:
+                self.log(f"warning: {warning}")
             end = self._run_in(folder, until, observe, began)
         except (CheckpointError, Fenced, MetricsError, NonFinite) as error:
             self.log(f"error: {error}")

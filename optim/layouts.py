@@ -1,0 +1,228 @@
+"""Which axes of a parameter are the rows, the columns and the batch of its matrices.
+
+A layer computes y = x W. The rows of W are what is summed over (the inputs, optax's reduction
+axes), the columns are the outputs, and every other axis is batch: matrices that are independent of
+each other. A spec says so in the notation of einops: in
+
+    "in heads head_dim -> in (heads head_dim)"
+
+the left side names the last axes of the parameter, and the last two items of the right side are
+the rows and the columns. Items before them, and axes of the parameter that the left side does not
+name, such as a leading axis of stacked layers, are batch.
+"""
+
+import difflib
+import math
+import re
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+
+from optim.paths import flatten
+from optim.patterns import fullmatch
+
+__all__ = ["PRESETS", "Layout", "MatrixSpec"]
+
+MatrixSpec = str | Mapping[str, str] | None
+
+_QUERY = "in heads head_dim -> in (heads head_dim)"
+_QUERY_PER_HEAD = "in heads head_dim -> heads in head_dim"
+_OUT = "heads head_dim out -> (heads head_dim) out"
+_OUT_PER_HEAD = "heads head_dim out -> heads head_dim out"
+_QUERY_PATH = r"(.*/)?(query|key|value)/kernel(/value)?"  # a raw nnx.State ends paths in /value
+_OUT_PATH = r"(.*/)?out/kernel(/value)?"
+
+# The layers of flax (linen and nnx have the same axes), and the fused kernel of models.vit.
+PRESETS: Mapping[str, str | Mapping[str, str]] = {
+    "dense": "in out -> in out",
+    "embedding": "entries features -> entries features",
+    "conv": "height width in out -> (height width in) out",
+    "conv1d": "length in out -> (length in) out",
+    "conv3d": "depth height width in out -> (depth height width in) out",
+    "attention": {_QUERY_PATH: _QUERY, _OUT_PATH: _OUT},
+    "attention_per_head": {_QUERY_PATH: _QUERY_PER_HEAD, _OUT_PATH: _OUT_PER_HEAD},
+    **dict.fromkeys(("attention_query", "attention_key", "attention_value"), _QUERY),
+    "attention_out": _OUT,
+    **{f"attention_{one}_per_head": _QUERY_PER_HEAD for one in ("query", "key", "value")},
+    "attention_out_per_head": _OUT_PER_HEAD,
+    "qkv": "part in out -> part in out",
+    "qkv_joint": "part in out -> in (part out)",
+}
+
+DEFAULT = "dense"
+
+
+class Layout(NamedTuple):
+    """How one parameter is a batch of matrices.
+
+    Attributes:
+        shape: the shape of the parameter.
+        batch: the axes that are batch.
+        rows: the axes that are flattened into the rows, the inputs of the layer.
+        columns: the axes that are flattened into the columns, its outputs.
+    """
+
+    shape: tuple[int, ...]
+    batch: tuple[int, ...]
+    rows: tuple[int, ...]
+    columns: tuple[int, ...]
+
+    @property
+    def order(self) -> tuple[int, ...]:
+        """All axes: batch, rows, columns."""
+        return self.batch + self.rows + self.columns
+
+    @property
+    def matrices(self) -> tuple[int, int, int]:
+        """The number of matrices, their rows and their columns."""
+        count, rows, columns = (self._size(axes) for axes in self[1:])
+        return count, rows, columns
+
+    @property
+    def window(self) -> int:
+        """How many positions a convolution's kernel has: all row axes but the last, the inputs."""
+        return self._size(self.rows[:-1])
+
+    def _size(self, axes: tuple[int, ...]) -> int:
+        return math.prod(self.shape[axis] for axis in axes)
+
+
+class Rule(NamedTuple):
+    """One line of a declaration: the patterns that a path must match, and the axes' names."""
+
+    patterns: tuple[re.Pattern[str], ...]
+    spec: str
+    axes: tuple[str, ...]
+    batch: tuple[str, ...]
+    rows: tuple[str, ...]
+    columns: tuple[str, ...]
+
+    def takes(self, path: str) -> bool:
+        return all(fullmatch(pattern, path) for pattern in self.patterns)
+
+
+def rules(matrices: MatrixSpec) -> list[Rule]:
+    """Reads the argument `matrices` of an optimizer.
+
+    Args:
+        matrices: a preset's name, a spec, a mapping of path pattern to either, or None.
+
+    Returns:
+        The rules, the first that takes a path decides; none for None.
+
+    Raises:
+        ValueError: it is neither, or a pattern is not a regular expression.
+    """
+    if matrices is None:
+        return []
+    if not isinstance(matrices, Mapping):
+        known = PRESETS.get(matrices, matrices) if isinstance(matrices, str) else matrices
+        return rules(known) if isinstance(known, Mapping) else [_parse(known)]
+    found = []
+    for pattern, value in matrices.items():
+        try:
+            compiled = re.compile(pattern)
+        except (re.error, TypeError) as error:
+            raise ValueError(
+                f"In matrices, the pattern {pattern!r} is not a regular expression: {error}."
+            ) from None
+        if not isinstance(value, str):
+            raise _unreadable(value)
+        found += [rule._replace(patterns=(compiled, *rule.patterns)) for rule in rules(value)]
+    return found
+
+
+def _parse(spec: Any) -> Rule:
+    if not isinstance(spec, str):
+        raise _unreadable(spec)
+    left, _, right = spec.partition("->")
+    axes = left.split()
+    items = re.findall(r"\([^()]*\)|[^\s()]+", right)
+    if axes[:1] == items[:1] == ["..."]:
+        axes, items = axes[1:], items[1:]
+    groups = [tuple(item.strip("()").split()) for item in items]
+    names = [name for group in groups for name in group]
+    brackets = sum(item.startswith("(") for item in items)
+    if (
+        len(groups) < 2
+        or right.count("(") != brackets
+        or right.count(")") != brackets
+        or not all(groups)
+        or not all(name.isidentifier() for name in axes)
+        or sorted(names) != sorted(axes)
+        or len(set(axes)) < len(axes)
+    ):
+        raise _unreadable(spec)
+    batch = tuple(name for group in groups[:-2] for name in group)
+    return Rule((), spec, tuple(axes), batch, groups[-2], groups[-1])
+
+
+def _unreadable(spec: Any) -> ValueError:
+    near = difflib.get_close_matches(spec, PRESETS, n=1) if isinstance(spec, str) else []
+    return ValueError(
+        f"matrices has {spec!r}, {f'did you mean {near[0]!r}? It' if near else 'but it'} is one of "
+        f"{', '.join(PRESETS)}; or a spec like {_QUERY!r}, where the left side names the last axes "
+        "of a parameter, each once, and the last two items of the right side are the rows (inputs) "
+        "and the columns (outputs) of its matrices; or a dict {pattern of paths: either}."
+    )
+
+
+def layouts(params: Any, known: list[Rule], optimizer: str) -> dict[str, Layout]:
+    """Finds the matrices of every parameter.
+
+    Args:
+        params: a pytree of arrays.
+        known: what `rules` read; a parameter that none takes has its last two axes.
+        optimizer: the name that an error gives to the optimizer, such as "optim.muon".
+
+    Returns:
+        Path name -> layout, in the order of the leaves.
+
+    Raises:
+        ValueError: a parameter has fewer than two axes, is complex, or has fewer axes than its rule
+            names; or a rule takes no parameter.
+    """
+    named = flatten(params)
+    found = {path: _layout(path, x, known, optimizer) for path, x in named.items()}
+    for rule in known:
+        if rule.patterns and not any(rule.takes(path) for path in named):
+            texts = [pattern.pattern for pattern in rule.patterns]
+            near = difflib.get_close_matches(texts[-1], named, n=3, cutoff=0.0)
+            raise ValueError(
+                f"In matrices of {optimizer}, the pattern {' and '.join(map(repr, texts))} "
+                f"matches none of its parameters. A pattern matches a whole path; the nearest are "
+                f"{', '.join(near)}. Correct the pattern, or remove it."
+            )
+    return found
+
+
+def _layout(path: str, x: Any, known: list[Rule], optimizer: str) -> Layout:
+    shape = tuple(jnp.shape(x))
+    if len(shape) < 2:
+        raise ValueError(
+            f"{optimizer} moves matrices, and the parameter {path!r} has shape {shape}: give it to"
+            " another group, for example one with optax.adamw."
+        )
+    if jnp.iscomplexobj(x):
+        raise ValueError(
+            f"{optimizer} moves real matrices, and the parameter {path!r} has dtype {x.dtype}: give"
+            " it to another group, for example one with optax.adamw."
+        )
+    rule = _rule_of(path, known)
+    lead = len(shape) - len(rule.axes)
+    if lead < 0:
+        raise ValueError(
+            f"{optimizer} was told by matrices that the axes of {path!r} are"
+            f" {' '.join(rule.axes)!r}, and it has shape {shape}, with fewer axes. Give it another"
+            " spec, by a pattern of its own: matrices={pattern: spec}."
+        )
+    batch, rows, columns = (
+        tuple(lead + rule.axes.index(name) for name in names)
+        for names in (rule.batch, rule.rows, rule.columns)
+    )
+    return Layout(shape, (*range(lead), *batch), rows, columns)
+
+
+def _rule_of(path: str, known: list[Rule]) -> Rule:
+    return next((rule for rule in known if rule.takes(path)), _parse(PRESETS[DEFAULT]))
