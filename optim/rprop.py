@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from optim.descent import descend, map_parts, scalar, wide, wide_zeros
+from optim.descent import map_parts, scalar, wide, wide_zeros
 
 __all__ = ["RpropState", "rprop"]
 
@@ -15,7 +15,7 @@ class RpropState(NamedTuple):
     """What Rprop remembers.
 
     Attributes:
-        size: the size of each element's step, in learning rates.
+        size: the size of each element's step.
         last: the last gradient, 0 where it had turned.
     """
 
@@ -24,56 +24,69 @@ class RpropState(NamedTuple):
 
 
 def rprop(
-    learning_rate: optax.ScalarOrSchedule = 0.01,
+    learning_rate: float = 0.01,
     eta_minus: float = 0.5,
     eta_plus: float = 1.2,
-    min_size: float = 1e-4,
-    max_size: float = 5e3,
+    min_step_size: float = 1e-6,
+    max_step_size: float = 50.0,
 ) -> optax.GradientTransformationExtraArgs:
     """Steps along the gradient's sign, longer while it stays and shorter when it turns (Rprop).
 
-    Each element of a parameter has a size s, 1 at first, and with the gradient g and the last one h
+    Each element of a parameter has a step size s, learning_rate at first, and with the gradient g
+    and the last one h
 
-        g * h > 0   s <- s * eta_plus,   step by -learning_rate * s * sign(g)
+        g * h > 0   s <- s * eta_plus,   step by -s * sign(g)
         g * h < 0   s <- s * eta_minus,  no step, and g counts as 0 next time
-        g * h = 0                        step by -learning_rate * s * sign(g)
+        g * h = 0                        step by -s * sign(g)
 
-    where s is always kept in [min_size, max_size]. This is torch.optim.Rprop, with sizes in
-    learning rates. (optax.rprop 0.2.8 makes each step one update late.) It is for full batches:
-    noise turns the sign of small gradients.
+    where s is always kept in [min_step_size, max_step_size]. This is torch.optim.Rprop, whose
+    arguments are etas=(eta_minus, eta_plus) and step_sizes=(min_step_size, max_step_size), with
+    the names of optax.rprop. (optax.rprop 0.2.8 makes each step one update late.) It is for full
+    batches: noise turns the sign of small gradients.
 
     Args:
-        learning_rate: the first step, a float, a traced scalar or a schedule.
-        eta_minus: the factor of a size when the gradient turns.
-        eta_plus: the factor of a size when it stays.
-        min_size: the least size, in learning rates.
-        max_size: the largest size, in learning rates.
+        learning_rate: the first step size, a float or a traced scalar. Later ones come from it, so
+            that it has no schedule.
+        eta_minus: the factor of a step size when the gradient turns.
+        eta_plus: the factor of a step size when it stays.
+        min_step_size: the least step size.
+        max_step_size: the largest step size.
 
     Returns:
         The optimizer.
 
+    Raises:
+        ValueError: the learning rate is a schedule.
+
     Reference: Riedmiller and Braun, A Direct Adaptive Method for Faster Backpropagation Learning:
       The RPROP Algorithm, ICNN 1993
     """
+    if callable(learning_rate):
+        raise ValueError(
+            "learning_rate of optim.rprop is the first step size, from which all later ones come:"
+            " give it a number, and no schedule."
+        )
 
     def init(params: Any) -> RpropState:
-        sizes = jax.tree.map(lambda p: jnp.ones_like(wide_zeros(p)), params)
-        return RpropState(sizes, jax.tree.map(wide_zeros, params))
+        zeros = jax.tree.map(wide_zeros, params)
+        sizes = jax.tree.map(lambda x: x + scalar(learning_rate, x), zeros)
+        return RpropState(sizes, zeros)
 
     def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, RpropState]:
-        del params
-
-        def one(g: jax.Array, size: jax.Array, last: jax.Array) -> tuple[jax.Array, ...]:
+        def one(
+            g: jax.Array, size: jax.Array, last: jax.Array, like: jax.Array
+        ) -> tuple[jax.Array, ...]:
             g = wide(g)
             size, last = size.astype(g.dtype), last.astype(g.dtype)
             turn = jnp.sign(g) * jnp.sign(last)
             eta = jnp.where(turn > 0, scalar(eta_plus, g), scalar(eta_minus, g))
             size = jnp.where(turn == 0, size, size * eta)
-            size = jnp.clip(size, scalar(min_size, g), scalar(max_size, g))
+            size = jnp.clip(size, scalar(min_step_size, g), scalar(max_step_size, g))
             g = jnp.where(turn < 0, 0, g)
-            return size * jnp.sign(g), size, g
+            return (-size * jnp.sign(g)).astype(like.dtype), size, g
 
-        steps, sizes, lasts = map_parts(one, 3, updates, state.size, state.last)
+        like = updates if params is None else params
+        steps, sizes, lasts = map_parts(one, 3, updates, state.size, state.last, like)
         return steps, RpropState(sizes, lasts)
 
-    return descend(optax.GradientTransformation(init, update), learning_rate)
+    return optax.with_extra_args_support(optax.GradientTransformation(init, update))

@@ -329,7 +329,7 @@ ROWS = [
         optim.grams,
         base_optimizer=partial(optax.adamw, learning_rate=0.05, weight_decay=0.1),
     ),
-    _row(optim.rprop, learning_rate=0.02),
+    _row(optim.rprop, learning_rate=0.02, fixed=("learning_rate",)),
 ]
 
 # What no law can be kept with: the row, and the words of the error that the user gets.

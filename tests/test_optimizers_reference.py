@@ -268,6 +268,34 @@ def test_scion(norm, constrained):
         agree(got[:, layer], expected)
 
 
+# ---- Rprop: torch's program; see also test_torch.py, for which torch must be there
+
+
+def rprop_by_torch(start, grads, rate, etas, step_sizes):
+    w, last, size, seen = start.copy(), np.zeros_like(start), np.full_like(start, rate), []
+    for g in grads:
+        turn = np.sign(g * last)
+        eta = np.where(turn > 0, etas[1], np.where(turn < 0, etas[0], 1.0))
+        size = np.clip(size * eta, *step_sizes)
+        last = np.where(turn < 0, 0.0, g)
+        w = w - size * np.sign(last)
+        seen.append(w)
+    return np.stack(seen)
+
+
+@pytest.mark.parametrize("limits", [{}, {"min_step_size": 0.02, "max_step_size": 0.15}])
+def test_rprop_with_limits_in_steps(limits):
+    start, grads = problem((3, 4))
+    got, _ = run(rprop(0.1, **limits), start, grads)
+    sizes = tuple(limits.values()) or (1e-6, 50.0)  # torch's own
+    agree(got, rprop_by_torch(start, grads, 0.1, (0.5, 1.2), sizes))
+
+
+def test_rprop_takes_no_schedule():
+    with pytest.raises(ValueError, match="first step size, .* no schedule"):
+        rprop(lambda count: 0.1)  # pyright: ignore[reportArgumentType]
+
+
 # ---- Masks: Liang et al. 2024 and Cao et al. 2024, on AdamW and on Lion
 
 
@@ -438,7 +466,8 @@ def test_dtypes_scan_and_traced_rates(name, strict_promotion):
 
     rates = jnp.asarray([0.01, 0.02])
     many = jax.jit(jax.vmap(train))(rates)
-    scheduled: Any = jax.jit(lambda: train(lambda count: jnp.float32(0.02)))()
+    rate = 0.02 if name == "rprop" else lambda count: jnp.float32(0.02)
+    scheduled: Any = jax.jit(lambda: train(rate))()
     assert many["a"].dtype == jnp.bfloat16 and many["b"].dtype == jnp.float32
     np.testing.assert_allclose(many["b"][1], scheduled["b"], rtol=2e-5)
     assert np.all(np.isfinite(scheduled["a"].astype(np.float32)))

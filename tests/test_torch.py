@@ -92,12 +92,11 @@ SAME = {
     "Rprop": Case(lambda p: t.Rprop(p, 0.01), lambda: rprop(0.01)),
     "Rprop, limits": Case(
         lambda p: t.Rprop(p, 0.1, (0.4, 1.5), (0.02, 0.15)),
-        lambda: rprop(0.1, 0.4, 1.5, 0.2, 1.5),
-        "torch's limits are steps, ours are in learning rates",
+        lambda: rprop(0.1, 0.4, 1.5, 0.02, 0.15),
     ),
     "Rprop, a limit below the first step": Case(
         lambda p: t.Rprop(p, 0.1, step_sizes=(1e-5, 0.05)),
-        lambda: rprop(0.1, max_size=0.5),
+        lambda: rprop(0.1, max_step_size=0.05),
     ),
     "Adafactor": Case(
         lambda p: t.Adafactor(p, 0.01),
