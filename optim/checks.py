@@ -16,6 +16,7 @@ from optim.arguments import bound, takes_float
 from optim.recipes import declared_dtypes, floats, located, name_of, named_floats
 from optim.rounding import LowPrecision
 from optim.rprop import rprop
+from optim.scion import scion
 from optim.shampoo import shampoo
 
 # Averages that forget by this factor a step: at 1 they never change.
@@ -25,8 +26,9 @@ _DECAYS = (
 )
 _ANY_SIGN = ("f_min", "lower_bound", "step_size", "ns_coeffs", "ns_coefficients")
 
-# Decays that may be 1 all the same: then the average is a sum.
-_SUMS = ((shampoo, "b2"),)
+# What may be 1 all the same: with b2=1 Shampoo's averages are sums, and Scion's momentum is the
+# weight of the new gradient.
+_MAY_BE_ONE = ((shampoo, "b2"), (scion, "momentum"))
 
 # What optax itself tests with complex parameters.
 _COMPLEX = (
@@ -173,7 +175,7 @@ def wrong_schedule(recipe: Any, values: Mapping[str, Any]) -> tuple[str, str] | 
 
 
 def _known_right(factory: Callable[..., Any], name: str, default: Any) -> Any:
-    return 1.0 if (factory, name) in _SUMS else default
+    return 1.0 if (factory, name) in _MAY_BE_ONE else default
 
 
 def wrong_parameter(recipe: Any, named: Mapping[str, Any]) -> str | None:

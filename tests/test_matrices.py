@@ -353,6 +353,17 @@ def test_stacked_layers_are_not_warned_of():
         assert not doubts(tree)
 
 
+def test_scions_momentum_may_be_one():
+    # The authors' default: no mean at all.
+    group = optim.group(".*", partial(scion, 0.1, momentum=1.0))
+    tx = optim.optimizer({"all": group})
+    params = {"w": jnp.eye(3)}
+    moved, state = tx.update(params, tx.init(params), params)
+    again, _ = tx.update(moved, state, moved)
+    alone, _ = tx.update(moved, tx.init(params), moved)
+    np.testing.assert_array_equal(again["w"], alone["w"])
+
+
 def test_scions_momentum_of_other_optimizers_is_warned_of():
     with pytest.warns(OptimizerWarning, match="keeps 0.9 of itself, set momentum=0.1"):
         scion(0.1, momentum=0.9).init(jnp.ones((3, 3)))
