@@ -28,7 +28,7 @@ help:
 	@echo 'make test    lint, then run the tests (ARGS="-k groups" some of them)'
 	@echo 'make chaos   kill a run 100 times, stop it 30 times, compare its bits (ten minutes)'
 	@echo 'make chaos_distributed  kill, stop or break one of three processes (six minutes)'
-	@echo 'make power_loss  restart a run from what 10,000 losses of power may leave (ten minutes)'
+	@echo 'make power_loss  cut the power of a run at 220 moments and restart it from what is left (20 minutes)'
 	@echo 'make lint    ruff and pyright'
 	@echo 'make fashion_mnist  prepare the data of configs/fashion_vit.gin'
 	@echo 'make benchmarks     what the README says of speed, measured here'

@@ -1,9 +1,9 @@
-"""Cuts the power of a run at every moment, and restarts it from what the disk may then hold.
+"""Cuts the power of a run at many moments, and restarts it from what the disk may then hold.
 
-    python -m tests.power_loss [--draws=3] [--every=1] [--finished=10] [--seed=0]
+    python -m tests.power_loss [--draws=2] [--every=5] [--finished=10] [--seed=0]
 
 One small run is recorded that saves often, is stopped and resumed, and goes back from a step that
-is not finite. For each prefix of its file operations several states of the disk are drawn that a
+is not finite. After every few of its file operations several states of the disk are drawn that a
 loss of power at that moment may leave (see crash_states), and the trainer is started again in each:
 it must restore the newest checkpoint or the one before it, with every row of metrics up to it.
 """
@@ -226,8 +226,8 @@ def power_loss(
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--draws", type=int, default=3)
-    parser.add_argument("--every", type=int, default=1)
+    parser.add_argument("--draws", type=int, default=2, help="of each random outcome")
+    parser.add_argument("--every", type=int, default=5, help="operations between losses")
     parser.add_argument("--finished", type=int, default=10)
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()

@@ -129,6 +129,6 @@ def test_the_recorder_sees_what_is_done(tmp_path: Path):
 
 
 def test_a_run_survives_a_loss_of_power(tmp_path: Path):
-    """A fortieth of the moments that `make power_loss` tries."""
+    """A loss after every fortieth operation; `make power_loss` tries more."""
     counts = power_loss.power_loss(tmp_path, draws=1, seed=1, every=40, finished=1)
     assert counts["restarts from a checkpoint"] > 20
