@@ -21,14 +21,14 @@ OPTIMIZERS = "import optax\n\ndef sgd(learning_rate: float):\n    return optax.s
 def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """A package with submodules, a helper beside it, and what it never imports."""
     here = tmp_path / "lab"
-    (here / "zoo_of_tests" / "deep").mkdir(parents=True)
+    (here / "the_lab" / "deep").mkdir(parents=True)
     for name, text in {
-        "zoo_of_tests/__init__.py": '"""Nothing but modules."""\n',
-        "zoo_of_tests/optimizers.py": OPTIMIZERS + "from zoo_of_tests.deep import inner\n",
-        "zoo_of_tests/deep/__init__.py": "",
-        "zoo_of_tests/deep/inner.py": INNER,
-        "zoo_of_tests/deep/scales.py": "def scale():\n    return 1.0\n",
-        "zoo_of_tests/unused.py": "raise RuntimeError\n",
+        "the_lab/__init__.py": '"""Nothing but modules."""\n',
+        "the_lab/optimizers.py": OPTIMIZERS + "from the_lab.deep import inner\n",
+        "the_lab/deep/__init__.py": "",
+        "the_lab/deep/inner.py": INNER,
+        "the_lab/deep/scales.py": "def scale():\n    return 1.0\n",
+        "the_lab/unused.py": "raise RuntimeError\n",
         "helper.py": HELPER,
         "stranger.py": "",
     }.items():
@@ -43,27 +43,27 @@ def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 def forget() -> None:
     """Lets the next import read the files again, as a new process would."""
     for name in [*sys.modules]:
-        if name.partition(".")[0] in ("zoo_of_tests", "helper", "stranger", "single_of_tests"):
+        if name.partition(".")[0] in ("the_lab", "helper", "stranger", "the_module"):
             del sys.modules[name]
 
 
 def test_all_that_is_loaded_is_hashed(lab):
     import stranger  # noqa: F401  # type: ignore[import-not-found]  # beside it, and not of it
-    import zoo_of_tests.optimizers  # noqa: F401  # type: ignore[import-not-found]
+    import the_lab.optimizers  # noqa: F401  # type: ignore[import-not-found]
 
-    found = code.hashes(["zoo_of_tests"])
+    found = code.hashes(["the_lab"])
     names = ["__init__.py", "deep/__init__.py", "deep/inner.py", "deep/scales.py", "optimizers.py"]
-    assert list(found) == ["helper.py", *(f"zoo_of_tests/{name}" for name in names)]
+    assert list(found) == ["helper.py", *(f"the_lab/{name}" for name in names)]
     assert found["helper.py"] == hashlib.sha256(HELPER.encode()).hexdigest()[:16]
-    assert code.hashes(["zoo_of_tests.deep"]) == found
+    assert code.hashes(["the_lab.deep"]) == found
     assert code.hashes([]) == {}
 
 
 def test_a_single_file_is_a_vocabulary_too(lab):
-    (lab / "single_of_tests.py").write_text("import helper, json, optax\n")
-    import single_of_tests  # noqa: F401  # type: ignore[import-not-found]
+    (lab / "the_module.py").write_text("import helper, json, optax\n")
+    import the_module  # noqa: F401  # type: ignore[import-not-found]
 
-    assert list(code.hashes(["single_of_tests"])) == ["helper.py", "single_of_tests.py"]
+    assert list(code.hashes(["the_module"])) == ["helper.py", "the_module.py"]
 
 
 def test_a_library_is_hashed_alone():
@@ -77,21 +77,21 @@ def test_a_library_is_hashed_alone():
 def test_the_commit_of_a_package_is_noted(lab):
     if shutil.which("git") is None:
         pytest.skip("git is not installed")
-    import zoo_of_tests.optimizers  # noqa: F401  # type: ignore[import-not-found]
+    import the_lab.optimizers  # noqa: F401  # type: ignore[import-not-found]
 
-    assert code.commits(["zoo_of_tests"]) == {}
+    assert code.commits(["the_lab"]) == {}
     git = ["git", "-C", str(lab), "-c", "user.name=A", "-c", "user.email=a@b.c"]
     git += ["-c", "commit.gpgsign=false"]
     for command in (["init", "-q"], ["add", "."], ["commit", "-q", "-m", "First"]):
         subprocess.run([*git, *command], check=True)
     head = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=True)
-    clean = {"zoo_of_tests": {"commit": head.stdout.strip(), "dirty": False}}
-    assert code.commits(["zoo_of_tests.optimizers"]) == clean
+    clean = {"the_lab": {"commit": head.stdout.strip(), "dirty": False}}
+    assert code.commits(["the_lab.optimizers"]) == clean
     (lab / "stranger.py").write_text("x = 1\n")
-    assert code.commits(["zoo_of_tests"]) == clean
+    assert code.commits(["the_lab"]) == clean
     for file, text in (("optimizers.py", OPTIMIZERS), ("new.py", "")):
-        (lab / "zoo_of_tests" / file).write_text(text)
-        assert code.commits(["zoo_of_tests"])["zoo_of_tests"]["dirty"] is True
+        (lab / "the_lab" / file).write_text(text)
+        assert code.commits(["the_lab"])["the_lab"]["dirty"] is True
         subprocess.run([*git, "stash", "-q", "--include-untracked"], check=True)
 
 
@@ -102,21 +102,21 @@ def test_a_fingerprint_without_code_has_not_changed():
 
 
 def test_a_run_under_other_code_is_refused(lab, tmp_path, capfd):
-    more = "experiment.optimizer = @zoo_of_tests.optimizers.sgd()\n"
-    more += "zoo_of_tests.optimizers.sgd.learning_rate = 0.1\n"
+    more = "experiment.optimizer = @the_lab.optimizers.sgd()\n"
+    more += "the_lab.optimizers.sgd.learning_rate = 0.1\n"
     config, workdir = runs.write_config(tmp_path, more), tmp_path / "run"
     (tmp_path / "base.gin").write_text(
         "\n".join(x for x in runs.CONFIG.splitlines() if not x.startswith(("optax", "schedules")))
     )
-    vocabulary = "--vocabulary=zoo_of_tests"
+    vocabulary = "--vocabulary=the_lab"
     assert runs.train(config, workdir, vocabulary, "--until=4") == 75
     forget()
     (lab / "stranger.py").write_text("x = 2\n")
-    (lab / "zoo_of_tests" / "unused.py").write_text("x = 2\n")
+    (lab / "the_lab" / "unused.py").write_text("x = 2\n")
     assert runs.train(config, workdir, vocabulary, "--until=5") == 75
     before = {path: path.read_bytes() for path in workdir.rglob("*") if path.is_file()}
     for file, text in {
-        "zoo_of_tests/optimizers.py": OPTIMIZERS + "from zoo_of_tests.deep import inner  # !\n",
+        "the_lab/optimizers.py": OPTIMIZERS + "from the_lab.deep import inner  # !\n",
         "helper.py": HELPER.replace("0.5", "0.6"),
     }.items():
         forget()
