@@ -19,6 +19,7 @@ from optim.muon import muon
 from optim.scion import scion
 from optim.shampoo import shampoo
 from optim.soap import soap
+from tests.programs import keller_jordan, spectral_conv, to_flax
 from trainer.__main__ import main
 from trainer.matrices import find_matrices
 
@@ -122,44 +123,7 @@ def test_stacked_layers_and_heads_are_batch():
     )
 
 
-# ---- The authors' programs, from their formulas, in float64
-
-
-def newton_schulz(g):
-    """zeropower_via_newtonschulz5 of both programs, without the cast to bfloat16."""
-    x = g.T if g.shape[0] > g.shape[1] else g
-    x = x / (np.linalg.norm(x) + 1e-7)
-    for _ in range(5):
-        a = x @ x.T
-        x = 3.4445 * x + (-4.7750 * a + 2.0315 * a @ a) @ x
-    return x.T if g.shape[0] > g.shape[1] else x
-
-
-def keller_jordan(grads, momentum=0.95, rate=0.02):
-    """Muon's update of torch parameters: [out, in], or [out, in, height, width]."""
-    m, seen = np.zeros_like(grads[0]), []
-    for g in grads:
-        m = momentum * m + (1 - momentum) * g
-        update = (1 - momentum) * g + momentum * m
-        update = newton_schulz(update.reshape(len(update), -1)).reshape(g.shape)
-        seen.append(-rate * max(1, g.shape[-2] / g.shape[-1]) ** 0.5 * update)
-    return seen
-
-
-def spectral_conv(grads, momentum=0.1, rate=0.02, scale=3.0):
-    """Unconstrained Scion with the norm SpectralConv, [out, in, k] or [out, in, k, k]."""
-    m, seen = np.zeros_like(grads[0]), []
-    for g in grads:
-        m = (1 - momentum) * m + momentum * g
-        update = newton_schulz(m.reshape(len(m), -1)).reshape(g.shape)
-        positions = g.shape[2] ** (g.ndim - 2)
-        seen.append(-rate * scale * (g.shape[0] / g.shape[1]) ** 0.5 / positions * update)
-    return seen
-
-
-def to_flax(x):
-    """[out, in, *window] -> [*window, in, out]."""
-    return np.moveaxis(x, (0, 1), (-1, -2))
+# ---- The authors' programs, in float64
 
 
 @pytest.mark.parametrize("shape", [(8, 4, 3, 3), (4, 8, 3, 3), (30, 4, 3, 3), (6, 9), (9, 6)])

@@ -1,9 +1,4 @@
-"""Our optimizers against their papers' algorithms, written here once more in NumPy float64.
-
-The references work on one matrix at a time, with loops and plain `if`s, as the papers and the
-authors' programs do; none of them imports anything of ours. Each of them was also held against the
-authors' own PyTorch programs, where those exist (SOAP, Distributed Shampoo, MARS, Scion, Grams).
-"""
+"""Our optimizers against their papers' algorithms, which programs.py restates in NumPy float64."""
 
 import json
 import os
@@ -26,6 +21,17 @@ from optim.rprop import rprop
 from optim.scion import scion
 from optim.shampoo import shampoo
 from optim.soap import soap
+from tests.programs import (
+    cautious_lion_by_the_paper,
+    cautious_mask,
+    grams_mask,
+    mars_by_the_paper,
+    masked_adamw_by_the_paper,
+    rprop_by_torch,
+    scion_by_the_paper,
+    shampoo_by_the_paper,
+    soap_by_the_paper,
+)
 
 STEPS = 20
 
@@ -60,37 +66,6 @@ def agree(got, expected):
 
 
 # ---- SOAP: Vyas et al. 2024, algorithm 3, and the order of events of the authors' program
-
-
-def soap_by_the_paper(start, grads, rate, b1, b2, beta, eps, decay, every, bases: Any = None):
-    w, seen = start.copy(), []
-    m, v = np.zeros_like(w), np.zeros_like(w)
-    left, right = np.zeros((len(w),) * 2), np.zeros((w.shape[1],) * 2)
-    for t, g in enumerate(grads):
-        if t > 0:  # the authors skip the first step, weight decay and all
-            ql, qr = bases
-            turned = ql.T @ g @ qr
-            m = b1 * m + (1 - b1) * turned
-            v = b2 * v + (1 - b2) * turned**2
-            size = rate * np.sqrt(1 - b2**t) / (1 - b1**t)
-            w = w - rate * decay * w - size * ql @ (m / (np.sqrt(v) + eps)) @ qr.T
-        left = beta * left + (1 - beta) * g @ g.T
-        right = beta * right + (1 - beta) * g.T @ g
-        if t == 0 and bases is None:
-            bases = [np.linalg.eigh(x)[1][:, ::-1] for x in (left, right)]
-        elif t > 0 and t % every == 0:
-            m = bases[0] @ m @ bases[1].T
-            orders = [
-                np.argsort(-np.diag(q.T @ x @ q)) for q, x in zip(bases, (left, right), strict=True)
-            ]
-            v = v[orders[0]][:, orders[1]]
-            bases = [
-                np.linalg.qr(x @ q[:, order])[0]
-                for q, x, order in zip(bases, (left, right), orders, strict=True)
-            ]
-            m = bases[0].T @ m @ bases[1]
-        seen.append(w)
-    return np.stack(seen)
 
 
 @pytest.mark.parametrize("every", [1, 3])
@@ -133,38 +108,6 @@ def test_soap_without_bases_is_adam_a_step_late():
 # ---- Shampoo: Shi et al. 2023, with eigendecompositions and Adam's grafting
 
 
-def shampoo_by_the_paper(start, grads, rate, b1, b2, eps, decay, every, begin, sides="lr"):
-    w, seen = start.copy(), []
-    m, v = np.zeros_like(w), np.zeros_like(w)
-    left, right = np.zeros((len(w),) * 2), np.zeros((w.shape[1],) * 2)
-    roots = [np.eye(len(w)), np.eye(w.shape[1])]
-
-    def inverse_root(x):
-        values, vectors = np.linalg.eigh(x + eps * np.eye(len(x)))
-        return vectors @ np.diag(values ** (-0.5 / len(sides))) @ vectors.T
-
-    for t, g in enumerate(grads, 1):
-        m = b1 * m + (1 - b1) * g
-        # Meta's program: "1 - beta2 if beta2 != 1.0 else 1.0", and then no correction of the bias.
-        part, real = (1 - b2, 1 - b2**t) if b2 != 1 else (1, 1)
-        v = b2 * v + part * g**2
-        left = b2 * left + part * g @ g.T
-        right = b2 * right + part * g.T @ g
-        if t == begin or (t > begin and t % every == 0):
-            if "l" in sides:
-                roots[0] = inverse_root(left / real)
-            if "r" in sides:
-                roots[1] = inverse_root(right / real)
-        mean = m / (1 - b1**t)
-        direction = adam = mean / (np.sqrt(v / real) + 1e-8)
-        if t >= begin:
-            direction = roots[0] @ mean @ roots[1]
-            direction = direction * np.linalg.norm(adam) / np.linalg.norm(direction)
-        w = w - rate * (direction + decay * w)
-        seen.append(w)
-    return np.stack(seen)
-
-
 @pytest.mark.parametrize("every, begin", [(1, None), (3, 5), (4, 2)])
 def test_shampoo(every, begin):
     start, grads = problem((2, 4, 7))
@@ -201,21 +144,6 @@ def test_shampoo_on_long_sides():
 # ---- MARS: Yuan et al. 2024, algorithm 2 (MARS-AdamW), approximate
 
 
-def mars_by_the_paper(start, grads, rate, b1, b2, gamma, eps, decay):
-    w, seen = start.copy(), []
-    m, v, last = np.zeros_like(w), np.zeros_like(w), np.zeros_like(w)
-    for t, g in enumerate(grads, 1):
-        c = g + gamma * b1 / (1 - b1) * (g - last)
-        if np.linalg.norm(c) > 1:
-            c = c / np.linalg.norm(c)
-        m = b1 * m + (1 - b1) * c
-        v = b2 * v + (1 - b2) * c**2
-        step = m / (1 - b1**t) / (np.sqrt(v / (1 - b2**t)) + eps)
-        w, last = w - rate * (step + decay * w), g
-        seen.append(w)
-    return np.stack(seen)
-
-
 @pytest.mark.parametrize("scale", [1.0, 0.05])  # clipped, and not
 @pytest.mark.parametrize("shape", [(5,), (2, 3, 4)])
 def test_mars(scale, shape):
@@ -225,34 +153,6 @@ def test_mars(scale, shape):
 
 
 # ---- Scion: Pethick et al. 2025, algorithms 1 and 2, with the norms of tables 2 and 4
-
-
-def farthest_point(m, norm):
-    """The paper's maps for a matrix [outputs, inputs]; the last for a vector."""
-    if norm == "bias_rms":
-        return m / np.sqrt(np.mean(m**2))
-    outputs, inputs = m.shape
-    if norm == "spectral":
-        u, s, v = np.linalg.svd(m, full_matrices=False)
-        s = s / np.linalg.norm(m)
-        for _ in range(5):
-            s = 3.4445 * s - 4.7750 * s**3 + 2.0315 * s**5
-        return np.sqrt(outputs / inputs) * (u * s) @ v
-    if norm == "sign":
-        return np.sign(m) / inputs
-    if norm == "col_norm":
-        return np.sqrt(outputs) * m / np.linalg.norm(m, axis=0, keepdims=True)
-    return m / np.linalg.norm(m, axis=1, keepdims=True) / np.sqrt(inputs)
-
-
-def scion_by_the_paper(start, grads, rate, radius, alpha, norm, constrained):
-    w, m, seen = start.copy(), np.zeros_like(start), []
-    for g in grads:
-        m = (1 - alpha) * m + alpha * g
-        vertex = -radius * farthest_point(m.T, norm).T
-        w = (1 - rate) * w + rate * vertex if constrained else w + rate * vertex
-        seen.append(w)
-    return np.stack(seen)
 
 
 @pytest.mark.parametrize("constrained", [True, False])
@@ -271,18 +171,6 @@ def test_scion(norm, constrained):
 # ---- Rprop: torch's program; see also test_torch.py, for which torch must be there
 
 
-def rprop_by_torch(start, grads, rate, etas, step_sizes):
-    w, last, size, seen = start.copy(), np.zeros_like(start), np.full_like(start, rate), []
-    for g in grads:
-        turn = np.sign(g * last)
-        eta = np.where(turn > 0, etas[1], np.where(turn < 0, etas[0], 1.0))
-        size = np.clip(size * eta, *step_sizes)
-        last = np.where(turn < 0, 0.0, g)
-        w = w - size * np.sign(last)
-        seen.append(w)
-    return np.stack(seen)
-
-
 @pytest.mark.parametrize("limits", [{}, {"min_step_size": 0.02, "max_step_size": 0.15}])
 def test_rprop_with_limits_in_steps(limits):
     start, grads = problem((3, 4))
@@ -297,26 +185,6 @@ def test_rprop_takes_no_schedule():
 
 
 # ---- Masks: Liang et al. 2024 and Cao et al. 2024, on AdamW and on Lion
-
-
-def masked_adamw_by_the_paper(start, grads, rate, b1, b2, eps, decay, mask):
-    w, m, v, seen = start.copy(), np.zeros_like(start), np.zeros_like(start), []
-    for t, g in enumerate(grads, 1):
-        m = b1 * m + (1 - b1) * g
-        v = b2 * v + (1 - b2) * g**2
-        u = m / (1 - b1**t) / (np.sqrt(v / (1 - b2**t)) + eps)
-        w = w - rate * decay * w - rate * mask(u, g)
-        seen.append(w)
-    return np.stack(seen)
-
-
-def cautious_mask(u, g):
-    mask = (u * g > 0).astype(float)
-    return u * mask / max(mask.mean(), 1e-3)
-
-
-def grams_mask(u, g):
-    return np.sign(g) * np.abs(u)
 
 
 MASKS = pytest.mark.parametrize(
@@ -380,12 +248,7 @@ def test_the_mask_of_weight_decay_is_the_bases_own(wrapper, mask):
 def test_cautious_on_lion_and_against_the_gradient():
     start, grads = problem((3, 4))
     got, _ = run(cautious(optax.lion(0.01, 0.9, 0.95, weight_decay=0.0)), start, grads)
-    w, m, expected = start, np.zeros_like(start), []
-    for g in grads:
-        w = w - 0.01 * cautious_mask(np.sign(0.9 * m + 0.1 * g), g)
-        m = 0.95 * m + 0.05 * g
-        expected.append(w)
-    agree(got, np.stack(expected))
+    agree(got, cautious_lion_by_the_paper(start, grads, 0.01, 0.9, 0.95))
     ascent = optax.scale(1.0)
     params = jnp.ones(3)
     tx = cautious(ascent)

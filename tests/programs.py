@@ -1,0 +1,258 @@
+"""Programs of optimizers that their authors published, restated in NumPy float64.
+
+They work on one matrix at a time, with loops and plain `if`s, as the papers and the authors'
+programs do, and import nothing of Lockstep. Those of SOAP, Distributed Shampoo, MARS, Scion and
+Grams were also run beside the authors' own PyTorch programs. The tests and the tables of
+`tests/references.py` share them.
+
+Unless said otherwise, a function takes the first parameters, the gradients [steps, *shape] and the
+hyperparameters, and returns the parameters after every step, [steps, *shape].
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+# ---- SOAP: Vyas et al. 2024, algorithm 3, and the order of events of the authors' program
+
+
+def soap_by_the_paper(start, grads, rate, b1, b2, beta, eps, decay, every, bases: Any = None):
+    w, seen = start.copy(), []
+    m, v = np.zeros_like(w), np.zeros_like(w)
+    left, right = np.zeros((len(w),) * 2), np.zeros((w.shape[1],) * 2)
+    for t, g in enumerate(grads):
+        if t > 0:  # the authors skip the first step, weight decay and all
+            ql, qr = bases
+            turned = ql.T @ g @ qr
+            m = b1 * m + (1 - b1) * turned
+            v = b2 * v + (1 - b2) * turned**2
+            size = rate * np.sqrt(1 - b2**t) / (1 - b1**t)
+            w = w - rate * decay * w - size * ql @ (m / (np.sqrt(v) + eps)) @ qr.T
+        left = beta * left + (1 - beta) * g @ g.T
+        right = beta * right + (1 - beta) * g.T @ g
+        if t == 0 and bases is None:
+            bases = [np.linalg.eigh(x)[1][:, ::-1] for x in (left, right)]
+        elif t > 0 and t % every == 0:
+            m = bases[0] @ m @ bases[1].T
+            orders = [
+                np.argsort(-np.diag(q.T @ x @ q)) for q, x in zip(bases, (left, right), strict=True)
+            ]
+            v = v[orders[0]][:, orders[1]]
+            bases = [
+                np.linalg.qr(x @ q[:, order])[0]
+                for q, x, order in zip(bases, (left, right), orders, strict=True)
+            ]
+            m = bases[0].T @ m @ bases[1]
+        seen.append(w)
+    return np.stack(seen)
+
+
+# ---- Shampoo: Shi et al. 2023, with eigendecompositions and Adam's grafting
+
+
+def shampoo_by_the_paper(start, grads, rate, b1, b2, eps, decay, every, begin, sides="lr"):
+    w, seen = start.copy(), []
+    m, v = np.zeros_like(w), np.zeros_like(w)
+    left, right = np.zeros((len(w),) * 2), np.zeros((w.shape[1],) * 2)
+    roots = [np.eye(len(w)), np.eye(w.shape[1])]
+
+    def inverse_root(x):
+        values, vectors = np.linalg.eigh(x + eps * np.eye(len(x)))
+        return vectors @ np.diag(values ** (-0.5 / len(sides))) @ vectors.T
+
+    for t, g in enumerate(grads, 1):
+        m = b1 * m + (1 - b1) * g
+        # Meta's program: "1 - beta2 if beta2 != 1.0 else 1.0", and then no correction of the bias.
+        part, real = (1 - b2, 1 - b2**t) if b2 != 1 else (1, 1)
+        v = b2 * v + part * g**2
+        left = b2 * left + part * g @ g.T
+        right = b2 * right + part * g.T @ g
+        if t == begin or (t > begin and t % every == 0):
+            if "l" in sides:
+                roots[0] = inverse_root(left / real)
+            if "r" in sides:
+                roots[1] = inverse_root(right / real)
+        mean = m / (1 - b1**t)
+        direction = adam = mean / (np.sqrt(v / real) + 1e-8)
+        if t >= begin:
+            direction = roots[0] @ mean @ roots[1]
+            direction = direction * np.linalg.norm(adam) / np.linalg.norm(direction)
+        w = w - rate * (direction + decay * w)
+        seen.append(w)
+    return np.stack(seen)
+
+
+# ---- MARS: Yuan et al. 2024, algorithm 2 (MARS-AdamW), approximate
+
+
+def mars_by_the_paper(start, grads, rate, b1, b2, gamma, eps, decay):
+    w, seen = start.copy(), []
+    m, v, last = np.zeros_like(w), np.zeros_like(w), np.zeros_like(w)
+    for t, g in enumerate(grads, 1):
+        c = g + gamma * b1 / (1 - b1) * (g - last)
+        if np.linalg.norm(c) > 1:
+            c = c / np.linalg.norm(c)
+        m = b1 * m + (1 - b1) * c
+        v = b2 * v + (1 - b2) * c**2
+        step = m / (1 - b1**t) / (np.sqrt(v / (1 - b2**t)) + eps)
+        w, last = w - rate * (step + decay * w), g
+        seen.append(w)
+    return np.stack(seen)
+
+
+# ---- Scion: Pethick et al. 2025, algorithms 1 and 2, with the norms of tables 2 and 4
+
+
+def farthest_point(m, norm):
+    """The paper's maps for a matrix [outputs, inputs]; the last for a vector."""
+    if norm == "bias_rms":
+        return m / np.sqrt(np.mean(m**2))
+    outputs, inputs = m.shape
+    if norm == "spectral":
+        u, s, v = np.linalg.svd(m, full_matrices=False)
+        s = s / np.linalg.norm(m)
+        for _ in range(5):
+            s = 3.4445 * s - 4.7750 * s**3 + 2.0315 * s**5
+        return np.sqrt(outputs / inputs) * (u * s) @ v
+    if norm == "sign":
+        return np.sign(m) / inputs
+    if norm == "col_norm":
+        return np.sqrt(outputs) * m / np.linalg.norm(m, axis=0, keepdims=True)
+    return m / np.linalg.norm(m, axis=1, keepdims=True) / np.sqrt(inputs)
+
+
+def scion_by_the_paper(start, grads, rate, radius, alpha, norm, constrained):
+    w, m, seen = start.copy(), np.zeros_like(start), []
+    for g in grads:
+        m = (1 - alpha) * m + alpha * g
+        vertex = -radius * farthest_point(m.T, norm).T
+        w = (1 - rate) * w + rate * vertex if constrained else w + rate * vertex
+        seen.append(w)
+    return np.stack(seen)
+
+
+# ---- Rprop: torch's program
+
+
+def rprop_by_torch(start, grads, rate, etas, step_sizes):
+    w, last, size, seen = start.copy(), np.zeros_like(start), np.full_like(start, rate), []
+    for g in grads:
+        turn = np.sign(g * last)
+        eta = np.where(turn > 0, etas[1], np.where(turn < 0, etas[0], 1.0))
+        size = np.clip(size * eta, *step_sizes)
+        last = np.where(turn < 0, 0.0, g)
+        w = w - size * np.sign(last)
+        seen.append(w)
+    return np.stack(seen)
+
+
+# ---- Masks: Liang et al. 2024 and Cao et al. 2024
+
+
+def masked_adamw_by_the_paper(start, grads, rate, b1, b2, eps, decay, mask):
+    w, m, v, seen = start.copy(), np.zeros_like(start), np.zeros_like(start), []
+    for t, g in enumerate(grads, 1):
+        m = b1 * m + (1 - b1) * g
+        v = b2 * v + (1 - b2) * g**2
+        u = m / (1 - b1**t) / (np.sqrt(v / (1 - b2**t)) + eps)
+        w = w - rate * decay * w - rate * mask(u, g)
+        seen.append(w)
+    return np.stack(seen)
+
+
+def cautious_mask(u, g):
+    mask = (u * g > 0).astype(float)
+    return u * mask / max(mask.mean(), 1e-3)
+
+
+def grams_mask(u, g):
+    return np.sign(g) * np.abs(u)
+
+
+def cautious_lion_by_the_paper(start, grads, rate, b1, b2):
+    w, m, seen = start.copy(), np.zeros_like(start), []
+    for g in grads:
+        w = w - rate * cautious_mask(np.sign(b1 * m + (1 - b1) * g), g)
+        m = b2 * m + (1 - b2) * g
+        seen.append(w)
+    return np.stack(seen)
+
+
+# ---- Muon and Scion on torch's layouts: they return the updates of every step
+
+
+def newton_schulz(g):
+    """zeropower_via_newtonschulz5 of both programs, without the cast to bfloat16."""
+    x = g.T if g.shape[0] > g.shape[1] else g
+    x = x / (np.linalg.norm(x) + 1e-7)
+    for _ in range(5):
+        a = x @ x.T
+        x = 3.4445 * x + (-4.7750 * a + 2.0315 * a @ a) @ x
+    return x.T if g.shape[0] > g.shape[1] else x
+
+
+def keller_jordan(grads, momentum=0.95, rate=0.02):
+    """Muon's update of torch parameters: [out, in], or [out, in, height, width]."""
+    m, seen = np.zeros_like(grads[0]), []
+    for g in grads:
+        m = momentum * m + (1 - momentum) * g
+        update = (1 - momentum) * g + momentum * m
+        update = newton_schulz(update.reshape(len(update), -1)).reshape(g.shape)
+        seen.append(-rate * max(1, g.shape[-2] / g.shape[-1]) ** 0.5 * update)
+    return seen
+
+
+def spectral_conv(grads, momentum=0.1, rate=0.02, scale=3.0):
+    """Unconstrained Scion with the norm SpectralConv, [out, in, k] or [out, in, k, k]."""
+    m, seen = np.zeros_like(grads[0]), []
+    for g in grads:
+        m = (1 - momentum) * m + momentum * g
+        update = newton_schulz(m.reshape(len(m), -1)).reshape(g.shape)
+        positions = g.shape[2] ** (g.ndim - 2)
+        seen.append(-rate * scale * (g.shape[0] / g.shape[1]) ** 0.5 / positions * update)
+    return seen
+
+
+def to_flax(x):
+    """[out, in, *window] -> [*window, in, out]."""
+    return np.moveaxis(x, (0, 1), (-1, -2))
+
+
+# ---- How a program and an optimizer are compared
+
+
+def train(tx: Any, start: Any, grads: Any) -> Any:
+    """Trains an optax optimizer in float64.
+
+    Args:
+        tx: an optax transformation.
+        start: a tree of arrays, the first parameters.
+        grads: a sequence of such trees, a step each.
+
+    Returns:
+        The tree with the parameters after every step, [steps, *shape].
+    """
+    with jax.enable_x64(True):
+        params: Any = jax.tree.map(jnp.asarray, start)
+        state, update, seen = tx.init(params), jax.jit(tx.update), []
+        for g in grads:
+            updates, state = update(jax.tree.map(jnp.asarray, g), state, params)
+            params = optax.apply_updates(params, updates)
+            seen.append(params)
+        return jax.tree.map(lambda *steps: np.stack([np.asarray(x) for x in steps]), *seen)
+
+
+def relative_difference(ours: Any, theirs: Any) -> float:
+    """Finds the largest difference of two trees of arrays [steps, *shape].
+
+    Each array's difference is relative to the largest number in the array, over all steps; the
+    largest of all arrays is returned. NaN anywhere gives NaN.
+    """
+
+    def one(mine: Any, other: Any) -> Any:
+        return np.max(np.abs(mine - other)) / np.max(np.abs(other))
+
+    return float(np.max(jax.tree.leaves(jax.tree.map(one, ours, theirs))))
