@@ -8,6 +8,7 @@ import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import lru_cache
 from types import FrameType
 
 _SECONDS = 1.0  # of processor time; an ordinary pattern takes microseconds
@@ -17,6 +18,8 @@ class SlowPattern(ValueError):
     """A pattern that takes too long."""
 
 
+# A step that is traced asks again for every parameter, and the timer costs 30 times the match.
+@lru_cache(maxsize=1 << 16)
 def fullmatch(pattern: re.Pattern[str], path: str) -> re.Match[str] | None:
     """Compares a pattern with a whole path name.
 
