@@ -53,6 +53,7 @@ benchmarks: $(VENV)/.project
 	$(RUN) -m benchmarks.start
 	$(RUN) -m benchmarks.optimizer
 	$(RUN) -m benchmarks.checkpointing
+	$(RUN) -m benchmarks.nonfinite
 
 chaos: $(VENV)/.test
 	$(RUN) -m tests.chaos $(ARGS)

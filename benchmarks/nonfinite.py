@@ -1,0 +1,110 @@
+"""What looking for values that are not finite costs: our step over AdamW written by hand in optax.
+
+    python -m benchmarks.nonfinite [--rounds=60] [--only=halt]
+
+A perceptron of 135k parameters under AdamW on the digits, under each policy `on_nonfinite`, with
+and without `clip_norm`. The step by hand has the same clip, and looks for nothing.
+"""
+
+import argparse
+import dataclasses
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+import optim
+from benchmarks.interleave import interleave, report
+from trainer import data, losses, models, runtime
+from trainer.experiment import Experiment
+from trainer.program import Program
+
+TARGETS = {"halt": 1.05, "skip": 1.10, "rollback": 1.10}
+
+
+def by_hand(experiment: Experiment, clip_norm: float | None) -> Callable[[int], None]:
+    """Builds a step that looks for nothing; the result makes as many steps as it is told."""
+    transforms = [] if clip_norm is None else [optax.clip_by_global_norm(clip_norm)]
+    tx = optax.chain(*transforms, optax.adamw(1e-3, weight_decay=0.05))
+    model: Any = experiment.model
+    host = next(experiment.data.train(0, 0))
+
+    @partial(jax.jit, donate_argnums=0)
+    def step(state: Any, batch: Any) -> Any:
+        params, opt_state = state
+
+        def mean_loss(params: Any) -> Any:
+            outputs, _ = model.apply(params, {}, batch, key=None, train=True)
+            return experiment.loss(outputs, batch).mean()
+
+        value, grads = jax.value_and_grad(mean_loss)(params)
+        updates, opt_state = tx.update(grads, opt_state, params)
+        return (optax.apply_updates(params, updates), opt_state), value
+
+    @jax.jit
+    def init(key: Any) -> Any:
+        params, _ = model.init(key, jax.tree.map(jnp.zeros_like, host))
+        return params, tx.init(params)
+
+    held = {"state": init(jax.random.key(0))}
+
+    def steps(number: int) -> None:
+        for _ in range(number):
+            held["state"], loss = step(held["state"], jax.device_put(host))
+        jax.block_until_ready(loss)
+
+    return steps
+
+
+def ours(experiment: Experiment) -> Callable[[int], None]:
+    """Builds the step of a run; the result makes as many steps as it is told."""
+    program = Program(experiment)
+    host = next(experiment.data.train(0, 0))
+    held = {"state": program.init()}
+
+    def steps(number: int) -> None:
+        for _ in range(number):
+            held["state"], metrics = program.step(held["state"], program.put(host))
+        jax.block_until_ready(metrics)
+
+    return steps
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=60)
+    parser.add_argument("--steps", type=int, default=30, help="steps a round")
+    parser.add_argument("--width", type=int, default=240)
+    parser.add_argument("--depth", type=int, default=3)
+    parser.add_argument("--batch_size", type=int, default=32)
+    parser.add_argument("--only", choices=TARGETS, help="one policy")
+    arguments = parser.parse_args()
+    runtime.keep_freed_memory()  # for both sides: they share the process
+    for clip_norm in (1.0, None):
+        recipe = partial(optax.adamw, learning_rate=1e-3, weight_decay=0.05)
+        experiment = Experiment(
+            model=models.mlp(width=arguments.width, depth=arguments.depth),
+            data=data.digits(batch_size=arguments.batch_size, crop=0),
+            loss=losses.softmax_cross_entropy(),
+            optimizer=optim.optimizer({"all": optim.group(".*", recipe)}, clip_norm),
+            steps=1_000_000,
+            log_every=1_000,
+            eval_every=1_000_000,
+            save_every=1_000_000,
+        )
+        theirs = partial(by_hand(experiment, clip_norm), arguments.steps)
+        for action in [arguments.only] if arguments.only else TARGETS:
+            watched = dataclasses.replace(experiment, on_nonfinite=action)
+            mine = partial(ours(watched), arguments.steps)
+            for warm_up in (mine, theirs):
+                warm_up()
+            seconds = interleave(mine, theirs, arguments.rounds)
+            to_ms = [[1e3 * x / arguments.steps for x in side] for side in seconds]
+            report(f"{action}, clip_norm={clip_norm}", *to_ms, target=TARGETS[action], unit="ms")
+
+
+if __name__ == "__main__":
+    main()
