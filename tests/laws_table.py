@@ -353,6 +353,7 @@ REFUSED = [
             optax.chain,
             partial(optax.scale_by_distance_over_gradients),
             partial(optax.scale_by_learning_rate, 1.0),
+            fixed=("reps_rel",),
             note="distance over gradients, scalars",
             notes="gives updates of shape (1,) for parameters without axes",
         ),

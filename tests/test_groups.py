@@ -838,6 +838,7 @@ def test_state_of_float32_parameters_beside_float64_ones_stays_float32():
     ("recipe", "argument"),
     [
         (partial(optax.rprop, warm), "learning_rate"),
+        (partial(optim.rprop, warm), "learning_rate"),
         (partial(optax.contrib.prodigy, 1.0, estim_lr0=beta), "estim_lr0"),
         (partial(optax.contrib.dadapt_adamw, 1.0, estim_lr0=beta), "estim_lr0"),
         (partial(optax.adagrad, warm, initial_accumulator_value=beta), "initial_accumulator_value"),
@@ -855,7 +856,6 @@ def test_a_schedule_that_only_init_would_read_is_refused(recipe, argument):
 
 def test_schedules_that_updates_read_pass():
     for recipe in (
-        partial(optim.rprop, warm),  # init makes its sizes without it
         partial(optax.contrib.prodigy, warm, betas=(beta, 0.99)),
         partial(optax.lbfgs, linesearch=partial(optax.scale_by_backtracking_linesearch, 5, beta)),
         partial(optax.contrib.schedule_free_sgd, cool),
