@@ -12,9 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import runs
 
-from tests import audit
+from tests import audit, runs
 from trainer import data
 from trainer.config import ConfigError
 from trainer.config.vocabulary import ROOTS, Vocabulary
