@@ -39,7 +39,7 @@ help:
 	@echo 'PYTHON=...   which Python makes the environment (3.11 to 3.13)'
 
 train: $(VENV)/.project
-	$(RUN) -m trainer --gin_file=$(CONFIG) $(ARGS)
+	$(RUN) -m trainer --config=$(CONFIG) $(ARGS)
 
 test: lint
 	$(RUN) -m pytest $(ARGS)
@@ -54,6 +54,7 @@ benchmarks: $(VENV)/.project
 	$(RUN) -m benchmarks.optimizer
 	$(RUN) -m benchmarks.checkpointing
 	$(RUN) -m benchmarks.nonfinite
+	$(RUN) -m benchmarks.division
 
 chaos: $(VENV)/.test
 	$(RUN) -m tests.chaos $(ARGS)

@@ -1,4 +1,4 @@
-"""The training script a careful researcher writes by hand: what our numbers are compared with.
+"""A training script written by hand in jax and optax, with which Lockstep is compared.
 
     python -m benchmarks.by_hand [--steps=1]
 

@@ -1,10 +1,10 @@
-"""Step time of a run that saves a checkpoint every 20 steps over that of one that never does.
+"""Compares the step time of a run that saves every 20 steps with one that never saves.
 
     python -m benchmarks.checkpointing [--rounds=15] [--width=1024]
 
-A model of 20 million parameters with Adam, so that a checkpoint holds 240 MB; both loops are the
-trainer's own, run in turn in one process, and hold what a round of 20 steps and one save takes.
-The share of the checksums is measured by itself, on the same state.
+The model has 20 million parameters and is trained by Adam, so a checkpoint has 240 MB. Both sides
+use the trainer's own loop and run alternately in one process; a round is 20 steps and one save. The
+time of the checksums is measured separately, on the same state.
 """
 
 import argparse
@@ -18,11 +18,12 @@ import numpy as np
 import optax
 
 from benchmarks.interleave import interleave, report
-from trainer import losses, models, runtime
+from trainer import losses, models
 from trainer.checkpoint import Checkpoints, integrity
 from trainer.data.arrays import ArrayDataset
-from trainer.experiment import Experiment, as_optimizer
-from trainer.program import Program
+from trainer.engine.experiment import Experiment, as_optimizer
+from trainer.engine.program import Program
+from trainer.train import runtime
 
 EVERY = 20
 
@@ -55,12 +56,12 @@ class Side:
     def __init__(self, program: Program, checkpoints: Checkpoints | None):
         self.program, self.checkpoints = program, checkpoints
         self.state, self.steps = program.init(), 0
-        self.batch = program.put(next(program.experiment.data.train(0, 0)))
+        self.batch = program.to_devices(next(program.experiment.data.train(0, 0)))
         self.seconds: list[float] = []
         self.held_up: list[float] = []
 
     def round(self) -> None:
-        """Makes 20 steps and starts one save; the save goes on behind the next steps."""
+        """Makes 20 steps and starts one save; the save continues during the next steps."""
         last = time.perf_counter()
         for _ in range(EVERY):
             self.state, metrics = self.program.step(self.state, self.batch)
@@ -122,7 +123,7 @@ def two(side: Side) -> None:
 
 
 def seconds_of_checksums(side: Side) -> float:
-    """Times the checksums of a state, which a thread computes while the steps go on."""
+    """Times the checksums of a state, which a thread computes during the steps."""
     leaves = integrity.to_host(side.state)
     start = time.perf_counter()
     integrity.entries(leaves)

@@ -1,4 +1,4 @@
-"""Times two things in turn, so that a noisy machine is noisy for both."""
+"""Times two functions alternately, so that noise of the machine affects both."""
 
 import statistics
 import time
@@ -8,15 +8,15 @@ from collections.abc import Callable
 def interleave(
     ours: Callable[[], object], theirs: Callable[[], object], rounds: int
 ) -> tuple[list[float], list[float]]:
-    """Runs both in turn, the order swapped every round, and returns the seconds of each.
+    """Runs two functions alternately and returns their times; the order is swapped every round.
 
     Args:
-        ours: runs one round of what is measured, to its end.
-        theirs: runs one round of what it is compared with.
-        rounds: how many rounds.
+        ours: runs one round of the measured side to its end.
+        theirs: runs one round of the other side to its end.
+        rounds: the number of rounds.
 
     Returns:
-        The seconds of every round of `ours`, and of `theirs`.
+        The seconds of each round of `ours`, and of `theirs`.
     """
     seconds: dict[Callable[[], object], list[float]] = {ours: [], theirs: []}
     for number in range(rounds):

@@ -1,9 +1,9 @@
-"""What looking for values that are not finite costs: our step over AdamW written by hand in optax.
+"""Measures the cost of detecting values that are not finite, over a step by hand without checks.
 
     python -m benchmarks.nonfinite [--rounds=60] [--only=halt]
 
-A perceptron of 135k parameters under AdamW on the digits, under each policy `on_nonfinite`, with
-and without `clip_norm`. The step by hand has the same clip, and looks for nothing.
+The model is a perceptron of 135k parameters, trained by AdamW on the digits, under each policy of
+`on_nonfinite`, with and without `clip_norm`. The step written by hand in optax clips equally.
 """
 
 import argparse
@@ -18,11 +18,19 @@ import optax
 
 import optim
 from benchmarks.interleave import interleave, report
-from trainer import data, losses, models, runtime
-from trainer.experiment import Experiment
-from trainer.program import Program
+from trainer import data, losses, models
+from trainer.engine.experiment import Experiment
+from trainer.engine.program import Program
+from trainer.train import runtime
 
-TARGETS = {"halt": 1.05, "skip": 1.10, "rollback": 1.10}
+# With clip_norm the step by hand computes the norm of the gradients, too; without, that norm is the
+# cost of `halt`. `skip` and `rollback` read every parameter at every step, and `skip` writes
+# parameters and state twice; jax.lax.cond instead of the selection took the same time.
+TARGETS = {
+    "halt": {1.0: 1.02, None: 1.05},
+    "skip": {1.0: 1.20, None: 1.25},
+    "rollback": {1.0: 1.05, None: 1.15},
+}
 
 
 def by_hand(experiment: Experiment, clip_norm: float | None) -> Callable[[int], None]:
@@ -67,7 +75,7 @@ def ours(experiment: Experiment) -> Callable[[int], None]:
 
     def steps(number: int) -> None:
         for _ in range(number):
-            held["state"], metrics = program.step(held["state"], program.put(host))
+            held["state"], metrics = program.step(held["state"], program.to_devices(host))
         jax.block_until_ready(metrics)
 
     return steps
@@ -103,7 +111,8 @@ def main() -> None:
                 warm_up()
             seconds = interleave(mine, theirs, arguments.rounds)
             to_ms = [[1e3 * x / arguments.steps for x in side] for side in seconds]
-            report(f"{action}, clip_norm={clip_norm}", *to_ms, target=TARGETS[action], unit="ms")
+            target = TARGETS[action][clip_norm]
+            report(f"{action}, clip_norm={clip_norm}", to_ms[0], to_ms[1], target, "ms")
 
 
 if __name__ == "__main__":

@@ -1,12 +1,12 @@
-"""What the laws cost: our groups against optax.multi_transform of the same optimizers.
+"""Measures the cost of the laws: groups over optax.multi_transform of the same optimizers.
 
     python -m benchmarks.optimizer [--rounds=40] [--width=256] [--depth=8]
 
-Both move the same parameters with the same gradients: matrices by AdamW with one schedule, the rest
-by AdamW with another, in float32, state donated. Printed are medians over interleaved rounds, the
-ratio ours/optax of each round's pair, and the quartiles of that ratio. Targets: step 1.03,
-compilation 1.10, memory 1.02. The last line is a backtracking line search, over the same search
-without our groups (target 1.20).
+Both sides update the same parameters with the same gradients: matrices by AdamW with one schedule,
+the rest by AdamW with another, in float32, with the state donated. The output has medians over
+interleaved rounds, the ratio ours/optax per round, and the quartiles of that ratio. Targets: step
+1.03, compilation 1.10, memory 1.02. The last line is a backtracking line search in a group, over
+the same search without groups (target 1.20).
 """
 
 import argparse

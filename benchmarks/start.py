@@ -1,9 +1,9 @@
-"""Time from the start of the process to the first finished step, and peak memory, as processes.
+"""Measures the time from process start to the first finished step, and the peak memory.
 
     python -m benchmarks.start [--rounds=5]
 
-`python -m trainer` on configs/muon_vit.gin against benchmarks/by_hand.py, in turn; first without
-compiled programs kept on disk, then with a warm cache for both.
+`python -m trainer` with configs/muon_vit.gin and benchmarks/by_hand.py run alternately, first
+without compiled programs on disk, then with a warm compilation cache on both sides.
 """
 
 import argparse
@@ -17,15 +17,15 @@ from pathlib import Path
 
 from benchmarks.interleave import interleave, report
 
-OURS = ["trainer", "--gin_file=configs/muon_vit.gin", "--set", "steps=40"]
+OURS = ["trainer", "--config=configs/muon_vit.gin", "--set", "steps=40"]
 THEIRS = ["benchmarks.by_hand", "--steps=40"]
 
 
 class Process:
-    """Runs a module as a process, again and again.
+    """Runs a module repeatedly, each time in a new process.
 
     Attributes:
-        first_step: for each run, seconds until it told of its first step.
+        first_step: for each run, the seconds until it reported its first step.
         peak: for each run, its largest resident memory in MiB.
     """
 

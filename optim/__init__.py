@@ -1,6 +1,6 @@
-"""Optimizers for JAX that keep their laws: groups, schedules, and what optax lacks.
+"""Parameter groups, schedules, and optimizers that optax does not have.
 
-Stands alone: it knows jax and optax, and nothing of the trainer.
+Depends on jax and optax only, and can be used without `trainer`.
 """
 
 from optim import schedules
@@ -33,3 +33,12 @@ __all__ = [
     "shampoo",
     "soap",
 ]
+
+
+def __getattr__(name: str) -> str:
+    """Returns `__version__`, the version of the installed package, read on first access."""
+    if name != "__version__":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib.metadata import version
+
+    return version("lockstep")

@@ -1,4 +1,4 @@
-"""Reads the signature of an optimizer factory: what kind of thing each of its arguments is."""
+"""Reads from the signature of an optimizer factory which arguments are floats or optimizers."""
 
 import collections.abc
 import inspect
@@ -8,13 +8,12 @@ from collections.abc import Callable, Mapping
 from functools import cache, partial
 from typing import Any
 
-# Arguments of these names are floats whatever their annotation, also where there is none.
+# Arguments of these names are floats, with any annotation or none.
 FLOATS = ("learning_rate", "weight_decay")
 
 
 def takes_float(function: Callable[..., Any], name: str) -> bool:
-    """Tells whether an argument of an optimizer factory is a float, so that a schedule may stand
-    for it.
+    """Returns whether an argument of an optimizer factory is a float, and may be a schedule.
 
     Args:
         function: the factory, such as `optax.adamw`.
@@ -22,24 +21,24 @@ def takes_float(function: Callable[..., Any], name: str) -> bool:
 
     Returns:
         True for an argument with a float default, or annotated as a float, alone or in a union, and
-        for `learning_rate` and `weight_decay` whatever their annotation and default; False for
+        for `learning_rate` and `weight_decay` with any annotation and default; False for
         integers, booleans, masks, dtypes, functions and the like.
     """
     return _kind(function, name) == "float"
 
 
 def takes_floats(function: Callable[..., Any], name: str) -> bool:
-    """Tells whether an argument is a tuple of floats, such as `betas`."""
+    """Returns whether an argument is a tuple of floats, such as `betas`."""
     return _kind(function, name) == "floats"
 
 
 def takes_recipe(function: Callable[..., Any], name: str) -> bool:
-    """Tells whether an optimizer factory takes an optimizer, or a container of them, here."""
+    """Returns whether an argument is an optimizer, or a container of optimizers."""
     return _kind(function, name) == "recipe"
 
 
 def takes_partial(function: Callable[..., Any], name: str) -> bool:
-    """Tells whether a factory wants the recipe itself here, to call it on its own terms."""
+    """Returns whether an argument is a recipe that the factory itself calls."""
     return "partial" in str(parameters(function)[name].annotation)
 
 
@@ -60,7 +59,7 @@ def _kind(function: Callable[..., Any], name: str) -> str | None:
         return "recipe"
     members = _members(annotation)
     if any(typing.get_origin(m) in (collections.abc.Mapping, dict) for m in members):
-        return None  # a tree, such as a mask
+        return None  # a tree of parameters, such as a mask
     if float in members:
         return "float"
     tuples = [m for m in members if typing.get_origin(m) in (tuple, list)]
@@ -70,20 +69,20 @@ def _kind(function: Callable[..., Any], name: str) -> str | None:
 
 @cache
 def parameters(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
-    """Gives a factory's parameters by name, with evaluated annotations where that works."""
+    """Returns a factory's parameters by name, with annotations evaluated if possible."""
     try:
         return inspect.signature(function, eval_str=True).parameters
-    except NameError:  # an annotation that is a string, of a name that is not imported
+    except NameError:  # a string annotation with a name that its module does not import
         return inspect.signature(function).parameters
 
 
 def _members(annotation: Any) -> set[Any]:
-    """Lists the members of a union; none where one is Any, which says nothing."""
+    """Returns the members of a union; none if one of them is Any, which excludes nothing."""
     union = typing.get_origin(annotation) in (typing.Union, types.UnionType)
     members = set(typing.get_args(annotation)) if union else {annotation}
     return set() if Any in members else members
 
 
 def bound(recipe: partial) -> inspect.BoundArguments:
-    """Gives the arguments of a recipe by name, without the defaults."""
+    """Returns the arguments of a recipe by name, without the defaults."""
     return inspect.signature(recipe.func).bind_partial(*recipe.args, **recipe.keywords)

@@ -1,4 +1,4 @@
-"""Masks on the steps of another optimizer: Cautious and Grams."""
+"""Cautious and Grams: wrappers that mask the steps of another optimizer by the gradient."""
 
 from collections.abc import Callable
 from functools import partial
@@ -9,9 +9,9 @@ import jax.numpy as jnp
 import optax
 from jax.core import Tracer
 
-from optim.descent import scalar, wide
-from optim.laws import compute_dtype
-from optim.recipes import (
+from optim.descent import scalar
+from optim.dtypes import compute_dtype, widen
+from optim.factories import (
     at_step,
     float_paths,
     instantiate,
@@ -25,10 +25,10 @@ __all__ = ["MaskedState", "cautious", "grams"]
 
 
 class MaskedState(NamedTuple):
-    """What `cautious` and `grams` remember.
+    """The state of `cautious` and of `grams`.
 
     Attributes:
-        count: the number of updates so far, int32; an empty tuple where no schedule needs it.
+        count: the number of updates so far, int32; an empty tuple if no schedule needs it.
         base: the state of the base optimizer.
     """
 
@@ -41,17 +41,17 @@ def cautious(
     weight_decay: optax.ScalarOrSchedule = 0.0,
     least_mean: float = 1e-3,
 ) -> optax.GradientTransformationExtraArgs:
-    """Drops the parts of a step that go against the present gradient (Cautious).
+    """Drops the elements of a step whose sign disagrees with the gradient (Cautious).
 
     With the step u of another optimizer, without its weight decay, and the gradient g, elementwise,
-    and the mean taken over a parameter,
+    where the mean is taken over a parameter,
 
         mask = 1 where u and g have opposite signs, else 0
         update = u * mask / max(mean(mask), least_mean) - learning_rate * weight_decay * parameter
 
-    The weight decay is the base's own, with the base's learning rate and mask, or the one given
-    here. So `cautious(partial(optax.adamw, learning_rate=..., weight_decay=...))` is the authors'
-    C-AdamW.
+    The weight decay is the one of the base, with the base's learning rate and mask, or the one
+    given here. So `cautious(partial(optax.adamw, learning_rate=..., weight_decay=...))` is the
+    authors' C-AdamW.
 
     Args:
         base_optimizer: a `functools.partial` of the factory of any optimizer that takes gradients,
@@ -59,18 +59,29 @@ def cautious(
             parameters, as weight decay does.
         weight_decay: decoupled weight decay for a base without its own, such as optax.adam, which
             is multiplied by the base's `learning_rate`. A float, a traced scalar or a schedule.
-        least_mean: the smallest mean by which steps are divided.
+        least_mean: the smallest divisor; a smaller mean is replaced by it.
 
     Returns:
         The optimizer.
 
     Raises:
-        ValueError: there is weight decay, here or in the base, that cannot be multiplied by a
-            learning rate or kept out of the mask: the base has no `learning_rate` or several, it
-            has weight decay of its own as well, it is finished and reads the parameters, or its
-            weight decay goes into its moments or norms (L2 regularization, LAMB). A traced weight
-            decay of this last kind, which may be zero, is masked with the rest of the step. At
-            update, there is weight decay and there are no parameters.
+        ValueError: if weight decay, here or in the base, cannot be multiplied by a learning rate or
+            separated from the masked step: the base has no `learning_rate` or several; weight decay
+            is set both here and in the base; the base is a finished transformation that reads the
+            parameters; or the weight decay of the base enters its moments or norms (L2
+            regularization, LAMB). A traced weight decay of this last kind, which may be zero, is
+            masked with the rest of the step. At update, if there is weight decay and `params` is
+            None.
+
+    Example:
+        >>> import jax.numpy as jnp, numpy as np, optax, optim
+        >>> from functools import partial
+        >>> tx = optim.cautious(partial(optax.sgd, learning_rate=1.0, momentum=0.9))
+        >>> params = jnp.zeros(2)
+        >>> updates, state = tx.update(jnp.array([1.0, 1.0]), tx.init(params), params)
+        >>> updates, state = tx.update(jnp.array([1.0, -0.1]), state, params)
+        >>> print(np.asarray(updates).round(3))  # -1.9 / mean(mask), and 0 for the changed sign
+        [-3.8 -0. ]
 
     Reference: Liang et al., Cautious Optimizers: Improving Training with One Line of Code,
       https://arxiv.org/abs/2411.16085
@@ -87,15 +98,14 @@ def grams(
     base_optimizer: partial | optax.GradientTransformation,
     weight_decay: optax.ScalarOrSchedule = 0.0,
 ) -> optax.GradientTransformationExtraArgs:
-    """Takes the length of each step's element from another optimizer, its sign from the gradient.
+    """Combines the magnitude of another optimizer's step with the sign of the gradient (Grams).
 
-    With the step u of another optimizer, without its weight decay, and the gradient g, elementwise
-    (Grams),
+    With the step u of another optimizer, without its weight decay, and the gradient g, elementwise,
 
         update = -sign(g) * |u| - learning_rate * weight_decay * parameter
 
-    The weight decay is the base's own, with the base's learning rate and mask, or the one given
-    here, as in `cautious`.
+    The weight decay is the one of the base, with the base's learning rate and mask, or the one
+    given here, as in `cautious`.
 
     Args:
         base_optimizer: a `functools.partial` of the factory of any optimizer that takes gradients,
@@ -108,7 +118,17 @@ def grams(
         The optimizer.
 
     Raises:
-        ValueError: as `cautious` does.
+        ValueError: see `cautious`.
+
+    Example:
+        >>> import jax.numpy as jnp, numpy as np, optax, optim
+        >>> from functools import partial
+        >>> tx = optim.grams(partial(optax.sgd, learning_rate=1.0, momentum=0.9))
+        >>> params = jnp.zeros(2)
+        >>> updates, state = tx.update(jnp.array([1.0, 1.0]), tx.init(params), params)
+        >>> updates, state = tx.update(jnp.array([1.0, -0.1]), state, params)
+        >>> print(np.asarray(updates).round(3))
+        [-1.9  0.8]
 
     Reference: Cao et al., Grams: Gradient Descent with Adaptive Momentum Scaling,
       https://arxiv.org/abs/2412.17107
@@ -142,15 +162,15 @@ def _masked(base: Any, mask: Any, weight_decay: Any, name: str) -> Any:
             rate = learning_rate_of(recipe)
             given: Any = weight_decay(step) if callable(weight_decay) else weight_decay
 
-            def own(u: jax.Array, p: jax.Array) -> jax.Array:
-                u = wide(u)
+            def shrink(u: jax.Array, p: jax.Array) -> jax.Array:
+                u = widen(u)
                 return -scalar(rate, u) * scalar(given, u) * p.astype(u.dtype)
 
-            more = jax.tree.map(own, steps, params)
+            more = jax.tree.map(shrink, steps, params)
             decay = more if decay is None else jax.tree.map(jnp.add, decay, more)
 
         def one(u: jax.Array, g: jax.Array, *shrinking: jax.Array) -> jax.Array:
-            out = mask(wide(u), g)
+            out = mask(widen(u), g)
             for d in shrinking:
                 out = out + d.astype(out.dtype)
             return out.astype(u.dtype)
@@ -164,10 +184,13 @@ def _masked(base: Any, mask: Any, weight_decay: Any, name: str) -> Any:
 def _split(
     recipe: Any, updates: Any, state: Any, params: Any, extra: dict[str, Any], name: str
 ) -> tuple[Any, Any, Any]:
-    """Runs a base without schedules; gives its steps, its weight decay apart, and its new state.
+    """Runs a base without schedules; returns its steps, its weight decay and its new state.
 
-    Decoupled weight decay d adds d times something to an update and leaves the state alone, so the
-    derivative by it, at d = 0, is that something, whatever is scaled and masked where in the base.
+    Decoupled weight decay d adds d * v to an update and does not change the state. So v is the
+    derivative of the update by d at d = 0, however the base scales and masks it.
+
+    Returns:
+        The steps without weight decay; what weight decay adds to them, or None; the new state.
     """
     decays = _weight_decays(recipe)
 
@@ -193,7 +216,7 @@ def _split(
     if known:
         raise ValueError(
             f"{name} masks steps without their weight decay, and {known[0]} of {name_of(recipe)} "
-            f"cannot be kept out of the mask: it goes into the moments or norms of the optimizer. "
+            f"cannot be separated: it enters the moments or norms of the optimizer. "
             f"Set it to 0, and give {name} the weight_decay."
         )
     steps, inner = run({})
@@ -201,21 +224,21 @@ def _split(
 
 
 def _check_weight_decay(base: Any, name: str) -> None:
-    """Refuses a wrapper's weight decay where the base gives no one learning rate to it."""
+    """Raises ValueError if a wrapper's weight decay has no single learning rate in the base."""
     if not isinstance(base, partial):
         raise ValueError(
-            f"{name} multiplies weight_decay by the learning rate of its base, which a finished "
-            f"optax transformation does not show. Give the base as a functools.partial of its "
-            f"factory: partial(optax.adam, learning_rate=...)."
+            f"{name} multiplies weight_decay by the learning rate of its base, which cannot be "
+            f"read from a finished optax transformation. Give the base as a functools.partial of "
+            f"its factory: partial(optax.adam, learning_rate=...)."
         )
-    # A traced one may be zero, and adds to the wrapper's where it is not.
-    own = {path: x for path, x in _weight_decays(base).items() if not isinstance(x, jax.Array)}
-    if own:
-        path, value = next(iter(own.items()))
-        told = "a schedule" if callable(value) else repr(value)
+    # A traced weight decay may be zero; if it is not, it is added to the wrapper's.
+    decays = {path: x for path, x in _weight_decays(base).items() if not isinstance(x, jax.Array)}
+    if decays:
+        path, value = next(iter(decays.items()))
+        described = "a schedule" if callable(value) else repr(value)
         raise ValueError(
-            f"{name} got a weight_decay, and {name_of(base)} has weight_decay of its own: {path} "
-            f"is {told}. Give one of them, and 0 to the other."
+            f"{name} got a weight_decay, and {name_of(base)} has one, too: {path} "
+            f"is {described}. Set one of the two to 0."
         )
     learning_rate_of(base)
 
@@ -223,19 +246,19 @@ def _check_weight_decay(base: Any, name: str) -> None:
 def _check_finished(
     tx: Any, updates: Any, state: Any, params: Any, extra: dict[str, Any], name: str
 ) -> None:
-    """Refuses a finished base that reads the parameters: its weight decay would be masked."""
+    """Raises ValueError if a finished base reads the parameters: it might mask weight decay."""
     update: Callable[..., Any] = optax.with_extra_args_support(tx).update
     if reads(lambda p: update(updates, state, p["params"], **extra), {"params": params}):
         raise ValueError(
             f"The base of {name} is a finished optax transformation that reads the parameters: "
-            f"if that is weight decay, it has to be kept out of the mask, and nobody can tell. "
+            f"if it does so for weight decay, that would be masked, too. "
             f"Give the base as a functools.partial of its factory: partial(optax.adamw, "
             f"learning_rate=..., weight_decay=...)."
         )
 
 
 def _weight_decays(recipe: Any) -> dict[str, Any]:
-    """Lists the weight decays of a recipe by their paths; those that are 0 are left out."""
+    """Returns the weight decays of a recipe by their paths, without those that are 0."""
     return {
         path: value
         for path, value in float_paths(recipe).items()

@@ -1,4 +1,4 @@
-"""Tells mistakes in a group before the first step: its arguments, and its parameters."""
+"""Checks the arguments and the parameters of a group before the first step."""
 
 import difflib
 import inspect
@@ -13,24 +13,24 @@ import optax
 from jax.core import Tracer
 
 from optim.arguments import bound, takes_float
-from optim.recipes import declared_dtypes, floats, located, name_of, named_floats
+from optim.factories import declared_dtypes, floats, located, name_of, named_floats
 from optim.rounding import LowPrecision
 from optim.rprop import rprop
 from optim.scion import scion
 from optim.shampoo import shampoo
 
-# Averages that forget by this factor a step: at 1 they never change.
+# Decays of averages: with a decay of 1 an average never changes.
 _DECAYS = (
     *("b1", "b2", "b3", "beta", "betas", "beta3", "adam_b1", "adam_b2", "shampoo_beta"),
     *("decay", "momentum", "rho"),
 )
 _ANY_SIGN = ("f_min", "lower_bound", "step_size", "ns_coeffs", "ns_coefficients")
 
-# What may be 1 all the same: with b2=1 Shampoo's averages are sums, and Scion's momentum is the
+# Exceptions that may be 1: with b2=1 Shampoo's averages are sums, and Scion's momentum is the
 # weight of the new gradient.
 _MAY_BE_ONE = ((shampoo, "b2"), (scion, "momentum"))
 
-# What optax itself tests with complex parameters.
+# The optimizers that optax tests with complex parameters.
 _COMPLEX = (
     *(optax.adabelief, optax.adafactor, optax.adagrad, optax.adam, optax.adamax, optax.adamaxw),
     *(optax.adamw, optax.amsgrad, optax.lamb, optax.lars, optax.lbfgs, optax.nadam, optax.nadamw),
@@ -38,15 +38,15 @@ _COMPLEX = (
     optax.contrib.split_real_and_imaginary,
 )
 
-# They compare the gradients of one step with those of the next: both must be of the same examples.
+# These compare the gradients of consecutive steps, which must be of the same examples.
 _FULL_BATCH = (optax.lbfgs, optax.scale_by_lbfgs, optax.rprop, optax.scale_by_rprop, rprop)
 
-# They clip the gradient of every example by itself: gradients have a leading axis of examples.
+# These clip the gradient of each example: their gradients have a leading axis of examples.
 _EXAMPLES = (optax.contrib.dpsgd, optax.contrib.differentially_private_aggregate)
 
 
 def missing_arguments(recipe: Any) -> str | None:
-    """Says what is wrong with the names of a recipe's arguments, inner recipes included.
+    """Finds unknown and missing arguments of a recipe and of the recipes inside it.
 
     Args:
         recipe: a partial of a factory, or a finished transformation.
@@ -78,12 +78,12 @@ def missing_arguments(recipe: Any) -> str | None:
 
 
 def wrong_float(name: str, value: Any, default: Any = None) -> str | None:
-    """Says why an optimizer's float argument, or its schedule's values, cannot be right.
+    """Checks the value of an optimizer's float argument, or the values of its schedule.
 
     Args:
         name: the argument, such as "b1", "betas[0]" or "base_optimizer.b1".
         value: a number, or an array of the values of its schedule. Traced values pass.
-        default: what the factory takes without it; it is right by definition.
+        default: the default of the argument, which is always accepted.
 
     Returns:
         The end of a sentence that begins with the argument, or None where nothing is wrong.
@@ -99,21 +99,21 @@ def wrong_float(name: str, value: Any, default: Any = None) -> str | None:
     if math.isinf(most) and name == "learning_rate":
         return "is infinite."
     if least <= 0 and name == "clip_norm":
-        return f"is {least:g}; it is a norm, and positive. None never clips."
+        return f"must be positive, got {least:g}. None does not clip."
     bound = float(default) if isinstance(default, int | float) else 0.0
     if least < min(0.0, bound) and name not in _ANY_SIGN:
         climb = name == "learning_rate"
         hint = " To move up the gradient, give the group maximize=True." if climb else ""
-        return f"is {least:g}, and cannot be negative.{hint}"
+        return f"must not be negative, got {least:g}.{hint}"
     if name in _DECAYS and most >= 1 and not (isinstance(default, float) and default >= 1):
-        return f"is {most:g}; it is the part that an average keeps at each step, in [0, 1)."
+        return f"must be in [0, 1), as the decay of an average, got {most:g}."
     return None
 
 
 def wrong_option(
     groups: Mapping[str, Any], clip_norm: Any, layer_decay: Any, low_precision: Any
 ) -> str | None:
-    """Says what is wrong with the arguments of `optimizer` that stand beside its groups.
+    """Checks the arguments of `optimizer` other than its groups.
 
     Returns:
         A sentence, or None where nothing is wrong. A schedule of clip_norm passes: see
@@ -124,20 +124,20 @@ def wrong_option(
     if clip_norm is not None and (found := needing(groups, needs_examples)):
         group, name = next(iter(found.items()))
         return (
-            f"clip_norm scales the gradient of the whole batch, and in group {group!r} {name} "
-            f"wants and clips that of every example. Leave clip_norm out."
+            f"clip_norm scales the gradient of the whole batch, but in group {group!r} {name} "
+            f"clips the gradient of every example. Remove clip_norm."
         )
     scale = layer_decay if isinstance(layer_decay, int | float) else math.nan
     if layer_decay is not None and not 0 < scale <= 1:
-        return f"layer_decay is a factor in (0, 1], and not {layer_decay!r}."
+        return f"layer_decay must be a factor in (0, 1], got {layer_decay!r}."
     known = get_args(LowPrecision)
     if low_precision not in known:
-        return f"low_precision is one of {', '.join(known)}, and not {low_precision!r}."
+        return f"low_precision must be one of {', '.join(known)}, got {low_precision!r}."
     return None
 
 
 def wrong_argument(recipe: Any) -> tuple[str, str] | None:
-    """Finds a float argument that cannot be right, in a recipe or in those inside it.
+    """Finds a float argument outside its range, in a recipe or in the recipes inside it.
 
     Args:
         recipe: a partial of a factory, or a finished transformation.
@@ -155,12 +155,12 @@ def wrong_argument(recipe: Any) -> tuple[str, str] | None:
 
 
 def wrong_schedule(recipe: Any, values: Mapping[str, Any]) -> tuple[str, str] | None:
-    """Finds a schedule whose values cannot be right.
+    """Finds a schedule with values outside the range of its argument.
 
     Args:
         recipe: a partial of a factory, or a finished transformation.
         values: name -> the values of that argument's schedule, an array; see
-            `recipes.hyperparameters` for the names.
+            `factories.hyperparameters` for the names.
 
     Returns:
         The name of the argument, and the end of a sentence that begins with the schedule; None
@@ -178,33 +178,33 @@ def _known_right(factory: Callable[..., Any], name: str, default: Any) -> Any:
     return 1.0 if (factory, name) in _MAY_BE_ONE else default
 
 
-def wrong_parameter(recipe: Any, named: Mapping[str, Any]) -> str | None:
-    """Finds a parameter that an optimizer cannot move by its dtype.
+def wrong_parameter(recipe: Any, by_path: Mapping[str, Any]) -> str | None:
+    """Finds a parameter whose dtype the optimizer cannot update.
 
     Args:
         recipe: a partial of a factory, or a finished transformation.
-        named: path name -> array, the parameters of the group.
+        by_path: path name -> array, the parameters of the group.
 
     Returns:
         A sentence, or None where nothing is wrong.
     """
-    for path, x in named.items():
+    for path, x in by_path.items():
         if not jnp.issubdtype(x.dtype, jnp.inexact):
             return (
-                f"The parameter {path} has dtype {x.dtype}, which no optimizer can move. Put it in "
-                f"a group with optim.frozen()."
+                f"The parameter {path} has dtype {x.dtype}, which no optimizer can update. Put it "
+                f"in a group with optim.frozen()."
             )
         if jnp.issubdtype(x.dtype, jnp.complexfloating) and not _right_for_complex(recipe):
             return (
                 f"The parameter {path} has dtype {x.dtype}, and {name_of(recipe)} is not known to "
-                f"be right for complex numbers. Wrap it in optax.contrib.split_real_and_imaginary, "
-                f"which moves real and imaginary parts as two real parameters."
+                f"support complex numbers. Wrap it in optax.contrib.split_real_and_imaginary, "
+                f"which updates real and imaginary parts as two real parameters."
             )
     return None
 
 
 def _right_for_complex(recipe: Any) -> bool:
-    """Tells whether an optimizer is known to be right for complex parameters, or is finished."""
+    """Returns whether an optimizer supports complex parameters; True if it is finished."""
     if not isinstance(recipe, partial):
         return True
     # A state in a real dtype would lose the imaginary parts, as Adafactor's momentum does.
@@ -215,12 +215,12 @@ def _right_for_complex(recipe: Any) -> bool:
 
 
 def needs_full_batch(recipe: Any) -> str | None:
-    """Names the optimizer in a recipe that needs the same examples at every step, if one does."""
+    """Returns the name of an inner optimizer that needs the same examples every step, or None."""
     return _found(recipe, _FULL_BATCH)
 
 
 def needs_examples(recipe: Any) -> str | None:
-    """Names the optimizer in a recipe that needs the gradient of every example, if one does."""
+    """Returns the name of an inner optimizer that needs per-example gradients, or None."""
     return _found(recipe, _EXAMPLES)
 
 
@@ -229,7 +229,7 @@ def _found(recipe: Any, known: tuple[Callable[..., Any], ...]) -> str | None:
 
 
 def needing(groups: Mapping[str, Any], what: Callable[[Any], str | None]) -> dict[str, str]:
-    """Tells which groups need something: group name -> optimizer name.
+    """Finds the groups with a certain need: group name -> optimizer name.
 
     Args:
         groups: of an `Optimizer`.

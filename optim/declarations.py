@@ -1,4 +1,4 @@
-"""Tells, before the first step, what optimizers of matrices work on, and where that looks wrong."""
+"""Lists, before the first step, the matrices of each parameter and doubts about them."""
 
 import re
 import warnings
@@ -14,17 +14,17 @@ __all__ = ["Declaration", "OptimizerWarning", "declarations"]
 
 
 class OptimizerWarning(UserWarning):
-    """An optimizer does as it was told, and that is plainly not what was meant."""
+    """Warns that an optimizer's arguments are valid but probably not intended."""
 
 
 class Declaration(NamedTuple):
-    """What an optimizer of matrices works on.
+    """The layouts that an optimizer of matrices uses.
 
     Attributes:
         optimizer: its name, such as "optim.muon".
         layouts: path name of a parameter -> its layout.
-        doubts: a sentence for each kind of mistake that its arguments or its parameters' names and
-            shapes suggest.
+        doubts: sentences about probable mistakes, guessed from its arguments and from the names and
+            shapes of its parameters.
     """
 
     optimizer: str
@@ -32,18 +32,18 @@ class Declaration(NamedTuple):
     doubts: tuple[str, ...]
 
 
-# Where `declarations` listens, what optimizers declare at init; None where nobody does.
+# Collects what optimizers declare at init; None outside of `declarations`.
 _LISTENER: ContextVar[list[Declaration] | None] = ContextVar("_LISTENER", default=None)
 
 
 def declare(params: Any, known: list[Rule], optimizer: str, doubts: Sequence[str] = ()) -> None:
-    """Checks, at init, what an optimizer will work on, and tells `declarations`.
+    """Checks the parameters of an optimizer at init and reports them to `declarations`.
 
-    Where nobody listens, each doubt is an `OptimizerWarning`.
+    Outside of `declarations`, each doubt becomes an `OptimizerWarning`.
 
     Args:
         params: a pytree of arrays.
-        known: what `optim.layouts.rules` read.
+        known: the rules that `optim.layouts.rules` returned.
         optimizer: the optimizer's name, such as "optim.muon".
         doubts: sentences about its other arguments.
 
@@ -51,8 +51,8 @@ def declare(params: Any, known: list[Rule], optimizer: str, doubts: Sequence[str
         ValueError: see `optim.layouts.layouts`.
     """
     found = layouts(params, known, optimizer)
-    free = {path for path in found if not any(rule.takes(path) for rule in known)}
-    doubts = (*doubts, *_doubts(found, free, optimizer))
+    unmatched = {path for path in found if not any(rule.takes(path) for rule in known)}
+    doubts = (*doubts, *_doubts(found, unmatched, optimizer))
     listener = _LISTENER.get()
     if listener is not None:
         listener.append(Declaration(optimizer, found, doubts))
@@ -62,14 +62,14 @@ def declare(params: Any, known: list[Rule], optimizer: str, doubts: Sequence[str
 
 
 def declarations(init: Callable[[Any], Any], params: Any) -> list[Declaration]:
-    """Lists what the optimizers of matrices inside an init function work on.
+    """Lists the matrices that the optimizers inside an init function work on.
 
     Args:
         init: the `init` of an optimizer, of a chain of them or of an `optim.Optimizer`.
         params: a pytree of arrays, or of shapes and dtypes; nothing is computed.
 
     Returns:
-        One declaration for each optimizer of matrices; none where there is no such optimizer.
+        One declaration for each optimizer of matrices.
 
     Example:
         >>> import jax, optim
@@ -90,17 +90,17 @@ def declarations(init: Callable[[Any], Any], params: Any) -> list[Declaration]:
     return found
 
 
-def _doubts(found: Mapping[str, Layout], free: set[str], optimizer: str) -> Iterator[str]:
-    """Yields a sentence for each kind of parameter whose matrices are plainly not its layer's.
+def _doubts(found: Mapping[str, Layout], unmatched: set[str], optimizer: str) -> Iterator[str]:
+    """Yields a sentence for each kind of parameter whose matrices are probably wrong.
 
     Args:
         found: path -> layout, of all parameters of the optimizer.
-        free: the paths of those that no rule takes, whose last two axes are the matrix.
+        unmatched: the paths that no rule takes; their last two axes are the matrix.
         optimizer: its name.
     """
     kinds: dict[str, list[str]] = {}
     for path in found:
-        if path in free and (kind := _kind(path, found)) is not None:
+        if path in unmatched and (kind := _kind(path, found)) is not None:
             kinds.setdefault(kind, []).append(path)
     for kind, paths in kinds.items():
         shape = "x".join(map(str, found[paths[0]].shape))
@@ -112,7 +112,7 @@ def _doubts(found: Mapping[str, Layout], free: set[str], optimizer: str) -> Iter
 
 
 def counted(layout: Layout) -> str:
-    """Spells how many matrices of which size a parameter is: "48 matrices of 64x64"."""
+    """Returns the number and size of a parameter's matrices: "48 matrices of 64x64"."""
     count, rows, columns = layout.matrices
     return f"{count:,} {'matrix' if count == 1 else 'matrices'} of {rows}x{columns}"
 
@@ -121,44 +121,44 @@ _SMALL_WINDOWS = (3, 5, 7, 9, 11)
 
 
 def _kind(path: str, found: Mapping[str, Layout]) -> str | None:
-    """Says what a parameter seems to be, where its last two axes are not its matrix.
+    """Describes a parameter whose last two axes are probably not its matrix, else None.
 
     The text has "<path>" in place of the path, so that equal layers have equal texts.
     """
     shape = found[path].shape
-    parts = re.sub(r"/value$", "", path).lower().split("/")
-    if parts[-1] in ("bias", "scale"):
+    keys = re.sub(r"/value$", "", path).lower().split("/")
+    if keys[-1] in ("bias", "scale"):
         return (
-            "A bias or a scale is no matrix: give it to another group, for example by a pattern"
+            "A bias or a scale is not a matrix: put it in another group, for example by a pattern"
             " that ends in /kernel."
         )
     if _is_attention(path, found):
         return (
             "These look like flax's attention kernels, [in, heads, head_dim] and [heads, head_dim,"
             " out]. Set matrices to 'attention' for one matrix a kernel, to 'attention_per_head'"
-            " for one a head, or to 'dense' where the last two axes are meant."
+            " for one a head, or to 'dense' if the last two axes are the matrix."
         )
     window = shape[-4:-2]
-    named = any("conv" in part for part in parts) and len(shape) > 2 and shape[:-2] != (1, 1)
+    looks_like_conv = any("conv" in key for key in keys) and len(shape) > 2 and shape[:-2] != (1, 1)
     square = window[:1] == window[1:] and window[:1] and window[0] in _SMALL_WINDOWS
-    if named or square and len(shape) == 4 and "qkv" not in parts:
+    if looks_like_conv or square and len(shape) == 4 and "qkv" not in keys:
         return (
             "This looks like the kernel of a convolution, [height, width, in, out]. Set"
             " matrices={<path>: 'conv'}, whose keys are patterns, for one matrix of [height *"
-            " width * in, out], as Muon's and Scion's authors have it, or 'dense' where the last"
-            " two axes are meant."
+            " width * in, out], as Muon's and Scion's authors do, or 'dense' if the last two axes"
+            " are the matrix."
         )
     if len(shape) > 2 and max(shape[:-2]) > max(shape[-2:]):
         return (
-            "They are smaller than an axis that only counts them. Say which axes are rows and"
+            "A batch axis is larger than the matrices. Set which axes are rows and"
             " columns, as in matrices={<path>: 'in heads head_dim -> in (heads head_dim)'}, or"
-            " set it to 'dense' where the last two are meant."
+            " set it to 'dense' if the last two are the matrix."
         )
     return None
 
 
 def _is_attention(path: str, found: Mapping[str, Layout]) -> bool:
-    """Tells whether query, key, value and out stand side by side, with the same heads."""
+    """Returns whether a path is an attention kernel beside others with the same heads."""
     match = re.fullmatch(r"(|.*/)(query|key|value|out)(/kernel(?:/value)?)", path)
     if match is None:
         return False

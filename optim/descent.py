@@ -1,7 +1,7 @@
-"""The last link of our own optimizers, and the arithmetic they share.
+"""Arithmetic that the optimizers of this package share.
 
-An optimizer of ours computes a direction. `descend` turns it into updates with a learning rate and
-decoupled weight decay, so that the arithmetic of that last step exists once.
+Muon, Scion, SOAP, Shampoo and MARS compute a direction; `descend` turns it into updates with a
+learning rate and decoupled weight decay.
 """
 
 from collections.abc import Callable
@@ -16,10 +16,10 @@ __all__ = ["DescentState", "descend"]
 
 
 class DescentState(NamedTuple):
-    """What `descend` remembers.
+    """The state of `descend`.
 
     Attributes:
-        count: the number of updates so far, int32; an empty tuple where no schedule needs it.
+        count: the number of updates so far, int32; an empty tuple if no schedule needs it.
         direction: the state of the direction.
     """
 
@@ -32,10 +32,10 @@ def descend(
     learning_rate: optax.ScalarOrSchedule,
     weight_decay: optax.ScalarOrSchedule = 0.0,
 ) -> optax.GradientTransformationExtraArgs:
-    """Follows a direction downhill: update = -learning_rate * (direction + weight_decay * params).
+    """Makes an optimizer: update = -learning_rate * (direction + weight_decay * params).
 
     Args:
-        direction: turns gradients into directions of ascent, in at least float32.
+        direction: a transformation of gradients into directions of ascent, at least float32.
         learning_rate: a float, a traced scalar or a schedule.
         weight_decay: likewise; multiplied by the learning rate, as in AdamW.
 
@@ -76,22 +76,26 @@ def scalar(value: ArrayLike, like: jax.Array) -> jax.Array:
     return jnp.asarray(value, like.dtype)
 
 
-def wide(x: jax.Array) -> jax.Array:
-    """Casts bfloat16 and float16 to float32, because bfloat16(0.999) is 1."""
-    return x.astype(_wide_dtype(x))
+def moving_average(
+    mean: jax.Array, new: jax.Array, decay: jax.Array, weight: jax.Array | None = None
+) -> jax.Array:
+    """Adds a term to an exponential moving average: decay * mean + weight * new.
 
+    Args:
+        mean: the average so far, in any dtype.
+        new: the new term.
+        decay: a scalar in the dtype of `new`.
+        weight: likewise; None for 1 - decay. An optimizer whose argument is the weight passes both,
+            because 1 - (1 - weight) is not `weight` to the last bit.
 
-def wide_zeros(x: jax.Array, dtype: Any = None) -> jax.Array:
-    """Makes zeros like a parameter, in a given dtype or at least float32."""
-    return jnp.zeros_like(x, dtype=dtype or _wide_dtype(x))
-
-
-def _wide_dtype(x: jax.Array) -> Any:
-    return x.dtype if x.dtype.itemsize >= 4 else jnp.float32
+    Returns:
+        The new average, in the dtype of `new`.
+    """
+    return decay * mean.astype(new.dtype) + (1 - decay if weight is None else weight) * new
 
 
 def bias_correction(decay: ArrayLike, count: ArrayLike, like: jax.Array) -> jax.Array:
-    """Tells how much of an average that started at zero is real: 1 - decay ** count, never 0.
+    """Returns the divisor that corrects an average which started at 0: 1 - decay ** count.
 
     Args:
         decay: the decay of the average.
@@ -102,19 +106,19 @@ def bias_correction(decay: ArrayLike, count: ArrayLike, like: jax.Array) -> jax.
     return 1 - scalar(decay, like) ** terms
 
 
-def map_parts(function: Callable[..., tuple[Any, ...]], parts: int, tree: Any, *rest: Any) -> Any:
-    """Maps a function that returns several parts over trees, and returns a tree for each part.
+def map_unzip(function: Callable[..., tuple[Any, ...]], length: int, tree: Any, *rest: Any) -> Any:
+    """Maps a function that returns a tuple over trees, and returns one tree for each of its items.
 
     Args:
-        function: takes a leaf of `tree` and what `rest` has at its place, and returns a tuple.
-        parts: the length of that tuple.
+        function: takes a leaf of `tree` and the subtrees of `rest` at its path; returns a tuple.
+        length: the length of that tuple.
         tree: the pytree whose leaves are visited.
         *rest: trees that begin with the structure of `tree`.
 
     Returns:
-        A tuple of trees, one for each part.
+        A tuple of trees, one for each item.
     """
     leaves, structure = jax.tree.flatten(tree)
     columns = [structure.flatten_up_to(other) for other in rest]
     rows = [function(*row) for row in zip(leaves, *columns, strict=True)]
-    return tuple(structure.unflatten([row[i] for row in rows]) for i in range(parts))
+    return tuple(structure.unflatten([row[i] for row in rows]) for i in range(length))

@@ -1,4 +1,4 @@
-"""Finds the parameters that evaluation must use, where an optimizer trains others."""
+"""Finds averaged parameters for evaluation in the state of an optimizer."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -6,12 +6,12 @@ from typing import Any
 import jax
 import optax
 
-from optim.laws import widen
+from optim.dtypes import widen
 from optim.transformations import SlowParams
 
 
 def eval_params(state: Any, params: Any) -> Any:
-    """Finds the parameters that evaluation must use: averages that an optimizer keeps in its state.
+    """Returns the parameters that evaluation must use: averages from the state, if there are any.
 
     Schedule-free evaluates the average of its iterates, lookahead its slow parameters.
 
@@ -23,23 +23,23 @@ def eval_params(state: Any, params: Any) -> Any:
         The averaged parameters, in the dtypes of `params`; `params` themselves for most optimizers.
 
     Raises:
-        ValueError: the averages are not those of `params`.
+        ValueError: if the averages have other paths than `params`.
     """
     kinds = (optax.contrib.ScheduleFreeState, SlowParams)
     found = dict(params)
-    for part in jax.tree.leaves(state, is_leaf=lambda x: isinstance(x, kinds)):
-        if not isinstance(part, kinds):
+    for node in jax.tree.leaves(state, is_leaf=lambda x: isinstance(x, kinds)):
+        if not isinstance(node, kinds):
             continue
-        held = part.slow if isinstance(part, SlowParams) else part.z
+        held = node.slow if isinstance(node, SlowParams) else node.z
         if not isinstance(held, Mapping) or held.keys() != params.keys():
             raise ValueError(
-                "It keeps averages for the evaluation, and something around it changes the tree of "
-                "parameters that it sees (optax.flatten does). Put it outside of that."
+                "It keeps averages for the evaluation, but a wrapper such as optax.flatten changes "
+                "the tree of parameters that it receives. Put it outside of the wrapper."
             )
-        # Inside optax.partition or optax.masked it sees some parameters, and MaskedNodes.
-        own: Any = {p: x for p, x in held.items() if not isinstance(x, optax.MaskedNode)}
-        if isinstance(part, optax.contrib.ScheduleFreeState):
-            wide = widen({path: params[path] for path in own})
-            own = optax.contrib.schedule_free_eval_params(part._replace(z=own), wide)
-        found |= {path: x.astype(params[path].dtype) for path, x in own.items()}
+        # Inside optax.partition or optax.masked, other parameters are MaskedNodes.
+        averages: Any = {p: x for p, x in held.items() if not isinstance(x, optax.MaskedNode)}
+        if isinstance(node, optax.contrib.ScheduleFreeState):
+            wide = widen({path: params[path] for path in averages})
+            averages = optax.contrib.schedule_free_eval_params(node._replace(z=averages), wide)
+        found |= {path: x.astype(params[path].dtype) for path, x in averages.items()}
     return found

@@ -1,4 +1,4 @@
-"""Turns what a train step knows of the loss into what one group's optimizer may ask for."""
+"""Restricts extra arguments, such as the loss and its functions, to one group's parameters."""
 
 import functools
 import inspect
@@ -8,33 +8,36 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from optim.laws import widen
+from optim.dtypes import widen
 from optim.paths import flatten, unflatten
 
-# What a train step says of the loss, and a maximizing group sees with the opposite sign.
+# Extra arguments that a group with maximize=True receives with the opposite sign.
 _OF_LOSS = ("value", "grad", "value_fn", "obj_fn", "grad_fn")
 
 
-def extra_arguments(extra: Mapping[str, Any], own: dict[str, Any], params: Any) -> dict[str, Any]:
-    """Turns what the train step knows into what one group's optimizer may ask for.
+def extra_arguments(
+    extra: Mapping[str, Any], group_params: dict[str, Any], params: Any
+) -> dict[str, Any]:
+    """Restricts the extra arguments of a train step to one group's parameters.
 
     Args:
-        extra: value, value_fn, grad_fn, obj_fn, ...: a function takes all the parameters in their
-            true dtypes; a value is a scalar, an array, or a tree like `params`.
-        own: the group's parameters by path name, widened.
+        extra: value, value_fn, grad_fn, obj_fn, ...: a function takes all parameters in their own
+            dtypes; a value is a scalar, an array, or a tree like `params`.
+        group_params: the group's parameters by path name, widened.
         params: all the parameters.
 
     Returns:
-        The same names. A function takes the group's parameters, with the others held; scalars, also
-        a function's, become float32 (float64 under x64); a tree like `params` is cut to the group.
+        The restricted arguments, by name. A function takes the group's parameters, the others are
+        fixed. Scalars, also results of functions, become float32 (float64 under x64). A tree like
+        `params` is reduced to the group.
     """
-    # Of all floats there may be this one: a line search transposes its function at a Python 1.0.
+    # The default float: a line search transposes its function at a Python 1.0.
     dtype, whole = jnp.result_type(float), jax.tree.structure(params)
 
     def cut(tree: Any) -> Any:
         if jax.tree.structure(tree) == whole and not jax.tree_util.treedef_is_leaf(whole):
-            named = flatten(tree)
-            return widen({path: named[path] for path in own})
+            by_path = flatten(tree)
+            return widen({path: by_path[path] for path in group_params})
         return jax.tree.map(at_dtype, tree)
 
     def at_dtype(x: Any) -> Any:
@@ -44,15 +47,15 @@ def extra_arguments(extra: Mapping[str, Any], own: dict[str, Any], params: Any) 
 
     def restrict(function: Callable[..., Any]) -> Callable[..., Any]:
         def of_own(wide: dict[str, Any], *args: Any, **others: Any) -> Any:
-            named = flatten(params)
-            true = {path: w.astype(named[path].dtype) for path, w in wide.items()}
+            by_path = flatten(params)
+            true = {path: w.astype(by_path[path].dtype) for path, w in wide.items()}
             taken = {name: value for name, value in others.items() if name not in extra}
-            return cut(function(unflatten(params, {**named, **true}), *args, **taken))
+            return cut(function(unflatten(params, {**by_path, **true}), *args, **taken))
 
         of_own.__signature__ = inspect.Signature(arguments)  # pyright: ignore
         return of_own
 
-    # optax's line searches raise at every extra argument that is no argument of value_fn.
+    # optax's line searches raise if an extra argument is not an argument of value_fn.
     kind = inspect.Parameter
     arguments = [
         kind("params", kind.POSITIONAL_ONLY),
@@ -64,7 +67,7 @@ def extra_arguments(extra: Mapping[str, Any], own: dict[str, Any], params: Any) 
 
 
 def negated(extra: Any) -> Any:
-    """Gives a group's extra arguments for the opposite loss: a group that climbs descends on it."""
+    """Returns the extra arguments with the sign of the loss reversed, for maximize=True."""
 
     def negative(name: str, x: Any) -> Any:
         if name not in _OF_LOSS:

@@ -1,4 +1,4 @@
-"""Says which parameters move, by which optimizer: patterns -> labels."""
+"""Assigns every parameter to a group, and so to an optimizer, by patterns of path names."""
 
 import difflib
 import re
@@ -10,16 +10,16 @@ from typing import Any, NamedTuple
 import optax
 
 from optim import checks
+from optim.factories import ArgumentError, Recipe, name_of
 from optim.patterns import SlowPattern, fullmatch, occurs
-from optim.recipes import ArgumentError, Recipe, name_of
 
 
 class GroupError(ValueError):
-    """A group that does not fit the parameters.
+    """Raised if a group does not fit the parameters.
 
     Attributes:
-        group: the name of the group, or None where a parameter has no group.
-        argument: the group's argument that is at fault ("match", ...), or None.
+        group: the name of the group, or None if a parameter has no group.
+        argument: the name of the wrong argument of the group, such as "match", or None.
     """
 
     def __init__(self, message: str, group: str | None = None, argument: str | None = None):
@@ -29,7 +29,7 @@ class GroupError(ValueError):
 
 
 class Group(NamedTuple):
-    """Some parameters and the optimizer that moves them; see `group`."""
+    """A pattern of parameters and the optimizer that updates them; see `group`."""
 
     match: re.Pattern[str]
     optimizer: Recipe
@@ -39,10 +39,12 @@ class Group(NamedTuple):
 
     @property
     def is_frozen(self) -> bool:
+        """Whether the group's optimizer is `frozen`."""
         recipe = isinstance(self.optimizer, partial) and self.optimizer.func is frozen
         return recipe or self.optimizer is _FROZEN
 
     def takes(self, path: str, leaf: Any) -> bool:
+        """Returns whether the pattern and the bounds on the number of axes fit a parameter."""
         high = self.max_ndim is None or leaf.ndim <= self.max_ndim
         return high and leaf.ndim >= self.min_ndim and fullmatch(self.match, path) is not None
 
@@ -54,24 +56,34 @@ def group(
     max_ndim: int | None = None,
     maximize: bool = False,
 ) -> Group:
-    """Names some parameters and the optimizer that moves them.
+    """Selects parameters by a pattern and names the optimizer that updates them.
 
     Args:
-        match: a regular expression over whole path names, such as "blocks/.*/kernel".
+        match: a regular expression that must match a parameter's whole path name, such as
+            "blocks/.*/kernel".
         optimizer: a `functools.partial` of an optimizer factory; any float argument may be a
-            schedule. A finished optax transformation does as well, with its own schedules.
-        min_ndim: takes only parameters with at least so many axes.
-        max_ndim: takes only parameters with at most so many axes; None for no bound.
-        maximize: moves the parameters up the gradient, as in torch.optim: the optimizer gets the
-            gradients, and what else it evaluates of the loss, with the opposite sign. Weight decay
+            schedule. A finished optax transformation is accepted, too, and keeps its own schedules.
+        min_ndim: the smallest number of axes that a parameter of the group may have.
+        max_ndim: the largest number of axes; None for no bound.
+        maximize: whether to maximize the loss, as in torch.optim: the optimizer receives the
+            gradients, the value of the loss and its functions with the opposite sign. Weight decay
             still shrinks the parameters.
 
     Returns:
         The group, for `optimizer(groups=...)`.
 
     Raises:
-        ValueError: the pattern is not a regular expression, the optimizer is not an optimizer, or
+        ValueError: if the pattern is not a regular expression, `optimizer` is not an optimizer, or
             one of its arguments is missing or unknown.
+
+    Example:
+        >>> import numpy as np, optax, optim
+        >>> from functools import partial
+        >>> kernels = optim.group(".*/kernel", partial(optim.muon, learning_rate=0.02), min_ndim=2)
+        >>> rest = optim.group(".*", partial(optax.adamw, learning_rate=1e-3))
+        >>> params = {"dense": {"kernel": np.zeros((2, 3)), "bias": np.zeros(3)}}
+        >>> optim.optimizer({"kernels": kernels, "rest": rest}).label(params)
+        {'dense': {'bias': 'rest', 'kernel': 'kernels'}}
     """
     try:
         pattern = re.compile(match)
@@ -79,8 +91,8 @@ def group(
         raise ValueError(f"The pattern {match!r} is not a regular expression: {error}.") from None
     if not isinstance(optimizer, partial | optax.GradientTransformation):
         raise ValueError(
-            f"A group's optimizer is a functools.partial of a factory or an optax transformation, "
-            f"and not {optimizer!r}."
+            f"A group's optimizer must be a functools.partial of a factory or an optax "
+            f"transformation, got {optimizer!r}."
         )
     if (wrong := checks.missing_arguments(optimizer)) is not None:
         raise ValueError(wrong)
@@ -88,46 +100,56 @@ def group(
 
 
 def wrong_groups(groups: Mapping[str, Any]) -> str | None:
-    """Says what is wrong with the groups of an optimizer, or None where nothing is."""
+    """Returns a sentence about what is wrong with the groups of an optimizer, or None."""
     if not groups:
         return "An optimizer needs at least one group; give groups={'all': group('.*', ...)}."
     for name, one in groups.items():
         if not isinstance(one, Group):
-            return f"The group {name!r} is what optim.group(match, optimizer) makes, not {one!r}."
+            return f"The group {name!r} must be made by optim.group(match, optimizer), got {one!r}."
     return None
 
 
 def frozen() -> optax.GradientTransformation:
-    """Keeps its parameters as they are: no state, no gradient, no part in any norm."""
+    """Leaves parameters unchanged: they have no state and no gradient and count in no norm.
+
+    Example:
+        >>> import numpy as np, optax, optim
+        >>> from functools import partial
+        >>> optimizer = optim.optimizer({
+        ...     "embedding": optim.group("embed/.*", optim.frozen()),
+        ...     "rest": optim.group(".*", partial(optax.sgd, learning_rate=0.1)),
+        ... })
+        >>> list(optimizer.trainable({"embed": {"kernel": np.zeros(3)}, "head": np.zeros(2)}))
+        ['head']
+    """
     return _FROZEN
 
 
-_FROZEN = optax.set_to_zero()  # one, so that a group knows it again
+_FROZEN = optax.set_to_zero()  # a single object, so that `is_frozen` can compare by identity
 
 
-def assign(groups: Mapping[str, Group], named: Mapping[str, Any]) -> dict[str, str]:
+def assign(groups: Mapping[str, Group], by_path: Mapping[str, Any]) -> dict[str, str]:
     """Finds the group of every parameter.
 
     Args:
         groups: group name -> group, in the order of precedence.
-        named: path name -> array, or anything with a shape.
+        by_path: path name -> array, or anything with a shape.
 
     Returns:
         Path name -> group name.
 
     Raises:
-        GroupError: a parameter that no group takes, a group that takes none, or a pattern that
-            takes too long.
+        GroupError: if no group takes a parameter, a group takes none, or a pattern takes too long.
     """
-    labels = {path: first(groups, path, x) for path, x in named.items()}
+    labels = {path: _first(groups, path, x) for path, x in by_path.items()}
     for name, group in groups.items():
         if name not in labels.values():
-            raise _dead_group(name, group, named, labels)
+            raise _dead_group(name, group, by_path, labels)
     return labels
 
 
-def first(groups: Mapping[str, Group], path: str, leaf: Any) -> str:
-    """Names the first group that takes a parameter; raises GroupError where none does."""
+def _first(groups: Mapping[str, Group], path: str, leaf: Any) -> str:
+    """Returns the first group that takes a parameter; raises GroupError if none does."""
     for name, group in groups.items():
         try:
             if group.takes(path, leaf):
@@ -143,24 +165,24 @@ def first(groups: Mapping[str, Group], path: str, leaf: Any) -> str:
 
 
 def _dead_group(
-    name: str, group: Group, named: Mapping[str, Any], labels: Mapping[str, str]
+    name: str, group: Group, by_path: Mapping[str, Any], labels: Mapping[str, str]
 ) -> GroupError:
-    matching = [path for path in named if fullmatch(group.match, path)]
-    taken = [path for path in matching if group.takes(path, named[path])]
+    matching = [path for path in by_path if fullmatch(group.match, path)]
+    taken = [path for path in matching if group.takes(path, by_path[path])]
     if taken:
         why = (
             f"All it matches is taken by earlier groups: {taken[0]} belongs to {labels[taken[0]]!r}"
         )
         advice = "Put it before them, or remove it."
     elif matching:
-        why = f"It matches {matching[0]}, whose {named[matching[0]].ndim} axes its bounds exclude"
+        why = f"It matches {matching[0]}, whose {by_path[matching[0]].ndim} axes its bounds exclude"
         advice = "Change min_ndim or max_ndim."
     else:
-        partly = [path for path in named if occurs(group.match, path)]
-        near = difflib.get_close_matches(group.match.pattern, named, n=3, cutoff=0.0)
+        partly = [path for path in by_path if occurs(group.match, path)]
+        near = difflib.get_close_matches(group.match.pattern, by_path, n=3, cutoff=0.0)
         why = f"The nearest parameters are {', '.join(partly[:3] or near)}"
         advice = (
-            "A pattern matches a whole path: add .* where more may stand."
+            "A pattern matches a whole path: add .* where other text may follow or precede."
             if partly
             else ("Correct the pattern, or remove the group.")
         )
@@ -173,8 +195,8 @@ def _dead_group(
 
 
 @contextmanager
-def told_with_the_group(name: str, group: Group) -> Iterator[None]:
-    """Adds the group and its optimizer to whatever an optimizer raises."""
+def group_error_context(name: str, group: Group) -> Iterator[None]:
+    """Raises an optimizer's errors again as GroupErrors that name the group."""
     try:
         yield
     except GroupError:
@@ -183,7 +205,7 @@ def told_with_the_group(name: str, group: Group) -> Iterator[None]:
         kind = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
         argument = f".{error.argument}" if isinstance(error, ArgumentError) else ""
         raise GroupError(
-            f"The group {name!r} cannot be moved by {name_of(group.optimizer)}. {kind}{error}",
+            f"{name_of(group.optimizer)} cannot update the group {name!r}. {kind}{error}",
             name,
             f"optimizer{argument}",
         ) from error

@@ -1,8 +1,8 @@
-"""The groups as an optax transformation, whose state optax's own tools can read.
+"""Converts an optimizer to an optax transformation, whose state optax's tools can read.
 
-An `OptimizerState` is made for speed: flat dicts by path name, scalars packed. Here the same state
-has optax's shape: each copy of the parameters is a tree like the parameters, with an
-`optax.MaskedNode` for those of other groups, as in `optax.partition`; and a count is a scalar.
+An `OptimizerState` consists of flat dicts by path name, with scalars packed, which is fast. A
+`TransformationState` has the structure of `optax.partition`: values for each parameter are a tree
+like the parameters, with an `optax.MaskedNode` for parameters of other groups; a count is a scalar.
 """
 
 from typing import Any, NamedTuple
@@ -11,21 +11,22 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from optim.laws import init as init_group
+from optim.adapter import init as init_group
+from optim.bound import BoundOptimizer
 from optim.packing import OptimizerState, pack, unpack
-from optim.paths import as_arrays, flatten, names, unflatten
+from optim.paths import flatten, names, unflatten
 
 
 class TransformationState(NamedTuple):
     """The state of `Optimizer.tx`.
 
     Attributes:
-        groups: group name -> the state of its optimizer; where that holds something for every
-            parameter, a tree like the parameters with `optax.MaskedNode` for other groups'.
+        groups: group name -> the state of its optimizer; values for each parameter are a tree like
+            the parameters, with `optax.MaskedNode` for parameters of other groups.
         skipped: the number of skipped updates, int32.
         step: the number of updates, int32.
-        master: a tree like the parameters of float32 copies, likewise; empty but for
-            low_precision="master".
+        master: the float32 copies of low_precision="master", a tree like the parameters;
+            otherwise empty.
     """
 
     groups: dict[str, Any]
@@ -35,18 +36,18 @@ class TransformationState(NamedTuple):
 
     @property
     def b1(self) -> Any:
-        """What `optax.contrib.schedule_free_eval_params` reads, where one group has it."""
+        """For `optax.contrib.schedule_free_eval_params`, if there is one such group."""
         return self._schedule_free().b1
 
     @property
     def z(self) -> Any:
-        """What `optax.contrib.schedule_free_eval_params` reads, where one group has it."""
+        """For `optax.contrib.schedule_free_eval_params`, if there is one such group."""
         return self._schedule_free().z
 
     def _schedule_free(self) -> optax.contrib.ScheduleFreeState:
         kind = optax.contrib.ScheduleFreeState
-        parts = jax.tree.leaves(self.groups, is_leaf=lambda x: isinstance(x, kind))
-        found = [part for part in parts if isinstance(part, kind)]
+        nodes = jax.tree.leaves(self.groups, is_leaf=lambda x: isinstance(x, kind))
+        found = [node for node in nodes if isinstance(node, kind)]
         if len(found) != 1 or len(self.groups) != 1:
             raise AttributeError(
                 "This state has no schedule-free average of all parameters. Use "
@@ -56,13 +57,13 @@ class TransformationState(NamedTuple):
 
 
 def transformation(optimizer: Any) -> optax.GradientTransformationExtraArgs:
-    """Gives an optimizer as an optax transformation, updates in the parameters' dtypes.
+    """Returns an optimizer as an optax transformation; updates have the parameters' dtypes.
 
-    In low precision, parameters plus updates are rounded once more than what `Optimizer.update`
-    gives.
+    In low precision, parameters plus updates are rounded once more than the parameters that
+    `Optimizer.update` returns.
 
     Args:
-        optimizer: what `optim.optimizer` made.
+        optimizer: an `optim.Optimizer`.
 
     Returns:
         The transformation. Its state is a `TransformationState`; `update` also takes an
@@ -70,81 +71,86 @@ def transformation(optimizer: Any) -> optax.GradientTransformationExtraArgs:
     """
 
     def init(params: Any) -> TransformationState:
-        if not jax.tree.leaves(params):  # optax.tree.map_params looks for where parameters go
+        if not jax.tree.leaves(params):  # optax.tree.map_params passes a placeholder
             return _of_placeholder(optimizer, params)
-        return to_trees(optimizer, optimizer.init(params), params)
+        bound = optimizer.bind(params)
+        return to_trees(bound, bound.init())
 
     def update(grads: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, Any]:
         if params is None:
             raise ValueError("Pass the parameters: tx.update(grads, state, params).")
-        packed = to_paths(optimizer, state, params)
-        new_params, new_state = optimizer.update(grads, packed, params, **extra)
-        free, after = optimizer.trainable(params), flatten(new_params)
+        bound = optimizer.bind(params)
+        skip, key = extra.pop("skip", None), extra.pop("key", None)
+        new_params, new_state = bound.update(
+            grads, to_paths(bound, state), skip=skip, key=key, extra=extra
+        )
+        trainable, after = bound.trainable(), flatten(new_params)
         moves = {
-            path: after[path] - x if path in free else jnp.zeros_like(x)
-            for path, x in flatten(as_arrays(params)).items()
+            path: after[path] - x if path in trainable else jnp.zeros_like(x)
+            for path, x in flatten(bound.params).items()
         }
         is_tree = isinstance(state, TransformationState)
-        out = to_trees(optimizer, new_state, params) if is_tree else new_state
+        out = to_trees(bound, new_state) if is_tree else new_state
         return unflatten(params, moves), out
 
     return optax.GradientTransformationExtraArgs(init, update)  # pyright: ignore
 
 
-def to_trees(optimizer: Any, state: OptimizerState, params: Any) -> TransformationState:
-    """Turns the state of an optimizer into that of its transformation.
+def to_trees(bound: BoundOptimizer, state: OptimizerState) -> TransformationState:
+    """Converts the state of an optimizer to the state of its transformation.
 
     Args:
-        optimizer: what `optim.optimizer` made.
-        state: its state for these parameters.
-        params: the parameters.
+        bound: the optimizer, bound to the parameters.
+        state: its state.
     """
-    template = optimizer.template(params)
-    called, structure = names(params), jax.tree.structure(params)
+    template = bound.template()
+    called, structure = names(bound.params), jax.tree.structure(bound.params)
 
-    def tree(named: Any) -> Any:
-        return structure.unflatten([named.get(name, optax.MaskedNode()) for name in called])
+    def tree(by_path: Any) -> Any:
+        return structure.unflatten([by_path.get(name, optax.MaskedNode()) for name in called])
 
     unpacked = unpack(state.scalars, state.groups, template)
     groups = {
         name: jax.tree.map(
-            lambda x, own=own: tree(x) if _is_own(x, own) else x,
+            lambda x, group_params=group_params: tree(x) if _is_of_group(x, group_params) else x,
             unpacked["groups"][name],
-            is_leaf=lambda x, own=own: _is_own(x, own),
+            is_leaf=lambda x, group_params=group_params: _is_of_group(x, group_params),
         )
-        for name, own in optimizer.split(params).items()
+        for name, group_params in bound.split(bound.trainable()).items()
     }
-    master = tree(state.master) if optimizer.low_precision == "master" else ()
+    master = tree(state.master) if bound.low_precision == "master" else ()
     return TransformationState(groups, unpacked["skipped"], unpacked["step"], master)
 
 
-def to_paths(optimizer: Any, state: Any, params: Any) -> OptimizerState:
-    """Undoes `to_trees`; an `OptimizerState` is returned as it is."""
+def to_paths(bound: BoundOptimizer, state: Any) -> OptimizerState:
+    """Inverts `to_trees`; returns an `OptimizerState` unchanged."""
     if isinstance(state, OptimizerState):
         return state
-    template = optimizer.template(params)
-    called, structure = names(params), jax.tree.structure(params)
+    template = bound.template()
+    called, structure = names(bound.params), jax.tree.structure(bound.params)
 
-    def named(tree: Any, own: Any) -> dict[str, Any]:
+    def select(tree: Any, group_params: Any) -> dict[str, Any]:
         found = dict(zip(called, structure.flatten_up_to(tree), strict=True))
-        return {name: found[name] for name in own}
+        return {name: found[name] for name in group_params}
 
     groups = {
         name: jax.tree.map(
-            lambda like, x, own=own: named(x, own) if _is_own(like, own) else x,
+            lambda like, x, group_params=group_params: (
+                select(x, group_params) if _is_of_group(like, group_params) else x
+            ),
             template["groups"][name],
             state.groups[name],
-            is_leaf=lambda x, own=own: _is_own(x, own),
+            is_leaf=lambda x, group_params=group_params: _is_of_group(x, group_params),
         )
-        for name, own in optimizer.split(params).items()
+        for name, group_params in bound.split(bound.trainable()).items()
     }
     scalars, tensors = pack({"groups": groups, "skipped": state.skipped, "step": state.step})
-    low = optimizer.copies(params)
-    return OptimizerState(scalars, tensors["groups"], named(state.master, low) if low else {})
+    low = bound.copies()
+    return OptimizerState(scalars, tensors["groups"], select(state.master, low) if low else {})
 
 
-def _is_own(x: Any, own: dict[str, Any]) -> bool:
-    return isinstance(x, dict) and x.keys() == own.keys()
+def _is_of_group(x: Any, group_params: dict[str, Any]) -> bool:
+    return isinstance(x, dict) and x.keys() == group_params.keys()
 
 
 def _of_placeholder(optimizer: Any, params: Any) -> TransformationState:

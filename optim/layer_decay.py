@@ -1,4 +1,4 @@
-"""Slows the lower layers down: layer-wise learning-rate decay."""
+"""Layer-wise learning-rate decay: smaller steps for lower layers."""
 
 import difflib
 import re
@@ -10,16 +10,16 @@ import jax.numpy as jnp
 import optax
 
 from optim.groups import GroupError
-from optim.parts import refuse_parts
 from optim.patterns import fullmatch
+from optim.shard_map_checks import require_whole
 from optim.transformations import SlowParams
 
 Layers = Mapping[str, str | int]
 
 _KINDS = ("embedding", "head", "stacked")
 
-# The usual names, the first match first. A layer may stand anywhere; what is below and above the
-# layers, only at the top or in a module that holds the whole model: stage_0/norm is in a layer.
+# Rules for usual names; the first match decides. A layer may be at any depth. Parameters below and
+# above the layers are at the top or in a module of the whole model: stage_0/norm is in a layer.
 _DIGITS = r"(\d+)/.*"
 _NUMBERED = rf"(?:.*?/)?(?:h|[A-Za-z]*(?:[Bb]lock|[Ll]ayer)s?)[_/]{_DIGITS}"
 _WHOLE = r"(?:(?:params|model|[Tt]ransformer|encoder|decoder|backbone|vit|beit|bert|roberta)/)*"
@@ -40,8 +40,8 @@ _USUAL: tuple[tuple[str, str | int], ...] = (
     *((rf"{_WHOLE}{name}(?:/.*)?", "head") for name in _ABOVE),
 )
 
-# States that hold where the parameters are, were or will be, or for how long a step was searched:
-# with a step scaled behind an optimizer's back they would tell of parameters that never were.
+# States with copies of parameters, or with the length of a searched step: if the steps were scaled
+# afterwards, these would not agree with the parameters.
 _COUNT_ON_THEIR_STEP = (
     *(SlowParams, optax.contrib.ScheduleFreeState, optax.contrib.SAMState),
     *(optax.contrib.MechanicState, optax.contrib.COCOBState),
@@ -50,18 +50,18 @@ _COUNT_ON_THEIR_STEP = (
 
 
 def refuse_states(state: Any) -> None:
-    """Refuses optimizers whose steps cannot be scaled from outside; raises ValueError."""
+    """Raises ValueError for optimizers whose steps cannot be scaled afterwards."""
     found = jax.tree.leaves(state, is_leaf=lambda x: isinstance(x, _COUNT_ON_THEIR_STEP))
-    if any(isinstance(part, _COUNT_ON_THEIR_STEP) for part in found):
+    if any(isinstance(node, _COUNT_ON_THEIR_STEP) for node in found):
         raise ValueError(
-            "layer_decay scales the steps of the lower layers, and this optimizer counts on its "
-            "own step being made. Leave layer_decay out, or give every layer a group with its own "
-            "learning rate."
+            "layer_decay scales the steps of the lower layers, but the state of this optimizer "
+            "depends on its unscaled steps. Remove layer_decay, or put every layer in a group with "
+            "its own learning rate."
         )
 
 
 def layer_scales(
-    named: Mapping[str, Any],
+    by_path: Mapping[str, Any],
     decay: float,
     layers: Layers | None = None,
     moving: Container[str] | None = None,
@@ -69,32 +69,33 @@ def layer_scales(
     """Computes each parameter's factor for layer-wise learning-rate decay.
 
     With L layers, a parameter of layer i (from 0) has the factor decay ** (L - i), an embedding
-    decay ** (L + 1), and what comes after the layers 1 (Clark et al. 2020, arXiv:2003.10555; BEiT,
+    decay ** (L + 1), and a parameter after the layers 1 (Clark et al. 2020, arXiv:2003.10555; BEiT,
     arXiv:2106.08254, numbers them from the embedding, 0).
 
     Args:
-        named: path name -> array, all parameters of the model.
+        by_path: path name -> array, all parameters of the model.
         decay: the factor from one layer to the one below it.
         layers: pattern of whole path names -> "embedding", "head" (after the layers), "stacked"
-            (layers stacked along the first axis) or the number of a layer, to which a group in the
-            pattern is added: {"trunk/(\\d+)/.*": 0}. They come before the rules for usual names:
-            of timm and BEiT (`pos_embed`, `blocks/0/...`), of Hugging Face (`h/0/...`,
-            `encoder/layer/0/...`), of T5X and flax (`layers_0/...`, `encoderblock_0/...`), and ours
-            (`embed/...`, `blocks/...`).
+            (layers stacked along the first axis) or the number of a layer, to which the number in a
+            capturing group of the pattern is added: {"trunk/(\\d+)/.*": 0}. These patterns precede
+            the rules for usual names: of timm and BEiT (`pos_embed`, `blocks/0/...`), of Hugging
+            Face (`h/0/...`, `encoder/layer/0/...`), of T5X and flax (`layers_0/...`,
+            `encoderblock_0/...`), and of this package (`embed/...`, `blocks/...`).
         moving: the names of the parameters that need a factor; None for all.
 
     Returns:
-        Path name -> float, or an array of shape (L, 1, ...) for stacked layers. Factors of 1 are
-        left out.
+        Path name -> float, or an array of shape (L, 1, ...) for stacked layers, without factors
+        of 1.
 
     Raises:
-        GroupError: a parameter has no layer; no parameter has a numbered one; a rule matches none;
-            two stacks of layers are numbered from 0; the stacked layers differ in their number.
-        ValueError: inside shard_map a parameter is there in parts.
+        GroupError: if a parameter has no layer; no parameter has a numbered layer; a rule matches
+            no parameter; two stacks of layers are numbered from 0; or stacked layers differ in
+            their number.
+        ValueError: inside shard_map, if a parameter is sharded.
     """
-    refuse_parts(None, (named, ()), "layer_decay")
-    places = {path: _place(path, x, layers or {}) for path, x in named.items()}
-    _check_places(named, places, layers or {}, moving)
+    require_whole(None, (by_path, ()), "layer_decay")
+    places = {path: _place(path, x, layers or {}) for path, x in by_path.items()}
+    _check_places(by_path, places, layers or {}, moving)
     depth = max(place.end for place in places.values() if place is not None)
     scales: dict[str, Any] = {}
     for path, place in places.items():
@@ -103,7 +104,7 @@ def layer_scales(
         if place.kind == "embedding":
             scales[path] = decay ** (depth + 1)
         elif place.kind == "stacked":
-            x = named[path]
+            x = by_path[path]
             powers = [decay ** (depth - i) for i in range(place.end)]
             dtype = jnp.promote_types(jnp.finfo(x.dtype).dtype, jnp.float32)
             scales[path] = jnp.asarray(powers, dtype).reshape((place.end,) + (1,) * (x.ndim - 1))
@@ -113,9 +114,9 @@ def layer_scales(
 
 
 def wrong_layers(layers: Any) -> str | None:
-    """Says what is wrong with the rules of `layer_scales`, or None where nothing is."""
+    """Returns a sentence about what is wrong with the rules of `layer_scales`, or None."""
     if not isinstance(layers, Mapping):
-        return f"layers maps patterns of parameters to layers, and is not {layers!r}."
+        return f"layers must be a mapping of patterns of parameters to layers, got {layers!r}."
     for pattern, where in layers.items():
         try:
             re.compile(pattern)
@@ -124,14 +125,14 @@ def wrong_layers(layers: Any) -> str | None:
         number = isinstance(where, int) and not isinstance(where, bool) and where >= 0
         if where not in _KINDS and not number:
             return (
-                f"In layers, {pattern!r} is {where!r}, and a layer is 'embedding', 'head', "
-                f"'stacked' or a number from 0."
+                f"In layers, {pattern!r} must be 'embedding', 'head', 'stacked' or a number from "
+                f"0, got {where!r}."
             )
     return None
 
 
 class _Place(NamedTuple):
-    """Where a parameter stands: its rule, and the number of layers up to and with its own."""
+    """The layer of a parameter: its rule, and the number of layers up to and including it."""
 
     pattern: str
     kind: str
@@ -152,8 +153,8 @@ def _place(path: str, x: Any, layers: Layers) -> _Place | None:
         found = match.groups()[:1]
         if found and not str(found[0]).isdecimal():
             raise GroupError(
-                f"In layers, {pattern!r} is a number, and its group is the number of a layer, to "
-                f"be added: in {path} it is {found[0]!r}.",
+                f"In layers, {pattern!r} has a number as its value, so its capturing group must "
+                f"match the number of a layer: in {path} it matches {found[0]!r}.",
                 argument="layers",
             )
         number = where + int(found[0] if found else 0)
@@ -162,37 +163,37 @@ def _place(path: str, x: Any, layers: Layers) -> _Place | None:
 
 
 def _check_places(
-    named: Mapping[str, Any],
+    by_path: Mapping[str, Any],
     places: Mapping[str, _Place | None],
     layers: Layers,
     moving: Container[str] | None,
 ) -> None:
-    """Raises GroupError where the parameters of a model do not fall into layers."""
+    """Raises GroupError if the parameters of a model cannot be assigned to layers."""
     used = {place.pattern for place in places.values() if place is not None}
     for pattern in layers:
         if pattern not in used:
-            near = difflib.get_close_matches(pattern, named, n=3, cutoff=0.0)
+            near = difflib.get_close_matches(pattern, by_path, n=3, cutoff=0.0)
             raise GroupError(
-                f"The pattern {pattern!r} of layers matches no parameter that an earlier one does "
-                f"not. A pattern matches a whole path; the nearest are {', '.join(near)}.",
+                f"The pattern {pattern!r} of layers matches no parameter that earlier patterns do "
+                f"not match. A pattern matches a whole path; the nearest are {', '.join(near)}.",
                 argument="layers",
             )
-    stacked = {p: named[p] for p, place in places.items() if place and place.kind == "stacked"}
+    stacked = {p: by_path[p] for p, place in places.items() if place and place.kind == "stacked"}
     if len({x.shape[:1] for x in stacked.values()}) > 1:
-        told = [f"{path} {tuple(x.shape)}" for path, x in stacked.items()]
+        described = [f"{path} {tuple(x.shape)}" for path, x in stacked.items()]
         raise GroupError(
-            f"layer_decay takes the first axis of these parameters for their layers, and they "
-            f"differ in it: {', '.join(told)}. Say in layers where those that share no such axis "
-            f"belong.",
+            f"layer_decay uses the first axis of these parameters as their layers, but its "
+            f"length differs: {', '.join(described)}. Set in layers the layer of those that are "
+            f"not stacked.",
             argument="layer_decay",
         )
     lost = [p for p, place in places.items() if place is None and (moving is None or p in moving)]
     if lost:
         raise GroupError(
             f"layer_decay: The parameter {lost[0]} has no layer"
-            f"{f', and {len(lost) - 1} more' if len(lost) > 1 else ''}. Say where it belongs in "
-            f"layers of the optimizer: {{'{lost[0]}': 'embedding'}}, 'head' for what comes after "
-            f"the layers, 'stacked', or the number of its layer.",
+            f"{f', and {len(lost) - 1} more' if len(lost) > 1 else ''}. Set its layer in "
+            f"layers of the optimizer: {{'{lost[0]}': 'embedding'}}, 'head' for a parameter "
+            f"after the layers, 'stacked', or the number of its layer.",
             argument="layer_decay",
         )
     stacks = {
@@ -201,14 +202,14 @@ def _check_places(
     if len(stacks) > 1:
         raise GroupError(
             f"layer_decay: several stacks of layers are numbered from 0: "
-            f"{' and '.join(sorted(stacks))}. Say in layers of the optimizer from where each is "
-            f"counted: {{{', '.join(f'{stack + _DIGITS!r}: 0' for stack in sorted(stacks))}}}.",
+            f"{' and '.join(sorted(stacks))}. Set in layers of the optimizer the first number of "
+            f"each: {{{', '.join(f'{stack + _DIGITS!r}: 0' for stack in sorted(stacks))}}}.",
             argument="layer_decay",
         )
     if not any(place is not None and place.end for place in places.values()):
-        tops = ", ".join(sorted({path.split("/")[0] for path in named}))
+        tops = ", ".join(sorted({path.split("/")[0] for path in by_path}))
         raise GroupError(
             f"layer_decay: no parameter belongs to a numbered layer, such as blocks/... (stacked) "
-            f"or block_0/...; these are {tops}. Say in layers of the optimizer which do.",
+            f"or block_0/...; got {tops}. Set them in layers of the optimizer.",
             argument="layer_decay",
         )

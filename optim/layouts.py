@@ -1,8 +1,8 @@
-"""Which axes of a parameter are the rows, the columns and the batch of its matrices.
+"""Defines which axes of a parameter are the rows, the columns and the batch of its matrices.
 
-A layer computes y = x W. The rows of W are what is summed over (the inputs, optax's reduction
+A layer computes y = x W. The rows of W are the inputs, which are summed over (optax's reduction
 axes), the columns are the outputs, and every other axis is batch: matrices that are independent of
-each other. A spec says so in the notation of einops: in
+each other. A spec defines the axes in the notation of einops: in
 
     "in heads head_dim -> in (heads head_dim)"
 
@@ -54,7 +54,7 @@ DEFAULT = "dense"
 
 
 class Layout(NamedTuple):
-    """How one parameter is a batch of matrices.
+    """The axes of one parameter, seen as a batch of matrices.
 
     Attributes:
         shape: the shape of the parameter.
@@ -81,7 +81,7 @@ class Layout(NamedTuple):
 
     @property
     def window(self) -> int:
-        """How many positions a convolution's kernel has: all row axes but the last, the inputs."""
+        """The number of positions in a convolution's window: the row axes except the last."""
         return self._size(self.rows[:-1])
 
     def _size(self, axes: tuple[int, ...]) -> int:
@@ -89,7 +89,7 @@ class Layout(NamedTuple):
 
 
 class Rule(NamedTuple):
-    """One line of a declaration: the patterns that a path must match, and the axes' names."""
+    """One entry of `matrices`: the patterns that a path must match, and the names of the axes."""
 
     patterns: tuple[re.Pattern[str], ...]
     spec: str
@@ -99,6 +99,7 @@ class Rule(NamedTuple):
     columns: tuple[str, ...]
 
     def takes(self, path: str) -> bool:
+        """Returns whether all patterns match a path name."""
         return all(fullmatch(pattern, path) for pattern in self.patterns)
 
 
@@ -109,10 +110,10 @@ def rules(matrices: MatrixSpec) -> list[Rule]:
         matrices: a preset's name, a spec, a mapping of path pattern to either, or None.
 
     Returns:
-        The rules, the first that takes a path decides; none for None.
+        The rules, of which the first that takes a path applies; an empty list for None.
 
     Raises:
-        ValueError: it is neither, or a pattern is not a regular expression.
+        ValueError: if it is none of these, or a pattern is not a regular expression.
     """
     if matrices is None:
         return []
@@ -173,22 +174,22 @@ def layouts(params: Any, known: list[Rule], optimizer: str) -> dict[str, Layout]
 
     Args:
         params: a pytree of arrays.
-        known: what `rules` read; a parameter that none takes has its last two axes.
-        optimizer: the name that an error gives to the optimizer, such as "optim.muon".
+        known: the rules that `rules` returned; other parameters use their last two axes.
+        optimizer: the optimizer's name in errors, such as "optim.muon".
 
     Returns:
         Path name -> layout, in the order of the leaves.
 
     Raises:
-        ValueError: a parameter has fewer than two axes, is complex, or has fewer axes than its rule
-            names; or a rule takes no parameter.
+        ValueError: if a parameter has fewer than two axes, is complex, or has fewer axes than its
+            rule names; or a rule takes no parameter.
     """
-    named = flatten(params)
-    found = {path: _layout(path, x, known, optimizer) for path, x in named.items()}
+    by_path = flatten(params)
+    found = {path: _layout(path, x, known, optimizer) for path, x in by_path.items()}
     for rule in known:
-        if rule.patterns and not any(rule.takes(path) for path in named):
+        if rule.patterns and not any(rule.takes(path) for path in by_path):
             texts = [pattern.pattern for pattern in rule.patterns]
-            near = difflib.get_close_matches(texts[-1], named, n=3, cutoff=0.0)
+            near = difflib.get_close_matches(texts[-1], by_path, n=3, cutoff=0.0)
             raise ValueError(
                 f"In matrices of {optimizer}, the pattern {' and '.join(map(repr, texts))} "
                 f"matches none of its parameters. A pattern matches a whole path; the nearest are "
@@ -201,21 +202,21 @@ def _layout(path: str, x: Any, known: list[Rule], optimizer: str) -> Layout:
     shape = tuple(jnp.shape(x))
     if len(shape) < 2:
         raise ValueError(
-            f"{optimizer} moves matrices, and the parameter {path!r} has shape {shape}: give it to"
+            f"{optimizer} updates matrices, but the parameter {path!r} has shape {shape}: put it in"
             " another group, for example one with optax.adamw."
         )
     if jnp.iscomplexobj(x):
         raise ValueError(
-            f"{optimizer} moves real matrices, and the parameter {path!r} has dtype {x.dtype}: give"
-            " it to another group, for example one with optax.adamw."
+            f"{optimizer} updates real matrices, but the parameter {path!r} has dtype {x.dtype}:"
+            " put it in another group, for example one with optax.adamw."
         )
     rule = _rule_of(path, known)
     lead = len(shape) - len(rule.axes)
     if lead < 0:
         raise ValueError(
-            f"{optimizer} was told by matrices that the axes of {path!r} are"
-            f" {' '.join(rule.axes)!r}, and it has shape {shape}, with fewer axes. Give it another"
-            " spec, by a pattern of its own: matrices={pattern: spec}."
+            f"In matrices of {optimizer}, the spec of {path!r} has the axes"
+            f" {' '.join(rule.axes)!r}, but its shape {shape} has fewer axes. Give it another"
+            " spec, by a separate pattern: matrices={pattern: spec}."
         )
     batch, rows, columns = (
         tuple(lead + rule.axes.index(name) for name in names)

@@ -1,4 +1,4 @@
-"""What an optimizer of matrices asks: whole, real matrices, and exact products of them."""
+"""Turns parameters into whole, real matrices and back, and computes exact products of them."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -12,15 +12,15 @@ from optim.layouts import Layout, MatrixSpec, layouts, rules
 
 
 class Matrices:
-    """The matrices that an optimizer works on: the one way from parameters to them and back.
+    """Converts the parameters of an optimizer to batches of matrices and back.
 
     Args:
-        spec: the optimizer's argument `matrices`; see `optim.layouts`. None takes the last two axes
-            of every parameter, [inputs, outputs], and every axis before as batch.
+        spec: the optimizer's argument `matrices`; see `optim.layouts`. None uses the last two axes
+            of every parameter, [inputs, outputs], and every axis before them as batch.
         optimizer: the optimizer's name in errors, such as "optim.muon".
 
     Raises:
-        ValueError: the spec is not one.
+        ValueError: if the spec is invalid.
     """
 
     def __init__(self, spec: MatrixSpec, optimizer: str):
@@ -28,87 +28,87 @@ class Matrices:
         self._optimizer = optimizer
 
     def declare(self, params: Any, doubts: Sequence[str] = ()) -> None:
-        """Checks the parameters at init, and tells the plan what is worked on.
+        """Checks the parameters at init and reports their layouts to `declarations`.
 
         Args:
             params: a pytree of arrays.
-            doubts: what else seems wrong with the optimizer's arguments, a sentence each.
+            doubts: sentences about other probable mistakes in the optimizer's arguments.
 
         Raises:
-            ValueError: a parameter is not a real matrix, does not fit the spec, or a pattern of the
-                spec matches none.
+            ValueError: if a parameter is not a real matrix or does not fit the spec, or a pattern
+                of the spec matches no parameter.
         """
         declare(params, self._rules, self._optimizer, doubts)
 
     def layouts(self, params: Any) -> list[Layout]:
-        """Tells how each parameter is a batch of matrices, in the order of the leaves."""
+        """Returns the layout of each parameter, in the order of the leaves."""
         return list(layouts(params, self._rules, self._optimizer).values())
 
     def map(
         self,
-        function: Callable[..., tuple[Any, ...]],
-        parts: int,
+        function: Callable[..., Sequence[Any]],
         trees: Sequence[Any],
         kept: Sequence[Any] = (),
     ) -> list[Any]:
-        """Applies a function to the matrices of every parameter.
+        """Applies a function to the matrices of all parameters.
 
         Args:
-            function: takes, for one parameter, an array [n, rows, columns] of each of `trees`, then
-                what each of `kept` has there, its arrays [n, ...]. It returns as many arrays
-                [n, rows, columns] as there are trees, and then any pytrees of arrays [n, ...]. The
-                n matrices are independent of each other.
-            parts: the number of what it returns.
+            function: takes a list of each of `trees`, with an array [n, rows, columns] for each
+                parameter, then a list of each of `kept`, with a pytree of arrays [n, ...] for each
+                parameter. It returns as many lists of the first kind as there are trees, and then
+                any number of lists of the second kind. Matrices are independent of each other.
             trees: pytrees with the structure and the shapes of the parameters.
             kept: pytrees that begin with that structure, whose arrays have, in place of n, the
                 batch axes of the parameter.
 
         Returns:
-            For each part that the function returns a pytree with the structure of the parameters:
+            For each list that the function returns a pytree with the structure of the parameters:
             first those with their shapes and shardings, then those like `kept`.
 
         Raises:
-            ValueError: see `declare`; or inside shard_map an array differs from device to device,
-                so that it may be a part of a matrix, and its norm a part of the norm.
+            ValueError: see `declare`; or inside shard_map, if an array differs between devices: it
+                may be a shard of a matrix, whose norm is not the norm of the matrix.
         """
         leaves, structure = jax.tree.flatten(trees[0])
         columns = [structure.flatten_up_to(tree) for tree in (*trees, *kept)]
-        rows = []
-        for layout, like, *row in zip(self.layouts(trees[0]), leaves, *columns, strict=True):
-            whole = [self._matrices(x, layout) for x in row[: len(trees)]]
-            stacked = jax.tree.map(lambda x, at=layout: self._stack(x, at), row[len(trees) :])
-            made = function(*whole, *stacked)
-            back = [_parameter(x, layout, like) for x in made[: len(trees)]]
-            rest = jax.tree.map(lambda x, at=layout: _unstack(x, at), list(made[len(trees) :]))
-            rows.append([*back, *rest])
-        return [structure.unflatten([row[i] for row in rows]) for i in range(parts)]
+        found = self.layouts(trees[0])
+        whole = [list(map(self._matrices, column, found)) for column in columns[: len(trees)]]
+        stacked = [list(map(self._stack, column, found)) for column in columns[len(trees) :]]
+        made = function(*whole, *stacked)
+        back = [list(map(_parameter, column, found, leaves)) for column in made[: len(trees)]]
+        rest = [list(map(_unstack, column, found)) for column in made[len(trees) :]]
+        return [structure.unflatten(column) for column in (*back, *rest)]
 
     def _matrices(self, x: jax.Array, layout: Layout) -> jax.Array:
-        self._refuse_parts(x)
+        self._require_whole(x)
         return _merge(jnp.transpose(x, layout.order), len(layout.batch), layout.matrices)
 
-    def _stack(self, x: jax.Array, layout: Layout) -> jax.Array:
-        self._refuse_parts(x)
+    def _stack(self, tree: Any, layout: Layout) -> Any:
         batch = len(layout.batch)
-        return _merge(x, batch, (layout.matrices[0], *x.shape[batch:]))
 
-    def _refuse_parts(self, x: jax.Array) -> None:
+        def one(x: jax.Array) -> jax.Array:
+            self._require_whole(x)
+            return _merge(x, batch, (layout.matrices[0], *x.shape[batch:]))
+
+        return jax.tree.map(one, tree)
+
+    def _require_whole(self, x: jax.Array) -> None:
         varying = jax.typeof(x).manual_axis_type.varying
         if varying:
             axes = ", ".join(sorted(map(str, varying)))
             raise ValueError(
                 f"Inside shard_map, {self._optimizer} got a gradient or a parameter that differs"
-                f" along the mesh axis {axes}, and cannot know whether it is a whole matrix:"
+                f" along the mesh axis {axes}, so it may be a shard of a matrix:"
                 " average the gradient over that axis (jax.lax.pmean) and keep the parameter"
                 " replicated, or leave shard_map and use jit with named shardings."
             )
 
 
 def _merge(x: jax.Array, batch: int, shape: tuple[int, ...]) -> jax.Array:
-    """Makes the batch axes one, and gathers what is sharded of all others.
+    """Merges the batch axes into one, and gathers all axes but the first batch axis.
 
-    Under jit with automatic axes the compiler gathers what it must. With explicit axes, where the
-    sharding is part of the type, it asks for our word; the first batch axis stays sharded.
+    Under jit with automatic axes the compiler gathers where necessary. With explicit axes, where
+    the sharding belongs to the type, the array must be resharded here.
     """
     sharding = jax.typeof(x).sharding
     if AxisType.Explicit in sharding.mesh.axis_types:
@@ -117,33 +117,76 @@ def _merge(x: jax.Array, batch: int, shape: tuple[int, ...]) -> jax.Array:
     return jnp.reshape(x, shape)
 
 
-def _unstack(x: jax.Array, layout: Layout) -> jax.Array:
-    return jnp.reshape(x, (*(layout.shape[axis] for axis in layout.batch), *x.shape[1:]))
+def _unstack(tree: Any, layout: Layout) -> Any:
+    batch = [layout.shape[axis] for axis in layout.batch]
+    return jax.tree.map(lambda x: jnp.reshape(x, (*batch, *x.shape[1:])), tree)
 
 
 def _parameter(x: jax.Array, layout: Layout, like: jax.Array) -> jax.Array:
-    """Undoes `Matrices._matrices`, with the sharding of another array."""
+    """Inverts `Matrices._matrices`, with the sharding of another array."""
     x = jnp.reshape(x, [layout.shape[axis] for axis in layout.order])
     back = [layout.order.index(axis) for axis in range(len(layout.order))]
     return scatter(jnp.transpose(x, back), like)
 
 
 def scatter(x: jax.Array, like: jax.Array) -> jax.Array:
-    """Shards an array as another is, where the sharding is part of their type."""
+    """Gives an array the sharding of another, on meshes with explicit axes."""
     sharding = jax.typeof(like).sharding
     explicit = AxisType.Explicit in sharding.mesh.axis_types
     return jax.sharding.reshard(x, sharding) if explicit else x
 
 
-def everywhere(x: jax.Array) -> jax.Array:
-    """Replicates matrices whose sharding is part of their type: QR refuses even sharded batches."""
+def replicate(x: jax.Array) -> jax.Array:
+    """Replicates matrices on meshes with explicit axes: QR does not support sharded batches."""
     sharding = jax.typeof(x).sharding
     explicit = AxisType.Explicit in sharding.mesh.axis_types
     return jax.sharding.reshard(x, NamedSharding(sharding.mesh, PartitionSpec())) if explicit else x
 
 
+def gram_matrices(x: jax.Array, max_size: int) -> tuple[Any, Any]:
+    """Multiplies matrices by their transposes, from both sides: X X^T and X^T X.
+
+    Args:
+        x: matrices, [..., rows, columns].
+        max_size: the longest side that gets a Gram matrix.
+
+    Returns:
+        Arrays [..., rows, rows] and [..., columns, columns]; an empty tuple for a longer side.
+    """
+    left = product(x, transpose(x)) if x.shape[-2] <= max_size else ()
+    right = product(transpose(x), x) if x.shape[-1] <= max_size else ()
+    return left, right
+
+
+def eigh(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Finds eigenvalues [..., m] and eigenvectors [..., m, m] of symmetric matrices."""
+    return _decompose(lambda x: tuple(jnp.linalg.eigh(x)), x)
+
+
+def qr(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Decomposes matrices [..., m, n] into orthonormal columns and a triangle."""
+    return _decompose(lambda x: tuple(jnp.linalg.qr(x)), x)
+
+
+def _decompose(function: Callable[[jax.Array], Any], x: jax.Array) -> Any:
+    """Decomposes a batch at once, but one matrix after the other on simulated devices.
+
+    jaxlib's LAPACK kernels distribute a batch to threads that all devices of a process share, and
+    wait for them. With eight devices on two cores this is a deadlock.
+    """
+    mesh = jax.sharding.get_abstract_mesh()
+    if mesh.empty or mesh.size == 1 or x.ndim != 3 or len(x) < 2:
+        return function(x)
+
+    def each(x: jax.Array) -> Any:
+        found = [function(x[i : i + 1]) for i in range(len(x))]
+        return jax.tree.map(lambda *pieces: jnp.concatenate(pieces), *found)
+
+    return jax.lax.platform_dependent(x, cpu=each, default=function)
+
+
 def product(x: jax.Array, y: jax.Array) -> jax.Array:
-    """Multiplies matrices, exact to their dtype: a GPU's TensorFloat-32 is too coarse for roots."""
+    """Multiplies matrices, exact to their dtype: TensorFloat-32 on GPUs is too coarse for roots."""
     return jnp.matmul(x, y, precision=jax.lax.Precision.HIGHEST)
 
 

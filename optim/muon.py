@@ -6,10 +6,11 @@ from typing import Any, NamedTuple
 import jax
 import optax
 
-from optim.descent import descend, scalar, wide, wide_zeros
+from optim.descent import descend, moving_average, scalar
+from optim.dtypes import wide_zeros, widen
 from optim.layouts import MatrixSpec
 from optim.matrices import Matrices
-from optim.newton_schulz import orthogonalize, polynomials, shape_factor
+from optim.newton_schulz import orthogonalize_all, polynomials, shape_factor
 
 __all__ = ["MuonState", "muon"]
 
@@ -18,7 +19,7 @@ _DTYPES = ("bfloat16", "float16", "float32", "float64")
 
 
 class MuonState(NamedTuple):
-    """What Muon remembers: the momentum, shaped like the parameters."""
+    """The state of Muon: the momentum, shaped like the parameters."""
 
     momentum: Any
 
@@ -36,7 +37,7 @@ def muon(
     ns_dtype: str | None = None,
     matrices: MatrixSpec = None,
 ) -> optax.GradientTransformationExtraArgs:
-    """Moves matrices along their orthogonalized momentum (Muon).
+    """Updates matrices along their orthogonalized momentum (Muon).
 
     With the gradient G, the momentum M and the Newton-Schulz map O, one update is
 
@@ -46,77 +47,88 @@ def muon(
 
     as in torch.optim.Muon; optax.contrib.muon also corrects the bias of G and of M, which matters
     only under nesterov, because O ignores the length of D. Without `matrices`, a matrix is the last
-    two axes of a parameter, [inputs, outputs] as in flax, and every axis before is batch (stacked
-    layers): set it for kernels of attention and convolutions. Parameters that are no matrices
-    belong to another group: no Adam hides here.
+    two axes of a parameter, [inputs, outputs] as in flax, and every axis before them is batch
+    (stacked layers): set it for kernels of attention and convolutions. Other parameters, such as
+    biases, must be in another group: this optimizer has no built-in Adam for them.
 
-    Where the defaults differ from other programs: torch.optim.Muon has weight_decay=0.1 and
+    With several devices, under `jax.set_mesh`, each device orthogonalizes a share of the matrices.
+
+    Defaults that differ from other programs: torch.optim.Muon has weight_decay=0.1 and
     learning_rate=1e-3, Keller Jordan's has weight_decay=0 and learning_rate=0.02. Both compute the
-    Newton-Schulz steps in bfloat16 (`ns_dtype`). Keller Jordan's adds 1e-7 to the norm; torch's,
-    like this one, takes the larger of the two. Keller Jordan's flattens a convolution to [out, in *
+    Newton-Schulz steps in bfloat16 (`ns_dtype`). Keller Jordan's adds 1e-7 to the norm; torch's
+    and this one take the larger of the two. Keller Jordan's flattens a convolution to [out, in *
     height * width] (matrices='conv'), and its factor there is 1 for a square window, whatever the
-    channels; here, as in optax, it is that of the flattened matrix.
+    channels; here, as in optax, it is the factor of the flattened matrix.
 
     Args:
         learning_rate: a float, a traced scalar or a schedule.
         momentum: the decay of the momentum, in [0, 1).
-        nesterov: whether the gradient is mixed into the momentum once more.
+        nesterov: whether the gradient is averaged into the momentum a second time.
         weight_decay: decoupled weight decay, multiplied by the learning rate.
         ns_steps: the number of Newton-Schulz steps.
-        ns_coefficients: their polynomials: 'jordan' (singular values end in 0.68..1.20),
-            'polar_express' (after 5 steps in 0.84..1.13), one triple (a, b, c), or one a step.
+        ns_coefficients: the coefficients of the steps: 'jordan' (final singular values within
+            0.68..1.20), 'polar_express' (within 0.84..1.13 after 5 steps), one triple (a, b, c) for
+            all steps, or a triple for each step.
         scale: the factor, torch's adjust_lr_fn: 'original' is sqrt(max(1, columns / rows)),
             'match_rms_adamw' is 0.2 * sqrt(max(rows, columns)), which suits learning rates tuned
             for AdamW, and 'none' is 1.
-        eps: the least norm by which a momentum is divided.
-        momentum_dtype: the dtype of the momentum's memory, such as 'bfloat16'; None for the
-            parameter's own, at least float32.
-        ns_dtype: the dtype of the Newton-Schulz steps; None for the parameter's own, at least
-            float32, whose products are exact to float32 everywhere. 'bfloat16' is less exact, on
-            an H200 about 7 times as fast, and on CPUs slower.
+        eps: the smallest norm by which a momentum is divided.
+        momentum_dtype: the dtype in which the momentum is stored, such as 'bfloat16'; None for the
+            parameter's dtype, at least float32.
+        ns_dtype: the dtype of the Newton-Schulz steps; None for the parameter's dtype, at least
+            float32, whose products are exact to float32 on every platform. 'bfloat16' is less
+            exact, about 7 times as fast on an H200, and slower on CPUs.
         matrices: which axes of a parameter are the rows and the columns of its matrices: the name
             of a layer, such as 'attention' or 'conv', a spec, such as 'in heads head_dim -> in
-            (heads head_dim)', or {pattern of paths: either}; see `optim.layouts`. None, and what no
-            pattern takes, has its last two axes, [inputs, outputs].
+            (heads head_dim)', or {pattern of paths: either}; see `optim.layouts`. With None, and
+            for parameters that no pattern matches, the last two axes, [inputs, outputs].
 
     Returns:
         The optimizer.
 
     Raises:
-        ValueError: ns_coefficients, scale, ns_steps, matrices or a dtype are unknown; at init, a
-            parameter has fewer than two axes, is complex or does not fit `matrices`; inside
-            shard_map, a gradient differs from device to device.
+        ValueError: if ns_coefficients, scale, ns_steps, matrices or a dtype is unknown; at init, if
+            a parameter has fewer than two axes, is complex or does not fit `matrices`; inside
+            shard_map, if a gradient differs between devices.
+
+    Example:
+        >>> import jax.numpy as jnp, numpy as np, optax, optim
+        >>> tx = optim.muon(learning_rate=0.02, momentum=0.95)
+        >>> params = {"kernel": jnp.eye(2)}
+        >>> updates, state = tx.update({"kernel": jnp.ones((2, 2))}, tx.init(params), params)
+        >>> print(np.asarray(optax.apply_updates(params, updates)["kernel"]).round(3))
+        [[ 0.993 -0.007]
+         [-0.007  0.993]]
 
     References: Jordan et al., Muon, https://kellerjordan.github.io/posts/muon/; Liu et al., Muon is
       Scalable for LLM Training (match_rms_adamw), https://arxiv.org/abs/2502.16982
     """
     triples = polynomials(ns_coefficients, ns_steps)
     over = Matrices(matrices, "optim.muon")
-    shape_factor(scale, 1, 1)  # an unknown name shows here, and not at the first update
+    shape_factor(scale, 1, 1)  # raises on an unknown name here, and not at the first update
     for name, dtype in (("momentum_dtype", momentum_dtype), ("ns_dtype", ns_dtype)):
         if dtype is not None and dtype not in _DTYPES:
-            raise ValueError(f"{name} is {dtype!r}, but it is None or one of {', '.join(_DTYPES)}.")
+            raise ValueError(f"{name} must be None or one of {', '.join(_DTYPES)}, got {dtype!r}.")
 
     def init(params: Any) -> MuonState:
         over.declare(params)
         return MuonState(jax.tree.map(lambda p: wide_zeros(p, momentum_dtype), params))
 
-    def orthogonal(x: jax.Array) -> tuple[jax.Array]:
-        out = orthogonalize(x, triples, eps, ns_dtype)
-        return (shape_factor(scale, *x.shape[-2:]) * out,)
+    def orthogonal(batches: list[jax.Array]) -> list[list[jax.Array]]:
+        found = orthogonalize_all(batches, triples, eps, ns_dtype)
+        return [[shape_factor(scale, *x.shape[-2:]) * x for x in found]]
 
     def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, MuonState]:
         del params
 
-        def mix(g: jax.Array, m: jax.Array) -> jax.Array:
-            keep = scalar(momentum, g)
-            return keep * m.astype(g.dtype) + (1 - keep) * g
+        def follow(g: jax.Array, m: jax.Array) -> jax.Array:
+            return moving_average(m, g, scalar(momentum, g))
 
-        grads = jax.tree.map(wide, updates)
-        moments = jax.tree.map(mix, grads, state.momentum)
-        mixed = jax.tree.map(mix, grads, moments) if nesterov else moments
+        grads = widen(updates)
+        moments = jax.tree.map(follow, grads, state.momentum)
+        mixed = jax.tree.map(follow, grads, moments) if nesterov else moments
         kept = jax.tree.map(lambda m, old: m.astype(old.dtype), moments, state.momentum)
-        [steps] = over.map(orthogonal, 1, [mixed])
+        [steps] = over.map(orthogonal, [mixed])
         return steps, MuonState(kept)
 
     return descend(optax.GradientTransformation(init, update), learning_rate, weight_decay)

@@ -1,7 +1,7 @@
-"""Newton-Schulz: a matrix's singular values pushed to one, by matrix products alone.
+"""Newton-Schulz: maps the singular values of a matrix to about 1 by matrix products only.
 
 One step maps X to (a I + b X X^T + c (X X^T)^2) X, that is, each singular value s to
-a s + b s^3 + c s^5. Several steps on a matrix of norm one give approximately U V^T, where U S V^T
+a s + b s^3 + c s^5. Several steps on a matrix of norm 1 approximate U V^T, where U S V^T
 is its singular value decomposition.
 """
 
@@ -14,14 +14,15 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 
 from optim.descent import scalar
+from optim.division import divide
 from optim.matrices import product, transpose
 
 __all__ = ["orthogonalize", "polynomials"]
 
-# Keller Jordan's coefficients: the steepest at 0, and not convergent: values end in 0.68..1.20.
+# Keller Jordan's coefficients: steep at 0 but not convergent; singular values end in 0.68..1.20.
 _JORDAN = (3.4445, -4.7750, 2.0315)
 
-# Algorithm 1 of the Polar Express, for lower bound 1e-3: each is optimal after those before it.
+# Algorithm 1 of the Polar Express, for lower bound 1e-3: each is optimal after the previous ones.
 _POLAR_EXPRESS = (
     (8.28721201814563, -23.595886519098837, 17.300387312530933),
     (4.107059111542203, -2.9478499167379106, 0.5448431082926601),
@@ -32,19 +33,19 @@ _POLAR_EXPRESS = (
     (1.8750014808534479, -1.2500016453999487, 0.3750001645474248),
     (1.875, -1.25, 0.375),
 )
-# Against rounding above 1 the paper scales the argument of all but the last down by it; that of
-# the first twice, because it divides the matrix by more than its norm too.
+# To keep singular values below 1 despite rounding, the paper divides the argument of all steps but
+# the last by this factor; that of the first twice, as it also divides the matrix by norm * factor.
 _SAFETY = 1.01
 
-# Every step of the Gram form multiplies the rounding of the Gram matrix by a**2; after so many the
-# matrix itself is formed anew.
+# Every step of the Gram form multiplies the rounding error of the Gram matrix by a**2; after this
+# many steps the matrix itself is computed again.
 _RESTART = 5
 
 Triple = tuple[ArrayLike, ArrayLike, ArrayLike]
 
 
 def polynomials(ns_coefficients: str | Sequence[Any], steps: int) -> list[Triple]:
-    """Lists the polynomial of every Newton-Schulz step.
+    """Returns the coefficients of every Newton-Schulz step.
 
     Args:
         ns_coefficients: 'jordan', 'polar_express', one triple (a, b, c) for all steps, or a triple
@@ -55,13 +56,13 @@ def polynomials(ns_coefficients: str | Sequence[Any], steps: int) -> list[Triple
         One triple for each step.
 
     Raises:
-        ValueError: another name, something that is not made of triples, or no step.
+        ValueError: if the name is unknown, there are no triples, or `steps` is not at least 1.
 
     References: Jordan et al., Muon, https://kellerjordan.github.io/posts/muon/; Amsel et al., The
       Polar Express, https://arxiv.org/abs/2505.16932
     """
     if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
-        raise ValueError(f"ns_steps is {steps!r}, but it is a whole number, 1 or more.")
+        raise ValueError(f"ns_steps must be an integer, at least 1, got {steps!r}.")
     if isinstance(ns_coefficients, str):
         scales = [_SAFETY**2, *[_SAFETY] * (len(_POLAR_EXPRESS) - 2), 1.0]
         known = {
@@ -73,8 +74,8 @@ def polynomials(ns_coefficients: str | Sequence[Any], steps: int) -> list[Triple
         }
         if ns_coefficients not in known:
             raise ValueError(
-                f"ns_coefficients is {ns_coefficients!r}, but it is one of {', '.join(known)},"
-                " or a triple (a, b, c)."
+                f"ns_coefficients must be one of {', '.join(known)} or a triple (a, b, c), got"
+                f" {ns_coefficients!r}."
             )
         triples: Sequence[Any] = known[ns_coefficients]
     else:
@@ -82,8 +83,8 @@ def polynomials(ns_coefficients: str | Sequence[Any], steps: int) -> list[Triple
         triples = ns_coefficients if several else [ns_coefficients]
     if any(len(triple) != 3 for triple in triples):
         raise ValueError(
-            f"ns_coefficients is {ns_coefficients!r}, but it is a triple (a, b, c), or one for each"
-            " step."
+            f"ns_coefficients must be a triple (a, b, c), or one for each step, got"
+            f" {ns_coefficients!r}."
         )
     rest = [triples[-1]] * (steps - len(triples))
     return [(a, b, c) for a, b, c in [*triples[:steps], *rest]]
@@ -100,9 +101,9 @@ def orthogonalize(
     Args:
         x: [..., m, n]; every axis before the last two is batch.
         triples: the coefficients (a, b, c) of every step.
-        eps: the least Frobenius norm by which a matrix is divided; the zero matrix stays zero.
-        dtype: the dtype of the steps; None for that of `x`, which normalizes the matrices anyway:
-            a gradient of 1e-5 has no square in float16.
+        eps: the smallest Frobenius norm by which a matrix is divided; a zero matrix stays zero.
+        dtype: the dtype of the steps; None for the dtype of `x`. The matrices are normalized in the
+            dtype of `x` in any case: the square of 1e-5 is 0 in float16.
 
     Returns:
         An array like `x`; its singular values are p(s / max(norm, eps)), where s are those of `x`
@@ -110,8 +111,8 @@ def orthogonalize(
     """
     tall = x.shape[-2] > x.shape[-1]
     x = transpose(x) if tall else x
-    # The norm of values near 1, so that neither a square nor the norm under- or overflows; and
-    # first a power of two, because the reciprocal of a number near the largest underflows.
+    # The largest value is scaled to 1, so that neither the squares nor the norm under- or overflow;
+    # a power of two comes first, because the reciprocal of a very large number underflows.
     largest = jnp.max(jnp.abs(x), axis=(-2, -1), keepdims=True, initial=0.0)
     power = jnp.where(largest > 1, scalar(2.0**-8, x), scalar(2.0**8, x))
     largest = jnp.where(largest > 0, largest * power, jnp.ones_like(largest))
@@ -121,12 +122,60 @@ def orthogonalize(
     kept = x.dtype
     x = x if dtype is None else x.astype(dtype)
     rows, columns = x.shape[-2:]
-    # Products of a step: plain 4 m^2 n + 2 m^3; Gram 8 m^3, and 4 m^2 n + 2 m^3 - 8 m^3 once.
-    gram = 2 * columns > 3 * rows and x.dtype.itemsize >= 4
+    gram = _prefers_gram(rows, columns, x.dtype.itemsize)
     for start in range(0, len(triples), _RESTART):
-        part = triples[start : start + _RESTART]
-        x = _gram_steps(x, part) if gram else _plain_steps(x, part)
+        batch = triples[start : start + _RESTART]
+        x = _gram_steps(x, batch) if gram else _plain_steps(x, batch)
     return (transpose(x) if tall else x).astype(kept)
+
+
+def orthogonalize_all(
+    batches: Sequence[jax.Array],
+    triples: Sequence[Triple],
+    eps: ArrayLike = 1e-7,
+    dtype: Any = None,
+) -> list[jax.Array]:
+    """Orthogonalizes the matrices of many parameters; see `division.divide` for several devices.
+
+    Args:
+        batches: for each parameter its matrices, [k, m, n].
+        triples: see `orthogonalize`.
+        eps: see `orthogonalize`.
+        dtype: see `orthogonalize`.
+
+    Returns:
+        Arrays like `batches`, as `orthogonalize` returns them.
+    """
+
+    def cost(shape: tuple[int, ...]) -> float:
+        size = jnp.finfo(batches[0].dtype if dtype is None else dtype).bits // 8
+        return flops(min(shape), max(shape), len(triples), size)
+
+    # A matrix and its transpose cost the same; with one orientation, `divide` can stack them.
+    tall = [x.shape[-2] > x.shape[-1] for x in batches]
+    flat = [transpose(x) if t else x for x, t in zip(batches, tall, strict=True)]
+    found = divide(lambda x: orthogonalize(x, triples, eps, dtype), flat, cost=cost)
+    return [transpose(x) if t else x for x, t in zip(found, tall, strict=True)]
+
+
+def flops(rows: int, columns: int, steps: int, itemsize: int) -> float:
+    """Counts the operations of the products that orthogonalize a matrix, a multiply-add as two.
+
+    Args:
+        rows: the smaller side.
+        columns: the larger side.
+        steps: how many Newton-Schulz steps there are.
+        itemsize: the bytes of a number in the dtype of the steps.
+    """
+    cube, rectangle = float(rows) ** 3, float(rows) * rows * columns
+    if not _prefers_gram(rows, columns, itemsize):
+        return steps * (4 * rectangle + 2 * cube)
+    return 8 * steps * cube + -(-steps // _RESTART) * (4 * rectangle - 6 * cube)
+
+
+def _prefers_gram(rows: int, columns: int, itemsize: int) -> bool:
+    """Returns whether the Gram form is cheaper and accurate enough; in bfloat16 it is not."""
+    return 2 * columns > 3 * rows and itemsize >= 4
 
 
 def _plain_steps(x: jax.Array, triples: Sequence[Triple]) -> jax.Array:
@@ -138,7 +187,7 @@ def _plain_steps(x: jax.Array, triples: Sequence[Triple]) -> jax.Array:
 
 
 def _gram_steps(x: jax.Array, triples: Sequence[Triple]) -> jax.Array:
-    """Does the same with products of the small side alone: all steps are polynomials of X X^T."""
+    """Computes all steps as polynomials of X X^T, by products of the smaller side only."""
     gram = product(x, transpose(x))
     identity = jnp.eye(gram.shape[-1], dtype=gram.dtype)
     whole = None
@@ -152,7 +201,7 @@ def _gram_steps(x: jax.Array, triples: Sequence[Triple]) -> jax.Array:
 
 
 def shape_factor(scale: str, rows: int, columns: int) -> float:
-    """Tells by how much an orthogonal update is multiplied, from the shape of its matrix.
+    """Returns the factor of an orthogonal update for the shape of its matrix.
 
     Args:
         scale: 'original', 'match_rms_adamw' or 'none'.
@@ -163,7 +212,7 @@ def shape_factor(scale: str, rows: int, columns: int) -> float:
         sqrt(max(1, columns / rows)), 0.2 * sqrt(max(rows, columns)), or 1.
 
     Raises:
-        ValueError: another name.
+        ValueError: if the name is unknown.
     """
     factors = {
         "original": math.sqrt(max(1.0, columns / max(rows, 1))),
@@ -171,9 +220,7 @@ def shape_factor(scale: str, rows: int, columns: int) -> float:
         "none": 1.0,
     }
     if scale == "spectral":
-        raise ValueError(
-            "scale is 'spectral', which is now called 'original', as in torch.optim.Muon."
-        )
+        raise ValueError("scale='spectral' was renamed to 'original', as in torch.optim.Muon.")
     if scale not in factors:
-        raise ValueError(f"scale is {scale!r}, but it is one of {', '.join(factors)}.")
+        raise ValueError(f"scale must be one of {', '.join(factors)}, got {scale!r}.")
     return factors[scale]

@@ -1,4 +1,4 @@
-"""What is computed over all parameters at once: the norm that clips, and whether all is finite."""
+"""Functions of all parameters at once: clipping by the global norm, and a test for finiteness."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -6,17 +6,19 @@ from typing import Any
 import jax.numpy as jnp
 import optax
 
-from optim.parts import refuse_parts
+from optim.shard_map_checks import require_whole
 
 
-def all_finite(named: Mapping[str, Any]) -> Any:
-    """Tells whether every number of some arrays is finite, as a boolean scalar."""
-    return jnp.stack([jnp.isfinite(x).all() for x in named.values()] or [jnp.ones((), bool)]).all()
+def all_finite(by_path: Mapping[str, Any]) -> Any:
+    """Returns a boolean scalar: whether all numbers of some arrays are finite."""
+    return jnp.stack(
+        [jnp.isfinite(x).all() for x in by_path.values()] or [jnp.ones((), bool)]
+    ).all()
 
 
 def clip(grads: dict[str, Any], clip_norm: Any, step: Any) -> dict[str, Any]:
     """Scales all gradients by one scalar, so that their global norm is at most `clip_norm`."""
-    refuse_parts(optax.tree.norm, (grads, ()), "clip_norm")
+    require_whole(optax.tree.norm, (grads, ()), "clip_norm")
     norm = optax.tree.norm(grads)
     bound = jnp.asarray(clip_norm(step) if callable(clip_norm) else clip_norm, norm.dtype)
     scale = jnp.where(norm < bound, jnp.ones_like(norm), bound / norm)

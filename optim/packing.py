@@ -1,7 +1,7 @@
-"""Packs the scalars of a state into one vector a dtype.
+"""Packs the scalars of a state into one vector for each dtype.
 
-Each leaf of a donated state costs a step about a microsecond, and a state of many groups has many
-scalars.
+Each leaf of a donated state adds about a microsecond to a step, and the state of many groups has
+many scalars.
 """
 
 from collections.abc import Mapping
@@ -12,12 +12,12 @@ import jax.numpy as jnp
 
 
 class OptimizerState(NamedTuple):
-    """What an optimizer remembers.
+    """The state of an `optim.Optimizer`.
 
     Attributes:
         scalars: every rank-0 value of every group and the step count, packed by dtype: {"int32":
-            (n,), "float32": (m,)}. Each leaf of a donated state costs a step about a microsecond.
-        groups: group name -> the state of its optimizer, the scalars taken out.
+            (n,), "float32": (m,)}.
+        groups: group name -> the state of its optimizer, with None in place of scalars.
         master: path -> float32 copy of a low-precision parameter; empty but for
             low_precision="master".
     """
@@ -32,7 +32,7 @@ def _is_scalar(x: Any) -> bool:
 
 
 def pack(state: Any) -> tuple[dict[str, jax.Array], Any]:
-    """Takes the scalars out of a state: (dtype name -> vector, the state with None instead)."""
+    """Splits a state into (dtype name -> vector of scalars, the state with None for scalars)."""
     leaves, structure = jax.tree.flatten(state)
     scalars: dict[str, list[Any]] = {}
     for x in filter(_is_scalar, leaves):
@@ -42,7 +42,7 @@ def pack(state: Any) -> tuple[dict[str, jax.Array], Any]:
 
 
 def unpack(scalars: Mapping[str, jax.Array], rest: Any, template: Any) -> Any:
-    """Puts the scalars back (the inverse of `pack`); `template` is the state's shapes."""
+    """Inverts `pack`; `template` has the structure, shapes and dtypes of the state."""
     leaves, structure = jax.tree.flatten(template)
     tensors = iter(jax.tree.leaves(rest))
     values = {

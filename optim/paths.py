@@ -11,7 +11,7 @@ _VALUE = jax.tree_util.GetAttrKey("value")
 
 
 def path_name(path: tuple[Any, ...]) -> str:
-    """Spells a jax key path as one line, its parts joined by "/"; "params" for a bare array."""
+    """Joins the keys of a jax key path by "/", on one line; "params" for a bare array."""
     name = jax.tree_util.keystr(path, simple=True, separator="/") if path else "params"
     if name.isprintable():
         return name
@@ -19,9 +19,9 @@ def path_name(path: tuple[Any, ...]) -> str:
 
 
 def names(tree: Any) -> list[str]:
-    """Lists the path names of a tree's leaves, in the tree's own order.
+    """Returns the path names of a tree's leaves, in the order of the leaves.
 
-    A node with nothing but a `value`, such as a variable of flax.nnx, has the name of its value:
+    A node whose only child is `value`, such as a variable of flax.nnx, has the name of its value:
     "dense/kernel", and not "dense/kernel/value".
     """
     paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(tree)]
@@ -32,32 +32,42 @@ def names(tree: Any) -> list[str]:
     return [path_name(path) for path in paths]
 
 
+def _verbatim_names(tree: Any) -> list[str]:
+    paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(tree)]
+    return [jax.tree_util.keystr(path, simple=True, separator="/") for path in paths]
+
+
 def as_arrays(tree: Any) -> Any:
-    """Turns the numbers of Python and NumPy in a tree into arrays of jax, as optax does."""
+    """Converts Python numbers and NumPy arrays in a tree to jax arrays, as optax does."""
     kinds = (bool, int, float, complex, np.ndarray, np.generic)
     return jax.tree.map(lambda x: jnp.asarray(x) if isinstance(x, kinds) else x, tree)
 
 
-def flatten(tree: Any) -> dict[str, Any]:
-    """Lists the leaves of a tree by their path names, in the tree's own order.
+def flatten(tree: Any, verbatim: bool = False) -> dict[str, Any]:
+    """Returns the leaves of a tree by their path names, in the order of the leaves.
 
     Args:
         tree: any pytree.
+        verbatim: whether a name contains every key of the path, unescaped, as in saved files. By
+            default the names are those of `names`, which users see and match.
 
     Returns:
         A dict from path name to leaf.
 
     Raises:
-        ValueError: two leaves have the same path name ({"a/b": x, "a": {"b": y}}).
+        ValueError: if two leaves have the same path name ({"a/b": x, "a": {"b": y}}).
     """
-    called = names(tree)
-    named = dict(zip(called, jax.tree.leaves(tree), strict=True))
-    if len(named) < len(called):
+    called = _verbatim_names(tree) if verbatim else names(tree)
+    by_path = dict(zip(called, jax.tree.leaves(tree), strict=True))
+    if len(by_path) < len(called):
         twice = next(name for name in called if called.count(name) > 1)
-        raise ValueError(f"Two parameters are both called {twice!r}; rename one of them.")
-    return named
+        raise ValueError(
+            f"Two leaves have the same path, {twice!r}. Rename one of them: a key must not contain "
+            f"'/'."
+        )
+    return by_path
 
 
-def unflatten(like: Any, named: dict[str, Any]) -> Any:
-    """Puts named leaves back into the structure of `like` (the inverse of `flatten`)."""
-    return jax.tree.unflatten(jax.tree.structure(like), [named[name] for name in names(like)])
+def unflatten(like: Any, by_path: dict[str, Any]) -> Any:
+    """Builds a tree with the structure of `like` from leaves by path name (inverts `flatten`)."""
+    return jax.tree.unflatten(jax.tree.structure(like), [by_path[name] for name in names(like)])

@@ -1,6 +1,7 @@
-"""Compares regular expressions with path names, and gives up on those that take too long.
+"""Matches regular expressions with path names, within a time limit.
 
-Python's `re` takes exponential time for some: (([a-z]*)*)*X tries every way to split a path.
+Python's `re` takes exponential time for some patterns: (([a-z]*)*)*X tries every way to split
+a path.
 """
 
 import re
@@ -15,15 +16,15 @@ _SECONDS = 1.0  # of processor time; an ordinary pattern takes microseconds
 
 
 class SlowPattern(ValueError):
-    """A pattern that takes too long."""
+    """Raised if matching a pattern takes too long."""
 
 
-# A step that is traced asks again for every parameter, and the timer costs 30 times the match.
+# Every trace matches all parameters again, and the timer costs 30 times as much as the match.
 @lru_cache(maxsize=1 << 16)
 def fullmatch(pattern: re.Pattern[str], path: str) -> re.Match[str] | None:
-    """Compares a pattern with a whole path name.
+    """Matches a pattern with a whole path name.
 
-    The time limit holds in the main thread, where signals are handled; other threads have none.
+    The time limit applies in the main thread only, because only it handles signals.
 
     Args:
         pattern: the pattern, compiled.
@@ -33,14 +34,14 @@ def fullmatch(pattern: re.Pattern[str], path: str) -> re.Match[str] | None:
         The match, or None.
 
     Raises:
-        SlowPattern: it takes more than a second.
+        SlowPattern: if it takes more than a second of processor time.
     """
     with _limit(pattern, path):
         return pattern.fullmatch(path)
 
 
 def occurs(pattern: re.Pattern[str], path: str) -> bool:
-    """Says whether a pattern matches a part of a path name; False if that takes too long."""
+    """Returns whether a pattern occurs in a path name; False if matching takes too long."""
     try:
         with _limit(pattern, path):
             return pattern.search(path) is not None
@@ -56,7 +57,7 @@ def _limit(pattern: re.Pattern[str], path: str) -> Iterator[None]:
             f"within repetitions, as in (a*)*, take exponential time: write it without them."
         )
 
-    # SIGVTALRM counts processor time, and is rarely used; `re` handles signals as it goes.
+    # SIGVTALRM counts processor time and is rarely used; `re` handles signals while it matches.
     is_main = threading.current_thread() is threading.main_thread()
     if not is_main or signal.getitimer(signal.ITIMER_VIRTUAL)[0]:
         yield

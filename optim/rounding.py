@@ -1,11 +1,11 @@
-"""Puts what was computed in float32 back into the dtype that a parameter is kept in."""
+"""Rounds parameters computed in float32 to the dtypes in which they are stored."""
 
 from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 
-from optim.parts import refuse_parts
+from optim.shard_map_checks import require_whole
 
 LowPrecision = Literal["nearest", "master", "stochastic"]
 
@@ -13,24 +13,24 @@ LowPrecision = Literal["nearest", "master", "stochastic"]
 def round_to(
     after: dict[str, Any], before: dict[str, Any], how: LowPrecision, step: Any, key: Any
 ) -> dict[str, Any]:
-    """Casts new parameters back to the dtypes they are kept in.
+    """Casts new parameters to the dtypes of the old ones.
 
     Args:
         after: path -> the new parameter, float32 or wider.
         before: path -> the old one, in its dtype.
         how: see `optimizer`.
-        step: an int32 scalar, which makes the noise of "stochastic" another one.
-        key: where that noise comes from; None for the same in every run.
+        step: the step number, an int32 scalar; the noise of "stochastic" depends on it.
+        key: a PRNG key for that noise; None for the same noise in every run.
 
     Returns:
         Path -> the new parameter, in the dtype of the old.
 
     Raises:
-        ValueError: inside shard_map, "stochastic" would draw the same noise for every part.
+        ValueError: inside shard_map, if how is "stochastic": all shards would get the same noise.
     """
     if how != "stochastic":
         return {path: x.astype(before[path].dtype) for path, x in after.items()}
-    refuse_parts(None, (after, ()), 'low_precision="stochastic"')
+    require_whole(None, (after, ()), 'low_precision="stochastic"')
     key = jax.random.fold_in(jax.random.key(0) if key is None else key, step)
     return {
         path: _stochastic_round(x, jax.random.fold_in(key, i), before[path].dtype)
@@ -41,7 +41,7 @@ def round_to(
 
 
 def _stochastic_round(x: jax.Array, key: jax.Array, dtype: Any) -> jax.Array:
-    """Rounds float32 to a neighbour in a smaller dtype, up with the probability of what is cut."""
+    """Rounds float32 up or down to a narrower dtype at random, without bias."""
     noise = jax.random.bits(key, x.shape, jnp.uint16).astype(jnp.uint32)
     if dtype == jnp.bfloat16:  # the upper half of a float32
         bits = jax.lax.bitcast_convert_type(x, jnp.uint32)
@@ -50,6 +50,6 @@ def _stochastic_round(x: jax.Array, key: jax.Array, dtype: Any) -> jax.Array:
         info = jnp.finfo(dtype)
         _, exponent = jnp.frexp(x)  # |x| in [2**(exponent - 1), 2**exponent)
         unit = jnp.ldexp(jnp.ones_like(x), jnp.maximum(exponent - 1, info.minexp) - info.nmant)
-        # 11 bits before the point and 13 behind it: all that a float32 holds.
+        # 11 bits before the point and 13 after it: all 24 bits of a float32.
         rounded = jnp.floor(x / unit + (noise >> 3).astype(x.dtype) / 2**13) * unit
     return jnp.where(jnp.isfinite(x), rounded, x).astype(dtype)

@@ -1,4 +1,4 @@
-"""Rprop: steps that know only the sign of the gradient."""
+"""Rprop: steps that depend only on the sign of the gradient."""
 
 from typing import Any, NamedTuple
 
@@ -6,17 +6,18 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from optim.descent import map_parts, scalar, wide, wide_zeros
+from optim.descent import map_unzip, scalar
+from optim.dtypes import wide_zeros, widen
 
 __all__ = ["RpropState", "rprop"]
 
 
 class RpropState(NamedTuple):
-    """What Rprop remembers.
+    """The state of Rprop.
 
     Attributes:
         size: the size of each element's step.
-        last: the last gradient, 0 where it had turned.
+        last: the last gradient, 0 where its sign had changed.
     """
 
     size: Any
@@ -30,41 +31,52 @@ def rprop(
     min_step_size: float = 1e-6,
     max_step_size: float = 50.0,
 ) -> optax.GradientTransformationExtraArgs:
-    """Steps along the gradient's sign, longer while it stays and shorter when it turns (Rprop).
+    """Grows each step while the gradient keeps its sign, else shrinks it (Rprop).
 
-    Each element of a parameter has a step size s, learning_rate at first, and with the gradient g
-    and the last one h
+    Each element of a parameter has a step size s, initially learning_rate. With the gradient g and
+    the previous gradient h,
 
         g * h > 0   s <- s * eta_plus,   step by -s * sign(g)
-        g * h < 0   s <- s * eta_minus,  no step, and g counts as 0 next time
+        g * h < 0   s <- s * eta_minus,  no step, and h is 0 at the next update
         g * h = 0                        step by -s * sign(g)
 
-    where s is always kept in [min_step_size, max_step_size]. This is torch.optim.Rprop, whose
+    where s is clipped to [min_step_size, max_step_size]. This is torch.optim.Rprop, whose
     arguments are etas=(eta_minus, eta_plus) and step_sizes=(min_step_size, max_step_size), with
-    the names of optax.rprop. (optax.rprop 0.2.8 makes each step one update late.) It is for full
-    batches: noise turns the sign of small gradients.
+    the names of optax.rprop. (optax.rprop 0.2.8 applies each step one update late.) Use it with
+    full batches: the noise of minibatches changes the sign of small gradients.
 
     Args:
-        learning_rate: the first step size, a float or a traced scalar. Later ones come from it, so
-            that it has no schedule.
-        eta_minus: the factor of a step size when the gradient turns.
-        eta_plus: the factor of a step size when it stays.
-        min_step_size: the least step size.
+        learning_rate: the first step size, a float or a traced scalar. It cannot be a schedule,
+            because later step sizes are computed from it.
+        eta_minus: the factor of a step size when the gradient changes its sign.
+        eta_plus: the factor of a step size when the gradient keeps its sign.
+        min_step_size: the smallest step size.
         max_step_size: the largest step size.
 
     Returns:
         The optimizer.
 
     Raises:
-        ValueError: the learning rate is a schedule.
+        ValueError: if the learning rate is a schedule.
+
+    Example:
+        >>> import jax.numpy as jnp, numpy as np, optim
+        >>> tx = optim.rprop(learning_rate=0.5)
+        >>> params = jnp.zeros(2)
+        >>> updates, state = tx.update(jnp.array([3.0, -0.1]), tx.init(params), params)
+        >>> updates.tolist()
+        [-0.5, 0.5]
+        >>> updates, state = tx.update(jnp.array([2.0, 0.1]), state, params)
+        >>> print(np.asarray(updates).round(3))  # 1.2 * step; no step after a sign change
+        [-0.6 -0. ]
 
     Reference: Riedmiller and Braun, A Direct Adaptive Method for Faster Backpropagation Learning:
       The RPROP Algorithm, ICNN 1993
     """
     if callable(learning_rate):
         raise ValueError(
-            "learning_rate of optim.rprop is the first step size, from which all later ones come:"
-            " give it a number, and no schedule."
+            "learning_rate of optim.rprop is the first step size, from which later ones are"
+            " computed, and cannot be a schedule: give it a number."
         )
 
     def init(params: Any) -> RpropState:
@@ -76,7 +88,7 @@ def rprop(
         def one(
             g: jax.Array, size: jax.Array, last: jax.Array, like: jax.Array
         ) -> tuple[jax.Array, ...]:
-            g = wide(g)
+            g = widen(g)
             size, last = size.astype(g.dtype), last.astype(g.dtype)
             turn = jnp.sign(g) * jnp.sign(last)
             eta = jnp.where(turn > 0, scalar(eta_plus, g), scalar(eta_minus, g))
@@ -86,7 +98,7 @@ def rprop(
             return (-size * jnp.sign(g)).astype(like.dtype), size, g
 
         like = updates if params is None else params
-        steps, sizes, lasts = map_parts(one, 3, updates, state.size, state.last, like)
+        steps, sizes, lasts = map_unzip(one, 3, updates, state.size, state.last, like)
         return steps, RpropState(sizes, lasts)
 
     return optax.with_extra_args_support(optax.GradientTransformation(init, update))

@@ -1,4 +1,4 @@
-"""Scion: steps of a given length in a norm that suits the layer."""
+"""Scion: steps of a fixed length in a norm chosen for the layer."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -7,10 +7,11 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from optim.descent import descend, scalar, wide, wide_zeros
+from optim.descent import descend, moving_average, scalar
+from optim.dtypes import wide_zeros, widen
 from optim.layouts import MatrixSpec
 from optim.matrices import Matrices
-from optim.newton_schulz import orthogonalize, polynomials
+from optim.newton_schulz import orthogonalize_all, polynomials
 
 __all__ = ["ScionState", "scion"]
 
@@ -18,7 +19,7 @@ _NORMS = ("spectral", "spectral_conv", "sign", "col_norm", "row_norm", "bias_rms
 
 
 class ScionState(NamedTuple):
-    """What Scion remembers: the mean of the gradients."""
+    """The state of Scion: the mean of the gradients, shaped like the parameters."""
 
     momentum: Any
 
@@ -34,7 +35,7 @@ def scion(
     eps: float = 1e-8,
     matrices: MatrixSpec = None,
 ) -> optax.GradientTransformationExtraArgs:
-    """Moves towards the point of a norm's ball that lies farthest against the gradient (Scion).
+    """Moves towards the point of a norm ball that minimizes the linearized loss (Scion).
 
     With the gradient G and the mean M, one update is
 
@@ -42,11 +43,11 @@ def scion(
         W <- (1 - learning_rate) * W - learning_rate * radius * F(M)     (constrained)
         W <- W - learning_rate * radius * F(M)                           (otherwise)
 
-    Constrained, the weights never leave a ball that they start in. The norms have the authors'
-    names, whose matrices are [o, i]: rows are outputs, columns are inputs. Parameters here are
-    stored as [i, o], as in flax. For a matrix of o outputs and i inputs F(M) is
+    With constrained=True, weights that start in the ball stay in it. The norms have the names of
+    the authors' program, whose matrices are [o, i]: rows are outputs, columns are inputs. Here
+    parameters are [i, o], as in flax. For a matrix of o outputs and i inputs F(M) is
 
-        spectral       sqrt(o / i) * O(M), where O pushes the singular values to one: hidden layers
+        spectral       sqrt(o / i) * O(M), where O maps singular values to about 1: hidden layers
         spectral_conv  sqrt(o / c) / k * O(M), for a convolution of c input channels and k positions
                        of its window, flattened to one matrix with i = c * k inputs
         sign           sign(M) / i: last layers, and embeddings whose weights are shared with them
@@ -56,42 +57,53 @@ def scion(
                        norm: last layers
         bias_rms       the last axis of the parameter divided by its root mean square: biases
 
-    Where this differs from the authors' program: they call `radius` scale, `constrained` is their
-    unconstrained=False, their default momentum is 1 (no mean; they advise 0.1), Newton-Schulz runs
-    in bfloat16, col_norm and row_norm have the options normalized and transpose, and in later
-    versions M starts at the first gradient instead of 0, as here and in the paper.
+    Differences from the authors' program: it calls `radius` scale and constrained=True
+    unconstrained=False; its default momentum is 1 (no mean; the authors recommend 0.1); it runs
+    Newton-Schulz in bfloat16; its col_norm and row_norm have the options normalized and transpose;
+    and in later versions M starts at the first gradient. Here and in the paper M starts at 0.
 
     Args:
         learning_rate: a float, a traced scalar or a schedule.
-        radius: the radius of the ball; the paper has 50 for hidden layers of a GPT, 3000 for its
-            last one.
+        radius: the radius of the ball. For a GPT the paper uses 50 for hidden layers and 3000 for
+            the last layer.
         momentum: the weight of the new gradient in the mean, as in the authors' program: 1 minus
-            what other optimizers call momentum. 1 is no mean.
+            what other optimizers call momentum. At 1, M is the gradient.
         norm: 'spectral', 'spectral_conv', 'sign', 'col_norm', 'row_norm' or 'bias_rms'.
-        constrained: whether the weights shrink by the learning rate, too.
+        constrained: whether each update also multiplies the weights by 1 - learning_rate.
         ns_steps: for 'spectral' and 'spectral_conv', the number of Newton-Schulz steps.
-        ns_coefficients: for the same, their polynomials, as in `optim.muon`.
-        eps: added to what divides.
+        ns_coefficients: for the same norms, the coefficients of the steps, as in `optim.muon`.
+        eps: added to the divisor of 'col_norm', 'row_norm' and 'bias_rms', and the smallest norm by
+            which Newton-Schulz divides.
         matrices: which axes of a parameter are the rows and the columns of its matrices, as in
-            `optim.muon`; None is 'conv' for 'spectral_conv'. Under 'spectral_conv' the last of the
-            axes that make the inputs are the channels, those before it the window.
+            `optim.muon`; for 'spectral_conv' None means 'conv'. With 'spectral_conv', the last row
+            axis is the input channels, and the row axes before it are the window.
 
     Returns:
         The optimizer.
 
     Raises:
-        ValueError: the norm, ns_coefficients, ns_steps or matrices are unknown; at init, a
+        ValueError: if the norm, ns_coefficients, ns_steps or matrices is unknown; at init, if a
             parameter has fewer than two axes (one for 'bias_rms'), is complex, or does not fit
-            `matrices`; inside shard_map, a gradient differs from device to device.
+            `matrices`; inside shard_map, if a gradient differs between devices.
+
+    Example:
+        >>> import jax.numpy as jnp, numpy as np, optim
+        >>> tx = optim.scion(learning_rate=0.1, radius=2.0, momentum=1.0, norm="sign")
+        >>> params = {"kernel": jnp.eye(2)}
+        >>> grads = {"kernel": jnp.array([[1.0, 2.0], [3.0, 5.0]])}
+        >>> updates, state = tx.update(grads, tx.init(params), params)
+        >>> print(np.asarray(updates["kernel"]).round(3))
+        [[-0.2 -0.1]
+         [-0.1 -0.2]]
 
     Reference: Pethick et al., Training Deep Learning Models with Norm-Constrained LMOs,
       https://arxiv.org/abs/2502.07529
     """
     if norm not in _NORMS:
-        raise ValueError(f"norm is {norm!r}, but it is one of {', '.join(_NORMS)}.")
+        raise ValueError(f"norm must be one of {', '.join(_NORMS)}, got {norm!r}.")
     triples = polynomials(ns_coefficients, ns_steps)
     if norm == "bias_rms" and matrices is not None:
-        raise ValueError("norm='bias_rms' is of the last axis, so matrices has no meaning with it.")
+        raise ValueError("norm='bias_rms' uses the last axis of every parameter: remove matrices.")
     conv = norm == "spectral_conv"
     spec = "conv" if conv and matrices is None else matrices
     over = Matrices(spec, f"optim.scion with norm={norm!r}")
@@ -101,22 +113,26 @@ def scion(
             over.declare(params, _doubts(momentum))
         elif any(x.ndim == 0 for x in jax.tree.leaves(params)):
             raise ValueError(
-                "optim.scion with norm='bias_rms' moves parameters of at least one axis, and one "
-                "has none. Put it in another group (min_ndim=1 keeps it out of this one)."
+                "optim.scion with norm='bias_rms' needs parameters with at least one axis, got a "
+                "scalar. Put it in another group (min_ndim=1 keeps it out of this one)."
             )
         return ScionState(jax.tree.map(wide_zeros, params))
 
-    def farthest(m: jax.Array) -> tuple[jax.Array]:
-        inputs, outputs = m.shape[-2:]
-        small = scalar(eps, m)
+    def farthest(batches: list[jax.Array]) -> list[list[jax.Array]]:
         if norm in ("spectral", "spectral_conv"):
-            return ((outputs / inputs) ** 0.5 * orthogonalize(m, triples, eps),)
+            found = orthogonalize_all(batches, triples, eps)
+            return [[(x.shape[-1] / x.shape[-2]) ** 0.5 * x for x in found]]
+        return [list(map(normalized, batches))]
+
+    def normalized(m: jax.Array) -> jax.Array:
+        inputs = m.shape[-2]
+        small = scalar(eps, m)
         if norm == "sign":
-            return (jnp.sign(m) / inputs,)
+            return jnp.sign(m) / inputs
         if norm == "col_norm":
-            return (m / (jnp.sqrt(jnp.mean(m**2, -1, keepdims=True)) + small),)
+            return m / (jnp.sqrt(jnp.mean(m**2, -1, keepdims=True)) + small)
         length = jnp.sqrt(jnp.sum(m**2, -2, keepdims=True))
-        return (m / (inputs**0.5 * length + small),)
+        return m / (inputs**0.5 * length + small)
 
     def directions(moments: Any) -> Any:
         if norm == "bias_rms":
@@ -124,7 +140,7 @@ def scion(
                 lambda m: m / (jnp.sqrt(jnp.mean(m**2, -1, keepdims=True)) + scalar(eps, m)),
                 moments,
             )
-        [found] = over.map(farthest, 1, [moments])
+        [found] = over.map(farthest, [moments])
         if not conv:
             return found
         leaves, structure = jax.tree.flatten(found)
@@ -134,11 +150,11 @@ def scion(
     def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, ScionState]:
         del params
 
-        def mix(g: jax.Array, m: jax.Array) -> jax.Array:
-            new = scalar(momentum, g)
-            return (1 - new) * m.astype(g.dtype) + new * g
+        def follow(g: jax.Array, m: jax.Array) -> jax.Array:
+            weight = scalar(momentum, g)
+            return moving_average(m, g, 1 - weight, weight)
 
-        moments = jax.tree.map(mix, jax.tree.map(wide, updates), state.momentum)
+        moments = jax.tree.map(follow, widen(updates), state.momentum)
         kept = jax.tree.map(lambda m, old: m.astype(old.dtype), moments, state.momentum)
         steps = jax.tree.map(lambda x: scalar(radius, x) * x, directions(moments))
         return steps, ScionState(kept)
@@ -152,6 +168,6 @@ def _doubts(momentum: Any) -> list[str]:
         return []
     return [
         f"optim.scion has momentum={momentum:g}: it is the weight of the new gradient, as in the"
-        f" authors' program, so that the mean hardly remembers. For a mean that keeps {momentum:g}"
-        f" of itself, set momentum={1 - momentum:g}."
+        f" authors' program, so the mean keeps little of old gradients. For a decay of"
+        f" {momentum:g}, set momentum={1 - momentum:g}."
     ]

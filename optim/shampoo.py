@@ -1,30 +1,33 @@
 """Shampoo, as in PyTorch's Distributed Shampoo: with decaying averages, grafted to Adam."""
 
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from optim.descent import bias_correction, descend, scalar, wide, wide_zeros
+from optim.descent import bias_correction, descend, moving_average, scalar
+from optim.division import divide
+from optim.dtypes import wide_zeros, widen
 from optim.layouts import MatrixSpec
-from optim.matrices import Matrices, everywhere, product, scatter, transpose
+from optim.matrices import Matrices, eigh, gram_matrices, product, replicate, scatter, transpose
 
 __all__ = ["ShampooState", "shampoo"]
 
 
 class ShampooState(NamedTuple):
-    """What Shampoo remembers.
+    """The state of Shampoo.
 
     Attributes:
         count: the number of updates so far, int32.
         mean: the mean of the gradients.
-        variance: the mean of their squares, for Adam's length.
-        left: the mean of G G^T, [batch axes..., rows, rows]; an empty tuple where that side is not
+        variance: the mean of their squares, for the length of Adam's step.
+        left: the mean of G G^T, [batch axes..., rows, rows]; an empty tuple for a side that is not
             preconditioned.
         right: the mean of G^T G, [batch axes..., columns, columns]; likewise.
-        left_root: the inverse root of `left` when it was last taken.
-        right_root: that of `right`.
+        left_root: the last computed inverse root of `left`.
+        right_root: the last computed inverse root of `right`.
     """
 
     count: jax.Array
@@ -48,39 +51,39 @@ def shampoo(
     graft_eps: float = 1e-8,
     matrices: MatrixSpec = None,
 ) -> optax.GradientTransformationExtraArgs:
-    """Preconditions matrices from both sides, with steps as long as Adam's (Shampoo).
+    """Preconditions matrices from both sides and gives steps the length of Adam's (Shampoo).
 
     With the means, corrected for their bias, M of the gradients G, V of their squares, L of G G^T
-    and R of G^T G, an update goes along
+    and R of G^T G, the direction of an update is D:
 
         P = (L + eps I)^(-1/4) M (R + eps I)^(-1/4),   D = |A| / |P| * P,
         A = M / (sqrt(V) + graft_eps)
 
-    with Frobenius norms, and D = A before `start_preconditioning`. The roots are taken anew every
-    `precondition_frequency` updates. Where one side is too long, the other has the power -1/2;
-    where both are, D = A.
+    with Frobenius norms, and D = A before `start_preconditioning`. The roots are recomputed every
+    `precondition_frequency` updates. If one side is longer than `max_precond_dim`, the other has
+    the power -1/2; if both are, D = A.
 
-    Without `matrices`, a matrix is the last two axes of a parameter, and every axis before is batch
-    (stacked layers). Parameters that are no matrices belong to another group.
+    Without `matrices`, a matrix is the last two axes of a parameter, and every axis before them is
+    batch (stacked layers). Other parameters, such as biases, must be in another group.
 
-    Where this differs from Meta's program and its defaults: that merges small dimensions
-    (use_merge_dims=True) and then gives every axis a side of its own, and cuts matrices into blocks
-    of max_preconditioner_dim=1024, where this one has whole matrices and leaves a longer side out;
-    its betas are (0.9, 1.0), a b2 of 1 being a sum; its precondition_frequency is 1; and it grafts
-    only where a grafting_config is given, here always to Adam.
+    Differences from Meta's program and its defaults: that program merges small dimensions
+    (use_merge_dims=True), preconditions every remaining axis, and splits matrices into blocks of
+    max_preconditioner_dim=1024; this one uses whole matrices and does not precondition a longer
+    side. Its betas are (0.9, 1.0), where b2=1 means a sum; its precondition_frequency is 1; and it
+    grafts only if a grafting_config is given, while this one always grafts to Adam.
 
     Args:
-        learning_rate: a float, a traced scalar or a schedule; one for Adam suits.
+        learning_rate: a float, a traced scalar or a schedule; values tuned for Adam are suitable.
         b1: the decay of M.
-        b2: the decay of V, L and R. At 1 they are sums, not averages, and have no bias to correct:
-            the original Shampoo and Meta's default, with the length of AdaGrad's steps.
+        b2: the decay of V, L and R. At 1 they are sums without bias correction, as in the original
+            Shampoo and in Meta's default, and the steps have the length of AdaGrad's.
         eps: added to the eigenvalues of L and R.
         weight_decay: decoupled weight decay, multiplied by the learning rate.
-        precondition_frequency: the number of updates between two roots.
+        precondition_frequency: the number of updates from one computation of the roots to the next.
         start_preconditioning: the first update, counted from 1, that is preconditioned; None for
             `precondition_frequency`.
-        max_precond_dim: a longer side of a matrix is not preconditioned.
-        graft_eps: added to the root of V.
+        max_precond_dim: the longest side of a matrix that is preconditioned.
+        graft_eps: added to the square root of V.
         matrices: which axes of a parameter are the rows and the columns of its matrices, as in
             `optim.muon`; None for the last two.
 
@@ -88,9 +91,19 @@ def shampoo(
         The optimizer.
 
     Raises:
-        ValueError: a number of updates is not positive, or matrices is unknown; at init, a
+        ValueError: if a number of updates is not positive, or matrices is unknown; at init, if a
             parameter has fewer than two axes, is complex or does not fit `matrices`; inside
-            shard_map, a gradient differs from device to device.
+            shard_map, if a gradient differs between devices.
+
+    Example:
+        >>> import jax.numpy as jnp, numpy as np, optim
+        >>> tx = optim.shampoo(learning_rate=0.1, precondition_frequency=1)
+        >>> params = {"kernel": jnp.eye(2)}
+        >>> grads = {"kernel": jnp.array([[1.0, 2.0], [3.0, 5.0]])}
+        >>> updates, state = tx.update(grads, tx.init(params), params)
+        >>> print(np.asarray(updates["kernel"]).round(3))
+        [[ 0.088 -0.11 ]
+         [-0.11  -0.088]]
 
     References: Gupta et al., Shampoo, https://arxiv.org/abs/1802.09568; Shi et al., A Distributed
       Data-Parallel PyTorch Implementation of the Distributed Shampoo Optimizer,
@@ -99,8 +112,8 @@ def shampoo(
     start = precondition_frequency if start_preconditioning is None else start_preconditioning
     if precondition_frequency < 1 or start < 1:
         raise ValueError(
-            f"precondition_frequency is {precondition_frequency} and start_preconditioning is"
-            f" {start}, but both are numbers of updates, 1 or more."
+            f"precondition_frequency and start_preconditioning must be at least 1, got"
+            f" {precondition_frequency} and {start}."
         )
 
     over = Matrices(matrices, "optim.shampoo")
@@ -108,11 +121,12 @@ def shampoo(
     def init(params: Any) -> ShampooState:
         over.declare(params)
 
-        def one(zeros: jax.Array) -> tuple[Any, ...]:
-            grams = _grams(zeros, max_precond_dim)
-            return zeros, *grams, *jax.tree.map(jnp.zeros_like, grams)
+        def start_from(zeros: list[jax.Array]) -> Sequence[Any]:
+            sides = [gram_matrices(x, max_precond_dim) for x in zeros]
+            left, right = ([x[i] for x in sides] for i in (0, 1))
+            return zeros, *(jax.tree.map(jnp.zeros_like, x) for x in (left, right, left, right))
 
-        mean, *sides = over.map(one, 5, [jax.tree.map(wide_zeros, params)])
+        mean, *sides = over.map(start_from, [jax.tree.map(wide_zeros, params)])
         variance = jax.tree.map(wide_zeros, params)
         return ShampooState(jnp.zeros((), jnp.int32), mean, variance, *sides)
 
@@ -121,52 +135,75 @@ def shampoo(
         count = jnp.asarray(optax.safe_increment(state.count))
         due = (count == start) | ((count > start) & (count % precondition_frequency == 0))
 
-        def one(
-            whole: jax.Array, mean: jax.Array, variance: jax.Array, *sides: Any
+        def follow(
+            whole: jax.Array, mean: jax.Array, variance: jax.Array, *grams: Any
         ) -> tuple[Any, ...]:
-            grams, roots = sides[:2], sides[2:]
             keep1, keep2 = scalar(b1, whole), scalar(b2, whole)
-            part = jnp.where(keep2 == 1, 1, 1 - keep2)  # at 1 these are sums
-            mean = keep1 * mean + (1 - keep1) * whole
-            variance = keep2 * variance + part * whole**2
-            news = _grams(whole, max_precond_dim)
-            grams = jax.tree.map(lambda old, new: keep2 * old + part * new, grams, news)
-            real = jnp.where(keep2 == 1, 1, bias_correction(b2, count, whole))
-            roots = jax.lax.cond(
-                due, lambda grams, _: _roots(grams, real, eps), lambda _, roots: roots, grams, roots
+            weight = jnp.where(keep2 == 1, 1, 1 - keep2)  # with b2=1 these are sums
+            mean = moving_average(mean, whole, keep1)
+            variance = moving_average(variance, whole**2, keep2, weight)
+            news = gram_matrices(whole, max_precond_dim)
+            grams = jax.tree.map(
+                lambda old, new: moving_average(old, new, keep2, weight), grams, news
             )
-            corrected = mean / bias_correction(b1, count, whole)
-            adam = corrected / (jnp.sqrt(variance / real) + scalar(graft_eps, whole))
-            step = jnp.where(count < start, adam, _graft(_precondition(corrected, roots), adam))
-            step = step if jax.tree.leaves(roots) else adam
-            return step, mean, variance, *grams, *roots
+            return mean, variance, *grams
 
-        grads = jax.tree.map(wide, updates)
-        steps, *parts = over.map(one, 7, [grads, state.mean, state.variance], state[3:])
-        return steps, ShampooState(count, *parts)
+        def step_along(mean: jax.Array, variance: jax.Array, *roots: Any) -> jax.Array:
+            corrected = mean / bias_correction(b1, count, mean)
+            adam = corrected / (jnp.sqrt(variance / correction(mean)) + scalar(graft_eps, mean))
+            step = jnp.where(count < start, adam, _graft(_precondition(corrected, roots), adam))
+            return step if jax.tree.leaves(roots) else adam
+
+        def correction(like: jax.Array) -> jax.Array:
+            """Returns the divisor of `variance` and of the Gram matrices; sums have none."""
+            return jnp.where(scalar(b2, like) == 1, 1, bias_correction(b2, count, like))
+
+        def new_roots(sides: tuple[list[Any], list[Any]], old: Any) -> Any:
+            del old
+            return _roots(sides, lambda gram: gram / correction(gram), eps)
+
+        def move(*lists: list[Any]) -> Sequence[list[Any]]:
+            moments, roots = lists[:5], lists[5:]
+            rows = [follow(*row) for row in zip(*moments, strict=True)]
+            mean, variance, left, right = ([row[i] for row in rows] for i in range(4))
+            roots = jax.lax.cond(due, new_roots, lambda _, old: old, (left, right), roots)
+            steps = list(map(step_along, mean, variance, *roots))
+            return steps, mean, variance, left, right, *roots
+
+        grads = widen(updates)
+        steps, *fields = over.map(move, [grads, state.mean, state.variance], state[3:])
+        return steps, ShampooState(count, *fields)
 
     return descend(optax.GradientTransformation(init, update), learning_rate, weight_decay)
 
 
-def _grams(g: jax.Array, longest: int) -> tuple[Any, Any]:
-    left = product(g, transpose(g)) if g.shape[-2] <= longest else ()
-    right = product(transpose(g), g) if g.shape[-1] <= longest else ()
-    return left, right
+def _roots(
+    sides: tuple[list[Any], list[Any]], corrected: Callable[[jax.Array], jax.Array], eps: Any
+) -> tuple[list[Any], list[Any]]:
+    """Computes inverse roots: fourth roots of two sides, square roots of a single side.
 
+    Args:
+        sides: for each parameter the left and the right Gram matrices; see `gram_matrices`.
+        corrected: corrects the bias of a mean of Gram matrices.
+        eps: added to their eigenvalues.
+    """
 
-def _roots(grams: Any, real: jax.Array, eps: Any) -> Any:
-    """Takes the inverse root of every side: the fourth, or the square root of a single one."""
-    power = -0.5 / max(len(jax.tree.leaves(grams)), 1)
-
-    def inverse_root(gram: jax.Array) -> jax.Array:
-        values, vectors = jnp.linalg.eigh(everywhere(gram / real))
-        # Below this an eigenvalue is rounding, and its root would be noise times a large number.
+    def inverse_root(gram: jax.Array, power: jax.Array) -> jax.Array:
+        values, vectors = eigh(replicate(corrected(gram)))
+        # A smaller eigenvalue is a rounding error, and its inverse root would amplify noise.
         noise = jnp.finfo(gram.dtype).eps * gram.shape[-1] * jnp.max(values, -1, keepdims=True)
         values = jnp.maximum(values, jnp.maximum(noise, 0)) + scalar(eps, gram)
         root = product(vectors * values[..., None, :] ** power, transpose(vectors))
         return scatter(root, gram)
 
-    return jax.tree.map(inverse_root, grams)
+    def power_of(left: Any, right: Any) -> Any:
+        power = -0.5 / max(len(jax.tree.leaves((left, right))), 1)
+        return jax.tree.map(lambda x: jnp.full((len(x), 1, 1), power, x.dtype), (left, right))
+
+    pairs = list(map(power_of, *sides))
+    powers = jax.tree.leaves([[pair[i] for pair in pairs] for i in (0, 1)])
+    grams, structure = jax.tree.flatten(sides)
+    return structure.unflatten(divide(inverse_root, grams, powers))
 
 
 def _precondition(x: jax.Array, roots: tuple[Any, Any]) -> jax.Array:
@@ -176,6 +213,6 @@ def _precondition(x: jax.Array, roots: tuple[Any, Any]) -> jax.Array:
 
 
 def _graft(direction: jax.Array, length: jax.Array) -> jax.Array:
-    """Gives each matrix the Frobenius norm of another."""
+    """Scales each matrix of `direction` to the Frobenius norm of its counterpart in `length`."""
     norms = [jnp.linalg.norm(x, axis=(-2, -1), keepdims=True) for x in (length, direction)]
     return direction * (norms[0] / (norms[1] + scalar(1e-16, direction)))

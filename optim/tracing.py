@@ -1,4 +1,4 @@
-"""Asks of a function, by tracing it, which of its arguments its results depend on."""
+"""Finds the arguments that the results of a function depend on, by tracing it."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -7,32 +7,31 @@ import jax
 from jax.interpreters import partial_eval
 
 
-def reads(function: Callable[[Any], Any], named: Mapping[str, Any]) -> set[str]:
-    """Names the arguments that the results of a function depend on.
+def reads(function: Callable[[Any], Any], arguments: Mapping[str, Any]) -> set[str]:
+    """Returns the names of the arguments that the results of a function depend on.
 
     Args:
-        function: takes a dict like `named`; it is traced, and nothing is computed.
-        named: name -> a number, an array or a pytree of them.
+        function: takes a dict like `arguments`; it is traced, and nothing is computed.
+        arguments: name -> a number, an array or a pytree of them.
 
     Returns:
-        The names of the values that some result depends on. A result that depends on the shape of
-        an argument alone does not depend on it.
+        The names. Dependence on the shape of an argument alone does not count.
     """
-    jaxpr, owners = _trace(function, named)
+    jaxpr, owners = _trace(function, arguments)
     return _used(jaxpr, owners, [True] * len(jaxpr.outvars))
 
 
-def reads_of_leaves(function: Callable[[Any], Any], named: Mapping[str, Any]) -> list[set[str]]:
-    """Names the arguments that each leaf of a function's result depends on; see `reads`."""
-    jaxpr, owners = _trace(function, named)
+def reads_of_leaves(function: Callable[[Any], Any], arguments: Mapping[str, Any]) -> list[set[str]]:
+    """Returns the arguments that each leaf of the result depends on; see `reads`."""
+    jaxpr, owners = _trace(function, arguments)
     places = range(len(jaxpr.outvars))
     return [_used(jaxpr, owners, [i == place for i in places]) for place in places]
 
 
-def _trace(function: Callable[[Any], Any], named: Mapping[str, Any]) -> tuple[Any, list[str]]:
-    """Traces a function; gives its jaxpr, and the name behind each of the jaxpr's arguments."""
-    jaxpr = jax.make_jaxpr(function)(dict(named)).jaxpr
-    return jaxpr, [name for name in sorted(named) for _ in jax.tree.leaves(named[name])]
+def _trace(function: Callable[[Any], Any], arguments: Mapping[str, Any]) -> tuple[Any, list[str]]:
+    """Returns the jaxpr of a function, and the argument's name of each of its inputs."""
+    jaxpr = jax.make_jaxpr(function)(dict(arguments)).jaxpr
+    return jaxpr, [name for name in sorted(arguments) for _ in jax.tree.leaves(arguments[name])]
 
 
 def _used(jaxpr: Any, owners: list[str], results: list[bool]) -> set[str]:

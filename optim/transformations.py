@@ -1,4 +1,4 @@
-"""Gives every optax transformation one interface: extra arguments, and one tree of parameters."""
+"""Adapts optax transformations to one interface: extra arguments, one tree of parameters."""
 
 import inspect
 from typing import Any, NamedTuple
@@ -7,30 +7,30 @@ import optax
 
 
 def standardize(made: Any, name: str) -> optax.GradientTransformationExtraArgs:
-    """Turns what an optimizer factory returned into a transformation with optax's usual interface.
+    """Adapts the result of an optimizer factory to optax's usual interface.
 
     Args:
-        made: a transformation, `optax.MultiSteps`, or a lookahead, whose slow parameters move into
-            its state (see `SlowParams`).
-        name: the name that errors give to the factory, such as "optax.adamw".
+        made: a transformation, `optax.MultiSteps`, or a lookahead, whose slow parameters are moved
+            to its state (see `SlowParams`).
+        name: the name of the factory in errors, such as "optax.adamw".
 
     Returns:
-        A transformation that takes extra arguments, and ignores those it does not know.
+        A transformation that ignores unknown extra arguments.
 
     Raises:
-        ValueError: it is no transformation.
+        ValueError: if `made` is not a transformation.
     """
     return _with_known_extras(_with_slow_params(_finished(made, name)))
 
 
 def _finished(made: Any, name: str) -> optax.GradientTransformation:
-    """Turns what a factory made into a transformation (MultiSteps is a class of its own)."""
+    """Converts `optax.MultiSteps`, which is not a transformation; checks other objects."""
     if isinstance(made, optax.MultiSteps):
         return made.gradient_transformation()
     if not isinstance(made, optax.GradientTransformation):
         raise ValueError(
-            f"{name} gave an object of class {type(made).__name__}, and what moves a "
-            f"group is an optax transformation. Groups do not stand within groups."
+            f"{name} returned an object of class {type(made).__name__}, but the optimizer of a "
+            f"group must be an optax transformation. Groups cannot be nested."
         )
     return made
 
@@ -38,7 +38,7 @@ def _finished(made: Any, name: str) -> optax.GradientTransformation:
 def _with_known_extras(
     tx: optax.GradientTransformation,
 ) -> optax.GradientTransformationExtraArgs:
-    """Leaves out the extra arguments that a transformation does not know.
+    """Drops the extra arguments that a transformation does not know.
 
     `optax.with_extra_args_support` does so for transformations that take none; `contrib.sam` takes
     one, and raises at any other.
@@ -63,10 +63,10 @@ class SlowParams(NamedTuple):
 
 
 def _with_slow_params(tx: optax.GradientTransformation) -> optax.GradientTransformation:
-    """Keeps the slow parameters of a lookahead in its state.
+    """Moves the slow parameters of a lookahead to its state.
 
-    Such an update takes and returns a pair of parameters, `optax.LookaheadParams`; everyone else
-    knows one. The annotation of its `params` tells it from others.
+    The update of a lookahead takes and returns a pair of parameters, `optax.LookaheadParams`. It is
+    recognized by the annotation of its argument `params`.
     """
     params_of = inspect.signature(tx.update).parameters.get("params")
     if params_of is None or params_of.annotation is not optax.LookaheadParams:

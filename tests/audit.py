@@ -18,7 +18,7 @@ import jax
 import numpy as np
 
 from trainer.config import Builder, Units, load
-from trainer.config.vocabulary import ROOTS, Vocabulary, _public
+from trainer.config.vocabulary import ROOTS, Vocabulary, _public_names
 
 ACTS = ("open", "os.", "shutil.", "socket.", "subprocess.", "tempfile.", "glob.", "pathlib.")
 ACTS += (
@@ -132,7 +132,7 @@ def main(data: str, cache: str) -> None:
     names: dict[Any, list[str]] = {}
     for root, home in ROOTS.items():
         for place, module in modules(root, importlib.import_module(home)).items():
-            for last in _public(module):
+            for last in _public_names(module):
                 function = vocabulary.function(f"{place}.{last}")
                 names.setdefault(function.call, []).append(function.name)
     report = {}

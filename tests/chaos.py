@@ -61,7 +61,9 @@ class Life(NamedTuple):
 
 
 def _announce(where: Path) -> None:
-    from trainer import checkpoint, loop, program, run
+    from trainer import checkpoint
+    from trainer.engine import program
+    from trainer.train import loop, run
 
     file = os.open(where, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 
@@ -91,7 +93,7 @@ def _announce(where: Path) -> None:
 
 def _slowly(steps_per_second: float) -> None:
     """Makes steps take as long as those of a real model, so that moments fall between them."""
-    from trainer.program import Program
+    from trainer.engine.program import Program
 
     inner = Program.step
 
@@ -253,7 +255,7 @@ def _same(one: Path, two: Path) -> list[str]:
 
 def chaos(folder: Path, kills: int, stops: int, seed: int) -> collections.Counter[str]:
     """Disturbs runs until all signals were sent, and compares each run with the undisturbed one."""
-    import trainer.run  # noqa: F401  for all lives at once
+    import trainer.train.run  # noqa: F401  for all lives at once
 
     party = Chaos(folder, seed)
     reference = folder / "reference"

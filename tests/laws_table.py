@@ -18,7 +18,7 @@ import optax.contrib
 
 import optim
 from optim.checks import needs_full_batch
-from optim.recipes import recipes_within
+from optim.factories import recipes_within
 
 contrib = optax.contrib
 
@@ -346,7 +346,7 @@ REFUSED = [
     ),
     (
         _row(optax.sm3, learning_rate=0.1, notes="takes no parameter without axes", note="scalars"),
-        "The group 'own' cannot be moved by optax.sm3",
+        "optax.sm3 cannot update the group 'own'",
     ),
     (
         _row(
@@ -357,7 +357,7 @@ REFUSED = [
             note="distance over gradients, scalars",
             notes="gives updates of shape (1,) for parameters without axes",
         ),
-        r"of shape \(\) by an update of shape \(1,\)",
+        r"an update of shape \(1,\) for the parameter own/scale of shape \(\)",
     ),
 ]
 

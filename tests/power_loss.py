@@ -81,10 +81,10 @@ class Restarts:
 
     def __init__(self, recorded: Recorded, folder: Path):
         from trainer import config as configs
-        from trainer.experiment import build_experiment
-        from trainer.program import Program
-        from trainer.run import Run
-        from trainer.signals import StopSignals
+        from trainer.engine.experiment import build_experiment
+        from trainer.engine.program import Program
+        from trainer.train.run import Run
+        from trainer.train.signals import StopSignals
 
         self.recorded = recorded
         self.counts: collections.Counter[str] = collections.Counter()

@@ -11,7 +11,7 @@ from typing import Any
 
 from optim.paths import flatten as leaves
 from trainer.__main__ import main
-from trainer.signals import StopSignals
+from trainer.train.signals import StopSignals
 
 __all__ = ["leaves"]
 
@@ -60,6 +60,22 @@ def options(config: Path, workdir: Path, *more: str) -> list[str]:
 def train(config: Path, workdir: Path, *more: str) -> int:
     """Trains in this process."""
     return main(options(config, workdir, *more))
+
+
+def findings(module: str) -> tuple[list[dict[str, Any]], subprocess.CompletedProcess[str]]:
+    """Runs a module of tests/ that needs simulated devices, in a process of its own.
+
+    Returns:
+        The lines of JSON that it printed, and the process.
+    """
+    done = subprocess.run(
+        [sys.executable, "-m", module],
+        cwd=ROOT,
+        env=environment(JAX_COMPILATION_CACHE_DIR=""),  # each program is compiled once
+        capture_output=True,
+        text=True,
+    )
+    return [json.loads(line) for line in done.stdout.splitlines()], done
 
 
 def environment(**more: str) -> dict[str, str]:

@@ -10,7 +10,7 @@ import pytest
 
 from tests import runs
 from trainer.__main__ import main
-from trainer.config import ConfigError
+from trainer.messages import UserError
 from trainer.workdir import check_files
 
 
@@ -40,14 +40,16 @@ BRACKETS = "[" * 100_000
         ("nonfinite.json", 75, "saved"),  # it is of no use to the run, and written anew
     ],
 )
-def test_a_file_of_brackets(stopped, workdir, capfd, name, code, words):
+def test_a_file_of_deeply_nested_brackets_is_a_named_error(
+    stopped, workdir, capfd, name, code, words
+):
     (workdir / name).write_text(BRACKETS)
     assert runs.train(stopped / "run.gin", workdir, "--until=5") == code
     said = capfd.readouterr().err
     assert words in said and "Traceback" not in said
 
 
-def test_replay_of_a_file_of_brackets(workdir, capfd):
+def test_replay_refuses_a_record_of_deeply_nested_brackets(workdir, capfd):
     (workdir / "nonfinite.json").write_text(BRACKETS)
     assert main(["replay", str(workdir), "--vocabulary=unruly"]) == 2
     assert "names no step" in capfd.readouterr().err
@@ -59,7 +61,7 @@ def test_replay_of_a_file_of_brackets(workdir, capfd):
 def test_a_pipe_is_refused(workdir, name):
     (workdir / name).unlink(missing_ok=True)
     os.mkfifo(workdir / name)
-    with pytest.raises(ConfigError, match=f"{name} is a pipe.*Move it away"):
+    with pytest.raises(UserError, match=f"{name} is a pipe.*Move it away"):
         check_files(workdir)
 
 
@@ -81,7 +83,7 @@ def test_no_command_waits_for_a_pipe(stopped, workdir, command):
     assert name in done.stderr and "Traceback" not in done.stderr
 
 
-def test_what_a_run_leaves_is_accepted(workdir, tmp_path):
+def test_the_files_of_a_finished_run_are_accepted(workdir, tmp_path):
     check_files(workdir)
     check_files(tmp_path / "not there yet")
     (workdir / "run.json").rename(tmp_path / "elsewhere.json")
@@ -90,7 +92,9 @@ def test_what_a_run_leaves_is_accepted(workdir, tmp_path):
 
 
 @pytest.mark.parametrize("more", [[], ["--workdir=run"]], ids=["default", "relative"])
-def test_a_current_folder_that_is_gone(stopped, tmp_path, monkeypatch, capfd, more):
+def test_a_run_ends_with_a_sentence_when_the_current_folder_was_deleted(
+    stopped, tmp_path, monkeypatch, capfd, more
+):
     monkeypatch.syspath_prepend(runs.LAB)
     (tmp_path / "gone").mkdir()
     monkeypatch.chdir(tmp_path / "gone")
@@ -106,7 +110,9 @@ def test_a_current_folder_that_is_gone(stopped, tmp_path, monkeypatch, capfd, mo
     assert main([*command, f"--workdir={tmp_path / 'run'}", "--until=1"]) == 75
 
 
-def test_a_mistake_is_told_in_a_folder_that_is_gone(stopped, tmp_path, monkeypatch, capfd):
+def test_a_mistake_is_reported_also_when_the_current_folder_was_deleted(
+    stopped, tmp_path, monkeypatch, capfd
+):
     (tmp_path / "broken_of_tests.py").write_text("1 / 0\n")
     (tmp_path / "gone").mkdir()
     monkeypatch.syspath_prepend(tmp_path)

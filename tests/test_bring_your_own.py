@@ -62,7 +62,6 @@ my_lab.optimizers.sign_momentum.learning_rate = 0.01
 )
 def test_a_package_from_outside_trains(name, text, tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(LAB))
-    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", "")
     (tmp_path / name).write_text(text)
     workdir = tmp_path / "run"
     code = main([f"--config={tmp_path / name}", "--vocabulary=my_lab", f"--workdir={workdir}"])
@@ -84,12 +83,11 @@ weight_decay: !optax.linear_schedule {init_value: 0.3, end_value: 0.0, transitio
 
 
 @pytest.mark.parametrize("name", ["terse", "oddly_annotated"])
-def test_learning_rate_and_weight_decay_are_floats_whatever_their_annotation(
+def test_learning_rate_and_weight_decay_are_floats_for_any_annotation(
     name, tmp_path, monkeypatch, capsys
 ):
     """They are planned, drawn, scheduled and logged; `weight_decay=0` is not an integer."""
     monkeypatch.syspath_prepend(str(LAB))
-    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", "")
     arguments = "".join(f"  {line}\n" for line in TERSE.strip().splitlines())
     text = NNX.replace("sign_momentum {learning_rate: 0.01}", f"{name}\n{arguments}".rstrip())
     (tmp_path / "a.yaml").write_text(text.replace("steps: 150", "steps: 2\nlog_every: 1"))
@@ -108,7 +106,7 @@ def test_learning_rate_and_weight_decay_are_floats_whatever_their_annotation(
     assert "takes a float" in capsys.readouterr().err
 
 
-def test_without_the_option_the_package_is_no_vocabulary(tmp_path, monkeypatch, capsys):
+def test_without_the_vocabulary_option_a_package_is_not_available(tmp_path, monkeypatch, capsys):
     monkeypatch.syspath_prepend(str(LAB))
     (tmp_path / "nnx.yaml").write_text(NNX)
     assert main([f"--config={tmp_path / 'nnx.yaml'}", f"--workdir={tmp_path / 'run'}"]) == 2
@@ -121,22 +119,24 @@ def test_without_the_option_the_package_is_no_vocabulary(tmp_path, monkeypatch, 
     [
         (
             NNX_GIN.replace("@my_lab.nets.Ringnet", "@my_lab.nets.Ringnet()"),
-            "without a call, constructor = @my_lab.nets.Ringnet in Gin or",
+            "without calling it, constructor = @my_lab.nets.Ringnet in Gin or",
         ),
         (
             NNX_GIN.replace("@my_lab.nets.Ringnet\n", "'my_lab.nets.Ringnet'\n").replace(
                 "my_lab.nets.Ringnet.width = 16\n", ""
             ),
             "models.from_nnx takes a function for 'constructor', and was given the string 'my_lab."
-            "nets.Ringnet'. A function itself is written @name.of.it in Gin and !partial:name.of",
+            "nets.Ringnet'. Write a function itself as @name.of.it in Gin and !partial:name.of",
         ),
         (
             LINEN.replace("Spiralnet", "Ringnet"),
-            "an nnx module is built by models.from_nnx",
+            "models.from_nnx builds nnx modules",
         ),
     ],
 )
-def test_an_nnx_module_that_is_called_is_told(text, words, tmp_path, monkeypatch, capsys):
+def test_an_nnx_module_written_as_a_call_gets_an_error_that_explains(
+    text, words, tmp_path, monkeypatch, capsys
+):
     monkeypatch.syspath_prepend(str(LAB))
     (tmp_path / "nnx.gin").write_text(text)
     assert main(["explain", f"--config={tmp_path / 'nnx.gin'}", "--vocabulary=my_lab"]) == 2

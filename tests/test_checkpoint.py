@@ -21,6 +21,7 @@ import numpy as np
 import pytest
 from jax.sharding import SingleDeviceSharding
 
+from optim.paths import flatten
 from trainer import checkpoint
 from trainer.__main__ import main
 from trainer.checkpoint import CheckpointError, Checkpoints, commit, integrity, manager, retention
@@ -101,7 +102,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
 # Saving and restoring
 
 
-def test_a_state_comes_back_exactly(opened: Callable[..., Checkpoints]) -> None:
+def test_a_state_is_restored_exactly(opened: Callable[..., Checkpoints]) -> None:
     state = make_state()
     checkpoints = opened()
     assert checkpoints.latest() is None
@@ -121,14 +122,14 @@ def test_a_state_comes_back_exactly(opened: Callable[..., Checkpoints]) -> None:
     "dtype",
     ["float16", "float8_e4m3fn", "float8_e5m2", "int4", "uint2", "uint32", "complex64", "bool"],
 )
-def test_every_dtype_comes_back(dtype: str, opened: Callable[..., Checkpoints]) -> None:
+def test_every_dtype_is_restored(dtype: str, opened: Callable[..., Checkpoints]) -> None:
     state = {"x": jnp.asarray(np.arange(6).reshape(2, 3) % 2, dtype)}
     checkpoints = opened()
     checkpoints.save(1, state)
     assert_same(checkpoints.restore(abstract(state)), state)
 
 
-def test_nan_payloads_negative_zero_and_other_key_types_come_back(
+def test_nan_payloads_negative_zero_and_other_key_types_are_restored(
     opened: Callable[..., Checkpoints],
 ) -> None:
     odd = np.array([0x7FC00001, 0xFFC12345, 0x80000000, 0x00000001], np.uint32).view(np.float32)
@@ -150,7 +151,7 @@ def test_a_numpy_leaf_may_change_while_it_is_saved(opened: Callable[..., Checkpo
     assert np.array_equal(checkpoints.restore(target)["x"], want)
 
 
-def test_donated_state_goes_on_while_it_is_saved(opened: Callable[..., Checkpoints]) -> None:
+def test_a_state_may_be_donated_while_it_is_saved(opened: Callable[..., Checkpoints]) -> None:
     checkpoints = opened(keep_latest=100)
 
     @jax.jit
@@ -190,7 +191,7 @@ def test_nothing_compiles_at_the_second_step_after_a_restore(
     assert_same(state, restored)
 
 
-def test_a_step_that_is_there_is_not_saved_again(opened: Callable[..., Checkpoints]) -> None:
+def test_a_saved_step_is_not_saved_again(opened: Callable[..., Checkpoints]) -> None:
     checkpoints = opened()
     assert checkpoints.save(1, {"x": jnp.zeros(3)})
     assert not checkpoints.save(1, {"x": jnp.ones(3)})
@@ -199,7 +200,7 @@ def test_a_step_that_is_there_is_not_saved_again(opened: Callable[..., Checkpoin
     assert np.array_equal(restored["x"], np.zeros(3))
 
 
-def test_a_state_without_a_value_to_store(opened: Callable[..., Checkpoints]) -> None:
+def test_a_state_of_empty_leaves_is_saved_and_restored(opened: Callable[..., Checkpoints]) -> None:
     state = {"empty": jnp.zeros((0,)), "none": None}
     checkpoints = opened()
     checkpoints.save(1, state)
@@ -218,17 +219,21 @@ def test_later_steps_can_be_discarded(opened: Callable[..., Checkpoints]) -> Non
 
 
 @pytest.mark.parametrize("bad", [1.5, "text", np.array([object()])], ids=["float", "str", "object"])
-def test_what_is_no_array_is_refused(bad: Any, opened: Callable[..., Checkpoints]) -> None:
+def test_a_leaf_that_is_not_an_array_is_refused(
+    bad: Any, opened: Callable[..., Checkpoints]
+) -> None:
     with pytest.raises(ValueError, match=r"'params/x'"):
         opened().save(1, {"params": {"x": bad}})
 
 
-def test_two_leaves_of_one_path_are_refused(opened: Callable[..., Checkpoints]) -> None:
+def test_two_leaves_with_one_path_are_refused(opened: Callable[..., Checkpoints]) -> None:
     with pytest.raises(ValueError, match="a/b"):
         opened().save(1, {"a": {"b": jnp.ones(1)}, "a/b": jnp.ones(1)})
 
 
-def test_permissions_keep_others_out(opened: Callable[..., Checkpoints], home: Path) -> None:
+def test_only_the_owner_may_read_checkpoints(
+    opened: Callable[..., Checkpoints], home: Path
+) -> None:
     checkpoints = opened()
     checkpoints.save(1, {"x": jnp.ones(2)})
     checkpoints.wait()
@@ -260,7 +265,7 @@ def _with(state: State, **params: Any) -> State:
     ],
     ids=["shape", "dtype", "missing", "superfluous", "key", "subtree", "empty"],
 )
-def test_a_misfit_names_the_leaf_and_both_sides(
+def test_a_state_that_does_not_fit_is_refused_with_the_leaf_and_both_sides_named(
     change: Callable[[State], Any], said: str, saved: Path
 ) -> None:
     with Checkpoints(saved / "checkpoints") as checkpoints:
@@ -271,7 +276,9 @@ def test_a_misfit_names_the_leaf_and_both_sides(
     assert sorted(checkpoints.steps()) == [1, 2], "What does not fit is not damaged."
 
 
-def test_a_step_that_is_not_there(saved: Path, opened: Callable[..., Checkpoints]) -> None:
+def test_a_missing_step_is_an_error_that_lists_the_existing_ones(
+    saved: Path, opened: Callable[..., Checkpoints]
+) -> None:
     with pytest.raises(CheckpointError, match=r"step 9.*\[1, 2\]"):
         Checkpoints(saved / "checkpoints").restore(abstract(make_state()), step=9)
     with pytest.raises(CheckpointError, match="no checkpoint"):
@@ -321,13 +328,13 @@ def test_the_best_is_still_known_after_a_restart(opened: Callable[..., Checkpoin
     assert again.steps() == [1, 7]
 
 
-def test_what_was_said_of_a_step_is_forgotten_when_it_is_saved_anew(
+def test_saving_a_step_again_replaces_its_metric(
     opened: Callable[..., Checkpoints],
 ) -> None:
     _save_metrics(opened(), [None, 0.5, 0.9])
     again = opened()
-    again.judge(1, 0.5)
-    again.judge(2, 0.9)  # as a run does from its metrics
+    again.record_metric(1, 0.5)
+    again.record_metric(2, 0.9)  # as a run does from its metrics
     assert again.discard_after(1) == [2]
     for step, metric in ((2, 0.1), (3, 0.6), (4, 0.2)):
         again.save(step, {"x": jnp.zeros(2)}, metric=metric)
@@ -338,7 +345,7 @@ def test_what_was_said_of_a_step_is_forgotten_when_it_is_saved_anew(
     assert again.steps() == [3, 4, 5]
 
 
-def test_a_step_may_be_kept_in_any_case(opened: Callable[..., Checkpoints]) -> None:
+def test_steps_listed_in_keep_always_are_kept(opened: Callable[..., Checkpoints]) -> None:
     assert _save_metrics(opened(keep_always=[0]), [0.1, 0.2, 0.9, 0.3, 0.4]) == [0, 2, 3, 4]
 
 
@@ -371,7 +378,7 @@ def _flip(path: Path, position: int) -> None:
 MARKS = {"_CHECKPOINT_METADATA", "commit_success.txt"}
 
 
-def test_every_flipped_byte_of_every_file_is_seen(saved: Path, tmp_path: Path) -> None:
+def test_a_flipped_byte_in_any_file_is_detected(saved: Path, tmp_path: Path) -> None:
     run = _copy(saved, tmp_path)
     step = run / "checkpoints" / "2"
     flips = 0
@@ -388,12 +395,12 @@ def test_every_flipped_byte_of_every_file_is_seen(saved: Path, tmp_path: Path) -
     assert checkpoint.check(run) == {1: [], 2: []}
 
 
-def test_a_flipped_byte_in_any_leaf_is_seen_by_its_own_checksum(
+def test_a_flipped_byte_in_any_leaf_is_detected_by_the_checksum_of_the_leaf(
     saved: Path, tmp_path: Path
 ) -> None:
     """Without the list of files: what orbax hands back is compared leaf by leaf."""
     state = make_state(2)
-    for name, leaf in integrity.named_leaves(state).items():
+    for name, leaf in flatten(state, verbatim=True).items():
         data = jax.random.key_data(leaf) if integrity.is_key(leaf) else leaf
         content = np.ascontiguousarray(np.asarray(data)).tobytes()
         if not content:
@@ -505,7 +512,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], None], str]] = {
 
 
 @pytest.mark.parametrize("kind", DAMAGE)
-def test_damage_of_every_kind_is_named(kind: str, saved: Path, tmp_path: Path, capfd: Any) -> None:
+def test_each_kind_of_damage_is_named(kind: str, saved: Path, tmp_path: Path, capfd: Any) -> None:
     damage, said = DAMAGE[kind]
     run = _copy(saved, tmp_path)
     damage(run / "checkpoints" / "2")
@@ -518,7 +525,9 @@ def test_damage_of_every_kind_is_named(kind: str, saved: Path, tmp_path: Path, c
     assert capfd.readouterr() == ("", "")
 
 
-def test_marks_of_orbax_may_be_garbage(saved: Path, tmp_path: Path) -> None:
+def test_checkpoints_with_garbage_in_orbaxs_marker_files_are_restored(
+    saved: Path, tmp_path: Path
+) -> None:
     run = _copy(saved, tmp_path)
     for name in MARKS:
         (run / "checkpoints" / "2" / name).write_bytes(b"\xff\x00{")
@@ -528,7 +537,7 @@ def test_marks_of_orbax_may_be_garbage(saved: Path, tmp_path: Path) -> None:
     assert checkpoints.steps() == [1, 2, 3]
 
 
-def test_if_all_are_damaged_it_says_so(saved: Path, tmp_path: Path) -> None:
+def test_an_error_is_raised_if_all_checkpoints_are_damaged(saved: Path, tmp_path: Path) -> None:
     run = _copy(saved, tmp_path)
     for number in ("1", "2"):
         _truncate(run / "checkpoints" / number)
@@ -556,7 +565,7 @@ def test_a_relative_folder_is_read_like_an_absolute_one(
     assert main(["checkpoint", "diff", relative, "--other_step=1"]) == 1
 
 
-def test_read_only_moves_and_saves_nothing(saved: Path, tmp_path: Path) -> None:
+def test_opening_read_only_moves_and_saves_nothing(saved: Path, tmp_path: Path) -> None:
     run = _copy(saved, tmp_path)
     _truncate(run / "checkpoints" / "2")
     log: list[str] = []
@@ -593,7 +602,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "-l", str(disk)], check=True)
 
 
-def test_a_full_disk_is_said_once_and_saving_goes_on_later(
+def test_a_full_disk_is_reported_once_and_saving_resumes_later(
     small_disk: Path, log: list[str], capfd: Any
 ) -> None:
     state = {str(i): jnp.arange(5_000.0) + i for i in range(40)}
@@ -650,7 +659,7 @@ def test_a_checkpoint_without_its_arrays_is_not_committed(
 
 
 @pytest.mark.parametrize("what", ["file", "link"])
-def test_a_file_where_removed_ones_go_is_replaced(
+def test_a_file_in_place_of_the_folder_for_removed_checkpoints_is_replaced(
     what: str, opened: Callable[..., Checkpoints], home: Path, log: list[str], tmp_path: Path
 ) -> None:
     home.mkdir()
@@ -669,7 +678,9 @@ def test_a_file_where_removed_ones_go_is_replaced(
     assert [path.name for path in (tmp_path / "mine").iterdir()] == ["thesis"]
 
 
-def test_a_file_where_damaged_ones_go_is_named(saved: Path, tmp_path: Path) -> None:
+def test_a_file_in_place_of_the_folder_for_damaged_checkpoints_is_named(
+    saved: Path, tmp_path: Path
+) -> None:
     run = _copy(saved, tmp_path)
     _flip(max(_files(run / "checkpoints" / "2"), key=lambda path: path.stat().st_size), 500)
     (run / "checkpoints" / "damaged").write_text("")
@@ -714,7 +725,7 @@ def test_a_disk_that_cannot_be_read_for_a_while_damages_nothing(
     assert checkpoint.check(run) == {1: [], 2: []}
 
 
-def test_what_could_not_be_deleted_is_no_obstacle(
+def test_removed_checkpoints_that_cannot_be_deleted_yet_are_deleted_later(
     opened: Callable[..., Checkpoints], home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     checkpoints = opened()
@@ -733,7 +744,7 @@ class TakenOver(Exception):
     pass
 
 
-def test_a_fenced_process_removes_nothing_of_the_new_owner(
+def test_a_process_that_lost_the_workdir_removes_nothing_of_the_new_owner(
     opened: Callable[..., Checkpoints], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is suspended between its commit and the removal of older ones, and wakes up later."""
@@ -764,7 +775,9 @@ def test_a_fenced_process_removes_nothing_of_the_new_owner(
     assert old.steps() == [4, 5, 6]
 
 
-def test_a_fenced_process_commits_nothing(opened: Callable[..., Checkpoints], home: Path) -> None:
+def test_a_process_that_lost_the_workdir_saves_nothing(
+    opened: Callable[..., Checkpoints], home: Path
+) -> None:
     fenced = False
 
     def fence() -> None:
@@ -850,6 +863,7 @@ SHARDED = """
 """
 
 
+@pytest.mark.laws
 def test_a_checkpoint_of_four_devices_restores_on_one_two_and_eight(home: Path) -> None:
     saver = _python(SHARDED, home, "save", devices=4)
     assert saver.communicate(timeout=120) == ("done 4\n", "")
@@ -904,6 +918,7 @@ def _two_processes(home: Path, task: str) -> list[str]:
     return [out.splitlines()[-1] for out, _ in told]
 
 
+@pytest.mark.laws
 def test_two_processes_save_their_shards_and_agree_on_damage(home: Path) -> None:
     assert _two_processes(home, "save") == ["[1, 2] 0", "[1, 2] 0"]
     assert checkpoint.check(home) == {1: [], 2: []}, "One process checks what two have written."
@@ -936,7 +951,8 @@ KILLED = """
 """
 
 
-def test_killed_in_the_middle_of_saves(home: Path) -> None:
+@pytest.mark.laws
+def test_a_process_killed_during_saves_leaves_only_whole_checkpoints(home: Path) -> None:
     restored, rng = [], np.random.default_rng(0)
     for _ in range(4):
         committed = Checkpoints(home).latest() or 0
@@ -959,7 +975,8 @@ def test_killed_in_the_middle_of_saves(home: Path) -> None:
     assert not [path.name for path in home.iterdir() if not path.name.isdigit()]
 
 
-def test_killed_while_an_old_checkpoint_is_deleted(home: Path) -> None:
+@pytest.mark.laws
+def test_a_process_killed_while_it_deletes_leaves_only_whole_checkpoints(home: Path) -> None:
     """The machine goes away at the third file: what is listed is whole, and the rest goes later."""
     code = """
         import os, sys
@@ -983,7 +1000,7 @@ def test_killed_while_an_old_checkpoint_is_deleted(home: Path) -> None:
     assert [path.name for path in home.iterdir()] == ["3"]
 
 
-def test_orbax_is_imported_by_the_first_save_only() -> None:
+def test_orbax_is_not_imported_before_the_first_save() -> None:
     code = """
         import sys
         from trainer import checkpoint
@@ -1013,7 +1030,7 @@ def test_ls_lists_steps_metrics_and_sizes(saved: Path, tmp_path: Path) -> None:
         checkpoint.ls(tmp_path / "elsewhere")
 
 
-def test_diff_names_what_differs(tmp_path: Path) -> None:
+def test_diff_names_the_leaves_that_differ(tmp_path: Path) -> None:
     a = {"x": jnp.zeros(4), "same": jnp.ones(2), "gone": jnp.ones(1), "flag": jnp.array([True])}
     b = {
         "x": jnp.array([0.0, 0.5, 0, -0.0]),
@@ -1071,7 +1088,7 @@ TREE = {"encoder": {"a": 1, "b": 2}, "head": {"kernel": 3}}
         ),
     ],
 )
-def test_rename(rules: dict[str, str | None], want: Any) -> None:
+def test_rename_applies_its_rules_to_paths(rules: dict[str, str | None], want: Any) -> None:
     assert checkpoint.rename(TREE, rules) == want
 
 
@@ -1088,7 +1105,9 @@ def test_rename(rules: dict[str, str | None], want: Any) -> None:
         ({"encoder/(.)": r"/\1"}, "not a path"),
     ],
 )
-def test_a_rule_of_rename_that_cannot_be_meant(rules: dict[str, str | None], said: str) -> None:
+def test_a_rename_rule_that_cannot_be_applied_is_refused(
+    rules: dict[str, str | None], said: str
+) -> None:
     with pytest.raises(ValueError, match=said):
         checkpoint.rename(TREE, rules)
 

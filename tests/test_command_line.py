@@ -1,15 +1,25 @@
 """The command line as a user meets it: mistakes end with exit 2, a few lines, and nothing lost."""
 
+import dataclasses
 import hashlib
+import inspect
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
+import optax
 import pytest
 
 from trainer.__main__ import main
+from trainer.cli import commands, options
+from trainer.config import ConfigError, diff, hints, load
+from trainer.engine.experiment import Experiment
+from trainer.messages import UserError
+from trainer.train import rendezvous
+from trainer.workdir import Lock
 
 REPO = Path(__file__).parent.parent
 
@@ -43,11 +53,6 @@ optimizer: !optax.adamw {learning_rate: 1e-3}
 steps: 4
 writers: [console]
 """
-
-
-@pytest.fixture(autouse=True)
-def no_compilation_cache(monkeypatch):
-    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", "")
 
 
 def run(tmp_path, text, *options, name="config.gin", command="train"):
@@ -102,7 +107,7 @@ MISTAKES = {
     "duplicate binding": (GOOD + "models.mlp.width = 9\n", [], ["second time", "width"], 21),
     "undefined macro": (changed("steps = 4\n", ""), [], ["steps"], 7),
     "unused macro": (GOOD + "stesp = 5\n", [], ["stesp", "steps"], 21),
-    "cyclic macro": (changed("steps = 4\n", "steps = %more\nmore = %steps\n"), [], ["circle"], 10),
+    "cyclic macro": (changed("steps = 4\n", "steps = %more\nmore = %steps\n"), [], ["cycle"], 10),
     "unused scope": (GOOD + "c/optax.sgd.momentum = 0.9\n", [], ["c/"], 21),
     "import": ("import my_lab.zoo\n" + GOOD, [], ["import", "--vocabulary"], 1),
     "private name": (renamed("optax.sgd", "optax._src.alias.sgd"), [], ["_src"], 18),
@@ -149,7 +154,7 @@ MISTAKES = {
         ["blocks/linear/bias", "'head/.*'"],
         12,
     ),
-    "invalid regex": (changed("'.*/kernel'", "'(kernel'"), [], ["regular expression"], 12),
+    "invalid regex": (changed("'.*/kernel'", "'(kernel'"), [], ["regular expression"], 14),
     "batch larger than the data": (
         changed("batch_size = 32", "batch_size = 5000"),
         [],
@@ -179,15 +184,15 @@ MISTAKES = {
     "model for a group": (
         changed("'rest': @b/", "'x': @models.mlp(), 'rest': @b/"),
         [],
-        ["The group 'x' is what optim.group(match, optimizer) makes"],
+        ["The group 'x' must be made by optim.group(match, optimizer)"],
         6,
     ),
-    "no steps": (changed("steps = 4", "steps = 0"), [], ["steps is 0; a run"], 9),
+    "no steps": (changed("steps = 4", "steps = 0"), [], ["steps is 0, but must be at least 1"], 9),
     "no steps of a schedule": (
         changed("= 1e-2", "= @schedules.warmup_cosine()").replace("steps = 4", "steps = '0 epochs'")
         + "schedules.warmup_cosine.peak_value = 0.1\n",
         [],
-        ["steps is 0, '0 epochs'; a run makes at least 1"],
+        ["steps is 0, '0 epochs', but must be at least 1"],
         9,
     ),
     "more steps than int32 holds": (
@@ -210,7 +215,9 @@ MISTAKES = {
 
 
 @pytest.mark.parametrize("name", MISTAKES)
-def test_a_mistake_is_told_in_a_few_lines_and_nothing_is_made(name, tmp_path, capsys, monkeypatch):
+def test_a_mistake_is_reported_in_a_few_lines_and_creates_no_files(
+    name, tmp_path, capsys, monkeypatch
+):
     (tmp_path / "zoo_of_tests.py").write_text(
         "import optax\n"
         "def open_ended(learning_rate: float, **kwargs): return optax.sgd(learning_rate)\n"
@@ -246,7 +253,7 @@ def test_a_mistake_is_told_in_a_few_lines_and_nothing_is_made(name, tmp_path, ca
         ("data.digits.crop = 50\n", [], "config.gin:21:"),
     ],
 )
-def test_what_a_function_refuses_is_told_where_the_value_stands(
+def test_an_error_raised_by_a_function_names_the_line_of_the_value(
     lines, options, place, tmp_path, capsys
 ):
     code, _ = run(tmp_path, GOOD + lines, *options, command="explain")
@@ -255,7 +262,25 @@ def test_what_a_function_refuses_is_told_where_the_value_stands(
     assert place in said.split(" ", 1)[1][: 20 + len(str(tmp_path)) + len(place)], said
 
 
-def test_what_a_model_refuses_at_its_first_call_is_told_where_the_value_stands(tmp_path, capsys):
+@pytest.mark.parametrize("value", ["/nowhere", "nowhere/at/all"])
+@pytest.mark.parametrize("path", ["data.data_dir", "data.path"])
+def test_a_folder_that_a_flag_names_and_that_does_not_exist_is_blamed_on_the_flag(
+    path, value, tmp_path, capsys, monkeypatch
+):
+    (tmp_path / "files_of_tests.py").write_text(
+        "import numpy as np\ndef points(path: str): np.load(path)\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    ours = path == "data.data_dir"
+    text = renamed("data.digits", "data.fashion_mnist" if ours else "files_of_tests.points")
+    text = text if ours else text.replace("files_of_tests.points.batch_size = 32\n", "")
+    options = ["--set", f"{path}={value}", "--vocabulary=files_of_tests"]
+    assert run(tmp_path, text, *options, command="explain")[0] == 2
+    said = capsys.readouterr().err
+    assert said.startswith(f"error: --set {path}={value}: ") and len(said.splitlines()) == 1
+
+
+def test_an_error_raised_by_a_models_first_call_names_the_line_of_the_value(tmp_path, capsys):
     text = renamed("models.mlp", "models.vit") + "models.vit.patch_size = 3\n"
     assert run(tmp_path, text, command="explain")[0] == 2
     assert "config.gin:21: " in capsys.readouterr().err
@@ -276,7 +301,7 @@ YAML_MISTAKES = {
 
 
 @pytest.mark.parametrize("name", YAML_MISTAKES)
-def test_a_mistake_in_yaml_is_told_as_well(name, tmp_path, capsys):
+def test_a_mistake_in_yaml_is_reported_with_its_line(name, tmp_path, capsys):
     text, words = YAML_MISTAKES[name]
     code, workdir = run(tmp_path, text, name="config.yaml")
     said = capsys.readouterr().err
@@ -285,14 +310,109 @@ def test_a_mistake_in_yaml_is_told_as_well(name, tmp_path, capsys):
         assert word in said
 
 
-def test_a_directory_or_nothing_for_a_config_is_told(tmp_path, capsys):
+@pytest.mark.parametrize("name", ["optax.chain", "optax.named_chain", "partial:optax.chain"])
+def test_a_list_given_to_a_chain_gets_a_hint_to_args(name, tmp_path, capsys):
+    step = "!optax.sgd {learning_rate: 0.1}"
+    listed = f"[{step}, {step}]" if "named" not in name else f"[[a, {step}], [b, {step}]]"
+    text = GOOD_YAML.replace("!optax.adamw {learning_rate: 1e-3}", f"!{name} {listed}")
+    assert run(tmp_path, text, name="config.yaml", command="config")[0] == 2
+    said = capsys.readouterr().err
+    assert "config.yaml:5: " in said
+    assert f"was given a list: write !{name} {{args: [...]}}.\n" in said
+    text = text.replace(listed, f"{{args: {listed}}}")
+    assert run(tmp_path, text, name="config.yaml", command="config")[0] == 0
+
+
+def test_the_hint_to_args_knows_the_functions_of_optax_that_take_a_list():
+    """Of all that optax has, these return a transformation and take `*args`."""
+    found = {
+        f"optax.{name}"
+        for name, function in vars(optax).items()
+        if inspect.isfunction(function)
+        and any(
+            each.kind is each.VAR_POSITIONAL
+            for each in inspect.signature(function).parameters.values()
+        )
+        and not function.__module__.startswith("optax.tree_utils")
+    }
+    assert found == set(hints._LISTS)
+
+
+def test_a_list_given_to_another_function_gets_a_hint_to_name_the_argument(tmp_path, capsys):
+    text = GOOD_YAML.replace("!models.mlp {width: 8}", "!models.mlp [8]")
+    assert run(tmp_path, text, name="config.yaml", command="config")[0] == 2
+    assert "write !models.mlp {argument: [...]}, with the argument's name." in (
+        capsys.readouterr().err
+    )
+
+
+ADAM = "optimizer.groups.kernels.optimizer"
+MUON = f"{ADAM}=!optim.muon {{learning_rate: 0.1, %s: %s}}"
+
+
+@pytest.mark.parametrize(
+    ("setting", "given", "meant"),
+    [
+        (f"{ADAM}.mu_dtype=bf16", "the string 'bf16'", "bfloat16"),
+        (f"{ADAM}.mu_dtype=fp16", "the string 'fp16'", "float16"),
+        (f"{ADAM}.mu_dtype=f16", "the string 'f16'", "float16"),  # numpy's float128
+        (f"{ADAM}.mu_dtype=Float32", "the string 'Float32'", "float32"),
+        (f"{ADAM}.mu_dtype=jnp.bfloat16", "the string 'jnp.bfloat16'", "bfloat16"),
+        (f"{ADAM}.mu_dtype=16", "the integer 16", None),
+        (MUON % ("ns_dtype", "bf16"), "the string 'bf16'", "bfloat16"),
+        (MUON % ("momentum_dtype", "fp32"), "the string 'fp32'", "float32"),
+        (
+            f"{ADAM}=!optax.adafactor {{dtype_momentum: bf16}}",
+            "the string 'bf16'",
+            "bfloat16",
+        ),
+    ],
+)
+def test_an_unknown_dtype_name_gets_a_list_of_the_known_ones(
+    setting, given, meant, tmp_path, capsys
+):
+    assert run(tmp_path, GOOD, "--set", setting, command="config")[0] == 2
+    said = capsys.readouterr().err
+    assert "takes the name of a dtype for '" in said and f"and was given {given}. " in said
+    assert "The dtypes are bfloat16, float16, float32, float64, int8" in said
+    assert ("Did you mean" in said) == bool(meant)
+    assert meant is None or f"Did you mean {meant!r}? " in said
+
+
+@pytest.mark.parametrize("name", ["bfloat16", "float32", "half", "f4", "null"])
+def test_every_dtype_name_of_jax_is_accepted(name, tmp_path, capsys):
+    assert run(tmp_path, GOOD, "--set", f"{ADAM}.mu_dtype={name}", command="explain")[0] == 0
+
+
+def test_a_dtype_that_a_package_of_the_users_does_not_know_gets_the_hint_as_well(
+    tmp_path, capsys, monkeypatch
+):
+    (tmp_path / "nets_of_tests.py").write_text(
+        "import flax.linen as nn\nimport jax\n"
+        "def any_dtype(dtype=None): return nn.Dense(10, dtype=dtype)\n"
+        "def annotated(dtype: jax.typing.DTypeLike = 'float32'): return nn.Dense(10, dtype=dtype)\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    for name in ("any_dtype", "annotated"):
+        model = f"model=!models.from_linen {{module: !nets_of_tests.{name} {{dtype: bf16}}}}"
+        options = ["--vocabulary=nets_of_tests", "--set", model]
+        assert run(tmp_path, GOOD, *options, command="explain")[0] == 2
+        assert "Did you mean 'bfloat16'? The dtypes are bfloat16, " in capsys.readouterr().err
+
+
+def test_an_unknown_choice_gets_the_nearest_one_as_a_hint(tmp_path, capsys):
+    assert run(tmp_path, GOOD, "--set", "precision=bf16", command="config")[0] == 2
+    assert "given the string 'bf16'. Did you mean 'bfloat16'?\n" in capsys.readouterr().err
+
+
+def test_a_directory_or_an_empty_path_as_config_is_refused(tmp_path, capsys):
     assert main([f"--gin_file={tmp_path}"]) == 2
     assert "directory" in capsys.readouterr().err
     assert main([f"--gin_file={tmp_path}/gone.gin"]) == 2
     assert "gone.gin" in capsys.readouterr().err
 
 
-def test_a_run_goes_on_where_it_stands_and_refuses_another_config(tmp_path, capsys):
+def test_a_run_resumes_from_its_latest_checkpoint_and_refuses_another_config(tmp_path, capsys):
     code, workdir = run(tmp_path, GOOD)
     assert code == 0
     names = {p.name for p in workdir.iterdir()}
@@ -317,12 +437,23 @@ def test_a_run_goes_on_where_it_stands_and_refuses_another_config(tmp_path, caps
     assert "Nothing to do" in capsys.readouterr().err
 
 
-def test_a_workdir_that_cannot_be_made_is_told(tmp_path, capsys):
+def test_a_workdir_that_cannot_be_created_is_an_error(tmp_path, capsys):
     (tmp_path / "file").write_text("here")
     (tmp_path / "config.gin").write_text(GOOD)
     code = main([f"--gin_file={tmp_path}/config.gin", f"--workdir={tmp_path}/file/run"])
     said = capsys.readouterr().err
     assert code == 2 and "--workdir" in said and len(said.splitlines()) <= 8
+
+
+def test_a_workdir_that_holds_other_things_is_refused_and_left_alone(tmp_path, capsys):
+    config = tmp_path / "config.gin"
+    config.write_text(GOOD)
+    assert main([f"--gin_file={config}", f"--workdir={tmp_path}"]) == 2
+    said = capsys.readouterr().err
+    assert (
+        f"error: The workdir {tmp_path} is not the folder of a run: it holds config.gin, " in said
+    )
+    assert [path.name for path in tmp_path.iterdir()] == ["config.gin"]
 
 
 def test_the_resolved_config_loads_again_to_the_same_tree(tmp_path, capsys):
@@ -347,13 +478,48 @@ def test_a_config_is_checked_before_it_is_printed(setting, words, tmp_path, caps
     assert out == "" and err.startswith("error: --set ") and words in err
 
 
+@pytest.mark.parametrize(
+    ("setting", "paths"),
+    [
+        ("models.mlp.width=9", ["model.width"]),
+        ("mlp.width=9", ["model.width"]),
+        ("data.digits.batch_size=9", ["data.batch_size"]),
+        ("experiment.steps=9", ["steps"]),
+        ("optax.adamw.b2=9.0", ["optimizer.groups.kernels.optimizer.b2"]),
+        ("a/optax.adamw.b2=9.0", ["optimizer.groups.kernels.optimizer.b2"]),
+        ("optim.group.match=9", [f"optimizer.groups.{name}.match" for name in ("kernels", "rest")]),
+    ],
+)
+def test_a_setting_of_a_function_gets_its_paths_in_the_config_as_a_hint(
+    setting, paths, tmp_path, capsys
+):
+    """`--set models.mlp.width=9` is Gin's spelling; the tree has the argument at model.width."""
+    assert run(tmp_path, GOOD, "--set", setting, command="config")[0] == 2
+    said = capsys.readouterr().err
+    assert said.startswith(f"error: --set {setting}: A setting takes a path in the config tree")
+    value = setting.partition("=")[2]
+    suggested = re.findall(r"--set (\S+?)[.]?$", said.partition(" write ")[2], re.MULTILINE)
+    assert suggested == [f"{path}={value}" for path in paths]
+    before = load([tmp_path / "config.gin"]).root
+    after = load([tmp_path / "config.gin"], sets=suggested).root
+    assert [line.partition(":")[0] for line in diff(before, after)] == paths
+
+
+def test_a_setting_of_a_function_that_is_not_called_gets_the_called_ones_as_a_hint(
+    tmp_path, capsys
+):
+    assert run(tmp_path, GOOD, "--set", "optim.muon.learning_rate=1", command="config")[0] == 2
+    said = capsys.readouterr().err
+    assert "This config does not call optim.muon. It calls: data.digits, experiment, " in said
+
+
 def test_a_metric_is_added_by_a_setting(tmp_path, capsys):
     more = ["--set", "metrics={}", "--set", "metrics.top=!metrics.top_k_accuracy {k: 2}"]
     assert run(tmp_path, GOOD, *more, command="config")[0] == 0
     assert "top: !metrics.top_k_accuracy" in capsys.readouterr().out
 
 
-def test_both_spellings_and_set_give_one_tree(capsys):
+def test_gin_bindings_yaml_and_set_build_the_same_config(capsys):
     for sets in ([], ["--set", "steps=100"]):
         trees = []
         for suffix in ("gin", "yaml"):
@@ -403,25 +569,78 @@ def test_help_answers_without_jax():
     assert "--help" in result.stdout
 
 
-def test_a_misspelt_option_is_told(capsys):
+def test_a_misspelt_option_is_an_error_with_a_hint(capsys):
     with pytest.raises(SystemExit) as caught:
         main(["--gin_fiel=configs/muon_vit.gin"])
     assert caught.value.code == 2
     assert len(capsys.readouterr().err.splitlines()) <= 8
 
 
+@pytest.mark.parametrize("command", ["train", "config", "explain", "verify"])
+def test_help_and_messages_name_config_before_gin_file(command, capsys):
+    assert "error: the following arguments are required: --config/--gin_file" in refused_options(
+        [command], capsys
+    )
+    with pytest.raises(SystemExit):
+        main([command, "--help"])
+    said = capsys.readouterr().out
+    assert 0 < said.index("--config FILE") < said.index("--gin_file FILE")
+
+
+def refused_options(options, capsys):
+    """Returns what is printed where the command line cannot be read."""
+    with pytest.raises(SystemExit) as caught:
+        main(options)
+    assert caught.value.code == 2
+    return capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["train", "config", "explain", "verify"])
+def test_a_value_of_the_config_given_as_an_option_gets_a_hint_to_set(command, capsys):
+    names = {each.name for each in dataclasses.fields(Experiment)}
+    for name in names - ({"steps"} if command == "verify" else set()):  # which is its own option
+        for given in ([f"--{name}=100"], [f"--{name}", "100"], [f"{name}=100"]):
+            said = refused_options([command, "--config=a.yaml", *given], capsys)
+            hint = f"does not take {' '.join(given)}. To set a value of the config, write --set "
+            assert f"{hint}{name}=100\n" in said and len(said.splitlines()) == 2
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (["--workdir="], "it is empty, as of a shell variable that is not set; name a folder"),
-        (["--workdir=gs://bucket/run"], "'gs://bucket/run' is no folder of this machine"),
-        (["--workdir=s3://bucket"], "'s3://bucket' is no folder"),
+        (["--steps=5", "--seed", "3"], "write --set steps=5 --set seed=3\n"),
+        (["--mesh={data: 2}"], "write --set 'mesh={data: 2}'\n"),
+        (["--optimizer.clip_norm=1.0"], "write --set optimizer.clip_norm=1.0\n"),
+        (["--workdr=runs/a"], "train does not take --workdr=runs/a. Did you mean --workdir?\n"),
+        (["--resume"], "train does not take --resume.\n"),
+    ],
+)
+def test_an_unknown_option_is_named_with_similar_ones(options, words, capsys):
+    assert words in refused_options(["train", "--config=a.yaml", *options], capsys)
+
+
+def test_an_unknown_option_of_a_command_without_a_config_gets_no_hint_to_set(capsys):
+    assert "--set" not in refused_options(["plot", "runs/a", "--steps=100"], capsys)
+
+
+def test_an_argument_that_the_root_does_not_take_is_found_further_down(tmp_path, capsys):
+    assert run(tmp_path, GOOD, "--set", "learning_rate=0.1", command="config")[0] == 2
+    paths = [f"optimizer.groups.{name}.optimizer.learning_rate" for name in ("kernels", "rest")]
+    assert f"This config has learning_rate at {', '.join(paths)}." in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--workdir="], "it is empty, maybe from a shell variable that is not set; name a folder"),
+        (["--workdir=gs://bucket/run"], "'gs://bucket/run' is not a folder of this machine"),
+        (["--workdir=s3://bucket"], "'s3://bucket' is not a folder"),
         (["--until=x"], "'x' is not a number of steps; write a whole number, without a unit"),
         (["--until=5%"], "'5%' is not a number of steps"),
         (["--until=0"], "0 is not a step; steps count from 1"),
     ],
 )
-def test_an_option_that_cannot_be_is_refused_before_anything_is_made(
+def test_an_invalid_option_is_refused_before_any_file_is_created(
     options, words, tmp_path, monkeypatch, capsys
 ):
     (tmp_path / "config.gin").write_text(GOOD)
@@ -440,7 +659,7 @@ def write_metrics(folder, *values):
     return str(folder)
 
 
-def test_runs_of_one_name_are_two_curves(tmp_path, capsys):
+def test_runs_with_the_same_folder_name_are_plotted_as_two_curves(tmp_path, capsys):
     runs = [write_metrics(tmp_path / name, 3, 2, 1) for name in ("t/mk1", "t/a/mk1", "t/b")]
     assert main(["plot", *runs, runs[0]]) == 0
     assert "* t/mk1   o a/mk1   + b\n" in capsys.readouterr().out
@@ -458,10 +677,29 @@ def test_runs_of_one_name_are_two_curves(tmp_path, capsys):
         ('{"step": 1, "a": 2}\n', ["--metric=a", "--png=a.xyz"], "--png=a.xyz cannot be written"),
     ],
 )
-def test_what_cannot_be_plotted_is_told(text, options, words, tmp_path, monkeypatch, capsys):
+def test_a_file_that_cannot_be_plotted_is_an_error(
+    text, options, words, tmp_path, monkeypatch, capsys
+):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "metrics.jsonl").write_text(text)
     assert main(["plot", "run", *options]) == 2
     said = capsys.readouterr().err
     assert words in said and "Errno" not in said and len(said.splitlines()) <= 8
+
+
+def test_a_mistake_outside_of_the_config_is_a_user_error_but_not_a_config_error(tmp_path):
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1, "a": 2}\n')
+    lock = Lock(tmp_path)
+    plot = ["plot", str(tmp_path), "--metric=a", f"--png={tmp_path}/no/a.png"]
+    mistakes = {
+        "cannot be written": lambda: commands.plot(options.parser().parse_args(plot)),
+        "is in use by process": lambda: Lock(tmp_path),
+        "must be HOST:PORT": lambda: rendezvous.connect("nowhere", 2, 0, wait=1, silence=1),
+    }
+    for said, make in mistakes.items():
+        with pytest.raises(UserError, match=said) as caught:
+            make()
+        assert not isinstance(caught.value, ConfigError)
+    assert issubclass(ConfigError, UserError)
+    lock.close()

@@ -102,7 +102,8 @@ MISTAKES = {
         (("@models.mlp()", "@config_zoo.make()"), "config_zoo.make.width = 1"),
         ("!models.mlp", "!config_zoo.make {width: 1}"),
         "width",
-        "config_zoo.make has no argument 'width'. It takes none. It takes **kwargs, but a config",
+        "config_zoo.make has no argument 'width'. It takes no arguments. It takes **kwargs, but a"
+        " config",
     ),
     "missing argument": (
         (RATE_GIN, ""),
@@ -189,7 +190,7 @@ MISTAKES = {
         ("'rest': @rest/optim.group()", "'rest': @rest/optim.group"),
         ("    rest: !optim.group", "    rest: !partial:optim.group"),
         "rest/optim.group,|rest: !",
-        "was given the function optim.group. To give it what optim.group returns, call it:"
+        "was given the function optim.group. To pass what optim.group returns, call it:"
         " @optim.group() or !optim.group.",
     ),
     "loss that is not called": (
@@ -197,7 +198,7 @@ MISTAKES = {
         ("!losses.softmax_cross_entropy", "!partial:losses.softmax_cross_entropy {}"),
         "losses.",
         "experiment takes a function for 'loss', and was given the function losses.softmax_cross_"
-        "entropy. To give it what losses.softmax_cross_entropy returns, call it: @losses.",
+        "entropy. To pass what losses.softmax_cross_entropy returns, call it: @losses.",
     ),
     "metric that is not called": (
         "experiment.metrics = {'accuracy': @metrics.accuracy}",
@@ -210,7 +211,7 @@ MISTAKES = {
         ("1e-3", "!partial:schedules.warmup_cosine {peak_value: 0.1}"),
         "@schedules.warmup_cosine|!partial",
         "optax.adamw takes a float or a function for 'learning_rate', and was given the function"
-        " schedules.warmup_cosine. To give it what schedules.warmup_cosine returns, call it: @",
+        " schedules.warmup_cosine. To pass what schedules.warmup_cosine returns, call it: @",
     ),
     "schedule of optax that is not called": (
         ("= 1e-3", "= @optax.linear_schedule"),
@@ -225,15 +226,16 @@ MISTAKES = {
             "    x: !optax.adamw {learning_rate: 0.1}\n    rest: !optim.group",
         ),
         "'x': @|x: ",
-        "optim.optimizer takes a Group for 'groups.x', and was given a call of optax.adamw. A group"
-        " is made by optim.group: give it optax.adamw as its optimizer.",
+        "optim.optimizer takes a Group for 'groups.x', and was given a call of optax.adamw. Call"
+        " optim.group to make a group, with optax.adamw as its optimizer.",
     ),
     "optimizer of groups in a group": (
         None,
         (ADAMW_YAML, WHOLE_YAML),
         "!optim.optimizer {",
         "optim.group takes an optimizer for 'optimizer', and was"
-        " given a call of optim.optimizer. It moves every parameter by its groups, so it stands at",
+        " given a call of optim.optimizer. optim.optimizer updates all parameters of a run, so it"
+        " cannot be part of another optimizer: name a single optimizer here, and add groups at",
     ),
     "optimizer of groups in a chain": (
         None,
@@ -242,7 +244,7 @@ MISTAKES = {
             "!optax.chain {args: [!optim.optimizer {groups: {}}]}",
         ),
         "!optim.optimizer {groups",
-        "and was given a call of optim.optimizer. It moves every parameter by its groups, so it",
+        "and was given a call of optim.optimizer. optim.optimizer updates all parameters of a run,",
     ),
     "number for a writer": (
         "experiment.writers = ['console', 3]",
@@ -261,8 +263,8 @@ MISTAKES = {
         (RATE_YAML, "{learning_rate: 1e-3, mask: .*/kernel}"),
         ".*/kernel",
         "optax.adamw takes a mask for 'mask', and was given the string '.*/kernel'. A mask is a"
-        " function of the parameters, or a tree of booleans like theirs. Patterns of paths stand in"
-        " groups: optim.group(match, optimizer).",
+        " function of the parameters, or a tree of booleans like theirs. To select parameters by"
+        " path, use a group: optim.group(match, optimizer).",
     ),
     "patterns for a mask": (
         "rest/optax.adamw.mask = {'embed': 'yes'}",
@@ -312,7 +314,7 @@ MISTAKES = {
         None,
         ("steps: 100", "steps: *steps"),
         "*steps",
-        "This is no valid YAML: found undefined alias 'steps'",
+        "This is not valid YAML: found undefined alias 'steps'",
     ),
     "unused macro": (
         "lr = 0.1",
@@ -324,26 +326,26 @@ MISTAKES = {
         "experiment.seed = %a\na = [%b]\nb = %a",
         None,
         "b = %a",
-        "The config goes round in a circle: %a, %b, %a. Cut it somewhere.",
+        "The config contains a cycle: %a, %b, %a. Remove one of these references.",
     ),
     "cyclic reference": (
         "models.mlp.sizes = @models.mlp()",
         None,
         "models.mlp.sizes",
-        "The config goes round in a circle: @models.mlp, @models.mlp. Cut it somewhere.",
+        "The config contains a cycle: @models.mlp, @models.mlp. Remove one of these references.",
     ),
     "alias within itself": (
         None,
         "seed: &seed [*seed]",
         "seed: ",
-        "This alias stands within its own anchor: it has no end.",
+        "This alias is inside its own anchor, so it never ends.",
     ),
     "scope that nothing uses": (
         (RATE_GIN, RATE_GIN.replace("rest", "rset")),
         None,
         "rset",
         "Nothing reads rset/optax.adamw.learning_rate: optax.adamw is never called in the scope"
-        " 'rset', but in 'rest'. Did you mean 'rest'?",
+        " 'rset'; it is called in 'rest'. Did you mean 'rest'?",
     ),
     "binding of a function that is never called": (
         "optax.sgd.momentum = 0.9",
@@ -404,13 +406,13 @@ MISTAKES = {
         ("experiment:\n", "import my_lab.zoo\nexperiment:\n"),
         None,
         "import",
-        "A config imports nothing ('import my_lab.zoo'): it names functions of optim, optax,",
+        "A config cannot import ('import my_lab.zoo'), and need not: functions of optim, optax,",
     ),
     "from import": (
         "from __gin__ import dynamic_registration",
         None,
         "from",
-        "leave the line out and add --vocabulary=your.package to the command.",
+        "remove the line and add --vocabulary=your.package to the command.",
     ),
     "private name": (
         ("@models.mlp()", "@optax._src.alias.adam()"),
@@ -448,7 +450,7 @@ MISTAKES = {
         ("@models.mlp()", "@config_zoo.gcd()"),
         ("!models.mlp", "!config_zoo.gcd"),
         "gcd",
-        "config_zoo.gcd is no function of config_zoo: it comes from math. A config names only"
+        "config_zoo.gcd is not a function of config_zoo: it comes from math. A config names only"
         " functions that a package defines itself.",
     ),
     "attribute that is no function": (
@@ -461,7 +463,7 @@ MISTAKES = {
         ("@models.mlp()", "@optax.contrib()"),
         ("!models.mlp", "!optax.contrib"),
         "optax.contrib()|!optax.contrib\n",
-        "optax.contrib is a module, and no function.",
+        "optax.contrib is a module, not a function.",
     ),
     "attribute of a function": (
         ("@models.mlp()", "@models.mlp.__globals__.get()"),
@@ -485,7 +487,7 @@ MISTAKES = {
         "include 'a.yaml'",
         "include: a.gin",
         "include",
-        "A gin file includes no|A yaml file includes no",
+        "A gin file cannot include|A yaml file cannot include",
     ),
     "include cycle": (
         "include 'a.gin'",
@@ -504,40 +506,41 @@ MISTAKES = {
         ("steps = 100", "steps ="),
         ("steps: 100", "steps: [1"),
         "steps =|optimizer: !optim.opt",
-        "Gin cannot read 'steps =': Unable to parse value.|This is no valid YAML: while parsing a"
+        "Gin cannot read 'steps =': Unable to parse value.|This is not valid YAML: while parsing a"
         " flow sequence, expected ',' or ']', but got ':'.",
     ),
     "unit without quotes": (
         ("steps = 100", "steps = 5%"),
         ("steps: 100", "steps: %5"),
         "5%|%5",
-        "A number of steps with a unit stands in quotes, as in '5%'.|found character '%' that"
-        " cannot start any token. A string that begins with such a character stands in quotes",
+        "Put a number of steps with a unit in quotes, as in '5%'.|found character '%' that"
+        " cannot start any token. Put a string that begins with such a character in quotes",
     ),
     "unit in words without quotes": (
         ("steps = 100", "steps = 3 epochs"),
         None,
         "3 epochs",
-        "A number of steps with a unit stands in quotes, as in '5%'.",
+        "Put a number of steps with a unit in quotes, as in '5%'.",
     ),
     "string without quotes": (
         "experiment.best_metric = accuracy",
         None,
         "accuracy",
-        "Gin cannot read 'experiment.best_metric = accuracy': 'accuracy' is no value. Put a string"
+        "Gin cannot read 'experiment.best_metric = accuracy': 'accuracy' is not a value. Put a"
+        " string"
         " in quotes, 'accuracy'; a macro is read with %accuracy.",
     ),
     "null of YAML in Gin": (
         "experiment.best_metric = null",
         None,
         "null",
-        "'null' is no value. In Gin it is written None.",
+        "'null' is not a value. In Gin it is written None.",
     ),
     "call without its sign": (
         ("@models.mlp()", "models.mlp()"),
         ("!models.mlp", "models.mlp {width: 64}"),
         "models.mlp",
-        "'models' is no value. A call is written @name.of.function() in Gin.|"
+        "'models' is not a value. A call is written @name.of.function() in Gin.|"
         "A call begins with an exclamation mark, as in !models.mlp {width: 64}.",
     ),
     "call of YAML in Gin": (
@@ -550,38 +553,38 @@ MISTAKES = {
         ("@models.mlp()", "@models.mlp(width=64)"),
         ("!models.mlp", "!models.mlp(width=64)"),
         "width=64",
-        "Arguments stand in lines of their own, as in models.mlp.width = 64, and not in the call.|"
-        "Arguments stand in braces, as in !optax.adamw {learning_rate: 1e-3}.",
+        "Write arguments on lines of their own, as in models.mlp.width = 64, not in the call.|"
+        "Write arguments in braces, as in !optax.adamw {learning_rate: 1e-3}.",
     ),
     "arguments without braces": (
         None,
         ("!models.mlp", "!models.mlp width: 64"),
         "width",
-        "Arguments stand in braces, as in !models.mlp {width: 64}, or in lines of their own below.",
+        "Write arguments in braces, as in !models.mlp {width: 64}, or on lines of their own below.",
     ),
     "arguments without braces in a line of their own": (
         None,
         ("!models.mlp", "\n  !models.mlp width: 64"),
         "width",
-        "Arguments stand in braces, as in !models.mlp {width: ...}, or in lines of their own below",
+        "Write arguments in braces, as in !models.mlp {width: ...}, or on lines of their own below",
     ),
     "brace without a space": (
         None,
         ("!models.mlp", "!models.mlp{width: 64}"),
         "width",
-        "A space is missing before the brace.",
+        "Add a space before the brace.",
     ),
     "argument of Python": (
         None,
         ("!models.mlp", "!models.mlp {width=64}"),
         "width",
-        "'width=64' is no name of an argument. In YAML an argument is written name: value.",
+        "'width=64' is not the name of an argument. In YAML an argument is written name: value.",
     ),
     "block that is not indented": (
         ("  model = @models.mlp()", "model = @models.mlp()"),
         None,
         "model = ",
-        "The bindings of a block are indented below its first line.",
+        "Indent the bindings of a block below its first line.",
     ),
     "root of Gin in YAML": (
         None,
@@ -599,8 +602,8 @@ MISTAKES = {
         None,
         ("!models.mlp", "!models.mlp [1, 2]"),
         "models.mlp",
-        "!models.mlp takes its arguments by name, as in !models.mlp {argument: value}, and was"
-        " given a list.",
+        "!models.mlp takes its arguments by name, and was given a list: write !models.mlp"
+        " {argument: [...]}, with the argument's name.",
     ),
     "value for arguments": (
         None,
@@ -612,7 +615,7 @@ MISTAKES = {
         None,
         ("!models.mlp", "!!python/object/apply:os.system ['exit 1']"),
         "os.system",
-        "The tag '!!python/object/apply:os.system' names no function. A call is written with",
+        "The tag '!!python/object/apply:os.system' does not name a function. Write a call with",
     ),
     "tag that is none": (
         None,
@@ -624,31 +627,31 @@ MISTAKES = {
         None,
         ("!models.mlp", "!models-mlp"),
         "models-mlp",
-        "The tag '!models-mlp' names no function.",
+        "The tag '!models-mlp' does not name a function.",
     ),
     "key that is no name": (
         "experiment.writers = {1.5: 'a'}",
         "writers: {1.5: a}",
         "1.5",
-        "Keys are strings or integers, and this one is",
+        "Keys must be strings or integers, got",
     ),
     "bytes": (
         ("steps = 100", "steps = b'a'"),
         None,
         "b'a'",
-        "A config holds strings, numbers, booleans, null, lists and dicts, and no bytes.",
+        "A config contains strings, numbers, booleans, null, lists and dicts, not bytes.",
     ),
     "complex number": (
         ("steps = 100", "steps = 1j"),
         None,
         "1j",
-        "and no complex.",
+        "not complex.",
     ),
     "not a number": (
         None,
         ("steps: 100", "steps: .nan"),
         ".nan",
-        "The value is not a number (NaN); a config holds none.",
+        "The value is NaN, which a config cannot contain.",
     ),
     "too large an integer": (
         ("steps = 100", "steps = 0x1_0000_0000_0000_0000"),
@@ -660,7 +663,7 @@ MISTAKES = {
         None,
         ("  groups:", "\tgroups:"),
         "groups:",
-        "This is no valid YAML: while scanning for the next token, found character '\\t'",
+        "This is not valid YAML: while scanning for the next token, found character '\\t'",
     ),
 }
 
@@ -686,7 +689,7 @@ def check(path: Path) -> None:
     [(name, "gin") for name, mistake in MISTAKES.items() if mistake[0] is not None]
     + [(name, "yaml") for name, mistake in MISTAKES.items() if mistake[1] is not None],
 )
-def test_a_mistake_is_told_where_it_is(name, suffix, tmp_path):
+def test_a_mistake_is_reported_with_its_file_and_line(name, suffix, tmp_path):
     is_yaml = suffix == "yaml"
     *changes, marks, messages = MISTAKES[name]
     text = changed(YAML if is_yaml else GIN, changes[is_yaml])
@@ -705,13 +708,13 @@ def test_a_mistake_is_told_where_it_is(name, suffix, tmp_path):
 
 
 @pytest.mark.parametrize("text", [GIN, f"# one\n\nsteps = 100\n{GIN}", "experiment.seed = 3\n"])
-def test_gin_under_the_name_of_yaml_is_told(text, tmp_path):
+def test_a_gin_file_named_yaml_is_an_error_that_says_so(text, tmp_path):
     (tmp_path / "a.yaml").write_text(text)
     with pytest.raises(ConfigError, match="looks like Gin, whose|If this is Gin"):
         load([tmp_path / "a.yaml"])
 
 
-def test_yaml_under_the_name_of_gin_is_told(tmp_path):
+def test_a_yaml_file_named_gin_is_an_error_that_says_so(tmp_path):
     (tmp_path / "a.gin").write_text(YAML)
     with pytest.raises(ConfigError, match="a.gin:1: .* This looks like YAML, whose files end in"):
         load([tmp_path / "a.gin"])

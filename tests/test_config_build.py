@@ -16,7 +16,7 @@ import optax
 import pytest
 from config_zoo import Made, Thing
 
-import optim.recipes
+import optim.factories
 from trainer.config import Builder, Call, Config, ConfigError, Source, Units, override
 from trainer.config import load as load_files
 from trainer.config.vocabulary import Vocabulary
@@ -92,7 +92,7 @@ def refused(build):
         ("annotated: 2", 2.0),
     ],
 )
-def test_scalars_that_fit(given, value, kwargs):
+def test_scalars_that_fit_the_annotation_are_accepted(given, value, kwargs):
     built = kwargs(f"!config_zoo.scalars {{{given}}}")[given.split(":")[0]]
     assert type(built) is type(value)
     assert built == value
@@ -110,7 +110,7 @@ def test_scalars_that_fit(given, value, kwargs):
         ("f: 5%", "takes a float for 'f', and was given the string '5%'."),
         ("f: !config_zoo.a_word", "takes a float for 'f', and was given a call of config_zoo.a_wo"),
         ("f: !config_zoo.a_function", "was given a call of config_zoo.a_function."),
-        ("f: !partial:config_zoo.a_number", "was given the function config_zoo.a_number. To give"),
+        ("f: !partial:config_zoo.a_number", "was given the function config_zoo.a_number. To pass"),
         ("i: 3.0", "takes an integer for 'i', and was given the float 3.0."),
         ("i: true", "takes an integer for 'i', and was given the boolean True."),
         ("i: three", "takes an integer for 'i', and was given the string 'three'."),
@@ -128,7 +128,7 @@ def test_scalars_that_fit(given, value, kwargs):
         ("path: 3", "takes a Path or null for 'path', and was given the integer 3."),
     ],
 )
-def test_scalars_that_do_not_fit(given, message, refused, load):
+def test_scalars_that_do_not_fit_the_annotation_are_refused(given, message, refused, load):
     text = f"!config_zoo.scalars {{{given}}}"
     assert message in refused(text)
     config = load(f"model: {text}\ndata: 1\nloss: !losses.softmax_cross_entropy\nsteps: 1\n")
@@ -161,7 +161,7 @@ def test_scalars_that_do_not_fit(given, message, refused, load):
         ("hashed: {a: 1, 2: 3}", {"a": 1, 2: 3}),
     ],
 )
-def test_containers_that_fit(given, value, kwargs):
+def test_containers_that_fit_the_annotation_are_accepted(given, value, kwargs):
     built = kwargs(f"!config_zoo.containers {{{given}}}")[given.split(":")[0]]
     assert repr(built) == repr(value)  # the types of the elements too
 
@@ -189,11 +189,11 @@ def test_containers_that_fit(given, value, kwargs):
         ),
     ],
 )
-def test_containers_that_do_not_fit(given, message, refused):
+def test_containers_that_do_not_fit_the_annotation_are_refused(given, message, refused):
     assert message in refused(f"!config_zoo.containers {{{given}}}")
 
 
-def test_without_an_annotation_the_default_speaks(kwargs, refused):
+def test_without_an_annotation_the_type_of_the_default_counts(kwargs, refused):
     given = "{f: 2, i: 3, s: b, b: false, t: [3, x], d: [anything, {a: 1}]}"
     built = kwargs(f"!config_zoo.unannotated {given}")
     assert repr(built) == repr(
@@ -204,14 +204,14 @@ def test_without_an_annotation_the_default_speaks(kwargs, refused):
     assert kwargs("!config_zoo.anything {x: {a: [1]}, y: 5%}") == {"x": {"a": [1]}, "y": "5%"}
 
 
-def test_annotations_that_are_strings(kwargs, refused):
+def test_annotations_written_as_strings_are_resolved(kwargs, refused):
     built = kwargs("!config_zoo.stringly {f: 1, unknown: anything, known: !config_zoo.make}")
     assert repr(built["f"]) == "1.0"
     assert built["unknown"] == "anything"
     assert "takes a Made or null for 'known'" in refused("!config_zoo.stringly {known: 3}")
 
 
-def test_functions_and_what_they_return(build, kwargs, refused):
+def test_a_function_or_its_result_is_passed_as_the_annotation_asks(build, kwargs, refused):
     assert kwargs("!config_zoo.scalars {f: !config_zoo.a_number {value: 3}}")["f"] == 3.0
     built = kwargs("!config_zoo.takes_function {f: !partial:config_zoo.a_number }")
     assert built["f"] is config_zoo.a_number
@@ -230,7 +230,7 @@ def test_functions_and_what_they_return(build, kwargs, refused):
     assert build("!partial:config_zoo.needs {a: 1}").keywords == {"a": 1}  # the rest may follow
 
 
-def test_a_function_that_is_itself_what_is_asked_for_is_not_called(build, kwargs, refused):
+def test_a_function_that_fits_the_annotation_itself_is_not_called(build, kwargs, refused):
     for name in ("halves", "quarters"):
         given = f"!optax.sgd {{learning_rate: !partial:config_zoo.{name} }}"
         rate = kwargs(f"!config_zoo.wrapped {{inner: {given}}}")["inner"].keywords["learning_rate"]
@@ -254,7 +254,7 @@ def test_classes_are_called_with_their_fields(build, refused):
     assert "config_zoo.Thing has no argument 'hidden'. It has: inner, name, rate, width." in message
 
 
-def test_arguments_are_passed_the_way_they_are_wanted(build, refused):
+def test_positional_and_variadic_arguments_are_passed_as_the_signature_asks(build, refused):
     assert build("!config_zoo.positional {a: 1, b: 2, c: 3}") == Made((1, 2), {"c": 3})
     assert build("!config_zoo.positional {a: 1, b: 2, rest: [3]}") == Made((1, 2, 3.0), {"c": 0})
     assert "takes a list for 'rest'" in refused("!config_zoo.positional {a: 1, b: 2, rest: 3}")
@@ -263,7 +263,7 @@ def test_arguments_are_passed_the_way_they_are_wanted(build, refused):
 # Steps
 
 
-def test_step_counts_with_units(kwargs, refused):
+def test_step_counts_take_units(kwargs, refused):
     units = Units(total_steps=200, batch_size=32, num_examples=1000)
     built = kwargs(
         "!config_zoo.steps {count: 2 epochs, boundaries: [50%, 64 examples, 7],"
@@ -285,11 +285,11 @@ def test_step_counts_with_units(kwargs, refused):
     assert (built["count"], built["every"], built["warmup"]) == (3, 4, 5)
     message = refused("!config_zoo.steps {count: 50%}", units=Units(None, 32, 1000))
     assert message.endswith(
-        "a.yaml:1: '50%' is measured by the number of steps of the run, which is not known here:"
-        " write the number of steps itself."
+        "a.yaml:1: '50%' depends on the number of steps of the run, which is not known here:"
+        " write a plain number of steps."
     )
     message = refused("!config_zoo.steps {count: 1, table: {10%: 1, 20: 2}}", units=units)
-    assert message.endswith("Another key of 'data.table' is 20 too.")
+    assert message.endswith("Two keys of 'data.table' are 20. Remove one.")
     partial = Builder(
         _config({"data": Call("config_zoo.steps", {"count": 3}, True)}), ["config_zoo"]
     )
@@ -306,14 +306,14 @@ def test_step_counts_with_units(kwargs, refused):
         ("count: 1, table: {ten: 1}", "takes a number of steps as a key of 'table'"),
     ],
 )
-def test_what_is_no_number_of_steps_in_its_place(given, message, refused):
+def test_a_value_that_is_not_a_number_of_steps_is_refused_with_its_line(given, message, refused):
     assert message in refused(f"!config_zoo.steps {{{given}}}", units=Units(200, 32, 1000))
 
 
 @pytest.mark.parametrize(
     "path", ["model.width", "seed", "microbatches", "keep_latest", "mesh.data", "model.num_classes"]
 )
-def test_what_counts_no_steps_takes_no_unit(path, load):
+def test_an_integer_that_does_not_count_steps_takes_no_unit(path, load):
     config = load("""
         model: !models.mlp {width: 16, num_classes: 10}
         data: !data.digits
@@ -373,7 +373,7 @@ def test_the_lengths_of_schedules_take_units(schedule, load):
         ("1_000_000 examples", 15625),
     ],
 )
-def test_units(text, steps):
+def test_units_convert_to_steps(text, steps):
     assert Units(1001, 64, 1000).steps(text) == steps
 
 
@@ -381,11 +381,11 @@ def test_units(text, steps):
     "text",
     ["5%" + " " * 70 + "x", "", "5", "five", "-5%", "1e3 steps", "5 %%", "3 epoks", "1_ step"],
 )
-def test_what_is_no_step_count(text):
-    with pytest.raises(ConfigError, match="is no number of steps"):
+def test_a_text_that_is_not_a_step_count_is_refused(text):
+    with pytest.raises(ConfigError, match="is not a number of steps"):
         Units(100, 10, 10).steps(text, Source("a.gin", 3))
     for other in (1.5, True, None, [1]):
-        with pytest.raises(ConfigError, match="is no number of steps"):
+        with pytest.raises(ConfigError, match="is not a number of steps"):
             Units(100, 10, 10).steps(other)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="a.gin:3: '0.5 steps' is not a whole number of steps."):
         Units(100, 10, 10).steps("0.5 steps", Source("a.gin", 3))
@@ -434,7 +434,7 @@ def test_a_chain_is_a_recipe_of_recipes(build):
     assert repr(recipe.args[0].keywords) == "{'b1': 0.0}"
 
 
-def test_a_schedule_stands_for_a_float_of_a_recipe_only(refused):
+def test_a_schedule_is_accepted_only_for_a_float_of_an_optimizer(refused):
     schedule = "!optax.constant_schedule {value: 1.0}"
     message = refused(f"!config_zoo.wrapped {{inner: !optax.identity , scale: {schedule}}}")
     assert "config_zoo.wrapped takes a float for 'scale', and was given a call of optax" in message
@@ -445,7 +445,7 @@ def test_a_schedule_stands_for_a_float_of_a_recipe_only(refused):
     assert "config_zoo.a_number takes a float for 'value'" in message
 
 
-def test_what_returns_no_optimizer_is_no_recipe(refused, kwargs):
+def test_a_function_that_does_not_return_an_optimizer_is_refused_as_one(refused, kwargs):
     for name, call in {
         "optax.constant_schedule": "!optax.constant_schedule {value: 1.0}",
         "config_zoo.a_number": "!partial:config_zoo.a_number ",
@@ -458,14 +458,14 @@ def test_what_returns_no_optimizer_is_no_recipe(refused, kwargs):
     assert recipe() == 1  # what says not what it returns may be one
 
 
-def test_a_recipe_lacks_no_argument(refused):
+def test_a_missing_argument_of_an_optimizer_is_named(refused):
     message = refused("!config_zoo.wrapped {inner: !optax.adamw }")
     assert "optax.adamw needs the argument learning_rate: add it." in message
     message = refused("!config_zoo.wrapped {inner: !partial:optax.adamw }")
     assert "optax.adamw needs the argument learning_rate: add it." in message
 
 
-def test_optimizers_that_are_partials_themselves(build):
+def test_an_optimizer_that_is_a_partial_already_is_used_as_it_is(build):
     """optax.nadamw is one."""
     recipe = build("!config_zoo.wrapped {inner: !optax.nadamw {learning_rate: 1}}").kwargs["inner"]
     assert isinstance(recipe(), optax.GradientTransformation)
@@ -488,7 +488,7 @@ def test_optimizers_by_label_can_be_written(build):
         "!config_zoo.wrapped {inner: !optax.partition {transforms: {a: !optax.sgd {learning_rate:"
         " 0.5}}, param_labels: a}}"
     ).kwargs["inner"]
-    optimizer = optim.recipes.instantiate(recipe, 0, jnp.float32)
+    optimizer = optim.factories.instantiate(recipe, 0, jnp.float32)
     params: Any = {"x": jnp.ones(2)}
     updates: Any
     updates, _ = optimizer.update(params, optimizer.init(params), params)
@@ -498,7 +498,7 @@ def test_optimizers_by_label_can_be_written(build):
 # Objects that stand for nodes
 
 
-def test_given_objects_stand_for_nodes_and_may_be_traced(load):
+def test_objects_may_replace_config_nodes_and_may_be_traced(load):
     config = load("""
         model: !config_zoo.wrapped
           inner: !optax.sgd {learning_rate: 0.1, momentum: 0.9}
@@ -509,21 +509,21 @@ def test_given_objects_stand_for_nodes_and_may_be_traced(load):
 
     @jax.jit
     def update(rate: jax.Array) -> jax.Array:
-        given = {"model.inner.learning_rate": rate, "model.scale": rate}
-        made = builder.build("model", given=given)
+        overrides = {"model.inner.learning_rate": rate, "model.scale": rate}
+        made = builder.build("model", overrides=overrides)
         assert made.kwargs["scale"] is rate
         optimizer = made.kwargs["inner"]()
         return optimizer.update(jnp.ones(2), optimizer.init(jnp.zeros(2)))[0]
 
     assert update(jnp.float32(0.5)).tolist() == [-0.5, -0.5]
-    assert builder.build("data", given={"data": 7}) == 7
+    assert builder.build("data", overrides={"data": 7}) == 7
     with pytest.raises(KeyError, match="no node at 'model.inner.b1'"):
-        builder.build("model", given={"model.inner.b1": 1})
+        builder.build("model", overrides={"model.inner.b1": 1})
     with pytest.raises(KeyError, match="no node at 'modle'"):
         builder.build("modle")
 
 
-def test_a_node_is_built_as_its_place_wants_it(load):
+def test_a_node_built_alone_has_the_type_that_its_argument_asks_for(load):
     config = load("""
         model: !config_zoo.wrapped
           inner: !optax.sgd {learning_rate: 1}
@@ -555,7 +555,9 @@ def test_a_node_is_built_as_its_place_wants_it(load):
         ("empty", "config_zoo.raises refuses its arguments: ValueError"),
     ],
 )
-def test_what_a_function_raises_is_told_with_its_place(kind, message, refused, tmp_path):
+def test_an_error_raised_by_a_function_is_reported_with_file_and_line(
+    kind, message, refused, tmp_path
+):
     told = refused(f"\n  !config_zoo.raises {{kind: {kind}, x: 2}}")
     assert told.startswith(f"{tmp_path}/a.yaml:2: {message}")
     # a sentence of the function's own says enough; what it did not mean to raise has its line
@@ -583,7 +585,7 @@ def _find(name: str, vocabulary: list[str]) -> Any:
     return Vocabulary(vocabulary).function(name, Source("a.yaml", 1)).call
 
 
-def test_names_lead_to_public_functions():
+def test_names_resolve_to_public_functions():
     import optim.schedules
     import trainer.models
 
@@ -615,7 +617,7 @@ def test_names_lead_to_public_functions():
             ["config_zoo"],
             "Did you mean 'config_zoo.inner.layers.de",
         ),
-        ("config_zoo.lazy_and_broken", ["config_zoo"], "cannot be had: ImportError: no module nam"),
+        ("config_zoo.lazy_and_broken", ["config_zoo"], "cannot be imported: ImportError: no modul"),
         (
             "config_zoo.iner.layers.dense",
             ["config_zoo"],
@@ -624,17 +626,17 @@ def test_names_lead_to_public_functions():
         ("config_zoo._hidden.secret", ["config_zoo"], "is private ('_hidden' begins with"),
         ("config_zoo.private.secret", ["config_zoo"], "reaches through config_zoo into another"),
         ("config_zoo.math.sqrt", ["config_zoo"], "reaches through config_zoo into another package"),
-        ("config_zoo.gcd", ["config_zoo"], "config_zoo.gcd is no function of config_zoo: it comes"),
+        ("config_zoo.gcd", ["config_zoo"], "config_zoo.gcd is not a function of config_zoo: it"),
         ("config_zoo.partial", ["config_zoo"], "There is no function 'config_zoo.partial'."),
         ("config_zoo.Alias.grow", ["config_zoo"], "config_zoo has no module 'Alias'"),
-        ("optax.Params", [], "optax.Params is no function of optax"),
+        ("optax.Params", [], "optax.Params is not a function of optax"),
         ("optax.contrib.adamw", [], "Did you mean 'optax.adamw'?"),
         ("optax.muon", [], "Did you mean 'optim.muon'?"),
         ("optim.jax.devices", [], "optim has no module 'jax'"),
         ("schedules.jnp.exp", [], "optim.schedules has no module 'jnp' (schedules.jnp.exp)."),
         ("models.vit.vit", [], "has no module 'vit' (models.vit.vit). Did you mean 'models.vit'?"),
         ("data.prepare.main", [], "trainer.data has no module 'prepare' (data.prepare.main). It"),
-        ("losses.jnp", [], "losses.jnp is a module, and no function"),
+        ("losses.jnp", [], "losses.jnp is a module, not a function"),
         ("losses.Loss", [], "losses.Loss is not among the functions of losses that a config may"),
         ("optim.checks.wrong_float", [], "optim has no module 'checks'"),
         ("builtins.eval", [], "There is no function 'builtins.eval'."),
@@ -673,14 +675,14 @@ def test_other_names_are_refused(name, vocabulary, message):
         ("models", "The name 'models' is taken: models.* means trainer.models in a config."),
         ("optax.contrib", "The name 'optax' is taken: optax.* means optax in a config."),
         ("experiment", "The name 'experiment' is taken"),
-        ("my lab", "This is no name of a package, such as my_lab.zoo."),
-        ("my_lab.", "This is no name of a package"),
-        ("_private", "This is no name of a package"),
-        ("", "This is no name of a package"),
-        ("../lab", "This is no name of a package"),
+        ("my lab", "This is not the name of a package, such as my_lab.zoo."),
+        ("my_lab.", "This is not the name of a package"),
+        ("_private", "This is not the name of a package"),
+        ("", "This is not the name of a package"),
+        ("../lab", "This is not the name of a package"),
     ],
 )
-def test_packages_that_cannot_be_a_vocabulary(package, message, tmp_path, monkeypatch):
+def test_packages_that_cannot_be_a_vocabulary_are_refused(package, message, tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "broken_lab.py").write_text("\nraise RuntimeError('half done.')\n")
     (tmp_path / "wrong_lab.py").write_text("\n\na b\n")
@@ -709,11 +711,11 @@ def test_every_optimizer_and_schedule_of_optax_can_be_named():
     assert found > 80
 
 
-def test_importing_the_config_room_imports_neither_jax_nor_the_parsers():
+def test_importing_the_config_package_imports_neither_jax_nor_the_parsers():
     code = textwrap.dedent("""
         import sys
         import trainer.config
-        heavy = ["jax", "optax", "optim", "trainer.experiment"]
+        heavy = ["jax", "optax", "optim", "trainer.engine.experiment"]
         print([name for name in [*heavy, "yaml", "gin"] if name in sys.modules])
         from trainer.config import dump, load
         dump(load(["tests/gin_corpus/scopes.gin"], [], ["a=1"]).root)

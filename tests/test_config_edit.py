@@ -63,7 +63,7 @@ def config(tmp_path) -> Config:
         ("optimizer.groups.new=1", "optimizer.groups.new", 1),
     ],
 )
-def test_a_setting_replaces_what_its_path_names(setting, path, value, config):
+def test_a_setting_replaces_the_value_at_its_path(setting, path, value, config):
     changed = override(config, [setting])
     assert same(changed.at(path), value)
     assert str(changed.sources[path]) == f"--set {setting}"
@@ -80,7 +80,7 @@ def test_a_new_key_of_a_dict_comes_last(config):
     assert override(changed, ["t.2=3"]).at("t") == {1: 2, 2: 3}
 
 
-def test_settings_apply_in_order_and_reach_what_others_brought(config):
+def test_settings_apply_in_order_and_reach_values_set_by_earlier_ones(config):
     changed = override(config, ["model=!models.mlp {width: 8}", "model.width=9", "model.depth=1"])
     assert changed.root.kwargs["model"] == Call("models.mlp", {"width": 9, "depth": 1})
 
@@ -94,25 +94,25 @@ def test_settings_apply_in_order_and_reach_what_others_brought(config):
         ("steps=# 3", "A setting has the form path=value, as in --set steps=100."),
         ("modle.width=3", "The root has no 'modle'. Did you mean 'model'?"),
         ("zzz.width=3", "The root has no 'zzz'. It has: model, optimizer, steps."),
-        ("steps.x=3", "steps is the integer 100, and has nothing below it, no 'x'."),
+        ("steps.x=3", "steps is the integer 100, which has no keys, so it has no 'x'."),
         ("model.widht.x=3", "model has no 'widht'. Did you mean 'width'?"),
         ("optimizer.groups.matrixes.match=b", "optimizer.groups has no 'matrixes'. Did you mean"),
         ("optimizer.groups.new.x=1", "optimizer.groups has no 'new'. It has: 3, a, a.b, matrices."),
-        ("writers.0=console", "What has its default is set whole: --set writers=[...]."),
-        ("metrics.top=3", "What has its default is set whole: --set metrics={top: ...}."),
-        ("model.dims.a.b=3", "What has its default is set whole: --set model.dims={a: ...}."),
-        ("model.=3", "The path ends or goes on with an empty key below the root: its keys are"),
-        ("model..width=3", "The path ends or goes on with an empty key below model"),
-        (".=3", "with an empty key below the root"),
+        ("writers.0=console", "To replace a default, set the whole value: --set writers=[...]."),
+        ("metrics.top=3", "To replace a default, set the whole value: --set metrics={top: ...}."),
+        ("model.dims.a.b=3", "set the whole value: --set model.dims={a: ...}."),
+        ("model.=3", "The path has an empty key below the root: join keys by single dots."),
+        ("model..width=3", "The path has an empty key below model: join keys"),
+        (".=3", "The path has an empty key below the root"),
         ("model.sizes.3=1", "model.sizes has no '3'. It has the elements: 0, 1, 2."),
         ("model.two words=1", "model has no 'two words'."),
-        ("model=[1", "This is no valid YAML"),
+        ("model=[1", "This is not valid YAML"),
         ("model=@models.mlp()", "a call is written !optax.adamw {learning_rate: 1e-3}, not"),
         ("model=!models.mlp [1]", "!models.mlp takes its arguments by name"),
-        ("model.width=.nan", "The value is not a number (NaN)"),
-        ("steps=\0", "There is a '\\x00' in it, which no text holds."),
+        ("model.width=.nan", "The value is NaN, which a config cannot contain."),
+        ("steps=\0", "The text contains '\\x00', which is not allowed."),
         ("steps=" + "[" * 99 + "]" * 99, "nested deeper than 64"),
-        ("steps=" + "1" * 300_000, "It is larger than 256 KiB: no config is."),
+        ("steps=" + "1" * 300_000, "The text is larger than 256 KiB, the limit."),
     ],
 )
 def test_a_wrong_setting_is_refused(setting, message, tmp_path, config):
@@ -124,7 +124,7 @@ def test_a_wrong_setting_is_refused(setting, message, tmp_path, config):
     assert len(told.splitlines()) <= 7
 
 
-def test_a_deep_tree_cannot_be_piled_up_by_settings(config):
+def test_settings_cannot_build_a_tree_that_is_too_deep(config):
     deep = "[" * 60 + "]" * 60
     with pytest.raises(ConfigError, match="nested deeper"):
         override(config, [f"x={deep}", "x" + ".0" * 59 + f"={deep}"])
@@ -138,10 +138,10 @@ def test_values_may_be_replaced_from_python(config):
     assert config.root.kwargs["steps"] == 100
     for path, value, message in [
         ("modle.x", 3, "The root has no 'modle'"),
-        ("steps", np.float64(3), "and no float64"),
-        ("steps", [object()], "and no object"),
-        ("steps", {1.5: 1}, "Keys are strings or integers, and this one is the float 1.5."),
-        ("steps", Call("a.b", {"two words": 1}), "'two words' is no name of an argument"),
+        ("steps", np.float64(3), "not float64"),
+        ("steps", [object()], "not object"),
+        ("steps", {1.5: 1}, "Keys must be strings or integers, got the float 1.5."),
+        ("steps", Call("a.b", {"two words": 1}), "'two words' is not the name of an argument"),
         ("steps", float("nan"), "NaN"),
     ]:
         with pytest.raises(ConfigError, match=message) as caught:
@@ -150,7 +150,7 @@ def test_values_may_be_replaced_from_python(config):
     assert replace(config, {"steps": (1, 2)}, Source("x")).root.kwargs["steps"] == [1, 2]
 
 
-def test_files_then_bindings_then_settings(tmp_path):
+def test_files_are_read_before_bindings_and_bindings_before_settings(tmp_path):
     (tmp_path / "a.gin").write_text("experiment.x = 1\nexperiment.y = 1\nexperiment.z = @a.f()\n")
     (tmp_path / "b.gin").write_text("experiment.y = 2\na.f.p = 2\na.f.q = 2\n")
     config = load(
@@ -169,7 +169,7 @@ def test_files_then_bindings_then_settings(tmp_path):
     }
 
 
-def test_an_override_may_put_out_of_use_what_another_file_binds(tmp_path):
+def test_an_override_may_leave_bindings_of_another_file_unused(tmp_path):
     (tmp_path / "base.gin").write_text(
         "width = 64\nexperiment.model = @s/models.vit()\ns/models.vit:\n  width = %width\n"
     )
@@ -191,7 +191,7 @@ def test_an_override_may_put_out_of_use_what_another_file_binds(tmp_path):
     assert (str(unused.source), unused.function) == (f"{tmp_path}/base.gin:5", "models.vti")
 
 
-def test_differences_are_told_by_path(config):
+def test_differences_are_listed_by_path(config):
     changed = override(
         config,
         ["steps=100.0", "model.sizes=[1]", "optimizer.groups.matrices.match=b", "seed=1"]
@@ -246,7 +246,7 @@ def odd_files(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("files", "bindings", "message"),
     [
-        ([], [], "No config is given: name one with --gin_file=configs/muon_vit.gin."),
+        ([], [], "No config is given: name one with --config=configs/muon_vit.gin."),
         (
             ["no_roots.gin"],
             [],
@@ -255,24 +255,24 @@ def odd_files(tmp_path, monkeypatch):
         (["list.gin"], [], "list.gin: The file does not exist. Did you mean 'list.yaml'?"),
         (["zzzz.gin"], [], "zzzz.gin: The file does not exist. In . there is: a.gin, a.yaml,"),
         (["no/where.gin"], [], "no/where.gin: The file does not exist. Nor does its directory no."),
-        (["a.txt"], [], "a.txt: The name 'a.txt' does not say what it is: a config ends in .gin,"),
-        ([""], [], "The name '' does not say what it is"),
+        (["a.txt"], [], "a.txt: The format of 'a.txt' is unknown: the name of a config ends in"),
+        ([""], [], "The format of '' is unknown"),
         (["dir.gin"], [], "dir.gin: The file is a directory: name a .gin or .yaml file."),
         (["dir.yaml"], [], "dir.yaml: The file is a directory"),
-        (["pipe.gin"], [], "pipe.gin: The file is no regular file"),
-        (["zero.yaml"], [], "zero.yaml: The file is no regular file"),
+        (["pipe.gin"], [], "pipe.gin: The file is not a regular file"),
+        (["zero.yaml"], [], "zero.yaml: The file is not a regular file"),
         (["dangling.yaml"], [], "dangling.yaml: The file does not exist."),
-        (["a.gin", "a.yaml"], [], "The files a.gin, a.yaml are Gin and YAML: give files of one"),
-        (["list.yaml"], [], "list.yaml:1: The root of a config is a mapping"),
-        (["scalar.yaml"], [], "and not the string 'hello'."),
-        (["call.yaml"], [], "and not a call of experiment."),
+        (["a.gin", "a.yaml"], [], "The files a.gin, a.yaml are Gin and YAML: use files of one"),
+        (["list.yaml"], [], "list.yaml:1: The root of a config must be a mapping"),
+        (["scalar.yaml"], [], "not the string 'hello'."),
+        (["call.yaml"], [], "not a call of experiment."),
         (["null.yaml"], [], "null.yaml: The file is empty: a config names a model, data, an"),
-        (["key.yaml"], [], "key.yaml:1: 'two words' is no name of an argument."),
+        (["key.yaml"], [], "key.yaml:1: 'two words' is not the name of an argument."),
         (["no_root.gin"], [], "no_root.gin: The config binds no argument of experiment, so there"),
         (["only_include.gin"], [], "The config binds no argument of experiment"),
         (["a.yaml"], ["x = 1"], "Gin's bindings change Gin files, and this config is YAML: use"),
         (["a.gin"], ["experiment.x ="], "--gin_bindings=experiment.x =: Gin cannot read"),
-        (["a.gin"], ["import os"], "--gin_bindings=import os: A config imports nothing"),
+        (["a.gin"], ["import os"], "--gin_bindings=import os: A config cannot import"),
         (
             ["a.gin"],
             ["include 'b.gin'"],
@@ -290,7 +290,7 @@ def odd_files(tmp_path, monkeypatch):
         (["sub/d.yaml"], [], "sub/d.yaml:1: The included file sub/gone.yaml does not exist."),
     ],
 )
-def test_a_file_that_is_none_is_refused(files, bindings, message, odd_files):
+def test_a_path_that_is_not_a_config_file_is_refused(files, bindings, message, odd_files):
     with pytest.raises(ConfigError) as caught:
         load(files, bindings)
     assert message in str(caught.value)
@@ -302,7 +302,7 @@ def test_a_binding_may_include_a_file(odd_files):
     assert config.root == Call("experiment", {"x": 1, "y": Call("a", {"b": 1})})
 
 
-def test_a_hundred_files_are_enough(tmp_path):
+def test_more_than_a_hundred_included_files_are_refused(tmp_path):
     """Each file includes the next one twice: 2**40 files."""
     for i in range(40):
         (tmp_path / f"{i}.gin").write_text(f"include '{i + 1}.gin'\n" * 2)
@@ -314,7 +314,7 @@ def test_a_hundred_files_are_enough(tmp_path):
             load([tmp_path / f"0.{suffix}"])
 
 
-def test_a_message_accuses_the_argument_that_it_speaks_of(tmp_path):
+def test_an_error_points_to_the_argument_that_it_names(tmp_path):
     (tmp_path / "a.yaml").write_text(
         "model: !models.vit\n  width: 64\n  num_heads: 4\n"
         "optimizer: !optim.optimizer\n  clip_norm: 1.0\nseed: 3\n"
@@ -322,7 +322,7 @@ def test_a_message_accuses_the_argument_that_it_speaks_of(tmp_path):
     config = load([tmp_path / "a.yaml"])
 
     def line(path, text, config=config):
-        return config.accused(path, text).line
+        return config.source_of_error(path, text).line
 
     assert line("model", "num_heads=4 does not divide width=64") == 3
     assert line("model", "the width is shared, but num_heads is 4") == 2
@@ -332,5 +332,25 @@ def test_a_message_accuses_the_argument_that_it_speaks_of(tmp_path):
     assert line("", "seed is 3; clip_norm=1") == 6
     assert line("", "width is 64") == 1
     edited = override(config, ["model.width=63"])
-    told = edited.accused("model", "num_heads=4 does not divide width=63")
+    told = edited.source_of_error("model", "num_heads=4 does not divide width=63")
     assert str(told) == "--set model.width=63"
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        ("/nowhere", "FileNotFoundError: [Errno 2] No such file or directory: '/nowhere'"),
+        ("/nowhere", "FileNotFoundError: [Errno 2] No such file: '/nowhere/train.npz'"),
+        ("/nowhere", "The name may be wrong: nothing is prepared in /nowhere."),
+        ("~/nowhere", "Nothing is prepared in /users/ann/nowhere."),
+        ("./nowhere/", "Nothing is prepared in /users/ann/nowhere."),
+        ("nowhere", "Nothing is prepared in /users/ann/nowhere."),
+    ],
+)
+def test_an_error_points_to_the_argument_whose_value_it_quotes(value, text, tmp_path):
+    (tmp_path / "a.yaml").write_text("data: !data.tfds\n  name: mnist\n  data_dir: /data\n")
+    config = load([tmp_path / "a.yaml"], sets=[f"data.data_dir={value}"])
+    assert str(config.source_of_error("data", text)) == f"--set data.data_dir={value}"
+    assert config.source_of_error("data", "The data set 'mnist' is not prepared.").line == 2
+    longer = f"Nothing is prepared in {value.rstrip('/')}else."
+    assert config.source_of_error("data", longer).line == 1

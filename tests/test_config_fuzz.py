@@ -9,6 +9,8 @@ from hypothesis import strategies as st
 
 from trainer.config import Config, ConfigError, digest, dump, load
 
+pytestmark = pytest.mark.laws
+
 CORPUS = sorted((Path(__file__).parent / "gin_corpus").glob("*.gin"))
 GIN = [path.read_text() for path in CORPUS]
 YAML = [
@@ -74,14 +76,14 @@ def mutated(draw, originals: list[str]) -> bytes:
 @pytest.mark.parametrize("suffix", ["gin", "yaml"])
 @SETTINGS
 @given(data=st.binary(max_size=200))
-def test_any_bytes(suffix, data, tmp_path):
+def test_any_bytes_are_read_or_refused_with_a_config_error(suffix, data, tmp_path):
     holds(tmp_path / f"a.{suffix}", data)
 
 
 @pytest.mark.parametrize("suffix", ["gin", "yaml"])
 @SETTINGS
 @given(text=TEXT)
-def test_any_text(suffix, text, tmp_path):
+def test_any_text_is_read_or_refused_with_a_config_error(suffix, text, tmp_path):
     holds(tmp_path / f"a.{suffix}", text.encode("utf-8", "surrogatepass"))
 
 
@@ -103,7 +105,7 @@ _PIECES = {
 @pytest.mark.parametrize("suffix", ["gin", "yaml"])
 @SETTINGS
 @given(data=st.data())
-def test_any_sequence_of_tokens(suffix, data, tmp_path):
+def test_any_sequence_of_tokens_is_read_or_refused_with_a_config_error(suffix, data, tmp_path):
     pieces = data.draw(st.lists(_PIECES[suffix], max_size=30))
     holds(tmp_path / f"a.{suffix}", "".join(pieces).encode())
 
@@ -111,7 +113,7 @@ def test_any_sequence_of_tokens(suffix, data, tmp_path):
 @pytest.mark.parametrize("suffix", ["gin", "yaml"])
 @SETTINGS
 @given(data=st.data())
-def test_mutated_configs(suffix, data, tmp_path):
+def test_mutated_configs_are_read_or_refused_with_a_config_error(suffix, data, tmp_path):
     holds(tmp_path / f"a.{suffix}", data.draw(mutated(YAML if suffix == "yaml" else GIN)))
 
 
@@ -119,7 +121,7 @@ def test_mutated_configs(suffix, data, tmp_path):
 @given(
     text=st.one_of(st.text(max_size=60), mutated(GIN).map(lambda b: b.decode("utf-8", "replace")))
 )
-def test_any_binding(text, tmp_path):
+def test_any_binding_is_read_or_refused_with_a_config_error(text, tmp_path):
     holds(tmp_path / "a.gin", GIN[0].encode(), bindings=[text])
 
 
@@ -128,13 +130,13 @@ def test_any_binding(text, tmp_path):
     path=st.one_of(st.text(max_size=20), st.sampled_from(["steps", "model.width", "a.b", "."])),
     value=st.one_of(st.text(max_size=40), st.lists(_PIECES["yaml"], max_size=9).map("".join)),
 )
-def test_any_setting(path, value, tmp_path):
+def test_any_setting_is_read_or_refused_with_a_config_error(path, value, tmp_path):
     holds(tmp_path / "a.yaml", YAML[0].encode(), sets=[f"{path}={value}"])
 
 
 @SETTINGS
 @given(name=st.text(max_size=30))
-def test_any_name_of_a_file(name, tmp_path, monkeypatch):
+def test_any_file_name_is_read_or_refused_with_a_config_error(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for each in (name, f"{name}.gin", f"{name}.yaml"):
         with pytest.raises(ConfigError):
@@ -203,7 +205,7 @@ HARD = {
 
 @pytest.mark.parametrize("name", HARD)
 @pytest.mark.parametrize("suffix", ["gin", "yaml"])
-def test_hard_files_are_refused_at_once(name, suffix, tmp_path):
+def test_files_that_are_expensive_to_parse_are_refused_quickly(name, suffix, tmp_path):
     data = HARD[name][suffix == "yaml"]
     path = tmp_path / f"a.{suffix}"
     path.write_bytes(data)

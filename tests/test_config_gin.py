@@ -31,9 +31,9 @@ def clear_engine():
 
 def ours(texts: Sequence[str]) -> Tree:
     statements = [
-        Statement(statement, stretch)
-        for stretch, text in enumerate(texts)
-        for statement in read(text, Source(f"{stretch}.gin", 1))
+        Statement(statement, section)
+        for section, text in enumerate(texts)
+        for statement in read(text, Source(f"{section}.gin", 1))
     ]
     return plain(resolve(statements, Source("0.gin"))[0])
 
@@ -52,7 +52,7 @@ TOGETHER = [
 
 
 @pytest.mark.parametrize("name", SINGLE)
-def test_a_file_means_what_the_engine_calls(name, monkeypatch):
+def test_a_file_has_the_meaning_that_gin_gives_it(name, monkeypatch):
     monkeypatch.chdir(CORPUS)
     root = load([name]).root
     expected = engine([name])
@@ -60,7 +60,7 @@ def test_a_file_means_what_the_engine_calls(name, monkeypatch):
 
 
 @pytest.mark.parametrize(("files", "bindings"), TOGETHER)
-def test_files_and_bindings_mean_what_the_engine_calls(files, bindings, monkeypatch):
+def test_files_and_bindings_have_the_meaning_that_gin_gives_them(files, bindings, monkeypatch):
     monkeypatch.chdir(CORPUS)
     root = load(files, bindings).root
     expected = engine(files, bindings)
@@ -164,7 +164,7 @@ def _accepted(layers: list[list[str]]) -> tuple[Tree, list[list[str]]]:
 @given(configs())
 @example([["experiment.x = @a/lib.f()", "lib.f.x = 1", "a/lib.f.x = 2", "m = 3"]])
 @example([["experiment.x = @a/lib.f()", "lib.f.x = 1"], ["a/f.x = 2", "m = 3"], ["f.x = 4"]])
-def test_random_scopes_mean_what_the_engine_calls(layers):
+def test_random_scopes_have_the_meaning_that_gin_gives_them(layers):
     """The engine calls, on all the lines, what we read in those that we do not refuse."""
     tree, _ = _accepted(layers)
     expected = engine(bindings=["\n".join(lines) for lines in layers])
@@ -174,7 +174,7 @@ def test_random_scopes_mean_what_the_engine_calls(layers):
 @settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(configs())
 @example([["experiment.x = @a/lib.f()", "lib.f.x = 1", "a/lib.f.x = 2", "m = 3"]])
-def test_no_line_that_matters_is_refused_and_no_idle_one_accepted(layers):
+def test_a_line_is_refused_if_and_only_if_it_changes_nothing(layers):
     """A line is refused if, and only if, it could not matter without those that override it."""
     merged = {str(_key(line)): line for lines in layers for line in lines}
     lines = list(merged.values())
@@ -242,7 +242,7 @@ def roots(functions: st.SearchStrategy[str]) -> st.SearchStrategy[Call]:
 
 @settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(roots(st.sampled_from(FUNCTIONS[1:])))
-def test_random_trees_survive_both_syntaxes_and_the_engine(root):
+def test_random_configs_survive_a_round_trip_through_yaml_gin_and_the_gin_library(root):
     text = gin_text(root)
     assert same(ours([text]), root)
     assert same(engine(bindings=[text]), root)
@@ -254,7 +254,7 @@ def test_random_trees_survive_both_syntaxes_and_the_engine(root):
 # What we use of gin.config_parser, which is no documented interface.
 
 
-def test_the_parser_yields_what_we_rely_on():
+def test_the_gin_parser_yields_the_statements_that_the_reader_expects():
     class Delegate(config_parser.ParserDelegate):
         def configurable_reference(self, scoped_configurable_name, evaluate):
             return ("reference", scoped_configurable_name, evaluate)
@@ -296,7 +296,7 @@ def test_the_parser_yields_what_we_rely_on():
     assert statements[5][:2] == ("s", "lib.f")
 
 
-def test_reading_runs_nothing(tmp_path):
+def test_reading_a_config_runs_no_code(tmp_path):
     """The engine runs `import` while it parses; our reader refuses the line."""
     module = tmp_path / "runs_at_import.py"
     module.write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
@@ -309,7 +309,7 @@ def test_reading_runs_nothing(tmp_path):
     assert not (tmp_path / "ran").exists()
 
 
-def test_a_pattern_may_hold_a_backslash(recwarn):
+def test_a_pattern_may_contain_a_backslash(recwarn):
     """Python warns of '\\d', which is no escape; a pattern without it would be no fun to write."""
     for text in (r"'blocks_\d+/.*'", r"r'blocks_\d+/.*'", r"'blocks_\\d+/.*'"):
         root = ours([f"experiment.match = {text}"])
@@ -317,7 +317,7 @@ def test_a_pattern_may_hold_a_backslash(recwarn):
     assert not recwarn.list
 
 
-def test_values_nested_too_deeply_are_refused_before_the_parser_gives_up():
+def test_values_nested_too_deeply_are_refused_before_the_parser_overflows():
     for text in ("[" * 99 + "]" * 99, "(" * 99 + "1" + ")" * 99, "{1: " * 99 + "1" + "}" * 99):
         with pytest.raises(ConfigError, match="values are nested deeper than 64 levels"):
             ours([f"experiment.x = {text}"])

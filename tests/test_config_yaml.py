@@ -84,13 +84,13 @@ def read(tmp_path):
         ("<<", "<<"),
     ],
 )
-def test_scalars(text, value, read):
+def test_scalars_are_read_with_their_types(text, value, read):
     root = read(f"x: {text}\n").root
     assert same(root.kwargs["x"], value)
     assert same(read(dump(root)).root, root)
 
 
-def test_calls(read):
+def test_tags_are_read_as_calls(read):
     root = read(
         """
         bare: !losses.softmax
@@ -131,7 +131,7 @@ def test_calls(read):
     )
 
 
-def test_anchors_aliases_and_merge_keys(read):
+def test_anchors_aliases_and_merge_keys_are_read(read):
     root = read("""
         steps: &steps 2_000
         save_every: *steps
@@ -148,7 +148,7 @@ def test_anchors_aliases_and_merge_keys(read):
     assert root["first_wins"] == {"x": 1, "y": 9, "z": 3}
 
 
-def test_calls_compare_strictly():
+def test_calls_are_equal_only_if_types_and_values_are():
     call = Call("f", {"a": 1, "b": [True, {"x": 1.0, "y": 2}]})
     assert call == Call("f", {"b": [True, {"x": 1.0, "y": 2}], "a": 1})
     for other in [
@@ -167,7 +167,7 @@ def test_calls_compare_strictly():
     assert digest(call) == digest(Call("f", dict(reversed(call.kwargs.items()))))
 
 
-def test_the_canonical_form_is_stable():
+def test_writing_the_canonical_form_again_changes_nothing():
     root = Call(
         "experiment",
         {
@@ -321,7 +321,7 @@ def test_every_value_knows_its_line(read, tmp_path):
     assert config.at("model.blocks.1") == {"width": 2, "depth": 3}
 
 
-def test_windows_line_ends_and_a_byte_order_mark(tmp_path):
+def test_windows_line_ends_and_a_byte_order_mark_are_accepted(tmp_path):
     (tmp_path / "a.yaml").write_bytes(b"\xef\xbb\xbfx: 1\r\ny: !a.b\r\n  z: 2\r\n")
     (tmp_path / "a.gin").write_bytes(
         b"\xef\xbb\xbfexperiment.x = 1\r\nexperiment:\r\n  y = @a.b()\r\na.b.z = 2\r\n"
@@ -330,7 +330,7 @@ def test_windows_line_ends_and_a_byte_order_mark(tmp_path):
     assert one.root == other.root == Call("experiment", {"x": 1, "y": Call("a.b", {"z": 2})})
 
 
-def test_reading_runs_nothing(read, tmp_path):
+def test_reading_a_config_runs_no_code(read, tmp_path):
     ran = tmp_path / "ran"
     for text in [
         f"x: !!python/object/apply:os.system ['touch {ran}']",
@@ -354,5 +354,5 @@ def test_lines_are_counted_as_an_editor_does(character, tmp_path):
     lines = {key: config.sources[key].line for key in "xyz"}
     assert lines == {"x": 2, "y": 3, "z": 4}
     path.write_text(f"# one{character * 3}\nx: 1\ny: [\n")
-    with pytest.raises(ConfigError, match=r"a\.yaml:[34]: This is no valid YAML"):
+    with pytest.raises(ConfigError, match=r"a\.yaml:[34]: This is not valid YAML"):
         load([path])

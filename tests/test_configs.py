@@ -1,5 +1,6 @@
 """Every shipped config: it builds, its plan holds, its header tells the number to expect."""
 
+import itertools
 import json
 import re
 from pathlib import Path
@@ -9,11 +10,12 @@ import pytest
 from trainer import config as configs
 from trainer.__main__ import main
 from trainer.config import ConfigError
-from trainer.experiment import build_experiment
-from trainer.plan import make_plan
-from trainer.program import Program
+from trainer.engine.experiment import build_experiment
+from trainer.engine.plan import make_plan
+from trainer.engine.program import Program
 
-CONFIGS = Path(__file__).parent.parent / "configs"
+ROOT = Path(__file__).parent.parent
+CONFIGS = ROOT / "configs"
 FILES = sorted(file for file in CONFIGS.rglob("*") if file.is_file())
 OPTIMIZERS = sorted((CONFIGS / "optimizers").iterdir())
 
@@ -23,7 +25,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*seed:DeprecationWarning")
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.name)
-def test_a_shipped_config_builds_and_its_plan_holds(file):
+def test_a_shipped_config_builds_and_has_a_plan(file):
     read = configs.load([str(file)])
     try:
         program = Program(build_experiment(read))
@@ -43,15 +45,14 @@ def test_a_run_of_one_or_two_steps_is_planned(name, steps):
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.name)
-def test_a_header_says_what_to_expect_and_how_to_get_it(file):
+def test_the_header_of_a_config_names_its_result_and_its_command(file):
     header = re.match(r"(#.*\n)+", file.read_text())[0]
     assert re.search(r"\d\d\.\d%", header)
     name = re.escape(str(file.relative_to(CONFIGS)))
     assert re.search(rf"python -m trainer --\w+=configs/{name}", header)
 
 
-def test_the_twins_give_the_same_bits(tmp_path, monkeypatch):
-    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", "")
+def test_the_gin_and_the_yaml_version_of_a_config_train_bit_for_bit_alike(tmp_path):
     curves = []
     for suffix in ("gin", "yaml"):
         file = Path(__file__).parent.parent / "configs" / f"muon_vit.{suffix}"
@@ -63,6 +64,26 @@ def test_the_twins_give_the_same_bits(tmp_path, monkeypatch):
     assert curves[0] == curves[1] and curves[0][-1]["step"] == 3
 
 
+def _example(name: str) -> str:
+    """Returns the code block of README.md that begins with the comment "# <name>"."""
+    lines = (ROOT / "README.md").read_text().splitlines()
+    start = lines.index(f"    # {name}")
+    block = itertools.takewhile(lambda line: line.startswith("    "), lines[start:])
+    return "\n".join(line[4:] for line in block) + "\n"
+
+
+def test_the_yaml_and_the_gin_example_of_the_readme_are_the_same_config_and_its_plan_holds(
+    tmp_path,
+):
+    read = {}
+    for name in ("mine.yaml", "mine.gin"):
+        (tmp_path / name).write_text(_example(name))
+        read[name] = configs.load([str(tmp_path / name)])
+    assert configs.dump(read["mine.yaml"].root) == configs.dump(read["mine.gin"].root)
+    plan = make_plan(Program(build_experiment(read["mine.yaml"])), read["mine.yaml"])
+    assert all(count > 0 for count, _ in plan.groups.values())
+
+
 @pytest.mark.parametrize("file", OPTIMIZERS, ids=lambda file: file.stem)
 def test_an_optimizer_that_needs_more_than_gradients_trains_from_five_lines(file):
     lines = [line for line in file.read_text().splitlines() if not line.startswith("#")]
@@ -71,7 +92,7 @@ def test_an_optimizer_that_needs_more_than_gradients_trains_from_five_lines(file
     state, batches = program.init(), program.experiment.data.train(0, 0)
     losses = []
     for _, batch in zip(range(30), batches, strict=False):
-        state, metrics = program.step(state, program.put(batch))
+        state, metrics = program.step(state, program.to_devices(batch))
         losses.append(float(metrics["train/loss"]))
     assert losses[-1] < 0.95 * losses[0]
     # What is evaluated has learned too, be it an average or the slow weights.

@@ -1,8 +1,12 @@
-"""The fixtures that other tests lean on must be able to tell."""
+"""The settings and fixtures in conftest.py on which other tests rely."""
 
 import contextlib
+import functools
+import os
+import tempfile
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -37,3 +41,15 @@ def test_strict_promotion_refuses_a_silent_change_of_dtype(strict_promotion: Non
 def test_warnings_are_errors() -> None:
     with pytest.raises(DeprecationWarning):
         warnings.warn("old", DeprecationWarning, stacklevel=1)
+
+
+@pytest.mark.parametrize("value", [[1, "two"], {"a": 1}, functools.partial(np.sum)])
+def test_ids_show_containers_and_functions(value: object, request: pytest.FixtureRequest) -> None:
+    wanted = "sum" if isinstance(value, functools.partial) else ascii(value)
+    assert request.node.name.endswith(f"[{wanted}]")
+
+
+def test_compiled_programs_are_kept_for_the_session_and_not_in_the_users_folder() -> None:
+    folder = os.environ["JAX_COMPILATION_CACHE_DIR"]
+    assert jax.config.jax_compilation_cache_dir == folder
+    assert Path(folder).is_relative_to(tempfile.gettempdir())

@@ -34,8 +34,8 @@ def toy(examples: int = 10, tests: int = 7, batch_size: int | None = 4, **option
     )
 
 
-def numbers(dataset: Any, count: int, step: int = 0, seed: int = 0) -> np.ndarray:
-    batches = itertools.islice(dataset.train(step, seed), count)
+def numbers(dataset: Any, count: int, batch_index: int = 0, seed: int = 0) -> np.ndarray:
+    batches = itertools.islice(dataset.train(batch_index, seed), count)
     return np.stack([batch["number"] for batch in batches])
 
 
@@ -55,7 +55,7 @@ def philox(key: tuple[int, int], counter: int) -> list[int]:
     return x
 
 
-def test_random_words_are_philox():
+def test_random_words_are_those_of_philox():
     # The first known answer of the authors' library, Random123.
     known = "16554d9eca36314c db20fe9d672d0fdc d7e772cee186176b 7e68b68aec7ba23b"
     assert [f"{word:016x}" for word in philox((0, 0), 0)] == known.split()
@@ -66,7 +66,7 @@ def test_random_words_are_philox():
         assert words.tolist() == blocks[0] + blocks[1]
 
 
-def test_a_permutation_sorts_the_words():
+def test_a_permutation_is_the_order_of_the_random_words():
     order = arrays.permutation(3, 5, 100)
     assert sorted(order.tolist()) == list(range(100))
     words = arrays.random_words(3, 5, 0, 100)
@@ -90,7 +90,7 @@ def test_epochs_and_seeds_differ():
 
 
 @pytest.mark.parametrize("step", [0, 1, 2, 3, 7, 1000])
-def test_training_begins_at_any_step(step: int):
+def test_training_data_may_begin_at_any_step(step: int):
     options = {"pixels": {"image": Pixels(crop=1, flip=True)}}
     stream = toy(**options).train(0, seed=9)
     for _ in range(step):
@@ -107,7 +107,7 @@ def test_a_batch_of_all_examples_keeps_their_order():
         assert (numbers(dataset, 3) == np.arange(10)).all()
 
 
-def test_batches_are_described_as_they_are():
+def test_element_spec_describes_the_batches():
     dataset = toy(pixels={"image": Pixels()})
     batch = next(dataset.train(0, 0))
     spec = {key: (value.shape, value.dtype) for key, value in dataset.element_spec.items()}
@@ -142,11 +142,11 @@ def test_processes_share_every_batch(monkeypatch: pytest.MonkeyPatch):
             for key in batch:
                 shares = [part[kind][number][key] for part in parts]
                 np.testing.assert_array_equal(np.concatenate(shares), batch[key])
-    with pytest.raises(ValueError, match="3 processes, which do not divide a batch size of 4"):
+    with pytest.raises(ValueError, match="among 3 processes, but the batch size is 4"):
         next(toy().train(0, 0))
 
 
-def test_the_fingerprint_is_of_what_the_model_sees():
+def test_the_fingerprint_covers_the_values_that_the_model_sees():
     def changed(**options: Any) -> str:
         return toy(**options).fingerprint
 
@@ -192,7 +192,7 @@ def test_mistakes_are_named(make: Any, words: list[str], digits_dir: Path):
 # Images.
 
 
-def test_images_are_scaled():
+def test_images_are_scaled_by_mean_and_deviation():
     images = np.array([0, 51, 255], np.uint8).reshape(3, 1, 1, 1)
     seen = Pixels(mean=0.5, std=0.25).gather(images, np.arange(3), None)
     np.testing.assert_allclose(seen.ravel(), [-2.0, -1.2, 2.0], rtol=1e-6)
@@ -203,7 +203,7 @@ def test_images_are_scaled():
 
 
 @pytest.mark.parametrize(("crop", "flip"), [(0, True), (1, False), (2, True)])
-def test_crops_and_flips_are_what_a_loop_computes(crop: int, flip: bool):
+def test_crops_and_flips_equal_those_of_a_plain_loop(crop: int, flip: bool):
     images = np.random.default_rng(0).integers(1, 256, size=(30, 5, 4, 3)).astype(np.uint8)
     indices = np.random.default_rng(1).integers(30, size=400)
     words = arrays.random_words(1, 2, 3, 400)
@@ -356,7 +356,7 @@ def test_damaged_records_are_prepared_again(digits_dir: Path, how: str):
     assert not list(digits_dir.glob(".preparing*"))
 
 
-def test_other_digits_in_their_place_are_not_used(digits_dir: Path):
+def test_digits_files_with_other_contents_are_not_used(digits_dir: Path):
     before = data.digits().fingerprint
     stored = dict(np.load(place(digits_dir) / "arrays.npz"))
     stored["train/label"][0] ^= 1
@@ -383,7 +383,7 @@ def test_a_directory_that_cannot_be_written_is_named(tmp_path: Path):
 # Any data set of TFDS, and Fashion-MNIST.
 
 
-def test_tfds_serves_what_is_prepared(digits_dir: Path):
+def test_tfds_serves_a_prepared_data_set(digits_dir: Path):
     dataset = data.tfds("sklearn_digits", batch_size=5, mean=0.0, std=1.0)
     ours, same = next(data.digits(5).train(3, 1)), next(dataset.train(3, 1))
     np.testing.assert_array_equal(ours["label"], same["label"])
@@ -394,7 +394,7 @@ def test_tfds_serves_what_is_prepared(digits_dir: Path):
     assert prepare.prepared_directory("sklearn_digits:0.9.0", digits_dir) == older
 
 
-def test_damaged_records_of_others_are_named(digits_dir: Path):
+def test_damaged_records_of_a_tfds_data_set_are_named(digits_dir: Path):
     (place(digits_dir) / "arrays.npz").unlink()
     damage(place(digits_dir) / "sklearn_digits-train.array_record-00000-of-00001", "empty")
     with pytest.raises(ValueError, match=r"1\.0\.0 cannot be read .* prepare the data set again"):
@@ -454,7 +454,7 @@ def changes_info(change: Callable[[dict], Any]) -> Callable[[Path], None]:
         (lambda directory: os.mkfifo(directory / "pipe"), "pipe is not a regular file"),
     ],
 )
-def test_a_folder_makes_tfds_import_and_open_nothing_else(
+def test_a_prepared_folder_cannot_make_tfds_import_or_open_anything_else(
     digits_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: Any, words: str
 ):
     harm = tmp_path / "harm"
@@ -470,7 +470,7 @@ def test_a_folder_makes_tfds_import_and_open_nothing_else(
 
 
 @pytest.mark.parametrize("file", ["features.json", "dataset_info.json", "arrays.npz"])
-def test_a_pipe_in_place_of_a_file_is_not_waited_for(digits_dir: Path, file: str):
+def test_a_named_pipe_in_place_of_a_file_is_refused_without_waiting(digits_dir: Path, file: str):
     before = data.digits().fingerprint
     (place(digits_dir) / "arrays.npz").unlink()
     (place(digits_dir) / file).unlink(missing_ok=True)
@@ -487,7 +487,7 @@ def test_a_pipe_in_place_of_a_file_is_not_waited_for(digits_dir: Path, file: str
 @pytest.mark.parametrize(
     "nested", ['{"a":' * 100_000, "[" * 100_000, '{"a":' * 200 + "1" + "}" * 200]
 )
-def test_features_that_nest_without_end_are_refused(digits_dir: Path, nested: str):
+def test_features_that_nest_too_deeply_are_refused(digits_dir: Path, nested: str):
     (place(digits_dir) / "arrays.npz").unlink()
     (place(digits_dir) / "features.json").write_text(nested)
     with pytest.raises(ValueError, match="cannot be read"):
@@ -499,7 +499,7 @@ NO_NAMES += ["/etc", "sklearn_digits/..:1.0.0", "sklearn_digits/.", "a/b/c", "a:
 
 
 @pytest.mark.parametrize("name", NO_NAMES)
-def test_what_is_no_name_of_tfds_is_not_looked_for(
+def test_a_name_that_is_not_valid_in_tfds_is_not_searched_for(
     digits_dir: Path, capsys: pytest.CaptureFixture[str], name: str
 ):
     with pytest.raises(ValueError, match="is not the name of a data set of TFDS"):
@@ -523,14 +523,16 @@ def test_a_data_dir_that_is_a_file_holds_nothing(tmp_path: Path):
         data.tfds("mnist", data_dir=str(tmp_path / "file"))
 
 
-def test_a_data_dir_of_nobody_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_the_home_folder_of_an_unknown_user_is_refused_as_data_dir(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
     with pytest.raises(ValueError, match="no directory '~nobody-here/x' for data sets"):
         data.tfds("mnist", data_dir="~nobody-here/x")
     assert prepare.main(["mnist", "--data_dir=~nobody-here/x"]) == 1
     assert "mnist was not prepared: There is no directory" in capsys.readouterr().err
 
 
-def test_what_is_not_prepared_is_told_at_once(tmp_path: Path):
+def test_a_data_set_that_is_not_prepared_is_reported_at_once(tmp_path: Path):
     start = time.monotonic()
     with pytest.raises(ValueError, match=r"not prepared in .*`make fashion_mnist`"):
         data.fashion_mnist(data_dir=str(tmp_path))
@@ -541,7 +543,9 @@ def test_what_is_not_prepared_is_told_at_once(tmp_path: Path):
     assert time.monotonic() - start < 60  # tfds by itself retries for minutes
 
 
-def test_an_unknown_name_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_an_unknown_name_of_a_data_set_is_an_error_with_a_hint(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
     assert prepare.main(["fashion_minst", "--data_dir", str(tmp_path)]) == 1
     assert "fashion_minst was not prepared" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
@@ -560,7 +564,7 @@ def fashion_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @needs_debian
-def test_fashion_mnist_is_what_the_original_files_hold(fashion_dir: Path):
+def test_fashion_mnist_equals_its_original_files(fashion_dir: Path):
     directory = fashion_dir / "fashion_mnist" / "3.0.1"
     assert json.loads((directory / "dataset_info.json").read_text())["fileFormat"] == "array_record"
     dataset = data.fashion_mnist(None, eval_batch_size=10_000, data_dir=str(fashion_dir))

@@ -19,9 +19,12 @@ from pathlib import Path
 import pytest
 
 from tests import runs
-from trainer import checkpoint, meeting, processes
+from trainer import checkpoint
 from trainer.__main__ import main
-from trainer.config import ConfigError
+from trainer.messages import UserError
+from trainer.train import multihost, rendezvous
+
+pytestmark = pytest.mark.laws
 
 BOUND = 120  # seconds that anything here may take; most takes far less
 
@@ -116,7 +119,7 @@ def together(*calls: Callable[[], object]) -> list[str]:
     said = [""] * len(calls)
 
     def call(index: int) -> None:
-        with pytest.raises(ConfigError) as refused:
+        with pytest.raises(UserError) as refused:
             calls[index]()
         said[index] = str(refused.value)
 
@@ -130,13 +133,13 @@ def together(*calls: Callable[[], object]) -> list[str]:
 
 def join(port: int, index: int, count: int = 3, wait: float = 1) -> Callable[[], object]:
     address = f"127.0.0.1:{port}"
-    return lambda: meeting.meet(address, count, index, wait=wait, silence=60)
+    return lambda: rendezvous.connect(address, count, index, wait=wait, silence=60)
 
 
 @pytest.mark.parametrize(("index", "count"), [(0, 3), (2, 3), (0, 1)])
-def test_a_port_in_use_is_a_mistake(tmp_path, monkeypatch, capsys, index, count):
+def test_a_coordinator_port_in_use_is_a_user_error(tmp_path, monkeypatch, capsys, index, count):
     monkeypatch.syspath_prepend(runs.LAB)
-    monkeypatch.setattr(meeting, "_HELLO", 0.2)
+    monkeypatch.setattr(rendezvous, "_HELLO", 0.2)
     config = runs.write_config(tmp_path)
     # As a coordinator of jax does, which another one can join on its port.
     with socket.create_server(("127.0.0.1", 0), reuse_port=True) as other:
@@ -153,15 +156,15 @@ def test_a_port_in_use_is_a_mistake(tmp_path, monkeypatch, capsys, index, count)
         assert f"did not find process 0 at 127.0.0.1:{port} within 1 s (--join_timeout)" in said
 
 
-def test_a_port_that_was_in_use_a_moment_ago_is_not():
-    with meeting._listener(port := free_port()):
+def test_a_port_in_use_a_moment_ago_is_accepted():
+    with rendezvous._listener(port := free_port()):
         client = socket.create_connection(("127.0.0.1", port))
     with client:
         pass
-    meeting._listener(port).close()
+    rendezvous._listener(port).close()
 
 
-def test_a_process_that_never_comes_is_named_in_all_others():
+def test_a_process_that_never_joins_is_named_in_all_others():
     port = free_port()
     said = together(join(port, 0), join(port, 1))
     host = re.escape(socket.gethostname())
@@ -173,24 +176,24 @@ def test_a_process_that_never_comes_is_named_in_all_others():
         )
 
 
-def test_process_0_that_never_comes_is_named():
+def test_a_process_0_that_never_joins_is_named():
     (said,) = together(join(free_port(), 1))
     assert "did not find process 0" in said and "Connection refused" in said
 
 
-def test_two_processes_of_one_number_are_refused():
+def test_two_processes_with_the_same_index_are_refused():
     port = free_port()
     said = together(join(port, 0, wait=30), join(port, 1, wait=30), join(port, 1, wait=30))
     assert all("Two processes have the number 1" in sentence for sentence in said), said
 
 
-def test_processes_that_were_told_different_counts_are_refused():
+def test_processes_with_different_process_counts_are_refused():
     port = free_port()
     said = together(join(port, 0, wait=30), join(port, 1, count=2, wait=30))
     assert all("number 1 of 2" in sentence for sentence in said), said
 
 
-def test_a_stranger_on_the_port_is_ignored():
+def test_an_unrelated_connection_to_the_port_is_ignored():
     port, refused = free_port(), []
     thread = threading.Thread(target=lambda: refused.extend(together(join(port, 0, wait=2))))
     thread.start()
@@ -208,22 +211,22 @@ def test_a_stranger_on_the_port_is_ignored():
 
 
 @pytest.mark.parametrize("address", ["node", "node:", ":1", "node:70000", "node:1x"])
-def test_an_address_without_a_port_is_a_mistake(monkeypatch, address):
+def test_an_address_without_a_port_is_a_user_error(monkeypatch, address):
     monkeypatch.setenv("JAX_COORDINATOR_ADDRESS", address)
     monkeypatch.setenv("JAX_NUM_PROCESSES", "3")
     monkeypatch.setenv("JAX_PROCESS_ID", "1")
-    with pytest.raises(ConfigError, match="must be HOST:PORT"):
-        processes._join(1, 1)
+    with pytest.raises(UserError, match="must be HOST:PORT"):
+        multihost._join(1, 1)
 
 
-def test_a_peer_timeout_of_a_few_heartbeats_is_a_mistake(tmp_path, capsys):
+def test_a_peer_timeout_below_five_seconds_is_a_user_error(tmp_path, capsys):
     config = runs.write_config(tmp_path)
     options = runs.options(config, tmp_path / "run", "--distributed", "--peer_timeout=4")
     assert main(options) == 2
     assert "--peer_timeout must be at least 5 seconds, got 4." in capsys.readouterr().err
 
 
-def test_the_timeouts_alone_are_a_mistake(tmp_path, capsys):
+def test_timeouts_without_distributed_are_a_user_error(tmp_path, capsys):
     config = runs.write_config(tmp_path)
     assert main(runs.options(config, tmp_path / "run", "--peer_timeout=5")) == 2
     assert "are read with --distributed only" in capsys.readouterr().err
@@ -233,13 +236,13 @@ def test_the_timeouts_alone_are_a_mistake(tmp_path, capsys):
 
 PEER = """
 import os, sys, time
-from trainer import peers as module
-from trainer.meeting import meet
+from trainer.train import peers as module
+from trainer.train.rendezvous import connect
 
 module._GRACE, module._TOGETHER, module._STARVED = 1, 1, 2
 index = int(os.environ["JAX_PROCESS_ID"])
 address = os.environ["JAX_COORDINATOR_ADDRESS"]
-peers = meet(address, 3, index, wait=100, silence=3)
+peers = connect(address, 3, index, wait=100, silence=3)
 print("met")
 for order in sys.stdin:
     if order == "abort\\n":
@@ -260,7 +263,7 @@ def met(three) -> Three:
 
 
 @pytest.mark.parametrize("victim", [0, 2])
-def test_the_others_end_when_one_is_killed(met, victim):
+def test_the_other_processes_exit_when_one_is_killed(met, victim):
     met.all[victim].kill()
     others = [index for index in range(3) if index != victim]
     assert met.codes(*others) == [1, 1]
@@ -271,7 +274,7 @@ def test_the_others_end_when_one_is_killed(met, victim):
 
 
 @pytest.mark.parametrize("victim", [0, 2])
-def test_the_others_end_when_one_is_stopped(met, victim):
+def test_the_other_processes_exit_when_one_hangs(met, victim):
     met.all[victim].send_signal(signal.SIGSTOP)
     others = [index for index in range(3) if index != victim]
     assert met.codes(*others) == [1, 1]
@@ -287,7 +290,7 @@ def test_the_others_end_when_one_is_stopped(met, victim):
 
 @pytest.mark.parametrize("victim", [0, 2])
 @pytest.mark.parametrize("code", [1, 2])
-def test_the_others_end_with_the_error_of_one(met, victim, code):
+def test_the_other_processes_exit_when_one_fails(met, victim, code):
     met.order(victim, str(code))
     assert met.codes(0, 1, 2) == [code, code, code]
     for index in {0, 1, 2} - {victim}:
@@ -296,21 +299,21 @@ def test_the_others_end_with_the_error_of_one(met, victim, code):
         assert ("Start the same command again" in met.said(index)) == (code == 1)
 
 
-def test_an_abort_in_one_is_an_exit_code_of_ours(met):
+def test_an_abort_of_jaxs_runtime_in_one_process_exits_1_in_all(met):
     met.order(1, "abort")
     assert met.codes(0, 1, 2) == [1, 1, 1]
     assert "jax's runtime broke off" in met.said(1)
     assert "Process 1" in met.said(0) and "Process 1" in met.said(2)
 
 
-def test_processes_that_end_together_say_nothing(met):
+def test_processes_that_end_together_print_nothing(met):
     for index in range(3):
         met.order(index, "0")
     assert met.codes(0, 1, 2) == [0, 0, 0]
     assert [met.said(index) for index in range(3)] == ["met\n"] * 3
 
 
-def test_those_that_waited_for_the_last_to_come_are_not_taken_for_gone(three):
+def test_processes_waiting_for_the_last_one_to_join_are_not_reported_as_gone(three):
     late = "import time; time.sleep(4)\n" + PEER
     every = three(lambda index: [sys.executable, "-c", late if index == 2 else PEER])
     every.wait_for(lambda: all("met" in every.said(index) for index in range(3)))
@@ -318,7 +321,7 @@ def test_those_that_waited_for_the_last_to_come_are_not_taken_for_gone(three):
     assert [process.poll() for process in every.all] == [None] * 3, every.said(1)
 
 
-def test_one_that_ends_before_the_others_is_told_of(met):
+def test_a_process_that_exits_0_before_the_others_is_named(met):
     met.order(2, "0")
     assert met.codes(0, 1) == [1, 1]
     assert "Process 2" in met.said(0) and "Process 2" in met.said(1)
@@ -334,12 +337,12 @@ class Slow:
         self._digits = trainer.data.digits(batch_size=99, crop=1)
     def __getattr__(self, name):
         return getattr(self._digits, name)
-    def train(self, step=0, seed=0):
-        for batch in self._digits.train(step, seed):
-            if os.environ.get("BREAKS") == f"{step} in {os.environ['JAX_PROCESS_ID']}":
+    def train(self, batch_index=0, seed=0):
+        for batch in self._digits.train(batch_index, seed):
+            if os.environ.get("BREAKS") == f"{batch_index} in {os.environ['JAX_PROCESS_ID']}":
                 raise RuntimeError("the disk broke")
             time.sleep(float(os.environ["PAUSE"]))
-            step += 1
+            batch_index += 1
             yield batch
 
 def slow() -> Slow:
@@ -372,7 +375,9 @@ def train(tmp_path, monkeypatch, three) -> Callable[..., Three]:
 
 
 @pytest.mark.timeout(1800)
-def test_a_run_of_three_processes_comes_to_the_same_bits_whatever_befalls_one(tmp_path, train):
+def test_a_run_of_three_processes_ends_with_the_same_bits_if_one_is_killed_stopped_or_fails(
+    tmp_path, train
+):
     whole = train("whole", 0, "--trace")
     assert whole.codes(0, 1, 2) == [0, 0, 0], whole.said(0)
     traced = (tmp_path / "whole" / "trace.jsonl").read_text().splitlines()

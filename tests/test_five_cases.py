@@ -14,6 +14,8 @@ import pytest
 
 import optim
 
+pytestmark = pytest.mark.laws
+
 CONDITION = np.linspace(1.0, 5.0, 6)
 
 

@@ -1,22 +1,26 @@
 """What a run that halts tells: where the fault is, and a command that can be pasted."""
 
+import json
 import os
 import re
 import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from tests import runs
+from trainer import checkpoint
 from trainer.__main__ import main
-from trainer.advice import replay_command
+from trainer.train.advice import replay_command
+
+pytestmark = pytest.mark.laws
 
 
 @pytest.fixture(autouse=True)
 def lab(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(runs.LAB)
-    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", "")
 
 
 def halted(folder: Path, workdir: Path, more: str) -> None:
@@ -29,7 +33,7 @@ unruly.mislabelled.at = (6,)
 """
 
 
-def test_labels_that_are_no_classes_are_named(tmp_path, capfd):
+def test_labels_outside_of_the_classes_are_named(tmp_path, capfd):
     workdir = tmp_path / "it's a run"
     halted(tmp_path, workdir, LABELS)
     said = capfd.readouterr().err
@@ -57,13 +61,13 @@ def test_inputs_that_are_not_finite_are_named(tmp_path, capfd):
     assert "Lower the learning rate" not in said
 
 
-def test_a_fault_of_the_loss_is_not_put_on_the_data(tmp_path, capfd):
+def test_a_fault_of_the_loss_is_not_blamed_on_the_data(tmp_path, capfd):
     halted(tmp_path, tmp_path / "run", "experiment.loss = @unruly.loss()\n")
     said = capfd.readouterr().err
     assert "Lower the learning rate" in said and "of its batch" not in said
 
 
-def test_a_rollback_that_gives_up_names_the_labels(tmp_path, capfd):
+def test_a_run_whose_rollbacks_run_out_names_the_labels(tmp_path, capfd):
     more = LABELS.replace("(6,)", str(tuple(range(6, 200)))) + "experiment.keep_latest = 1\n"
     halted(tmp_path, tmp_path / "run", more + "experiment.on_nonfinite = 'rollback'\n")
     said = capfd.readouterr().err
@@ -71,7 +75,7 @@ def test_a_rollback_that_gives_up_names_the_labels(tmp_path, capfd):
     assert "Lower the learning rate" not in said
 
 
-def test_the_command_repeats_how_this_process_was_started(monkeypatch):
+def test_the_replay_command_repeats_how_this_process_was_started(monkeypatch):
     folder, packages = Path("/a b/run"), ["my_lab", "zoo.nets"]
     options = "--step=3 --vocabulary=my_lab --vocabulary=zoo.nets"
     for given, begun in (
@@ -83,10 +87,82 @@ def test_the_command_repeats_how_this_process_was_started(monkeypatch):
         assert said == f"{begun} -m trainer replay '/a b/run' {options}"
 
 
-def test_replay_tells_other_code(tmp_path, capsys, monkeypatch):
+def test_replay_reports_code_that_differs_from_the_runs(tmp_path, capsys, monkeypatch):
     from trainer.workdir import code
 
     halted(tmp_path, tmp_path / "run", LABELS)
     monkeypatch.setattr(code, "hashes", lambda packages: {"unruly/__init__.py": "another"})
     assert main(["replay", str(tmp_path / "run"), "--vocabulary=unruly"]) == 1
     assert "The code is not that of the run: unruly/__init__.py differs" in capsys.readouterr().out
+
+
+# Weight decay multiplies the idle parameter by about -1e30, so that it is finite after step 1 and
+# not after step 2. The loss and its gradients stay finite.
+OVERFLOW = """
+experiment.model = @unruly.idle()
+experiment.optimizer = @optim.optimizer()
+optim.optimizer.groups = {'idle': @idle/optim.group(), 'rest': @rest/optim.group()}
+idle/optim.group.match = 'idle'
+idle/optim.group.optimizer = @idle/optax.adamw()
+idle/optax.adamw.learning_rate = 1.0
+idle/optax.adamw.weight_decay = 1e30
+rest/optim.group.match = '.*'
+rest/optim.group.optimizer = @optax.adamw()
+"""
+
+
+@pytest.mark.parametrize("every", ["log_every", "eval_every", "save_every"])
+def test_under_halt_parameters_are_checked_before_they_are_logged_evaluated_or_saved(
+    tmp_path, capfd, every
+):
+    others = {"log_every", "eval_every", "save_every"} - {every}
+    rare = "".join(f"experiment.{name} = 20\n" for name in sorted(others))
+    workdir = tmp_path / "run"
+    halted(tmp_path, workdir, f"{OVERFLOW}{rare}experiment.{every} = 6\n")
+    said = capfd.readouterr().err
+    assert "At step 6 train/loss is " in said
+    assert "not finite, because of an update between step 1 and step 6." in said, said
+    assert not list((workdir / "checkpoints").glob("[0-9]*"))
+
+
+@pytest.mark.parametrize("action", ["skip", "rollback"])
+def test_under_skip_and_rollback_the_update_that_overflows_is_undone(tmp_path, capfd, action):
+    workdir = tmp_path / "run"
+    rare = "".join(f"experiment.{name} = 20\n" for name in ("log_every", "eval_every"))
+    more = f"{OVERFLOW}{rare}experiment.save_every = 1\nexperiment.on_nonfinite = '{action}'\n"
+    code = runs.train(runs.write_config(tmp_path, more), workdir, "--until=6")
+    assert code == (75 if action == "skip" else 1)  # every batch has this update: it gives up
+    assert json.loads((workdir / "nonfinite.json").read_text())[0]["step"] == 2
+    for saved in checkpoint.Checkpoints(workdir / "checkpoints", read_only=True).steps():
+        idle = checkpoint.load_params(workdir, saved, "params")["idle"]
+        assert np.isfinite(idle).all() and np.abs(idle).max() > 1e29
+
+
+def test_a_stop_between_two_checks_does_not_save_parameters_that_are_not_finite(tmp_path, capfd):
+    every = ("log_every", "eval_every", "save_every")
+    rare = "".join(f"experiment.{name} = 20\n" for name in every)
+    config = runs.write_config(tmp_path, OVERFLOW + rare)
+    assert runs.train(config, tmp_path / "run", "--until=7") == 1
+    assert "an update between step 1 and step 7" in capfd.readouterr().err
+    assert not list((tmp_path / "run" / "checkpoints").glob("[0-9]*"))
+
+
+def test_replay_finds_the_step_that_overflowed_before_the_one_that_was_noticed(tmp_path, capfd):
+    rare = "".join(f"experiment.{name} = 20\n" for name in ("log_every", "eval_every"))
+    halted(tmp_path, tmp_path / "run", f"{OVERFLOW}{rare}experiment.save_every = 6\n")
+    capfd.readouterr()
+    assert main(["replay", str(tmp_path / "run"), "--vocabulary=unruly"]) == 1
+    said = capfd.readouterr().out
+    assert "Step 2 was not finite already, before step 6" in said, said
+    assert "Step 2 with batch 1:" in said and "reached params/idle" in said, said
+
+
+def test_the_search_for_a_fault_begins_only_when_rollbacks_run_out(tmp_path, monkeypatch):
+    from trainer.train import loop
+
+    asked = []
+    monkeypatch.setattr(loop, "advise", lambda *_: asked.append(1) or "Advice.")
+    more = "experiment.on_nonfinite = 'rollback'\nexperiment.data = @unruly.poisoned()\n"
+    config = runs.write_config(tmp_path, more + "unruly.poisoned.at = (6, 9)\n")
+    assert runs.train(config, tmp_path / "run") == 0
+    assert asked == []

@@ -1,4 +1,4 @@
-"""The house rules, read off the syntax trees of trainer and optim: none of their code runs here."""
+"""The house rules and the pages, compared with the syntax trees of trainer and optim."""
 
 import ast
 import importlib.metadata
@@ -14,6 +14,8 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from trainer.config.vocabulary import ROOTS
+
 ROOT = Path(__file__).resolve().parent.parent
 
 # Files that may pass 300 lines, with the reason. Empty is the aim.
@@ -21,8 +23,25 @@ LONG_FILES: dict[str, str] = {}
 
 OPTIM_KNOWS = {"optim", "jax", "optax", "numpy"}
 
-# What stands between optim and the modules that put a run together.
-ROOMS = {"config", "models", "data", "losses", "metrics", "mesh", "writers", "checkpoint"}
+# The order of imports: a file imports from its own package and from the lines above its own. What
+# stands on one line does not import each other.
+ORDER = [
+    {"optim"},
+    {"trainer.messages"},
+    {"trainer.config"},
+    {"trainer.models", "trainer.data", "trainer.losses", "trainer.writers"},
+    {"trainer.metrics"},
+    {"trainer.checkpoint"},
+    {"trainer.workdir"},
+    {"trainer.engine"},
+    {"trainer.train"},
+    {"trainer.report", "trainer.diagnose"},
+    {"trainer.cli"},
+    {"trainer.__main__"},
+]
+
+# The only modules of trainer/ that are not in one of its packages.
+LOOSE = {"trainer.__main__", "trainer.losses", "trainer.messages", "trainer.metrics"}
 
 # Who alone may know a package.
 ONLY_IN = {
@@ -57,8 +76,8 @@ def _read(path: Path) -> Module:
     return Module(name, str(path.relative_to(ROOT)), ast.parse(source, str(path)), package)
 
 
-def _sources(*rooms: str) -> list[Path]:
-    return [path for room in rooms for path in sorted((ROOT / room).rglob("*.py"))]
+def _sources(*folders: str) -> list[Path]:
+    return [path for folder in folders for path in sorted((ROOT / folder).rglob("*.py"))]
 
 
 MODULES = [_read(path) for path in _sources("optim", "trainer")]
@@ -100,22 +119,37 @@ def _dotted(node: ast.AST) -> str:
 # Each rule takes a module and yields its offences, as "line: what is wrong".
 
 
+def _package(name: str) -> str:
+    """Returns the entry of ORDER that a dotted name would be in: "optim", "trainer.engine"."""
+    return ".".join(name.split(".")[: 1 if _inside(name, "optim") else 2])
+
+
+def _rank(package: str) -> int:
+    """Returns the line of ORDER that a package stands on; one that is not there is below all."""
+    return next((rank for rank, line in enumerate(ORDER) if package in line), -1)
+
+
 def imports_point_one_way(module: Module) -> Iterator[str]:
-    """optim, then the rooms of trainer, then what puts them together."""
-    top, _, rest = module.name.partition(".")
-    room = rest.partition(".")[0]
+    """A file imports only from its own package and from those that ORDER names before it."""
+    home = _package(module.name)
     for name, line in imports(module):
         root = name.partition(".")[0]
-        if top == "optim" and root not in {*OPTIM_KNOWS, *sys.stdlib_module_names}:
+        if home == "optim" and root not in {*OPTIM_KNOWS, *sys.stdlib_module_names}:
             yield f"{line}: optim knows jax, optax and numpy only, not {name}."
-        if top == "trainer" and room == "config" and root in {"optim", "trainer"}:
-            if not _inside(name, "trainer.config"):
+        elif root in {"optim", "trainer"} and (target := _package(name)) != home:
+            if home == "trainer.config" and target != "trainer.messages":
                 yield f"{line}: trainer.config finds functions by name and imports none: {name}."
-        if top == "trainer" and room in ROOMS and root == "trainer":
-            if name.split(".")[1:2] and name.split(".")[1] not in ROOMS:
-                yield f"{line}: {module.name} stands below {name} and may not import it."
-        if _inside(name, "trainer.__main__"):
-            yield f"{line}: nothing imports the command line."
+            elif _rank(target) >= _rank(home):
+                yield f"{line}: {home} does not come after {target}, and may not import {name}."
+
+
+def every_file_is_in_a_package_with_a_place(module: Module) -> Iterator[str]:
+    """No new file lies beside the packages of trainer/, and each package has a place in ORDER."""
+    if _inside(module.name, "trainer"):
+        if module.name.count(".") <= 1 and not module.package and module.name not in LOOSE:
+            yield f"1: {module.path} is in none of the packages of trainer/; move it into one."
+        elif module.name != "trainer" and _rank(_package(module.name)) < 0:
+            yield f"1: {_package(module.name)} has no place in ORDER, so that any may import it."
 
 
 def packages_have_one_keeper(module: Module) -> Iterator[str]:
@@ -166,34 +200,37 @@ def public_things_are_described(module: Module) -> Iterator[str]:
                 yield f"{node.lineno}: {node.name} lacks the types of {bare or 'its result'}."
 
 
-def no_room_for_leftovers(module: Module) -> Iterator[str]:
-    """No utils.py: a function belongs to the room that it serves."""
+def no_file_is_for_leftovers(module: Module) -> Iterator[str]:
+    """No utils.py: a function belongs to the package that it serves."""
     if module.name.rpartition(".")[2] in {"util", "utils", "helpers", "common", "misc"}:
         yield f"1: {module.path} says nothing about what is in it."
 
 
 def what_is_printed_is_escaped(module: Module) -> Iterator[str]:
     """Names hold any character: only these modules print, and they escape."""
-    printers = {"trainer.streams", "trainer.writers.base", "trainer.writers.console"}
+    printers = {"trainer.cli.terminal", "trainer.writers.base", "trainer.writers.console"}
     if module.name in printers | {"trainer.data.prepare"}:
         return
     for node in ast.walk(module.tree):
         if isinstance(node, ast.Call) and _dotted(node.func) == "print":
-            yield f"{node.lineno}: print with trainer.streams.show, which escapes."
+            yield f"{node.lineno}: print with trainer.cli.terminal.show, which escapes."
 
 
 RULES = [
     imports_point_one_way,
+    every_file_is_in_a_package_with_a_place,
     packages_have_one_keeper,
     files_run_nothing,
     public_things_are_described,
-    no_room_for_leftovers,
+    no_file_is_for_leftovers,
     what_is_printed_is_escaped,
 ]
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
-def test_every_module_keeps_the_rule(rule: Callable[[Module], Iterator[str]]) -> None:
+def test_every_module_keeps_the_rules_of_style_and_imports(
+    rule: Callable[[Module], Iterator[str]],
+) -> None:
     assert MODULES
     assert [f"{module.path}:{fault}" for module in MODULES for fault in rule(module)] == []
 
@@ -202,15 +239,29 @@ def test_every_module_keeps_the_rule(rule: Callable[[Module], Iterator[str]]) ->
     ("rule", "name", "source"),
     [
         (imports_point_one_way, "optim.muon", "import flax"),
-        (imports_point_one_way, "optim.muon", "def f():\n    from trainer import mesh"),
+        (imports_point_one_way, "optim.muon", "def f():\n    from trainer import losses"),
         (imports_point_one_way, "trainer.config.build", "import optim.schedules"),
         (imports_point_one_way, "trainer.config.build", "from .. import models"),
-        (imports_point_one_way, "trainer.models.vit", "from trainer.loop import run"),
-        (imports_point_one_way, "trainer.mesh", "from trainer import plan"),
-        (imports_point_one_way, "trainer.loop", "from trainer.__main__ import main"),
-        (packages_have_one_keeper, "trainer.loop", "import orbax.checkpoint as ocp"),
-        (packages_have_one_keeper, "trainer.loop", "from clu import metric_writers"),
-        (packages_have_one_keeper, "trainer.loop", "importlib.import_module('tensorboardX')"),
+        (imports_point_one_way, "trainer.models.vit", "from trainer.train.loop import run"),
+        (imports_point_one_way, "trainer.messages", "from trainer.config import Source"),
+        (imports_point_one_way, "trainer.models.vit", "from trainer import data"),
+        (imports_point_one_way, "trainer.losses", "from trainer.metrics import accuracy"),
+        (imports_point_one_way, "trainer.writers.jsonl", "import trainer.checkpoint"),
+        (imports_point_one_way, "trainer.checkpoint.manager", "from trainer import workdir"),
+        (imports_point_one_way, "trainer.workdir.lock", "from ..engine import step"),
+        (imports_point_one_way, "trainer.engine.sharding", "from trainer.train import run"),
+        (imports_point_one_way, "trainer.train.loop", "from trainer.diagnose import trace"),
+        (imports_point_one_way, "trainer.train.loop", "from trainer.report.plots import Curve"),
+        (imports_point_one_way, "trainer.diagnose.replay", "from trainer.report import plots"),
+        (imports_point_one_way, "trainer.report.plots", "import trainer.diagnose.trace"),
+        (imports_point_one_way, "trainer.diagnose.verify", "from trainer.cli import terminal"),
+        (imports_point_one_way, "trainer.cli.commands", "from trainer.__main__ import main"),
+        (imports_point_one_way, "trainer", "from trainer.train.run import Run"),
+        (every_file_is_in_a_package_with_a_place, "trainer.plots", "x = 1"),
+        (every_file_is_in_a_package_with_a_place, "trainer.tools.plots", "x = 1"),
+        (packages_have_one_keeper, "trainer.train.loop", "import orbax.checkpoint as ocp"),
+        (packages_have_one_keeper, "trainer.train.loop", "from clu import metric_writers"),
+        (packages_have_one_keeper, "trainer.train.loop", "importlib.import_module('tensorboardX')"),
         (packages_have_one_keeper, "trainer.data.digits", "import tensorflow as tf"),
         (files_run_nothing, "trainer.a", "import pickle"),
         (files_run_nothing, "trainer.a", "from os import system"),
@@ -225,11 +276,11 @@ def test_every_module_keeps_the_rule(rule: Callable[[Module], Iterator[str]]) ->
         (public_things_are_described, "optim.a", "'''A.'''\ndef f(): '''F.'''"),
         (public_things_are_described, "optim.a", "'''A.'''\nclass C: pass"),
         (public_things_are_described, "optim.a", "x = 1"),
-        (no_room_for_leftovers, "trainer.utils", "x = 1"),
-        (what_is_printed_is_escaped, "trainer.commands", "print('a')"),
+        (no_file_is_for_leftovers, "trainer.utils", "x = 1"),
+        (what_is_printed_is_escaped, "trainer.cli.commands", "print('a')"),
     ],
 )
-def test_a_rule_sees_an_offence(
+def test_a_rule_detects_an_offence(
     rule: Callable[[Module], Iterator[str]], name: str, source: str
 ) -> None:
     assert len(list(rule(Module(name, name, ast.parse(source))))) == 1
@@ -240,22 +291,28 @@ def test_a_rule_sees_an_offence(
     [
         (imports_point_one_way, "optim.muon", "import math\nimport jax.numpy as jnp\nimport optax"),
         (imports_point_one_way, "trainer.config.build", "from . import tree\nimport optax"),
-        (imports_point_one_way, "trainer.writers", "import optim\nfrom trainer import mesh"),
-        (imports_point_one_way, "trainer.plan", "from trainer.program import State"),
+        (imports_point_one_way, "trainer.config.tree", "from trainer.messages import UserError"),
+        (imports_point_one_way, "trainer.writers", "import optim\nfrom trainer import config"),
+        (imports_point_one_way, "trainer.cli.commands", "from trainer import report, diagnose"),
+        (imports_point_one_way, "trainer.diagnose.replay", "from trainer.train import nonfinite"),
+        (every_file_is_in_a_package_with_a_place, "trainer.losses", "x = 1"),
+        (every_file_is_in_a_package_with_a_place, "trainer.report.plots", "x = 1"),
+        (every_file_is_in_a_package_with_a_place, "optim.muon", "x = 1"),
+        (imports_point_one_way, "trainer.engine.plan", "from trainer.engine.program import State"),
         (packages_have_one_keeper, "trainer.checkpoint", "import orbax.checkpoint"),
         (packages_have_one_keeper, "trainer.metrics", "from clu import metrics"),
         (files_run_nothing, "trainer.a", "class Mine(yaml.SafeLoader): pass\nre.compile('a')"),
         (public_things_are_described, "optim.a", "'''A.'''\ndef _f(x): pass"),
-        (what_is_printed_is_escaped, "trainer.streams", "print('a')"),
+        (what_is_printed_is_escaped, "trainer.cli.terminal", "print('a')"),
     ],
 )
-def test_a_rule_lets_the_rest_pass(
+def test_a_rule_accepts_code_without_an_offence(
     rule: Callable[[Module], Iterator[str]], name: str, source: str
 ) -> None:
     assert list(rule(Module(name, name, ast.parse(source)))) == []
 
 
-def test_no_import_goes_round_in_a_circle() -> None:
+def test_imports_have_no_circles() -> None:
     def ours(name: str) -> str | None:
         while name and name not in NAMES:
             name = name.rpartition(".")[0]
@@ -283,7 +340,7 @@ def test_no_import_goes_round_in_a_circle() -> None:
         walk(name, [])
 
 
-def test_what_is_imported_is_declared_and_what_is_declared_is_imported() -> None:
+def test_pyproject_declares_exactly_the_imported_packages() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     declared = {canonicalize_name(Requirement(line).name) for line in project["dependencies"]}
     owners = importlib.metadata.packages_distributions()
@@ -300,7 +357,7 @@ def test_what_is_imported_is_declared_and_what_is_declared_is_imported() -> None
     assert sorted(declared - imported - set(NEEDED_BY_OTHERS)) == []
 
 
-def test_files_stay_short() -> None:
+def test_files_have_at_most_300_lines() -> None:
     lengths = {
         str(path.relative_to(ROOT)): len(path.read_text(encoding="utf-8").splitlines())
         for path in _sources("optim", "trainer", "benchmarks", "experiments")
@@ -308,6 +365,103 @@ def test_files_stay_short() -> None:
     long = {path for path, length in lengths.items() if length > 300}
     assert sorted(long - set(LONG_FILES)) == [], "A file that passes 300 lines wants to be two."
     assert sorted(set(LONG_FILES) - long) == [], "These need their allowance no longer."
+
+
+# The pages: what they say of the code is true.
+
+PAGES = ["README.md", "CONTRIBUTING.md", "docs/architecture.md"]
+
+
+def _page(name: str, part: str = "") -> str:
+    """Returns a page, or what is between its markers `<!-- part: begin -->` and `end`."""
+    text = (ROOT / name).read_text(encoding="utf-8")
+    if part:
+        text = text.partition(f"<!-- {part}: begin -->")[2].partition(f"<!-- {part}: end -->")[0]
+        assert text, f"{name} has no part {part!r}."
+    return text
+
+
+def test_the_drawing_of_the_packages_has_them_in_the_order_of_their_imports() -> None:
+    drawn = _page("docs/architecture.md", "packages").splitlines()
+    rows = [set(re.findall(r"\btrainer\.\w+|\boptim\b", line)) for line in drawn if line.strip()]
+    assert rows == ORDER[::-1]
+
+
+def _imported_packages() -> dict[str, set[str]]:
+    """Returns the packages that each package imports, without those that these import."""
+    imported: dict[str, set[str]] = {}
+    for module in MODULES:
+        home = _package(module.name)
+        targets = {_package(name) for name, _ in imports(module)}
+        known = {target for target in targets if _rank(target) >= 0 and target != home}
+        imported[home] = imported.get(home, set()) | known
+
+    def reached(package: str) -> set[str]:
+        below = imported.get(package, set())
+        return below.union(*map(reached, below))
+
+    return {home: direct - set().union(*map(reached, direct)) for home, direct in imported.items()}
+
+
+def test_the_diagram_of_the_packages_has_an_arrow_for_each_import() -> None:
+    diagram = _page("docs/architecture.md", "imports")
+    drawn = re.findall(r"^ *(\w+) --> (\w+)$", diagram, re.MULTILINE)
+    short = {
+        (home.removeprefix("trainer."), target.removeprefix("trainer."))
+        for home, targets in _imported_packages().items()
+        for target in targets
+    }
+    assert sorted(drawn) == sorted(short)
+    found_by_name = re.findall(r"^ *config -\. .* \.-> (\w+)$", diagram, re.MULTILINE)
+    roots = {root.removeprefix("trainer.") for root in ROOTS.values()}
+    assert sorted(found_by_name) == sorted(roots - {"optax", "optim.schedules"})
+
+
+def _defined(path: str) -> set[str]:
+    """Returns the functions, classes and methods ("Loop.run") that a file defines."""
+    names = set()
+    for node in ast.parse((ROOT / path).read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            names.add(node.name)
+        if isinstance(node, ast.ClassDef):
+            names |= {f"{node.name}.{x.name}" for x in node.body if isinstance(x, ast.FunctionDef)}
+    return names
+
+
+def functions_that_do_not_exist(page: str) -> Iterator[str]:
+    """Yields each `name()` of a page that no file defines that its paragraph or item names."""
+    for item in re.split(r"\n(?=\d+\. |\n)", page):
+        paths = [path for path in re.findall(r"`([\w/]+\.py)`", item) if (ROOT / path).exists()]
+        defined = set().union(*map(_defined, paths))
+        for name in re.findall(r"`([\w.]+)\(\)`", item):
+            if name not in defined:
+                yield f"{name}() is not in {paths}"
+
+
+def test_each_function_on_the_page_about_the_architecture_is_in_the_file_named_with_it() -> None:
+    page = _page("docs/architecture.md")
+    assert page.count("()`") > 30
+    assert list(functions_that_do_not_exist(page)) == []
+
+
+@pytest.mark.parametrize(
+    "page", ["1. `optim/muon.py`: `moon()`", "1. `optim/muon.py`: `muon()`\n2. `muon()`"]
+)
+def test_a_function_that_does_not_exist_would_be_seen(page: str) -> None:
+    assert len(list(functions_that_do_not_exist(page))) == 1
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_each_file_and_test_that_a_page_names_exists(page: str) -> None:
+    text = _page(page)
+    links = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", text)
+    assert [link for link in links if not (ROOT / page).parent.joinpath(link).exists()] == []
+    paths = re.findall(r"(?<![\w/])(?:optim|trainer|tests|benchmarks|configs)/[\w/]+\.\w+", text)
+    assert [path for path in paths if not (ROOT / path).exists()] == []
+    if page == "README.md":  # CONTRIBUTING.md has an invented title as an example
+        sources = "".join(path.read_text() for path in sorted((ROOT / "tests").glob("test_*.py")))
+        for title, more in re.findall(r"`(test_\w+?)(\.\.\.)?`", text):
+            assert f"def {title}{'' if more else '('}" in sources, title
 
 
 def _committed() -> list[Path]:
@@ -327,7 +481,7 @@ ELSEWHERE = re.compile(
 )
 
 
-def test_committed_files_name_no_package_index_and_no_path_of_a_machine() -> None:
+def test_committed_files_contain_neither_a_package_index_nor_a_path_of_a_machine() -> None:
     faults = []
     for path in _committed():
         for number, line in enumerate(path.read_bytes().splitlines(), 1):
@@ -339,5 +493,5 @@ def test_committed_files_name_no_package_index_and_no_path_of_a_machine() -> Non
 @pytest.mark.parametrize(
     "line", [b"cd /" + b"root/x", b'"/' + b'tmp/x"', b"https://pypi" + b".org/simple"]
 )
-def test_such_a_path_would_be_seen(line: bytes) -> None:
+def test_a_path_of_a_machine_would_be_found(line: bytes) -> None:
     assert ELSEWHERE.search(line)

@@ -1,11 +1,14 @@
 """The wheel, the lock and the command line, as someone meets them who has only just arrived."""
 
+import email
+import importlib.util
 import os
 import re
 import subprocess
 import sys
 import sysconfig
 import tomllib
+import types
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +18,8 @@ import pytest
 from packaging.markers import Marker
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+
+from trainer.__main__ import main
 
 ROOT = Path(__file__).resolve().parent.parent
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -34,16 +39,28 @@ def _run(*command: str | Path, cwd: Path, **environment: str) -> subprocess.Comp
     return run
 
 
+def _started(python: Path, way: str, *options: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    command = [python, "-m", "trainer"] if way == "python -m trainer" else [python.with_name(way)]
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+    env = kept | {"JAX_PLATFORMS": "cpu"}
+    return subprocess.run([*command, *options], cwd=cwd, env=env, capture_output=True, text=True)
+
+
+WAYS = ["python -m trainer", "lockstep"]
+CONFIG = ROOT / "configs" / "mlp_lbfgs.yaml"
+
+
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A wheel built from a copy, so that no old build directory can lend it files."""
     source = tmp_path_factory.mktemp("source") / "lockstep"
     source.mkdir()
-    for room in ("trainer", "optim"):
-        copytree(ROOT / room, source / room, ignore=ignore_patterns("__pycache__"))
+    for package in ("trainer", "optim"):
+        copytree(ROOT / package, source / package, ignore=ignore_patterns("__pycache__"))
     (source / "tests").mkdir()
     (source / "tests" / "__init__.py").touch()  # what must not be packed, though it is a package
-    (source / "pyproject.toml").write_bytes((ROOT / "pyproject.toml").read_bytes())
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        (source / name).write_bytes((ROOT / name).read_bytes())
     target = tmp_path_factory.mktemp("dist")
     options = ["--no-deps", "--no-build-isolation", "--no-index", "--wheel-dir", target]
     _run(sys.executable, "-m", "pip", "wheel", "-qq", *options, source, cwd=target)
@@ -73,13 +90,37 @@ def test_the_wheel_holds_both_packages_whole_and_nothing_else(wheel: Path) -> No
     assert tops == {"trainer", "optim", f"lockstep-{version}.dist-info"}
     sources = {
         str(path.relative_to(ROOT))
-        for room in ("trainer", "optim")
-        for path in (ROOT / room).rglob("*.py")
+        for package in ("trainer", "optim")
+        for path in (ROOT / package).rglob("*.py")
     }
     assert sources == {name for name in names if name.endswith(".py")}
+    others = {name for name in names if not name.endswith(".py") and ".dist-info/" not in name}
+    assert others == {"trainer/py.typed", "optim/py.typed"}, "type checkers read our annotations"
 
 
-def test_the_wheel_answers_for_help_from_another_folder(elsewhere: Path) -> None:
+def test_the_wheel_names_its_license_and_holds_it(wheel: Path) -> None:
+    version = PYPROJECT["project"]["version"]
+    with zipfile.ZipFile(wheel) as packed:
+        folder = f"lockstep-{version}.dist-info"
+        metadata = email.message_from_bytes(packed.read(f"{folder}/METADATA"))
+        text = packed.read(f"{folder}/licenses/LICENSE").decode()
+    assert metadata["License-Expression"] == "Apache-2.0"
+    assert metadata.get_all("License-File") == ["LICENSE"]
+    assert text == (ROOT / "LICENSE").read_text()
+    assert "Apache License\n                           Version 2.0, January 2004\n" in text
+    assert "\n   Copyright 2026 The Lockstep authors\n" in text
+
+
+def test_the_version_is_that_of_pyproject(elsewhere: Path, tmp_path: Path) -> None:
+    version = PYPROJECT["project"]["version"]
+    for way in WAYS:
+        done = _started(elsewhere, way, "--version", cwd=tmp_path)
+        assert (done.returncode, done.stdout) == (0, f"lockstep {version}\n")
+    code = "import optim, trainer; print(optim.__version__, trainer.__version__)"
+    assert _run(elsewhere, "-c", code, cwd=tmp_path).stdout.split() == [version, version]
+
+
+def test_the_wheel_prints_help_in_another_folder(elsewhere: Path) -> None:
     cwd = elsewhere.parent
     where = "import optim, trainer; print(trainer.__file__, optim.__file__)"
     for file in _run(elsewhere, "-c", where, cwd=cwd).stdout.split():
@@ -98,6 +139,73 @@ def test_the_wheel_trains_from_another_folder(elsewhere: Path, tmp_path: Path) -
     assert (workdir / "metrics.jsonl").read_text().endswith("}\n")
 
 
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("shadow", ["optim/__init__.py", "optim.py"])
+def test_a_folder_or_file_that_shadows_trainer_or_optim_is_named(
+    shadow: str, way: str, elsewhere: Path, tmp_path: Path
+) -> None:
+    (tmp_path / shadow).parent.mkdir(exist_ok=True)
+    (tmp_path / shadow).touch()
+    (found,) = tmp_path.iterdir()
+    done = _started(elsewhere, way, "explain", f"--config={CONFIG}", cwd=tmp_path)
+    what = "folder" if found.is_dir() else "file"
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == (
+        f"error: The {what} {str(found)!r} shadows Lockstep's own package 'optim': Python finds it "
+        "first. Rename it, or run the command in another folder.\n"
+    )
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_folder_called_trainer_or_optim_without_python_files_is_ignored(
+    way: str, elsewhere: Path, tmp_path: Path
+) -> None:
+    for name in ("optim", "trainer"):
+        (tmp_path / name).mkdir()
+    done = _started(elsewhere, way, "config", f"--config={CONFIG}", cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_the_command_lockstep_works_beside_a_package_of_the_users_called_trainer(
+    elsewhere: Path, tmp_path: Path
+) -> None:
+    """`python -m trainer` is then the user's own."""
+    (tmp_path / "trainer").mkdir()
+    (tmp_path / "trainer" / "__init__.py").touch()
+    done = _started(elsewhere, "lockstep", "config", f"--config={CONFIG}", cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    done = _started(elsewhere, "python -m trainer", "config", f"--config={CONFIG}", cwd=tmp_path)
+    assert done.returncode and "'trainer' is a package and cannot be directly exec" in done.stderr
+
+
+def test_in_an_editable_install_a_package_of_the_users_called_trainer_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Python then runs our `trainer/__main__.py` as a part of the user's package."""
+    file = tmp_path / "trainer" / "__init__.py"
+    file.parent.mkdir()
+    theirs = types.ModuleType("trainer")
+    theirs.__spec__ = importlib.util.spec_from_file_location(
+        "trainer", file, submodule_search_locations=[str(file.parent)]
+    )
+    monkeypatch.setitem(sys.modules, "trainer", theirs)
+    assert main(["--help"]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith(f"error: The folder {str(file.parent)!r} shadows Lockstep's own package")
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_package_in_the_current_folder_is_a_vocabulary(
+    way: str, elsewhere: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "lab_of_tests.py").write_text("def net(width: int): ...\n")
+    options = [f"--config={CONFIG}", "--set", "model=!lab_of_tests.net {width: 3}"]
+    options += ["--vocabulary=lab_of_tests"]
+    done = _started(elsewhere, way, "config", *options, cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "model: !lab_of_tests.net\n  width: 3\n" in done.stdout
+
+
 def test_help_imports_nothing_heavy() -> None:
     command = [sys.executable, "-X", "importtime", "-m", "trainer", "--help"]
     imported = set(re.findall(r"\| +(\w+)", _run(*command, cwd=ROOT).stderr))
@@ -106,7 +214,7 @@ def test_help_imports_nothing_heavy() -> None:
     assert imported & heavy == set()
 
 
-def test_reading_a_config_imports_no_jax() -> None:
+def test_reading_a_config_does_not_import_jax() -> None:
     source = "import sys, trainer.config; print({'jax', 'numpy'} & set(sys.modules))"
     assert _run(sys.executable, "-c", source, cwd=ROOT).stdout == "set()\n"
 
@@ -121,7 +229,7 @@ def _pins(*locks: str) -> Iterator[tuple[str, str, Marker | None]]:
 
 
 @pytest.mark.parametrize("python", PYTHONS)
-def test_the_lock_pins_what_pyproject_asks_for(python: str) -> None:
+def test_the_lock_pins_the_packages_of_pyproject(python: str) -> None:
     wanted = {
         "requirements.lock": [
             *PYPROJECT["project"]["dependencies"],
@@ -141,6 +249,6 @@ def test_the_lock_pins_what_pyproject_asks_for(python: str) -> None:
             assert requirement.specifier.contains(version), f"{requirement}: run `make lock`."
 
 
-def test_a_run_needs_no_tensorflow_and_no_torch() -> None:
+def test_a_run_needs_neither_tensorflow_nor_torch() -> None:
     names = {canonicalize_name(name) for name, _, _ in _pins("requirements.lock")}
     assert names & {"tensorflow", "tensorflow-cpu", "tensorboard", "torch"} == set()

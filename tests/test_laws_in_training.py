@@ -11,7 +11,9 @@ import pytest
 import optim
 from tests.laws_harness import avals_of, compilations_of, numbers, to_host
 from tests.test_program import Points, experiment
-from trainer.program import Program
+from trainer.engine.program import Program
+
+pytestmark = pytest.mark.laws
 
 falling = optax.linear_schedule(0.05, 0.01, 8)
 
@@ -42,10 +44,10 @@ ADDED = {
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16", "mixed"])
 @pytest.mark.parametrize("added", list(ADDED))
-def test_the_laws_hold(added, precision):
+def test_the_laws_hold_in_training(added, precision):
     program = Program(experiment(precision=precision, **ADDED[added]))
     state = program.init()
-    batches = [program.put(b) for b, _ in zip(Points().train(0, 0), range(6), strict=False)]
+    batches = [program.to_devices(b) for b, _ in zip(Points().train(0, 0), range(6), strict=False)]
     if "nonfinite" in str(ADDED[added]):
         batches[2] = {**batches[2], "image": batches[2]["image"] * jnp.nan}
     before, start = avals_of(state), to_host(state)
@@ -80,13 +82,13 @@ def test_the_laws_hold(added, precision):
     assert np.isfinite(float(metrics["grad_norm"]))
 
 
-def test_accumulation_gives_the_gradient_of_the_whole_batch():
+def test_accumulation_computes_the_gradient_of_the_whole_batch():
     ends = []
     for parts in (1, 4):
         program = Program(experiment(optimizer=ADAM, microbatches=parts))
         state = program.init()
         for batch, _ in zip(Points().train(0, 0), range(5), strict=False):
-            state, _ = program.step(state, program.put(batch))
+            state, _ = program.step(state, program.to_devices(batch))
         ends.append(to_host(state.params))
     jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-6), *ends)
 
@@ -125,16 +127,16 @@ class WholeSet(Points):
         for name, x in Points.element_spec.items()
     }
 
-    def train(self, step, seed):
+    def train(self, batch_index, seed):
         while True:
             yield {"image": self.x[:40], "label": self.y[:40]}
 
 
 @pytest.mark.parametrize("name", list(EXTRAS))
-def test_what_asks_for_more_than_gradients_learns(name):
+def test_an_optimizer_that_needs_more_than_gradients_learns(name):
     program = Program(experiment(optimizer=EXTRAS[name], data=WholeSet(), steps=30))
     state, losses = program.init(), []
-    batch = program.put(next(program.experiment.data.train(0, 0)))
+    batch = program.to_devices(next(program.experiment.data.train(0, 0)))
     evaluated = program.evaluate(state, program.experiment.data.evaluate())
     assert np.isfinite(evaluated["loss"])
     for _ in range(30):
@@ -145,7 +147,7 @@ def test_what_asks_for_more_than_gradients_learns(name):
 
 
 @pytest.mark.parametrize("name", ["sgd, backtracking", "lbfgs", "sophia", "sam"])
-def test_what_evaluates_the_loss_refuses_accumulation(name):
+def test_an_optimizer_that_evaluates_the_loss_refuses_accumulation(name):
     groups = {
         "search": optim.group("first/.*", EXTRAS[name]),
         "rest": optim.group(".*", ADAM),

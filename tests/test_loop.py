@@ -20,18 +20,26 @@ import pytest
 from tests import runs
 from trainer import checkpoint
 from trainer.__main__ import main
-from trainer.cadence import Cadence, Stopwatch, was_killed
-from trainer.nonfinite import MOST_ROLLBACKS, Counters, NonFinite, go_back, read_turns
-from trainer.program import Program
-from trainer.watchdog import Watchdog
+from trainer.engine.program import Program
+from trainer.train.autosave import AutosavePolicy, Stopwatch, was_killed
+from trainer.train.nonfinite import NonFinite
+from trainer.train.rollback import (
+    MOST_ROLLBACKS,
+    Counters,
+    RollbackLog,
+    go_back,
+    read_rollbacks,
+)
+from trainer.train.watchdog import Watchdog
 from trainer.workdir import folder
 from trainer.writers.console import ConsoleWriter
+
+pytestmark = pytest.mark.laws
 
 
 @pytest.fixture(autouse=True)
 def lab(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(runs.LAB)
-    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", "")
 
 
 @pytest.fixture
@@ -84,17 +92,17 @@ def test_a_step_that_is_not_finite_is_skipped_and_counted(tmp_path):
 def by_hand(config: Path, batches: list[int]) -> dict[str, bytes]:
     """Makes one step a batch of those numbers, without the loop."""
     from trainer import config as configs
-    from trainer.experiment import build_experiment
+    from trainer.engine.experiment import build_experiment
 
     experiment = build_experiment(configs.load([config.parent / "base.gin", config]), ["unruly"])
     program = Program(experiment)
     state = program.init()
     for number in batches:
-        state, _ = program.step(state, program.put(next(experiment.data.train(number, 0))))
+        state, _ = program.step(state, program.to_devices(next(experiment.data.train(number, 0))))
     return {k: np.asarray(v).tobytes() for k, v in runs.leaves(state.params).items()}
 
 
-def test_a_run_goes_back_and_leaves_the_batch_out(tmp_path):
+def test_a_run_rolls_back_and_skips_the_batch(tmp_path):
     config, workdir = poisoned(tmp_path, "rollback", "(10, 11, 15)"), tmp_path / "run"
     assert runs.train(config, workdir) == 0
     # 10 fails, then 11 at the same step: one step further back, so that 9 is left out as well.
@@ -106,7 +114,7 @@ def test_a_run_goes_back_and_leaves_the_batch_out(tmp_path):
 
 
 @pytest.mark.parametrize("until", [[4], [9], [10, 11], [13, 14]])
-def test_a_run_that_goes_back_is_resumed_exactly(tmp_path, until):
+def test_a_run_that_rolls_back_is_resumed_exactly(tmp_path, until):
     config = poisoned(tmp_path, "rollback", "(10, 11, 15)", "experiment.keep_latest = 1\n")
     workdir, whole = tmp_path / "run", tmp_path / "whole"
     assert runs.train(config, whole) == 0
@@ -120,7 +128,9 @@ def test_a_run_that_goes_back_is_resumed_exactly(tmp_path, until):
 @pytest.mark.parametrize(
     ("action", "name"), [("skip", "nonfinite.json"), ("rollback", "rollbacks.json")]
 )
-def test_a_full_disk_is_no_obstacle_to_what_is_done(tmp_path, monkeypatch, capfd, action, name):
+def test_a_record_that_a_full_disk_refused_is_reported_and_the_run_continues(
+    tmp_path, monkeypatch, capfd, action, name
+):
     config, workdir, full = poisoned(tmp_path, action), tmp_path / "run", [True]
     replace = folder.replace_file
 
@@ -143,7 +153,7 @@ EVERY_TEN = "experiment.steps = 60\nexperiment.save_every = 10\n"
 
 
 @pytest.mark.parametrize("keep", [1, 2, 50])
-def test_a_run_goes_back_below_every_checkpoint(tmp_path, keep):
+def test_a_run_may_roll_back_below_every_checkpoint(tmp_path, keep):
     more = f"{EVERY_TEN}experiment.keep_latest = {keep}\n"
     config, workdir = poisoned(tmp_path, "rollback", CHAIN, more), tmp_path / "run"
     assert runs.train(config, workdir) == 0
@@ -155,7 +165,7 @@ def test_a_run_goes_back_below_every_checkpoint(tmp_path, keep):
     )
 
 
-def test_turns_on_the_way_are_made_again(tmp_path):
+def test_rollbacks_on_the_path_to_a_step_are_repeated(tmp_path):
     # 13 and 14 at step 12 lead back below the turn at step 4, of which no checkpoint is left.
     at, more = "(4, 13, 14, 15)", "experiment.keep_latest = 1\n"
     config, workdir, whole = (
@@ -165,26 +175,26 @@ def test_turns_on_the_way_are_made_again(tmp_path):
     )
     assert runs.train(config, workdir) == 0
     assert runs.train(config, whole, "--set", "keep_latest=50", "--set", "save_every=1") == 0
-    turns = read_turns(workdir)
+    turns = read_rollbacks(workdir)
     assert len(turns) > 1 and min(turns) == 4
     assert bits(workdir) == bits(whole)
 
 
 DYING = """
     import os, signal, sys
-    from trainer import loop, run
+    from trainer.train import loop, run
     from trainer.checkpoint import Checkpoints, manager
     from trainer.__main__ import main
     owner, name, before = {{
-        "the turn is noted": (run.Turns, "add", True),
-        "the turn was noted": (run.Turns, "add", False),
+        "the turn is noted": (run.RollbackLog, "add", True),
+        "the turn was noted": (run.RollbackLog, "add", False),
         "a checkpoint is removed": (manager, "remove", True),
         "checkpoints were removed": (Checkpoints, "discard_after", False),
-        "the turn was made": (loop.Loop, "_turned", False),
+        "the turn was made": (loop.Loop, "_apply_rollback", False),
     }}[{moment!r}]
     inner, noted = getattr(owner, name), []
     def dying(*args, **options):
-        if name == "_turned" and args[0]._turns.at(args[2]) is None:
+        if name == "_apply_rollback" and args[0]._rollback_log.at(args[2]) is None:
             return inner(*args, **options)
         if name == "remove" and 15 not in args[1]:
             return inner(*args, **options)
@@ -206,7 +216,7 @@ DYING = """
         "the turn was made",
     ],
 )
-def test_a_run_that_is_killed_as_it_goes_back_is_resumed_exactly(tmp_path, moment):
+def test_a_run_that_is_killed_during_a_rollback_is_resumed_exactly(tmp_path, moment):
     more = "experiment.keep_latest = 2\nexperiment.save_every = 1\n"
     config = poisoned(tmp_path, "rollback", "(4, 16, 17)", more)
     workdir, whole = tmp_path / "run", tmp_path / "whole"
@@ -224,7 +234,7 @@ def test_a_run_that_is_killed_as_it_goes_back_is_resumed_exactly(tmp_path, momen
     assert runs.lines(workdir) == runs.lines(whole)
 
 
-def test_turns_that_cannot_be_read_are_told(tmp_path, capfd):
+def test_rollbacks_that_cannot_be_read_are_an_error(tmp_path, capfd):
     config, workdir = poisoned(tmp_path, "rollback"), tmp_path / "run"
     assert runs.train(config, workdir, "--until=14") == 75
     text = (workdir / "rollbacks.json").read_text()
@@ -236,21 +246,37 @@ def test_turns_that_cannot_be_read_are_told(tmp_path, capfd):
     assert runs.train(config, workdir) == 0
 
 
-def test_a_run_that_cannot_go_on_ends(tmp_path, capfd):
+def test_rollbacks_json_keeps_the_keys_that_earlier_versions_wrote(tmp_path):
+    rows = [
+        {"step": 4, "rollbacks": 1, "left_out": 1, "last": 5, "again": 0},
+        {"step": 9, "rollbacks": 3, "left_out": 4, "last": 11, "again": 2},
+    ]
+    (tmp_path / "rollbacks.json").write_text(json.dumps(rows, indent=1) + "\n")
+    read = read_rollbacks(tmp_path)
+    assert read == {4: Counters(1, 1, 5, 0), 9: Counters(3, 4, 11, 2)}
+    assert (read[9].skipped_batches, read[9].last, read[9].retries) == (4, 11, 2)
+    written = {}
+    log = RollbackLog(tmp_path, written.__setitem__, print)
+    log.add(7, Counters(4, 8, 12, 3))
+    new = {"step": 7, "rollbacks": 4, "left_out": 8, "last": 12, "again": 3}
+    assert json.loads(written["rollbacks.json"]) == [rows[0], new]
+
+
+def test_a_run_ends_when_rollbacks_run_out(tmp_path, capfd):
     at = str(tuple(range(10, 200)))
     assert runs.train(poisoned(tmp_path, "rollback", at), tmp_path / "run") == 1
     assert f"went back {MOST_ROLLBACKS} times" in capfd.readouterr().err
 
 
-def test_where_to_go_back_to():
+def test_repeated_rollbacks_go_back_further():
     step, counters = go_back(Counters(), 11)
-    assert (step, counters.left_out) == (10, 1)
+    assert (step, counters.skipped_batches) == (10, 1)
     step, again = go_back(counters, 11)  # no step further: one state further back
-    assert (step, again.left_out, again.again) == (9, 3, 1)
+    assert (step, again.skipped_batches, again.retries) == (9, 3, 1)
     step, third = go_back(again, 10)
-    assert (step, third.left_out, third.again) == (6, 7, 2)
+    assert (step, third.skipped_batches, third.retries) == (6, 7, 2)
     step, later = go_back(third, 12)  # past the trouble: that batch alone
-    assert (step, later.left_out, later.again) == (11, 8, 0)
+    assert (step, later.skipped_batches, later.retries) == (11, 8, 0)
     assert go_back(Counters(1, 1, 3, 5), 3)[0] == 0
     with pytest.raises(NonFinite):
         go_back(Counters(MOST_ROLLBACKS), 11)
@@ -259,7 +285,7 @@ def test_where_to_go_back_to():
 # Replay.
 
 
-def test_replay_names_the_operation(tmp_path, capsys):
+def test_replay_names_the_operation_that_was_not_finite(tmp_path, capsys):
     config = runs.write_config(tmp_path, "experiment.loss = @unruly.loss()\n")
     workdir = tmp_path / "run"
     assert runs.train(config, workdir) == 1
@@ -285,7 +311,7 @@ def test_replay_looks_into_scans_and_names_parameters(tmp_path, capsys):
     assert "is finite" in capsys.readouterr().out
 
 
-def test_replay_takes_the_way_that_the_run_took(tmp_path, capsys):
+def test_replay_repeats_the_rollbacks_of_the_run(tmp_path, capsys):
     config = poisoned(tmp_path, "rollback", "(10, 11, 15, 16)", "experiment.keep_latest = 1\n")
     workdir = tmp_path / "run"
     assert runs.train(config, workdir, "--until=12") == 75
@@ -307,7 +333,7 @@ def test_replay_takes_the_way_that_the_run_took(tmp_path, capsys):
     ("more", "words"),
     [(["--step=21"], "20 steps"), ([], "--step=N"), (["--step=0"], None)],
 )
-def test_replay_tells_a_step_that_is_none(tmp_path, config, capsys, more, words):
+def test_replay_refuses_a_step_that_the_run_does_not_have(tmp_path, config, capsys, more, words):
     assert runs.train(config, tmp_path / "run", "--until=1") == 75
     arguments = ["replay", str(tmp_path / "run"), "--vocabulary=unruly", *more]
     if words is None:
@@ -362,7 +388,7 @@ def test_a_signal_in_the_compilation_stops_before_the_first_step(
 def test_a_second_signal_ends_the_process_in_the_middle_of_a_call_into_c():
     code = """
         import hashlib, sys
-        from trainer.signals import StopSignals
+        from trainer.train.signals import StopSignals
         with StopSignals():
             print("ready", flush=True)
             hashlib.pbkdf2_hmac("sha256", b"", b"", 10**9)
@@ -384,7 +410,7 @@ def test_a_second_signal_ends_the_process_in_the_middle_of_a_call_into_c():
         assert process.wait(20) == 128 + signal.SIGTERM
 
 
-def test_a_run_stops_where_it_is_told_to(tmp_path, config):
+def test_a_run_stops_at_the_step_of_until(tmp_path, config):
     assert runs.train(config, tmp_path / "run", "--until=6") == 75
     assert [info.step for info in checkpoint.ls(tmp_path / "run")][-1] == 6
     assert runs.train(config, tmp_path / "run", "--until=6") == 75
@@ -395,7 +421,7 @@ def test_a_run_stops_where_it_is_told_to(tmp_path, config):
 # Saving.
 
 
-def test_metrics_are_on_disk_before_the_state_that_is_ahead_of_them(tmp_path, config, monkeypatch):
+def test_metrics_are_on_disk_before_a_later_state_is_saved(tmp_path, config, monkeypatch):
     save, seen = checkpoint.Checkpoints.save, {}
 
     def looking(self, step, state, **more):
@@ -408,18 +434,18 @@ def test_metrics_are_on_disk_before_the_state_that_is_ahead_of_them(tmp_path, co
     assert seen == {step: [n for n in logged if n <= step] for step in (4, 8, 12, 16, 20)}
 
 
-def test_saves_that_nobody_asked_for_space_out():
+def test_automatic_saves_become_less_frequent():
     now = [0.0]
-    cadence, saves = Cadence(clock=lambda: now[0]), []
+    autosave, saves = AutosavePolicy(clock=lambda: now[0]), []
     for second in range(200):
         now[0] = float(second)
-        if cadence.due():
+        if autosave.due():
             saves.append(second)
-            cadence.saved(0.01)
+            autosave.saved(0.01)
     assert saves == [10, 30, 70, 150]
 
 
-def test_the_speed_is_that_of_steps_alone():
+def test_the_speed_counts_only_the_time_of_steps():
     now = [100.0]
     stopwatch = Stopwatch(40, clock=lambda: now[0])
     for lap, (took, paused) in enumerate([(2.0, 0.0), (4.0, 30.0), (2.0, 0.5)]):
@@ -432,7 +458,7 @@ def test_the_speed_is_that_of_steps_alone():
     assert stopwatch.speed(8)["perf/examples_per_second"] == pytest.approx(40)
 
 
-def test_every_step_is_told_to_what_shows_progress(tmp_path, config, monkeypatch):
+def test_every_step_is_passed_to_the_progress_bar(tmp_path, config, monkeypatch):
     told = []
     monkeypatch.setattr(ConsoleWriter, "progress", lambda self, step: told.append(step))
     assert runs.train(config, tmp_path / "run", "--set", "writers=[console]") == 0
@@ -453,16 +479,16 @@ def test_the_speed_that_is_logged_adds_up_to_the_time_of_the_run(tmp_path):
 
 def test_after_a_kill_the_first_step_is_saved():
     now = [5.0]
-    cadence = Cadence(hurry=True, clock=lambda: now[0])
-    assert cadence.due()
-    cadence.saved(0.5)
+    autosave = AutosavePolicy(after_kill=True, clock=lambda: now[0])
+    assert autosave.due()
+    autosave.saved(0.5)
     now[0] += 9
-    assert not cadence.due()  # a save that holds up for half a second comes after ten at most
+    assert not autosave.due()  # a save that holds up for half a second comes after ten at most
     now[0] += 1
-    assert cadence.due()
+    assert autosave.due()
 
 
-def test_a_kill_is_read_off_the_lineage(tmp_path):
+def test_a_kill_is_recognized_by_the_lineage(tmp_path):
     file = tmp_path / "run.json"
     assert not was_killed(file)
     for lineage, killed in (
@@ -474,11 +500,11 @@ def test_a_kill_is_read_off_the_lineage(tmp_path):
         assert was_killed(file) is killed
 
 
-def test_kills_faster_than_save_every_still_come_to_the_end(tmp_path):
+def test_a_run_killed_more_often_than_save_every_still_ends(tmp_path):
     config = runs.write_config(tmp_path, "experiment.save_every = 1000\nexperiment.steps = 4\n")
     code = f"""
         import os, signal, sys
-        from trainer import loop
+        from trainer.train import loop
         from trainer.__main__ import main
         after = loop.Loop._after_step
         made = []
@@ -507,10 +533,10 @@ def test_kills_faster_than_save_every_still_come_to_the_end(tmp_path):
 def test_a_data_set_that_ends_is_named(tmp_path, capfd):
     config = runs.write_config(tmp_path, "experiment.data = @unruly.short()\n")
     assert runs.train(config, tmp_path / "run") == 2
-    assert "error: The data set's train(step, seed) ended" in capfd.readouterr().err
+    assert "error: The data set's train(batch_index, seed) ended" in capfd.readouterr().err
 
 
-def test_metrics_that_were_deleted_are_told(tmp_path, config, capfd):
+def test_deleted_metrics_are_reported(tmp_path, config, capfd):
     assert runs.train(config, tmp_path / "run", "--until=9") == 75
     (tmp_path / "run" / "metrics.jsonl").unlink()
     assert runs.train(config, tmp_path / "run") == 1
@@ -520,7 +546,7 @@ def test_metrics_that_were_deleted_are_told(tmp_path, config, capfd):
 # Hanging.
 
 
-def test_a_slow_step_is_told_once_with_all_stacks(tmp_path):
+def test_a_slow_step_is_reported_once_with_the_stacks_of_all_threads(tmp_path):
     said: list[str] = []
     with open(tmp_path / "stacks", "w+") as stream:
         with Watchdog(5.0, said.append, stream) as watchdog:
@@ -537,11 +563,11 @@ def test_a_slow_step_is_told_once_with_all_stacks(tmp_path):
     assert len(said) == 1, said
     found = re.match(r"Slow: step 8 has taken ([0-9.]+) s", said[0])
     assert found and float(found[1]) >= 1.0, said
-    assert "test_a_slow_step_is_told_once_with_all_stacks" in stacks
+    assert "test_a_slow_step_is_reported_once_with_the_stacks_of_all_threads" in stacks
     assert stacks.count("hread 0x") >= 2
 
 
-def test_nothing_is_told_of_steps_as_slow_as_the_others(tmp_path):
+def test_steps_as_slow_as_the_others_are_not_reported(tmp_path):
     said: list[str] = []
     with open(tmp_path / "stacks", "w+") as stream:
         with Watchdog(30.0, said.append, stream) as watchdog:
@@ -561,7 +587,7 @@ def test_nothing_is_told_of_steps_as_slow_as_the_others(tmp_path):
     assert len(said) == 1
 
 
-def test_nothing_is_watched_without_a_multiple():
+def test_without_a_multiple_steps_are_not_watched():
     with Watchdog(None, pytest.fail) as watchdog:
         assert not [thread for thread in threading.enumerate() if thread.name == "watchdog"]
         watchdog.step(1)
@@ -604,7 +630,7 @@ def stop_in(monkeypatch: pytest.MonkeyPatch, method: str, when) -> None:
     monkeypatch.setattr(Program, method, interrupted)
 
 
-def test_an_evaluation_that_came_later_still_makes_a_checkpoint_the_best(tmp_path, monkeypatch):
+def test_an_evaluation_after_a_save_can_make_the_checkpoint_the_best(tmp_path, monkeypatch):
     import unruly  # type: ignore[import-not-found]
 
     # A learning rate that drives the loss up: the first evaluation is the best one.

@@ -27,7 +27,7 @@ def value(loss: Any, outputs: Any = LOGITS, **batch: Any) -> np.ndarray:
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1, 0.5])
-def test_softmax_cross_entropy_is_torchs(smoothing: float, torch: Any):
+def test_softmax_cross_entropy_agrees_with_torch(smoothing: float, torch: Any):
     expected = torch.nn.functional.cross_entropy(
         torch.tensor(LOGITS),
         torch.tensor(LABELS, dtype=torch.long),
@@ -65,7 +65,7 @@ def test_sequences_average_over_their_places():
     np.testing.assert_allclose(ours, flat.reshape(2, 7).mean(1), rtol=1e-5)
 
 
-def test_sigmoid_binary_cross_entropy_is_torchs(torch: Any):
+def test_sigmoid_binary_cross_entropy_agrees_with_torch(torch: Any):
     targets = RANDOM.uniform(size=(6, 5)).astype(np.float32)
     expected = torch.nn.functional.binary_cross_entropy_with_logits(
         torch.tensor(20 * LOGITS), torch.tensor(targets), reduction="none"
@@ -82,7 +82,7 @@ def test_sigmoid_binary_cross_entropy_of_classes_and_of_one_output():
     np.testing.assert_allclose(certain, [np.exp(-30.0), 30.0], rtol=1e-5)  # no cancellation
 
 
-def test_squared_error_and_huber_are_torchs(torch: Any):
+def test_squared_error_and_huber_agree_with_torch(torch: Any):
     F, ours, theirs = torch.nn.functional, 2 * LOGITS, torch.tensor(2 * LOGITS)
     squared = F.mse_loss(theirs, torch.tensor(TARGETS), reduction="none").mean(1)
     np.testing.assert_allclose(
@@ -153,7 +153,7 @@ def counted(metric: Any, outputs: Any = LOGITS, labels: Any = LABELS, size: int 
 
 
 @pytest.mark.parametrize("size", [1, 3, 4, 7, 100])
-def test_every_example_counts_once_whatever_the_batch(size: int):
+def test_every_example_counts_once_for_any_batch_size(size: int):
     logits = RANDOM.normal(size=(17, 5)).astype(np.float32)
     labels = RANDOM.integers(5, size=17).astype(np.int32)
     right = (logits.argmax(1) == labels).mean()
@@ -184,13 +184,13 @@ def test_equal_outputs_rank_by_their_place():
     assert counted(metrics.accuracy(), flat, labels) == pytest.approx(1 / 5)
 
 
-def test_an_output_that_is_no_number_is_no_right_answer():
+def test_an_output_of_nan_counts_as_a_wrong_answer():
     broken = np.full((5, 5), np.nan, np.float32)
     labels = np.arange(1, 6, dtype=np.int32) % 5
     assert counted(metrics.top_k_accuracy(2), broken, labels) == 0
     assert counted(metrics.top_k_accuracy(1), broken[1:4], labels[1:4]) == 0
 
 
-def test_metrics_do_without_tensorflow():
+def test_metrics_do_not_need_tensorflow():
     code = "import sys, trainer.metrics; sys.exit('tensorflow' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

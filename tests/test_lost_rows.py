@@ -11,8 +11,8 @@ import pytest
 
 from tests import runs
 from trainer import writers
-from trainer.program import Program
-from trainer.rows import Logged, expected_rows
+from trainer.engine.program import Program
+from trainer.train.rows import Logged, expected_rows
 from trainer.writers import JsonlWriter, TensorBoardWriter, files
 
 
@@ -95,7 +95,7 @@ def test_rows_are_put_back(change: Any, resumed: bool, tmp_path: Path) -> None:
     assert [p.name for p in tmp_path.iterdir()] == ["metrics.jsonl"]
 
 
-def test_rows_that_nobody_remembers_are_counted(
+def test_lost_rows_that_are_no_longer_in_memory_are_counted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(files, "_REMEMBERED", 100)
@@ -126,7 +126,7 @@ def test_a_change_after_the_last_row_is_noticed(tmp_path: Path) -> None:
     assert steps(tmp_path / "metrics.jsonl") == [1] and len(log) == 2
 
 
-def test_nothing_is_said_of_what_the_writer_does_itself(tmp_path: Path) -> None:
+def test_changes_made_by_the_writer_itself_are_not_reported(tmp_path: Path) -> None:
     log: list[str] = []
     writer = writers.create(["tensorboard"], tmp_path, resumed=0, log=log.append)
     for step in range(1, 5):
@@ -138,7 +138,7 @@ def test_nothing_is_said_of_what_the_writer_does_itself(tmp_path: Path) -> None:
     assert log == [] and steps(tmp_path / "metrics.jsonl") == [1, 2, 3, 4]
 
 
-def test_rows_are_put_back_once_the_disk_takes_them(
+def test_rows_are_put_back_once_the_disk_has_room(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     log: list[str] = []
@@ -178,7 +178,7 @@ def test_tensorboards_events_are_put_back(change: Any, tmp_path: Path) -> None:
 EVERY = {"log_every": 3, "eval_every": 5, "steps": 20}
 
 
-def test_rows_that_must_be_there_are_those_that_the_loop_writes(tmp_path, monkeypatch):
+def test_the_expected_rows_are_those_that_the_loop_writes(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(runs.LAB)
     config = runs.write_config(tmp_path, "experiment.save_every = 100\n")
     for until in (2, 3, 10, 14, 15, 20):
@@ -213,7 +213,6 @@ def begun(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("begun")
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(runs.LAB)
-        patch.setenv("JAX_COMPILATION_CACHE_DIR", "")
         assert runs.train(runs.write_config(folder), folder / "run", "--until=9") == 75
     assert steps(folder / "run" / "metrics.jsonl") == [3, 5, 6, 9]
     return folder
@@ -222,7 +221,6 @@ def begun(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def stopped(begun: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Path]:
     monkeypatch.syspath_prepend(runs.LAB)
-    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", "")
     return begun / "run.gin", Path(shutil.copytree(begun / "run", tmp_path / "run"))
 
 
@@ -251,7 +249,7 @@ LOST = {lose_the_file: 4, lose_all: 4, lose_the_last: 1, lose_the_first: 1, lose
 
 
 @pytest.mark.parametrize("lose", LOST)
-def test_rows_that_were_lost_before_a_start_are_told(stopped, capfd, lose):
+def test_rows_lost_between_two_starts_are_reported(stopped, capfd, lose):
     config, workdir = stopped
     lose(workdir / "metrics.jsonl")
     capfd.readouterr()
@@ -269,14 +267,14 @@ def test_rows_that_were_lost_before_a_start_are_told(stopped, capfd, lose):
     assert "Nothing to do" in capfd.readouterr().err
 
 
-def test_a_run_that_lost_nothing_says_nothing(stopped, capfd):
+def test_a_run_without_lost_rows_reports_none(stopped, capfd):
     config, workdir = stopped
     capfd.readouterr()
     assert runs.train(config, workdir) == 0
     assert "gone" not in capfd.readouterr().err
 
 
-def test_rows_of_a_run_that_is_done_are_missed_once(stopped, capfd):
+def test_lost_rows_of_a_finished_run_are_reported_once(stopped, capfd):
     config, workdir = stopped
     assert runs.train(config, workdir) == 0
     (workdir / "metrics.jsonl").unlink()
@@ -285,7 +283,7 @@ def test_rows_of_a_run_that_is_done_are_missed_once(stopped, capfd):
     assert runs.train(config, workdir) == 0
 
 
-def test_a_run_told_by_the_version_before_goes_on(stopped, capfd):
+def test_a_run_recorded_by_an_earlier_version_resumes(stopped, capfd):
     config, workdir = stopped
     record = json.loads((workdir / "run.json").read_text())
     for entry in record["lineage"]:
@@ -294,7 +292,7 @@ def test_a_run_told_by_the_version_before_goes_on(stopped, capfd):
     assert runs.train(config, workdir) == 0
 
 
-def test_other_intervals_are_no_loss(stopped, capfd):
+def test_changed_log_intervals_do_not_count_as_lost_rows(stopped, capfd):
     config, workdir = stopped
     more = ["--set=log_every=2", "--set=eval_every=7"]
     allowed = ["--allow_changed=log_every", "--allow_changed=eval_every"]
@@ -345,7 +343,7 @@ def test_a_run_that_loses_rows_for_good_ends_with_1(tmp_path, monkeypatch, capfd
     assert runs.train(tmp_path / "run.gin", tmp_path / "run") == 0
 
 
-def test_a_rollback_that_cannot_cut_its_rows_is_told(tmp_path, monkeypatch, capfd):
+def test_a_rollback_that_cannot_cut_its_rows_is_reported(tmp_path, monkeypatch, capfd):
     monkeypatch.syspath_prepend(runs.LAB)
     more = "experiment.data = @unruly.poisoned()\nunruly.poisoned.at = (10,)\n"
     config = runs.write_config(tmp_path, more + "experiment.on_nonfinite = 'rollback'\n")

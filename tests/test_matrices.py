@@ -21,7 +21,7 @@ from optim.shampoo import shampoo
 from optim.soap import soap
 from tests.programs import keller_jordan, spectral_conv, to_flax
 from trainer.__main__ import main
-from trainer.matrices import find_matrices
+from trainer.engine.plan_matrices import find_matrices
 
 MHDPA = nn.MultiHeadDotProductAttention(num_heads=4, use_bias=False)
 FACTORIES = {
@@ -76,7 +76,7 @@ def scaled(tree, factor):
 
 
 @pytest.mark.parametrize("name", set(FACTORIES) - {"spectral_conv"})
-def test_attention_moves_as_with_kernels_of_two_axes(name):
+def test_attention_kernels_move_like_kernels_of_two_axes(name):
     start = attention()
     assert start["query"]["kernel"].shape == (16, 4, 4)
     assert start["out"]["kernel"].shape == (4, 4, 16)
@@ -127,7 +127,7 @@ def test_stacked_layers_and_heads_are_batch():
 
 
 @pytest.mark.parametrize("shape", [(8, 4, 3, 3), (4, 8, 3, 3), (30, 4, 3, 3), (6, 9), (9, 6)])
-def test_muon_on_convolutions_is_keller_jordans(shape):
+def test_muon_on_convolutions_agrees_with_keller_jordans(shape):
     grads = draw((6, *shape))
     with jax.enable_x64(True):
         got = run(
@@ -140,7 +140,7 @@ def test_muon_on_convolutions_is_keller_jordans(shape):
 
 
 @pytest.mark.parametrize("shape", [(8, 4, 3, 3), (40, 4, 3, 3), (4, 8, 5)])
-def test_spectral_conv_is_scions(shape):
+def test_spectral_conv_agrees_with_the_scion_authors_code(shape):
     grads = draw((6, *shape))
     with jax.enable_x64(True):
         tx = scion(
@@ -169,7 +169,7 @@ def test_spectral_conv_is_scions(shape):
         ("dense", (5, 7, 4), 1, 2),
     ],
 )
-def test_presets_are_optaxs_dimension_numbers(preset, shape, reduction, output):
+def test_presets_agree_with_optaxs_dimension_numbers(preset, shape, reduction, output):
     # Without Nesterov: optax corrects the momentum's bias, which orthogonalization does not see.
     grads, start = [{"w": g} for g in draw((3, *shape))], {"w": draw(shape, 1)}
     numbers = optax.contrib.MuonDimensionNumbers(reduction, output)
@@ -222,7 +222,7 @@ def test_every_preset_fits_flax():
     assert all(rules(name) for name in PRESETS)
 
 
-def test_a_mapping_takes_the_first_pattern_and_leaves_the_rest():
+def test_a_mapping_uses_the_first_matching_pattern():
     shapes = {"a/conv/kernel": (3, 3, 4, 8), "b/kernel": (2, 4, 8), "b/query/kernel": (6, 2, 4)}
     tree = {path: jax.ShapeDtypeStruct(shape, jnp.float32) for path, shape in shapes.items()}
     spec = {".*conv/kernel": "conv", "b/query/.*": "... in h d -> ... in (h d)", ".*": "dense"}
@@ -251,14 +251,14 @@ def test_a_mapping_takes_the_first_pattern_and_leaves_the_rest():
         (3, "has 3"),
     ],
 )
-def test_what_is_no_spec_is_refused(spec, words):
+def test_an_invalid_spec_is_refused(spec, words):
     for factory in (muon, scion, soap, shampoo):
         with pytest.raises(ValueError, match=words):
             factory(0.1, matrices=spec)
 
 
-def test_what_does_not_fit_the_parameters_is_refused():
-    with pytest.raises(ValueError, match=r"'(a)' are 'height width in out', and .* \(3, 4\)"):
+def test_a_spec_that_does_not_fit_the_parameters_is_refused():
+    with pytest.raises(ValueError, match=r"'a' has the axes 'height width in out', .* \(3, 4\)"):
         muon(0.1, matrices="conv").init({"a": jnp.ones((3, 4))})
     with pytest.raises(ValueError, match="'convs/.*' matches none .* nearest are conv/kernel"):
         muon(0.1, matrices={"convs/.*": "conv"}).init({"conv": {"kernel": jnp.ones((3, 4))}})
@@ -267,7 +267,7 @@ def test_what_does_not_fit_the_parameters_is_refused():
     # Stacked kernels of Dense layers named `out` are not taken for attention's.
     with pytest.raises(ValueError, match="query.* matches none"):
         muon(0.1, matrices="attention").init({"out": {"kernel": jnp.ones((3, 4, 4))}})
-    with pytest.raises(ValueError, match="matrices has no meaning"):
+    with pytest.raises(ValueError, match="bias_rms.* remove matrices"):
         scion(0.1, norm="bias_rms", matrices="dense")
 
 
@@ -283,7 +283,7 @@ def _is_shape(x):
     return isinstance(x, tuple)
 
 
-def test_attention_by_the_default_is_warned_of():
+def test_attention_kernels_with_the_default_spec_get_a_warning():
     variables = jax.eval_shape(
         nn.MultiHeadDotProductAttention(num_heads=4).init, jax.random.key(0), jnp.ones((1, 2, 64))
     )["params"]
@@ -300,15 +300,15 @@ def test_attention_by_the_default_is_warned_of():
         muon(0.1).init(attention())
 
 
-def test_other_mistakes_are_warned_of():
+def test_likely_mistakes_in_specs_get_a_warning():
     [text] = doubts({"block_0": {"conv": {"kernel": (3, 3, 16, 32)}}})
     assert "9 matrices of 16x32" in text and "{'block_0/conv/kernel': 'conv'}" in text
     assert "convolution" in doubts({"stem": {"kernel": (7, 7, 3, 64)}})[0]
-    assert "is no matrix" in doubts({"blocks": {"norm": {"scale": (4, 64)}}})[0]
-    assert "smaller than an axis" in doubts({"proj": {"kernel": (64, 4, 16)}})[0]
+    assert "is not a matrix" in doubts({"blocks": {"norm": {"scale": (4, 64)}}})[0]
+    assert "batch axis is larger than the matrices" in doubts({"proj": {"kernel": (64, 4, 16)}})[0]
 
 
-def test_stacked_layers_are_not_warned_of():
+def test_stacked_layers_get_no_warning():
     ours = {"attn": {"qkv": {"kernel": (3, 3, 64, 64)}, "out": {"kernel": (3, 64, 64)}}}
     dense = {name: {"kernel": (12, 64, 64)} for name in ("query", "key", "value", "out")}
     ones = {"conv": {"kernel": (1, 1, 64, 64)}}
@@ -328,8 +328,8 @@ def test_scions_momentum_may_be_one():
     np.testing.assert_array_equal(again["w"], alone["w"])
 
 
-def test_scions_momentum_of_other_optimizers_is_warned_of():
-    with pytest.warns(OptimizerWarning, match="keeps 0.9 of itself, set momentum=0.1"):
+def test_scions_momentum_in_other_optimizers_gets_a_warning():
+    with pytest.warns(OptimizerWarning, match="For a decay of 0.9, set momentum=0.1"):
         scion(0.1, momentum=0.9).init(jnp.ones((3, 3)))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -339,7 +339,7 @@ def test_scions_momentum_of_other_optimizers_is_warned_of():
 # ---- The plan, and the config
 
 
-def test_the_plan_adds_up_what_each_group_works_on():
+def test_the_plan_sums_the_matrices_of_each_group():
     stack = {"kernel": jax.ShapeDtypeStruct((16, 64, 64), jnp.float32)}
     wide = {"kernel": jax.ShapeDtypeStruct((64, 256), jnp.float32)}
     tree = {"a": stack, "b": stack, "c": stack, "d": wide, "head": wide, "x": wide}
@@ -388,7 +388,7 @@ optimizer.groups.convs.optimizer.matrices: {".*/conv/kernel": conv}
 """
 
 
-def test_explain_warns_and_a_config_says_what_the_matrices_are(tmp_path, capsys):
+def test_explain_warns_until_the_config_specifies_the_matrices(tmp_path, capsys):
     (tmp_path / "a.gin").write_text(GIN)
     (tmp_path / "b.gin").write_text(
         GIN + "optim.muon.matrices = {'.*/conv/kernel': 'height width in out -> (height width in)"
@@ -410,11 +410,11 @@ def test_explain_warns_and_a_config_says_what_the_matrices_are(tmp_path, capsys)
     assert capsys.readouterr().out == told
 
 
-def test_a_wrong_spec_in_a_config_is_told_with_its_place(tmp_path, capsys):
+def test_a_wrong_spec_in_a_config_is_reported_with_file_and_line(tmp_path, capsys):
     for line, words in [
         ("optim.muon.matrices = 'convs'", "did you mean 'conv'"),
         ("optim.muon.matrices = {'conv/.*': 'conv'}", "matches none of its parameters"),
-        ("optim.muon.scale = 'spectral'", "now called 'original'"),
+        ("optim.muon.scale = 'spectral'", "was renamed to 'original'"),
         ("optim.muon.coefficients = 'jordan'", "Did you mean 'ns_coefficients'"),
     ]:
         (tmp_path / "a.gin").write_text(GIN + line + "\n")

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from trainer import memory
-from trainer.step import State
+from trainer.engine import memory
+from trainer.engine.step import State
 
 
 def on(*shape, dtype=jnp.float32):
@@ -22,7 +22,7 @@ BATCH = {"image": on(100, 1000)}
 BATCH_BYTES = 400_000
 
 
-def test_a_state_fits_to_the_byte_or_is_told(monkeypatch):
+def test_a_state_one_byte_too_large_is_reported(monkeypatch):
     devices = jax.devices()[:1]
     monkeypatch.setattr(memory, "of_host", lambda: BYTES + BATCH_BYTES)
     assert memory.too_large(STATE, BATCH, devices) is None
@@ -41,7 +41,7 @@ def test_devices_of_a_cpu_share_its_memory(monkeypatch):
     assert memory.too_large(STATE, BATCH, jax.devices()[:1] * 2) is not None
 
 
-def test_a_device_that_tells_its_memory_is_asked(monkeypatch):
+def test_the_memory_that_a_device_reports_is_used(monkeypatch):
     class Device:
         platform, device_kind = "gpu", "H200"
 

@@ -13,11 +13,11 @@ import pytest
 from flax import nnx
 
 from trainer import config, models
-from trainer.experiment import build_experiment
+from trainer.engine.experiment import build_experiment
+from trainer.engine.plan import make_plan
+from trainer.engine.plan_text import render
+from trainer.engine.program import Program
 from trainer.models.mode import KNOWN, describe_mode
-from trainer.plan import make_plan
-from trainer.plan_text import render
-from trainer.program import Program
 
 KEY = jax.random.key(7)
 BATCH = {"image": np.random.default_rng(0).normal(size=(16, 6)).astype(np.float32)}
@@ -91,7 +91,7 @@ def test_a_linen_module_trains_and_evaluates_as_flax_does(name: str, value: bool
     check_against_flax(net, model, {name: value}, {name: not value})
 
 
-def test_every_known_name_is_tried():
+def test_every_known_name_of_the_mode_argument_is_recognized():
     tried = dict(SPELLINGS)
     assert {name: KNOWN[name] for name in tried} == tried
     assert set(KNOWN) - set(tried) == {
@@ -115,7 +115,7 @@ def test_an_unknown_boolean_argument_is_refused_and_can_be_given(argument: str):
     check_against_flax(net, model, {"stochastic": True}, {"stochastic": False})
 
 
-def test_what_the_user_says_overrides_a_known_name():
+def test_an_explicit_mode_argument_overrides_a_known_name():
     net = linen("train", "not train")()
     model = models.from_linen(net, train_kwargs={"train": False})
     assert model.mode is not None and model.mode(True) == model.mode(False) == {"train": False}
@@ -141,7 +141,7 @@ def test_arguments_that_do_not_fit_are_refused(argument: str, given: Any, words:
         assert word in str(caught.value)
 
 
-def test_an_input_may_be_boolean():
+def test_a_boolean_input_is_not_taken_for_a_mode():
     model = models.from_linen(linen("flag: bool", "True")(), inputs=["image", "image"])
     assert model.mode is not None and model.mode(True) == {}
 
@@ -238,7 +238,7 @@ class Fixed(nn.Module):
         return x
 
 
-def test_the_mode_of_modules_of_others_is_shown():
+def test_the_plan_shows_the_mode_of_user_modules():
     def shown(model: models.Model) -> str:
         assert model.mode is not None
         return describe_mode(model.mode)

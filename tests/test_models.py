@@ -154,7 +154,7 @@ def test_init_draws_once_whatever_the_depth():
         assert "dot_general" not in program and "conv_general" not in program
 
 
-def test_a_module_of_ours_starts_by_itself_too():
+def test_a_module_of_this_package_can_be_initialized_by_itself():
     """The declared distribution is the drawn one, when flax draws leaf by leaf."""
     drawn = initial.matrix(KEY, (3, 64, 64))
     assert np.asarray(drawn.value).std() == pytest.approx(1 / 8, rel=0.02)
@@ -177,9 +177,7 @@ def test_init_is_traceable_and_depends_on_the_key_alone():
 # What they compute.
 
 
-def torch_vit(
-    torch: Any, params: Any, image: np.ndarray, heads: int, patch: int, pool: str
-) -> Any:
+def torch_vit(torch: Any, params: Any, image: np.ndarray, heads: int, patch: int, pool: str) -> Any:
     """A ViT written down once more, out of torch's own parts, from unrolled parameters."""
     F = torch.nn.functional
 
@@ -210,7 +208,7 @@ def torch_vit(
 
 
 @pytest.mark.parametrize("pool", ["gap", "cls"])
-def test_vit_is_what_torch_computes(pool: str, torch: Any):
+def test_vit_agrees_with_torch(pool: str, torch: Any):
     batch = images(3, 8, 4, 2)
     model = models.vit(width=16, depth=2, num_heads=4, mlp_dim=24, pool=pool, scan_layers=False)
     params, state = start(model, batch)
@@ -260,7 +258,7 @@ def test_scanned_and_unrolled_layers_are_the_same_function(make: Any):
     jax.tree.map(close, gradient["embed"], parts["embed"])
 
 
-def test_mlp_is_what_numpy_computes():
+def test_mlp_agrees_with_numpy():
     batch = images()
     model = models.mlp(width=16, depth=2, activation="tanh")
     params, state = start(model, batch)
@@ -271,7 +269,7 @@ def test_mlp_is_what_numpy_computes():
     np.testing.assert_allclose(predict(model, params, state, batch), expected, rtol=1e-5, atol=1e-6)
 
 
-def test_convnet_is_what_torch_computes(torch: Any):
+def test_convnet_agrees_with_torch(torch: Any):
     batch = images(4, 8, 8, 2)
     model = models.convnet((4, 6), 1, momentum=0.8)
     params, state = start(model, batch)
@@ -348,7 +346,7 @@ def test_bfloat16_parameters_compute_in_bfloat16(model: models.Model, train: boo
         assert jnp.isfinite(leaf.astype(jnp.float32)).all()
 
 
-def test_bfloat16_convolutions_give_numbers_as_a_run_compiles_them():
+def test_bfloat16_convolutions_are_finite_as_a_run_compiles_them():
     """They gave NaN on jax 0.12, where ReLU came after the cast and nobody took a gradient."""
     batch, model = images(32), models.convnet((32,), 2)
     params, state = start(model, batch)
@@ -359,7 +357,7 @@ def test_bfloat16_convolutions_give_numbers_as_a_run_compiles_them():
 
 
 @pytest.mark.parametrize("scan_layers", [True, False])
-def test_dropout_drops_in_training_by_the_key(scan_layers: bool):
+def test_dropout_is_active_in_training_and_depends_on_the_key(scan_layers: bool):
     batch = images()
     model = models.vit(width=8, depth=1, num_heads=1, dropout=0.5, scan_layers=scan_layers)
     params, state = start(model, batch)
@@ -422,7 +420,7 @@ class Untold(nn.Module):
         return nn.Dense(3, kernel_init=named)(x.reshape(len(x), -1))
 
 
-def test_from_linen_tells_the_module_and_keeps_its_state():
+def test_from_linen_passes_the_mode_and_keeps_the_state():
     batch = images(16) | {"shift": np.arange(16, dtype=np.float32)}
     model = models.from_linen(Told(), inputs=["image", "shift"])
     params, state = start(model, batch)
@@ -441,7 +439,7 @@ def test_from_linen_tells_the_module_and_keeps_its_state():
     np.testing.assert_allclose(calm, expected, rtol=1e-3, atol=1e-4)
 
 
-def test_from_linen_takes_a_module_that_knows_nothing_of_training():
+def test_from_linen_takes_a_module_without_a_training_argument():
     model = models.from_linen(Untold())
     params, state = start(model, images())
     assert state == {}
@@ -554,7 +552,7 @@ class Declared(Bare):
         self.table = nnx.data(100 + jnp.arange(2.0))
 
 
-def test_from_nnx_tells_train_and_keeps_declared_arrays():
+def test_from_nnx_passes_the_mode_and_keeps_declared_arrays():
     model = models.from_nnx(Declared)
     params, state = start(model, images())
     assert shapes(state) == {"table": (2,)}

@@ -18,6 +18,8 @@ from tests import optax_suite
 from tests.laws_harness import with_floats
 from tests.laws_table import ROWS, tree_of
 
+pytestmark = pytest.mark.laws
+
 SGD = partial(optax.sgd, 0.1)
 
 
@@ -46,7 +48,7 @@ def mapped(tx: Any, params: Any) -> list[Any]:
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
-def test_map_params_finds_what_it_finds_under_bare_optax(row):
+def test_map_params_finds_the_same_leaves_as_under_bare_optax(row):
     params = tree_of(row, "float32")["own"]
     try:
         bare: Any = quietly(with_floats, row.recipe, lambda name, x: x, True)
@@ -60,7 +62,7 @@ def test_map_params_finds_what_it_finds_under_bare_optax(row):
     assert sorted(map(str, ours)) == sorted(map(str, wanted))
 
 
-def test_map_params_takes_what_goes_with_the_parameters():
+def test_map_params_takes_trees_beside_the_parameters():
     params = {"a": {"kernel": jnp.ones((3, 2))}, "b": jnp.ones(2), "s": jnp.ones(())}
     specs = {"a": {"kernel": "rows"}, "b": "none", "s": "scalar"}
     tx = whole(partial(optax.adam, 0.1)).tx
@@ -107,7 +109,7 @@ def test_map_params_over_groups_leaves_masked_nodes_for_others():
     assert state.step == optimizer.position(plain) == 3
 
 
-def test_schedule_free_evaluates_our_state():
+def test_optaxs_schedule_free_evaluation_reads_the_state_of_an_optimizer():
     params: Any = {"w": jnp.asarray([1.0, -2.0]), "b": {"x": jnp.ones(3)}}
     recipe = partial(optax.contrib.schedule_free_adamw, 0.1)
     optimizer, alone = whole(recipe), recipe()
@@ -127,7 +129,7 @@ def test_schedule_free_evaluates_our_state():
         optax.contrib.schedule_free_eval_params(two.tx.init(params), params)
 
 
-def test_a_part_of_optaxs_own_tests_passes():
+def test_a_selection_of_optaxs_own_tests_passes():
     # Every factory once, and the properties that a wrapper would be the first to break.
     ran, _, failed, passed = optax_suite.run(
         lambda name: "test_optimizers_accept_extra_args" in name and "alias_test" in name

@@ -70,7 +70,7 @@ def agree(got, expected):
 
 @pytest.mark.parametrize("every", [1, 3])
 @pytest.mark.parametrize("beta", [None, 0.7])
-def test_soap(every, beta):
+def test_soap_agrees_with_its_paper(every, beta):
     start, grads = problem((2, 6, 6))
     tx = soap(0.03, 0.9, 0.95, beta, weight_decay=0.1, precondition_frequency=every)
     got, _ = run(tx, start, grads)
@@ -81,7 +81,7 @@ def test_soap(every, beta):
         agree(got[:, layer], expected)
 
 
-def test_soap_on_rectangles():
+def test_soap_on_rectangles_agrees_with_its_paper():
     # With fewer columns than rows G G^T has a null space, whose basis the paper leaves open: so the
     # reference begins with our bases, once they are seen to be bases of eigenvectors.
     start, grads = problem((4, 7))
@@ -97,7 +97,7 @@ def test_soap_on_rectangles():
     agree(got, soap_by_the_paper(start, grads, 0.03, 0.9, 0.95, 0.95, 1e-8, 0.0, 2, bases))
 
 
-def test_soap_without_bases_is_adam_a_step_late():
+def test_soap_without_bases_equals_adam_one_step_later():
     start, grads = problem((4, 7))
     got, _ = run(soap(0.03, 0.9, 0.95, eps=1e-12, max_precond_dim=3), start, grads)
     adam, _ = run(optax.adam(0.03, 0.9, 0.95, eps=1e-12), start, grads[1:])
@@ -109,7 +109,7 @@ def test_soap_without_bases_is_adam_a_step_late():
 
 
 @pytest.mark.parametrize("every, begin", [(1, None), (3, 5), (4, 2)])
-def test_shampoo(every, begin):
+def test_shampoo_agrees_with_its_paper(every, begin):
     start, grads = problem((2, 4, 7))
     # eps well above rounding: the root of a null space is noise otherwise, in anyone's program.
     options = {"eps": 1e-6, "weight_decay": 0.1, "precondition_frequency": every}
@@ -121,7 +121,7 @@ def test_shampoo(every, begin):
         agree(got[:, layer], expected)
 
 
-def test_shampoo_with_the_original_sums():
+def test_shampoo_with_sums_in_place_of_averages_agrees_with_the_paper():
     start, grads = problem((4, 7))
     expected = shampoo_by_the_paper(start, grads, 0.03, 0.9, 1.0, 1e-6, 0.1, 2, 2)
     options = {"eps": 1e-6, "weight_decay": 0.1, "precondition_frequency": 2}
@@ -132,7 +132,7 @@ def test_shampoo_with_the_original_sums():
         agree(run(whole.tx, start, grads)[0], expected)
 
 
-def test_shampoo_on_long_sides():
+def test_shampoo_does_not_precondition_sides_above_max_precond_dim():
     start, grads = problem((4, 7))
     one_side = shampoo(0.03, 0.9, 0.97, 1e-6, precondition_frequency=2, max_precond_dim=5)
     expected = shampoo_by_the_paper(start, grads, 0.03, 0.9, 0.97, 1e-6, 0.0, 2, 2, sides="l")
@@ -146,7 +146,7 @@ def test_shampoo_on_long_sides():
 
 @pytest.mark.parametrize("scale", [1.0, 0.05])  # clipped, and not
 @pytest.mark.parametrize("shape", [(5,), (2, 3, 4)])
-def test_mars(scale, shape):
+def test_mars_agrees_with_its_paper(scale, shape):
     start, grads = problem(shape, scale)
     got, _ = run(mars(0.03, 0.9, 0.95, 0.05, 1e-6, 0.1), start, grads)
     agree(got, mars_by_the_paper(start, grads, 0.03, 0.9, 0.95, 0.05, 1e-6, 0.1))
@@ -157,7 +157,7 @@ def test_mars(scale, shape):
 
 @pytest.mark.parametrize("constrained", [True, False])
 @pytest.mark.parametrize("norm", ["spectral", "sign", "col_norm", "row_norm", "bias_rms"])
-def test_scion(norm, constrained):
+def test_scion_agrees_with_its_paper(norm, constrained):
     start, grads = problem((2, 5) if norm == "bias_rms" else (2, 4, 7))
     tx = scion(0.02, 3.0, 0.1, norm, constrained, eps=1e-14)
     got, _ = run(tx, start, grads)
@@ -172,15 +172,15 @@ def test_scion(norm, constrained):
 
 
 @pytest.mark.parametrize("limits", [{}, {"min_step_size": 0.02, "max_step_size": 0.15}])
-def test_rprop_with_limits_in_steps(limits):
+def test_rprop_with_step_limits_agrees_with_the_rule_of_torch(limits):
     start, grads = problem((3, 4))
     got, _ = run(rprop(0.1, **limits), start, grads)
     sizes = tuple(limits.values()) or (1e-6, 50.0)  # torch's own
     agree(got, rprop_by_torch(start, grads, 0.1, (0.5, 1.2), sizes))
 
 
-def test_rprop_takes_no_schedule():
-    with pytest.raises(ValueError, match="first step size, .* no schedule"):
+def test_rprop_refuses_a_schedule():
+    with pytest.raises(ValueError, match="first step size, .* cannot be a schedule"):
         rprop(lambda count: 0.1)  # pyright: ignore[reportArgumentType]
 
 
@@ -194,7 +194,7 @@ MASKS = pytest.mark.parametrize(
 
 @MASKS
 @pytest.mark.parametrize("decay", [0.0, 0.1])
-def test_masks_on_adamw_as_the_authors_run_them(wrapper, mask, decay):
+def test_cautious_and_grams_on_adamw_agree_with_their_authors_programs(wrapper, mask, decay):
     # The decay is AdamW's own, or the wrapper's around Adam: the same run, outside of the mask.
     start, grads = problem((3, 4))
     expected = masked_adamw_by_the_paper(start, grads, 0.03, 0.9, 0.95, 1e-8, decay, mask)
@@ -229,7 +229,7 @@ def test_masks_follow_the_schedules_of_the_base(wrapper, mask):
 
 
 @MASKS
-def test_the_mask_of_weight_decay_is_the_bases_own(wrapper, mask):
+def test_weight_decay_keeps_the_mask_and_the_scale_of_the_base_optimizer(wrapper, mask):
     # Scaled after the learning rate (Adafactor), on some parameters only, of a factory of ours.
     start, grads = problem((3, 4))
     plain = run(wrapper(partial(optax.adamw, 0.03, weight_decay=0.0)), start, grads)[0]
@@ -256,7 +256,7 @@ def test_cautious_on_lion_and_against_the_gradient():
     assert not np.any(updates)
 
 
-def test_masks_pass_extra_arguments_on():
+def test_masks_pass_extra_arguments_to_the_base_optimizer():
     tx = cautious(partial(optax.contrib.momo, 0.1))
     params = jnp.ones(3)
     updates, _ = tx.update(params, tx.init(params), params, value=jnp.float32(1.0))
@@ -275,13 +275,13 @@ ADAM = partial(optax.adam, 0.1)
         (partial(optax.contrib.cocob), 0.1, None),
         (partial(optax.polyak_sgd), 0.1, "optax.polyak_sgd has no learning_rate"),
         (partial(optax.chain, ADAM, ADAM), 0.1, "args.0.learning_rate and args.1.learning_rate"),
-        (partial(optax.adamw, 0.1), 0.1, "weight_decay is 0.0001. Give one"),
+        (partial(optax.adamw, 0.1), 0.1, "weight_decay is 0.0001. Set one of the two to 0"),
         (optax.adamw(0.1), 0.0, "finished optax transformation.*reads the parameters"),
-        (partial(optax.lamb, 0.1, weight_decay=0.1), 0.0, "cannot be kept out of the mask"),
-        (partial(optax.chain, partial(optax.add_decayed_weights, 0.1), ADAM), 0.0, "kept out"),
+        (partial(optax.lamb, 0.1, weight_decay=0.1), 0.0, "cannot be separated"),
+        (partial(optax.chain, partial(optax.add_decayed_weights, 0.1), ADAM), 0.0, "be separated"),
     ],
 )
-def test_weight_decay_that_cannot_be_right_is_refused(wrapper, base, decay, words):
+def test_invalid_weight_decay_is_refused(wrapper, base, decay, words):
     params = {"w": jnp.ones(3)}
 
     def step():
@@ -311,7 +311,7 @@ FACTORIES = {
 
 
 @pytest.mark.parametrize("name", FACTORIES)
-def test_dtypes_scan_and_traced_rates(name, strict_promotion):
+def test_updates_keep_dtypes_and_take_scans_and_traced_rates(name, strict_promotion):
     start = {"a": jnp.ones((2, 3, 5), jnp.bfloat16), "b": jnp.ones((3, 3))}
     grads = jax.tree.map(
         lambda p: jax.random.normal(jax.random.key(p.ndim), (4, *p.shape), jnp.float32), start
@@ -343,12 +343,12 @@ def test_matrix_optimizers_refuse_vectors(name):
         FACTORIES[name](0.1).init({"blocks": {"bias": jnp.ones(3), "kernel": jnp.ones((3, 3))}})
 
 
-def test_refusals():
-    with pytest.raises(ValueError, match="norm is 'frobenius', but it is one of spectral"):
+def test_invalid_arguments_are_refused():
+    with pytest.raises(ValueError, match="norm must be one of spectral"):
         scion(0.1, norm="frobenius")
-    with pytest.raises(ValueError, match="precondition_frequency is 0"):
+    with pytest.raises(ValueError, match="precondition_frequency must be at least 1, got 0"):
         soap(0.1, precondition_frequency=0)
-    with pytest.raises(ValueError, match="start_preconditioning is 0"):
+    with pytest.raises(ValueError, match="start_preconditioning must be .* got 10 and 0"):
         shampoo(0.1, start_preconditioning=0)
     tx = cautious(partial(optax.sgd, 0.1), weight_decay=0.1)
     with pytest.raises(ValueError, match="needs parameters"):
@@ -396,7 +396,8 @@ SHARDED = textwrap.dedent(
 )
 
 
-def test_shardings_give_the_unsharded_answer():
+@pytest.mark.laws
+def test_sharded_updates_equal_the_unsharded_ones():
     # Devices are simulated when the backend starts, so this needs a process of its own.
     environment = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=4"}
     done = subprocess.run(

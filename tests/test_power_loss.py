@@ -39,7 +39,7 @@ def states(*log: Operation) -> list[object]:
     return found
 
 
-def test_what_was_not_synced_may_be_missing_cut_off_or_zero():
+def test_unsynced_contents_may_be_missing_cut_off_or_zero():
     write = Operation("content", FILE, content=b"abc")
     link = Operation("link", ROOT, "f", FILE)
     found = states(write, link)
@@ -48,7 +48,7 @@ def test_what_was_not_synced_may_be_missing_cut_off_or_zero():
     assert all(tree in ({}, {"f": b"abc"}) for tree in states(write, Operation("sync", FILE), link))
 
 
-def test_a_sync_keeps_what_came_before_it_and_nothing_else():
+def test_a_sync_keeps_only_earlier_writes():
     write, link = Operation("content", FILE, content=b"abc"), Operation("link", ROOT, "f", FILE)
     synced = Operation("sync", FILE), Operation("sync", ROOT)
     assert states(write, link, *synced) == [{"f": b"abc"}]
@@ -60,7 +60,7 @@ def test_a_sync_keeps_what_came_before_it_and_nothing_else():
     assert {"f": b""} in states(write, link, *synced, Operation("content", FILE, content=b"xyz"))
 
 
-def test_a_rename_is_in_one_piece_and_may_overtake_the_bytes():
+def test_a_rename_is_atomic_and_may_reach_the_disk_before_the_contents():
     """The zero-length file of a rename that was not preceded by a sync."""
     temporary = Operation("content", FILE, content=b"abc"), Operation("link", ROOT, ".tmp", FILE)
     rename = Operation("rename", ROOT, "f", FILE, old=".tmp")
@@ -69,14 +69,14 @@ def test_a_rename_is_in_one_piece_and_may_overtake_the_bytes():
     assert all(len(tree) == 1 for tree in found)  # type: ignore[arg-type]
 
 
-def test_a_folder_that_is_not_named_takes_what_is_in_it_along():
+def test_a_folder_whose_name_was_not_synced_is_lost_with_its_contents():
     inside = Operation("content", FILE, content=b"abc"), Operation("link", FOLDER, "f", FILE)
     synced = Operation("sync", FILE), Operation("sync", FOLDER)
     found = states(Operation("link", ROOT, "d", FOLDER), *inside, *synced)
     assert sorted(map(str, found)) == ["{'d': {'f': b'abc'}}", "{}"]
 
 
-def test_from_one_folder_to_another_both_names_or_neither_may_stay():
+def test_a_move_between_folders_may_leave_both_names_or_neither():
     log = (
         Operation("link", ROOT, "d", FOLDER),
         Operation("link", ROOT, "f", FILE),
@@ -89,7 +89,7 @@ def test_from_one_folder_to_another_both_names_or_neither_may_stay():
         assert tree in found
 
 
-def test_the_recorder_sees_what_is_done(tmp_path: Path):
+def test_the_recorder_lists_all_file_operations(tmp_path: Path):
     disk = tmp_path / "disk"
     disk.mkdir()
     with Recorder(disk) as recorder:
@@ -117,9 +117,7 @@ def test_the_recorder_sees_what_is_done(tmp_path: Path):
     folders = frozenset(recorder.folders)
 
     def after(count: int, outcome: str) -> object:
-        return crash_state(
-            recorder.log[:count], folders, recorder.root, outcome, random.Random(0)
-        )
+        return crash_state(recorder.log[:count], folders, recorder.root, outcome, random.Random(0))
 
     assert after(5, EVERYTHING) == {"d": {}, "f": b"abc"}
     assert after(5, NOTHING) == {}
@@ -128,6 +126,7 @@ def test_the_recorder_sees_what_is_done(tmp_path: Path):
     assert after(3, NULS) == {"d": {}, ".f": b"\0\0\0"}
 
 
+@pytest.mark.laws
 def test_a_run_survives_a_loss_of_power(tmp_path: Path):
     """A loss after every fortieth operation; `make power_loss` tries more."""
     counts = power_loss.power_loss(tmp_path, draws=1, seed=1, every=40, finished=1)

@@ -7,6 +7,8 @@ import pytest
 from tests import references, torch_cases
 from tests.references import ALL, AUTHORS, DIFFERENT, HEADINGS, OPTAX, Row
 
+pytestmark = pytest.mark.laws
+
 PAGE = Path(__file__).parent.parent / "docs" / "references.md"
 
 
@@ -18,7 +20,7 @@ def committed() -> list[list[str]]:
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
 
 
-def test_the_page_has_the_rows_of_the_command():
+def test_the_page_has_the_rows_that_the_command_prints():
     text = PAGE.read_text(encoding="utf-8")
     assert [line[3:] for line in text.splitlines() if line.startswith("## ")] == list(HEADINGS)
     found = [(name.strip("`"), *rest[:2], rest[3]) for name, *rest in committed()]
@@ -37,7 +39,7 @@ def name(row: Row) -> str:
 
 
 @pytest.mark.parametrize("row", AUTHORS, ids=name)
-def test_authors_programs_agree_for_50_steps(row):
+def test_an_optimizer_agrees_with_its_authors_program_for_50_steps(row):
     assert row.measure() < row.bound
 
 
@@ -45,11 +47,11 @@ SOME = ("optax.adamw (masked decay)", "optax.contrib.momo", "optax.contrib.sched
 
 
 @pytest.mark.parametrize("row", [row for row in OPTAX if row.optimizer in SOME], ids=name)
-def test_optax_alone_agrees_for_50_steps(row):
+def test_an_optimizer_in_a_group_agrees_with_optax_for_50_steps(row):
     assert row.measure() < row.bound
 
 
-def test_the_command_tells_of_a_difference_and_leaves_torch_out(monkeypatch, capsys):
+def test_the_command_exits_1_at_a_difference_and_omits_torch_if_it_is_missing(monkeypatch, capsys):
     near = Row("optax.sgd(0.1)", "a program", lambda: 1e-9)
     far = Row("optax.adam(0.1)", "a program", lambda: float("nan"))
     absent = Row("optax.lion(0.1)", "torch.optim.Lion", lambda: 0.0, torch=True)

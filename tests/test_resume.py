@@ -18,15 +18,17 @@ import numpy as np
 import pytest
 
 from tests import runs
-from trainer import checkpoint, processes
+from trainer import checkpoint
 from trainer.__main__ import main
 from trainer.checkpoint import integrity
+from trainer.train.consensus import steps_to_next_sync
+
+pytestmark = pytest.mark.laws
 
 
 @pytest.fixture(autouse=True)
 def lab(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(runs.LAB)
-    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", "")
 
 
 @pytest.fixture
@@ -51,7 +53,7 @@ def largest_file(folder: Path) -> Path:
 # In folders that are not as they should be.
 
 
-def test_under_another_encoding_of_names_a_run_is_refused(tmp_path, config):
+def test_another_encoding_of_file_names_is_refused(tmp_path, config):
     names = {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}
     workdir = tmp_path / "Stra\xdfe"
     command = [sys.executable, "-m", "trainer", *runs.options(config, workdir)]
@@ -84,7 +86,7 @@ def test_a_folder_that_is_deleted_under_a_run_can_be_used_again(
     assert [info.step for info in checkpoint.ls(workdir)] == [12, 16, 20]
 
 
-def test_a_file_where_damaged_checkpoints_go_ends_the_run_with_a_sentence(
+def test_a_file_in_place_of_the_folder_for_damaged_checkpoints_ends_the_run_with_a_sentence(
     tmp_path, config, capfd
 ):
     workdir = tmp_path / "run"
@@ -95,9 +97,7 @@ def test_a_file_where_damaged_checkpoints_go_ends_the_run_with_a_sentence(
     assert "error: The damaged checkpoint" in capfd.readouterr().err
 
 
-def test_a_stop_in_the_last_evaluation_leaves_no_checkpoint_too_many(
-    tmp_path, monkeypatch, capfd
-):
+def test_a_stop_in_the_last_evaluation_does_not_add_a_checkpoint(tmp_path, monkeypatch, capfd):
     import unruly  # type: ignore[import-not-found]
 
     more = "experiment.best_metric = 'loss'\nexperiment.best_mode = 'max'\n"
@@ -128,7 +128,7 @@ def test_a_stop_in_the_last_evaluation_leaves_no_checkpoint_too_many(
 # At random moments.
 
 
-def test_runs_that_are_killed_come_to_the_same_bits():
+def test_killed_runs_end_with_the_same_bits():
     command = [sys.executable, "-m", "tests.chaos", "--kills=8", "--stops=3", "--seed=4"]
     done = subprocess.run(command, cwd=runs.ROOT, env=runs.environment(), capture_output=True)
     assert done.returncode == 0, done.stdout.decode() + done.stderr.decode()
@@ -173,7 +173,7 @@ def test_a_disk_that_cannot_be_read_for_a_while_ends_the_run_and_moves_nothing(
     assert "Restored step 13." in capfd.readouterr().err
 
 
-def test_a_run_whose_checkpoints_are_all_damaged_is_not_begun_anew(tmp_path, config, capfd):
+def test_a_run_whose_checkpoints_are_all_damaged_does_not_start_over(tmp_path, config, capfd):
     workdir = tmp_path / "run"
     assert runs.train(config, workdir, "--until=6") == 75
     rows = runs.lines(workdir)
@@ -189,7 +189,7 @@ def test_a_run_whose_checkpoints_are_all_damaged_is_not_begun_anew(tmp_path, con
     assert runs.train(config, workdir) == 0
 
 
-def test_fewer_steps_than_were_made_are_refused(tmp_path, config, capsys):
+def test_fewer_steps_than_already_trained_are_refused(tmp_path, config, capsys):
     workdir = tmp_path / "run"
     assert runs.train(config, workdir, "--until=15") == 75
     before = {path: path.stat().st_mtime_ns for path in workdir.rglob("*")}
@@ -241,7 +241,7 @@ def test_another_batch_size_is_refused(tmp_path, capsys):
     assert "data.batch_size" in capsys.readouterr().err
 
 
-def test_what_the_checkpoints_do_not_fit_is_refused_even_where_it_is_allowed(
+def test_a_change_that_does_not_fit_the_checkpoints_is_refused_even_if_allowed(
     tmp_path, config, capsys
 ):
     workdir = tmp_path / "run"
@@ -264,13 +264,13 @@ def test_other_data_are_refused_until_they_are_allowed(tmp_path, config, monkeyp
     assert runs.train(config, workdir, "--until=1") == 75
     monkeypatch.setattr(unruly.Points, "fingerprint", "other points")
     assert runs.train(config, workdir) == 2
-    assert "alters the data" in capsys.readouterr().err
+    assert "would change the data of the run" in capsys.readouterr().err
     assert runs.train(config, workdir, "--allow_changed=data", "--until=2") == 75
     lineage = json.loads((workdir / "run.json").read_text())["lineage"]
     assert lineage[-1]["changed"] == ["data: points -> other points"]
 
 
-def test_what_alters_bits_alone_is_announced(tmp_path, config, monkeypatch, capfd):
+def test_a_change_that_only_alters_bits_is_announced(tmp_path, config, monkeypatch, capfd):
     workdir = tmp_path / "run"
     assert runs.train(config, workdir, "--until=1") == 75
     monkeypatch.setenv("XLA_FLAGS", "--xla_cpu_enable_fast_math=false")
@@ -278,7 +278,7 @@ def test_what_alters_bits_alone_is_announced(tmp_path, config, monkeypatch, capf
     assert "xla_flags" in (said := capfd.readouterr().err) and "bits may differ" in said
 
 
-def test_a_run_on_four_devices_goes_on_on_one_two_and_eight(tmp_path, config, monkeypatch):
+def test_a_run_on_four_devices_resumes_on_one_two_and_eight(tmp_path, config, monkeypatch):
     def on(devices: int, workdir: Path, *more: str) -> tuple[int, str]:
         monkeypatch.setenv("XLA_FLAGS", f"--xla_force_host_platform_device_count={devices}")
         run = runs.process(*runs.options(config, workdir, *more))
@@ -319,7 +319,7 @@ def fill_at(monkeypatch: pytest.MonkeyPatch, disk: Path, full: int, free: int) -
     import unruly  # type: ignore[import-not-found]
 
     def batch(self, step, batch):
-        if full <= step < free:  # again and again: a save that fails leaves room behind
+        if full <= step < free:  # again and again: a save that fails leaves free space
             with contextlib.suppress(OSError), open(disk / "filler", "ab", buffering=0) as file:
                 while True:
                     file.write(bytes(4096))
@@ -330,7 +330,7 @@ def fill_at(monkeypatch: pytest.MonkeyPatch, disk: Path, full: int, free: int) -
     monkeypatch.setattr(unruly.Points, "batch", batch)
 
 
-def test_a_disk_that_is_full_for_a_while_costs_nothing(
+def test_a_disk_that_is_full_for_a_while_does_not_change_the_run(
     tmp_path, config, small_disk, monkeypatch, capfd
 ):
     whole = tmp_path / "whole"
@@ -343,7 +343,7 @@ def test_a_disk_that_is_full_for_a_while_costs_nothing(
     assert runs.lines(small_disk / "run") == runs.lines(whole)
 
 
-def test_a_run_goes_back_on_a_full_disk_too(tmp_path, small_disk, monkeypatch, capfd):
+def test_a_run_rolls_back_also_on_a_full_disk(tmp_path, small_disk, monkeypatch, capfd):
     import unruly  # type: ignore[import-not-found]
 
     more = "experiment.data = @unruly.poisoned()\nunruly.poisoned.at = (10,)\n"
@@ -393,7 +393,7 @@ def test_no_state_is_saved_ahead_of_the_metrics(tmp_path, config, monkeypatch, c
     assert runs.lines(workdir) == runs.lines(whole)
 
 
-def test_a_last_state_that_cannot_be_saved_is_a_failure(
+def test_a_last_state_that_cannot_be_saved_exits_1(
     tmp_path, config, small_disk, monkeypatch, capfd
 ):
     whole, workdir = tmp_path / "whole", small_disk / "run"
@@ -464,7 +464,7 @@ data.digits.batch_size = 100
 """
 
 
-def test_two_processes_stop_when_one_is_told_to_long_before_they_log(tmp_path):
+def test_two_processes_stop_before_the_next_log_when_one_gets_a_signal(tmp_path):
     config, workdir = runs.write_config(tmp_path, LONG), tmp_path / "run"
     every = together(config, workdir)
     begun(every[0], tmp_path / "log0", "First step")
@@ -500,7 +500,7 @@ def test_two_processes_stop_in_an_evaluation(tmp_path, monkeypatch):
     assert ends(every, 60) == [75, 75], (tmp_path / "log0").read_text()
 
 
-def test_two_processes_of_two_configs_are_refused(tmp_path):
+def test_two_processes_with_different_configs_are_refused(tmp_path):
     config = runs.write_config(tmp_path, "experiment.data = @data.digits()\n")
     every = together(config, tmp_path / "run", mistake=["--set=seed=3"])
     assert ends(every, 90) == [2, 2]
@@ -536,19 +536,19 @@ def test_an_error_in_one_process_ends_the_other_soon(tmp_path, monkeypatch):
     assert record["lineage"][-1]["exit"] == "failed"
 
 
-def test_a_mistake_in_one_process_is_one_of_all(tmp_path, config):
+def test_a_user_error_in_one_process_ends_all_with_exit_code_2(tmp_path, config):
     with_mistake = ["--vocabulary=no_such_lab"]
     every = together(config, tmp_path / "run", mistake=with_mistake)
     assert ends(every, 60) == [2, 2]
     assert "no_such_lab" in (tmp_path / "log1").read_text()
-    assert "Another process of the run was refused" in (tmp_path / "log0").read_text()
+    assert "Another process of this run raised an error" in (tmp_path / "log0").read_text()
     assert not (tmp_path / "run").exists()
 
 
-def test_processes_meet_every_other_second():
+def test_processes_agree_on_stops_about_every_two_seconds():
     steps, met = 1, []
     for seconds_a_step in [1 / 64] * 9 + [5.0] * 3 + [0.5] * 4:
-        steps = processes.steps_to_next_meeting(steps, steps * seconds_a_step)
+        steps = steps_to_next_sync(steps, steps * seconds_a_step)
         met.append(steps)
     assert met == [2, 4, 8, 16, 32, 64, 128, 128, 128, 1, 1, 1, 2, 4, 4, 4]
 
@@ -561,7 +561,6 @@ def other(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("other")
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(runs.LAB)
-        patch.setenv("JAX_COMPILATION_CACHE_DIR", "")
         assert runs.train(runs.write_config(folder), folder / "run", "--until=8") == 75
     return folder / "run"
 
@@ -575,7 +574,7 @@ def warm(folder: Path, other: Path, entries: str, *more: str) -> int:
 
 def stop_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Lets a run stop before its first step, so that the state it starts from is on disk."""
-    from trainer.program import Program
+    from trainer.engine.program import Program
 
     def interrupted(self, state):
         runs.stop()
@@ -603,7 +602,7 @@ def test_a_warm_start_takes_the_parameters(tmp_path, other, monkeypatch, optimiz
     assert ours["scalars/int32"][-1] == (8 if schedule == "keep" else 0)
 
 
-def test_a_warm_start_renames_and_leaves_out(tmp_path, other, monkeypatch):
+def test_a_warm_start_renames_and_omits_parameters(tmp_path, other, monkeypatch):
     stop_at_once(monkeypatch)
     entries = (
         r"'rename': {'embed/(.*)': r'embed/\1', 'head/.*': None}, 'fresh': ['head/.*'], 'step': 4"
@@ -623,7 +622,7 @@ def test_a_warm_start_needs_the_other_run_only_once(tmp_path, other):
     assert runs.train(config, tmp_path / "run", "--until=2") == 75
 
 
-def test_a_warm_start_is_gone_back_to_and_never_made_up(tmp_path, other, capsys):
+def test_a_rollback_to_a_warm_start_uses_its_saved_copy(tmp_path, other, capsys):
     def started(folder: str, *more: str) -> int:
         return runs.train(config, tmp_path / folder, *more)
 
@@ -662,7 +661,7 @@ def test_a_warm_start_is_gone_back_to_and_never_made_up(tmp_path, other, capsys)
         ("'step': 7", "no checkpoint of step 7"),
     ],
 )
-def test_a_rule_that_does_not_fit_is_a_mistake(tmp_path, other, capsys, entries, words):
+def test_a_rule_that_does_not_fit_is_a_user_error(tmp_path, other, capsys, entries, words):
     capsys.readouterr()
     assert warm(tmp_path, other, entries) == 2
     said = capsys.readouterr().err

@@ -27,7 +27,6 @@ from trainer.workdir import Workdir
 @pytest.fixture(autouse=True)
 def lab(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(runs.LAB)
-    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", "")
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +34,6 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("run")
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(runs.LAB)
-        patch.setenv("JAX_COMPILATION_CACHE_DIR", "")
         assert runs.train(runs.write_config(folder), folder / "run", "--until=4") == 75
     return folder / "run"
 
@@ -50,7 +48,7 @@ class Bomb:
         return (Path.touch, (self.target,))
 
 
-def test_the_bomb_works(tmp_path):
+def test_the_test_pickle_does_execute_code_when_loaded(tmp_path):
     pickle.loads(pickle.dumps(Bomb(tmp_path / "harm")))
     assert (tmp_path / "harm").exists()
 
@@ -85,7 +83,7 @@ YAML = [
 @pytest.mark.parametrize(
     ("name", "text"), [("a.gin", text) for text in GIN] + [("a.yaml", text) for text in YAML]
 )
-def test_a_config_executes_nothing(tmp_path, monkeypatch, capsys, name, text):
+def test_reading_a_config_executes_no_code(tmp_path, monkeypatch, capsys, name, text):
     harm = tmp_path / "harm"
     (tmp_path / "unruly_bomb.py").write_text(f"open({str(harm)!r}, 'w')")
     monkeypatch.syspath_prepend(tmp_path)
@@ -103,7 +101,7 @@ def test_a_config_executes_nothing(tmp_path, monkeypatch, capsys, name, text):
         assert "Traceback" not in capsys.readouterr().err
 
 
-def test_the_vocabulary_is_not_the_files_to_widen(tmp_path):
+def test_a_file_cannot_add_packages_to_the_vocabulary(tmp_path):
     file = tmp_path / "a.gin"
     file.write_text("experiment.model = @unruly.points()\n")
     assert main(["explain", f"--gin_file={file}"]) == 2
@@ -150,7 +148,7 @@ def test_a_pickle_in_a_checkpoint_is_not_loaded(run, tmp_path, kind):
 
 
 @pytest.mark.parametrize("name", ["../../../harm", "/harm", "params/../../harm", ""])
-def test_a_manifest_cannot_name_what_lies_elsewhere(run, tmp_path, name):
+def test_a_manifest_cannot_name_files_outside_of_its_folder(run, tmp_path, name):
     """An attacker can seal what he wrote: the names themselves must lead nowhere."""
     workdir = copy(run, tmp_path / "run")
     step = workdir / "checkpoints" / "4"
@@ -169,7 +167,7 @@ def test_a_manifest_cannot_name_what_lies_elsewhere(run, tmp_path, name):
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
 
 
-def test_a_link_is_no_checkpoint_to_write_through(run, tmp_path):
+def test_a_symbolic_link_in_place_of_a_file_is_not_written_through(run, tmp_path):
     workdir = copy(run, tmp_path / "run")
     outside = tmp_path / "outside"
     (workdir / "metrics.jsonl").rename(outside)
@@ -187,7 +185,7 @@ def test_a_name_cannot_lead_out_of_a_workdir(tmp_path, name):
         folder.write(name, "harm")
 
 
-def test_metrics_that_nest_without_end_are_left_out(tmp_path):
+def test_lines_of_metrics_that_nest_too_deeply_are_omitted(tmp_path):
     file = tmp_path / "metrics.jsonl"
     file.write_text('{"step": 1, "a": 2}\n' + "[" * 100_000 + '\n{"step": 2, "a": 3}\n')
     assert [row["step"] for row in writers.read_metrics(file)] == [1, 2]
@@ -196,13 +194,13 @@ def test_metrics_that_nest_without_end_are_left_out(tmp_path):
 # Permissions.
 
 
-def test_what_is_trusted_is_its_owners_alone(run):
+def test_only_the_owner_can_access_the_folders_of_a_run(run):
     for folder in (run, run / "checkpoints", *(run / "checkpoints").glob("[0-9]*")):
         assert stat.S_IMODE(folder.stat().st_mode) == 0o700, folder
 
 
 def test_the_cache_of_compiled_programs_is_private(tmp_path):
-    code = "import jax; from trainer import runtime; runtime.keep_compiled_programs();"
+    code = "import jax; from trainer.train import runtime; runtime.keep_compiled_programs();"
     code += "print(jax.config.jax_compilation_cache_dir)"
     env = {k: v for k, v in os.environ.items() if k != "JAX_COMPILATION_CACHE_DIR"}
     env |= {"XDG_CACHE_HOME": str(tmp_path), "PYTHONPATH": str(runs.ROOT)}
@@ -220,7 +218,7 @@ def test_the_cache_of_compiled_programs_is_private(tmp_path):
     assert said() == "None"
 
 
-def test_modules_are_imported_by_literal_names_but_for_the_vocabulary():
+def test_only_the_vocabulary_imports_modules_by_computed_names():
     dynamic = set()
     for path in [*(runs.ROOT / "trainer").rglob("*.py"), *(runs.ROOT / "optim").rglob("*.py")]:
         for node in ast.walk(ast.parse(path.read_text())):

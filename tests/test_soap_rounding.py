@@ -82,14 +82,14 @@ def parted(kind, shape, every):
         ("columns that sum to zero", (24, 10)),
     ],
 )
-def test_last_bits_of_a_gradient_stay_last_bits(kind, shape, every):
+def test_rounding_errors_in_a_gradient_are_not_magnified(kind, shape, every):
     distance, way = parted(kind, shape, every)
     assert way > 0.1
     # Nearly equal eigenvalues among 256, and single elements near the limit of rounding, cost some.
     assert distance < 0.02 * way
 
 
-def test_zero_gradients():
+def test_zero_gradients_leave_parameters_unchanged():
     zeros = np.zeros((STEPS, 4, 7), np.float32)
     np.testing.assert_array_equal(trainer(3)(jnp.ones((4, 7)), zeros), np.ones((4, 7)))
     distance, way = parted("zero at first", (16, 24), 3)
@@ -105,7 +105,7 @@ def test_untouched_rows_do_not_move():
     assert np.abs(end[7]).max() > 1e-3
 
 
-def test_signs_of_the_bases_do_not_matter():
+def test_updates_do_not_depend_on_the_signs_of_the_bases():
     # LAPACK, cuSOLVER and two releases of either differ in the signs of eigenvectors.
     grads = gradients("full rank", (8, 12))
     tx, params = soap(0.01, precondition_frequency=3), jnp.zeros((8, 12))
@@ -147,7 +147,8 @@ SHARDED = textwrap.dedent(
 )
 
 
-def test_fsdp_goes_the_same_way():
+@pytest.mark.laws
+def test_a_run_sharded_by_fsdp_takes_the_same_path():
     # Devices are simulated when the backend starts, so this needs a process of its own.
     done = subprocess.run(
         [sys.executable, "-c", SHARDED],

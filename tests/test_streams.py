@@ -17,6 +17,8 @@ from trainer import checkpoint
 from trainer.__main__ import main
 from trainer.config import Call, dump, load
 
+pytestmark = pytest.mark.laws
+
 FULL = Path("/dev/full")
 needs_full = pytest.mark.skipif(not FULL.exists(), reason="/dev/full is of Linux")
 RATE = {"learning_rate": 0.1}
@@ -34,7 +36,7 @@ def exit_of(workdir: Path) -> str:
 
 @needs_full
 @pytest.mark.parametrize("streams", [("stdout",), ("stderr",), ("stdout", "stderr")])
-def test_a_console_on_a_full_disk_costs_a_run_nothing(tmp_path, streams):
+def test_a_console_on_a_full_disk_does_not_stop_a_run(tmp_path, streams):
     config, workdir = runs.write_config(tmp_path, SPOKEN), tmp_path / "run"
     with FULL.open("w") as full:
         given: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
@@ -46,7 +48,7 @@ def test_a_console_on_a_full_disk_costs_a_run_nothing(tmp_path, streams):
     assert (exit_of(workdir), len(runs.lines(workdir))) == ("done", 20)
 
 
-def test_a_run_without_stdout_has_no_console(tmp_path):
+def test_a_run_without_stdout_trains_without_a_console(tmp_path):
     config, workdir = runs.write_config(tmp_path, SPOKEN), tmp_path / "run"
     shell = 'exec "$@" >&-'
     command = [sys.executable, "-m", "trainer", *runs.options(config, workdir)]
@@ -55,7 +57,7 @@ def test_a_run_without_stdout_has_no_console(tmp_path):
     assert done.returncode == 0, done.stderr.decode()
 
 
-def test_a_stop_whose_signal_ends_the_reader_too_still_saves(tmp_path):
+def test_a_run_piped_to_tee_saves_when_ctrl_c_ends_both(tmp_path):
     more = "experiment.steps = 100_000\nexperiment.save_every = 100_000\n"
     more += "experiment.eval_every = 100_000\n"  # as Ctrl-C in `python -m trainer ... | tee log`
     config, workdir = runs.write_config(tmp_path, SPOKEN + more), tmp_path / "run"
@@ -75,7 +77,7 @@ def test_a_stop_whose_signal_ends_the_reader_too_still_saves(tmp_path):
 def test_the_second_signal_ends_a_process_whose_stderr_cannot_be_written():
     code = """
         import os, signal, time
-        from trainer.signals import StopSignals
+        from trainer.train.signals import StopSignals
         with StopSignals() as signals:
             os.kill(os.getpid(), signal.SIGTERM)
             while signals.received is None:
@@ -91,7 +93,7 @@ def test_the_second_signal_ends_a_process_whose_stderr_cannot_be_written():
 
 
 @pytest.mark.parametrize("command", ["config", "explain"])
-def test_a_reader_that_has_enough_ends_a_command_quietly(tmp_path, command):
+def test_a_command_ends_quietly_when_its_reader_closes_the_pipe(tmp_path, command):
     given = runs.files(runs.write_config(tmp_path))
     reading, writing = os.pipe()
     os.close(reading)  # as `| head` does when it has its lines
@@ -103,14 +105,14 @@ def test_a_reader_that_has_enough_ends_a_command_quietly(tmp_path, command):
 
 
 @needs_full
-def test_what_a_command_cannot_print_is_a_failure(tmp_path):
+def test_a_command_that_cannot_print_exits_1(tmp_path):
     given = runs.files(runs.write_config(tmp_path))
     with FULL.open("w") as full:
         pipe = {"stdout": full, "stderr": subprocess.PIPE}
         run = start("-m", "trainer", "config", *given, "--vocabulary=unruly", **pipe)
         said = run.communicate(timeout=60)
     assert run.returncode == 1
-    assert said[1] == "error: what was printed is not whole: No space left on device.\n"
+    assert said[1] == "error: the output is incomplete: No space left on device.\n"
 
 
 EVIL = "\x1b]0;owned\x07\x1b[2J\r\n\x9b1A\u202e"
@@ -118,9 +120,8 @@ ESCAPED = "\\x1b]0;owned\\x07\\x1b[2J"
 CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202e]")
 
 
-def test_names_reach_the_terminal_escaped(tmp_path, monkeypatch, capsys):
+def test_control_characters_in_names_are_printed_escaped(tmp_path, monkeypatch, capsys):
     """A name in a config may hold what moves the cursor or retitles the window of a terminal."""
-    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", "")
     monkeypatch.syspath_prepend(str(runs.LAB))
     (tmp_path / "base.gin").write_text(runs.CONFIG)
     tree = load([tmp_path / "base.gin"], [], ["steps=2"]).root

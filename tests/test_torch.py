@@ -15,7 +15,7 @@ import pytest
 from tests.torch_cases import DIFFERENT, SAME, STEPS, difference
 
 torch = pytest.importorskip("torch", reason="torch is not installed: `make torch` adds it.")
-pytestmark = pytest.mark.torch
+pytestmark = [pytest.mark.torch, pytest.mark.laws]
 t = torch.optim
 
 ALONE = {
@@ -26,21 +26,21 @@ ALONE = {
 
 
 @pytest.mark.parametrize("name", SAME)
-def test_agrees(name):
+def test_an_optimizer_agrees_with_torch(name):
     assert difference(SAME[name]) < 1e-6
 
 
 @pytest.mark.parametrize("name", DIFFERENT)
-def test_still_differs(name):
+def test_a_documented_difference_to_torch_still_exists(name):
     assert difference(DIFFERENT[name]) > 1e-5, "They agree now: move the row to SAME."
 
 
-def test_muon_in_bfloat16_is_near():
+def test_muon_agrees_with_torch_in_bfloat16():
     # 50 steps of 0.02 in bfloat16: the orthogonal factors agree to about a percent.
     assert 1e-6 < difference(DIFFERENT["Muon, bfloat16"]) < 0.02
 
 
-def test_lbfgs():
+def test_lbfgs_agrees_with_torch():
     rng = np.random.default_rng(0)
     root, start = rng.standard_normal((8, 8)), 0.01 * rng.standard_normal(8)
     matrix = root @ root.T / 8 + np.eye(8)

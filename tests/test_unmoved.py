@@ -9,7 +9,7 @@ import pytest
 
 from tests import runs
 from trainer import checkpoint
-from trainer.unmoved import _checksum
+from trainer.train.unmoved import _checksum
 
 
 @pytest.fixture(autouse=True)
@@ -37,7 +37,7 @@ def said(tmp_path: Path, capfd: pytest.CaptureFixture[str], *bindings: str) -> l
     return [line for line in capfd.readouterr().err.splitlines() if "moved" in line]
 
 
-def test_a_group_that_rounding_holds_is_named_once(tmp_path, capfd):
+def test_a_group_that_rounding_keeps_from_moving_is_reported_once(tmp_path, capfd):
     (line,) = said(tmp_path, capfd)
     assert "from step 0 to 3 no bfloat16 parameter of group 'weights' moved" in line
     assert "low_precision='master'" in line
@@ -77,12 +77,12 @@ SGD = "weights/optim.group.optimizer = @own/optax.sgd()"
     ],
     ids=["master", "float32", "frozen", "rate 0", "warm-up", "no interval", "skipped", "moves"],
 )
-def test_nothing_is_said_where_nothing_is_wrong(tmp_path, capfd, bindings):
+def test_a_group_that_moves_or_need_not_move_is_not_reported(tmp_path, capfd, bindings):
     assert said(tmp_path, capfd, *bindings) == []
 
 
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
-def test_checksums_show_small_changes(dtype):
+def test_checksums_detect_small_changes(dtype):
     x = jnp.linspace(-1, 1, 24).astype(dtype).reshape(2, 3, 4)
     bits = jax.lax.bitcast_convert_type(x, jnp.uint16)
     start = int(_checksum(x))

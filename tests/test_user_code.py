@@ -47,7 +47,7 @@ def forget() -> None:
             del sys.modules[name]
 
 
-def test_all_that_is_loaded_is_hashed(lab):
+def test_all_loaded_user_modules_are_hashed(lab):
     import stranger  # noqa: F401  # type: ignore[import-not-found]  # beside it, and not of it
     import the_lab.optimizers  # noqa: F401  # type: ignore[import-not-found]
 
@@ -66,7 +66,7 @@ def test_a_single_file_is_a_vocabulary_too(lab):
     assert list(code.hashes(["the_module"])) == ["helper.py", "the_module.py"]
 
 
-def test_a_library_is_hashed_alone():
+def test_a_library_is_hashed_without_the_modules_that_it_imports():
     import packaging.version  # noqa: F401
 
     found = code.hashes(["packaging"])
@@ -95,13 +95,13 @@ def test_the_commit_of_a_package_is_noted(lab):
         subprocess.run([*git, "stash", "-q", "--include-untracked"], check=True)
 
 
-def test_a_fingerprint_without_code_has_not_changed():
+def test_a_fingerprint_without_code_counts_as_unchanged():
     assert compare({"seed": 1}, {"seed": 1, "code": {"a.py": "1"}}) == []
     (change,) = compare({"code": {"a.py": "1"}}, {"code": {}})
     assert (change.kind, str(change)) == ("program", "code: a.py is gone")
 
 
-def test_a_run_under_other_code_is_refused(lab, tmp_path, capfd):
+def test_a_run_whose_code_changed_is_refused(lab, tmp_path, capfd):
     more = "experiment.optimizer = @the_lab.optimizers.sgd()\n"
     more += "the_lab.optimizers.sgd.learning_rate = 0.1\n"
     config, workdir = runs.write_config(tmp_path, more), tmp_path / "run"

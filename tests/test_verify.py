@@ -6,8 +6,10 @@ from pathlib import Path
 import pytest
 
 from tests import runs
-from trainer import trace
 from trainer.__main__ import main
+from trainer.diagnose import trace
+
+pytestmark = pytest.mark.laws
 
 
 @pytest.fixture(autouse=True)
@@ -55,7 +57,7 @@ optax.sgd.learning_rate = 0.1
     [(LBFGS, "ema 6"), (LOW_PRECISION, "model_state"), (ROLLBACK, "hyper 2")],
     ids=["lbfgs and ema", "batch statistics, bfloat16 and skip", "rollback"],
 )
-def test_a_killed_run_comes_to_the_same_bits(tmp_path, capsys, more, held):
+def test_verify_shows_that_a_killed_run_ends_with_the_same_bits(tmp_path, capsys, more, held):
     assert verify(runs.write_config(tmp_path, more)) == 0, capsys.readouterr()
     said = capsys.readouterr().out
     assert "Verified: 6 steps and 3 + kill -9 + restore + 3 are the same, bit for bit." in said
@@ -63,7 +65,7 @@ def test_a_killed_run_comes_to_the_same_bits(tmp_path, capsys, more, held):
     assert len(said.splitlines()) <= 4
 
 
-def test_data_that_are_no_function_of_the_step_are_found(tmp_path, capsys):
+def test_verify_finds_data_that_do_not_depend_on_the_step_alone(tmp_path, capsys):
     config = runs.write_config(tmp_path, "experiment.data = @unruly.impure()\n")
     assert verify(config, f"--workdir={tmp_path / 'kept'}") == 1
     said = capsys.readouterr().out
@@ -90,7 +92,7 @@ def test_the_first_leaf_that_differs_is_named():
     ("more", "words"),
     [(ONE_STEP, "at least 2"), ("models.mlp.widht = 3\n", "widht")],
 )
-def test_a_config_that_cannot_be_verified_is_a_mistake(tmp_path, capsys, more, words):
+def test_a_config_that_cannot_be_verified_is_a_user_error(tmp_path, capsys, more, words):
     assert verify(runs.write_config(tmp_path, more)) == 2
     assert words in capsys.readouterr().err
 

@@ -32,6 +32,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, An
     shutil.copytree(home / "data", home / "cache")
     (home / "tmp").mkdir()
     changed = {"HOME": str(home), "TMPDIR": str(home / "tmp"), "PYTHONDONTWRITEBYTECODE": "1"}
+    changed["JAX_COMPILATION_CACHE_DIR"] = ""  # whose files are not those of a function called
     command = [sys.executable, "-m", "tests.audit", str(home / "data"), str(home / "cache")]
     done = subprocess.run(
         command, env={**os.environ, **changed}, cwd=runs.ROOT, capture_output=True, text=True
@@ -41,7 +42,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, An
 
 
 def offered(root: str) -> set[str]:
-    """Returns the functions and classes in `__all__` of one of our rooms."""
+    """Returns the functions and classes in `__all__` of one of our packages."""
     module = importlib.import_module(OURS[root])
     values = {name: getattr(module, name) for name in module.__all__}
     return {
@@ -51,7 +52,7 @@ def offered(root: str) -> set[str]:
     }
 
 
-def test_all_is_called(report: tuple[Path, dict[str, Any]]):
+def test_every_name_of_the_vocabulary_is_called(report: tuple[Path, dict[str, Any]]):
     _, calls = report
     ours = {name for root in OURS for name in offered(root)}
     assert {name for name in calls if name.split(".")[0] in OURS} == ours
@@ -63,13 +64,13 @@ def test_all_is_called(report: tuple[Path, dict[str, Any]]):
         assert calls[name]["called"], calls[name]["why"]
 
 
-def test_nothing_but_a_data_set_touches_a_file(report: tuple[Path, dict[str, Any]]):
+def test_only_data_sets_touch_files(report: tuple[Path, dict[str, Any]]):
     _, calls = report
     acts = {name: call["acts"] for name, call in calls.items() if not name.startswith("data.")}
     assert {name: act for name, act in acts.items() if act} == {}
 
 
-def test_a_data_set_stays_in_its_folder(report: tuple[Path, dict[str, Any]]):
+def test_a_data_set_touches_only_its_folder(report: tuple[Path, dict[str, Any]]):
     home, calls = report
     installed = [Path(sys.prefix).resolve(), runs.ROOT / "trainer"]
     seen = set()
@@ -93,7 +94,7 @@ def test_a_data_set_stays_in_its_folder(report: tuple[Path, dict[str, Any]]):
     assert {path.name for path in home.iterdir()} == {"data", "cache", "tmp"}
 
 
-def test_what_a_hook_sees_would_be_told(tmp_path: Path):
+def test_the_audit_detects_files_sockets_and_folders(tmp_path: Path):
     code = "import json, socket; from tests.audit import Watch; watch = Watch(); watch.acts = []\n"
     code += (
         f"open({str(tmp_path / 'x')!r}, 'w').close(); socket.socket(); import os; os.mkdir('y')\n"
@@ -108,11 +109,11 @@ def test_what_a_hook_sees_would_be_told(tmp_path: Path):
 
 
 def inner_names() -> list[str]:
-    """Lists the public functions and classes in the modules below our rooms, as a config would."""
+    """Lists the public functions and classes in modules of our packages, as a config would."""
     names = []
     for root, home in OURS.items():
-        room = importlib.import_module(home)
-        for found in pkgutil.walk_packages(getattr(room, "__path__", []), f"{home}."):
+        package = importlib.import_module(home)
+        for found in pkgutil.walk_packages(getattr(package, "__path__", []), f"{home}."):
             if found.name.rpartition(".")[2].startswith("_"):
                 continue
             module = importlib.import_module(found.name)
@@ -124,7 +125,7 @@ def inner_names() -> list[str]:
     return names
 
 
-def test_a_config_names_nothing_else_of_ours():
+def test_a_config_can_name_only_the_public_functions():
     vocabulary = Vocabulary()
     names = [*inner_names(), "losses.jax.devices", "losses.Callable", "losses.Loss", "metrics.Any"]
     assert {"data.prepare.main", "data.tfds_arrays.read", "models.layers.Linear"} <= set(names)
@@ -137,7 +138,9 @@ def test_a_config_names_nothing_else_of_ours():
             assert callable(vocabulary.function(name).call)
 
 
-def test_a_public_helper_does_not_run_during_explain(tmp_path: Path, capsys: pytest.CaptureFixture):
+def test_explain_does_not_run_functions_outside_of_the_vocabulary(
+    tmp_path: Path, capsys: pytest.CaptureFixture
+):
     from trainer.__main__ import main
 
     text = f"include '{runs.ROOT / 'configs' / 'muon_vit.gin'}'\n"

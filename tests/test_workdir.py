@@ -18,8 +18,17 @@ from typing import Any
 import pytest
 
 from trainer import config as configs
-from trainer.config import Call, ConfigError
-from trainer.workdir import Change, Fenced, Lock, Workdir, check_name, compare, fingerprint
+from trainer.config import Call
+from trainer.messages import UserError
+from trainer.workdir import (
+    Change,
+    Lock,
+    Workdir,
+    WorkdirTakenOver,
+    check_name,
+    compare,
+    fingerprint,
+)
 from trainer.workdir import fingerprint as fingerprints  # the function; the module is below
 from trainer.workdir import lock as lock_module
 from trainer.workdir.fingerprint import REFUSED, _code
@@ -91,7 +100,7 @@ def record(folder: Path) -> dict[str, Any]:
 # The folder
 
 
-def test_a_new_folder_has_the_config_the_plan_and_the_record(
+def test_a_new_folder_contains_the_config_the_plan_and_the_record(
     opened: Callable[..., Workdir], folder: Path
 ) -> None:
     workdir = opened()
@@ -123,7 +132,7 @@ def test_every_process_adds_to_the_lineage(opened: Callable[..., Workdir], folde
     assert record(folder)["fingerprint"]["cores"] == 4
 
 
-def test_an_error_is_noted_as_failed(opened: Callable[..., Workdir], folder: Path) -> None:
+def test_an_error_is_recorded_as_failed(opened: Callable[..., Workdir], folder: Path) -> None:
     with pytest.raises(RuntimeError), opened():
         raise RuntimeError
     with opened():
@@ -131,7 +140,7 @@ def test_an_error_is_noted_as_failed(opened: Callable[..., Workdir], folder: Pat
     assert [entry["exit"] for entry in record(folder)["lineage"]] == ["failed", "done"]
 
 
-def test_what_a_killed_process_left_of_a_file_is_removed(
+def test_a_partial_file_of_a_killed_process_is_removed(
     opened: Callable[..., Workdir], folder: Path
 ) -> None:
     opened().close("stopped")
@@ -185,7 +194,7 @@ def test_another_config_is_refused_key_by_key(
     config, lines = CHANGED[kind]
     opened().close("stopped")
     before = content(folder)
-    with pytest.raises(ConfigError) as error:
+    with pytest.raises(UserError) as error:
         opened(config)
     said = str(error.value).splitlines()
     assert len(said) <= 7
@@ -196,7 +205,7 @@ def test_another_config_is_refused_key_by_key(
 
 def test_many_differences_are_counted(opened: Callable[..., Workdir]) -> None:
     opened().close("stopped")
-    with pytest.raises(ConfigError) as error:
+    with pytest.raises(UserError) as error:
         opened(other(steps=1, seed=2, log_every=3, data=4, model=5, loss=6))
     said = str(error.value).splitlines()
     assert len(said) <= 7 and said[-2].strip() == "... and 3 more"
@@ -215,13 +224,13 @@ def test_many_differences_are_counted(opened: Callable[..., Workdir]) -> None:
         (("seed", "log_every"), False),
     ],
 )
-def test_what_may_change_is_said(
+def test_an_allowed_change_is_announced(
     allowed: tuple[str, ...], passes: bool, opened: Callable[..., Workdir], log: list[str]
 ) -> None:
     opened().close("stopped")
     changed = other(steps=20, data=Call("data.digits", {"batch_size": 64}))
     if not passes:
-        with pytest.raises(ConfigError, match="holds another config"):
+        with pytest.raises(UserError, match="has another config"):
             opened(changed, allow_changed=allowed)
         return
     workdir = opened(changed, allow_changed=allowed)
@@ -229,12 +238,12 @@ def test_what_may_change_is_said(
     assert len(log) == 2 and all("as allowed" in line for line in log)
     assert configs.load([workdir.config_file]).root == changed
     workdir.close("stopped")
-    with pytest.raises(ConfigError, match="holds another config"):
+    with pytest.raises(UserError, match="has another config"):
         opened()
 
 
 def test_a_misspelt_permission_is_refused(opened: Callable[..., Workdir], folder: Path) -> None:
-    with pytest.raises(ConfigError, match="--allow_changed=stesp names nothing"):
+    with pytest.raises(UserError, match="--allow_changed=stesp names nothing"):
         opened(allow_changed=["stesp"])
     assert not folder.exists()
 
@@ -244,16 +253,17 @@ def test_a_misspelt_permission_is_refused(opened: Callable[..., Workdir], folder
 
 
 @pytest.mark.parametrize("key", ["data", "seed", "batch_size", "x64", "prng", "processes"])
-def test_what_alters_the_data_or_the_program_is_refused(
+def test_a_change_of_the_data_or_the_program_is_refused(
     key: str, opened: Callable[..., Workdir], folder: Path, log: list[str]
 ) -> None:
     opened().close("stopped")
     before = content(folder)
     changed = PRINT | {key: "another"}
-    with pytest.raises(ConfigError, match=f"(?s)alters the {REFUSED[key]}.*{key}: .*-> another"):
+    told = f"(?s)would change the {REFUSED[key]} of.*{key}: .*-> another"
+    with pytest.raises(UserError, match=told):
         opened(print_=changed)
     assert content(folder) == before
-    with pytest.raises(ConfigError):
+    with pytest.raises(UserError):
         opened(print_=changed, allow_changed=["threefry_partitionable"])
     for allowed in (key, REFUSED[key]):
         shutil.rmtree(folder)
@@ -266,7 +276,7 @@ def test_what_alters_the_data_or_the_program_is_refused(
 
 
 @pytest.mark.parametrize("key", ["cores", "jax", "devices", "isa", "commit", "xla_flags"])
-def test_what_alters_bits_is_announced(
+def test_a_change_that_alters_bits_is_announced(
     key: str, opened: Callable[..., Workdir], log: list[str]
 ) -> None:
     opened().close("stopped")
@@ -279,7 +289,7 @@ def test_what_alters_bits_is_announced(
     assert log == [], "It is said once."
 
 
-def test_compare_tells_kinds_apart() -> None:
+def test_compare_distinguishes_the_kinds_of_changes() -> None:
     assert compare(PRINT, dict(reversed(PRINT.items()))) == []
     old, new = {"cores": 2, "x64": False, "data": "a"}, {"data": "b", "cores": 3, "x64": True}
     assert sorted(compare(old, new)) == [
@@ -291,7 +301,7 @@ def test_compare_tells_kinds_apart() -> None:
     assert str(Change("bits", "flags", "", "x" * 100)).endswith("...")
 
 
-def test_the_fingerprint_says_where_and_by_what() -> None:
+def test_the_fingerprint_records_the_machine_and_the_versions() -> None:
     import jax
     import numpy
 
@@ -325,7 +335,7 @@ def checkout(tmp_path: Path) -> Path:
     return root
 
 
-def test_the_commit_and_the_changes_since(
+def test_the_commit_and_uncommitted_changes_are_recorded(
     checkout: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     git = ["git", "-C", str(checkout)]
@@ -361,22 +371,24 @@ def test_the_commit_and_the_changes_since(
 # Folders that cannot be used
 
 
-def test_a_file_in_its_place(opened: Callable[..., Workdir], folder: Path) -> None:
+def test_a_file_in_place_of_the_workdir_is_refused(
+    opened: Callable[..., Workdir], folder: Path
+) -> None:
     folder.parent.mkdir()
     folder.write_text("mine")
-    with pytest.raises(ConfigError, match="is a file"):
+    with pytest.raises(UserError, match="is a file"):
         opened()
     assert folder.read_text() == "mine"
 
 
-def test_a_file_above_it(tmp_path: Path) -> None:
+def test_a_file_in_place_of_a_parent_folder_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     for path in (tmp_path / "file" / "run", tmp_path / "file" / "deep" / "run"):
-        with pytest.raises(ConfigError, match="Choose another --workdir"):
+        with pytest.raises(UserError, match="Choose another --workdir"):
             Workdir(path, CONFIG, plan="", fingerprint=PRINT)
 
 
-def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
     shut = tmp_path / "shut"
     shut.mkdir()
     if os.geteuid() == 0:  # root may write wherever the file system lets it
@@ -387,7 +399,7 @@ def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
         shut.chmod(0o500)
     try:
         for path in (shut, shut / "run"):
-            with pytest.raises(ConfigError, match="cannot be (made|written)"):
+            with pytest.raises(UserError, match="cannot be (made|written)"):
                 Workdir(path, CONFIG, plan="", fingerprint=PRINT)
     finally:
         if os.geteuid() == 0:
@@ -395,18 +407,18 @@ def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["metrics.jsonl", "checkpoints/1/x"])
-def test_results_without_a_config_are_nobodys(
+def test_a_folder_with_results_and_without_a_config_is_refused(
     name: str, opened: Callable[..., Workdir], folder: Path
 ) -> None:
     (folder / name).parent.mkdir(parents=True)
     (folder / name).write_text("")
-    with pytest.raises(ConfigError, match="holds results but no config.yaml"):
+    with pytest.raises(UserError, match="has results but no config.yaml"):
         opened()
     assert not (folder / "lock").exists()
 
 
 @pytest.mark.parametrize("name", ["", "8.orbax-checkpoint-tmp/state", "removed/3"])
-def test_what_a_save_that_broke_off_leaves_is_no_result(
+def test_the_remains_of_an_interrupted_save_do_not_count_as_results(
     name: str, opened: Callable[..., Workdir], folder: Path
 ) -> None:
     """As where the folder was deleted under a run that was just saving."""
@@ -415,23 +427,75 @@ def test_what_a_save_that_broke_off_leaves_is_no_result(
 
 
 @pytest.mark.parametrize("path", ["/a/\udcfc/run", "/a/\xfc/run"])
-def test_a_name_that_has_other_bytes_in_utf_8_is_refused(
+def test_a_folder_name_that_is_not_utf_8_is_refused(
     path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if path == "/a/\xfc/run":
         check_name(path)  # as ever, where names are UTF-8
         monkeypatch.setattr(os, "fsencode", lambda name: name.encode("latin-1"))
-    with pytest.raises(ConfigError, match=r"workdir /a/\S+/run cannot hold checkpoints: .* UTF-8"):
+    with pytest.raises(UserError, match=r"workdir /a/\S+/run cannot hold checkpoints: .* UTF-8"):
         check_name(path)
 
 
-def test_a_folder_with_a_stranger_s_log_is_fine(
-    opened: Callable[..., Workdir], folder: Path
+@pytest.mark.parametrize("name", ["slurm-17.out", "log.txt", "train.log", "log", ".nfs17"])
+def test_a_folder_with_a_log_file_of_another_program_is_accepted(
+    name: str, opened: Callable[..., Workdir], folder: Path
 ) -> None:
     folder.mkdir(parents=True)
-    (folder / "slurm-17.out").write_text("hello")
+    (folder / name).write_text("hello")
     opened()
-    assert (folder / "slurm-17.out").read_text() == "hello"
+    assert (folder / name).read_text() == "hello"
+
+
+@pytest.mark.parametrize(
+    "name", ["thesis.tex", "photos/1.jpg", "config.yaml", "logbook.md", "run.yaml", "muon/run.json"]
+)
+def test_a_folder_with_other_files_than_a_runs_is_refused_and_left_alone(
+    name: str, opened: Callable[..., Workdir], folder: Path
+) -> None:
+    """A config.yaml of the user's is not one of a run's: comments, for one, would be lost."""
+    (folder / name).parent.mkdir(parents=True)
+    (folder / name).write_text("# mine\n" + configs.dump(CONFIG))
+    before = content(folder)
+    words = rf"not the folder of a run: it holds {Path(name).parts[0]}, and no run\.json"
+    with pytest.raises(UserError, match=words) as caught:
+        opened()
+    assert f"such as --workdir={folder / 'run'}." in str(caught.value)
+    assert content(folder) == before
+
+
+@pytest.mark.parametrize("left", [[], ["run.json"], ["run.json", "lock"], ["config.yaml"]])
+def test_the_folder_of_a_run_is_recognized_without_some_of_its_files(
+    left: list[str], opened: Callable[..., Workdir], folder: Path
+) -> None:
+    opened().close("stopped")
+    for name in left:
+        (folder / name).unlink()
+    (folder / ".config.yaml.17.tmp").write_text("from a process that was killed")
+    if "run.json" not in left:
+        (folder / "notes.md").write_text("a file of the user's, added later")
+    opened()
+    assert configs.load([folder / "config.yaml"]).root == CONFIG
+
+
+def test_a_run_may_write_its_output_to_a_file_in_its_folder(folder: Path, tmp_path: Path) -> None:
+    """As by `python -m trainer --workdir=runs/a > runs/a/output`."""
+    folder.mkdir(parents=True)
+    code = """
+        import sys
+        from trainer.config import Call
+        from trainer.workdir import Workdir
+        Workdir(sys.argv[1], Call("experiment", {}), plan="", fingerprint={}).close("done")
+    """
+    command = [sys.executable, "-c", textwrap.dedent(code), str(folder)]
+    with open(folder / "output", "w") as output, open(tmp_path / "other", "w") as other:
+        for streams in ({"stdout": output, "stderr": other}, {"stdout": other, "stderr": output}):
+            env = os.environ | {"PYTHONPATH": str(ROOT)}
+            subprocess.run(command, env=env, check=True, **streams)
+            (folder / "run.json").unlink()
+        elsewhere = {"stdout": other, "stderr": subprocess.PIPE}
+        done = subprocess.run(command, env=env, text=True, **elsewhere)
+    assert done.returncode == 1 and "it holds output, and no run.json" in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -440,13 +504,13 @@ def test_a_folder_with_a_stranger_s_log_is_fine(
 def test_a_broken_record_is_named(text: str, opened: Callable[..., Workdir], folder: Path) -> None:
     opened().close("done")
     (folder / "run.json").write_text(text)
-    with pytest.raises(ConfigError, match=r"run\.json cannot be read"):
+    with pytest.raises(UserError, match=r"run\.json cannot be read"):
         opened()
     (folder / "run.json").unlink()
     opened()
 
 
-def test_a_full_disk_is_no_traceback(tmp_path: Path, log: list[str]) -> None:
+def test_a_full_disk_is_reported_without_a_traceback(tmp_path: Path, log: list[str]) -> None:
     disk = tmp_path / "disk"
     disk.mkdir()
     command = ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(disk)]
@@ -458,7 +522,7 @@ def test_a_full_disk_is_no_traceback(tmp_path: Path, log: list[str]) -> None:
             while fill.write(bytes(4096)) == 4096:
                 pass
     except OSError:
-        with pytest.raises(ConfigError, match="cannot be (made|written): No space left"):
+        with pytest.raises(UserError, match="cannot be (made|written): No space left"):
             Workdir(disk / "b", CONFIG, plan="", fingerprint=PRINT)
         workdir.restored(5)
         assert "No space left" in log[-1]
@@ -483,7 +547,7 @@ def other_first(monkeypatch: pytest.MonkeyPatch, take: Callable[[], Any]) -> lis
     return others
 
 
-def test_one_of_two_that_take_over_at_once_may_write(
+def test_only_one_of_two_simultaneous_take_overs_may_write(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     Lock(tmp_path)
@@ -491,11 +555,11 @@ def test_one_of_two_that_take_over_at_once_may_write(
     locks = [Lock(tmp_path, take_over=True), others[0]]
     assert [lock.epoch for lock in locks] == [2, 2]
     locks[0].check_fence()
-    with pytest.raises(Fenced, match="was taken over"):
+    with pytest.raises(WorkdirTakenOver, match="was taken over"):
         locks[1].check_fence()
 
 
-def test_a_folder_that_is_lost_while_it_is_opened_is_told(
+def test_a_folder_that_is_deleted_while_it_is_opened_is_an_error(
     opened: Callable[..., Workdir], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     opened()
@@ -506,14 +570,14 @@ def test_a_folder_that_is_lost_while_it_is_opened_is_told(
         self.check_fence()
 
     monkeypatch.setattr(Lock, "check_fence", again)
-    with pytest.raises(ConfigError, match="was taken over by process"):
+    with pytest.raises(UserError, match="was taken over by process"):
         opened(take_over=True)
 
 
 def test_a_broken_epoch_is_named(opened: Callable[..., Workdir], folder: Path) -> None:
     opened().close("done")
     (folder / "epoch").write_text("two")
-    with pytest.raises(ConfigError, match="'two' where a number belongs"):
+    with pytest.raises(UserError, match="'two' where a number belongs"):
         opened()
 
 
@@ -523,12 +587,12 @@ def test_a_broken_epoch_is_named(opened: Callable[..., Workdir], folder: Path) -
 
 HOLDER = """
     import sys
-    from trainer.workdir import Fenced, Lock
-    from trainer.config import ConfigError
+    from trainer.workdir import WorkdirTakenOver, Lock
+    from trainer.messages import UserError
 
     try:
         lock = Lock(sys.argv[1], take_over="--take_over" in sys.argv)
-    except ConfigError as error:
+    except UserError as error:
         sys.exit(str(error))
     print(lock.epoch, flush=True)
     for line in sys.stdin:
@@ -548,7 +612,7 @@ HOLDER = """
         try:
             lock.check_fence()
             print("mine", flush=True)
-        except Fenced as error:
+        except WorkdirTakenOver as error:
             print(error, flush=True)
 """
 
@@ -599,14 +663,14 @@ def hold(tmp_path: Path) -> Iterator[Callable[..., Holder]]:
         holder.end()
 
 
-def test_a_second_process_is_refused_and_a_dead_one_s_lock_is_taken(
+def test_a_second_process_is_refused_and_the_lock_of_a_dead_one_is_taken_over(
     hold: Callable[..., Holder], tmp_path: Path
 ) -> None:
     first = hold()
     assert first.line() == "1"
     pid = first.process.pid
     said = f"in use by process {pid} on {socket.gethostname()} "
-    with pytest.raises(ConfigError, match=said):
+    with pytest.raises(UserError, match=said):
         Lock(tmp_path)
     second = hold()
     assert second.process.wait() == 1
@@ -617,19 +681,19 @@ def test_a_second_process_is_refused_and_a_dead_one_s_lock_is_taken(
     assert with_epoch.epoch == 2
     with_epoch.check_fence()
     with_epoch.close()
-    with pytest.raises(Fenced, match="was closed"):
+    with pytest.raises(WorkdirTakenOver, match="was closed"):
         with_epoch.check_fence()
 
 
-def test_in_one_process_too(tmp_path: Path) -> None:
+def test_a_second_lock_in_the_same_process_is_refused(tmp_path: Path) -> None:
     lock = Lock(tmp_path)
-    with pytest.raises(ConfigError, match=f"process {os.getpid()}"):
+    with pytest.raises(UserError, match=f"process {os.getpid()}"):
         Lock(tmp_path)
     lock.close()
     Lock(tmp_path).close()
 
 
-def test_one_of_many_gets_it(hold: Callable[..., Holder]) -> None:
+def test_only_one_of_four_simultaneous_processes_gets_the_lock(hold: Callable[..., Holder]) -> None:
     racers = [hold() for _ in range(4)]
     answers = sorted(racer.line() for racer in racers)
     assert answers == ["", "", "", "1"]
@@ -651,11 +715,11 @@ def test_a_process_that_wakes_up_after_a_take_over_cannot_write(
     assert f"was taken over by process {new.process.pid}" in said and "writes nothing" in said
     assert old.ask("close") == "closed"
     assert new.ask() == "mine", "What the old one does when it ends does not free the new one's."
-    with pytest.raises(ConfigError, match=f"process {new.process.pid}"):
+    with pytest.raises(UserError, match=f"process {new.process.pid}"):
         Lock(tmp_path)
 
 
-def test_a_holder_on_another_host_is_not_taken_for_dead(
+def test_a_lock_held_on_another_host_is_respected(
     hold: Callable[..., Holder], tmp_path: Path
 ) -> None:
     """Another host: flock says that it is held, and the process number means nothing here."""
@@ -664,7 +728,7 @@ def test_a_holder_on_another_host_is_not_taken_for_dead(
     path = tmp_path / "lock"
     holder = json.loads(path.read_text()) | {"host": "far", "machine": "far", "pid": 2**22 + 1}
     path.write_text(json.dumps(holder))
-    with pytest.raises(ConfigError, match=f"process {2**22 + 1} on far.*--take_over"):
+    with pytest.raises(UserError, match=f"process {2**22 + 1} on far.*--take_over"):
         Lock(tmp_path)
     lock = Lock(tmp_path, take_over=True)
     assert lock.epoch == 2
@@ -673,7 +737,7 @@ def test_a_holder_on_another_host_is_not_taken_for_dead(
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_a_lock_that_a_child_of_a_dead_process_holds_is_taken(
+def test_a_lock_inherited_by_a_child_of_a_dead_process_is_taken_over(
     hold: Callable[..., Holder], tmp_path: Path
 ) -> None:
     first = hold()
@@ -688,7 +752,7 @@ def test_a_lock_that_a_child_of_a_dead_process_holds_is_taken(
         os.kill(child, signal.SIGKILL)
 
 
-def test_a_lock_that_was_given_back_is_free_even_if_a_child_lives(
+def test_a_released_lock_is_free_even_if_a_child_process_lives(
     hold: Callable[..., Holder], tmp_path: Path
 ) -> None:
     first = hold()
@@ -701,7 +765,7 @@ def test_a_lock_that_was_given_back_is_free_even_if_a_child_lives(
         os.kill(child, signal.SIGKILL)
 
 
-def test_where_the_file_system_has_no_locks(
+def test_without_file_locks_the_recorded_process_decides(
     hold: Callable[..., Holder], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def no_locks(descriptor: int, operation: int) -> None:
@@ -710,20 +774,20 @@ def test_where_the_file_system_has_no_locks(
     first = hold()
     first.line()
     monkeypatch.setattr(fcntl, "flock", no_locks)
-    with pytest.raises(ConfigError, match=f"process {first.process.pid}"):
+    with pytest.raises(UserError, match=f"process {first.process.pid}"):
         Lock(tmp_path)
     first.end()
     lock = Lock(tmp_path)
-    with pytest.raises(ConfigError, match=f"process {os.getpid()}"):
+    with pytest.raises(UserError, match=f"process {os.getpid()}"):
         Lock(tmp_path)
     lock.close()
     Lock(tmp_path).close()
 
 
-def test_a_folder_that_is_gone_fences_too(tmp_path: Path) -> None:
+def test_a_process_whose_epoch_file_was_removed_cannot_write(tmp_path: Path) -> None:
     lock = Lock(tmp_path)
     (tmp_path / "epoch").unlink()
-    with pytest.raises(Fenced, match="removed"):
+    with pytest.raises(WorkdirTakenOver, match="removed"):
         lock.check_fence()
     lock.close()
 
@@ -734,7 +798,7 @@ ZOMBIE = """
     from trainer import writers
     from trainer.checkpoint import Checkpoints
     from trainer.config import Call
-    from trainer.workdir import Fenced, Workdir
+    from trainer.workdir import WorkdirTakenOver, Workdir
 
     config = Call("experiment", {"steps": 10})
     workdir = Workdir(sys.argv[1], config, plan="", fingerprint={})
@@ -749,14 +813,14 @@ ZOMBIE = """
             writer.flush()
             checkpoints.save(step, state)
             print(step, flush=True)
-    except Fenced as error:
+    except WorkdirTakenOver as error:
         workdir.close("failed")
         sys.exit(f"fenced: {error}")
 """
 
 
 @pytest.mark.parametrize("after", [4])
-def test_a_whole_run_that_wakes_up_commits_nothing(after: int, folder: Path) -> None:
+def test_a_run_that_wakes_up_after_a_take_over_saves_nothing(after: int, folder: Path) -> None:
     import jax
     import jax.numpy as jnp
 
@@ -799,21 +863,21 @@ def test_a_whole_run_that_wakes_up_commits_nothing(after: int, folder: Path) -> 
 
 
 @pytest.mark.parametrize("text", ["", "{", "[1]", "null", '{"pid": "x"}'])
-def test_a_lock_file_of_anything_is_no_obstacle(text: str, tmp_path: Path) -> None:
+def test_a_lock_file_with_any_contents_is_accepted(text: str, tmp_path: Path) -> None:
     (tmp_path / "lock").write_text(text)
     Lock(tmp_path).close()
 
 
-def test_a_fenced_folder_is_not_written(
+def test_a_workdir_that_was_taken_over_is_not_written(
     opened: Callable[..., Workdir], folder: Path, log: list[str]
 ) -> None:
     old = opened()
     old.restored(10)
     new = opened(take_over=True)
     before = content(folder)
-    with pytest.raises(Fenced, match=f"taken over by process {os.getpid()}"):
+    with pytest.raises(WorkdirTakenOver, match=f"taken over by process {os.getpid()}"):
         old.write("result.json", "{}")
-    with pytest.raises(Fenced):
+    with pytest.raises(WorkdirTakenOver):
         old.restored(20)
     old.close("done")
     assert content(folder) == before
@@ -821,7 +885,7 @@ def test_a_fenced_folder_is_not_written(
     assert [entry["exit"] for entry in record(folder)["lineage"]] == ["killed", "done"]
 
 
-def test_a_lock_file_that_was_replaced_meanwhile_is_not_the_lock(
+def test_a_lock_file_replaced_before_it_was_locked_does_not_count_as_the_lock(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Between opening the file and locking it another process can put a new one in its place."""
@@ -838,6 +902,6 @@ def test_a_lock_file_that_was_replaced_meanwhile_is_not_the_lock(
     monkeypatch.setattr(fcntl, "flock", flock)
     lock = Lock(tmp_path)
     assert json.loads((tmp_path / "lock").read_text())["pid"] == os.getpid()
-    with pytest.raises(ConfigError, match="in use"):
+    with pytest.raises(UserError, match="in use"):
         Lock(tmp_path)
     lock.close()

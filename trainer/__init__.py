@@ -1,1 +1,10 @@
 """Trains what a config says: one plan, one compiled step, one loop."""
+
+
+def __getattr__(name: str) -> str:
+    """Returns `__version__`, that of the installed package; read when it is asked for."""
+    if name != "__version__":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib.metadata import version
+
+    return version("lockstep")

@@ -1,54 +1,98 @@
-"""The command line: python -m trainer [COMMAND] ...; see options for what it takes."""
+"""The entry point of the command line, `python -m trainer [COMMAND] ...`; see cli/options.py."""
 
 import argparse
+import contextlib
+import importlib.util
+import os
 import sys
 from collections.abc import Sequence
 
-from trainer import options
-from trainer.streams import Console, show
+# Imports that take long are inside functions, so that `--help` and a misspelt option are fast. So
+# are those of this project's modules: `main` first checks that nothing shadows the two packages.
 
-# Nothing is imported here that takes long: `--help` and a misspelt option answer at once.
+_OF_NO_COMMAND = ("-h", "--help", "--version")
+
+
+def script() -> int:
+    """Runs the command `lockstep`, another name of `python -m trainer`.
+
+    As with `python -m`, Python finds packages in the current folder first, such as those that
+    `--vocabulary` names.
+
+    Returns:
+        The exit code of `main`.
+    """
+    if not sys.flags.safe_path:
+        with contextlib.suppress(OSError):  # the folder may have been removed
+            sys.path.insert(0, os.getcwd())
+    return main()
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs a command and returns the exit code.
 
     Args:
-        argv: the arguments; None for the process's own.
+        argv: the arguments; None for those of the process.
 
     Returns:
         0 done, 1 a failed run, 2 a user's mistake, 75 stopped by a signal after a checkpoint.
     """
-    given = list(sys.argv[1:] if argv is None else argv)
-    if not given or (given[0].startswith("-") and given[0] not in ("-h", "--help")):
-        given.insert(0, "train")
-    with Console() as console:
-        arguments = options.parser().parse_args(given)
+    shadow = _shadow()
+    if shadow:
+        sys.stderr.write(f"error: {shadow}\n")
+        return 2  # messages.MISTAKE, which cannot be imported if it is shadowed
+    from trainer.cli import options
+    from trainer.cli.terminal import BestEffortStream, show
+    from trainer.messages import DONE, FAILED
+
+    words = list(sys.argv[1:] if argv is None else argv)
+    if not words or (words[0].startswith("-") and words[0] not in _OF_NO_COMMAND):
+        words.insert(0, "train")
+    with BestEffortStream("stdout") as stdout, BestEffortStream("stderr"):
+        arguments = options.parser().parse_args(words)
         code = _run(arguments)
-    if console.error and code == 0 and arguments.command != "train":  # it was to print something
-        show(f"error: what was printed is not whole: {console.error.strerror}.", sys.stderr)
-        return 1
+    if stdout.error and code == DONE and arguments.command != "train":
+        show(f"error: the output is incomplete: {stdout.error.strerror}.", sys.stderr)
+        return FAILED
     return code
+
+
+def _shadow() -> str:
+    """Returns a sentence about a folder or file that shadows one of our packages, or nothing."""
+    home = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))
+    specs = importlib.util.find_spec("trainer"), importlib.util.find_spec("optim")
+    for name, spec in zip(("trainer", "optim"), specs, strict=True):
+        found = [*(spec.submodule_search_locations or [spec.origin or ""])] if spec else []
+        found = [os.path.realpath(each) for each in found]
+        ours = os.path.join(home, name)
+        if found and ours not in found:
+            what = "folder" if os.path.isdir(found[0]) else "file"
+            return (
+                f"The {what} {found[0]!r} shadows Lockstep's own package {name!r}: Python finds "
+                f"it first. Rename it, or run the command in another folder."
+            )
+    return ""
 
 
 def _run(arguments: argparse.Namespace) -> int:
     if arguments.command != "train":
         return _call(arguments)
-    from trainer.signals import StopSignals
+    from trainer.train.signals import StopSignals
 
-    with StopSignals() as arguments.signals:  # before anything that takes long
+    with StopSignals() as arguments.signals:  # first, so that no signal is lost
         return _call(arguments)
 
 
 def _call(arguments: argparse.Namespace) -> int:
-    from trainer import commands
-    from trainer.config import ConfigError
+    from trainer.cli import commands
+    from trainer.cli.terminal import show
+    from trainer.messages import MISTAKE, UserError
 
     try:
         return getattr(commands, arguments.command)(arguments)
-    except ConfigError as error:
+    except UserError as error:
         show(f"error: {error}", sys.stderr)
-        return 2
+        return MISTAKE
 
 
 if __name__ == "__main__":

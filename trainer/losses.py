@@ -1,8 +1,8 @@
-"""The losses a config can name: each factory returns a function of outputs and batch.
+"""The losses a config can name: each factory returns a function `loss(outputs, batch)`.
 
-That function gives one float32 number per example, [batch], computed in float32 whatever the
-dtype of the outputs. Where outputs have more axes than batch and classes (a sequence, say), an
-example's loss is the mean over them.
+That function returns the losses of the examples, float32 [batch], computed in float32 whatever the
+dtype of the outputs. If the outputs have more axes than batch and classes (a sequence, for
+example), the loss of an example is the mean over those axes.
 """
 
 from __future__ import annotations
@@ -18,17 +18,30 @@ Loss = Callable[[jax.Array, Mapping[str, jax.Array]], jax.Array]
 
 
 def softmax_cross_entropy(label_smoothing: float = 0.0, labels: str = "label") -> Loss:
-    """Makes the cross-entropy between the softmax of the outputs and the labels.
+    """Returns the cross-entropy between the softmax of the outputs and the labels.
 
-    Szegedy et al., "Rethinking the Inception Architecture" (arXiv:1512.00567), for the smoothing.
+    Label smoothing follows Szegedy et al., "Rethinking the Inception Architecture"
+    (arXiv:1512.00567).
 
     Args:
-        label_smoothing: part of the probability that is spread evenly over all classes, in [0, 1).
-        labels: the batch's key of the labels: integers [batch, ...], or probabilities [batch, ...,
-            classes]. Outputs are logits [batch, ..., classes].
+        label_smoothing: fraction of the probability that is spread evenly over all classes, in
+            [0, 1).
+        labels: key of the labels in the batch: integers [batch, ...], or probabilities [batch, ...,
+            classes].
+
+    Returns:
+        A function of logits [batch, ..., classes] and a batch.
 
     Raises:
-        ValueError: `label_smoothing` is outside [0, 1); or, at the first call, shapes do not fit.
+        ValueError: `label_smoothing` is outside [0, 1). The returned function raises it if the
+            batch has no such key, or if the shapes of logits and labels do not fit.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from trainer import losses
+        >>> loss = losses.softmax_cross_entropy()
+        >>> print(loss(jnp.log(jnp.array([[0.25, 0.75]])), {"label": jnp.array([1])}).round(4))
+        [0.2877]
     """
     if not 0 <= label_smoothing < 1:
         raise ValueError(
@@ -37,39 +50,49 @@ def softmax_cross_entropy(label_smoothing: float = 0.0, labels: str = "label") -
         )
 
     def loss(outputs: jax.Array, batch: Mapping[str, jax.Array]) -> jax.Array:
-        given = _pick(batch, labels, "losses.softmax_cross_entropy")
+        target = pick(batch, labels, "losses.softmax_cross_entropy")
         log_probabilities = jax.nn.log_softmax(outputs.astype(jnp.float32), axis=-1)
-        if jnp.issubdtype(given.dtype, jnp.integer):
-            _check_shape(given.shape, outputs.shape[:-1], labels, "losses.softmax_cross_entropy")
-            chosen = jnp.take_along_axis(log_probabilities, given[..., None], axis=-1)[..., 0]
+        if jnp.issubdtype(target.dtype, jnp.integer):
+            _check_shape(target.shape, outputs.shape[:-1], labels, "losses.softmax_cross_entropy")
+            log_likelihood = jnp.take_along_axis(log_probabilities, target[..., None], axis=-1)[
+                ..., 0
+            ]
         else:
-            _check_shape(given.shape, outputs.shape, labels, "losses.softmax_cross_entropy")
-            chosen = jnp.sum(given.astype(jnp.float32) * log_probabilities, axis=-1)
+            _check_shape(target.shape, outputs.shape, labels, "losses.softmax_cross_entropy")
+            log_likelihood = jnp.sum(target.astype(jnp.float32) * log_probabilities, axis=-1)
         if label_smoothing:
-            even = jnp.mean(log_probabilities, axis=-1)
-            chosen = (1 - label_smoothing) * chosen + label_smoothing * even
-        return _per_example(-chosen)
+            uniform = jnp.mean(log_probabilities, axis=-1)
+            log_likelihood = (1 - label_smoothing) * log_likelihood + label_smoothing * uniform
+        return _per_example(-log_likelihood)
 
     return loss
 
 
 def sigmoid_binary_cross_entropy(labels: str = "label") -> Loss:
-    """Makes the cross-entropy between the sigmoid of every output and its label.
+    """Returns the cross-entropy between the sigmoid of each output and its label.
 
     Args:
-        labels: the batch's key of the labels, 0 to 1, of the outputs' shape; integers [batch, ...]
-            against outputs [batch, ..., classes] are classes, each against all others.
+        labels: key of the labels in the batch: numbers from 0 to 1 in the shape of the outputs; or
+            integers [batch, ...] for outputs [batch, ..., classes], which are one-hot encoded.
 
-    Raises:
-        ValueError: at the first call, if shapes do not fit.
+    Returns:
+        A function of logits and a batch. It raises ValueError if the batch has no such key, or if
+        the shapes of logits and labels do not fit.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from trainer import losses
+        >>> loss = losses.sigmoid_binary_cross_entropy(labels="clicked")
+        >>> print(loss(jnp.zeros((2, 1)), {"clicked": jnp.array([[1.0], [0.0]])}).round(4))
+        [0.6931 0.6931]
     """
 
     def loss(outputs: jax.Array, batch: Mapping[str, jax.Array]) -> jax.Array:
-        given = _pick(batch, labels, "losses.sigmoid_binary_cross_entropy")
-        if jnp.issubdtype(given.dtype, jnp.integer) and given.shape == outputs.shape[:-1]:
-            given = jax.nn.one_hot(given, outputs.shape[-1])
-        _check_shape(given.shape, outputs.shape, labels, "losses.sigmoid_binary_cross_entropy")
-        logits, target = outputs.astype(jnp.float32), given.astype(jnp.float32)
+        target = pick(batch, labels, "losses.sigmoid_binary_cross_entropy")
+        if jnp.issubdtype(target.dtype, jnp.integer) and target.shape == outputs.shape[:-1]:
+            target = jax.nn.one_hot(target, outputs.shape[-1])
+        _check_shape(target.shape, outputs.shape, labels, "losses.sigmoid_binary_cross_entropy")
+        logits, target = outputs.astype(jnp.float32), target.astype(jnp.float32)
         likelihood = target * jax.nn.log_sigmoid(logits)
         return _per_example(-likelihood - (1 - target) * jax.nn.log_sigmoid(-logits))
 
@@ -77,63 +100,92 @@ def sigmoid_binary_cross_entropy(labels: str = "label") -> Loss:
 
 
 def squared_error(targets: str = "target") -> Loss:
-    """Makes the squared difference of outputs and targets, averaged over all axes but the batch's.
+    """Returns the squared error, averaged over all axes except the batch axis.
 
     Args:
-        targets: the batch's key of the targets, of the outputs' shape.
+        targets: key of the targets in the batch, in the shape of the outputs.
 
-    Raises:
-        ValueError: at the first call, if shapes do not fit.
+    Returns:
+        A function of outputs and a batch. It raises ValueError if the batch has no such key, or if
+        the shapes of outputs and targets differ.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from trainer import losses
+        >>> loss = losses.squared_error()
+        >>> loss(jnp.array([[1.0, 5.0]]), {"target": jnp.array([[1.0, 3.0]])}).tolist()
+        [2.0]
     """
 
     def loss(outputs: jax.Array, batch: Mapping[str, jax.Array]) -> jax.Array:
-        given = _pick(batch, targets, "losses.squared_error")
-        _check_shape(given.shape, outputs.shape, targets, "losses.squared_error")
-        return _per_example(jnp.square(outputs.astype(jnp.float32) - given.astype(jnp.float32)))
+        target = pick(batch, targets, "losses.squared_error")
+        _check_shape(target.shape, outputs.shape, targets, "losses.squared_error")
+        return _per_example(jnp.square(outputs.astype(jnp.float32) - target.astype(jnp.float32)))
 
     return loss
 
 
 def huber(delta: float = 1.0, targets: str = "target") -> Loss:
-    """Makes Huber's loss, averaged over all axes but the batch's.
+    """Returns Huber's loss, averaged over all axes except the batch axis.
 
-    With e the difference of output and target it is e²/2 where |e| <= delta, and
-    delta (|e| - delta/2) beyond. Huber, "Robust Estimation of a Location Parameter" (1964).
+    For an error e the loss is e²/2 if |e| <= delta, and delta (|e| - delta/2) otherwise. Huber,
+    "Robust Estimation of a Location Parameter" (1964).
 
     Args:
-        delta: where the parabola turns into a line, positive.
-        targets: the batch's key of the targets, of the outputs' shape.
+        delta: the error at which the quadratic function continues as a linear one, positive.
+        targets: key of the targets in the batch, in the shape of the outputs.
+
+    Returns:
+        A function of outputs and a batch. It raises ValueError if the batch has no such key, or if
+        the shapes of outputs and targets differ.
 
     Raises:
-        ValueError: `delta` is not positive; or, at the first call, shapes do not fit.
+        ValueError: `delta` is not positive.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from trainer import losses
+        >>> loss = losses.huber()
+        >>> loss(jnp.array([[0.5], [3.0]]), {"target": jnp.zeros((2, 1))}).tolist()
+        [0.125, 2.5]
     """
     if not delta > 0:
         raise ValueError(f"losses.huber needs a positive delta, but got {delta}.")
 
     def loss(outputs: jax.Array, batch: Mapping[str, jax.Array]) -> jax.Array:
-        given = _pick(batch, targets, "losses.huber")
-        _check_shape(given.shape, outputs.shape, targets, "losses.huber")
-        error = jnp.abs(outputs.astype(jnp.float32) - given.astype(jnp.float32))
-        near = jnp.minimum(error, delta)
-        return _per_example(0.5 * near * near + delta * (error - near))
+        target = pick(batch, targets, "losses.huber")
+        _check_shape(target.shape, outputs.shape, targets, "losses.huber")
+        error = jnp.abs(outputs.astype(jnp.float32) - target.astype(jnp.float32))
+        quadratic = jnp.minimum(error, delta)
+        return _per_example(0.5 * quadratic * quadratic + delta * (error - quadratic))
 
     return loss
 
 
-def _pick(batch: Mapping[str, jax.Array], key: str, name: str) -> jax.Array:
+def pick(batch: Mapping[str, jax.Array], key: str, name: str) -> jax.Array:
+    """Returns a field of a batch.
+
+    Args:
+        batch: field name -> array.
+        key: the name of the field.
+        name: the name of the loss or metric that reads the field, for the error message.
+
+    Raises:
+        ValueError: the batch has no such field; the message lists those that it has.
+    """
     if key not in batch:
         raise ValueError(
-            f"{name} reads {key!r} from the batch, but the data set gives "
-            f"{', '.join(map(repr, sorted(batch)))}."
+            f"{name} reads {key!r} from the batch, but the data set has "
+            f"{', '.join(repr(field) for field in sorted(batch) if field != 'mask')}."
         )
     return jnp.asarray(batch[key])
 
 
-def _check_shape(given: tuple[int, ...], wanted: tuple[int, ...], key: str, name: str) -> None:
-    if given != wanted:
+def _check_shape(shape: tuple[int, ...], wanted: tuple[int, ...], key: str, name: str) -> None:
+    if shape != wanted:
         raise ValueError(
             f"{name} needs {key!r} of shape {wanted} to fit the model's outputs, but the batch has "
-            f"{given}."
+            f"{shape}."
         )
 
 

@@ -1,7 +1,7 @@
 """The metrics a config can name: each factory returns a class of clu.metrics.
 
-A class counts one batch by `from_model_output(outputs=, batch=, loss=, mask=)`, where examples
-whose mask is 0 do not count, adds batches by `merge`, and gives the number by `compute`.
+`from_model_output(outputs=, batch=, loss=, mask=)` of that class accumulates one batch, without the
+examples whose mask is 0; `merge` adds the values of two batches; `compute` returns the metric.
 """
 
 from __future__ import annotations
@@ -12,77 +12,115 @@ import clu.metrics
 import jax
 import jax.numpy as jnp
 
+from trainer.losses import pick
+
 __all__ = ["accuracy", "mean_absolute_error", "mean_squared_error", "top_k_accuracy"]
 
 
 def accuracy(labels: str = "label") -> type[clu.metrics.Metric]:
-    """Makes the part of the examples whose largest output stands at the label.
+    """Returns the fraction of examples whose largest output is at the index of the label.
 
     Args:
-        labels: the batch's key of the labels, integers [batch, ...], or probabilities [batch, ...,
-            classes] of which the largest counts. Outputs are [batch, ..., classes].
+        labels: key of the labels in the batch: integers [batch, ...], or probabilities [batch, ...,
+            classes], of which the largest is the label. Outputs are [batch, ..., classes].
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from trainer import metrics
+        >>> metric = metrics.accuracy()
+        >>> outputs, labels = jnp.array([[2.0, 1.0], [3.0, 0.0]]), jnp.array([0, 1])
+        >>> metric.from_model_output(outputs=outputs, batch={"label": labels}).compute().tolist()
+        0.5
     """
 
-    def right(*, outputs: Any, batch: Any, **_: Any) -> jax.Array:
-        classes = _classes(outputs, batch[labels])
+    def correct(*, outputs: Any, batch: Any, **_: Any) -> jax.Array:
+        classes = _classes(outputs, pick(batch, labels, "metrics.accuracy"))
         return _per_example(jnp.argmax(outputs, axis=-1).astype(classes.dtype) == classes)
 
-    return clu.metrics.Average.from_fun(right)
+    return clu.metrics.Average.from_fun(correct)
 
 
 def top_k_accuracy(k: int = 5, labels: str = "label") -> type[clu.metrics.Metric]:
-    """Makes the part of the examples whose label is among the k largest outputs.
+    """Returns the fraction of examples whose label is among the k largest outputs.
 
-    Of equal outputs the one at the lower index counts as the larger, as in `accuracy`.
+    Equal outputs are ordered by their indices, the lower one first, as in `accuracy`.
 
     Args:
-        k: how many outputs count.
-        labels: as for `accuracy`.
+        k: how many of the largest outputs to compare with the label, at least 1.
+        labels: key of the labels in the batch, as in `accuracy`.
 
     Raises:
-        ValueError: `k` is not positive; or, at the first call, larger than the number of classes.
+        ValueError: `k` is not positive. `from_model_output` raises it if `k` is larger than the
+            number of classes.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from trainer import metrics
+        >>> metric = metrics.top_k_accuracy(k=2)
+        >>> outputs, labels = jnp.array([[5.0, 3.0, 1.0], [5.0, 3.0, 1.0]]), jnp.array([1, 2])
+        >>> metric.from_model_output(outputs=outputs, batch={"label": labels}).compute().tolist()
+        0.5
     """
     if k < 1:
         raise ValueError(f"metrics.top_k_accuracy needs k to be at least 1, but got {k}.")
 
-    def right(*, outputs: Any, batch: Any, **_: Any) -> jax.Array:
+    def correct(*, outputs: Any, batch: Any, **_: Any) -> jax.Array:
         if k > outputs.shape[-1]:
             raise ValueError(
-                f"metrics.top_k_accuracy counts the {k} largest outputs, but the model gives "
+                f"metrics.top_k_accuracy counts the {k} largest outputs, but the model returns "
                 f"{outputs.shape[-1]}."
             )
-        classes = _classes(outputs, batch[labels])[..., None]
-        chosen = jnp.take_along_axis(outputs, classes, axis=-1)
+        classes = _classes(outputs, pick(batch, labels, "metrics.top_k_accuracy"))[..., None]
+        at_label = jnp.take_along_axis(outputs, classes, axis=-1)
         not_before = jnp.arange(outputs.shape[-1], dtype=classes.dtype) >= classes
-        # Counted this way round, a row with NaN at its label is wrong.
-        behind = (outputs < chosen) | ((outputs == chosen) & not_before)
+        # Counting the outputs behind the label makes a row with NaN at its label wrong: comparisons
+        # with NaN are False.
+        behind = (outputs < at_label) | ((outputs == at_label) & not_before)
         return _per_example((~behind).sum(axis=-1) < k)
 
-    return clu.metrics.Average.from_fun(right)
+    return clu.metrics.Average.from_fun(correct)
 
 
 def mean_squared_error(targets: str = "target") -> type[clu.metrics.Metric]:
-    """Makes the mean of the squared differences of outputs and targets.
+    """Returns the mean squared error of the outputs.
 
     Args:
-        targets: the batch's key of the targets, of the outputs' shape.
+        targets: key of the targets in the batch, in the shape of the outputs.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from trainer import metrics
+        >>> metric = metrics.mean_squared_error()
+        >>> outputs, targets = jnp.array([[2.0], [1.0]]), jnp.array([[0.0], [1.0]])
+        >>> metric.from_model_output(outputs=outputs, batch={"target": targets}).compute().tolist()
+        2.0
     """
 
     def error(*, outputs: Any, batch: Any, **_: Any) -> jax.Array:
-        return _per_example(jnp.square(_difference(outputs, batch[targets])))
+        wanted = pick(batch, targets, "metrics.mean_squared_error")
+        return _per_example(jnp.square(_difference(outputs, wanted)))
 
     return clu.metrics.Average.from_fun(error)
 
 
 def mean_absolute_error(targets: str = "target") -> type[clu.metrics.Metric]:
-    """Makes the mean of the absolute differences of outputs and targets.
+    """Returns the mean absolute error of the outputs.
 
     Args:
-        targets: the batch's key of the targets, of the outputs' shape.
+        targets: key of the targets in the batch, in the shape of the outputs.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from trainer import metrics
+        >>> metric = metrics.mean_absolute_error()
+        >>> outputs, targets = jnp.array([[2.0], [1.0]]), jnp.array([[0.0], [1.0]])
+        >>> metric.from_model_output(outputs=outputs, batch={"target": targets}).compute().tolist()
+        1.0
     """
 
     def error(*, outputs: Any, batch: Any, **_: Any) -> jax.Array:
-        return _per_example(jnp.abs(_difference(outputs, batch[targets])))
+        wanted = pick(batch, targets, "metrics.mean_absolute_error")
+        return _per_example(jnp.abs(_difference(outputs, wanted)))
 
     return clu.metrics.Average.from_fun(error)
 

@@ -1,17 +1,17 @@
-"""Checkpoints that can be trusted: saved behind the run, checked leaf by leaf, restored exactly.
+"""Checkpoints: saved in the background, verified by checksums, restored bit for bit.
 
-The only room that knows orbax, which is imported when a checkpoint is first written or read.
+Only this package imports orbax, and does so when a checkpoint is first written or read.
 """
 
 from trainer.checkpoint.inspection import Info, check, diff, load_params, ls, misfits, rename
-from trainer.checkpoint.integrity import CheckpointError, Damaged, digests
+from trainer.checkpoint.integrity import CheckpointError, CorruptCheckpoint, digests
 from trainer.checkpoint.manager import Checkpoints
 from trainer.checkpoint.reading import check_not_lost, holds_results
 
 __all__ = [
     "CheckpointError",
     "Checkpoints",
-    "Damaged",
+    "CorruptCheckpoint",
     "Info",
     "check",
     "check_not_lost",

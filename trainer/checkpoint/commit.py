@@ -1,8 +1,8 @@
-"""Commits a checkpoint, and removes others, so that no crash leaves a half of one.
+"""Commits and removes checkpoints so that no crash leaves an incomplete one.
 
-The order holds for a loss of power too: what a checkpoint must not be ahead of is synced, then
-every file and folder of the checkpoint; only then does it get its name, which is synced before
-anything older goes.
+The order is safe against a loss of power too. First the files that a checkpoint must not be ahead
+of are synced, then every file and folder of the checkpoint. Only then does it get its name, which
+is synced before older checkpoints are removed.
 """
 
 from __future__ import annotations
@@ -20,16 +20,15 @@ Fence = Callable[[], None]
 
 
 def commit(temporary: Path, final: Path, before: Callable[[], None], fence: Fence) -> None:
-    """Lists the files of a step that is written, syncs them, and gives the step its name.
+    """Writes the list of a step's files, syncs them, and renames the step to its final name.
 
     Args:
-      temporary: the folder that it was written to.
-      final: its name in checkpoints/.
-      before: syncs what the checkpoint must not be ahead of.
+      temporary: the folder in which the step was written.
+      final: its path in checkpoints/.
+      before: syncs the files that the checkpoint must not be ahead of.
       fence: called just before the rename.
 
-    Raises OSError, also where the arrays were not written into the folder, and what before and
-    fence raise.
+    Raises OSError, also if the folder has no arrays, and any exception of `before` and `fence`.
     """
     index = integrity.ARRAYS
     if not (temporary / index).is_file():
@@ -48,14 +47,18 @@ def commit(temporary: Path, final: Path, before: Callable[[], None], fence: Fenc
 def remove(directory: Path, steps: Collection[int], fence: Fence) -> None:
     """Removes checkpoints of a directory, the newest first; raises OSError.
 
-    Each is renamed before its files go: a checkpoint under its own name is whole, at any moment.
+    Each is renamed before its files are deleted: under its own name, a checkpoint is complete at
+    any moment.
 
-    fence: called before anything is touched; what it raises is raised.
+    Args:
+      directory: checkpoints/ of a run.
+      steps: those to remove.
+      fence: called before anything is changed; its exceptions are passed on.
     """
     if not steps and not (directory / REMOVED).exists():
         return
     fence()
-    sync(directory)  # those that stay: a process that was killed may not have come to it
+    sync(directory)  # those that stay: a killed process may not have synced them
     sweep(directory)
     home = directory / REMOVED
     for step in sorted(steps, reverse=True):
@@ -67,9 +70,10 @@ def remove(directory: Path, steps: Collection[int], fence: Fence) -> None:
 
 
 def sweep(directory: Path) -> None:
-    """Deletes what was removed, by a process that was killed too.
+    """Deletes the folder of removed checkpoints, including those of a killed process.
 
-    What cannot be deleted now (a reader on NFS holds it) is tried again after the next save.
+    Files that cannot be deleted now (a reader on NFS has them open) are deleted after the next
+    save.
     """
     home = directory / REMOVED
     if home.is_symlink() or home.is_file():
@@ -78,13 +82,13 @@ def sweep(directory: Path) -> None:
 
 
 def remove_unfinished(directory: Path, step: int) -> None:
-    """Deletes what a save that failed left of a step."""
+    """Deletes the temporary folders that a failed save of a step left."""
     for rest in directory.glob(f"{step}{TEMPORARY}*"):
         shutil.rmtree(rest, ignore_errors=True)
 
 
 def set_aside(path: Path) -> Path:
-    """Moves a damaged step to damaged/ and returns where it is; raises CheckpointError."""
+    """Moves a damaged step to damaged/ and returns its new path; raises CheckpointError."""
     home = path.parent / DAMAGED
     try:
         home.mkdir(mode=0o700, exist_ok=True)
@@ -98,6 +102,6 @@ def set_aside(path: Path) -> Path:
 
 
 def free_name(home: Path, step: int) -> Path:
-    """Returns a path for a step in a directory that may hold others of that step."""
+    """Returns an unused path for a step, in a directory that may already have that step."""
     names = [str(step), *(f"{step}.{i}" for i in range(1, 1000))]
     return next(home / name for name in names if not (home / name).exists())

@@ -1,6 +1,7 @@
-"""Looking into checkpoints without a program: ls, check, diff, and parameters for a warm start.
+"""Inspects checkpoints without a program: ls, check, diff, and parameters for a warm start.
 
-Takes a workdir, a checkpoints/ directory or one of its damaged/ ones; changes nothing on disk.
+The functions take a workdir, a checkpoints/ directory or its damaged/ directory, and change nothing
+on disk.
 """
 
 from __future__ import annotations
@@ -13,9 +14,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from optim.paths import flatten
 from optim.patterns import fullmatch
 from trainer.checkpoint import integrity
-from trainer.checkpoint.integrity import CheckpointError, Damaged
+from trainer.checkpoint.integrity import CheckpointError, CorruptCheckpoint
 from trainer.checkpoint.reading import mismatches, read_arrays, read_manifest, step_directories
 
 
@@ -23,11 +25,11 @@ class Info(NamedTuple):
     """One line of `checkpoint ls`."""
 
     step: int
-    metric: float | None  # what it was saved with; NaN stays NaN
+    metric: float | None  # as it was saved; NaN stays NaN
     leaves: int
     nbytes: int  # of the arrays, not of the files
     saved: float  # seconds since the epoch, from the file system
-    problem: str | None  # why its manifest cannot be read; the data are looked at by check()
+    problem: str | None  # why its manifest cannot be read; only check() reads the arrays
 
 
 def ls(directory: str | os.PathLike[str]) -> list[Info]:
@@ -39,7 +41,7 @@ def _info(step: int, path: Path) -> Info:
     saved = path.stat().st_mtime
     try:
         manifest = read_manifest(path)
-    except Damaged as e:
+    except CorruptCheckpoint as e:
         return Info(step, None, 0, 0, saved, str(e))
     metric = manifest["metric"]
     nbytes = sum(
@@ -58,7 +60,7 @@ def check(directory: str | os.PathLike[str], step: int | None = None) -> dict[in
 def _problems(path: Path) -> list[str]:
     try:
         read_arrays(path, read_manifest(path))
-    except Damaged as e:
+    except CorruptCheckpoint as e:
         return e.problems or [str(e)]
     return []
 
@@ -69,10 +71,13 @@ def diff(
     step_b: int,
     other: str | os.PathLike[str] | None = None,
 ) -> list[str]:
-    """Compares two checkpoints and returns a line for every leaf that differs, none if equal bit
-    for bit.
+    """Compares two checkpoints bit for bit, and returns a line for every leaf that differs.
 
-    other: the directory of the second checkpoint, where it is another one.
+    Args:
+      directory: of the first checkpoint.
+      step_a: of the first checkpoint.
+      step_b: of the second checkpoint.
+      other: directory of the second checkpoint; None for the same one.
     """
     a = _steps(directory, step_a)[step_a]
     b = _steps(other if other is not None else directory, step_b)[step_b]
@@ -104,26 +109,27 @@ def _difference(a: np.ndarray, b: np.ndarray) -> str:
 
 
 def misfits(directory: str | os.PathLike[str], step: int, abstract_state: Any) -> list[str]:
-    """Returns a line for every leaf in which a checkpoint is no state like this, from its manifest.
+    """Returns a line for every leaf whose path, shape or dtype differs from those of a state.
 
-    A manifest that cannot be read says nothing. Raises CheckpointError where there is no such step.
+    Only the manifest is read; if it is damaged, there are no lines. Raises CheckpointError if there
+    is no such step.
     """
     try:
         manifest = read_manifest(_steps(directory, step)[step])
-    except Damaged:
+    except CorruptCheckpoint:
         return []
-    return mismatches(manifest, integrity.named_leaves(abstract_state))
+    return mismatches(manifest, flatten(abstract_state, verbatim=True))
 
 
 def load_params(
     workdir: str | os.PathLike[str], step: int | None = None, prefix: str = "params"
 ) -> dict[str, Any]:
-    """Reads the parameters of another run's checkpoint, checksums and all, as nested dicts.
+    """Reads the parameters of another run's checkpoint, and verifies their checksums.
 
     Args:
       workdir: the other run's workdir, or its checkpoints/ directory.
-      step: which checkpoint; None for the newest that is whole.
-      prefix: which subtree of the state.
+      step: of the checkpoint; None for the newest intact one.
+      prefix: path of the subtree of the state to read.
 
     Returns: nested dicts of numpy arrays. Raises CheckpointError.
     """
@@ -131,7 +137,7 @@ def load_params(
     for number, path in sorted(_steps(workdir, step).items(), reverse=True):
         try:
             arrays = read_arrays(path, read_manifest(path), prefix + "/")
-        except Damaged as e:
+        except CorruptCheckpoint as e:
             problems.append(f"step {number}: {e}")
             continue
         if not arrays:
@@ -147,12 +153,16 @@ def rename(params: Mapping[str, Any], rules: Mapping[str, str | None]) -> dict[s
 
     Args:
       params: nested dicts of arrays.
-      rules: pattern and replacement, as in {r'encoder/(.*)': r'backbone/\1', 'head/.*': None}. A
-        pattern matches whole paths, the first that matches decides, None leaves the parameter out,
-        and what no pattern matches keeps its name.
+      rules: pattern -> replacement, as in {r'encoder/(.*)': r'backbone/\1', 'head/.*': None}. A
+        pattern must match a whole path. The first matching rule applies; None drops the parameter.
+        A parameter that no rule matches keeps its path.
 
-    Returns: nested dicts. Raises ValueError for a rule that decides nothing, a pattern that is
-    invalid or takes too long, and two parameters that would get the same path.
+    Returns: nested dicts. Raises ValueError if a rule applies to no parameter, a pattern is invalid
+    or takes too long, or two parameters would get the same path.
+
+    Example:
+      >>> rename({"encoder": {"bias": 1}, "head": 2}, {"encoder/(.*)": r"net/\1", "head": None})
+      {'net': {'bias': 1}}
     """
     compiled = [(_pattern(pattern), replacement) for pattern, replacement in rules.items()]
     unused = set(rules)

@@ -1,8 +1,8 @@
-"""What a checkpoint promises about its content: names, shapes, dtypes and checksums of leaves.
+"""The manifest of a checkpoint: names, shapes, dtypes and checksums of its leaves.
 
-Knows numpy and jax, not the storage. The manifest is a plain JSON object, sealed with the SHA-256
-of its own text; every leaf has a CRC-32 of its *global* logical bytes (C order, little endian), so
-that a checkpoint can be checked on any number of devices.
+This module depends on numpy and jax, not on the storage. The manifest is a JSON object, sealed with
+the SHA-256 of its own text. Every leaf has a CRC-32 of its *global* logical bytes (C order, little
+endian), so that a checkpoint can be verified on any number of devices.
 """
 
 from __future__ import annotations
@@ -19,25 +19,30 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from optim.paths import flatten
+
 FORMAT = 1
-ABSENT = (FileNotFoundError, NotADirectoryError, IsADirectoryError)  # what no retry would alter
+ABSENT = (FileNotFoundError, NotADirectoryError, IsADirectoryError)  # a retry cannot help
 MANIFEST = "manifest.json"
 FILES = "integrity/files.json"
 ARRAYS = "state/manifest.ocdbt"  # the index of the arrays
 COMMITTED = "commit_success.txt"
-_LATER = ("_CHECKPOINT_METADATA", COMMITTED)  # not listed: these must exist, and may hold anything
+_LATER = ("_CHECKPOINT_METADATA", COMMITTED)  # must exist with any content, so they are not listed
 
-Index = list[list[int]]  # [[start, stop], ...] of a piece in its leaf
+Index = list[list[int]]  # [[start, stop], ...], a shard's position in its leaf
 
 
 class CheckpointError(ValueError):
-    """A checkpoint that cannot be used, or is not there."""
+    """Raised if a checkpoint cannot be used or does not exist."""
 
 
-class Damaged(CheckpointError):
-    """A checkpoint whose files do not hold what was saved; `problems` has a line a bad leaf.
+class CorruptCheckpoint(CheckpointError):
+    """Raised if the files of a checkpoint are not as they were saved.
 
-    Never said of a disk that cannot be read just now: that stays the OSError that it is.
+    A disk that cannot be read at the moment raises OSError instead.
+
+    Attributes:
+      problems: one line for each damaged leaf or file.
     """
 
     def __init__(self, message: str, problems: Sequence[str] = ()) -> None:
@@ -46,7 +51,7 @@ class Damaged(CheckpointError):
 
 
 class Spec(NamedTuple):
-    """What a leaf is, without its values: a global shape and a dtype by name."""
+    """The global shape of a leaf, and its dtype by name."""
 
     shape: tuple[int, ...]
     dtype: str
@@ -55,25 +60,8 @@ class Spec(NamedTuple):
         return f"{self.dtype}[{','.join(map(str, self.shape))}]"
 
 
-def named_leaves(tree: Any) -> dict[str, Any]:
-    """Returns the leaves of a pytree by path, as in "params/blocks/attn/qkv/kernel".
-
-    Raises ValueError when two leaves would have the same path.
-    """
-    leaves: dict[str, Any] = {}
-    for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]:
-        name = jax.tree_util.keystr(path, simple=True, separator="/")
-        if name in leaves:
-            raise ValueError(
-                f"Two leaves of the state have the path {name!r}. "
-                "Rename one of them: a key of a state must not contain '/'."
-            )
-        leaves[name] = leaf
-    return leaves
-
-
 def is_key(leaf: Any) -> bool:
-    """Tells whether a leaf (array or ShapeDtypeStruct) is a typed PRNG key."""
+    """Returns whether a leaf (array or ShapeDtypeStruct) is a typed PRNG key."""
     return jax.numpy.issubdtype(leaf.dtype, jax.dtypes.prng_key)
 
 
@@ -91,7 +79,7 @@ def spec(name: str, leaf: Any) -> Spec:
 
 
 def dtype(name: str) -> np.dtype:
-    """Returns the numpy dtype of a name in a manifest, as "bfloat16"; raises ValueError."""
+    """Returns the numpy dtype of a name in a manifest, such as "bfloat16"; raises ValueError."""
     try:
         return jax.numpy.dtype(name)
     except TypeError as e:
@@ -107,10 +95,10 @@ def checksum(array: np.ndarray) -> str:
 def digests(tree: Any) -> dict[str, str]:
     """Returns dtype, shape and SHA-256 of the bytes of every leaf of a pytree, by path.
 
-    For comparing two states leaf by leaf, bit for bit; -0.0 and 0.0 differ, equal NaNs are equal.
+    Used to compare two states bit for bit: -0.0 and 0.0 differ, NaNs with the same bits are equal.
     """
     result = {}
-    for name, leaf in named_leaves(tree).items():
+    for name, leaf in flatten(tree, verbatim=True).items():
         data = jax.random.key_data(leaf) if is_key(leaf) else leaf
         host = np.ascontiguousarray(np.asarray(data)).reshape(-1).view(np.uint8)
         digest = hashlib.sha256(host).hexdigest()  # type: ignore[arg-type]
@@ -127,7 +115,7 @@ def seal(manifest: Mapping[str, Any]) -> str:
 
 
 def unseal(text: str) -> dict[str, Any]:
-    """Returns the manifest in a sealed text; raises ValueError when it was altered."""
+    """Returns the manifest in a sealed text; raises ValueError if the text was changed."""
     outer = json.loads(text)
     if not isinstance(outer, dict) or not isinstance(outer.get("manifest"), dict):
         raise ValueError("it is not a manifest")
@@ -149,9 +137,11 @@ def specs(manifest: Mapping[str, Any]) -> dict[str, Spec]:
 
 
 def verify(manifest: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> list[str]:
-    """Checks arrays that were read against a manifest, and returns a line for every bad leaf.
+    """Compares arrays that were read with a manifest, and returns a line for every damaged leaf.
 
-    arrays: a subset of the leaves, each whole, a typed key as its key data.
+    Args:
+      manifest: of the checkpoint.
+      arrays: path -> whole array, for some or all of the leaves; a typed key as its key data.
     """
     problems = []
     for name, array in arrays.items():
@@ -161,17 +151,17 @@ def verify(manifest: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> lis
             problems.append(f"{name}: {Spec(array.shape, str(array.dtype))} was read, not {stored}")
             continue
         for index, crc in entry["crc32"]:
-            part = array[tuple(slice(*bounds) for bounds in index)] if index else array
-            if checksum(part) != crc:
+            piece = array[tuple(slice(*bounds) for bounds in index)] if index else array
+            if checksum(piece) != crc:
                 problems.append(f"{name}: its data do not have the checksum they were saved with")
                 break
     return problems
 
 
 def file_list(directory: Path) -> dict[str, list[Any]]:
-    """Returns size and CRC-32 of every file of a step, by its path in there; raises OSError."""
+    """Returns size and CRC-32 of every file of a step, by its relative path; raises OSError."""
     listing = {}
-    for folder, _, names in os.walk(directory, onerror=_raise):  # rglob() would pass errors over
+    for folder, _, names in os.walk(directory, onerror=_raise):  # rglob() ignores errors
         for path in (Path(folder, name) for name in names):
             name = path.relative_to(directory).as_posix()
             if name not in (FILES, *_LATER) and path.is_file():
@@ -184,8 +174,8 @@ def _raise(error: OSError) -> None:
 
 
 def file_problems(directory: Path, listing: Mapping[str, Sequence[Any]]) -> list[str]:
-    """Compares the files of a step with a listing, and returns a line for every bad one."""
-    present = file_list(directory)  # no name of the listing is ever opened
+    """Compares the files of a step with a listing, and returns a line for every bad file."""
+    present = file_list(directory)  # names of the listing are compared, and never opened
     problems = [f"the file {name} is missing" for name in _LATER if not (directory / name).exists()]
     for name, (size, crc) in listing.items():
         if name not in present:
@@ -193,7 +183,7 @@ def file_problems(directory: Path, listing: Mapping[str, Sequence[Any]]) -> list
         elif present[name][0] != size:
             problems.append(f"the file {name} has {present[name][0]} bytes instead of {size}")
         elif present[name][1] != crc:
-            problems.append(f"the file {name} is not what was saved: its checksum differs")
+            problems.append(f"the file {name} was changed: its checksum differs")
     return problems
 
 
@@ -206,27 +196,27 @@ def _size_and_crc(path: Path) -> list[Any]:
 
 
 def as_saved(entry: Mapping[str, Any], array: np.ndarray) -> np.ndarray:
-    """Returns an array as it was before it was stored, a typed key still as its key data."""
+    """Returns an array in the dtype it had before it was stored; a typed key as its key data."""
     if entry["dtype"] == entry["stored_dtype"] or entry["dtype"].startswith("key<"):
         return array
     return array.view(dtype(entry["dtype"]))
 
 
 class HostLeaf(NamedTuple):
-    """A leaf on its way to disk: what it is, and the pieces of it that this process holds."""
+    """A leaf that is being saved: its spec, and the shards of it that this process has."""
 
     spec: Spec
-    data: Any  # np.ndarray when the whole leaf is here, else the jax.Array
-    pieces: list[tuple[Index, np.ndarray]]  # [([], whole)] or one entry a shard
+    data: Any  # np.ndarray if this process has the whole leaf, else the jax.Array
+    pieces: list[tuple[Index, np.ndarray]]  # [([], whole array)], or one entry for each shard
 
 
 def to_host(tree: Any) -> dict[str, HostLeaf]:
     """Fetches every leaf of a state and returns it by path.
 
-    The arrays stay valid when the state is donated afterwards: jax does not reuse a buffer while a
-    view of it lives (on the CPU), and elsewhere they are copies.
+    The arrays stay valid when the state is donated afterwards. On a CPU they may be views, and jax
+    does not reuse a buffer while a view of it exists; on other devices they are copies.
     """
-    leaves = named_leaves(tree)
+    leaves = flatten(tree, verbatim=True)
     known = {name: spec(name, leaf) for name, leaf in leaves.items()}
     arrays = {
         name: jax.random.key_data(leaf) if is_key(leaf) else leaf for name, leaf in leaves.items()
@@ -244,9 +234,9 @@ def _host_leaf(known: Spec, array: Any) -> HostLeaf:
     if whole:
         data = np.asarray(array)
         if not isinstance(array, jax.Array):
-            data = data.copy()  # its owner may write into it; into a jax.Array nobody can
+            data = data.copy()  # its owner may write into it; a jax.Array is immutable
         if data.dtype.isbuiltin != 1 and data.dtype.name != "bfloat16":
-            data = np.ascontiguousarray(data).view(np.uint8)  # float8, int4: not all are storable
+            data = np.ascontiguousarray(data).view(np.uint8)  # orbax cannot store all of them
         return HostLeaf(known, data, [([], data)])
     pieces = [
         (_bounds(shard.index, array.shape), np.asarray(shard.data))
@@ -275,16 +265,16 @@ def entries(leaves: Mapping[str, HostLeaf]) -> dict[str, Any]:
 
 
 def system_error(error: BaseException) -> OSError | None:
-    """Returns what the operating system said, where that is behind an error."""
+    """Returns the OSError that caused an error, or None if there is none."""
     if isinstance(error, OSError):
         return error
-    if found := re.search(r"os_error_code='(\d+)'", str(error)):  # tensorstore says it so
+    if found := re.search(r"os_error_code='(\d+)'", str(error)):  # as tensorstore writes it
         return OSError(int(found[1]), os.strerror(int(found[1])))
     return None
 
 
 def reason(error: BaseException) -> str:
-    """Returns what an error says, short enough to be read."""
+    """Returns the message of an error, shortened to one line of 200 characters."""
     system = system_error(error)
     if system is not None and system.errno:
         return os.strerror(system.errno)

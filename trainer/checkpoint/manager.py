@@ -1,4 +1,4 @@
-"""Checkpoints that can be trusted: asynchronous saves, checksums, retention, exact restore."""
+"""Saves checkpoints in the background, restores them exactly, and removes superfluous ones."""
 
 from __future__ import annotations
 
@@ -13,40 +13,40 @@ from typing import Any
 import jax
 
 from trainer.checkpoint import integrity
+from trainer.checkpoint.agreement import all_agree
 from trainer.checkpoint.commit import commit, remove, remove_unfinished, set_aside, sweep
-from trainer.checkpoint.integrity import CheckpointError, Damaged
+from trainer.checkpoint.integrity import CheckpointError, CorruptCheckpoint
 from trainer.checkpoint.reading import (
     DAMAGED,
-    all_agree,
-    place,
-    read_in_all_processes,
+    read_state,
     step_directories,
     storage,
 )
 from trainer.checkpoint.retention import Retention
 from trainer.writers.base import to_stderr
+from trainer.writers.outage import Outage
 
 
 class Checkpoints:
-    """The checkpoints of one run, in one directory, written by one process group.
+    """The checkpoints of one run, in one directory, written by the processes of that run.
 
-    A save that fails (a full disk) does not raise: it is said once through `log`, `error` says why
-    until a later save succeeds, and older checkpoints stay. A damaged checkpoint is moved to
-    checkpoints/damaged/ and the previous good one is used; where the disk cannot be read just now,
-    nothing is moved.
+    A save that fails, for example on a full disk, does not raise: the first of several failures is
+    logged, `error` has the reason until a later save succeeds, and older checkpoints stay. A
+    damaged checkpoint is moved to checkpoints/damaged/, and the previous intact one is used. If the
+    disk cannot be read at the moment, nothing is moved.
 
     Args:
-      directory: WORKDIR/checkpoints; made when the first checkpoint is saved.
+      directory: WORKDIR/checkpoints; created when the first checkpoint is saved.
       keep_latest: how many of the newest checkpoints to keep, at least 1.
-      keep_best: how many of the best by `metric` to keep beside them; 0 for none.
+      keep_best: how many of the best checkpoints by `metric` to keep as well; 0 for none.
       best_mode: 'max' or 'min'. A NaN or infinite metric is never best.
-      keep_always: steps to keep in any case.
-      log: takes one line of warning; default stderr.
-      fence: called just before a checkpoint is committed, moved or removed; what it raises stops
-        that and is raised by the next save, wait or close.
-      before_commit: called behind the steps before a checkpoint is committed, in process 0 alone;
-        syncs what no checkpoint may be ahead of. An OSError fails the save.
-      read_only: never moves or removes anything, and refuses to save.
+      keep_always: steps whose checkpoints are never removed.
+      log: takes a line of warning; writes to stderr by default.
+      fence: called just before a checkpoint is committed, moved or removed. An exception that it
+        raises prevents that, and is raised by the next save, wait or close.
+      before_commit: called in a background thread of process 0 before a checkpoint is committed;
+        syncs the files that no checkpoint may be ahead of. If it raises OSError, the save fails.
+      read_only: whether moving, removing and saving are forbidden.
     """
 
     def __init__(
@@ -63,9 +63,9 @@ class Checkpoints:
         read_only: bool = False,
     ) -> None:
         self.directory = Path(directory).absolute()
-        self.error: str | None = None
         self._retention = Retention(keep_latest, keep_best, best_mode, keep_always)
         self._log = log
+        self._outage = Outage(log)
         self._fence = fence or (lambda: None)
         self._before_commit = before_commit or (lambda: None)
         self._read_only = read_only
@@ -73,6 +73,11 @@ class Checkpoints:
         self._behind = ThreadPoolExecutor(1, "checkpoints")
         self._pending: tuple[int, Future[None]] | None = None
         self._fenced: BaseException | None = None
+
+    @property
+    def error(self) -> str | None:
+        """Why the last save failed, without a full stop; None if it succeeded."""
+        return self._outage.error
 
     def steps(self) -> list[int]:
         """Returns the steps of all committed checkpoints, oldest first."""
@@ -83,16 +88,18 @@ class Checkpoints:
         return max(self.steps(), default=None)
 
     def save(self, step: int, state: Any, *, metric: float | None = None) -> bool:
-        """Starts to save a state and returns whether it did.
+        """Starts to save a state, after the previous save has finished.
 
-        Returns when the values are safe from the next step's donation; writing goes on behind.
-        Waits for the previous save first. False: the step is there already, or the save failed
-        at once (then `error` says why).
+        Returns when the state's buffers may be donated to the next step; the files are written in
+        the background.
 
         Args:
           step: number of finished steps, at least 0.
           state: pytree of arrays and typed PRNG keys; NamedTuples, dicts, lists, tuples, None.
-          metric: what 'best' is judged by.
+          metric: ranks the checkpoints for `keep_best`; None if it is not known.
+
+        Returns: whether the save was started. It was not if the step is saved already, or if the
+        save failed at once (`error` has the reason).
         """
         if self._read_only:
             raise ValueError(f"The checkpoints in {self.directory} were opened to be read only.")
@@ -123,14 +130,14 @@ class Checkpoints:
         self._pending = step, self._behind.submit(self._finish, manager)
         return True
 
-    def judge(self, step: int, metric: float) -> None:
-        """Tells what a checkpoint is worth that was saved before that was known."""
-        self._retention.judge(step, float(metric))
+    def record_metric(self, step: int, metric: float) -> None:
+        """Sets the metric of a checkpoint that was saved before it was evaluated."""
+        self._retention.record_metric(step, float(metric))
 
     def prune(self) -> None:
-        """Removes the checkpoints that need not be kept, as every save does when it is committed.
+        """Removes superfluous checkpoints, as every save does after its commit.
 
-        For a run that ends without another save: what judge() was told may have changed them.
+        Called at the end of a run, because `record_metric` may have changed which ones to keep.
         """
         self._collect()
         self._fence()
@@ -142,11 +149,11 @@ class Checkpoints:
                 self._log(f"Older checkpoints could not be removed: {integrity.reason(e)}.")
 
     def wait(self) -> None:
-        """Waits until the save in progress, if any, is committed or has failed (see `error`)."""
+        """Waits until the save in progress, if there is one, is committed or has failed."""
         self._collect()
 
     def close(self) -> None:
-        """Waits for the save in progress and frees what orbax holds."""
+        """Waits for the save in progress, and releases orbax's threads and files."""
         try:
             self._collect()
         finally:
@@ -164,11 +171,11 @@ class Checkpoints:
 
         Args:
           abstract_state: pytree of jax.ShapeDtypeStruct with `sharding` (None: first device).
-          step: which one; None for the newest good one, setting damaged ones aside.
+          step: of the checkpoint; None for the newest intact one. Damaged ones are set aside.
 
-        Returns: the state, every leaf committed and strongly typed. Raises CheckpointError when
-        there is none, all are damaged, the one asked for is, the disk cannot be read, or structure,
-        shape or dtype differ (it names the leaves then).
+        Returns: the state, every leaf committed and strongly typed. Raises CheckpointError if there
+        is no intact checkpoint, the disk cannot be read, or structure, shapes or dtypes differ (the
+        error names the leaves).
         """
         self._collect()
         found = step_directories(self.directory)
@@ -179,15 +186,11 @@ class Checkpoints:
             )
         if not found:
             raise CheckpointError(f"There is no checkpoint in {self.directory}.")
-        targets = integrity.named_leaves(abstract_state)
         for number in [step] if step is not None else sorted(found, reverse=True):
             try:
-                arrays = read_in_all_processes(found[number], targets)
-            except Damaged as e:
+                return read_state(found[number], abstract_state)
+            except CorruptCheckpoint as e:
                 self._set_aside(number, found[number], str(e))
-                continue
-            leaves = [place(arrays.pop(name), target) for name, target in targets.items()]
-            return jax.tree.unflatten(jax.tree.structure(abstract_state), leaves)
         raise CheckpointError(
             f"No checkpoint in {self.directory} can be used: "
             f"{'step ' + str(step) if step is not None else 'all ' + str(len(found))} damaged. "
@@ -195,10 +198,10 @@ class Checkpoints:
         )
 
     def discard_after(self, step: int) -> list[int]:
-        """Removes the checkpoints of later steps than `step` and returns these steps.
+        """Removes the checkpoints of later steps than `step`, and returns these steps.
 
-        For going back on purpose: a later save of the same step would otherwise be skipped.
-        Raises CheckpointError where the disk does not let them be removed.
+        Needed for a rollback, because saving a step that exists does nothing. Raises
+        CheckpointError if they cannot be removed.
         """
         self._collect()
         self._fence()
@@ -217,7 +220,7 @@ class Checkpoints:
             raise CheckpointError(f"{later_ones} could not be removed{why}.")
         return later
 
-    # -- inside
+    # -- private
 
     def _set_aside(self, step: int, path: Path, reason: str) -> None:
         line, problem = f"Checkpoint of step {step} is damaged: {reason}.", None
@@ -245,7 +248,7 @@ class Checkpoints:
         return self._manager
 
     def _fence_behind(self) -> None:
-        """Asks the fence in another thread; what it raises, the run's own is to raise too."""
+        """Calls the fence in a background thread; keeps its exception for the main thread."""
         try:
             self._fence()
         except BaseException as e:
@@ -253,46 +256,44 @@ class Checkpoints:
             raise
 
     def _finish(self, manager: Any) -> None:
-        """Waits for the commit and then removes what need not be kept; in a thread of its own."""
+        """Waits for the commit, then removes superfluous checkpoints; in a background thread."""
         manager.wait_until_finished()
         if jax.process_index() == 0:
             remove(self.directory, self._retention.superfluous(self.steps()), self._fence_behind)
 
     def _collect(self) -> None:
-        """Waits for the save in progress and takes note of how it ended."""
+        """Waits for the save in progress, and handles its result."""
         if self._pending is None:
             return
         (step, finished), self._pending = self._pending, None
         problem = finished.exception()
         if self._fenced is not None or step not in step_directories(self.directory):
-            self._failed(step, problem or OSError("it was written, and then was not there"))
+            self._failed(step, problem or OSError("its files disappeared after they were written"))
             return
-        if problem is not None:  # it is there, but older ones could not be removed
+        if problem is not None:  # it was saved, but older ones could not be removed
             self._log(f"After the checkpoint of step {step}: {integrity.reason(problem)}.")
-        if self.error is not None:
-            self.error = None
-            self._log(f"Checkpoints can be saved again: that of step {step} was.")
+        self._outage.ended(f"Checkpoints can be saved again: that of step {step} was.")
 
     def _failed(self, step: int, error: BaseException) -> None:
-        """Notes a failed save, removes what it left, and says so once."""
-        self._drop_manager()  # orbax believes that the step exists
+        """Logs a failed save, and removes its temporary files."""
+        self._drop_manager()  # its manager would believe that the step exists
         if self._fenced is not None:
             fenced, self._fenced = self._fenced, None
             raise fenced
-        self._fence()  # what lies there may be another's by now
+        self._fence()  # the directory may belong to another process by now
         if jax.process_index() == 0:
             remove_unfinished(self.directory, step)
-        first = self.error is None
-        self.error = f"The checkpoint of step {step} could not be saved: {integrity.reason(error)}"
-        if first:
-            newest = self.latest()
-            kept = "There is no older one" if newest is None else f"The newest is of step {newest}"
-            self._log(f"{self.error}. {kept}; training goes on and the next save tries again.")
+        newest = self.latest()
+        kept = "There is no older one" if newest is None else f"The newest is of step {newest}"
+        self._outage.failed(
+            f"The checkpoint of step {step} could not be saved: {integrity.reason(error)}",
+            f"{kept}; training continues and the next save tries again.",
+        )
 
     def _drop_manager(self) -> None:
         manager, self._manager = self._manager, None
         if manager is not None:
             try:
                 manager.close()
-            except Exception:  # the error of a failed save, which is noted already
+            except Exception:  # the error of a failed save, which was logged already
                 pass

@@ -1,4 +1,4 @@
-"""Reads checkpoints and believes only what the checksums say."""
+"""Reads checkpoints, and verifies their checksums."""
 
 from __future__ import annotations
 
@@ -13,31 +13,36 @@ from typing import Any
 import jax
 import numpy as np
 
+from optim.paths import flatten
 from trainer.checkpoint import integrity
-from trainer.checkpoint.integrity import CheckpointError, Damaged
+from trainer.checkpoint.agreement import all_agree
+from trainer.checkpoint.integrity import CheckpointError, CorruptCheckpoint
 
 DAMAGED, REMOVED = "damaged", "removed"  # folders beside the steps
 TEMPORARY = ".orbax-checkpoint-tmp"
 
 
 def storage() -> Any:
-    """Imports orbax when it is first needed: the first step of a run need not wait for it."""
+    """Imports orbax when it is first needed, so that it does not delay the first step."""
     return importlib.import_module("trainer.checkpoint.storage")
 
 
 def read_arrays(
     step_directory: Path, manifest: Mapping[str, Any], prefix: str = ""
 ) -> dict[str, np.ndarray]:
-    """Reads leaves whole into host memory and checks them; raises Damaged or OSError.
+    """Reads leaves whole into host memory and checks them; raises CorruptCheckpoint or OSError.
 
-    The files are checked first, so that nothing has to make sense of a broken one.
+    The checksums of the files are verified first, so that orbax never parses a damaged file.
 
-    prefix: only leaves whose path starts with it.
+    Args:
+      step_directory: the step's folder.
+      manifest: of the step.
+      prefix: reads only the leaves whose paths start with it.
     """
     _check_files(step_directory)
     every = manifest["leaves"]
     wanted = [name for name in every if name.startswith(prefix)]
-    empty = [name for name in wanted if 0 in every[name]["stored_shape"]]  # nothing to store
+    empty = [name for name in wanted if 0 in every[name]["stored_shape"]]  # not stored
     arrays = {}
     if len(wanted) > len(empty):
         stored = [name for name in every if 0 not in every[name]["stored_shape"]]
@@ -53,7 +58,9 @@ def read_arrays(
 def mismatches(manifest: Mapping[str, Any], leaves: Mapping[str, Any]) -> list[str]:
     """Returns a line for every leaf that is missing, superfluous, or of another shape or dtype.
 
-    leaves: path -> array or ShapeDtypeStruct, what the program wants.
+    Args:
+      manifest: of a checkpoint.
+      leaves: path -> array or ShapeDtypeStruct, as the program expects them.
     """
     saved = integrity.specs(manifest)
     wanted = {name: integrity.spec(name, leaf) for name, leaf in leaves.items()}
@@ -66,9 +73,9 @@ def mismatches(manifest: Mapping[str, Any], leaves: Mapping[str, Any]) -> list[s
 
 
 def read_for(step_directory: Path, targets: Mapping[str, Any]) -> dict[str, np.ndarray]:
-    """Reads a step whose leaves must be the targets, in path, shape and dtype.
+    """Reads a step whose leaves must have the paths, shapes and dtypes of the targets.
 
-    Raises CheckpointError that names the leaves that are not; Damaged; OSError.
+    Raises CheckpointError, which names the leaves that differ; CorruptCheckpoint; OSError.
     """
     manifest = read_manifest(step_directory)
     wrong = mismatches(manifest, targets)
@@ -86,13 +93,13 @@ def read_in_all_processes(
 ) -> dict[str, np.ndarray]:
     """Reads a step as read_for() does, in every process of the run.
 
-    Raises the same in all of them: Damaged where one finds it damaged, and CheckpointError where
-    one cannot read it now.
+    Raises the same exception in all of them: CorruptCheckpoint if one finds the step damaged,
+    CheckpointError if one cannot read it now.
     """
     problem, arrays = None, {}
     try:
         arrays = read_for(step_directory, targets)
-    except (Damaged, OSError) as e:
+    except (CorruptCheckpoint, OSError) as e:
         problem = e
     if not all_agree(not isinstance(problem, OSError)):
         why = integrity.reason(problem) if problem else "another process cannot read it"
@@ -101,8 +108,23 @@ def read_in_all_processes(
             "changed; start the same command again when it can be read."
         ) from problem
     if not all_agree(problem is None):
-        raise problem or Damaged("another process says so")
+        raise problem or CorruptCheckpoint("another process found it damaged")
     return arrays
+
+
+def read_state(step_directory: Path, abstract_state: Any) -> Any:
+    """Reads a step, in every process of the run, into the structure and shardings of a state.
+
+    Args:
+      step_directory: the step's folder.
+      abstract_state: pytree of jax.ShapeDtypeStruct with `sharding` (None: first device).
+
+    Returns: the state, every leaf committed. Raises what `read_in_all_processes` raises.
+    """
+    targets = flatten(abstract_state, verbatim=True)
+    arrays = read_in_all_processes(step_directory, targets)
+    leaves = [place(arrays.pop(name), target) for name, target in targets.items()]
+    return jax.tree.unflatten(jax.tree.structure(abstract_state), leaves)
 
 
 def _check_files(step_directory: Path) -> None:
@@ -113,18 +135,18 @@ def _check_files(step_directory: Path) -> None:
 def _refuse(problems: list[str]) -> None:
     if problems:
         more = f" (and {len(problems) - 1} more problems)" if len(problems) > 1 else ""
-        raise Damaged(problems[0] + more, problems)
+        raise CorruptCheckpoint(problems[0] + more, problems)
 
 
 def _key_impl(target: Any) -> Any:
-    """Returns the PRNG implementation of an abstract key, which only a traced value tells."""
+    """Returns the PRNG implementation of an abstract key, which only a traced value has."""
     found = []
     jax.eval_shape(lambda key: found.append(jax.random.key_impl(key)), target)
     return found[0]
 
 
 def place(array: np.ndarray, target: Any) -> jax.Array:
-    """Puts a whole host array where the target's sharding wants it, committed."""
+    """Puts a whole host array on the devices, committed to the target's sharding."""
     sharding = getattr(target, "sharding", None)
     if sharding is None:
         sharding = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
@@ -142,7 +164,7 @@ def step_directories(directory: str | os.PathLike[str]) -> dict[int, Path]:
     """Returns the committed steps in a checkpoints/ directory, oldest first, as absolute paths."""
     root = Path(directory)
     try:
-        root = root.absolute()  # orbax reads no relative path
+        root = root.absolute()  # orbax does not accept relative paths
         if not root.is_dir():
             return {}
         names = [path for path in root.iterdir() if re.fullmatch(r"0|[1-9][0-9]{0,17}", path.name)]
@@ -152,7 +174,7 @@ def step_directories(directory: str | os.PathLike[str]) -> dict[int, Path]:
 
 
 def holds_results(directory: str | os.PathLike[str]) -> bool:
-    """Tells whether a checkpoints/ directory holds more than a save that broke off leaves."""
+    """Returns whether a checkpoints/ directory has more than the files of an interrupted save."""
     root = Path(directory)
     if not root.is_dir():
         return root.exists()
@@ -160,21 +182,24 @@ def holds_results(directory: str | os.PathLike[str]) -> bool:
 
 
 def check_not_lost(directory: str | os.PathLike[str]) -> None:
-    """Raises CheckpointError where every checkpoint was set aside: a run must not begin anew there.
+    """Raises CheckpointError if every checkpoint was set aside as damaged.
 
-    directory: a checkpoints/ directory, or where there will be one.
+    A run must not start anew in such a folder, because it would erase the metrics.
+
+    Args:
+      directory: a checkpoints/ directory, which may not exist yet.
     """
     home = Path(directory) / DAMAGED
     if not step_directories(directory) and home.is_dir() and any(home.iterdir()):
         raise CheckpointError(
-            f"Every checkpoint of this run was damaged, and lies in {home}. To begin anew would "
-            "erase its metrics: remove that folder if you want to, choose another --workdir, or "
-            f"move a checkpoint that can be read again back to {directory}."
+            f"Every checkpoint of this run was damaged and moved to {home}. Starting anew "
+            "would erase its metrics: remove that folder to do so, choose another --workdir, or "
+            f"move a repaired checkpoint back to {directory}."
         )
 
 
 def read_manifest(step_directory: Path) -> dict[str, Any]:
-    """Reads and checks the manifest of a step; raises Damaged or OSError."""
+    """Reads and checks the manifest of a step; raises CorruptCheckpoint or OSError."""
     path = step_directory / "integrity" / integrity.MANIFEST
     manifest = _sealed(path)
     for process in range(1, manifest["processes"]):
@@ -188,26 +213,17 @@ def _sealed(path: Path) -> dict[str, Any]:
     try:
         return integrity.unseal(path.read_text())
     except integrity.ABSENT as e:
-        raise Damaged(f"the file integrity/{path.name} is missing") from e
+        raise CorruptCheckpoint(f"the file integrity/{path.name} is missing") from e
     except (ValueError, RecursionError) as e:
-        raise Damaged(
+        raise CorruptCheckpoint(
             f"the file integrity/{path.name} cannot be used: {integrity.reason(e)}"
         ) from e
 
 
 def read_metric(path: Path) -> float:
-    """Returns the metric that a step was saved with; NaN where there is none to be had."""
+    """Returns the metric that a step was saved with; NaN if it has none or is damaged."""
     try:
         metric = read_manifest(path)["metric"]
-    except Damaged:
+    except CorruptCheckpoint:
         return math.nan
     return math.nan if metric is None else float(metric)
-
-
-def all_agree(ok: bool) -> bool:
-    """Tells whether every process says ok; one that fails must not leave the others waiting."""
-    if jax.process_count() == 1:
-        return ok
-    from jax.experimental import multihost_utils
-
-    return bool(np.all(multihost_utils.process_allgather(np.asarray(ok))))

@@ -1,7 +1,7 @@
-"""How a checkpoint lies on disk; the only file that knows orbax.
+"""Writes and reads the files of a checkpoint; the only module that imports orbax.
 
-Orbax writes the arrays, and the manifest beside them, into a temporary folder; a function of the
-caller commits it.
+Orbax writes the arrays and the manifest into a temporary folder, which a function of the caller
+commits.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import orbax.checkpoint as ocp
 from etils import epath
 
 from trainer.checkpoint import integrity
-from trainer.checkpoint.integrity import Damaged
+from trainer.checkpoint.integrity import CorruptCheckpoint
 
 Commit = Callable[[Path, Path], None]
 
@@ -38,7 +38,7 @@ class _ManifestSave(ocp.args.CheckpointArgs):
 
 
 class _ManifestHandler(ocp.AsyncCheckpointHandler):
-    """Computes the checksums in a thread of its own and writes the manifest into the step."""
+    """Computes the checksums in a separate thread, and writes the manifest into the step."""
 
     def __init__(self) -> None:
         self._pool = concurrent.futures.ThreadPoolExecutor(1, "checksums")
@@ -58,7 +58,7 @@ class _ManifestHandler(ocp.AsyncCheckpointHandler):
     def _write(self, directory: Path, args: _ManifestSave) -> None:
         process = jax.process_index()
         leaves = args.leaves
-        if process > 0:  # the others add only what the first one cannot see
+        if process > 0:  # these add only the shards that process 0 cannot address
             leaves = {n: leaf for n, leaf in leaves.items() if isinstance(leaf.data, jax.Array)}
         manifest = {**args.manifest, "leaves": integrity.entries(leaves)}
         name = integrity.MANIFEST if process == 0 else f"{integrity.MANIFEST}.{process}"
@@ -72,10 +72,10 @@ ocp.args.register_with_handler(_ManifestHandler, for_save=True)(_ManifestSave)
 
 
 class _HostArrays(ocp.type_handlers.NumpyHandler):
-    """Waits for every leaf before it raises for one.
+    """Waits for every leaf before it raises the error of one.
 
-    Orbax's own leaves the others on their way to an event loop that is closed by then, and each
-    of them prints a traceback.
+    Orbax's own handler raises at once. The tasks of the other leaves then find their event loop
+    closed, and each of them prints a traceback.
     """
 
     async def _background_serialize(self, values: Any, infos: Any, args: Any = None) -> None:
@@ -107,7 +107,7 @@ def _pytree_handler() -> ocp.PyTreeCheckpointHandler:
 
 
 class _Quiet(logging.Filter):
-    """Drops orbax's own lines: what matters of them is raised, and said once by us."""
+    """Drops orbax's log lines: its errors are raised, and this package logs them once."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         return f"{os.sep}orbax{os.sep}" not in record.pathname
@@ -124,12 +124,12 @@ def _committed_by(
     commit: Commit, directory: Path
 ) -> type[ocp.path.atomicity.AtomicRenameTemporaryPath]:
     class Step(ocp.path.atomicity.AtomicRenameTemporaryPath):
-        """A step that is being written; orbax's own commit renames it and syncs nothing."""
+        """A step that is being written; orbax's own commit renames it without syncing it."""
 
         async def finalize(self) -> None:
-            if Path(self.get_final()).parent != directory:  # an item of a step
+            if Path(self.get_final()).parent != directory:  # one item of a step
                 return await super().finalize()
-            if self._checkpoint_metadata_store is not None:  # writes in a thread of its own
+            if self._checkpoint_metadata_store is not None:  # writes in a separate thread
                 self._checkpoint_metadata_store.wait_until_finished()
             commit(Path(self.get()), Path(self.get_final()))
 
@@ -137,12 +137,15 @@ def _committed_by(
 
 
 def open_manager(directory: Path, commit: Commit) -> ocp.CheckpointManager:
-    """Opens orbax's manager on a directory, and removes what a killed save left in it.
+    """Opens orbax's manager on a directory, and removes the files that a killed save left in it.
 
-    It keeps every checkpoint: it deletes file by file, and a kill would leave a half of one.
+    The manager removes no checkpoint: it deletes file by file, and a kill would leave an incomplete
+    one.
 
-    commit: called in orbax's thread, of the first process alone, when all of a step is written;
-      takes the folder that it was written to and the name that it is to have.
+    Args:
+      directory: checkpoints/ of a run.
+      commit: called in orbax's thread, in process 0 only, when a step is written; takes its
+        temporary folder and its final path.
     """
     _hush()
     registry = ocp.handlers.DefaultCheckpointHandlerRegistry()
@@ -151,7 +154,7 @@ def open_manager(directory: Path, commit: Commit) -> ocp.CheckpointManager:
     options = ocp.CheckpointManagerOptions(
         cleanup_tmp_directories=True,
         save_root_metadata=False,
-        lightweight_initialize=True,  # reads nothing of a step that may be damaged
+        lightweight_initialize=True,  # does not read steps, which may be damaged
         async_options=ocp.AsyncOptions(create_directories_asynchronously=False),
         temporary_path_class=_committed_by(commit, directory),
         file_options=ocp.options.FileOptions(path_permission_mode=0o700),
@@ -162,7 +165,7 @@ def open_manager(directory: Path, commit: Commit) -> ocp.CheckpointManager:
 def save_args(
     manifest: dict[str, Any], leaves: dict[str, integrity.HostLeaf]
 ) -> ocp.args.Composite:
-    """Returns what orbax's manager is to save."""
+    """Returns the arguments of a save by orbax's manager."""
     stored = {name: leaf.data for name, leaf in leaves.items() if 0 not in leaf.data.shape}
     return ocp.args.Composite(
         state=ocp.args.PyTreeSave(stored or {"nothing": np.zeros(1, np.uint8)}),
@@ -171,9 +174,12 @@ def save_args(
 
 
 def load(directory: Path, names: Collection[str], wanted: Collection[str]) -> dict[str, np.ndarray]:
-    """Reads leaves of a step, whole; raises Damaged or OSError.
+    """Reads leaves of a step, whole; raises CorruptCheckpoint or OSError.
 
-    names: all that were stored; wanted: those to read.
+    Args:
+      directory: the step's folder.
+      names: paths of all stored leaves.
+      wanted: paths of the leaves to read.
     """
     item = {name: np.empty(()) if name in wanted else ocp.PLACEHOLDER for name in names}
     _hush()
@@ -181,23 +187,23 @@ def load(directory: Path, names: Collection[str], wanted: Collection[str]) -> di
     restore_args = {n: ocp.RestoreArgs(restore_type=np.ndarray) for n in item}
     try:
         if not (directory / integrity.ARRAYS).exists():
-            raise Damaged("the index of its arrays is missing")
+            raise CorruptCheckpoint("the index of its arrays is missing")
         return handler.restore(
             epath.Path(directory / "state"),
             args=ocp.args.PyTreeRestore(item=item, restore_args=restore_args),
         )
-    except (MemoryError, Damaged):
+    except (MemoryError, CorruptCheckpoint):
         raise
-    except Exception as e:  # whatever orbax and tensorstore raise for files that are not right
-        if passing := _passing(e):
-            raise passing from e
-        raise Damaged(f"its arrays cannot be read: {integrity.reason(e)}") from e
+    except Exception as e:  # orbax and tensorstore raise many types for damaged files
+        if transient := _transient_error(e):
+            raise transient from e
+        raise CorruptCheckpoint(f"its arrays cannot be read: {integrity.reason(e)}") from e
     finally:
         handler.close()
 
 
-def _passing(error: BaseException | None) -> OSError | None:
-    """Returns the OSError behind an error that says nothing of what the files hold."""
+def _transient_error(error: BaseException | None) -> OSError | None:
+    """Returns the OSError behind an error that does not mean that the files are damaged."""
     while error is not None:
         found = integrity.system_error(error)
         if found is not None and not isinstance(found, integrity.ABSENT):

@@ -1,4 +1,4 @@
-"""Configs in Gin or YAML: a file becomes a tree of calls, and the tree becomes objects.
+"""Reads configs in Gin or YAML into a tree of calls, and builds objects from the tree.
 
     config = load(["configs/muon_vit.gin"], sets=["steps=100"])
     print(dump(config.root))                        # canonical YAML
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from trainer.config.edit import override, replace
 from trainer.config.files import load
-from trainer.config.tree import Call, Config, ConfigError, Source, Tree, join, leaves, printable
+from trainer.config.tree import Call, Config, ConfigError, Source, Tree, join, leaves
 
 if TYPE_CHECKING:
     from trainer.config.build import Builder
@@ -33,7 +33,6 @@ __all__ = [
     "leaves",
     "load",
     "override",
-    "printable",
     "replace",
 ]
 

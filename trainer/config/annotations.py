@@ -1,4 +1,4 @@
-"""Reads an annotation: what may stand there, and what to call it in a message."""
+"""Interprets type annotations: which values fit one, and how to describe it in a message."""
 
 import collections.abc
 import functools
@@ -17,11 +17,11 @@ SEQUENCES = (
 )
 SETS = (set, frozenset, collections.abc.Set)
 MAPPINGS = (dict, collections.abc.Mapping, collections.abc.MutableMapping)
-_RECIPES = ("GradientTransformation", "GradientTransformationExtraArgs")
+_OPTIMIZERS = ("GradientTransformation", "GradientTransformationExtraArgs")
 
 
-def of(hint: Any, default: Any) -> Any:
-    """Returns the annotation of a parameter; without one, the type of its default speaks."""
+def or_type_of_default(hint: Any, default: Any) -> Any:
+    """Returns the annotation of a parameter, or the type of its default if it has none."""
     if hint is not inspect.Parameter.empty:
         return hint
     if default is inspect.Parameter.empty or default is None:
@@ -33,16 +33,16 @@ def of(hint: Any, default: Any) -> Any:
     return type(default) if type(default) in (bool, int, float, str, dict) else Any
 
 
-def with_float(hint: Any, default: Any) -> Any:
-    """Returns an annotation widened to a float; without one, that of a float or a schedule."""
+def widen_to_float(hint: Any, default: Any) -> Any:
+    """Returns an annotation that also accepts a float; if there is none, a float or a schedule."""
     if hint is not inspect.Parameter.empty:
         return hint if takes_float(hint) else typing.Union[float, hint]  # noqa: UP007
     scheduled = float | collections.abc.Callable[..., Any]
     return scheduled | None if default is None else scheduled
 
 
-def members(hint: Any) -> list[Any]:
-    """Returns what an annotation is a union of: itself, if it is none."""
+def union_members(hint: Any) -> list[Any]:
+    """Returns the members of a union; for any other annotation, a list of that annotation."""
     while True:
         origin = typing.get_origin(hint)
         if origin is typing.Annotated:
@@ -58,79 +58,96 @@ def members(hint: Any) -> list[Any]:
         else:
             break
     if origin in (typing.Union, types.UnionType):
-        return [part for each in typing.get_args(hint) for part in members(each)]
+        return [part for each in typing.get_args(hint) for part in union_members(each)]
     return [type(None) if hint is None else hint]
 
 
-def is_open(hint: Any) -> bool:
-    """Says whether an annotation takes anything, as far as can be known."""
+def accepts_anything(hint: Any) -> bool:
+    """Returns whether an annotation accepts any value, or cannot be evaluated."""
     return any(
         part in (Any, object, inspect.Parameter.empty) or isinstance(part, str | typing.ForwardRef)
-        for part in members(hint)
+        for part in union_members(hint)
     )
 
 
-def mentions_recipe(hint: Any) -> bool:
-    """Says whether an optimizer is asked for, which stays a recipe until the step is traced."""
-    return any(_is_recipe(part) for part in members(hint))
+def takes_optimizer(hint: Any) -> bool:
+    """Returns whether an annotation accepts an optimizer.
+
+    The builder passes it as a factory (a partial), which is called when the step is traced.
+    """
+    return any(_is_optimizer(part) for part in union_members(hint))
 
 
-def _is_recipe(part: Any) -> bool:
+def _is_optimizer(part: Any) -> bool:
     part = typing.get_origin(part) or part
     if part is functools.partial:
         return True
     module = getattr(part, "__module__", None) or ""
-    return module.split(".")[0] == "optax" and getattr(part, "__name__", "") in _RECIPES
+    return module.split(".")[0] == "optax" and getattr(part, "__name__", "") in _OPTIMIZERS
 
 
 def takes_callable(hint: Any) -> bool:
-    """Says whether any function at all may stand there, as for Callable[..., Any]."""
+    """Returns whether an annotation accepts a function, as Callable[..., Any] does."""
     return any(
-        (typing.get_origin(part) or part) is collections.abc.Callable for part in members(hint)
+        (typing.get_origin(part) or part) is collections.abc.Callable
+        for part in union_members(hint)
     )
 
 
 def takes_float(hint: Any) -> bool:
-    """Says whether a float fits."""
-    return is_open(hint) or float in members(hint)
+    """Returns whether an annotation accepts a float."""
+    return accepts_anything(hint) or float in union_members(hint)
 
 
 def takes_int(hint: Any) -> bool:
-    """Says whether an integer is asked for."""
-    parts = members(hint)
-    return int in parts and float not in parts and not is_open(hint)
+    """Returns whether an annotation accepts an integer but not a float."""
+    parts = union_members(hint)
+    return int in parts and float not in parts and not accepts_anything(hint)
 
 
 def takes_number(hint: Any) -> bool:
-    """Says whether an integer or a float is asked for."""
-    return not is_open(hint) and not {int, float}.isdisjoint(members(hint))
+    """Returns whether an annotation names int or float."""
+    return not accepts_anything(hint) and not {int, float}.isdisjoint(union_members(hint))
 
 
 def takes_none(hint: Any) -> bool:
-    """Says whether None fits."""
-    return is_open(hint) or type(None) in members(hint)
+    """Returns whether an annotation accepts None."""
+    return accepts_anything(hint) or type(None) in union_members(hint)
 
 
 def takes_leaf(hint: Any) -> bool:
-    """Says whether a string, a number or a boolean may fit."""
-    return is_open(hint) or any(_is_scalar(part) for part in members(hint))
+    """Returns whether an annotation accepts a string, a number or a boolean."""
+    return accepts_anything(hint) or any(_is_scalar(part) for part in union_members(hint))
+
+
+def takes_dtype(hint: Any) -> bool:
+    """Returns whether an annotation accepts a dtype, as `jax.typing.DTypeLike` does."""
+    return any(getattr(part, "__name__", "") == "dtype" for part in union_members(hint))
 
 
 def takes_function(hint: Any) -> bool:
-    """Says whether a function itself may stand there, and not only what it returns."""
-    return is_open(hint) or any(_takes_function(part) for part in members(hint))
+    """Returns whether an annotation accepts a function itself, not only its result."""
+    return accepts_anything(hint) or any(_takes_function(part) for part in union_members(hint))
 
 
-def is_factory_of_what_fits(hint: Any, returns: Any) -> bool:
-    """Says whether a function is known to return what is asked for, and not to be it.
+def returns_factory(hint: Any, returns: Any) -> bool:
+    """Returns whether a function has to be called to get a value that fits an annotation.
 
-    So it is where a function of which the result is known, or a class, is asked for, and the
-    function says that it returns a function, or a class.
+    This is the case if the annotation accepts a class, or a function that does not itself return a
+    function, and the function is annotated to return a function or a class.
+
+    Args:
+        hint: the annotation of the argument.
+        returns: the annotation of what the function returns.
     """
-    if returns is inspect.Parameter.empty or is_open(returns):
+    if returns is inspect.Parameter.empty or accepts_anything(returns):
         return False
-    wanted = [part for part in members(hint) if _is_function(part)]
-    if is_open(hint) or not wanted or not all(_is_function(part) for part in members(returns)):
+    wanted = [part for part in union_members(hint) if _is_function(part)]
+    if (
+        accepts_anything(hint)
+        or not wanted
+        or not all(_is_function(part) for part in union_members(returns))
+    ):
         return False
     return not any(_may_return_function(part) for part in wanted)
 
@@ -143,12 +160,12 @@ def _may_return_function(wanted: Any) -> bool:
     if (typing.get_origin(wanted) or wanted) is type:
         return False
     result = (typing.get_args(wanted) or (Any,))[-1]
-    return is_open(result) or any(_is_function(part) for part in members(result))
+    return accepts_anything(result) or any(_is_function(part) for part in union_members(result))
 
 
 def _takes_function(part: Any) -> bool:
     origin = typing.get_origin(part) or part
-    if origin in (type, collections.abc.Callable, functools.partial) or _is_recipe(part):
+    if origin in (type, collections.abc.Callable, functools.partial) or _is_optimizer(part):
         return True
     if not inspect.isclass(origin):
         return not is_literal(part)
@@ -160,31 +177,40 @@ def _is_protocol(part: Any) -> bool:
 
 
 def takes_result(hint: Any, returns: Any) -> bool:
-    """Says whether what a function returns may stand there, as far as annotations tell.
+    """Returns whether the result of a function may fit an annotation.
 
-    Only numbers, strings and booleans are compared, and optimizers are known; what else a function
-    returns is known by its behaviour and not by its class.
+    Only numbers, strings, booleans and optimizers are compared: other objects are accepted for
+    what they do, not for their class.
+
+    Args:
+        hint: the annotation of the argument.
+        returns: the annotation of what the function returns.
     """
-    parts = members(hint)
-    if is_open(hint) or returns is inspect.Parameter.empty or is_open(returns):
+    parts = union_members(hint)
+    if accepts_anything(hint) or returns is inspect.Parameter.empty or accepts_anything(returns):
         return True
-    if all(_is_recipe(part) for part in members(returns)):
+    if all(_is_optimizer(part) for part in union_members(returns)):
         return any(_is_protocol(part) for part in parts)
     if not all(_is_scalar(part) for part in parts):
         return True
-    return any(part in parts or (part is int and float in parts) for part in members(returns))
+    return any(part in parts or (part is int and float in parts) for part in union_members(returns))
 
 
-def takes_recipe(hint: Any, returns: Any) -> bool:
-    """Says whether a function returns an optimizer, or what else fits, as far as is known."""
-    if returns is inspect.Parameter.empty or is_open(returns):
+def returns_optimizer(hint: Any, returns: Any) -> bool:
+    """Returns whether a function may return an optimizer, or another value that fits.
+
+    Args:
+        hint: the annotation of the argument, which accepts an optimizer.
+        returns: the annotation of what the function returns.
+    """
+    if returns is inspect.Parameter.empty or accepts_anything(returns):
         return True
-    wanted = tuple(part for part in members(hint) if inspect.isclass(part))
+    wanted = tuple(part for part in union_members(hint) if inspect.isclass(part))
     if any(_is_protocol(part) for part in wanted):
         return True
     return any(
-        _is_recipe(part) or (inspect.isclass(part) and issubclass(part, wanted))
-        for part in members(returns)
+        _is_optimizer(part) or (inspect.isclass(part) and issubclass(part, wanted))
+        for part in union_members(returns)
     )
 
 
@@ -193,17 +219,23 @@ def _is_scalar(part: Any) -> bool:
 
 
 def is_literal(part: Any) -> bool:
-    """Says whether one of some values is asked for."""
+    """Returns whether an annotation is a Literal."""
     return typing.get_origin(part) is typing.Literal
+
+
+def choices(hint: Any) -> list[str]:
+    """Returns the strings that an annotation lists with Literal."""
+    literals = [part for part in union_members(hint) if is_literal(part)]
+    return [each for part in literals for each in typing.get_args(part) if isinstance(each, str)]
 
 
 _WORDS = {bool: "true or false", int: "an integer", float: "a float", str: "a string"}
 
 
-def words(hint: Any) -> str:
-    """Returns what an annotation asks for, for a message."""
+def describe(hint: Any) -> str:
+    """Describes in a message what an annotation accepts: "a float or null"."""
     found: list[str] = ["a number of steps"] if is_steps(hint) else []
-    for part in members(hint):
+    for part in union_members(hint):
         if is_steps(hint) and part in (int, str):
             continue
         origin = typing.get_origin(part) or part
@@ -223,7 +255,7 @@ def words(hint: Any) -> str:
             word = "a dict"
         elif part is functools.partial and takes_callable(hint):
             continue
-        elif _is_recipe(part):
+        elif _is_optimizer(part):
             word = "an optimizer"
         else:
             name = getattr(origin, "__name__", str(origin))

@@ -1,30 +1,31 @@
-"""Where in the user's code an exception came from, told in a few words."""
+"""Describes an exception and the line of the user's code that raised it."""
 
 import sys
 import traceback
 from pathlib import Path
 
 
-def told(error: BaseException, package: str) -> str:
-    """Returns what an exception says, and the last line of a package that led to it.
+def summary(error: BaseException, package: str) -> str:
+    """Returns the message of an exception, and the last line of a package in its traceback.
 
     Args:
-        error: what was raised.
+        error: the exception.
         package: the name of the package, or of a module or function in it.
     """
     text = f"{type(error).__name__}: {' '.join(str(error).split())}".rstrip(": ")
     if isinstance(error, SyntaxError) and error.filename:
         return f"{type(error).__name__}: {error.msg} ({_shown(error.filename)}:{error.lineno or 0})"
-    where = place(error, package)
+    where = location(error, package)
     return f"{text.rstrip('.')}{where}" if where else text
 
 
-def place(error: BaseException, package: str | None = None) -> str:
-    """Returns the last line that led to an exception, as " (nets.py:12)"; "" where there is none.
+def location(error: BaseException, package: str | None = None) -> str:
+    """Returns the last matching line of a traceback, as " (nets.py:12)"; "" if there is none.
 
     Args:
-        error: what was raised.
-        package: whose line; None for any that is neither ours nor a library's.
+        error: the exception.
+        package: the package whose lines match; None matches code of the user, which is neither
+            part of Lockstep nor installed.
     """
     for frame, line in reversed(list(traceback.walk_tb(error.__traceback__))):
         root = str(frame.f_globals.get("__name__", "")).split(".")[0]
@@ -45,5 +46,5 @@ def _shown(file: str | Path) -> str:
     path = Path(file)
     try:
         return str(path.relative_to(Path.cwd()))
-    except (ValueError, OSError):  # it lies elsewhere; or the current folder was removed
+    except (ValueError, OSError):  # outside of the current folder, or that folder was removed
         return str(path)

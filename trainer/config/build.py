@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from trainer.config import annotations, blame, conversion, refusals
-from trainer.config.conversion import Misfit
+from trainer.config import annotations, blame, build_errors, conversion, dtypes
+from trainer.config.conversion import TypeMismatch
 from trainer.config.signatures import Function
 from trainer.config.slots import Slot
 from trainer.config.tree import (
@@ -17,9 +17,9 @@ from trainer.config.tree import (
     Source,
     Tree,
     Unused,
-    branches,
+    child_trees,
     join,
-    locate,
+    split_path,
 )
 from trainer.config.units import Units, is_steps, looks_like_quantity, quantity
 from trainer.config.vocabulary import Vocabulary
@@ -32,10 +32,10 @@ class Builder:
 
     Args:
         config: the config.
-        vocabulary: packages beside ours whose functions the config may name.
+        vocabulary: packages of the user whose functions the config may name.
 
     Raises:
-        ConfigError: a package of the vocabulary is none, or clashes with ours.
+        ConfigError: a package cannot be imported, or its name clashes with one of Lockstep's.
     """
 
     def __init__(self, config: Config, vocabulary: Sequence[str] = ()):
@@ -44,7 +44,7 @@ class Builder:
 
     def check(self) -> None:
         """Raises ConfigError for a wrong name, argument or type anywhere; calls nothing."""
-        _Walk(self.config, self._vocabulary, None, {}, calling=False).start("")
+        _Traversal(self.config, self._vocabulary, None, {}, calling=False).start("")
         for unused in self.config.unused:
             self._check_unused(unused)
 
@@ -54,76 +54,80 @@ class Builder:
             return
         functions = self._vocabulary.ending_with(unused.function, unused.source)
         if not any(unused.argument in function.parameters for function in functions):
-            text = refusals.unknown_argument(functions[0], unused.argument)
+            text = build_errors.unknown_argument(functions[0], unused.argument)
             raise ConfigError(text, unused.source)
 
     def build(
-        self, path: str = "", *, units: Units | None = None, given: Mapping[str, Any] | None = None
+        self,
+        path: str = "",
+        *,
+        units: Units | None = None,
+        overrides: Mapping[str, Any] | None = None,
     ) -> Any:
         """Builds the node at a path.
 
-        A call in the place of an optimizer (its parameter is annotated with `functools.partial` or
-        an optax transformation) is a recipe: it becomes a partial of its function, whose own
-        arguments are built, and optimizers among them are recipes again. Any other is called.
+        A call is an optimizer factory if its argument is annotated with `functools.partial` or an
+        optax transformation. It becomes a partial of its function; its arguments are built, and
+        optimizers among them become partials too. Any other function is called.
 
         Args:
-            path: the node, by its dotted path; "" is the root, an experiment.
-            units: what step counts with a unit are measured by.
-            given: objects that stand for the nodes at some paths, instead of building them.
+            path: the dotted path of the node; "" is the root, an experiment.
+            units: converts numbers of steps that have a unit.
+            overrides: objects by path, used instead of building the nodes at these paths.
 
         Returns:
-            What the function of the node returns; of a leaf, its value.
+            The result of the node's function; the value of a leaf.
 
         Raises:
-            ConfigError: the tree does not fit its functions, or one of them raises.
-            KeyError: there is no node at the path, or at a path of `given`.
+            ConfigError: a call does not fit its function, or a function raises.
+            KeyError: there is no node at the path, or at a path of `overrides`.
         """
-        for each in [path, *(given or ())]:
+        for each in [path, *(overrides or ())]:
             if each not in self.config.sources:
                 raise KeyError(f"The config has no node at {each!r}.")
-        walk = _Walk(self.config, self._vocabulary, units, given or {}, calling=True)
+        walk = _Traversal(self.config, self._vocabulary, units, overrides or {}, calling=True)
         return walk.start(path)
 
 
-class _Walk:
-    """One pass over the tree, which calls the functions or, for a check, only looks at them."""
+class _Traversal:
+    """Visits the tree once, and calls its functions or, for a check, only compares signatures."""
 
     def __init__(
         self,
         config: Config,
         vocabulary: Vocabulary,
         units: Units | None,
-        given: Mapping[str, Any],
+        overrides: Mapping[str, Any],
         calling: bool,
     ):
         self._config = config
         self._vocabulary = vocabulary
         self._units = units
-        self._given = given
+        self._overrides = overrides
         self._calling = calling
 
     def start(self, path: str) -> Any:
-        """Builds the node at a path, as the place in which it stands wants it."""
+        """Builds the node at a path, converted to the annotation of its argument."""
         tree, here, slot = self._config.root, "", Slot()
-        for key in locate(tree, path):
+        for key in split_path(tree, path):
             slot = self._below(tree, key, slot, here)
-            tree, here = branches(tree)[key], join(here, key)
+            tree, here = child_trees(tree)[key], join(here, key)
         return self.value(tree, slot, path)
 
     def _below(self, tree: Tree, key: Key, slot: Slot, path: str) -> Slot:
         if isinstance(tree, Call):
             function = self._function(tree, path, complete=False)
-            return slot.of_argument(function, str(key), annotations.mentions_recipe(slot.hint))
+            return slot.of_argument(function, str(key), annotations.takes_optimizer(slot.hint))
         try:
             if isinstance(tree, dict):
                 return slot.of_entry(key)
             return slot.of_elements(len(tree))[0][int(key)]
-        except Misfit:
+        except TypeMismatch:
             return replace(slot, hint=Any, default=None)
 
     def value(self, tree: Tree, slot: Slot, path: str) -> Any:
-        if path in self._given:
-            return self._given[path]
+        if path in self._overrides:
+            return self._overrides[path]
         try:
             if isinstance(tree, Call):
                 return self._call(tree, slot, path)
@@ -132,17 +136,21 @@ class _Walk:
             if isinstance(tree, dict):
                 return self._dict(tree, slot, path)
             if slot.takes_mask and not (tree is None or isinstance(tree, bool)):
-                raise Misfit
+                raise TypeMismatch
             return self._leaf(tree, slot, path)
-        except Misfit:
-            raise ConfigError(refusals.misfit(tree, slot), self._config.sources[path]) from None
+        except TypeMismatch:
+            raise ConfigError(
+                build_errors.type_mismatch(tree, slot), self._config.sources[path]
+            ) from None
 
     def _leaf(self, value: Tree, slot: Slot, path: str) -> Any:
+        if slot.takes_dtype and value is not None and not dtypes.exists(value):
+            raise TypeMismatch
         if isinstance(value, str) and slot.takes_steps:
             if quantity(value) is not None:
                 return self._steps(value, self._config.sources[path])
             if is_steps(slot.hint) or looks_like_quantity(value):
-                raise Misfit
+                raise TypeMismatch
         return conversion.leaf(value, slot.hint, slot.default)
 
     def _steps(self, value: str, source: Source | None) -> int:
@@ -162,39 +170,39 @@ class _Walk:
             below = join(path, key)
             try:
                 built_key = self._leaf(key, key_slot, below)
-            except Misfit:
+            except TypeMismatch:
                 source = self._config.argument_source(below)
-                raise ConfigError(refusals.misfit_key(key, key_slot), source) from None
+                raise ConfigError(build_errors.key_type_mismatch(key, key_slot), source) from None
             if built_key in built and self._calling:
                 source = self._config.argument_source(below)
-                raise ConfigError(f"Another key of {path!r} is {built_key!r} too.", source)
+                raise ConfigError(f"Two keys of {path!r} are {built_key!r}. Remove one.", source)
             built[built_key] = self.value(item, slot.of_entry(key), below)
         return built
 
     def _call(self, call: Call, slot: Slot, path: str) -> Any:
-        is_recipe = annotations.mentions_recipe(slot.hint)
-        # An optimizer's factory is called as it is; any other function is given the rest later.
-        is_waiting = call.partial and (not is_recipe or annotations.takes_callable(slot.hint))
+        is_factory = annotations.takes_optimizer(slot.hint)
+        # Optimizers need all required arguments now; another function may get the rest when called.
+        is_waiting = call.partial and (not is_factory or annotations.takes_callable(slot.hint))
         function = self._function(call, path, complete=not is_waiting)
-        is_schedule = slot.in_recipe and annotations.takes_float(slot.hint)
-        if is_recipe:
-            fits = annotations.takes_recipe(slot.hint, function.returns)
+        is_schedule = slot.in_factory and annotations.takes_float(slot.hint)
+        if is_factory:
+            fits = annotations.returns_optimizer(slot.hint, function.returns)
         elif call.partial:
             fits = annotations.takes_function(slot.hint)
-            fits &= not annotations.is_factory_of_what_fits(slot.hint, function.returns)
+            fits &= not annotations.returns_factory(slot.hint, function.returns)
         else:
             fits = is_schedule or annotations.takes_result(slot.hint, function.returns)
         if not fits:
-            raise Misfit
+            raise TypeMismatch
         values = {
-            name: self.value(item, slot.of_argument(function, name, is_recipe), join(path, name))
+            name: self.value(item, slot.of_argument(function, name, is_factory), join(path, name))
             for name, item in call.kwargs.items()
         }
         values |= self._default_steps(function, values, path)
         if not self._calling:
             return None
         bound = function.bind(values)
-        if is_recipe:
+        if is_factory:
             return bound
         if call.partial:
             return bound if bound.args or bound.keywords else function.call
@@ -205,23 +213,26 @@ class _Walk:
             return bound()
         except ConfigError:
             raise
-        except Exception as error:  # whatever a function says about its arguments
-            said = refusals.said(error)
-            source = self._config.accused(path, said)
+        except Exception as error:  # a function may reject its arguments with any exception
+            said = build_errors.exception_text(error)
+            source = self._config.source_of_error(path, said)
             if not isinstance(error, ValueError) and not self._vocabulary.is_ours(name):
-                said = blame.told(error, name)
+                said = blame.summary(error, name)
             raise ConfigError(f"{name} refuses its arguments: {said}", source) from error
 
     def _function(self, call: Call, path: str, complete: bool) -> Function:
-        """Returns the function of a call, if it takes these arguments; raises ConfigError.
+        """Returns the function of a call; raises ConfigError if it does not take the arguments.
 
-        If `complete`, they must also be all that it needs.
+        If `complete`, no required argument may be missing.
         """
         function = self._vocabulary.function(call.name, self._config.sources[path])
         for name in call.kwargs:
             if name not in function.parameters:
                 source = self._config.argument_source(join(path, name))
-                raise ConfigError(refusals.unknown_argument(function, name), source)
+                text = build_errors.unknown_argument(function, name)
+                if not path:
+                    text += build_errors.other_places(name, self._config.sources)
+                raise ConfigError(text, source)
         missing = [
             name
             for name, parameter in function.parameters.items()
@@ -229,14 +240,14 @@ class _Walk:
         ]
         if complete and missing:
             raise ConfigError(
-                refusals.missing_arguments(function, missing), self._config.sources[path]
+                build_errors.missing_arguments(function, missing), self._config.sources[path]
             )
         return function
 
     def _default_steps(
         self, function: Function, values: Mapping[str, Any], path: str
     ) -> dict[str, int]:
-        """Returns the defaults of a function that are step counts with a unit, resolved."""
+        """Returns the defaults of a function that are numbers of steps with a unit, converted."""
         slots = {
             name: Slot().of_argument(function, name, False)
             for name, parameter in function.parameters.items()

@@ -1,4 +1,4 @@
-"""Turns a value of a config into what an annotation asks for, where it fits."""
+"""Converts values of a config to annotated types."""
 
 import collections.abc
 import os
@@ -6,18 +6,26 @@ import pathlib
 import typing
 from typing import Any
 
-from trainer.config.annotations import MAPPINGS, SEQUENCES, SETS, is_literal, is_open, members
+from trainer.config.annotations import (
+    MAPPINGS,
+    SEQUENCES,
+    SETS,
+    accepts_anything,
+    is_literal,
+    takes_dtype,
+    union_members,
+)
 from trainer.config.tree import Tree
 
 
-class Misfit(Exception):
+class TypeMismatch(Exception):
     """A value does not fit an annotation."""
 
 
 def leaf(value: Tree, hint: Any, default: Any = None) -> Any:
-    """Returns a leaf as the annotation wants it (3 as 3.0, a path as a Path); raises Misfit."""
-    parts = members(hint)
-    if is_open(hint) or collections.abc.Hashable in parts:
+    """Converts a leaf to the annotated type (3 to 3.0, a path to a Path); raises TypeMismatch."""
+    parts = union_members(hint)
+    if accepts_anything(hint) or collections.abc.Hashable in parts:
         return value
     for part in parts:
         if is_literal(part) and any(
@@ -32,14 +40,14 @@ def leaf(value: Tree, hint: Any, default: Any = None) -> Any:
         return _number(value, parts, default)
     if isinstance(value, str):
         return _string(value, parts)
-    raise Misfit
+    raise TypeMismatch
 
 
 def _bool(value: bool, parts: list[Any]) -> bool:
-    # jax.typing.ArrayLike holds bool; where floats are meant, a config does not
+    # jax.typing.ArrayLike accepts bool, but a config that writes true for a float is mistaken
     if bool in parts and float not in parts:
         return value
-    raise Misfit
+    raise TypeMismatch
 
 
 def _number(value: int | float, parts: list[Any], default: Any) -> int | float:
@@ -50,7 +58,7 @@ def _number(value: int | float, parts: list[Any], default: Any) -> int | float:
             return float(value)
     elif float in parts or complex in parts or _holds_numbers(parts):
         return value
-    raise Misfit
+    raise TypeMismatch
 
 
 def _holds_numbers(parts: list[Any]) -> bool:
@@ -61,24 +69,32 @@ def _holds_numbers(parts: list[Any]) -> bool:
 
 
 def _string(value: str, parts: list[Any]) -> Any:
-    if str in parts or any(getattr(part, "__name__", "") == "dtype" for part in parts):
+    if str in parts or any(takes_dtype(part) for part in parts):
         return value
     if any((typing.get_origin(part) or part) in (pathlib.Path, os.PathLike) for part in parts):
         return pathlib.Path(value)
-    raise Misfit
+    raise TypeMismatch
 
 
 def items(hint: Any, count: int) -> tuple[list[Any], type] | None:
-    """Returns an annotation for each element of a list, and the type that is asked for.
+    """Returns an annotation for each element of a list, and the sequence type.
 
-    Returns None where no list fits; raises Misfit where one of this length does not.
+    Args:
+        hint: the annotation of the list.
+        count: the length of the list.
+
+    Returns:
+        The annotations and the type; None if the annotation does not accept a list.
+
+    Raises:
+        TypeMismatch: the annotation accepts lists, but none of this length.
     """
-    if is_open(hint):
+    if accepts_anything(hint):
         return [Any] * count, list
     wrong_length = False
     elements: list[Any] = []
     kinds: list[type] = []
-    for part in members(hint):
+    for part in union_members(hint):
         origin = typing.get_origin(part) or part
         args = typing.get_args(part)
         if origin is tuple and args and args[-1] is not Ellipsis:
@@ -92,20 +108,20 @@ def items(hint: Any, count: int) -> tuple[list[Any], type] | None:
             kinds.append(kind)
             elements.append(args[0] if args else Any)
     if not elements and wrong_length:
-        raise Misfit
+        raise TypeMismatch
     return ([typing.Union[tuple(elements)]] * count, kinds[0]) if elements else None  # noqa: UP007
 
 
 def entries(hint: Any) -> tuple[Any, Any] | None:
-    """Returns the annotations of the keys and values of a dict, or None where none fits."""
-    if is_open(hint):
+    """Returns the annotations of a dict's keys and values; None if no dict fits."""
+    if accepts_anything(hint):
         return Any, Any
     found = [
         (str, Any) if typing.is_typeddict(part) else typing.get_args(part) or (Any, Any)
-        for part in members(hint)
+        for part in union_members(hint)
         if (typing.get_origin(part) or part) in MAPPINGS or typing.is_typeddict(part)
     ]
     if not found:
         return None
     keys, values = zip(*found, strict=True)
-    return typing.Union[keys], typing.Union[values]  # noqa: UP007  # of as many as there are
+    return typing.Union[keys], typing.Union[values]  # noqa: UP007  # the number of members varies

@@ -1,7 +1,8 @@
-"""Edits a resolved config: settings by path, and one tree laid over another."""
+"""Edits a resolved config: replaces values by path, and merges two trees."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from shlex import quote
 
 from trainer.config.nodes import (
     Node,
@@ -14,23 +15,23 @@ from trainer.config.nodes import (
     to_node,
     with_children,
 )
-from trainer.config.tree import Call, Config, ConfigError, Key, Source, Tree, fitting, join
-from trainer.config.wording import describe, known_names, nearest
+from trainer.config.tree import Call, Config, ConfigError, Key, Source, Tree, join, longest_key
+from trainer.config.wording import describe, known_names, listing, nearest
 
 
 def override(config: Config, sets: Sequence[str]) -> Config:
     """Returns the config with some values replaced.
 
-    A path is the keys from the root on, joined by dots; an element of a list goes by its index. A
-    path names what is there, or a new argument of a function or a new key of a dict that is there,
-    which comes last. Where a key holds dots itself, the longest key that fits is meant.
+    A path consists of the keys from the root to a value, joined by dots; the key of a list element
+    is its index. A path leads to an existing value, or to a new argument or key of an existing call
+    or dict, which is added at the end. If keys contain dots, the longest matching key is taken.
 
     Args:
         config: the config.
         sets: settings of the form path=value; the value is YAML, tags included.
 
     Raises:
-        ConfigError: a setting has another form, its value is no YAML, or its path leads nowhere.
+        ConfigError: a setting has another form, its value is not YAML, or its path does not exist.
     """
     if not sets:
         return config
@@ -45,7 +46,11 @@ def override(config: Config, sets: Sequence[str]) -> Config:
         new = yaml_reader.read(value, source)
         if new is None:
             raise ConfigError("A setting has the form path=value, as in --set steps=100.", source)
-        root = _replace(root, path.strip(), new, source, "")
+        try:
+            root = _replace(root, path.strip(), new, source, "")
+        except ConfigError as error:
+            hint = _hint_for_function_path(root, path.strip(), value.strip())
+            raise ConfigError(hint, source) if hint else error from None
     return _edited(config, root)
 
 
@@ -58,42 +63,41 @@ def replace(config: Config, values: Mapping[str, Tree], source: Source) -> Confi
         source: where the trees come from, for messages.
 
     Raises:
-        ConfigError: a path leads nowhere, or a value is none that a config may hold.
+        ConfigError: a path does not exist, or a config cannot contain the value.
     """
     root = to_node(config)
     for path, value in values.items():
-        root = _replace(root, path, _sourced(value, source), source, "")
+        root = _replace(root, path, _with_source(value, source), source, "")
     return _edited(config, root)
 
 
 def _edited(config: Config, root: Node) -> Config:
-    """Returns the config of an edited tree, which was read from the same files."""
+    """Returns the config of an edited tree, with the list of files of the original."""
     return dataclasses.replace(to_config(root), files=config.files, unused=config.unused)
 
 
-def _sourced(tree: Tree, source: Source) -> Node:
+def _with_source(tree: Tree, source: Source) -> Node:
     if isinstance(tree, Call):
         for key in tree.kwargs:
             check_argument(key, source)
-        kwargs = {key: _sourced(item, source) for key, item in tree.kwargs.items()}
+        kwargs = {key: _with_source(item, source) for key, item in tree.kwargs.items()}
         return Node(Call(tree.name, kwargs, tree.partial), source)
     if isinstance(tree, dict):
         for key in tree:
             check_key(key, source)
-        return Node({key: _sourced(item, source) for key, item in tree.items()}, source)
+        return Node({key: _with_source(item, source) for key, item in tree.items()}, source)
     if isinstance(tree, list | tuple):
-        return Node([_sourced(item, source) for item in tree], source)
+        return Node([_with_source(item, source) for item in tree], source)
     check_leaf(tree, source)
     return Node(tree, source)
 
 
 def _replace(node: Node, path: str, new: Node, source: Source, above: str) -> Node:
     items = dict(children(node))
-    key = fitting(items, path)
+    key = longest_key(items, path)
     if path.startswith(".") or path == f"{key}.":
         raise ConfigError(
-            f"The path ends or goes on with an empty key below {above or 'the root'}: its keys are"
-            " joined by single dots.",
+            f"The path has an empty key below {above or 'the root'}: join keys by single dots.",
             source,
         )
     if key is None:
@@ -119,22 +123,70 @@ def _check_new(node: Node, path: str, source: Source, above: str) -> None:
     place = above or "The root"
     if not isinstance(node.value, Call | dict | list):
         shown = describe(plain(node))
-        raise ConfigError(f"{above} is {shown}, and has nothing below it, no {word!r}.", source)
+        raise ConfigError(f"{above} is {shown}, which has no keys, so it has no {word!r}.", source)
     what = "the elements" if isinstance(node.value, list) else ""
     hint = known_names(word, known, f"It has {what}".strip())
     if isinstance(node.value, Call) and word.isidentifier() and nearest(word, known) is None:
         whole = join(above, word)
         key = below.split(".")[0]
         shown = "[...]" if key.isdecimal() else f"{{{key}: ...}}" if key else "..."
-        hint += f" What has its default is set whole: --set {whole}={shown}."
+        hint += f" To replace a default, set the whole value: --set {whole}={shown}."
     raise ConfigError(f"{place} has no {word!r}. {hint}", source)
 
 
-def merge(base: Node, over: Node) -> Node:
-    """Returns the tree of `base` with that of `over` laid over it.
+def _hint_for_function_path(root: Node, path: str, value: str) -> str:
+    """Returns advice for a path that begins with the name of a function; "" for other paths.
 
-    Mappings are merged key by key, and so are two calls of one function, and a call with a plain
-    mapping laid over it; anything else is replaced. New keys come last.
+    Args:
+        root: the tree, in which the path does not exist.
+        path: the path of a setting, such as "optim.muon.learning_rate".
+        value: the setting's value, as it was written.
+    """
+    from trainer.config.vocabulary import ROOTS
+
+    path = path[path.rfind("/", 0, path.find(".")) + 1 :]  # the tree contains no scopes of Gin
+    head, _, below = path.partition(".")
+    calls = list(_calls(root, ""))
+    in_tree = head in children(root)
+    told = f"A setting takes a path in the config tree, and {path!r} begins with a function."
+    found: dict[str, str] = {}  # the right path -> the function that is called there
+    for name, place in calls:
+        parts = name.split(".")
+        for start in range(1 if in_tree else len(parts)):
+            short = ".".join(parts[start:])
+            if f"{path}.".startswith(f"{short}."):
+                rest = path[len(short) + 1 :]
+                found[join(place, rest) if rest else place] = name
+    found.pop("", None)
+    if found:
+        settings = [f"--set {quote(f'{each}={value[:60]}')}" for each in found]
+        names, count = listing(list(dict.fromkeys(found.values()))), len(settings)
+        if count == 1:
+            return f"{told} This config calls {names} in one place: write {settings[0]}."
+        shown = "\n  ".join(settings[:4] + [f"and {count - 4} more"] * (count > 4))
+        return f"{told} This config calls {names} in {count} places; write one of:\n  {shown}"
+    packages = {*ROOTS, *(name.split(".")[0] for name, _ in calls)}
+    packages -= {"data", "metrics"}  # which are arguments of the root as well
+    if below and not in_tree and head in packages:
+        name = path.rpartition(".")[0]
+        names = listing(sorted({name for name, _ in calls}))
+        return f"{told} This config does not call {name}. It calls: {names}."
+    return ""
+
+
+def _calls(node: Node, path: str) -> Iterator[tuple[str, str]]:
+    """Yields the function name and the path of every call in a tree."""
+    if isinstance(node.value, Call):
+        yield node.value.name, path
+    for key, child in children(node).items():
+        yield from _calls(child, join(path, key))
+
+
+def merge(base: Node, over: Node) -> Node:
+    """Merges two trees; values of `over` replace those of `base`.
+
+    Two dicts, two calls of one function, and a call in `base` with a dict in `over` are merged key
+    by key; anything else is replaced. New keys are added at the end.
     """
     old, new = base.value, over.value
     if isinstance(old, Call) and isinstance(new, Call):
@@ -146,4 +198,4 @@ def merge(base: Node, over: Node) -> Node:
     for key, node in children(over).items():
         items[key] = merge(items[key], node) if key in items else node
     source = over if isinstance(old, Call) == isinstance(new, Call) else base
-    return with_children(Node(old, source.source, source.named), items)
+    return with_children(Node(old, source.source, source.key_source), items)

@@ -1,4 +1,4 @@
-"""Reads files, bindings and settings into one config."""
+"""Reads a config from files, Gin bindings and `--set` options."""
 
 import dataclasses
 import os
@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 from trainer.config import hints
 from trainer.config.edit import merge, override
-from trainer.config.includes import EMPTY, Places, check_text, read_text, suffix_kind
+from trainer.config.includes import EMPTY, SearchPath, check_text, read_text, suffix_kind
 from trainer.config.nodes import Node, check_argument, plain, to_config
 from trainer.config.tree import Call, Config, ConfigError, ConfigFile, Source, Unused
 from trainer.config.wording import describe
@@ -21,32 +21,38 @@ def load(
     sets: Sequence[str] = (),
     search_paths: Sequence[str] = (),
 ) -> Config:
-    """Reads a config; executes nothing, and knows no function by name.
+    """Reads a config, without executing or importing anything that it names.
 
-    A file that another one includes is looked for in the folder of the including file, then in the
-    current folder, then in the search paths.
+    An included file is looked up in the folder of the including file, then in the current folder,
+    then in the search paths.
 
     Args:
-        files: Gin or YAML by their suffix, of one kind; a later one overrides an earlier one.
-        bindings: Gin statements, for Gin files only; they override the files.
-        sets: settings of the form path=value, the value in YAML; they override all else.
-        search_paths: folders where files are looked for that are not found otherwise.
+        files: Gin or YAML files, recognized by their suffix, all of one format; later files
+            override earlier ones.
+        bindings: Gin statements that override the files; for Gin files only.
+        sets: settings of the form path=value, with the value in YAML; they override all else.
+        search_paths: folders for files that are not found otherwise.
 
     Raises:
-        ConfigError: anything is wrong with it.
+        ConfigError: a file cannot be read, or the config contains a mistake.
+
+    Example:
+        >>> config = load(["configs/muon_vit.gin"], sets=["steps=100"])
+        >>> config.root.kwargs["steps"]
+        100
     """
     paths = [os.fspath(file) for file in files]
     if not paths:
-        raise ConfigError("No config is given: name one with --gin_file=configs/muon_vit.gin.")
+        raise ConfigError("No config is given: name one with --config=configs/muon_vit.gin.")
     kinds = [suffix_kind(path, Source(path)) for path in paths]
     if len(set(kinds)) > 1:
         raise ConfigError(
-            f"The files {', '.join(paths[:4])} are Gin and YAML: give files of one kind, and change"
-            " single values with --set path=value, which both take."
+            f"The files {', '.join(paths[:4])} are Gin and YAML: use files of one format, and"
+            " change single values with --set path=value, which works for both."
         )
-    places = Places(search_paths)
-    paths = [places.of_command(path) for path in paths]
-    reader = _Files(kinds[0], places)
+    places = SearchPath(search_paths)
+    paths = [places.find_file(path) for path in paths]
+    reader = _FileReader(kinds[0], places)
     load_kind = _load_gin if kinds[0] == "gin" else _load_yaml
     root, unused = load_kind(reader, paths, bindings)
     for text in sets:
@@ -56,7 +62,7 @@ def load(
 
 
 def _load_yaml(
-    reader: "_Files", paths: Sequence[str], bindings: Sequence[str]
+    reader: "_FileReader", paths: Sequence[str], bindings: Sequence[str]
 ) -> tuple[Node, list[Unused]]:
     if bindings:
         raise ConfigError(
@@ -71,7 +77,7 @@ def _load_yaml(
 
 
 def _load_gin(
-    reader: "_Files", paths: Sequence[str], bindings: Sequence[str]
+    reader: "_FileReader", paths: Sequence[str], bindings: Sequence[str]
 ) -> tuple[Node, list[Unused]]:
     from trainer.config import gin_scopes
 
@@ -80,7 +86,7 @@ def _load_gin(
     for text in bindings:
         source = _binding_source(text, 1 if "\n" in text.strip() else 0)
         check_text(text, source)
-        reader.gin_text(text, source, "", named=None)
+        reader.gin_text(text, source, "", included_at=None)
     return gin_scopes.resolve(reader.statements, Source(paths[0]))
 
 
@@ -89,42 +95,44 @@ def _binding_source(text: str, line: int) -> Source:
     return Source(f"--gin_bindings={shown[:40]}{'...' if len(shown) > 40 else ''}", line)
 
 
-class _Files:
-    """Reads files with what they include, each at its place.
+class _FileReader:
+    """Reads files and the files that they include.
 
     Attributes:
         statements: the Gin statements, in order.
         read: the files, in order.
     """
 
-    def __init__(self, kind: str, places: Places):
+    def __init__(self, kind: str, places: SearchPath):
         self._kind = kind
         self._places = places
         self._open: list[str] = []
         self._count = 0
-        self._stretch = 0
+        self._section = 0
         self.statements: list = []
         self.read: list[ConfigFile] = []
 
-    def gin(self, path: str, named: Source | None) -> None:
-        text = self._enter(path, named)
-        with self._unquoted(path, named):
-            self.gin_text(text, Source(path, 1), os.path.dirname(path), named)
+    def gin(self, path: str, included_at: Source | None) -> None:
+        text = self._enter(path, included_at)
+        with self._without_quotes(path, included_at):
+            self.gin_text(text, Source(path, 1), os.path.dirname(path), included_at)
         self._open.pop()
 
-    def gin_text(self, text: str, source: Source, directory: str, named: Source | None) -> None:
+    def gin_text(
+        self, text: str, source: Source, directory: str, included_at: Source | None
+    ) -> None:
         from trainer.config import gin_reader
         from trainer.config.gin_tables import Statement
 
-        self._stretch += 1
+        self._section += 1
         first: dict = {}
         for statement in gin_reader.read(text, source):
             if isinstance(statement, gin_reader.Include):
                 at = statement.source
                 if source.file.startswith("--"):  # the command line names it
-                    self._places.trust(os.path.dirname(statement.file))
-                self.gin(self._places.of_include(statement.file, directory, at), at)
-                self._stretch += 1
+                    self._places.allow_quotes(os.path.dirname(statement.file))
+                self.gin(self._places.find_include(statement.file, directory, at), at)
+                self._section += 1
                 continue
             if isinstance(statement, gin_reader.Binding):
                 if statement.key in first:
@@ -134,22 +142,22 @@ class _Files:
                         statement.source,
                     )
                 first[statement.key] = statement.source
-            self.statements.append(Statement(statement, self._stretch, named is not None))
+            self.statements.append(Statement(statement, self._section, included_at is not None))
 
-    def yaml(self, path: str, named: Source | None) -> Node:
-        text = self._enter(path, named)
-        with self._unquoted(path, named):
+    def yaml(self, path: str, included_at: Source | None) -> Node:
+        text = self._enter(path, included_at)
+        with self._without_quotes(path, included_at):
             root, include = self._yaml_root(text, path)
             base: Node | None = None
             for name, at in _included(include):
-                found = self._places.of_include(name, os.path.dirname(path), at)
+                found = self._places.find_include(name, os.path.dirname(path), at)
                 other = self.yaml(found, at)
                 base = other if base is None else merge(base, other)
         self._open.pop()
         return root if base is None else merge(base, root)
 
     def _yaml_root(self, text: str, path: str) -> tuple[Node, Node | None]:
-        """Returns the tree of a file, and what it includes."""
+        """Returns the tree of a file, and the value of its key `include`."""
         from trainer.config import yaml_reader
 
         document = yaml_reader.read(text, Source(path, 1))
@@ -159,7 +167,7 @@ class _Files:
             given = describe(plain(document))
             hint = hints.in_yaml(str(document.value))
             raise ConfigError(
-                f"The root of a config is a mapping (model, data, steps, ...), and not {given}."
+                f"The root of a config must be a mapping (model, data, steps, ...), not {given}."
                 f" {hint}".rstrip(),
                 document.source,
             )
@@ -175,49 +183,55 @@ class _Files:
             check_argument(key, item.argument_source)
         return Node(Call("experiment", items), document.source), include
 
-    def _enter(self, path: str, named: Source | None) -> str:
-        """Returns the text of a file, which is then open until it is popped."""
-        if named is not None and suffix_kind(path, named) != self._kind:
-            raise ConfigError(f"A {self._kind} file includes no {path!r}: use one kind.", named)
+    def _enter(self, path: str, included_at: Source | None) -> str:
+        """Returns the text of a file, and adds it to `_open`; the caller removes it."""
+        if included_at is not None and suffix_kind(path, included_at) != self._kind:
+            raise ConfigError(
+                f"A {self._kind} file cannot include {path!r}: use one format.", included_at
+            )
         self._count += 1
         if self._count > MAX_FILES:
-            raise ConfigError(f"The config includes more than {MAX_FILES} files.", named)
+            raise ConfigError(f"The config includes more than {MAX_FILES} files.", included_at)
         real = os.path.realpath(path) if "\0" not in path else path
         if real in self._open:
             names = [os.path.basename(each) for each in [*self._open, real]]
-            raise ConfigError(f"The files include each other: {' -> '.join(names[-6:])}.", named)
-        if named is not None and not self._places.quotes(path):
-            self._check_target(path, real, named)
-        text, sha256 = read_text(path, named, self._places.searched() if named else "")
-        self.read.append(ConfigFile(path, real, sha256, named is not None))
+            raise ConfigError(
+                f"The files include each other: {' -> '.join(names[-6:])}.", included_at
+            )
+        if included_at is not None and not self._places.may_quote(path):
+            self._check_target(path, real, included_at)
+        text, sha256 = read_text(
+            path, included_at, self._places.describe_search() if included_at else ""
+        )
+        self.read.append(ConfigFile(path, real, sha256, included_at is not None))
         self._open.append(real)
         return text
 
-    def _check_target(self, path: str, real: str, named: Source) -> None:
+    def _check_target(self, path: str, real: str, included_at: Source) -> None:
         """Raises ConfigError for a symbolic link to a file elsewhere that is not a config."""
         try:
-            is_config = suffix_kind(real, named) == self._kind
+            is_config = suffix_kind(real, included_at) == self._kind
         except ConfigError:
             is_config = False
         if not is_config:
             raise ConfigError(
-                f"The included file {path} is a symbolic link to {real}, whose name is not that of"
-                f" a {self._kind} file. It is not read.",
-                named,
+                f"The included file {path} is a symbolic link to {real}, whose name is not the name"
+                f" of a {self._kind} file. It is not read.",
+                included_at,
             )
 
     @contextmanager
-    def _unquoted(self, path: str, named: Source | None) -> Iterator[None]:
+    def _without_quotes(self, path: str, included_at: Source | None) -> Iterator[None]:
         """Keeps the text of an included file out of messages, unless the command names its folder.
 
-        A config of somebody else's may include any file that its reader can read, and a message is
-        copied into logs and mails.
+        A config written by somebody else can include any file that the user can read, and messages
+        are copied into logs and mails.
         """
         try:
             yield
         except ConfigError as error:
             at = error.source
-            if named is None or at is None or at.file != path or self._places.quotes(path):
+            if included_at is None or at is None or at.file != path or self._places.may_quote(path):
                 raise
             raise ConfigError(
                 f"This cannot be read as {self._kind}. The file is {os.path.realpath(path)},"

@@ -1,7 +1,7 @@
 """Reads the statements of a Gin file with gin-config's own parser, and executes nothing.
 
-The parser (`gin.config_parser`) yields statements and asks a delegate what references and macros
-are. What the statements mean together is in `gin_scopes`.
+The parser (`gin.config_parser`) yields statements, and calls a delegate for references and macros.
+`gin_scopes` combines the statements into a tree.
 """
 
 import tokenize
@@ -22,7 +22,7 @@ _MAX_STRINGS = 1000
 
 @dataclass(frozen=True)
 class Reference:
-    """`@scope/name()`, or with `evaluate` false `@scope/name`; a macro `%name` is one of MACRO."""
+    """`@scope/name()`, or `@scope/name` if `evaluate` is false; `%name` refers to MACRO."""
 
     scopes: tuple[str, ...]
     name: str
@@ -31,7 +31,7 @@ class Reference:
 
 @dataclass(frozen=True)
 class Pairs:
-    """The items of a dict whose keys, which may be macros, are not resolved yet."""
+    """The items of a dict before its keys, which may be macros, are resolved."""
 
     items: tuple[tuple[Node, Node], ...]
 
@@ -41,8 +41,8 @@ class Binding:
     """`scope/name.argument = value`; a macro's definition binds the argument `value` of MACRO.
 
     Attributes:
-        value: a Node that holds leaves, References, lists of Nodes and Pairs.
-        source: where the statement stands.
+        value: a Node of leaves, References, lists of Nodes, and Pairs.
+        source: the place of the statement.
     """
 
     scopes: tuple[str, ...]
@@ -86,14 +86,14 @@ class _Delegate(config_parser.ParserDelegate):
         return Reference(tuple(macro_name.split("/")), MACRO, True)
 
 
-@dataclass(frozen=True, eq=False)  # equal only to itself, so that no key of a dict hides another
+@dataclass(frozen=True, eq=False)  # equal only to itself, so that equal keys of a dict stay apart
 class _Located:
     value: Any
     line: int
 
 
 class _Parser(config_parser.ConfigParser):
-    """Gin's parser, but each value, also within a list or dict, knows its line."""
+    """Gin's parser, with a line number for each value, also inside lists and dicts."""
 
     _depth = 0
     _strings = 0
@@ -105,7 +105,7 @@ class _Parser(config_parser.ConfigParser):
             self._strings += 1
         elif kind not in (tokenize.NL, tokenize.COMMENT):
             self._strings = 0
-        if self._strings > _MAX_STRINGS:  # the parser evaluates 'a' 'b' 'c' anew for each
+        if self._strings > _MAX_STRINGS:  # the parser evaluates 'a' 'b' 'c' again for each string
             raise SyntaxError(f"there are more than {_MAX_STRINGS} strings in a row")
 
     def parse_value(self) -> _Located:
@@ -123,14 +123,14 @@ def read(text: str, source: Source) -> Iterator[Binding | Include | Block]:
 
     Args:
         text: the statements.
-        source: where they come from; see `yaml_reader.read`.
+        source: the place of the text; see `yaml_reader.read`.
     """
     parser = None
     while True:
         line = _line(parser)
         try:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # '\d' in a pattern is an odd escape for Python
+                warnings.simplefilter("ignore")  # about '\d', which patterns need
                 parser = parser or _Parser(text, _Delegate())
                 statement = parser.parse_statement()
         except tokenize.TokenError as error:
@@ -139,7 +139,7 @@ def read(text: str, source: Source) -> Iterator[Binding | Include | Block]:
         except SyntaxError as error:
             at = error.lineno or _line(parser)
             raise _unreadable(error.msg or "", at, text, source) from None
-        except Exception as error:  # a parser that is not ours, on a text that may be anything
+        except Exception as error:  # gin's parser may raise anything for such a text
             reason = f"{type(error).__name__}: {error}"
             raise _unreadable(reason, line, text, source) from None
         if statement is None:
@@ -172,9 +172,9 @@ def _statement(statement: Any, source: Source) -> Binding | Include | Block:
     if isinstance(statement, config_parser.BlockDeclaration):
         return Block(statement.selector, at)
     raise ConfigError(
-        f"A config imports nothing ({statement.format()!r}): it names functions of optim, optax,"
-        " schedules, models, data, losses and metrics as they are. For a package of yours, leave"
-        " the line out and add --vocabulary=your.package to the command.",
+        f"A config cannot import ({statement.format()!r}), and need not: functions of optim, optax,"
+        " schedules, models, data, losses and metrics are known. For a package of yours, remove"
+        " the line and add --vocabulary=your.package to the command.",
         at,
     )
 
@@ -201,7 +201,7 @@ def _node(located: _Located, source: Source) -> Node:
     elif not isinstance(value, Reference):
         check_leaf(value, at)
     elif not is_name(value.name):
-        raise ConfigError(f"{value.name[:60]!r} is no name of a function.", at)
+        raise ConfigError(f"{value.name[:60]!r} is not the name of a function.", at)
     return Node(value, at)
 
 

@@ -1,16 +1,17 @@
-"""What the bindings of Gin mean together: scopes, macros and references become one tree.
+"""Resolves the scopes, macros and references of Gin bindings into one tree.
 
-The rules are Gin's own. A call in the scope a/b takes the bindings without a scope, then those of
-a, then those of a/b; later ones override. `@s/fn()` replaces the scope for all that is below it,
-`@fn()` inherits it. A macro is a function of one argument: what it holds is called in the scope of
-the macro's name. `@fn` is called by whoever receives it, in the receiver's scope.
+The rules are those of Gin. A call in the scope a/b takes the bindings without a scope, then those
+of a, then those of a/b; later ones override. `@s/fn()` sets the scope of the call and of everything
+below it; `@fn()` inherits the scope. A macro is a function of one argument: the value of the macro
+is evaluated in a scope with the name of the macro. `@fn` is called by the function that receives
+it, in the scope of that function.
 """
 
 from collections.abc import Sequence
 
 from trainer.config.gin_reader import MACRO, Binding, Pairs, Reference
 from trainer.config.gin_tables import ROOT, Bindings, Calls, Scope, Statement, Table
-from trainer.config.gin_unused import Unread
+from trainer.config.gin_unused import UnusedBindings
 from trainer.config.nodes import Budget, Node, check_key, plain
 from trainer.config.tree import Call, ConfigError, Key, Source, Unused
 from trainer.config.wording import known_names, listing
@@ -19,15 +20,15 @@ _REQUIRED = ("REQUIRED", "gin.REQUIRED")
 
 
 def resolve(statements: Sequence[Statement], where: Source) -> tuple[Node, list[Unused]]:
-    """Returns the tree that the statements mean, and the bindings that change nothing in it.
+    """Returns the tree of the statements, and the bindings that have no effect on it.
 
     Args:
-        statements: in the order of the text.
-        where: the place to name where there is no binding of `experiment` at all.
+        statements: the statements in the order of the text.
+        where: the place to name if `experiment` has no binding.
 
     Raises:
-        ConfigError: a reference or a macro leads nowhere, or a binding that nothing reads is a
-            mistake; see `gin_unused`.
+        ConfigError: a macro is not defined, references form a cycle, or a binding without effect is
+            a mistake; see `gin_unused`.
     """
     bindings = Bindings(statements)
     table = bindings.at_end()
@@ -39,28 +40,28 @@ def resolve(statements: Sequence[Statement], where: Source) -> tuple[Node, list[
         )
     resolver = _Resolver(table)
     root = resolver.root(where)
-    unread = Unread(bindings, resolver.called, resolver.where, _calls)
+    unused_bindings = UnusedBindings(bindings, resolver.called, resolver.where, _calls)
     for statement in [*table.in_force, *bindings.blocks]:
-        unread.refuse_ambiguous(statement)
+        unused_bindings.refuse_ambiguous(statement)
     idle = [each for each in table.in_force if id(each.content) not in resolver.read]
-    unused = [unread.judge(statement, table.in_force) for statement in idle]
+    unused = [unused_bindings.classify(statement, table.in_force) for statement in idle]
     for block in bindings.blocks:
-        unread.refuse_block(block)
+        unused_bindings.refuse_block(block)
     return root, unused
 
 
 def _calls(table: Table) -> Calls:
-    """Returns the calls that a config makes with the bindings of a table, as far as they go."""
+    """Returns the calls that a config makes with the bindings of a table, up to the first error."""
     resolver = _Resolver(table)
     try:
         resolver.root(Source(""))
     except ConfigError:
-        pass  # the text up to here is no whole config
+        pass  # an early section alone need not be a complete config
     return resolver.called
 
 
 class _Resolver:
-    """Calls nothing: follows the references of one table from the root."""
+    """Follows the references of one table from the root; calls no function."""
 
     def __init__(self, table: Table):
         self._table = table
@@ -85,7 +86,7 @@ class _Resolver:
     def _call(
         self, reference: Reference, scope: Scope, caller: Scope, source: Source, depth: int
     ) -> Node:
-        """Resolves a reference that stands in `scope`, in an argument of a call in `caller`."""
+        """Resolves a reference in the scope `scope`, which is an argument of a call in `caller`."""
         self._budget.spend(depth, source)
         scope = reference.scopes or (scope if reference.evaluate else caller)
         if (scope, reference.name) in self._open:
@@ -113,15 +114,14 @@ class _Resolver:
         bound = self._bound(MACRO, scope)
         extra = [argument for argument in bound if argument != "value"]
         if extra:
-            raise ConfigError(f"A macro has a value, and no {extra[0]!r}.", bound[extra[0]].source)
+            raise ConfigError(f"A macro has a value, not {extra[0]!r}.", bound[extra[0]].source)
         if bound:
             return self._value(bound["value"].value, scope, caller, depth + 1)
         if name in _REQUIRED:
             raise ConfigError("This value is required (%gin.REQUIRED): bind it.", source)
         macros = known_names(name, self._table.macros(), "Macros")
         raise ConfigError(
-            f"The macro %{name} is not defined. {macros}"
-            f" Define it with a line {name} = value.",
+            f"The macro %{name} is not defined. {macros} Define it with a line {name} = value.",
             source,
         )
 
@@ -158,4 +158,4 @@ class _Resolver:
             "%" + "/".join(scopes) if function == MACRO else "@" + "/".join([*scopes, function])
             for scopes, function in steps
         ]
-        return f"The config goes round in a circle: {listing(shown)}. Cut it somewhere."
+        return f"The config contains a cycle: {listing(shown)}. Remove one of these references."

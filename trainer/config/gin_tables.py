@@ -1,4 +1,4 @@
-"""The bindings of a Gin config: which of them is in force for a function in a scope."""
+"""Looks up which Gin binding applies to a function in a scope."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -9,24 +9,24 @@ from trainer.config.tree import ConfigError
 
 Scope = tuple[str, ...]
 Calls = Mapping[str, set[Scope]]
-"""The scopes in which each function is called, and in which each macro is read, as MACRO."""
+"""The scopes in which each function is called. The key MACRO has the macros that are read."""
 
 ROOT = "experiment"
 
 
 @dataclass(frozen=True)
 class Statement:
-    """A binding or the head of a block, and where it stands.
+    """A binding or the head of a block, and its position.
 
     Attributes:
         content: the binding, or the head of a block.
-        stretch: a number. A new stretch of text begins with each file, include, end of an include,
-            and option; a binding overrides those of earlier stretches.
-        included: it stands in a file that another file includes.
+        section: the number of the section. Each file, include, end of an include, and option
+            begins a new section; a binding overrides those of earlier sections.
+        included: whether the file is included by another file.
     """
 
     content: Binding | Block
-    stretch: int
+    section: int
     included: bool = False
 
 
@@ -54,13 +54,13 @@ class Bindings:
     """All bindings of a config, in the order of the text.
 
     Args:
-        statements: in the order of the text.
+        statements: the statements in the order of the text.
 
     Attributes:
         bindings: the statements that are bindings.
         blocks: the statements that are heads of blocks.
-        full: the names that some reference spells in full. A binding of another name means the
-            function called whose name ends with it.
+        full: the names that a reference spells in full. A binding of another name applies to the
+            called function whose name ends with it.
     """
 
     def __init__(self, statements: Sequence[Statement]):
@@ -76,21 +76,21 @@ class Bindings:
         return Table(self, None)
 
     def before(self) -> list[tuple[int, "Table"]]:
-        """Returns what was in force before later stretches overrode it, the latest first.
+        """Returns the bindings in force before each later section, the latest first.
 
-        The table of a stretch holds for each argument the last binding up to that stretch, or else
+        The table of a section holds for each argument the last binding up to that section, or else
         the first one after it.
         """
-        stretches = sorted({each.stretch for each in self.bindings})
-        return [(stretch, Table(self, stretch)) for stretch in reversed(stretches[:-1])]
+        sections = sorted({each.section for each in self.bindings})
+        return [(section, Table(self, section)) for section in reversed(sections[:-1])]
 
 
 class Table:
-    """The bindings in force; see `Bindings`.
+    """The bindings that are in force; see `Bindings`.
 
     Attributes:
-        in_force: the statements of these bindings, in the order of the text. Two that spell one
-            function differently are both here, although only one is read.
+        in_force: the statements of these bindings, in the order of the text. Two bindings that
+            spell the name of one function differently are both listed, though only one is read.
     """
 
     def __init__(self, all_bindings: Bindings, last: int | None):
@@ -99,7 +99,7 @@ class Table:
         for position, each in enumerate(all_bindings.bindings, 1):
             binding = each.content
             assert isinstance(binding, Binding)
-            rank = position if last is None or each.stretch <= last else -position
+            rank = position if last is None or each.section <= last else -position
             entries = self._entries.setdefault((binding.scopes, binding.name), {})
             if binding.argument not in entries or rank > entries[binding.argument][0]:
                 entries[binding.argument] = rank, each
@@ -109,9 +109,10 @@ class Table:
         self._spellings: dict[str, list[str]] = {}
 
     def bound(self, name: str, scope: Scope) -> dict[str, Binding]:
-        """Returns the bindings by argument of a function in exactly this scope; raises ConfigError.
+        """Returns the bindings of a function in exactly this scope, by argument.
 
-        A binding may spell the last parts of the function's name only, as in adamw.b2.
+        A binding may spell only the last parts of the function's name, as in adamw.b2. Raises
+        ConfigError if two bindings of one section bind the same argument.
         """
         if name not in self._spellings:
             short = [each for each in suffixes(name) if each not in self._full]
@@ -121,7 +122,7 @@ class Table:
             for argument, entry in self._entries.get((scope, spelling), {}).items():
                 if argument in found:
                     first, second = sorted([found[argument], entry], key=lambda each: each[0])
-                    if first[1].stretch == second[1].stretch:
+                    if first[1].section == second[1].section:
                         raise ConfigError(
                             f"This binds {argument!r} of {name} for the second time; the first is"
                             f" {first[1].content} at {first[1].content.source}. Remove one.",

@@ -1,9 +1,9 @@
-"""Finds the bindings of a Gin config that nothing reads, and says which of them are mistakes.
+"""Finds the bindings of a Gin config that nothing reads, and decides which of them are mistakes.
 
-A binding that another one overrides is no mistake, nor is one of an included file for a function
-that the config never calls. A binding is a mistake if it stands in a file of the command line, or
-in an option, and its function is never called; if its function is called but never in its scope;
-or if it defines a macro that no binding names.
+A binding that another one overrides is not a mistake. Neither is a binding in an included file for
+a function that the config never calls. A binding is a mistake if it is in a file of the command
+line, or in an option, and its function is never called; if its function is called, but never in
+its scope; or if it defines a macro that no binding names.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,12 +15,12 @@ from trainer.config.tree import ConfigError, Source, Unused
 from trainer.config.wording import known_names, listing, nearest
 
 
-class Unread:
-    """What no call reads of a config's bindings.
+class UnusedBindings:
+    """Classifies the bindings of a config that no call reads.
 
     Args:
         bindings: all bindings.
-        called: the calls that the config makes.
+        called: the scopes of the calls that the config makes, by function.
         where: the place of the first call of each function.
         calls_of: returns the calls that the config would make with another table.
     """
@@ -43,7 +43,7 @@ class Unread:
                     self._functions.setdefault(short, []).append(name)
 
     def refuse_ambiguous(self, statement: Statement) -> None:
-        """Raises ConfigError for a short name that fits several functions which are called."""
+        """Raises ConfigError for a short name that matches several called functions."""
         functions = self._functions.get(statement.content.name, [])
         if len(functions) > 1:
             raise ConfigError(
@@ -58,15 +58,15 @@ class Unread:
         if not statement.included and not self._scopes_since(statement):
             raise ConfigError(self._never_called(name), statement.content.source)
 
-    def judge(self, statement: Statement, in_force: Sequence[Statement]) -> Unused:
-        """Returns why a binding that nothing reads is no mistake; raises ConfigError if it is."""
+    def classify(self, statement: Statement, in_force: Sequence[Statement]) -> Unused:
+        """Returns why a binding without effect is allowed; raises ConfigError if it is not."""
         binding = statement.content
         assert isinstance(binding, Binding)
         name, why, unknown = binding.name, "", None
         if name == MACRO:
             if binding.scopes not in self._named_macros:
                 raise ConfigError(self._why_macro(binding), binding.source)
-            why = "Only bindings that change nothing read it."
+            why = "Only bindings without effect read it."
         elif any(_covers(binding.scopes, scope) for scope in self._scopes(name)):
             why = f"{self._overriding(binding, in_force)} it wherever {self._full(name)} is called."
         elif any(_covers(binding.scopes, scope) for scope in self._scopes_since(statement)):
@@ -79,31 +79,31 @@ class Unread:
             raise ConfigError(self._never_called(name), binding.source)
         return Unused(str(binding), unknown, binding.argument, binding.source, why)
 
-    # What is called where.
+    # The calls of the config.
 
     def _full(self, name: str) -> str:
-        """Returns the name in full of a function that is called."""
+        """Returns the full name of a called function."""
         return self._functions.get(name, [name])[0]
 
     def _scopes(self, name: str) -> set[Scope]:
         return self._called.get(self._full(name), set())
 
     def _scopes_since(self, statement: Statement) -> set[Scope]:
-        """Returns the scopes of the calls before a later stretch of text replaced them."""
-        earlier = [calls for stretch, calls in self._earlier if stretch >= statement.stretch]
+        """Returns the scopes of the calls, including calls that later sections replaced."""
+        earlier = [calls for section, calls in self._earlier if section >= statement.section]
         name = statement.content.name
         return self._scopes(name).union(*(calls.get(name, ()) for calls in earlier))
 
     @cached_property
     def _earlier(self) -> list[tuple[int, Calls]]:
-        """Returns the calls by each spelling, as they were before each stretch but the first."""
+        """Returns, for each section but the last, the calls of the config up to it, by spelling."""
         earlier = []
-        for stretch, table in self._bindings.before():
+        for section, table in self._bindings.before():
             calls: dict[str, set[Scope]] = {}
             for name, scopes in self._calls_of(table).items():
                 for spelling in [name, *suffixes(name)]:
                     calls.setdefault(spelling, set()).update(scopes)
-            earlier.append((stretch, calls))
+            earlier.append((section, calls))
         return earlier
 
     @cached_property
@@ -163,10 +163,10 @@ class Unread:
         hint = known_names(words, every) if nearest(words, every) else ""
         return (
             f"Nothing reads {binding}: {self._full(binding.name)} is never called in the scope"
-            f" {words!r}, but in {shown}. {hint}"
+            f" {words!r}; it is called in {shown}. {hint}"
         )
 
 
 def _covers(outer: Scope, inner: Scope) -> bool:
-    """Says whether a call in the scope `inner` takes the bindings of the scope `outer`."""
+    """Returns whether a call in the scope `inner` takes the bindings of the scope `outer`."""
     return inner[: len(outer)] == outer

@@ -1,4 +1,4 @@
-"""Says what may have been meant by a line that no parser can read."""
+"""Suggests corrections for lines that a parser cannot read."""
 
 import re
 
@@ -8,24 +8,24 @@ _IN_GIN = [
     (r"\s*[\w./]+\s*:\s+\S.*|\s*-\s.*", "This looks like YAML, whose files end in .yaml."),
     (
         r".*=.*\b[0-9][0-9_.]*\s*(%|steps?\b|epochs?\b|examples?\b).*",
-        "A number of steps with a unit stands in quotes, as in '5%'.",
+        "Put a number of steps with a unit in quotes, as in '5%'.",
     ),
     (rf".*!{_NAME}.*", "A call is written @name.of.function() in Gin."),
     (
         rf".*@{_NAME}\(\s*\w.*",
-        "Arguments stand in lines of their own, as in models.mlp.width = 64, and not in the call.",
+        "Write arguments on lines of their own, as in models.mlp.width = 64, not in the call.",
     ),
 ]
 _IN_YAML = [
     (r"\s*[\w./]+\s*=\s*\S.*|experiment\s*:\s*", "This looks like Gin, whose files end in .gin."),
     (
         rf".*!{_NAME}\(.*",
-        "Arguments stand in braces, as in !optax.adamw {learning_rate: 1e-3}.",
+        "Write arguments in braces, as in !optax.adamw {learning_rate: 1e-3}.",
     ),
-    (rf".*!{_NAME}\{{.*", "A space is missing before the brace."),
+    (rf".*!{_NAME}\{{.*", "Add a space before the brace."),
     (
         rf".*!{_NAME}\s+[\w']+:\s.*",
-        "Arguments stand in braces, as in !models.mlp {width: 64}, or in lines of their own below.",
+        "Write arguments in braces, as in !models.mlp {width: 64}, or on lines of their own below.",
     ),
     (
         rf".*[:,\[]\s+{_NAME}\s*\{{.*",
@@ -35,18 +35,18 @@ _IN_YAML = [
 
 
 def in_gin(line: str, reason: str) -> tuple[str, str]:
-    """Returns why Gin's parser cannot read a line, in words for a user, and what to do.
+    """Returns why Gin's parser cannot read a line, and advice.
 
     Args:
         line: the line.
-        reason: what the parser says.
+        reason: the message of the parser.
     """
     word = re.search(r"malformed node.*Failed to parse token '(.*?)'", reason)
     if word is None:
         if reason.startswith("Expected indentation"):
-            return reason, "The bindings of a block are indented below its first line."
+            return reason, "Indent the bindings of a block below its first line."
         return reason, _first(_IN_GIN, line)
-    wrong = f"{word[1]!r} is no value"
+    wrong = f"{word[1]!r} is not a value"
     if word[1].lower() in _WORDS:
         return wrong, f"In Gin it is written {_WORDS[word[1].lower()]}."
     if re.search(rf"(?<![@\w]){re.escape(word[1])}[\w.]*\(", line):
@@ -55,15 +55,33 @@ def in_gin(line: str, reason: str) -> tuple[str, str]:
 
 
 def in_yaml(text: str, line: int = 0) -> str:
-    """Returns what may have been meant by a text that is no YAML in a line, or nothing.
+    """Returns advice for a text that is not valid YAML; "" if there is none.
 
     Args:
         text: the whole text.
-        line: the line where it ceases to be YAML, counted from 0.
+        line: the line of the error, counted from 0.
     """
     lines = text.split("\n")
     first = next((each for each in lines if each.strip() and not each.startswith("#")), "")
     return _first(_IN_YAML, lines[line]) or _first(_IN_YAML[:1], first)
+
+
+# The functions of optax that take *args; in a config this argument is called args.
+_LISTS = ("optax.chain", "optax.named_chain")
+
+
+def list_for_call(tag: str) -> str:
+    """Returns the message for a list in place of arguments, as in "!optax.chain [a, b]".
+
+    Args:
+        tag: the tag, such as "!optax.chain".
+    """
+    name = "args" if tag.lstrip("!").removeprefix("partial:") in _LISTS else "argument"
+    hint = "" if name == "args" else ", with the argument's name"
+    return (
+        f"{tag} takes its arguments by name, and was given a list: write {tag} {{{name}: [...]}}"
+        f"{hint}."
+    )
 
 
 def _first(hints: list[tuple[str, str]], line: str) -> str:

@@ -1,4 +1,4 @@
-"""Trees whose every part knows where it was written, as the readers make them."""
+"""Trees with the place of every value, as the two readers produce them."""
 
 import math
 import re
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from trainer.config.tree import Call, Config, ConfigError, Key, Source, Tree, branches, join
+from trainer.config.tree import Call, Config, ConfigError, Key, Source, Tree, child_trees, join
 from trainer.config.wording import brief, describe
 
 MAX_DEPTH = 64
@@ -16,26 +16,26 @@ _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*")
 
 @dataclass(frozen=True)
 class Node:
-    """A tree whose parts know where they were written; only the readers see it.
+    """A tree with the place of every value; used by the readers and by edits.
 
     Attributes:
-        value: a leaf, a Call, a list or a dict; the last three hold Nodes.
+        value: a leaf, or a Call, list or dict of Nodes.
         source: where the value was written.
-        named: where the argument or key that holds it was written, if elsewhere.
+        key_source: where the argument or key of the value was written, if in another place.
     """
 
     value: Any
     source: Source
-    named: Source | None = None
+    key_source: Source | None = None
 
     @property
     def argument_source(self) -> Source:
-        return self.named or self.source
+        return self.key_source or self.source
 
 
 def children(node: Node) -> Mapping[Key, Node]:
-    """Returns the children of a node by key; of a leaf, none."""
-    return branches(node.value)
+    """Returns the children of a node by key; a leaf has none."""
+    return child_trees(node.value)
 
 
 def with_children(node: Node, items: Mapping[Key, Node]) -> Node:
@@ -45,7 +45,7 @@ def with_children(node: Node, items: Mapping[Key, Node]) -> Node:
         value = Call(value.name, {str(key): item for key, item in items.items()}, value.partial)
     else:
         value = list(items.values()) if isinstance(value, list) else dict(items)
-    return Node(value, node.source, node.named)
+    return Node(value, node.source, node.key_source)
 
 
 def plain(node: Node) -> Tree:
@@ -59,9 +59,9 @@ def plain(node: Node) -> Tree:
 
 
 def to_config(root: Node) -> Config:
-    """Returns the config of a tree; raises ConfigError if it is too large, or a path not unique."""
+    """Converts a tree to a config; raises ConfigError if it is too large or paths are equal."""
     sources: dict[str, Source] = {}
-    named: dict[str, Source] = {}
+    key_sources: dict[str, Source] = {}
     budget = Budget()
 
     def visit(node: Node, path: str, depth: int) -> None:
@@ -72,17 +72,17 @@ def to_config(root: Node) -> Config:
                 node.source,
             )
         sources[path] = node.source
-        if node.named is not None and node.named != node.source:
-            named[path] = node.named
+        if node.key_source is not None and node.key_source != node.source:
+            key_sources[path] = node.key_source
         for key, child in children(node).items():
             visit(child, join(path, key), depth + 1)
 
     visit(root, "", 0)
-    return Config(plain(root), sources, named)
+    return Config(plain(root), sources, key_sources)
 
 
 def to_node(config: Config) -> Node:
-    """Returns the tree of a config with its sources; the inverse of `to_config`."""
+    """Returns the tree of a config with its sources, the inverse of `to_config`."""
 
     def visit(tree: Tree, path: str) -> Node:
         if isinstance(tree, Call):
@@ -92,55 +92,55 @@ def to_node(config: Config) -> Node:
             tree = {key: visit(item, join(path, key)) for key, item in tree.items()}
         elif isinstance(tree, list):
             tree = [visit(item, join(path, key)) for key, item in enumerate(tree)]
-        return Node(tree, config.sources[path], config.named.get(path))
+        return Node(tree, config.sources[path], config.key_sources.get(path))
 
     return visit(config.root, "")
 
 
 def is_name(text: str) -> bool:
-    """Says whether a text may be the dotted name of a function."""
+    """Returns whether a text can be the dotted name of a function."""
     return _NAME.fullmatch(text) is not None
 
 
 def check_argument(name: Key, source: Source) -> None:
-    """Raises ConfigError for what cannot be the name of an argument."""
+    """Raises ConfigError if a value cannot be the name of an argument."""
     if not isinstance(name, str) or not name.isidentifier():
         hint = " In YAML an argument is written name: value." if "=" in str(name) else ""
-        raise ConfigError(f"{brief(name)} is no name of an argument.{hint}", source)
+        raise ConfigError(f"{brief(name)} is not the name of an argument.{hint}", source)
 
 
 def check_key(key: Any, source: Source) -> None:
-    """Raises ConfigError for what cannot be the key of a dict."""
+    """Raises ConfigError if a value cannot be the key of a dict."""
     if type(key) not in (str, int):
-        raise ConfigError(f"Keys are strings or integers, and this one is {describe(key)}.", source)
+        raise ConfigError(f"Keys must be strings or integers, got {describe(key)}.", source)
     check_leaf(key, source)
 
 
 def check_leaf(value: Any, source: Source) -> None:
-    """Raises ConfigError for a leaf that no config may hold."""
+    """Raises ConfigError for a leaf that a config cannot contain."""
     if isinstance(value, float) and math.isnan(value):
-        raise ConfigError("The value is not a number (NaN); a config holds none.", source)
+        raise ConfigError("The value is NaN, which a config cannot contain.", source)
     if isinstance(value, int) and not -(2**63) <= value < 2**64:
         raise ConfigError("The integer does not fit into 64 bits.", source)
     if isinstance(value, str) and any("\ud800" <= char <= "\udfff" for char in value):
-        raise ConfigError("The string holds half a surrogate pair, which is no text.", source)
+        raise ConfigError("The string contains half of a surrogate pair: not text.", source)
     if value is not None and type(value) not in (str, int, float, bool):
         kind = type(value).__name__
         raise ConfigError(
-            f"A config holds strings, numbers, booleans, null, lists and dicts, and no {kind}.",
+            f"A config contains strings, numbers, booleans, null, lists and dicts, not {kind}.",
             source,
         )
 
 
 class Budget:
-    """Bounds the size of a tree, so that no few lines of a config grow without end."""
+    """Limits the size of a tree, because a few lines with aliases could expand without end."""
 
     def __init__(self, limit: int = MAX_NODES):
         self._limit = limit
         self._left = limit
 
     def spend(self, depth: int, source: Source) -> None:
-        """Counts one node; raises ConfigError where the tree is too deep or too large."""
+        """Counts one node; raises ConfigError if the tree is too deep or too large."""
         self._left -= 1
         if depth > MAX_DEPTH:
             raise ConfigError(

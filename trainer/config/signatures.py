@@ -1,4 +1,4 @@
-"""Reads what arguments a function takes."""
+"""Reads the signatures of functions."""
 
 import functools
 import inspect
@@ -16,12 +16,12 @@ _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_O
 
 @dataclass(frozen=True)
 class Parameter:
-    """A parameter that a config may name.
+    """A parameter that a config may set.
 
     Attributes:
-        hint: its annotation, evaluated; `typing.Any` where there is none that can be.
+        hint: its annotation, evaluated; `typing.Any` if it cannot be evaluated.
         default: its default, or `inspect.Parameter.empty`.
-        kind: as of `inspect.Parameter`; `VAR_POSITIONAL` takes a list.
+        kind: the kind of `inspect.Parameter`; a config sets `VAR_POSITIONAL` to a list.
     """
 
     hint: Any
@@ -40,10 +40,10 @@ class Function:
 
     Attributes:
         name: its name in the config.
-        call: the function itself, or a class.
-        parameters: what a config may name.
-        open_ended: it takes **kwargs, which widens nothing that a config may say.
-        returns: the annotation of what it returns; Any for a class.
+        call: the function or class.
+        parameters: the parameters that a config may set, by name.
+        open_ended: whether it takes **kwargs. A config may not use them.
+        returns: the annotation of its result; Any for a class.
     """
 
     name: str
@@ -53,7 +53,7 @@ class Function:
     returns: Any
 
     def bind(self, values: Mapping[str, Any]) -> functools.partial:
-        """Returns the function with its arguments, each passed the way it wants to be passed."""
+        """Binds arguments by name to a partial, positional ones in their positions."""
         spread = any(
             name in values and parameter.kind is inspect.Parameter.VAR_POSITIONAL
             for name, parameter in self.parameters.items()
@@ -81,17 +81,17 @@ def home(value: Any) -> str:
 
 
 def read(name: str, call: Callable[..., Any], source: Source | None) -> Function:
-    """Returns what a config may say to a function.
+    """Reads the signature of a function.
 
     Args:
         name: the name in the config.
-        call: the function, or a class.
+        call: the function or class.
         source: where the config names it.
 
     Raises:
-        ConfigError: it does not say which arguments it takes, as some builtins do.
+        ConfigError: it has no signature, like some builtins.
     """
-    # A metaclass such as nnx's hides what a class takes; its __init__ says it.
+    # A metaclass with __call__, such as that of nnx, hides the signature of __init__.
     made_by = type(call).__call__ if isinstance(call, type) else type.__call__
     try:
         signature = inspect.signature(call)
@@ -99,7 +99,7 @@ def read(name: str, call: Callable[..., Any], source: Source | None) -> Function
             signature = inspect.signature(functools.partial(call.__init__, None))
     except (TypeError, ValueError):
         raise ConfigError(
-            f"{name} does not say which arguments it takes, so a config cannot call it.", source
+            f"{name} has no signature that Python can read, so a config cannot call it.", source
         ) from None
     hints = _hints(call)
     parameters = {}
@@ -124,7 +124,7 @@ def _hints(call: Any) -> dict[str, Any]:
     for part in [call, call.__init__] if inspect.isclass(call) else [call]:
         try:
             hints.update(typing.get_type_hints(part, include_extras=True))
-        except Exception:  # an annotation may be any expression; each is tried by itself later
+        except Exception:  # an annotation may be any expression; see _evaluated
             continue
     return hints
 
@@ -139,5 +139,5 @@ def _evaluated(hint: Any, call: Any) -> Any:
     try:
         names = dict(vars(module)) if module else {}
         return typing.get_type_hints(holder, names, include_extras=True)["hint"]
-    except Exception:  # a name that exists for type checkers only
+    except Exception:  # a name that is imported for type checkers only
         return Any

@@ -1,4 +1,4 @@
-"""What the place of a node in a tree asks for."""
+"""The arguments, list elements and dict entries that the nodes of a tree are values of."""
 
 import re
 from dataclasses import dataclass, replace
@@ -9,57 +9,66 @@ from trainer.config.signatures import Function
 from trainer.config.tree import Key
 from trainer.config.units import is_steps, names_steps, quantity
 
-_FLOATS = ("learning_rate", "weight_decay")  # of an optimizer, whatever their annotation
+_FLOATS = ("learning_rate", "weight_decay")  # of optimizers, whatever their annotation
 
 
 @dataclass(frozen=True)
 class Slot:
-    """What the place of a node asks for.
+    """The argument, list element or dict entry that a node is the value of.
 
     Attributes:
         hint: the annotation.
-        default: the default of the parameter, where the node is an argument.
+        default: the default of the parameter, if the node is an argument.
         owner: the name of the function that receives it.
-        argument: the function's argument that the node is, "writers", or the part of one, as in
+        argument: the argument of the function, "writers", or an element or entry of it, as in
             "writers[0]" or "groups.rest".
-        in_recipe: this function is a recipe, so that a schedule may stand for any float.
-        counts_steps: the argument's name or default says that its integers are numbers of steps.
+        in_factory: the function is an optimizer factory, so a schedule may replace any float.
+        counts_steps: whether integers are numbers of steps, by the argument's name or default.
     """
 
     hint: Any = Any
     default: Any = None
     owner: str = ""
     argument: str = ""
-    in_recipe: bool = False
+    in_factory: bool = False
     counts_steps: bool = False
 
     @property
     def takes_steps(self) -> bool:
-        """Says whether a number of steps is asked for, so that it may have a unit."""
+        """Whether the value is a number of steps, which may have a unit."""
         named = self.counts_steps and annotations.takes_int(self.hint)
         return named or is_steps(self.hint)
 
     @property
+    def takes_dtype(self) -> bool:
+        """Whether the value is the name of a dtype; optax annotates few of them."""
+        named = self.owner.startswith(("optax.", "optim.")) and "dtype" in self.argument.split("_")
+        return named or annotations.takes_dtype(self.hint)
+
+    @property
     def takes_mask(self) -> bool:
-        """Says whether a mask of optax's is asked for: a function of parameters, or booleans."""
+        """Whether the value is a mask of optax: a function of parameters, or booleans."""
         name = re.split(r"[.\[]", self.argument)[0]
         is_optax = annotations.takes_callable(self.hint) or self.owner.startswith("optax.")
         return (name == "mask" or name.endswith("_mask")) and is_optax
 
-    def of_argument(self, function: Function, name: str, is_recipe: bool) -> "Slot":
-        """Returns what an argument of the function that stands here asks for."""
+    def of_argument(self, function: Function, name: str, is_factory: bool) -> "Slot":
+        """Returns the slot of an argument of a function that is called here."""
         parameter = function.parameters[name]
-        hint, default = annotations.of(parameter.hint, parameter.default), parameter.default
-        if is_recipe and name in _FLOATS:
-            hint = annotations.with_float(parameter.hint, default)
+        hint, default = (
+            annotations.or_type_of_default(parameter.hint, parameter.default),
+            parameter.default,
+        )
+        if is_factory and name in _FLOATS:
+            hint = annotations.widen_to_float(parameter.hint, default)
         counts = names_steps(name) or isinstance(default, str) and quantity(default) is not None
-        return Slot(hint, default, function.name, name, is_recipe, counts)
+        return Slot(hint, default, function.name, name, is_factory, counts)
 
     def of_elements(self, count: int) -> tuple[list["Slot"], type]:
-        """Returns what each element of a list asks for, and the type of it; raises Misfit."""
+        """Returns the slots of a list's elements, and the sequence type; raises TypeMismatch."""
         found = conversion.items(self.hint, count)
         if found is None:
-            raise conversion.Misfit
+            raise conversion.TypeMismatch
         hints, kind = found
         slots: list[Slot] = [
             replace(self, hint=hint, default=None, argument=f"{self.argument}[{index}]")
@@ -68,16 +77,16 @@ class Slot:
         return slots, kind
 
     def of_keys(self) -> "Slot":
-        """Returns what the keys of a dict ask for; raises Misfit."""
+        """Returns the slot of the keys of a dict; raises TypeMismatch."""
         return replace(self, hint=self._entries()[0], default=None)
 
     def of_entry(self, key: Key) -> "Slot":
-        """Returns what the value of a key asks for; raises Misfit."""
+        """Returns the slot of the value of a key; raises TypeMismatch."""
         name = f"{self.argument}.{key}"
         return replace(self, hint=self._entries()[1], default=None, argument=name)
 
     def _entries(self) -> tuple[Any, Any]:
         found = conversion.entries(self.hint)
         if found is None:
-            raise conversion.Misfit
+            raise conversion.TypeMismatch
         return found

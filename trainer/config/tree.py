@@ -1,10 +1,12 @@
-"""The tree of calls that a config is, and where each part of it was written."""
+"""The tree of calls of a config, and the places of its values."""
 
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+
+from trainer.messages import UserError
 
 __all__ = ["Call", "Config", "ConfigError", "ConfigFile", "Key", "Source", "Tree", "Unused"]
 
@@ -13,8 +15,6 @@ Tree = Any
 """A str, int, float, bool or None; or a Call, a list, or a dict whose keys are Keys."""
 
 _WORD = re.compile(r"(?<![\w.])([A-Za-z_]\w*)(?!\w|\.\w)(\s+is\b|=(?!=))?")
-_MAX_LINES = 7
-_MAX_LINE = 400
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class Source:
 
     Attributes:
         file: the file as the user named it, or an option such as "--set steps=10".
-        line: the line, counted from 1; 0 where there is but one.
+        line: the line, counted from 1; 0 if there is only one.
     """
 
     file: str
@@ -33,21 +33,19 @@ class Source:
         return f"{self.file}:{self.line}" if self.line else self.file
 
 
-class ConfigError(ValueError):
-    """A mistake in a config; its text is a whole message, of at most seven lines.
+class ConfigError(UserError):
+    """A mistake in a config; its text is a complete message of at most seven lines.
 
     Args:
         message: whole sentences: what was given, what exists, what to do.
-        source: where the mistake stands; the text then begins with it.
+        source: the place of the mistake, with which the text begins; None if it has none.
 
     Attributes:
-        source: the same, or None.
+        source: the place of the mistake, or None.
     """
 
     def __init__(self, message: str, source: Source | None = None):
-        text = f"{source}: {message}" if source else message
-        lines = [_shown(line) for line in text.splitlines() if line.strip()]
-        super().__init__("\n".join(lines[:_MAX_LINES]))
+        super().__init__(f"{source}: {message}" if source else message)
         self.source = source
 
 
@@ -55,14 +53,15 @@ class ConfigError(ValueError):
 class Call:
     """A node of a config: a public function by name, and its arguments.
 
-    Two calls are equal if name, arguments and `partial` are. The order of a call's arguments means
-    nothing, the order of a dict's keys does (the first group that matches wins), and 1, 1.0 and
-    True are three values.
+    Two calls are equal if their names, arguments and `partial` are equal. The order of a call's
+    arguments does not matter; the order of a dict's keys does (the first group that matches wins).
+    1, 1.0 and True are three different values.
 
     Attributes:
-        name: the dotted name, such as "optax.adamw".
-        kwargs: a tree by argument.
-        partial: the function itself is meant, with these arguments bound, and not its result.
+        name: the dotted name of the function, such as "optax.adamw".
+        kwargs: the arguments, each a tree.
+        partial: whether the call stands for the function with these arguments bound, instead of
+            its result.
     """
 
     name: str
@@ -72,7 +71,7 @@ class Call:
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Call) and same(self, other)
 
-    __hash__ = None  # type: ignore[assignment]  # the arguments are a dict
+    __hash__ = None  # type: ignore[assignment]  # kwargs is a dict
 
 
 @dataclass(frozen=True)
@@ -80,11 +79,11 @@ class ConfigFile:
     """A file that a config was read from.
 
     Attributes:
-        name: the file as it was found: as given on the command line, or beside the including file,
-            in the current folder or in a search path.
+        name: the path by which it was found: as on the command line, or in the folder of the
+            including file, the current folder or a search path.
         resolved: its absolute path, without symbolic links.
         sha256: the SHA-256 of its bytes, in hexadecimal.
-        included: another file includes it; False for a file of the command line.
+        included: whether another file includes it; False for a file of the command line.
     """
 
     name: str
@@ -95,15 +94,15 @@ class ConfigFile:
 
 @dataclass(frozen=True)
 class Unused:
-    """A Gin binding that changes nothing, and is no mistake.
+    """A Gin binding that has no effect and is not a mistake.
 
     Attributes:
-        binding: what is bound, as the file spells it: "models.vit.width".
-        function: the function to look up, which the config never calls; None where it is called
-            and another binding overrides this one.
+        binding: the function and argument as the file spells them: "models.vit.width".
+        function: the function if the config never calls it; None if it is called, but another
+            binding overrides this one.
         argument: the argument that is bound.
-        source: where the binding stands.
-        why: why it changes nothing, a sentence.
+        source: the place of the binding.
+        why: a sentence that explains why it has no effect.
     """
 
     binding: str
@@ -119,47 +118,69 @@ class Config:
 
     Attributes:
         root: the call of `experiment`.
-        sources: where the value of each node was written, by path. A path is the keys from the
-            root on, joined by dots: "optimizer.groups.rest.optimizer.learning_rate"; an element of
-            a list goes by its index, and the root's path is "".
-        named: where the argument or key of a node was written, for those (a macro, an alias) whose
-            value stands elsewhere.
+        sources: where the value of each node was written, by path. A path consists of the keys from
+            the root to the node, joined by dots: "optimizer.groups.rest.optimizer.learning_rate".
+            The key of a list element is its index, and the path of the root is "".
+        key_sources: where the argument or key of a node was written, by path, for nodes whose value
+            was written somewhere else (a macro, an alias).
         files: the files that it was read from, in the order of reading.
-        unused: the bindings that change nothing and are no mistake.
+        unused: the bindings that have no effect and are not mistakes.
     """
 
     root: Call
     sources: Mapping[str, Source]
-    named: Mapping[str, Source] = field(default_factory=dict)
+    key_sources: Mapping[str, Source] = field(default_factory=dict)
     files: Sequence[ConfigFile] = ()
     unused: Sequence[Unused] = ()
 
     def argument_source(self, path: str) -> Source | None:
         """Returns where the argument or key at `path` was written."""
-        return self.named.get(path) or self.sources.get(path)
+        return self.key_sources.get(path) or self.sources.get(path)
 
-    def accused(self, path: str, text: str) -> Source | None:
-        """Returns where that was written which a message of the function at `path` speaks of.
+    def source_of_error(self, path: str, text: str) -> Source | None:
+        """Returns the place of the value that an error message of a function is about.
 
-        That is an argument whose name stands in the text, best as in "width is -4" or "width=-4",
-        and best one that came by an option of the command line; without any, the call itself. The
-        root speaks of the arguments of its optimizer too.
+        This is an argument whose name occurs in the message, preferably as in "width is -4" or
+        "width=-4"; or a string whose value occurs in it, preferably one that is more than a word,
+        such as a path. Among several, values from the command line are preferred. If no value
+        matches, it is the place of the call. For the root, the arguments of its optimizer are
+        searched too.
+
+        Args:
+            path: the path of the call.
+            text: the message.
         """
-        spoken: list[tuple[bool, bool, int, Source]] = []
+        spoken: list[tuple[int, bool, int, Source]] = []
+
+        def add(rank: int, start: int, at: str) -> None:
+            if (source := self.sources.get(at)) is not None:
+                spoken.append((rank, not source.file.startswith("--"), start, source))
+
         for place in (path,) if path else ("", "optimizer"):
             for match in _WORD.finditer(text):
-                source = self.sources.get(join(place, match[1]))
-                if source is not None:
-                    by_option = source.file.startswith("--")
-                    spoken.append((not match[2], not by_option, match.start(), source))
+                add(0 if match[2] else 2, match.start(), join(place, match[1]))
+        for key, value in child_trees(self.at(path)).items():
+            if (start := _position(value, text)) is not None:
+                add(2 if value.isidentifier() else 1, start, join(path, key))
         return min(spoken, key=lambda each: each[:3])[3] if spoken else self.sources.get(path)
 
     def at(self, path: str) -> Tree:
-        """Returns the subtree at `path`; raises KeyError where there is none."""
+        """Returns the subtree at `path`; raises KeyError if it does not exist."""
         tree: Tree = self.root
-        for key in locate(tree, path):
-            tree = branches(tree)[key]
+        for key in split_path(tree, path):
+            tree = child_trees(tree)[key]
         return tree
+
+
+def _position(value: Tree, text: str) -> int | None:
+    """Returns the position of a string of a config in a text, as a whole word, or None.
+
+    A message may contain "/users/ann/data" if the config has "~/data" or "./data/".
+    """
+    if not isinstance(value, str) or len(word := value.removeprefix("~").strip("./")) < 2:
+        return None
+    found = re.search(rf"(?<!\w){re.escape(word)}(?!\w)", text)
+    return found and found.start()
 
 
 def join(path: str, key: Key) -> str:
@@ -168,7 +189,7 @@ def join(path: str, key: Key) -> str:
 
 
 def same(a: Tree, b: Tree) -> bool:
-    """Says whether two trees are equal, strictly; see `Call`."""
+    """Returns whether two trees are equal, types included; see `Call`."""
     if type(a) is not type(b):
         return False
     if isinstance(a, Call):
@@ -184,8 +205,8 @@ def same(a: Tree, b: Tree) -> bool:
     return a == b and (not isinstance(a, float) or math.copysign(1, a) == math.copysign(1, b))
 
 
-def branches(tree: Tree) -> Mapping[Any, Tree]:
-    """Returns what a call, dict or list holds, by key; of a leaf, nothing."""
+def child_trees(tree: Tree) -> Mapping[Any, Tree]:
+    """Returns the children of a call, dict or list by key; a leaf has none."""
     if isinstance(tree, Call):
         return dict(tree.kwargs)
     if isinstance(tree, list):
@@ -194,23 +215,23 @@ def branches(tree: Tree) -> Mapping[Any, Tree]:
 
 
 def leaves(tree: Tree, path: str = "") -> Iterator[tuple[str, Tree]]:
-    """Yields the path and value of each leaf, in order; of an empty list, dict or call, itself."""
-    items = branches(tree)
+    """Yields the path and value of each leaf, in order; empty lists, dicts and calls are leaves."""
+    items = child_trees(tree)
     if not items:
         yield path, tree
     for key, value in items.items():
         yield from leaves(value, join(path, key))
 
 
-def locate(tree: Tree, path: str) -> list[Key]:
-    """Returns the keys that lead from a tree to a path below it; raises KeyError if none do.
+def split_path(tree: Tree, path: str) -> list[Key]:
+    """Splits a path into keys of a tree; raises KeyError if the path does not exist.
 
-    A key may itself hold dots; the longest key that fits comes first.
+    A key may contain dots; the longest matching key is taken.
     """
     keys: list[Key] = []
     while path:
-        items = branches(tree)
-        found = fitting(items, path)
+        items = child_trees(tree)
+        found = longest_key(items, path)
         if found is None:
             raise KeyError(path)
         keys.append(found)
@@ -219,27 +240,7 @@ def locate(tree: Tree, path: str) -> list[Key]:
     return keys
 
 
-def fitting(keys: Iterable[Key], path: str) -> Key | None:
-    """Returns the longest key with which the path begins, or None."""
+def longest_key(keys: Iterable[Key], path: str) -> Key | None:
+    """Returns the longest key that the path begins with, or None."""
     fits = [key for key in keys if f"{path}.".startswith(f"{key}.")]
     return max(fits, key=lambda key: len(str(key)), default=None)
-
-
-def printable(text: str, keep: str = "") -> str:
-    r"""Returns a text as a terminal may show it: what is not printable is written as in "\x1b".
-
-    A name in a config may hold any character, also those that move the cursor of a terminal.
-
-    Args:
-        text: the text.
-        keep: characters that stay as they are, such as "\n".
-    """
-    if text.isprintable():
-        return text
-    return "".join(c if c.isprintable() or c in keep else repr(c)[1:-1] for c in text)
-
-
-def _shown(line: str) -> str:
-    if len(line) > _MAX_LINE:
-        line = f"{line[: _MAX_LINE - 103]}...{line[-100:]}"
-    return printable(line)

@@ -1,4 +1,4 @@
-"""Step counts with a unit: '5%', '3 epochs', '1_000_000 examples', '500 steps'."""
+"""Numbers of steps with a unit: '5%', '3 epochs', '1_000_000 examples', '500 steps'."""
 
 import math
 import re
@@ -14,8 +14,8 @@ from trainer.config.wording import brief
 _NUMBER = r"([0-9]+(?:_[0-9]+)*(?:\.[0-9]+)?)"
 _QUANTITY = re.compile(rf"\s*{_NUMBER}\s*(%|steps?|epochs?|examples?)\s*")
 
-# An integer is a number of steps, which may have a unit, where its annotation says so, as in
-# Annotated[int, "steps"], or where it is named as optax's schedules name theirs.
+# An integer argument is a number of steps, which may have a unit, if its annotation says so, as in
+# Annotated[int, "steps"], or if it has the name of such an argument of optax's schedules.
 _STEPS = "steps"
 _NAME = re.compile(r"(?!ns_|max_)(\w+_)?steps|transition_begin|boundaries(_and_scales)?")
 
@@ -30,12 +30,12 @@ def quantity(text: str) -> tuple[Fraction, str] | None:
 
 
 def looks_like_quantity(text: str) -> bool:
-    """Says whether a text was meant as a number with a unit, right or wrong: "3 epoks"."""
+    """Returns whether a text resembles a number with a unit, even if misspelled: "3 epoks"."""
     return len(text) <= _LONGEST and _NEARLY.fullmatch(text) is not None
 
 
 def is_steps(hint: Any) -> bool:
-    """Says whether an annotation itself asks for a number of steps, as Annotated[int, "steps"]."""
+    """Returns whether an annotation marks a number of steps, as Annotated[int, "steps"] does."""
     origin = typing.get_origin(hint)
     if origin is typing.Annotated and _STEPS in hint.__metadata__:
         return True
@@ -44,18 +44,22 @@ def is_steps(hint: Any) -> bool:
 
 
 def names_steps(name: str) -> bool:
-    """Says whether an argument of this name, where it takes integers, takes numbers of steps."""
+    """Returns whether integer arguments of this name are numbers of steps."""
     return _NAME.fullmatch(name) is not None
 
 
 @dataclass(frozen=True)
 class Units:
-    """What a step count with a unit is measured by.
+    """Converts numbers of steps with a unit.
 
     Attributes:
-        total_steps: the steps of the whole run, for '5%'; None where it is not known.
-        batch_size: examples in a step, for examples and epochs; None where it is not known.
-        num_examples: examples in an epoch; None where it is not known.
+        total_steps: the number of steps of the run, for '5%'; None if it is not known.
+        batch_size: examples per step, for examples and epochs; None if it is not known.
+        num_examples: examples per epoch, for epochs; None if it is not known.
+
+    Example:
+        >>> Units(total_steps=1000, batch_size=128, num_examples=1797).steps("3 epochs")
+        43
     """
 
     total_steps: int | None = None
@@ -63,23 +67,24 @@ class Units:
     num_examples: int | None = None
 
     def steps(self, value: int | str, source: Source | None = None) -> int:
-        """Returns a number of steps.
+        """Converts a value to a number of steps.
 
         Args:
             value: an integer, or a text with a unit. Epochs and examples are rounded up, so that
-                all of them are seen; a part of the run is rounded to the nearest step, half up, and
+                none of them is missed; a percentage is rounded to the nearest step, half up, and
                 is at least one step unless it is 0%.
             source: where the value was written, for messages.
 
         Raises:
-            ConfigError: it is no step count, or what its unit is measured by is not known.
+            ConfigError: the value is not a number of steps, or the attribute that its unit needs
+                is None.
         """
         if isinstance(value, int) and not isinstance(value, bool):
             return value
         parsed = quantity(value) if isinstance(value, str) else None
         if parsed is None:
             raise ConfigError(
-                f"{brief(value)} is no number of steps: write one as in 10_000, '5%', '3 epochs',"
+                f"{brief(value)} is not a number of steps: write one like 10_000, '5%', '3 epochs',"
                 " '1_000_000 examples' or '500 steps'.",
                 source,
             )
@@ -103,8 +108,8 @@ class Units:
     def _known(self, what: int | None, value: object, words: str, source: Source | None) -> int:
         if what is None:
             raise ConfigError(
-                f"{value!r} is measured by {words}, which is not known here: write the number of"
-                " steps itself.",
+                f"{value!r} depends on {words}, which is not known here: write a plain number of"
+                " steps.",
                 source,
             )
         return what

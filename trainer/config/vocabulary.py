@@ -25,22 +25,23 @@ ROOTS: Mapping[str, str] = {
     "losses": "trainer.losses",
     "metrics": "trainer.metrics",
 }
-# Of these a config may name what `__all__` lists, and nothing in their modules: that may act on
-# files or the network. Of optax, and of the user's packages, it may name all that they define.
+# A config may name only what `__all__` of these packages lists: their modules have functions that
+# act on files or the network. In optax and packages of the user all public functions are allowed.
 _LISTED = frozenset(module for module in ROOTS.values() if module != "optax")
 EXPERIMENT = "experiment"
-_ROOT = "trainer.experiment.Experiment"
+_ROOT = "trainer.engine.experiment.Experiment"
 _PACKAGE = re.compile(r"[A-Za-z]\w*(\.[A-Za-z]\w*)*", re.ASCII)
 
 
 class Vocabulary:
-    """The functions that a config may name, found when they are asked for.
+    """Finds the functions that a config may name.
 
     Args:
-        packages: further packages, such as "my_lab.zoo"; a config names their functions in full.
+        packages: packages of the user, such as "my_lab.zoo"; a config spells the names of their
+            functions in full.
 
     Raises:
-        ConfigError: a package has no proper name, clashes with ours, or cannot be imported.
+        ConfigError: a package has an invalid name, a name that is taken, or cannot be imported.
     """
 
     def __init__(self, packages: Sequence[str] = ()):
@@ -50,20 +51,20 @@ class Vocabulary:
             self._check_package(package)
 
     def function(self, name: str, source: Source | None = None) -> Function:
-        """Returns the function of a dotted name; raises ConfigError if a config may not name it."""
+        """Returns a function by its dotted name; raises ConfigError if a config may not name it."""
         if name not in self._functions:
             self._functions[name] = signatures.read(name, self._find(name, source), source)
         return self._functions[name]
 
     def ending_with(self, name: str, source: Source | None = None) -> list[Function]:
-        """Returns the functions that a name in full, or the last parts of one, may mean.
+        """Returns the functions whose name ends with a name.
 
         Args:
-            name: such as "optax.adamw", or "adamw".
+            name: a full name or its last parts, such as "optax.adamw" or "adamw".
             source: where the config names it.
 
         Raises:
-            ConfigError: there is none.
+            ConfigError: there is no such function.
         """
         modules = [each for each in sys.modules if any(_lies_in(each, p) for p in self._packages)]
         found = []
@@ -73,19 +74,19 @@ class Vocabulary:
         return found or [self.function(name, source)]
 
     def is_ours(self, name: str) -> bool:
-        """Says whether a function is one of ours or of optax, and of no package of the user's."""
+        """Returns whether a function belongs to Lockstep or optax, and not to the user."""
         return name == EXPERIMENT or name.split(".")[0] in ROOTS
 
     def _check_package(self, package: str) -> None:
         source = Source(f"--vocabulary={package[:60]}")
         if not _PACKAGE.fullmatch(package):
-            raise ConfigError("This is no name of a package, such as my_lab.zoo.", source)
+            raise ConfigError("This is not the name of a package, such as my_lab.zoo.", source)
         root = package.split(".")[0]
         taken = {**ROOTS, EXPERIMENT: "the root", "trainer": "this program"}
         if root in taken:
             raise ConfigError(
                 f"The name {root!r} is taken: {root}.* means {taken[root]} in a"
-                " config. Give your package another name, or put it into another package.",
+                " config. Rename your package, or put it into another package.",
                 source,
             )
         _import(package, source)
@@ -105,7 +106,7 @@ class Vocabulary:
         module, rest = self._root(name, steps, source)
         for step in rest:
             module = self._step_into(module, step, name, source)
-        found = _own(module, last, source)
+        found = _public_callable(module, last, source)
         if found is None:
             raise ConfigError(self._unknown(name, module, last), source)
         return found
@@ -135,7 +136,7 @@ class Vocabulary:
         self, module: ModuleType, step: str, name: str, source: Source | None
     ) -> ModuleType:
         if module.__name__ in _LISTED:
-            hint = self._elsewhere(name) or known_names(step, _public(module), "It has")
+            hint = self._elsewhere(name) or known_names(step, _public_names(module), "It has")
             raise ConfigError(f"{module.__name__} has no module {step!r} ({name}). {hint}", source)
         inner = _submodule(module, step, source)
         if inner is not None:
@@ -156,18 +157,18 @@ class Vocabulary:
         what = getattr(module, last, None)
         if what is not None:
             if isinstance(what, ModuleType):
-                words = "is a module, and no function"
+                words = "is a module, not a function"
             elif module.__name__ in _LISTED:
                 words = f"is not among the functions of {own} that a config may name"
-                return f"{name} {words}: {listing(_public(module), 20)}."
+                return f"{name} {words}: {listing(_public_names(module), 20)}."
             elif callable(what):
-                words = f"is no function of {own}: it comes from {home(what) or 'elsewhere'}"
+                words = f"is not a function of {own}: it comes from {home(what) or 'elsewhere'}"
             else:
                 words = "is neither a function nor a class"
             return f"{name} {words}. A config names only functions that a package defines itself."
         hint = self._elsewhere(name).strip()
         if not hint:
-            names = _public(module)
+            names = _public_names(module)
             near = nearest(last, names)
             hint = f"Did you mean {f'{own}.{near}'!r}?" if near else ""
             hint = hint or known_names(last, names, f"{own} has")
@@ -178,7 +179,7 @@ class Vocabulary:
         last = name.rsplit(".", 1)[-1]
         others = ["optax.contrib", *self._packages]
         for root, package in [*ROOTS.items(), *zip(others, others, strict=True)]:
-            if last in _public(importlib.import_module(package)):
+            if last in _public_names(importlib.import_module(package)):
                 return f"Did you mean {f'{root}.{last}'!r}? "
         return ""
 
@@ -186,12 +187,12 @@ class Vocabulary:
 def _import(package: str, source: Source | None) -> ModuleType:
     try:
         return importlib.import_module(package)
-    except (Exception, SystemExit) as error:  # a package may raise anything when imported
+    except (Exception, SystemExit) as error:  # importing a package of the user can raise anything
         if isinstance(error, ModuleNotFoundError) and package.startswith(f"{error.name}"):
-            reason = f"there is no module named {error.name!r}; it must lie in the directory where"
-            reason += " the command runs, or be installed"
+            reason = f"there is no module named {error.name!r}; it must be in the current folder"
+            reason += " or be installed"
         else:
-            reason = blame.told(error, package)
+            reason = blame.summary(error, package)
         raise ConfigError(f"The package {package} cannot be imported: {reason}.", source) from error
 
 
@@ -200,7 +201,7 @@ def _submodule(module: ModuleType, step: str, source: Source | None) -> ModuleTy
     here = _attribute(module, step, source)
     if isinstance(here, ModuleType):
         return here if here.__name__ == name else None
-    is_optax = _lies_in(name, "optax")  # its public modules are loaded with it
+    is_optax = _lies_in(name, "optax")  # importing optax imports its public modules
     if here is None and hasattr(module, "__path__") and not is_optax and _exists(name):
         return _import(name, source)
     return None
@@ -218,15 +219,18 @@ def _is_inner(module: ModuleType, key: str, value: Any) -> bool:
 
 
 def _attribute(module: ModuleType, name: str, source: Source | None) -> Any:
-    """Returns an attribute of a module, or None; a module may import it at this moment."""
+    """Returns an attribute of a module, or None; accessing it may import another module."""
     try:
         return getattr(module, name, None)
     except Exception as error:
-        reason = blame.told(error, module.__name__)
-        raise ConfigError(f"{module.__name__}.{name} cannot be had: {reason}.", source) from error
+        reason = blame.summary(error, module.__name__)
+        text = f"{module.__name__}.{name} cannot be imported: {reason}."
+        raise ConfigError(text, source) from error
 
 
-def _own(module: ModuleType, name: str, source: Source | None) -> Callable[..., Any] | None:
+def _public_callable(
+    module: ModuleType, name: str, source: Source | None
+) -> Callable[..., Any] | None:
     """Returns a public function or class that a module's package defines itself, or None."""
     value = _attribute(module, name, source)
     package = module.__name__.split(".")[0]
@@ -238,14 +242,14 @@ def _own(module: ModuleType, name: str, source: Source | None) -> Callable[..., 
     return value if is_own and not isinstance(value, typing.TypeVar) else None
 
 
-def _public(module: ModuleType) -> list[str]:
-    """Returns the names of all that `_own` would return."""
+def _public_names(module: ModuleType) -> list[str]:
+    """Returns the names for which `_public_callable` returns something."""
     names = []
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # a deprecated name says so when it is looked at
+        warnings.simplefilter("ignore")  # accessing a deprecated name warns
         for name in dir(module):
             with contextlib.suppress(ConfigError):
-                names += [name] if _own(module, name, None) is not None else []
+                names += [name] if _public_callable(module, name, None) is not None else []
     return names
 
 

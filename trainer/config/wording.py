@@ -1,4 +1,4 @@
-"""Words for messages: what was given, and what it may have been meant to be."""
+"""Builds the parts of messages: descriptions of values, and suggestions."""
 
 import difflib
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -8,14 +8,14 @@ from trainer.config.tree import Call, Key, Tree
 
 
 def nearest(word: str, known: Iterable[Key]) -> str | None:
-    """Returns the known name that is spelled most like `word`, or None if none is near."""
+    """Returns the known name with the spelling nearest to `word`; None if none is near."""
     names = {str(name).lower(): str(name) for name in known}
     close = difflib.get_close_matches(word[:100].lower(), names, n=1)
     return names[close[0]] if close else None
 
 
 def known_names(word: str, known: Iterable[Key], there_is: str = "There is") -> str:
-    """Returns a sentence that suggests the nearest known name, or lists what exists."""
+    """Returns a sentence that suggests the nearest known name, or lists the known names."""
     names = sorted(map(str, known))
     near = nearest(word, names)
     if near is not None:
@@ -24,13 +24,13 @@ def known_names(word: str, known: Iterable[Key], there_is: str = "There is") -> 
 
 
 def listing(names: Sequence[str], most: int = 8) -> str:
-    """Returns some names for a sentence, not too many."""
+    """Joins names by commas; after `most` of them, adds how many more there are."""
     shown = ", ".join(name[:100] for name in names[:most])
     return f"{shown}, and {len(names) - most} more" if len(names) > most else shown
 
 
 def describe(tree: Tree) -> str:
-    """Returns a few words for a value in a message: "the string 'fast'"."""
+    """Describes a value in a message: "the string 'fast'"."""
     if isinstance(tree, Call):
         return f"the function {tree.name}" if tree.partial else f"a call of {tree.name}"
     if tree is None:
@@ -48,7 +48,7 @@ def describe(tree: Tree) -> str:
 
 
 def brief(tree: Tree, most: int = 60) -> str:
-    """Returns a value in one short line."""
+    """Returns a value as one line of at most `most` characters."""
     text = _brief(tree)
     return text if len(text) <= most else text[: most - 3] + "..."
 

@@ -18,8 +18,8 @@ _STANDARD = "tag:yaml.org,2002:"
 _BLANK = "\0 \t\r\n\x85\u2028\u2029"
 _DIGITS = "[0-9]+(_[0-9]+)*"
 
-# The scalars that are no strings. YAML 1.1 reads 1e-3 as a string, `no` as false, 010 as 8 and
-# 12:30:00 as 45000; here a number looks as it does in Python, and all else is a string.
+# The scalars that are not strings. YAML 1.1 reads 1e-3 as a string, `no` as false, 010 as 8 and
+# 12:30:00 as 45000. Here numbers are written as in Python, and everything else is a string.
 SCALARS = [
     ("null", r"~|null|Null|NULL|", "~nN\0"),
     ("bool", r"true|True|TRUE|false|False|FALSE", "tTfF"),
@@ -35,12 +35,12 @@ SCALARS = [
 
 
 class Loader(yaml.SafeLoader):
-    """Composes nodes with our scalars and tags; it constructs nothing."""
+    """Parses YAML into nodes, with the scalars and tags of this dialect; constructs no objects."""
 
     yaml_implicit_resolvers = {}
 
     def scan_tag(self) -> TagToken:
-        """Scans a tag, which ends where a comma or a bracket of a flow collection begins."""
+        """Scans a tag, which ends before a comma or bracket of a flow collection."""
         start = self.get_mark()
         length = 0
         ends = _BLANK + (",[]{}" if self.flow_level else "")
@@ -50,7 +50,7 @@ class Loader(yaml.SafeLoader):
         self.forward(length)
         handle, name = ("!!", text[2:]) if text.startswith("!!") else ("!", text[1:])
         if not name or not re.fullmatch(r"[\w.:/-]+", name, re.ASCII):
-            raise ScannerError("", start, f"{text[:60]!r} is no tag; a tag is !name.of.function")
+            raise ScannerError("", start, f"{text[:60]!r} is not a tag; a tag is !name.of.function")
         if self.flow_level and self.peek() in "[{":
             raise ScannerError("", start, f"a space is missing after the tag {text[:60]!r}")
         return TagToken((handle, name), start, self.get_mark())
@@ -69,8 +69,8 @@ def read(text: str, source: Source) -> Node | None:
 
     Args:
         text: the document.
-        source: where it comes from. With line 0 all of it is on that line; otherwise the lines are
-            counted from there.
+        source: the place of the document. If its line is 0, all values get this place; otherwise
+            lines are counted from it.
     """
     loader = None
     lines = _Lines(text)
@@ -83,10 +83,10 @@ def read(text: str, source: Source) -> Node | None:
         at = Source(source.file, source.line + line) if source.line else source
         words = ", ".join(filter(None, [error.context, error.problem]))
         hint = _hint(error, text, line)
-        raise ConfigError(f"This is no valid YAML: {words}. {hint}".rstrip(), at) from None
+        raise ConfigError(f"This is not valid YAML: {words}. {hint}".rstrip(), at) from None
     except yaml.YAMLError as error:
         reason = getattr(error, "reason", error)
-        raise ConfigError(f"This is no valid YAML: {reason}.", source) from None
+        raise ConfigError(f"This is not valid YAML: {reason}.", source) from None
     except RecursionError:
         raise ConfigError("This YAML is nested too deeply: make it flatter.", source) from None
     finally:
@@ -98,7 +98,7 @@ def read(text: str, source: Source) -> Node | None:
 class _Lines:
     """Counts the lines of a text as an editor does.
 
-    A `yaml.Mark` has a line too, but PyYAML ends a line at U+0085, U+2028 and U+2029 as well.
+    A `yaml.Mark` has a line too, but PyYAML also ends lines at U+0085, U+2028 and U+2029.
     """
 
     def __init__(self, text: str):
@@ -113,13 +113,13 @@ def _hint(error: yaml.MarkedYAMLError, text: str, line: int) -> str:
     if "cannot start any token" not in (error.problem or ""):
         return hints.in_yaml(text, line)
     return (
-        "A string that begins with such a character stands in quotes; a call is written"
+        "Put a string that begins with such a character in quotes; a call is written"
         " !optax.adamw {learning_rate: 1e-3}, not @optax.adamw()."
     )
 
 
 class _Reader:
-    """Turns YAML's nodes into ours, each alias written out anew."""
+    """Converts the nodes of PyYAML to `Node`, with a copy for each alias."""
 
     def __init__(self, source: Source, lines: _Lines):
         self._source = source
@@ -127,15 +127,15 @@ class _Reader:
         self._budget = Budget()
         self._open: set[int] = set()
 
-    def node(self, node: yaml.Node, named: Source | None, depth: int) -> Node:
+    def node(self, node: yaml.Node, key_source: Source | None, depth: int) -> Node:
         source = self._at(node)
         self._budget.spend(depth, source)
         if id(node) in self._open:
-            raise ConfigError("This alias stands within its own anchor: it has no end.", source)
+            raise ConfigError("This alias is inside its own anchor, so it never ends.", source)
         self._open.add(id(node))
         value = self._value(node, source, depth)
         self._open.remove(id(node))
-        return Node(value, source, named)
+        return Node(value, source, key_source)
 
     def _at(self, node: yaml.Node) -> Source:
         if not self._source.line:
@@ -162,10 +162,12 @@ class _Reader:
             raise ConfigError(_unknown_tag(node.tag), source)
         if isinstance(node, ScalarNode) and not node.value and not node.style:
             return Call(name, {}, partial)
+        if isinstance(node, SequenceNode):
+            raise ConfigError(hints.list_for_call(node.tag), source)
         if not isinstance(node, MappingNode):
             raise ConfigError(
-                f"!{name} takes its arguments by name, as in !{name} {{argument: value}}, and was"
-                f" given {'a list' if isinstance(node, SequenceNode) else repr(node.value[:60])}.",
+                f"{node.tag} takes its arguments by name, as in {node.tag} {{argument: value}}, and"
+                f" was given {node.value[:60]!r}.",
                 source,
             )
         kwargs = self._items(node, depth)
@@ -195,10 +197,10 @@ class _Reader:
         for node in value.value if isinstance(value, SequenceNode) else [value]:
             plain = _STANDARD + "map"
             if not isinstance(node, MappingNode) or node.tag not in (plain, tag):
-                raise ConfigError("<< merges mappings, plain ones or of the same function.", at)
+                raise ConfigError("<< merges plain mappings, or arguments of one function.", at)
             self._budget.spend(depth, at)
             if id(node) in self._open:
-                raise ConfigError("This merge stands within its own anchor: it has no end.", at)
+                raise ConfigError("This merge is inside its own anchor, so it never ends.", at)
             self._open.add(id(node))
             for key, item in self._items(node, depth + 1).items():
                 into.setdefault(key, item)
@@ -212,12 +214,12 @@ class _Reader:
         if isinstance(node, ScalarNode) and node.tag.startswith("!") and node.value:
             tag = node.tag[:60]
             raise ConfigError(
-                f"Arguments stand in braces, as in {tag} {{{node.value[:60]}: ...}}, or in lines of"
+                f"Write arguments in braces, as in {tag} {{{node.value[:60]}: ...}}, or on lines of"
                 f" their own below {tag}.",
                 source,
             )
         raise ConfigError(
-            f"Keys are strings or integers, and this one is {given} ({kind[:40]}):"
+            f"Keys must be strings or integers, got {given} ({kind[:40]}):"
             " write it in quotes if it is a name.",
             source,
         )
@@ -244,7 +246,7 @@ def _scalar(kind: str, text: str, source: Source) -> str | int | float | bool | 
     except (KeyError, ValueError) as error:
         if isinstance(error, ConfigError):
             raise
-        raise ConfigError(f"{text[:60]!r} is no {kind}.", source) from None
+        raise ConfigError(f"{text[:60]!r} is not a valid {kind}.", source) from None
     check_leaf(value, source)
     return value
 
@@ -252,6 +254,6 @@ def _scalar(kind: str, text: str, source: Source) -> str | int | float | bool | 
 def _unknown_tag(tag: str) -> str:
     shown = tag.replace(_STANDARD, "!!")[:60]
     return (
-        f"The tag {shown!r} names no function. A call is written with the public name of a"
+        f"The tag {shown!r} does not name a function. Write a call with the public name of a"
         " function, as in !optax.adamw {learning_rate: 1e-3}."
     )

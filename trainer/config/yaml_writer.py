@@ -14,7 +14,7 @@ _STANDARD = "tag:yaml.org,2002:"
 
 
 class _Dumper(yaml.SafeDumper):
-    """Quotes each string that our reader, or a YAML 1.1 reader, would take for something else."""
+    """Quotes each string that this reader or a YAML 1.1 reader would not read as a string."""
 
     yaml_implicit_resolvers = {
         first: Loader.yaml_implicit_resolvers.get(first, [])
@@ -53,7 +53,7 @@ def _represent_list(dumper: _Dumper, items: list) -> yaml.Node:
 
 
 def _represent_str(dumper: _Dumper, text: str) -> yaml.Node:
-    # PyYAML loses line breaks of Unicode (\x85, \u2028) in all but double quotes
+    # PyYAML loses Unicode line breaks (\x85, \u2028) except in double quotes
     style = None if text.isprintable() else '"'
     return dumper.represent_scalar(_STANDARD + "str", text, style)
 
@@ -65,9 +65,9 @@ _Dumper.add_representer(list, _represent_list)
 
 
 def dump(root: Call) -> str:
-    """Returns the canonical YAML of a tree, which loads again to the same tree.
+    """Returns the canonical YAML of a tree; loading it gives an equal tree.
 
-    Equal trees have equal text: arguments are sorted, the keys of a dict keep their order.
+    Equal trees have equal text: arguments are sorted, and keys of dicts keep their order.
 
     Args:
         root: the tree; a call of `experiment` is written as the root mapping of a file.
@@ -83,7 +83,7 @@ def digest(root: Call) -> str:
 
 
 def diff(a: Call, b: Call) -> list[str]:
-    """Returns how `b` differs from `a`, a line for each path: "steps: 100 -> 200"."""
+    """Lists the differences between two trees, one line per path: "steps: 100 -> 200"."""
     return list(_diff(a, b, ""))
 
 

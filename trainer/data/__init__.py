@@ -1,4 +1,4 @@
-"""The data sets a config can name: each function returns one that is in memory, by step."""
+"""The data sets a config can name; they are in memory, and a batch depends on its step only."""
 
 from trainer.data.arrays import ArrayDataset
 from trainer.data.digits import digits

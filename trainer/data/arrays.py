@@ -1,4 +1,4 @@
-"""Arrays in memory as a data set whose batch at a step is a pure function of seed and step."""
+"""A data set of arrays in memory, whose batches are pure functions of seed and step."""
 
 from __future__ import annotations
 
@@ -12,30 +12,39 @@ import numpy as np
 
 from trainer.data.images import Pixels
 
-Batch = dict[str, np.ndarray]
-
 
 class ArrayDataset:
-    """Serves two dicts of arrays, one to train on and one to test on.
+    """A data set of two dicts of arrays, for training and for evaluation.
 
-    The training stream is the concatenation of one permutation of the examples per epoch, cut into
-    batches, so that all batches are full and a batch may straddle two epochs. A permutation
-    depends on seed and epoch only, through the counter-based generator Philox (Salmon et al.,
-    "Parallel Random Numbers: As Easy as 1, 2, 3", 2011): training can begin at any step. With as
-    many examples in a batch as there are, every batch is all of them, in the order stored.
+    The training stream concatenates one permutation of the examples per epoch and is cut into
+    batches, so that all batches are full and a batch may span two epochs. A permutation depends on
+    seed and epoch only, through the counter-based generator Philox (Salmon et al., "Parallel Random
+    Numbers: As Easy as 1, 2, 3", 2011), so that training can start at any step. If the batch size
+    is the number of examples, every batch has all of them, in the order stored.
 
     Args:
-        train: arrays by key, the leading axis counts examples.
-        test: arrays of the same keys, shapes and dtypes but for the leading axis.
-        batch_size: examples in a training batch over all processes; None for all there are.
-        eval_batch_size: the same for evaluation; None for `batch_size`.
-        pixels: by key, how stored images become what the model sees.
-        name: what error messages call this data set.
+        train: key -> array [examples, ...].
+        test: key -> array, with the keys, shapes and dtypes of `train` except for the first axis.
+        batch_size: examples per training batch, over all processes; None for all examples.
+        eval_batch_size: examples per evaluation batch, over all processes; None for `batch_size`.
+        pixels: key -> conversion of the stored images to the model's inputs.
+        name: the name of the data set in error messages.
 
     Raises:
         ValueError: an array is called "mask", a batch size is not positive, larger than the
             training data or not divisible by the number of processes, the arrays do not fit
             together, or a crop is as large as the images.
+
+    Example:
+        >>> import numpy as np
+        >>> from trainer.data import ArrayDataset
+        >>> train = {"x": np.arange(6, dtype=np.float32), "label": np.arange(6) % 2}
+        >>> test = {"x": np.arange(3, dtype=np.float32), "label": np.arange(3) % 2}
+        >>> dataset = ArrayDataset(train, test, batch_size=2)
+        >>> next(dataset.train(batch_index=0, seed=0))["x"].shape
+        (2,)
+        >>> [batch["mask"].tolist() for batch in dataset.evaluate()]
+        [[1.0, 1.0], [1.0, 0.0]]
     """
 
     def __init__(
@@ -63,7 +72,7 @@ class ArrayDataset:
 
     @property
     def element_spec(self) -> dict[str, Any]:
-        """Shape and dtype of a training batch over all processes, by key."""
+        """Key -> shape and dtype of a training batch, over all processes."""
         import jax  # the arrays themselves need no jax
 
         return {
@@ -73,7 +82,7 @@ class ArrayDataset:
 
     @functools.cached_property
     def fingerprint(self) -> str:
-        """sha256 of the arrays, and of how the model sees them."""
+        """sha256 of the arrays and of their conversion."""
         digest = hashlib.sha256()
         for split in (self._train, self._test):
             for key in sorted(split):
@@ -84,27 +93,27 @@ class ArrayDataset:
             digest.update(f"{key} {self._pixels[key].scaling()}\n".encode())
         return digest.hexdigest()
 
-    def train(self, step: int = 0, seed: int = 0) -> Iterator[Batch]:
-        """Yields this process's part of the training batches from `step` on, without end.
+    def train(self, batch_index: int = 0, seed: int = 0) -> Iterator[dict[str, np.ndarray]]:
+        """Yields this process's shard of the training batches from `batch_index` on, without end.
 
         Args:
-            step: the number of the first batch, from 0.
-            seed: chooses order and augmentation.
+            batch_index: the index of the first batch, from 0.
+            seed: the seed of the order and of augmentation.
         """
         rows = self._rows(self.batch_size)
         order = _Order(seed, self.num_examples)
         random = any(pixels.random for pixels in self._pixels.values())
-        for number in itertools.count(step):
-            indices = order.positions(number * self.batch_size, self.batch_size)[rows]
+        for index in itertools.count(batch_index):
+            indices = order.positions(index * self.batch_size, self.batch_size)[rows]
             # Words for the batch of all processes, so that it does not depend on their number.
-            words = random_words(seed, number, 1, self.batch_size)[rows] if random else None
+            words = random_words(seed, index, 1, self.batch_size)[rows] if random else None
             yield self._seen(self._train, indices, words)
 
-    def evaluate(self) -> Iterator[Batch]:
-        """Yields this process's part of the test split in order, once.
+    def evaluate(self) -> Iterator[dict[str, np.ndarray]]:
+        """Yields this process's shard of the test split in order, once.
 
-        The last batch is filled up by examples that do not count: beside the arrays a batch has
-        `mask`, float32 [batch], 1 for an example of the split and 0 for filling.
+        The last batch is padded to full size. Besides the arrays a batch has `mask`, float32
+        [batch], 1 for an example of the split and 0 for padding.
         """
         rows = self._rows(self.eval_batch_size)
         for start in range(0, self.num_eval_examples, self.eval_batch_size):
@@ -114,21 +123,21 @@ class ArrayDataset:
             yield {**batch, "mask": real.astype(np.float32)}
 
     def _rows(self, batch_size: int) -> slice:
-        """Returns the rows of a batch over all processes that are this process's."""
+        """Returns the slice of a batch of all processes that is this process's shard."""
         import jax
 
         processes = jax.process_count()
         if batch_size % processes:
             raise ValueError(
-                f"{self._name} shares every batch among {processes} processes, which do not divide "
-                f"a batch size of {batch_size}."
+                f"{self._name} divides a batch among {processes} processes, but the batch size is "
+                f"{batch_size}. Choose a multiple of {processes}."
             )
-        part = batch_size // processes
-        return slice(jax.process_index() * part, (jax.process_index() + 1) * part)
+        shard = batch_size // processes
+        return slice(jax.process_index() * shard, (jax.process_index() + 1) * shard)
 
     def _seen(
         self, split: Mapping[str, np.ndarray], indices: np.ndarray, words: np.ndarray | None
-    ) -> Batch:
+    ) -> dict[str, np.ndarray]:
         return {
             key: self._pixels[key].gather(array, indices, words)
             if key in self._pixels
@@ -138,7 +147,7 @@ class ArrayDataset:
 
 
 class _Order:
-    """Knows the training stream of one seed: which example stands at which position."""
+    """The training stream of one seed: the example at each position."""
 
     def __init__(self, seed: int, size: int):
         self._size = size
@@ -158,15 +167,15 @@ class _Order:
 
 
 def random_words(seed: int, number: int, purpose: int, count: int) -> np.ndarray:
-    """Returns `count` random words, uint64, a pure function of the other arguments.
+    """Returns `count` random words, uint64, as a pure function of the other arguments.
 
     The words are the raw output of Philox4x64-10, which no version of numpy may change.
 
     Args:
         seed: any integer.
-        number: an epoch or a step, from 0.
-        purpose: tells apart what draws with the same seed and number.
-        count: how many words.
+        number: an epoch or a batch index, from 0.
+        purpose: distinguishes independent uses of one seed and number.
+        count: number of words.
     """
     key = np.array([seed % 2**64, number], np.uint64)
     return np.random.Philox(key=key, counter=[0, 0, 0, purpose]).random_raw(count)
@@ -180,15 +189,15 @@ def permutation(seed: int, epoch: int, size: int) -> np.ndarray:
 def _count(split: Mapping[str, np.ndarray], name: str, which: str) -> int:
     if "mask" in split:
         raise ValueError(
-            f"{name} has {which} arrays with the key 'mask', which marks the examples that count "
-            "in a batch of evaluation. Give that array another name."
+            f"{name} has {which} arrays with the key 'mask', which is reserved for evaluation "
+            "batches. Give that array another name."
         )
     lengths = {key: len(array) for key, array in split.items()}
     if not lengths or len(set(lengths.values())) > 1 or 0 in lengths.values():
-        told = ", ".join(f"{key}: {length}" for key, length in lengths.items()) or "no arrays"
+        found = ", ".join(f"{key}: {length}" for key, length in lengths.items()) or "no arrays"
         raise ValueError(
-            f"{name} needs {which} arrays with one same number of examples, at least 1, on their "
-            f"leading axes, but got {told}."
+            f"{name} needs {which} arrays with the same number of examples, at least 1, on their "
+            f"leading axes, but got {found}."
         )
     return next(iter(lengths.values()))
 

@@ -1,4 +1,4 @@
-"""Scikit-learn's handwritten digits, through a TFDS builder of ours."""
+"""Scikit-learn's handwritten digits, prepared by a TFDS builder of this package."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from trainer.data.folders import data_root
 from trainer.data.images import Pixels
 from trainer.data.tfds_arrays import Splits, read
 
-# sha256 of images and labels, train then test: what is read must be this, from whatever machine.
+# sha256 of images and labels, training split first: another copy of the data would be another run.
 _SHA256 = "bf2aaad01d89e4ed310a9f8e8edd036abd7a680333526ecb3e06405478f7c815"
 
 
@@ -22,25 +22,32 @@ def digits(
     eval_batch_size: int | None = None,
     data_dir: str | None = None,
 ) -> ArrayDataset:
-    """Serves scikit-learn's digits: 1797 images, 8 by 8 pixels of one channel, in 10 classes.
+    """Returns scikit-learn's digits: 1797 images of 8 by 8 pixels, one channel, 10 classes.
 
-    They are prepared on first use, in a few seconds and without a network, and read from disk
-    after that. The split is fixed: sorted by class, every fifth example is a test example, which
-    leaves 1437 to train on (142, 146, 141, 147, 144, 146, 145, 143, 139, 144 of the digits 0 to 9)
-    and 360 to test on. `image` is float32 [batch, 8, 8, 1] with mean 0 and standard deviation 1
-    over the training split, `label` int32 [batch].
+    The data set is prepared on first use, in a few seconds and without a network, and then read
+    from disk. The split is fixed: sorted by class, every fifth example is a test example, so that
+    there are 1437 training examples (142, 146, 141, 147, 144, 146, 145, 143, 139, 144 of the digits
+    0 to 9) and 360 test examples. `image` is float32 [batch, 8, 8, 1] with mean 0 and standard
+    deviation 1 over the training split, `label` is int32 [batch].
 
-    The images are those of the test part of Alpaydin and Kaynak, "Optical Recognition of
+    The images are the test split of Alpaydin and Kaynak, "Optical Recognition of
     Handwritten Digits" (UCI, 1998).
 
     Args:
-        batch_size: examples in a training batch over all processes; None for the whole split.
-        crop: in training, random crops of the image padded by so many black pixels on each side.
-        eval_batch_size: examples in a batch of evaluation, `batch_size` if None.
-        data_dir: where data sets are kept; if None, $LOCKSTEP_DATA_DIR or ~/.cache/lockstep/data.
+        batch_size: examples per training batch, over all processes; None for the whole split.
+        crop: in training, take random crops of the image padded by this number of black pixels.
+        eval_batch_size: examples per evaluation batch, over all processes; None for `batch_size`.
+        data_dir: the folder of data sets; None for $LOCKSTEP_DATA_DIR or ~/.cache/lockstep/data.
 
     Raises:
-        ValueError: a number is out of range, or the data can neither be read nor prepared.
+        ValueError: an argument is out of range, or the data can neither be read nor prepared.
+
+    Example:
+        >>> from trainer import data
+        >>> digits = data.digits(batch_size=32)
+        >>> batch = next(digits.train(batch_index=0, seed=0))
+        >>> batch["image"].shape, batch["label"].dtype
+        ((32, 8, 8, 1), dtype('int32'))
     """
     pixels = Pixels(unit=16, mean=0.3058, std=0.3762, crop=crop, name="data.digits")
     splits = _load(data_root(data_dir))
@@ -55,7 +62,7 @@ def digits(
 
 
 def _load(root: Path) -> Splits:
-    """Reads the data set; prepares it first where it is absent, half there or damaged."""
+    """Reads the data set; prepares it first if it is absent, incomplete or damaged."""
     directory = root / "sklearn_digits" / "1.0.0"
     with contextlib.suppress(ValueError):
         splits = read(directory)
@@ -67,20 +74,20 @@ def _load(root: Path) -> Splits:
         prepare_aside(root, _build)
     except OSError as error:
         raise ValueError(
-            f"The digits cannot be prepared in {root} ({error}). Name a directory that can be "
-            "written by LOCKSTEP_DATA_DIR or the argument data_dir of data.digits."
+            f"The digits cannot be prepared in {root} ({error}). Set LOCKSTEP_DATA_DIR, or the "
+            "argument data_dir of data.digits, to a folder that can be written."
         ) from error
     splits = read(directory)
     if _digest(splits) != _SHA256:
         raise ValueError(
-            f"The digits prepared in {directory} are not those that this version knows: "
+            f"The digits prepared in {directory} are not those that this version expects: "
             "scikit-learn's copy of them differs. Install the versions in requirements.lock."
         )
     return splits
 
 
 def _build(aside: Path) -> Path:
-    """Prepares the data set in an empty directory by the builder of ours, in silence."""
+    """Prepares the data set in an empty folder, without output."""
     import tensorflow_datasets
 
     from trainer.data.digits_builder import SklearnDigits

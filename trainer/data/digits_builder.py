@@ -1,4 +1,4 @@
-"""The TFDS builder of scikit-learn's digits; imported only where the data are prepared."""
+"""The TFDS builder of scikit-learn's digits; imported only when the data set is prepared."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import tensorflow_datasets as tfds
 
 
 class SklearnDigits(tfds.core.GeneratorBasedBuilder):
-    """Builds scikit-learn's copy of the UCI handwritten digits, split by a fixed rule.
+    """Builds scikit-learn's copy of the UCI handwritten digits with a fixed split.
 
-    Sorted by class, in each class in scikit-learn's order, every fifth example from the first on
-    is a test example: 1437 to train on and 360 to test on, the classes alike in both.
+    Sorted by class, in each class in scikit-learn's order, every fifth example, beginning
+    with the first, is a test example: 1437 training and 360 test examples, stratified by class.
     """
 
     VERSION = tfds.core.Version("1.0.0")
@@ -40,6 +40,6 @@ class SklearnDigits(tfds.core.GeneratorBasedBuilder):
         pixels, labels = load_digits(return_X_y=True)
         images = np.asarray(pixels, np.uint8).reshape(-1, 8, 8, 1)
         by_class = np.argsort(labels, kind="stable")
-        for place, index in enumerate(by_class.tolist()):
-            if (place % 5 == 0) == test:
+        for position, index in enumerate(by_class.tolist()):
+            if (position % 5 == 0) == test:
                 yield index, {"image": images[index], "label": int(labels[index])}

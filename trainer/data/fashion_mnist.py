@@ -1,4 +1,4 @@
-"""Fashion-MNIST, through the unmodified TFDS builder."""
+"""Fashion-MNIST, prepared by the unmodified TFDS builder."""
 
 from __future__ import annotations
 
@@ -15,31 +15,31 @@ def fashion_mnist(
     eval_batch_size: int | None = None,
     data_dir: str | None = None,
 ) -> ArrayDataset:
-    """Serves Fashion-MNIST: 60000 images to train on and 10000 to test on, 28 by 28, 10 classes.
+    """Returns Fashion-MNIST: 60000 training and 10000 test images, 28 by 28 pixels, 10 classes.
 
     `image` is float32 [batch, 28, 28, 1] with mean 0 and standard deviation 1 over the training
-    split, `label` int32 [batch].
+    split, `label` is int32 [batch].
 
     Xiao, Rasul and Vollgraf, "Fashion-MNIST" (arXiv:1708.07747).
 
     Args:
-        batch_size: examples in a training batch over all processes; None for the whole split.
-        crop: in training, random crops of the image padded by so many black pixels on each side.
-        flip: in training, mirrors left to right with probability 1/2.
-        eval_batch_size: examples in a batch of evaluation, `batch_size` if None.
-        data_dir: where data sets are kept; if None, $LOCKSTEP_DATA_DIR or ~/.cache/lockstep/data.
+        batch_size: examples per training batch, over all processes; None for the whole split.
+        crop: in training, take random crops of the image padded by this number of black pixels.
+        flip: in training, mirror images left to right with probability 1/2.
+        eval_batch_size: examples per evaluation batch, over all processes; None for `batch_size`.
+        data_dir: the folder of data sets; None for $LOCKSTEP_DATA_DIR or ~/.cache/lockstep/data.
 
     Raises:
-        ValueError: it is not prepared (the message names the command), cannot be read, or a number
-            is out of range.
+        ValueError: the data set is not prepared (the message has the command), it cannot be read,
+            or an argument is out of range.
     """
     pixels = Pixels(mean=0.286, std=0.353, crop=crop, flip=flip, name="data.fashion_mnist")
     root = data_root(data_dir)
     directory = prepared_directory("fashion_mnist", root)
     if directory is None:
         raise ValueError(
-            f"Fashion-MNIST is not prepared in {root}. Run `make fashion_mnist`, which takes it "
-            "from the network or from Debian's package dataset-fashion-mnist."
+            f"Fashion-MNIST is not prepared in {root}. Run `make fashion_mnist`, which downloads "
+            "it or uses Debian's package dataset-fashion-mnist."
         )
     splits = read(directory)
     return ArrayDataset(

@@ -1,4 +1,4 @@
-"""Where prepared data sets lie, and what is checked of a folder before TFDS reads it."""
+"""Finds prepared data sets, and checks a folder before TFDS reads it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _NAME = re.compile(
 )
 _VERSION = re.compile(r"\d+\.\d+\.\d+", re.ASCII)
 
-# TFDS imports the module of every class that these files name.
+# TFDS imports the module of every class that these files name, so that other names could run code.
 _FEATURE = re.compile(r"tensorflow_datasets\.core\.features\.\w+(\.\w+)*", re.ASCII)
 _CLASS_KEYS = {
     "features.json": ("pythonClassName", "python_class_name", "type"),  # "type" until TFDS 4.3
@@ -25,28 +25,28 @@ _DEEPEST = 100
 
 
 class Refused(ValueError):
-    """Says why a folder is not read, although TFDS would read it."""
+    """A folder that TFDS would read, but that could make it run code or read other files."""
 
 
 def data_root(data_dir: str | None = None) -> Path:
     """Returns the directory where data sets are kept.
 
     Args:
-        data_dir: the directory; if None, $LOCKSTEP_DATA_DIR or ~/.cache/lockstep/data.
+        data_dir: the folder; None for $LOCKSTEP_DATA_DIR or ~/.cache/lockstep/data.
 
     Raises:
-        ValueError: it begins with the home of a user that there is not, or is relative to a
-            current folder that was deleted.
+        ValueError: the path begins with the home of an unknown user, or it is relative and the
+            current folder was deleted.
     """
-    given = data_dir or os.environ.get("LOCKSTEP_DATA_DIR") or "~/.cache/lockstep/data"
+    folder = data_dir or os.environ.get("LOCKSTEP_DATA_DIR") or "~/.cache/lockstep/data"
     try:
-        return Path(given).expanduser().absolute()
+        return Path(folder).expanduser().absolute()
     except (RuntimeError, OSError) as error:
-        raise ValueError(f"There is no directory {given!r} for data sets: {error}") from error
+        raise ValueError(f"There is no directory {folder!r} for data sets: {error}") from error
 
 
 def prepared_directory(name: str, root: Path) -> Path | None:
-    """Returns the directory of a prepared data set, of the newest version; None if there is none.
+    """Returns the folder of the newest prepared version of a data set; None if there is none.
 
     Args:
         name: as in TFDS: "name", "name/config", "name:1.0.0" or "name/config:1.0.0".
@@ -55,22 +55,22 @@ def prepared_directory(name: str, root: Path) -> Path | None:
     Raises:
         ValueError: the name is not of this form, or the directory cannot be listed.
     """
-    parts = _NAME.fullmatch(name)
-    if parts is None or parts["config"] in (".", ".."):
+    match = _NAME.fullmatch(name)
+    if match is None or match["config"] in (".", ".."):
         raise ValueError(
             f"{name!r} is not the name of a data set of TFDS, such as 'mnist', 'cifar10:3.0.2' or "
             "'name/config:1.0.0'. Name another folder in data_dir."
         )
-    home = root / parts["name"] / (parts["config"] or "")
+    home = root / match["name"] / (match["config"] or "")
     try:
         versions = [entry.name for entry in home.iterdir() if _VERSION.fullmatch(entry.name)]
-        wanted = [each for each in versions if parts["version"] in (None, each)]
+        wanted = [each for each in versions if match["version"] in (None, each)]
         found = [each for each in wanted if (home / each / "dataset_info.json").is_file()]
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
         raise ValueError(f"{home} cannot be listed ({error.strerror}).") from error
-    newest = max(found, key=lambda each: [int(part) for part in each.split(".")], default=None)
+    newest = max(found, key=lambda each: [int(number) for number in each.split(".")], default=None)
     return None if newest is None else home / newest
 
 
@@ -78,15 +78,15 @@ def check_folder(directory: Path) -> None:
     """Refuses a prepared data set that could make TFDS run code or read files elsewhere.
 
     TFDS imports the modules of the classes that `features.json` and `dataset_info.json` name, and
-    opens files whose names are put together from `dataset_info.json`.
+    opens files whose names it derives from `dataset_info.json`.
 
     Args:
-        directory: of a version of the data set, where dataset_info.json is.
+        directory: the folder of a version of the data set, which has dataset_info.json.
 
     Raises:
-        Refused: a feature that is not one of TFDS's own, a file name that leads elsewhere, or
-            something in the directory that is not a file.
-        ValueError: one of the two files is not JSON.
+        Refused: a feature is not one of TFDS's own, a file name has a path, or an entry of the
+            folder is neither a regular file nor a folder.
+        ValueError: one of the two files is not valid JSON, or nested too deeply.
         OSError: the directory or one of the two files cannot be read.
     """
     for path in directory.iterdir():
@@ -114,16 +114,16 @@ def check_folder(directory: Path) -> None:
                     _check_file_name(each["name"], directory)
 
 
-def _check_file_name(part: str, directory: Path) -> None:
-    if "/" in part or "\\" in part or "\0" in part:
+def _check_file_name(name: str, directory: Path) -> None:
+    if "/" in name or "\\" in name or "\0" in name:
         raise Refused(
-            f"{directory / 'dataset_info.json'} names the files {part[:100]!r}. Only files in its "
+            f"{directory / 'dataset_info.json'} names the files {name[:100]!r}. Only files in its "
             "own folder are read."
         )
 
 
 def _strings(tree: Any, depth: int) -> Iterator[tuple[str, str]]:
-    """Yields every string that stands in a dict, with its key."""
+    """Yields the key and the value of every string value in nested dicts and lists."""
     if depth > _DEEPEST:
         raise ValueError(f"Lists and dicts are nested more than {_DEEPEST} deep.")
     for key, value in tree.items() if isinstance(tree, dict) else enumerate(tree):

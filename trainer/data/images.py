@@ -1,4 +1,4 @@
-"""From stored pixels to what a model sees: gathering, random crops and flips, scaling."""
+"""Converts stored pixels to a model's inputs: gathering, random crops and flips, scaling."""
 
 from __future__ import annotations
 
@@ -11,16 +11,15 @@ from numpy.lib.stride_tricks import sliding_window_view
 
 @dataclasses.dataclass(eq=False)
 class Pixels:
-    """Says how stored images [examples, height, width, channels] become what a model sees.
+    """The conversion of stored images [examples, height, width, channels] to a model's inputs.
 
     Args:
-        unit: the stored value that stands for 1, as 255 for bytes.
-        mean: subtracted after division by `unit`: one number, or one a channel.
-        std: divided by after that, likewise.
-        crop: in training an image is moved by up to so many pixels in each direction, at random,
-            and filled up by stored zeros: a random crop of the image with that padding.
-        flip: in training an image is mirrored left to right with probability 1/2.
-        name: what error messages call the data set.
+        unit: the stored value that corresponds to 1, such as 255 for bytes.
+        mean: subtracted after the division by `unit`: one number, or one per channel.
+        std: the divisor after the subtraction of `mean`, in the same form.
+        crop: in training, take random crops of the image padded by this number of stored zeros.
+        flip: in training, mirror images left to right with probability 1/2.
+        name: the name of the data set in error messages.
 
     Raises:
         ValueError: `crop` is negative, or a standard deviation is not positive.
@@ -45,7 +44,7 @@ class Pixels:
         self._windows: tuple[np.ndarray, np.ndarray] | None = None
 
     def check(self, images: np.ndarray) -> None:
-        """Raises a ValueError if a crop could move one of the images out of sight altogether.
+        """Raises ValueError if a crop could consist of padding only.
 
         Args:
             images: [examples, height, width, channels].
@@ -63,19 +62,19 @@ class Pixels:
         return self.crop > 0 or self.flip
 
     def scaling(self) -> str:
-        """Names what is done to every image, in training and in evaluation."""
+        """Returns a text of the scaling, for the data set's fingerprint."""
         return f"unit={self.unit!r} mean={self.mean!r} std={self.std!r}"
 
     def gather(
         self, images: np.ndarray, indices: np.ndarray, words: np.ndarray | None
     ) -> np.ndarray:
-        """Returns the images at `indices` as the model sees them, float32.
+        """Returns converted images, float32 [batch, height, width, channels].
 
         Args:
             images: [examples, height, width, channels].
-            indices: [batch], which of them.
-            words: [batch] random words, uint64, that say how each is moved and mirrored; None
-                leaves them as they are.
+            indices: [batch], indices of images.
+            words: [batch] random words, uint64, from which the crop and the flip of each image are
+                derived; None for neither.
         """
         if words is None or not self.crop:
             picked = images[indices]
@@ -86,13 +85,13 @@ class Pixels:
         if words is not None and self.flip:
             mirrored = (words >> np.uint64(63)).astype(bool)
             picked[mirrored] = picked[mirrored, :, ::-1]
-        seen = picked.astype(np.float32, order="C")
-        seen *= self._factor
-        seen += self._offset
-        return seen
+        converted = picked.astype(np.float32, order="C")
+        converted *= self._factor
+        converted += self._offset
+        return converted
 
     def _moved(self, images: np.ndarray) -> np.ndarray:
-        """Returns a view [examples, down, right, height, width, channels] of all moved images."""
+        """Returns a view [examples, down, right, height, width, channels] of all possible crops."""
         if self._windows is None or self._windows[0] is not images:
             border = (self.crop, self.crop)
             padded = np.pad(images, ((0, 0), border, border, (0, 0)))

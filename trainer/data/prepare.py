@@ -17,6 +17,7 @@ from typing import Any
 
 from trainer.data.folders import data_root, prepared_directory
 from trainer.data.tfds_arrays import read
+from trainer.messages import DONE, FAILED
 
 # Debian's package has the original files with another gzip header: name and time are left out.
 _DEBIAN = Path("/usr/share/datasets/fashion-mnist")
@@ -195,10 +196,10 @@ def main(arguments: list[str] | None = None) -> int:
         splits = read(directory)
     except (ValueError, OSError) as error:
         print(f"{options.name} was not prepared: {error}", file=sys.stderr)
-        return 1
+        return FAILED
     counts = ", ".join(f"{len(split['label'])} {name}" for name, split in splits.items())
     print(f"{options.name} is ready in {directory}: {counts} examples.")
-    return 0
+    return DONE
 
 
 if __name__ == "__main__":

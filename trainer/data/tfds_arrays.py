@@ -1,8 +1,8 @@
 """Data sets prepared by TensorFlow Datasets as array_record, read into memory without TensorFlow.
 
-Reading tens of thousands of records one by one takes far longer than a small training run, and
-importing tfds longer than reading a file. So the decoded arrays are kept beside the records, in
-the same directory (`arrays.npz`, whose checksums numpy verifies): they come and go with them.
+Reading tens of thousands of single records takes far longer than a small training run, and
+importing tfds longer than reading a file. The decoded arrays are therefore saved in the folder of
+the records, as `arrays.npz`, whose checksums numpy verifies.
 """
 
 from __future__ import annotations
@@ -38,27 +38,27 @@ def tfds(
     eval_batch_size: int | None = None,
     data_dir: str | None = None,
 ) -> ArrayDataset:
-    """Serves an image classification data set of TFDS from memory, by the unmodified builder.
+    """Returns an image classification data set of TFDS, in memory.
 
-    The data set must have been prepared as array_record, with images of one size under `image` and
-    a class under `label`; other features are left out. Images come as float32 with mean and
-    standard deviation as given, labels as int32.
+    The data set must be prepared as array_record and have images of one size as `image` and a class
+    as `label`; other features are dropped. Images are float32, normalized by `mean` and `std`,
+    labels are int32.
 
     Args:
         name: the name in TFDS, such as "mnist", "cifar10:3.0.2" or "name/config:1.0.0".
-        batch_size: examples in a training batch over all processes; None for the whole split.
-        crop: in training, random crops of the image padded by so many black pixels on each side.
-        flip: in training, mirrors left to right with probability 1/2.
-        mean: of the pixels, where black is 0 and white is 1: one number, or one a channel.
-        std: standard deviation of the pixels, likewise.
+        batch_size: examples per training batch, over all processes; None for the whole split.
+        crop: in training, take random crops of the image padded by this number of black pixels.
+        flip: in training, mirror images left to right with probability 1/2.
+        mean: mean of the pixels, for black 0 and white 1: one number, or one per channel.
+        std: standard deviation of the pixels, in the same form.
         train_split: the split to train on.
         test_split: the split to evaluate on.
-        eval_batch_size: examples in a batch of evaluation, `batch_size` if None.
-        data_dir: where data sets are kept; if None, $LOCKSTEP_DATA_DIR or ~/.cache/lockstep/data.
+        eval_batch_size: examples per evaluation batch, over all processes; None for `batch_size`.
+        data_dir: the folder of data sets; None for $LOCKSTEP_DATA_DIR or ~/.cache/lockstep/data.
 
     Raises:
-        ValueError: the name is not a name of TFDS, the data set is not prepared or cannot be read,
-            it has features that are not TFDS's own, or a number is out of range.
+        ValueError: the name is not in TFDS's form, the data set is not prepared or cannot be read,
+            it has features that are not TFDS's own, or an argument is out of range.
     """
     pixels = Pixels(mean=mean, std=std, crop=crop, flip=flip, name="data.tfds")
     directory = prepared_directory(name, data_root(data_dir))
@@ -82,12 +82,12 @@ def read(directory: Path, names: Sequence[str] = ("train", "test")) -> Splits:
     """Reads splits of a prepared data set into memory, `image` and `label` only.
 
     Args:
-        directory: of a version of the data set, where dataset_info.json is.
-        names: of the splits.
+        directory: the folder of a version of the data set, which has dataset_info.json.
+        names: names of splits.
 
     Raises:
-        ValueError: the records are damaged or not what is expected of image classification, or
-            the folder is refused by `check_folder`.
+        ValueError: the records are damaged or not of image classification, or `check_folder`
+            refuses the folder.
     """
     splits = _read_arrays(directory / _ARRAYS, names)
     if splits is None:
@@ -96,7 +96,7 @@ def read(directory: Path, names: Sequence[str] = ("train", "test")) -> Splits:
             splits = {name: _read_records(directory, name) for name in names}
         except Refused:
             raise
-        except Exception as error:  # whatever tfds, array_record or protobuf raise on damaged files
+        except Exception as error:  # damaged files raise many types
             raise ValueError(
                 f"The data set in {directory} cannot be read ({type(error).__name__}: {error}). "
                 "Remove that directory and prepare the data set again."
@@ -119,11 +119,11 @@ def _read_records(directory: Path, split: str) -> dict[str, np.ndarray]:
 
 
 def _read_arrays(path: Path, names: Sequence[str]) -> Splits | None:
-    """Returns the arrays kept beside the records, None if they are not there or damaged."""
-    if not path.is_file():  # it may be a pipe, which would be waited for
+    """Returns the saved arrays; None if they are missing or damaged."""
+    if not path.is_file():  # opening a pipe would wait for its writer
         return None
     try:
-        # Opened here, because np.load leaves open what is no zip file.
+        # Opened here, because np.load does not close a file that is not a zip file.
         with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
             return {name: {key: arrays[f"{name}/{key}"] for key in _KEYS} for name in names}
     except (OSError, KeyError, ValueError, EOFError, MemoryError, zipfile.BadZipFile):
@@ -131,7 +131,7 @@ def _read_arrays(path: Path, names: Sequence[str]) -> Splits | None:
 
 
 def _write_arrays(path: Path, splits: Splits) -> None:
-    """Keeps the arrays beside the records; where that cannot be written, it does without."""
+    """Saves the arrays in the folder of the records, if it can be written."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     flat = {f"{name}/{key}": splits[name][key] for name in splits for key in _KEYS}
     with contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-"""The models a config can name: each function returns a `Model`, two pure functions."""
+"""The models a config can name: each function returns a `Model`, a pair of pure functions."""
 
 from trainer.models.convnet import convnet
 from trainer.models.linen_model import from_linen

@@ -15,7 +15,7 @@ from trainer.models.model import Model
 
 
 class Conv(nn.Module):
-    """Convolves 3 by 3 with zeros around, by `kernel` [3, 3, channels, features]."""
+    """Convolves 3 by 3 with zero padding and `kernel` [3, 3, channels, features]."""
 
     features: int
 
@@ -28,7 +28,7 @@ class Conv(nn.Module):
 
 
 class Block(nn.Module):
-    """Convolves, normalises over the batch, and applies ReLU."""
+    """Applies a convolution, batch normalization and ReLU."""
 
     features: int
     momentum: float
@@ -42,7 +42,7 @@ class Block(nn.Module):
 
 
 class ConvNet(nn.Module):
-    """Runs one or two blocks at each resolution, halves it in between, pools and classifies."""
+    """Applies blocks with max pooling in between, averages over the pixels, and classifies."""
 
     widths: tuple[int, ...]
     blocks_per_width: int
@@ -69,20 +69,21 @@ def convnet(
     momentum: float = 0.9,
     inputs: str = "image",
 ) -> Model:
-    """Makes a small convolutional network with batch normalisation.
+    """Returns a small convolutional network with batch normalization.
 
     The parameters are `block_<i>/conv/kernel` [3, 3, channels, features], `block_<i>/norm/scale`,
-    `block_<i>/norm/bias`, `head/kernel` and `head/bias`; the model state holds the running `mean`
+    `block_<i>/norm/bias`, `head/kernel` and `head/bias`; the model state has the running `mean`
     and `var` of every norm, float32, which evaluation uses.
 
     Ioffe and Szegedy, "Batch Normalization" (arXiv:1502.03167).
 
     Args:
-        widths: features at each resolution; between them max pooling halves height and width.
-        blocks_per_width: convolutions at each resolution.
-        num_classes: outputs [batch, num_classes] are logits.
-        momentum: part of the running statistics that one training step keeps.
-        inputs: the batch's key of the images, [batch, height, width, channels].
+        widths: number of features at each resolution; max pooling between them halves height and
+            width.
+        blocks_per_width: number of convolutions at each resolution.
+        num_classes: number of classes; the outputs are logits [batch, num_classes].
+        momentum: decay of the running statistics per training step, in [0, 1).
+        inputs: key of the images in the batch, [batch, height, width, channels].
 
     Raises:
         ValueError: a size is not positive, there are no widths, or momentum is outside [0, 1).

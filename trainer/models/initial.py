@@ -1,9 +1,9 @@
-"""Initial values, all of one model drawn by a single PRNG program.
+"""Initializers whose values are drawn for a whole model by a single PRNG program.
 
-Drawing leaf by leaf compiles one PRNG program a leaf, which is half of a small model's cold start.
-Here a leaf only declares its mean and its standard deviation (flax carries them beside the value,
-as it carries the axis names of a partitioned parameter), and `one_draw` fills all leaves from one
-long draw.
+Drawing each parameter by itself compiles one PRNG program per parameter, which takes half of a
+small model's cold start. Here a parameter only declares its mean and standard deviation (flax keeps
+them with the value, as it does with the axis names of a partitioned parameter), and `one_draw`
+fills all parameters from one long array of random numbers.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from flax import struct
 
 
 class Drawn(struct.PyTreeNode, nn.meta.AxisMetadata):
-    """Carries an initial value together with the normal distribution it is drawn from."""
+    """An initial value with the mean and standard deviation of its normal distribution."""
 
     value: Any
     mean: float = struct.field(pytree_node=False)
@@ -46,12 +46,12 @@ def _draw(key: Any, shape: Sequence[int], mean: float, deviation: float) -> Draw
 
 
 def matrix(key: Any, shape: Sequence[int]) -> Any:
-    """Draws matrices [..., rows, columns] of variance 1 / rows: axes before only count them."""
+    """Initializes matrices [..., rows, columns] with variance 1 / rows."""
     return _draw(key, shape, 0.0, shape[-2] ** -0.5)
 
 
 def convolution(key: Any, shape: Sequence[int]) -> Any:
-    """Draws a kernel [height, width, inputs, features] of variance 2 / (height * width * inputs).
+    """Initializes [height, width, inputs, features] with variance 2 / (height * width * inputs).
 
     He et al., "Delving Deep into Rectifiers" (arXiv:1502.01852).
     """
@@ -59,29 +59,29 @@ def convolution(key: Any, shape: Sequence[int]) -> Any:
 
 
 def small(key: Any, shape: Sequence[int]) -> Any:
-    """Draws numbers of standard deviation 0.02."""
+    """Initializes with standard deviation 0.02."""
     return _draw(key, shape, 0.0, 0.02)
 
 
 def zeros(key: Any, shape: Sequence[int]) -> Any:
-    """Gives zeros."""
+    """Initializes with zeros."""
     return _draw(key, shape, 0.0, 0.0)
 
 
 def ones(key: Any, shape: Sequence[int]) -> Any:
-    """Gives ones."""
+    """Initializes with ones."""
     return _draw(key, shape, 1.0, 0.0)
 
 
 def one_draw(shapes: Any, key: jax.Array) -> Any:
-    """Fills every `Drawn` leaf of a tree from one long draw of standard normal numbers.
+    """Fills all `Drawn` leaves of a tree from one long array of standard normal numbers.
 
     Args:
-        shapes: nested dicts of `Drawn` leaves whose values need only a shape.
-        key: a PRNG key; the numbers of a leaf depend on the key and on the leaves before it.
+        shapes: nested dicts of `Drawn` leaves, whose values need only a shape.
+        key: a PRNG key. The values of a leaf depend on the key and on the leaves before it.
 
     Returns:
-        The tree with float32 arrays in their place.
+        The tree with a float32 array for each leaf.
     """
     leaves, structure = jax.tree.flatten(shapes, is_leaf=lambda node: isinstance(node, Drawn))
     sizes = [math.prod(leaf.value.shape) if leaf.deviation else 0 for leaf in leaves]

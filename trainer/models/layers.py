@@ -1,7 +1,7 @@
-"""The parts our models share: a matrix, two norms, a stack of equal layers.
+"""Layers that the models share: a linear layer, two norms and a stack of equal layers.
 
-Every part computes in the dtype of its own parameters, and takes means and softmaxes in float32:
-a model cast to bfloat16 computes in bfloat16, with no promotion left to chance.
+Each layer computes in the dtype of its parameters, and statistics and softmaxes in float32. A model
+whose parameters are cast to bfloat16 therefore computes in bfloat16, without implicit promotion.
 """
 
 from __future__ import annotations
@@ -16,17 +16,24 @@ from trainer.models.initial import matrix, ones, zeros
 
 
 def rows_times(x: jax.Array, kernel: jax.Array) -> jax.Array:
-    """Multiplies the last axis of x by a matrix, in the matrix's dtype.
+    """Multiplies the last axis of x by a matrix, in the dtype of the matrix.
 
-    All axes before the last are flattened for it: with three axes XLA's CPU compiler makes the
-    gradient by way of a transposed copy, and the backward pass takes 2.8 times as long.
+    The other axes are flattened before the product: with three axes XLA's CPU compiler computes the
+    gradient from a transposed copy, and the backward pass takes 2.8 times as long.
+
+    Args:
+        x: [..., inputs].
+        kernel: [inputs, outputs].
+
+    Returns:
+        An array [..., outputs].
     """
     flat = x.astype(kernel.dtype).reshape(-1, x.shape[-1])
     return (flat @ kernel).reshape(*x.shape[:-1], kernel.shape[-1])
 
 
 class Linear(nn.Module):
-    """Multiplies the last axis by `kernel` [inputs, features], and adds `bias` if there is one."""
+    """Multiplies the last axis by `kernel` [inputs, features] and adds `bias` [features]."""
 
     features: int
     use_bias: bool = True
@@ -41,9 +48,9 @@ class Linear(nn.Module):
 
 
 class LayerNorm(nn.Module):
-    """Normalises the last axis to mean 0 and variance 1 in float32, then multiplies by `scale`.
+    """Normalizes the last axis to mean 0 and variance 1 in float32, then multiplies by `scale`.
 
-    It has no bias, as in Dehghani et al., "Scaling Vision Transformers to 22 Billion Parameters"
+    There is no bias, as in Dehghani et al., "Scaling Vision Transformers to 22 Billion Parameters"
     (arXiv:2302.05442).
     """
 
@@ -60,10 +67,10 @@ class LayerNorm(nn.Module):
 
 
 class BatchNorm(nn.Module):
-    """Normalises every feature over the batch in training, by running statistics in evaluation.
+    """Normalizes every feature, by batch statistics in training and running ones in evaluation.
 
-    The statistics, `mean` and `var` [features] in the collection `batch_stats`, and the result are
-    float32. In training they are those of the whole batch, also where devices share it.
+    The running statistics, `mean` and `var` [features] in the collection `batch_stats`, and the
+    outputs are float32. Training uses the statistics of the whole batch, over all devices.
     """
 
     momentum: float = 0.9
@@ -96,19 +103,22 @@ def run_stack(
     depth: int,
     scan_layers: bool,
 ) -> jax.Array:
-    """Runs equal layers one after the other, inside the `@nn.compact` method that calls it.
+    """Applies equal layers one after the other, within an `@nn.compact` method.
 
-    In the scan the backward pass has the results of products with kernels, and computes all else of
-    a layer again. What is cheap to compute costs more to write down: on a CPU, a ViT's step took
-    0.43 of the time and a third of the memory.
+    The scan saves only the products with kernels for the backward pass and recomputes everything
+    else, because elementwise operations cost less than writing their results to memory: on a CPU, a
+    ViT's step took 0.43 of the time and a third of the memory.
 
     Args:
-        make: `make(name=...)` makes one layer.
-        call: `call(layer, x)` runs it; the result has x's shape and dtype.
-        x: what goes into the first layer.
+        make: `make(name=...)` returns a layer.
+        call: `call(layer, x)` applies it; the result has the shape and dtype of x.
+        x: the input of the first layer.
         depth: number of layers.
-        scan_layers: True makes one layer `blocks` whose parameters have a leading layer axis, and
-            scans over it; False makes `block_0`, `block_1`, ...
+        scan_layers: True scans over one layer `blocks`, whose parameters have a leading layer axis;
+            False makes layers `block_0`, `block_1`, ...
+
+    Returns:
+        The output of the last layer.
     """
     if not scan_layers:
         for index in range(depth):
@@ -126,7 +136,7 @@ def run_stack(
 
 
 def check_positive(model: str, **sizes: int) -> None:
-    """Raises a ValueError that names the model if one of its sizes is not positive."""
+    """Raises ValueError with the name of the model if one of its sizes is not positive."""
     for argument, size in sizes.items():
         if size < 1:
             raise ValueError(f"{model} needs {argument} to be at least 1, but got {size}.")

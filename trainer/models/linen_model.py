@@ -1,4 +1,4 @@
-"""Any flax linen module as a Model."""
+"""Adapts flax linen modules to `Model`."""
 
 from __future__ import annotations
 
@@ -20,37 +20,53 @@ def from_linen(
     train_kwargs: Mapping[str, Any] | None = None,
     eval_kwargs: Mapping[str, Any] | None = None,
 ) -> Model:
-    """Makes a Model of a flax linen module.
+    """Converts a flax linen module to a Model.
 
-    The collection `params` becomes the parameters, every other collection (`batch_stats`, ...) the
-    model state, which changes only in training.
+    The collection `params` becomes the parameters. All other collections, such as `batch_stats`,
+    become the model state, which changes only in training.
 
-    The module learns from arguments of its `__call__` whether it trains. Arguments with usual names
+    The module is told by arguments of its `__call__` whether it trains. Arguments with common names
     are passed automatically (`trainer/models/mode.py` lists them): `train`, `training`,
     `is_training` and `enable_dropout` are True in training; `deterministic`,
     `use_running_average`, `eval`, `inference` and `test` are True in evaluation. Any other boolean
-    argument must stand in `train_kwargs` and `eval_kwargs`. The plan shows what is passed. A field
-    of the module, say `training=False`, keeps its value, which the plan shows too.
+    argument must be in `train_kwargs` and `eval_kwargs`. Fields of the module with such names, for
+    example `training=False`, keep their values. The plan lists these arguments and fields.
 
     Args:
-        module: an instance of the module, its fields set.
-        inputs: the batch's keys that are passed to `__call__` by position.
+        module: an instance of a module.
+        inputs: keys of the batch whose arrays are passed to `__call__` by position.
         train_kwargs: keyword arguments of `__call__` in training, such as {"stochastic": True}.
             They override the arguments above: {"use_running_average": True} trains with fixed
             statistics.
-        eval_kwargs: keyword arguments of `__call__` in evaluation and initialisation, such as
+        eval_kwargs: keyword arguments of `__call__` in evaluation and initialization, such as
             {"stochastic": False}.
 
+    Returns:
+        The Model.
+
     Raises:
-        ValueError: what was given is not a linen module; its `__call__` has a boolean argument
-            whose values are not known; `train_kwargs` or `eval_kwargs` names an argument that it
-            lacks, or that the other does not name; or, at the first call, the batch lacks one of
-            the inputs.
+        ValueError: `module` is not an instance of a linen module; its `__call__` has a boolean
+            argument whose values are not known; or `train_kwargs` or `eval_kwargs` has an argument
+            that `__call__` or the other does not have. The functions of the Model raise it if the
+            batch has no array for one of the inputs.
+
+    Example:
+        >>> import flax.linen as nn
+        >>> import jax
+        >>> from trainer import models
+        >>> model = models.from_linen(nn.Dense(3), inputs="x")
+        >>> batch = {"x": jax.numpy.ones((8, 2))}
+        >>> params, model_state = model.init(jax.random.key(0), batch)
+        >>> params["kernel"].shape
+        (2, 3)
+        >>> outputs, _ = model.apply(params, model_state, batch, key=None, train=False)
+        >>> outputs.shape
+        (8, 3)
     """
     if not isinstance(module, nn.Module):
         raise ValueError(
             f"models.from_linen takes an instance of a flax linen module, but got {module!r}. "
-            "Call the class, as in `@my_lab.Net()`; an nnx module goes to models.from_nnx."
+            "Call the class, as in `@my_lab.Net()`. For an nnx module use models.from_nnx."
         )
     mode = call_mode(type(module), inputs, train_kwargs, eval_kwargs, "models.from_linen")
     fields = mode_attributes(module)
@@ -78,18 +94,21 @@ def from_linen(
 
 
 def from_our_linen(module: nn.Module, inputs: str | Sequence[str]) -> Model:
-    """Makes a Model of a linen module of this package, initialised by a single PRNG program.
+    """Converts a linen module of this package to a Model, initialized by a single PRNG program.
 
     Args:
-        module: a module whose every variable is declared by a function of trainer.models.initial.
-        inputs: as for `from_linen`.
+        module: a module whose variables all use initializers of `trainer.models.initial`.
+        inputs: keys of the batch, as in `from_linen`.
+
+    Returns:
+        The Model.
     """
     model = from_linen(module, inputs)
-    told = model.mode(False) if model.mode else {}
+    eval_arguments = model.mode(False) if model.mode else {}
 
     def init(key: jax.Array, batch: Any) -> tuple[Any, Any]:
-        declare = functools.partial(module.init, **told)
+        declare = functools.partial(module.init, **eval_arguments)
         variables = one_draw(dict(jax.eval_shape(declare, key, *pick_inputs(batch, inputs))), key)
         return variables.pop("params"), variables
 
-    return model._replace(init=init, mode=model.mode if told else None)
+    return model._replace(init=init, mode=model.mode if eval_arguments else None)

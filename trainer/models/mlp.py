@@ -1,4 +1,4 @@
-"""A plain network of fully connected layers."""
+"""A multilayer perceptron."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _ACTIVATIONS = {"relu": jax.nn.relu, "gelu": jax.nn.gelu, "tanh": jax.nn.tanh, "
 
 
 class Layer(nn.Module):
-    """Multiplies by a matrix, adds a bias, and applies the activation."""
+    """Applies a linear layer and the activation."""
 
     width: int
     activation: Callable[[jax.Array], jax.Array]
@@ -27,7 +27,7 @@ class Layer(nn.Module):
 
 
 class Mlp(nn.Module):
-    """Embeds the flattened input, runs equal hidden layers, and classifies."""
+    """Applies an input layer to flattened inputs, equal hidden layers and an output layer."""
 
     width: int
     depth: int
@@ -53,28 +53,37 @@ def mlp(
     scan_layers: bool = True,
     inputs: str = "image",
 ) -> Model:
-    """Makes a perceptron of `depth` hidden layers of equal width.
+    """Returns a multilayer perceptron with `depth` hidden layers of equal width.
 
     The parameters are `embed/kernel` [inputs, width], `blocks/linear/kernel` [depth - 1, width,
-    width], `head/kernel` [width, num_classes], and a `bias` beside each kernel. It computes in the
-    dtype of its parameters.
+    width], `head/kernel` [width, num_classes], and a `bias` for each kernel. The model computes in
+    the dtype of its parameters.
 
     Args:
-        width: units of a hidden layer.
-        depth: hidden layers; the first is `embed`, the others are `blocks`.
-        num_classes: outputs [batch, num_classes] are logits; for regression, the numbers to
-            predict.
+        width: number of units in a hidden layer.
+        depth: number of hidden layers; the first is `embed`, the others are `blocks`.
+        num_classes: number of classes; the outputs are logits [batch, num_classes]. For regression,
+            the number of values to predict.
         activation: "relu", "gelu", "tanh" or "silu".
-        scan_layers: True stacks the equal layers and scans over them, False unrolls them into
-            `block_0/linear/kernel`, `block_1/linear/kernel`, ...: the same function.
-        inputs: the batch's key of the inputs, [batch, ...]; all axes but the first are flattened.
+        scan_layers: True stacks the equal layers and scans over them; False keeps them apart, as
+            `block_0/linear/kernel`, `block_1/linear/kernel`, ... Both compute the same function.
+        inputs: key of the inputs in the batch, [batch, ...]; all axes except the first are
+            flattened.
 
     Raises:
         ValueError: a size is not positive, or the activation is unknown.
+
+    Example:
+        >>> import jax
+        >>> from trainer import models
+        >>> model = models.mlp(width=8, depth=3, num_classes=2, inputs="x")
+        >>> params, _ = model.init(jax.random.key(0), {"x": jax.numpy.ones((16, 4))})
+        >>> params["embed"]["kernel"].shape, params["blocks"]["linear"]["kernel"].shape
+        ((4, 8), (2, 8, 8))
     """
     check_positive("models.mlp", width=width, depth=depth, num_classes=num_classes)
     if activation not in _ACTIVATIONS:
         raise ValueError(
-            f"models.mlp knows the activations {', '.join(_ACTIVATIONS)}, but got {activation!r}."
+            f"models.mlp has the activations {', '.join(_ACTIVATIONS)}, but got {activation!r}."
         )
     return from_our_linen(Mlp(width, depth, num_classes, activation, scan_layers), inputs)

@@ -1,4 +1,4 @@
-"""How a flax module learns whether it trains: by arguments of its `__call__`."""
+"""Finds the arguments of `__call__` that tell a flax module whether it trains."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 from trainer.config.wording import known_names
 
 Mode = Callable[[bool], dict[str, Any]]
-"""mode(train) -> the keyword arguments that tell a module whether it trains."""
+"""A function of `train` that returns the keyword arguments of `__call__` for that mode."""
 
 _TRUE_IN_TRAINING = (
     "train",
@@ -43,7 +43,7 @@ KNOWN: Mapping[str, bool] = {
     **dict.fromkeys(_TRUE_IN_TRAINING, True),
     **dict.fromkeys(_TRUE_IN_EVALUATION, False),
 }
-"""The names of mode arguments that are known, with their values in training."""
+"""Name of a mode argument -> its value in training; in evaluation it has the other value."""
 
 
 def call_mode(
@@ -53,38 +53,38 @@ def call_mode(
     eval_kwargs: Mapping[str, Any] | None,
     maker: str,
 ) -> Mode:
-    """Decides which keyword arguments tell a module's `__call__` whether it trains.
+    """Returns a function for the arguments that tell a module's `__call__` whether it trains.
 
     Args:
         module: the class of the module.
-        inputs: the batch's keys that are passed by position.
-        train_kwargs: what the user gave for training; it overrides a known name's value.
-        eval_kwargs: the same for evaluation.
-        maker: the function that error messages name, "models.from_linen".
+        inputs: keys of the batch whose arrays are passed by position.
+        train_kwargs: the user's arguments for training; they override the values in KNOWN.
+        eval_kwargs: the user's arguments for evaluation.
+        maker: the name of the user's function for error messages, "models.from_linen".
 
     Returns:
-        The function of `train`.
+        A function of `train` that returns keyword arguments of `__call__`.
 
     Raises:
-        ValueError: a boolean argument whose values are not known, an argument that `__call__`
-            lacks, one that is given for training or evaluation alone, or an input that would be
-            passed as one.
+        ValueError: the values of a boolean argument are not known; `__call__` does not have an
+            argument; an argument is set for training or evaluation only; or an input would be
+            passed as a mode argument.
     """
-    given = {True: dict(train_kwargs or {}), False: dict(eval_kwargs or {})}
+    keywords = {True: dict(train_kwargs or {}), False: dict(eval_kwargs or {})}
     keys = (inputs,) if isinstance(inputs, str) else tuple(inputs)
     parameters = _parameters(module.__call__)
     named = _by_name(parameters, len(keys))
     call = f"{module.__name__}.__call__"
     for name, key in zip(parameters, keys, strict=False):
-        if name not in named and name in {*KNOWN, *given[True], *given[False]}:
+        if name not in named and name in {*KNOWN, *keywords[True], *keywords[False]}:
             raise ValueError(
                 f"{maker} passes its inputs by position, and {key!r} would be the argument "
-                f"{name!r} of {call}, which says whether the module trains. List fewer inputs, or "
-                f"put {name!r} after the arguments that take them."
+                f"{name!r} of {call}, which tells the module whether it trains. List fewer inputs, "
+                f"or put {name!r} after the arguments that take them."
             )
-    _check_given(given, parameters, named, call, maker)
+    _check_keywords(keywords, parameters, named, call, maker)
     for name, parameter in named.items():
-        if name not in {*KNOWN, *given[True]} and _is_boolean(parameter):
+        if name not in {*KNOWN, *keywords[True]} and _is_boolean(parameter):
             raise ValueError(
                 f"{call} has a boolean argument {name!r}, and {maker} does not know its values in "
                 f"training and in evaluation. Give both, such as train_kwargs={{{name!r}: True}} "
@@ -93,7 +93,7 @@ def call_mode(
 
     def mode(train: bool) -> dict[str, Any]:
         known = {name: value == train for name, value in KNOWN.items() if name in named}
-        return {**known, **given[train]}
+        return {**known, **keywords[train]}
 
     return mode
 
@@ -101,7 +101,7 @@ def call_mode(
 def _by_name(
     parameters: Mapping[str, inspect.Parameter], inputs: int
 ) -> dict[str, inspect.Parameter]:
-    """Returns the parameters that can be given by name after so many inputs by position."""
+    """Returns the parameters that can be passed by name after `inputs` positional arguments."""
     positional = [
         name
         for name, parameter in parameters.items()
@@ -115,19 +115,19 @@ def _by_name(
     }
 
 
-def _check_given(
-    given: Mapping[bool, Mapping[str, Any]],
+def _check_keywords(
+    keywords: Mapping[bool, Mapping[str, Any]],
     parameters: Mapping[str, inspect.Parameter],
     named: Mapping[str, inspect.Parameter],
     call: str,
     maker: str,
 ) -> None:
     open_ended = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
-    for name in {**given[True], **given[False]}:
+    for name in {**keywords[True], **keywords[False]}:
         if name not in named and not open_ended:
             hint = known_names(name, named, "It has")
             raise ValueError(f"{call} has no argument {name!r}. {hint}".rstrip())
-        missing = [train for train in (True, False) if name not in given[train]]
+        missing = [train for train in (True, False) if name not in keywords[train]]
         if missing and not (name in KNOWN and name in named):
             where, other = "eval_kwargs", "train_kwargs"
             where, other = (where, other) if missing[0] else (other, where)
@@ -138,21 +138,21 @@ def _check_given(
 
 
 def mode_attributes(module: Any) -> dict[str, bool]:
-    """Returns the boolean attributes of a module that say by a known name whether it trains."""
+    """Returns the boolean attributes of a module whose names are in KNOWN."""
     values = vars(module).items()
     return {name: value for name, value in values if name in KNOWN and type(value) is bool}
 
 
 def describe_mode(mode: Callable[[bool], Mapping[str, Any]]) -> str:
-    """Says in a line by which arguments and attributes a model is told whether it trains."""
+    """Returns a line with the arguments and attributes that tell a model whether it trains."""
     training, evaluation = mode(True), mode(False)
-    told = [
+    settings = [
         f"{name}={value!r} in training and evaluation"
         if value == evaluation[name]
         else f"{name}={value!r} in training, {evaluation[name]!r} in evaluation"
         for name, value in training.items()
     ]
-    return f"model: {'; '.join(told) or 'it is not told whether it trains'}"
+    return f"model: {'; '.join(settings) or 'it is not told whether it trains'}"
 
 
 def _parameters(call: Any) -> dict[str, inspect.Parameter]:

@@ -1,4 +1,4 @@
-"""What the rest of the framework knows of a model: two pure functions over nested dicts."""
+"""The interface of a model: two pure functions over nested dicts of arrays."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from typing import Any, NamedTuple
 
 
 class Model(NamedTuple):
-    """Holds the two pure functions that a model is; any transformation of jax can trace them.
+    """A model as two pure functions, which transformations of jax can trace.
 
     Args:
         init: `init(key, batch) -> (params, model_state)`, both nested dicts of arrays. Only the
             shapes and dtypes of `batch` (a dict of arrays, leading axis the batch) matter.
         apply: `apply(params, model_state, batch, *, key, train) -> (outputs, model_state)`. `key`
-            feeds dropout and may be None where `train` is False, a Python bool. With `train=False`
-            the model state comes back as it went in.
-        mode: `mode(train)`, the arguments that tell the module behind the model whether it trains,
-            by name, for the plan to show; None where there is no such module.
+            is the PRNG key of dropout and may be None if `train`, a Python bool, is False. With
+            `train=False` the model state is returned unchanged.
+        mode: `mode(train)` returns the arguments that tell the model's module whether it trains, by
+            name, for the plan; None if there are no such arguments.
     """
 
     init: Callable[..., Any]
@@ -25,10 +25,10 @@ class Model(NamedTuple):
 
 
 def pick_inputs(batch: Mapping[str, Any], inputs: str | Sequence[str]) -> tuple[Any, ...]:
-    """Returns the arrays of a batch that a model reads, in the order it takes them.
+    """Returns the arrays of a batch that a model reads, in the order of its arguments.
 
     Args:
-        batch: a dict of arrays.
+        batch: field name -> array.
         inputs: one key of the batch, or several.
 
     Raises:
@@ -39,6 +39,6 @@ def pick_inputs(batch: Mapping[str, Any], inputs: str | Sequence[str]) -> tuple[
     if missing:
         raise ValueError(
             f"The model reads {', '.join(map(repr, missing))} from the batch, but the data set "
-            f"gives {', '.join(map(repr, sorted(batch)))}. Name what to read in its `inputs`."
+            f"has {', '.join(map(repr, sorted(batch)))}. Set the model's argument `inputs`."
         )
     return tuple(batch[name] for name in names)

@@ -19,36 +19,50 @@ def from_nnx(
     train_kwargs: Mapping[str, Any] | None = None,
     eval_kwargs: Mapping[str, Any] | None = None,
 ) -> Model:
-    """Makes a Model of a flax nnx module.
+    """Converts a flax nnx module to a Model.
 
-    Variables of type `nnx.Param` become the parameters; random streams start from the step's key
-    at every call, so they are in no state; what is sown (`nnx.Intermediate`) is dropped; all other
-    variables (BatchNorm's statistics, ...) become the model state, which changes only in training.
-    The places of a list of layers become strings, so that paths read `layers/0/kernel`.
+    Variables of type `nnx.Param` become the parameters. Random streams are not kept in the model
+    state, because every call starts them from the step's key. Intermediate values
+    (`nnx.Intermediate`) are dropped. All other variables, such as BatchNorm's statistics, become
+    the model state, which changes only in training. The indices of a list of layers become strings,
+    so that a path is `layers/0/kernel`.
 
-    The module is put in training or evaluation mode by `module.train()` and `module.eval()`, which
-    set `deterministic` and `use_running_average` in all its parts; boolean attributes such as
-    `training` or `is_training` are set as well. Arguments of its `__call__` are passed as
-    `models.from_linen` passes them.
+    Training and evaluation mode are set by `module.train()` and `module.eval()`, which set
+    `deterministic` and `use_running_average` in all submodules; boolean attributes such as
+    `training` or `is_training` are set as well. Arguments of `__call__` are passed as
+    `models.from_linen` does.
 
     Args:
-        constructor: called as `constructor(rngs=...)` with an `nnx.Rngs`, returns the module. In a
-            config it is a class or function of yours, its other arguments bound.
-        inputs: the batch's keys that are passed to `__call__` by position.
+        constructor: a function that returns the module, called as `constructor(rngs=...)` with an
+            `nnx.Rngs`. In a config it is a class or function whose other arguments are bound.
+        inputs: keys of the batch whose arrays are passed to `__call__` by position.
         train_kwargs: keyword arguments of `__call__` in training; see `models.from_linen`.
         eval_kwargs: keyword arguments of `__call__` in evaluation.
 
+    Returns:
+        The Model.
+
     Raises:
-        ValueError: what was given cannot be called; or, at the first call, the batch lacks one of
-            the inputs, the module keeps a bare jax array as an attribute, or `__call__` and the
-            keyword arguments do not fit, as in `models.from_linen`.
+        ValueError: `constructor` cannot be called. The functions of the Model raise it if the batch
+            has no array for one of the inputs, if the module has a jax array as an attribute that
+            is not an nnx.Variable, or if the keyword arguments do not fit `__call__`.
+
+    Example:
+        >>> import functools
+        >>> import jax
+        >>> from flax import nnx
+        >>> from trainer import models
+        >>> model = models.from_nnx(functools.partial(nnx.Linear, 2, 3), inputs="x")
+        >>> params, model_state = model.init(jax.random.key(0), {"x": jax.numpy.ones((8, 2))})
+        >>> params["kernel"].shape
+        (2, 3)
     """
     if not callable(constructor):
         raise ValueError(
             f"models.from_nnx takes a function that builds the module from rngs, but got "
             f"{constructor!r}. Give the class itself, not an instance of it."
         )
-    from flax import nnx  # here, so that nobody who has no nnx model pays for the import
+    from flax import nnx  # slow to import, so only here
 
     kinds = (nnx.Param, nnx.RngState, nnx.Intermediate, ...)
 
@@ -74,14 +88,14 @@ def from_nnx(
         return tuple(graphs + jax.eval_shape(build))
 
     def mode(train: bool) -> dict[str, Any]:
-        told: dict[str, Any] = {}
+        arguments: dict[str, Any] = {}
 
         def build() -> None:
             module = constructor(rngs=nnx.Rngs(0))
-            told.update({**_set_mode(module, train), **mode_of(module)(train)})
+            arguments.update({**_set_mode(module, train), **mode_of(module)(train)})
 
         jax.eval_shape(build)
-        return told
+        return arguments
 
     def init(key: jax.Array, batch: Any) -> tuple[Any, Any]:
         pick_inputs(batch, inputs)
@@ -112,20 +126,20 @@ def from_nnx(
 
 
 def _set_mode(module: Any, train: bool) -> dict[str, bool]:
-    """Sets what says in a module and its parts whether it trains, and returns it by name."""
+    """Sets the mode attributes of a module and its submodules, and returns them by name."""
     from flax import nnx
 
     module.train() if train else module.eval()
-    told: dict[str, bool] = {}
-    for _, part in nnx.iter_modules(module):
-        for name in mode_attributes(part):
-            setattr(part, name, KNOWN[name] == train)
-            told[name] = getattr(part, name)
-    return told
+    attributes: dict[str, bool] = {}
+    for _, submodule in nnx.iter_modules(module):
+        for name in mode_attributes(submodule):
+            setattr(submodule, name, KNOWN[name] == train)
+            attributes[name] = getattr(submodule, name)
+    return attributes
 
 
 def _check_arrays(module: Any, states: Sequence[Any]) -> None:
-    """Raises a ValueError if the module, built while traced, would keep a traced array for good."""
+    """Raises ValueError if an attribute of a module is a traced array and not a variable."""
     from flax import nnx
 
     known = {path for state in states for path, _ in nnx.to_flat_state(state)}
@@ -133,13 +147,13 @@ def _check_arrays(module: Any, states: Sequence[Any]) -> None:
         if isinstance(node, Tracer) and path not in known:
             raise ValueError(
                 f"The nnx module {type(module).__name__} keeps a bare jax array as "
-                f"{'.'.join(map(str, path))!r}, which nnx takes for a constant of the program. "
-                "Wrap it in nnx.Variable, or make it by numpy if it never changes."
+                f"{'.'.join(map(str, path))!r}, which nnx treats as a constant of the program. "
+                "Wrap it in nnx.Variable, or make it with numpy if it never changes."
             )
 
 
 def _to_dict(state: Any) -> Any:
-    """Turns an nnx State into nested dicts of plain arrays with strings as keys."""
+    """Converts an nnx State to nested dicts of arrays with strings as keys."""
     from flax import nnx
 
     def named(tree: Any) -> Any:
@@ -151,7 +165,7 @@ def _to_dict(state: Any) -> Any:
 
 
 def _filled(state: Any, values: Any) -> Any:
-    """Puts the arrays of nested dicts into an nnx State of the same structure."""
+    """Returns an nnx State with the arrays of nested dicts of the same structure."""
 
     def at(path: Sequence[Any], _: Any) -> Any:
         return functools.reduce(lambda tree, key: tree[str(key)], path, values)
@@ -160,7 +174,7 @@ def _filled(state: Any, values: Any) -> Any:
 
 
 def _started(streams: Any, key: jax.Array) -> Any:
-    """Sets every random stream to its start, with a key of its own derived from one."""
+    """Returns the random streams at their start, each with its own key derived from `key`."""
     from flax import nnx
 
     numbers = {path: number for number, (path, _) in enumerate(nnx.to_flat_state(streams))}
@@ -175,7 +189,7 @@ def _started(streams: Any, key: jax.Array) -> Any:
 
 
 def _mapped(function: Callable[[Sequence[Any], Any], Any], state: Any) -> Any:
-    """Replaces the value of every variable of an nnx State by `function(path, variable)`."""
+    """Replaces the value of each variable of an nnx State by `function(path, variable)`."""
     from flax import nnx
 
     flat = []

@@ -1,4 +1,4 @@
-"""A vision transformer whose equal layers are one stack."""
+"""A vision transformer with stacked layers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from trainer.models.model import Model
 
 
 class Attention(nn.Module):
-    """Lets every token look at every token, by several heads."""
+    """Multi-head self-attention over the tokens [batch, tokens, width]."""
 
     num_heads: int
     dropout: float
@@ -33,7 +33,7 @@ class Attention(nn.Module):
 
 
 class Qkv(nn.Module):
-    """Makes queries, keys and values by three square matrices, `kernel` [3, width, width]."""
+    """Computes queries, keys and values by three square matrices, `kernel` [3, width, width]."""
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
@@ -43,7 +43,7 @@ class Qkv(nn.Module):
 
 
 class Mlp(nn.Module):
-    """Widens every token, applies GELU, and narrows it again."""
+    """The two-layer perceptron of a block, with GELU."""
 
     hidden: int
 
@@ -54,7 +54,7 @@ class Mlp(nn.Module):
 
 
 class Block(nn.Module):
-    """Adds attention, then the two-layer perceptron, each after a norm."""
+    """Applies attention and a two-layer perceptron, each to a norm and with a residual."""
 
     num_heads: int
     mlp_dim: int
@@ -69,7 +69,7 @@ class Block(nn.Module):
 
 
 class Embed(nn.Module):
-    """Cuts images into patches, and makes a token of each by one matrix and its position."""
+    """Embeds the patches of images as tokens, by one matrix and learned positions."""
 
     width: int
     patch_size: int
@@ -96,7 +96,7 @@ class Embed(nn.Module):
 
 
 class Vit(nn.Module):
-    """Embeds patches, runs the blocks, pools the tokens and classifies."""
+    """Embeds patches, applies the blocks, pools the tokens and classifies."""
 
     width: int
     depth: int
@@ -131,29 +131,31 @@ def vit(
     scan_layers: bool = True,
     inputs: str = "image",
 ) -> Model:
-    """Makes a vision transformer, with the norms before the parts and no bias but the head's.
+    """Returns a vision transformer, pre-norm and without biases except in the head.
 
     The parameters are `embed/kernel`, `embed/position` (and `embed/token`), `norm/scale`,
     `head/kernel`, `head/bias`, and, each with a leading axis of length `depth`,
     `blocks/attn/qkv/kernel` [3, width, width], `blocks/attn/out/kernel` [width, width],
     `blocks/mlp/up/kernel` [width, mlp_dim], `blocks/mlp/down/kernel` [mlp_dim, width],
-    `blocks/attn_norm/scale` and `blocks/mlp_norm/scale` [width]. It computes in the dtype of its
-    parameters, with norms, softmax and pooling in float32. The size of images is the batch's.
+    `blocks/attn_norm/scale` and `blocks/mlp_norm/scale` [width]. The model computes in the dtype of
+    its parameters, except norms, softmax and pooling, which are float32. The number of positions
+    follows from the size of the images in the batch.
 
     Dosovitskiy et al., "An Image is Worth 16x16 Words" (arXiv:2010.11929).
 
     Args:
-        width: numbers a token has.
-        depth: layers.
-        num_heads: attention heads; divides `width`.
+        width: size of a token.
+        depth: number of layers.
+        num_heads: number of attention heads; must divide `width`.
         mlp_dim: width of the hidden layer of a block, 4 * `width` if None.
-        patch_size: side of a square patch in pixels; divides height and width of the images.
-        num_classes: outputs [batch, num_classes] are logits.
-        pool: "gap" averages the tokens, "cls" adds a token and classifies by it.
-        dropout: the part of embeddings, attention weights and block outputs dropped in training.
-        scan_layers: True stacks the layers and scans over them: compile time does not grow with
-            depth. False unrolls them into `block_0/...`, `block_1/...`: the same function.
-        inputs: the batch's key of the images, [batch, height, width, channels].
+        patch_size: side of a square patch in pixels; must divide height and width of the images.
+        num_classes: number of classes; the outputs are logits [batch, num_classes].
+        pool: "gap" averages the tokens; "cls" adds a token and classifies by it.
+        dropout: dropout rate of embeddings, attention weights and block outputs, in [0, 1).
+        scan_layers: True stacks the layers and scans over them, so that compile time does not grow
+            with depth; False keeps them apart, as `block_0/...`, `block_1/...` Both compute the
+            same function.
+        inputs: key of the images in the batch, [batch, height, width, channels].
 
     Raises:
         ValueError: a size is not positive, `num_heads` does not divide `width`, `pool` is unknown,
@@ -171,11 +173,11 @@ def vit(
     )
     if width % num_heads:
         raise ValueError(
-            f"models.vit shares its width among its heads, but num_heads={num_heads} does not "
+            f"models.vit divides its width among its heads, but num_heads={num_heads} does not "
             f"divide width={width}."
         )
     if pool not in ("gap", "cls"):
-        raise ValueError(f"models.vit knows pool='gap' and pool='cls', but got pool={pool!r}.")
+        raise ValueError(f"models.vit needs pool='gap' or pool='cls', but got pool={pool!r}.")
     if not 0 <= dropout < 1:
         raise ValueError(f"models.vit needs 0 <= dropout < 1, but got dropout={dropout}.")
     return from_our_linen(

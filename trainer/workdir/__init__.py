@@ -1,16 +1,16 @@
-"""A run's folder: what is in it, who may write, and what it was made by."""
+"""A run's folder: its files, the lock of its writer, and the record of how the run was made."""
 
 from trainer.workdir import code
 from trainer.workdir.fingerprint import Change, compare, fingerprint
 from trainer.workdir.folder import Workdir
-from trainer.workdir.lock import Fenced, Lock
+from trainer.workdir.lock import Lock, WorkdirTakenOver
 from trainer.workdir.place import check_name
 from trainer.workdir.record import read_record
 from trainer.workdir.regular import check_files
 
 __all__ = [
     "Change",
-    "Fenced",
+    "WorkdirTakenOver",
     "Lock",
     "Workdir",
     "check_files",

@@ -1,4 +1,4 @@
-"""What may differ between two processes of a run, and how that is refused."""
+"""Decides which differences between two processes of a run are allowed, and refuses others."""
 
 from __future__ import annotations
 
@@ -7,14 +7,15 @@ from pathlib import Path
 from typing import Any
 
 from trainer import config as configs
-from trainer.config.tree import Call, ConfigError
+from trainer.config.tree import Call
+from trainer.messages import UserError
 from trainer.workdir.fingerprint import REFUSED, Change
 
-_SHOWN = 4  # lines of differences in an error, which has seven at most
+_SHOWN = 4  # lines of differences in an error, which has at most seven lines
 
 
 def covered(path: str, allowed: Sequence[str]) -> bool:
-    """Tells whether a path of the config is among those that may change."""
+    """Returns whether `allowed` covers a path of the config: names it, a parent or its last key."""
     return any(
         path == name or path.startswith((f"{name}.", f"{name}[")) or path.endswith(f".{name}")
         for name in allowed
@@ -22,7 +23,7 @@ def covered(path: str, allowed: Sequence[str]) -> bool:
 
 
 def refuse(path: Path, changes: Sequence[Change], allowed: Sequence[str]) -> None:
-    """Raises ConfigError for changes of the program or the data that are not allowed."""
+    """Raises UserError for changes to the program or the data that are not allowed."""
     refused = [
         change
         for change in changes
@@ -32,17 +33,17 @@ def refuse(path: Path, changes: Sequence[Change], allowed: Sequence[str]) -> Non
     ]
     if refused:
         kinds = " and the ".join(dict.fromkeys(change.kind for change in refused))
-        raise ConfigError(
-            f"The run in {path} was made with something else that alters the {kinds}:\n"
+        raise UserError(
+            f"This process would change the {kinds} of the run in {path}:\n"
             + listed([str(change) for change in refused])
-            + "Go back to what it was, choose another --workdir, or go on with --allow_changed="
+            + "Restore the old value, choose another --workdir, or resume with --allow_changed="
             + ",".join(change.key for change in refused)
             + "."
         )
 
 
 def listed(lines: Sequence[str]) -> str:
-    """Indents lines for an error, and counts those that do not fit in it."""
+    """Indents lines for an error; after the first ones it gives only the number of the others."""
     shown = list(lines if len(lines) <= _SHOWN else lines[: _SHOWN - 1])
     if len(lines) > len(shown):
         shown.append(f"... and {len(lines) - len(shown)} more")
@@ -50,12 +51,12 @@ def listed(lines: Sequence[str]) -> str:
 
 
 def check_allowed(allowed: Sequence[str], config: Call, fingerprint: Mapping[str, Any]) -> None:
-    """Raises ConfigError for what --allow_changed names and is nothing that can change."""
+    """Raises UserError if --allow_changed names something that does not exist."""
     paths = [path for path, _ in configs.leaves(config)]
     known = {*REFUSED, *REFUSED.values(), *fingerprint}
     for name in allowed:
         if name not in known and not any(covered(path, [name]) for path in paths):
-            raise ConfigError(
+            raise UserError(
                 f"--allow_changed={name} names nothing that can change. There are "
                 f"{', '.join(sorted(REFUSED))}, and the paths of the config, such as steps."
             )

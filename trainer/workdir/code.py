@@ -1,4 +1,4 @@
-"""The user's own code, which a run depends on: the packages that --vocabulary names."""
+"""Hashes and commits of the user's own code: the packages given by --vocabulary."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ _INSTALLED = {"site-packages", "dist-packages"}
 
 
 def hashes(packages: Sequence[str]) -> dict[str, str]:
-    """Hashes the source files of packages that are loaded at this moment.
+    """Hashes the source files of packages that are imported at this moment.
 
-    These are all loaded modules of the packages, and the modules that they import from the folder
-    beside them, such as a helper.py next to a my_lab.py. Installed libraries are recorded by
-    their versions instead (see `fingerprint`), unless one is among the packages itself.
+    The files are those of all loaded modules of the packages, and of the modules that they import
+    from the same folder, such as a helper.py next to a my_lab.py. Installed libraries are recorded
+    by their versions instead (see `fingerprint`), unless one is among the packages itself.
 
     Args:
-      packages: what --vocabulary names, imported before.
+      packages: names given by --vocabulary, already imported.
 
     Returns: file -> the first 16 hex digits of its SHA-256; a file is named from the folder that
     the import starts from, as "my_lab/nets.py", sorted.
@@ -45,19 +45,19 @@ def hashes(packages: Sequence[str]) -> dict[str, str]:
         waiting += [
             other
             for other in _imports(name, content)
-            if other.partition(".")[0] not in {*_OURS, *tops} and _stands_in(other, folders)
+            if other.partition(".")[0] not in {*_OURS, *tops} and _is_in(other, folders)
         ]
     return dict(sorted(found.items()))
 
 
 def commits(packages: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """Asks git about the packages that lie in a checkout.
+    """Asks git for the commits of packages that are in a checkout.
 
     Args:
-      packages: what --vocabulary names, imported before.
+      packages: names given by --vocabulary, already imported.
 
-    Returns: package -> {"commit": its checkout's, "dirty": whether files of the package are
-    changed or added since}; without those that are in no checkout.
+    Returns: package -> {"commit": of its checkout, "dirty": whether files of the package were
+    changed or added since}. Packages that are not in a checkout are omitted.
     """
     found = {}
     for top in dict.fromkeys(package.partition(".")[0] for package in packages):
@@ -96,19 +96,19 @@ def _places(top: str) -> Iterator[Path]:
 
 
 def _folders(top: str) -> Iterator[Path]:
-    """Yields the folders in which a package stands, but not those of installed libraries."""
+    """Yields the folders that contain a package, except those of installed libraries."""
     for place in _places(top):
         if not _INSTALLED & set(place.parts):
             yield place.parent
 
 
-def _stands_in(name: str, folders: set[Path]) -> bool:
+def _is_in(name: str, folders: set[Path]) -> bool:
     file = _file(name)
     return file is not None and _folder(name, file) in folders
 
 
 def _imports(name: str, content: bytes) -> Iterator[str]:
-    """Yields the names that a module imports, and their parents; some are no modules."""
+    """Yields the names that a module imports, and their parents; not all of them are modules."""
     package = getattr(sys.modules.get(name), "__package__", None) or ""
     try:
         tree = ast.parse(content)

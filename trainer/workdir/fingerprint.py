@@ -1,4 +1,7 @@
-"""What a run depends on besides its config: versions, code, devices, cores."""
+"""The fingerprint of a process: what a run depends on besides its config.
+
+That is versions, code, settings of jax, devices and cores.
+"""
 
 from __future__ import annotations
 
@@ -31,8 +34,8 @@ _PACKAGES = (
 )
 _ISA = ("avx", "avx2", "fma", "avx512", "amx", "asimd", "sve", "bf16", "sse4_2")
 
-# What alters the data or the program: a run goes on under another value only where that is asked
-# for. Everything else alters bits at most, and is announced.
+# Keys that determine the data or the program: a run resumes with another value only if
+# --allow_changed permits it. All other keys can change bits at most, and a change is logged.
 REFUSED = {
     "config": "program",
     "code": "program",
@@ -45,12 +48,12 @@ REFUSED = {
     "data": "data",
     "processes": "data",
 }
-# What the first versions did not record: where an old fingerprint lacks it, nothing has changed.
+# Keys that the first versions did not record: a fingerprint without them has not changed.
 _ADDED = {"code"}
 
 
 class Change(NamedTuple):
-    """One thing that is not as it was: kind is "program" or "data" (refused), or "bits"."""
+    """A key with another value than before; kind is "program" or "data" (refused), or "bits"."""
 
     kind: str
     key: str
@@ -70,13 +73,13 @@ def _short(value: Any) -> str:
 
 def _differing(old: Mapping[str, str], new: Mapping[str, str]) -> str:
     """Names the entries in which two mappings of files to hashes differ."""
-    said = [
+    lines = [
         f"{name} {'is new' if name not in old else 'is gone' if name not in new else 'differs'}"
         for name in sorted({*old, *new})
         if old.get(name) != new.get(name)
     ]
-    more = [f"and {len(said) - 3} more"] if len(said) > 4 else []
-    return ", ".join(said[:3] + more if more else said)
+    more = [f"and {len(lines) - 3} more"] if len(lines) > 4 else []
+    return ", ".join(lines[:3] + more if more else lines)
 
 
 def fingerprint(
@@ -87,16 +90,16 @@ def fingerprint(
     batch_size: int | None = None,
     code: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
-    """Describes where and by what this process computes.
+    """Describes the machine, the versions and the settings with which this process computes.
 
     Args:
       config: digest of the resolved config.
       data: fingerprint of the data set.
       seed: of the run.
-      batch_size: global, in examples.
+      batch_size: of all processes together, in examples.
       code: of the user's packages, file -> hash, as `code.hashes` returns it.
 
-    Returns: a dict of JSON values, to be compared by compare().
+    Returns: a dict of JSON values, for `compare`.
     """
     import jax
 
@@ -121,10 +124,10 @@ def fingerprint(
 
 
 def compare(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[Change]:
-    """Returns what differs between two fingerprints, refused kinds first.
+    """Returns the differences between two fingerprints, the refused ones first.
 
-    Keys that only one of them has are compared too, as None; but what an older version did not
-    record has not changed.
+    A key that only one of them has counts as None in the other. Keys that older versions did not
+    record are ignored if `old` lacks them.
     """
     changes = [
         Change(REFUSED.get(key, "bits"), key, old.get(key), new.get(key))
@@ -182,7 +185,7 @@ def _processor() -> dict[str, Any]:
 
 
 def _code(root: Path) -> dict[str, str]:
-    """Returns commit and hash of uncommitted changes, where this code runs from a checkout."""
+    """Returns commit and hash of uncommitted changes; empty if this code is not in a checkout."""
     if not (root / ".git").exists():
         return {}
     commit, changes = git.head(root), git.changes(root)

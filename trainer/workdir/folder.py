@@ -1,4 +1,4 @@
-"""The folder of a run: made only when the plan has passed, and kept to one config."""
+"""The folder of a run: created once the config is known to be valid, and bound to that config."""
 
 from __future__ import annotations
 
@@ -11,39 +11,42 @@ from typing import Any
 
 from trainer import config as configs
 from trainer.checkpoint import holds_results
-from trainer.config.tree import Call, ConfigError
+from trainer.config.tree import Call
+from trainer.messages import UserError
 from trainer.workdir import place
 from trainer.workdir.changes import check_allowed, covered, listed, refuse
 from trainer.workdir.fingerprint import Change, compare
-from trainer.workdir.lock import Fenced, Lock
+from trainer.workdir.lock import Lock, WorkdirTakenOver
 from trainer.workdir.record import begin, now, read_record
 from trainer.workdir.regular import check_files
+from trainer.workdir.strangers import check_no_strangers
 from trainer.writers.base import Log, to_stderr
 from trainer.writers.durable import sync
 from trainer.writers.files import remove_temporaries, replace_file
 
 
 class Workdir:
-    """A run's folder, opened for writing by this process alone.
+    """A run's folder, which this process alone may write.
 
     Args:
-      path: the folder; made, with its parents, if it is not there. Its permissions are 0700.
-      config: the resolved config; an existing folder must hold the same.
+      path: the folder; created with its parents if it does not exist, with permissions 0700.
+      config: the resolved config; that of an existing run must be equal.
       plan: the text of the plan, written to plan.txt.
-      fingerprint: of fingerprint(); a folder whose run had another one is refused where that
-        alters the data or the program, and else the change is announced.
-      commits: of the user's packages, as `code.commits` returns them; noted in run.json.
-      files: what the config was read from, noted in run.json: the name, path and hash of each file.
-      allow_changed: what may differ all the same: paths of the config ("steps", "data"), keys of
+      fingerprint: as `fingerprint` returns it. If that of the existing run differs, the folder is
+        refused for a change to the data or the program; other changes are logged.
+      commits: of the user's packages, as `code.commits` returns them; written to run.json.
+      files: name, path and hash of each file that the config was read from; written to run.json.
+      allow_changed: differences that are allowed: paths of the config ("steps", "data"), keys of
         the fingerprint, or "config", "program", "data" as a whole.
-      take_over: take the folder from a holder that cannot be asked any more.
+      take_over: whether to take the folder from a holder on a host that is gone.
       log: takes lines of warning.
 
-    Raises ConfigError, before anything in an existing folder is touched.
+    Raises UserError, before anything in an existing folder is changed.
 
     Attributes:
-      path, config_file, plan_file, run_file, metrics_file, checkpoints: where things are.
-      changes: what differs from the process before this one.
+      path, config_file, plan_file, run_file, metrics_file, checkpoints: paths of the folder and of
+        its files.
+      changes: the differences from the previous process of the run.
     """
 
     def __init__(
@@ -72,7 +75,7 @@ class Workdir:
         self.lock = self._lock(take_over)
         try:
             remove_temporaries(self.path)
-            # Again: another process may have come between.
+            # Check again: another process may have written before the lock was taken.
             before, self.changes = self._check(config, fingerprint, allow_changed)
             self._record = begin(
                 before, fingerprint, self.lock.epoch, self.changes, commits or {}, files
@@ -83,9 +86,9 @@ class Workdir:
         except OSError as e:
             self.lock.close()
             raise self._unwritable(e) from e
-        except Fenced as e:  # two took over at the same moment, and this is the other one
+        except WorkdirTakenOver as e:  # another process took over at the same moment, and won
             self.lock.close()
-            raise ConfigError(str(e)) from e
+            raise UserError(str(e)) from e
         except BaseException:
             self.lock.close()
             raise
@@ -94,13 +97,17 @@ class Workdir:
             log(f"Changed since this run stopped: {change} ({known}).")
 
     def check_fence(self) -> None:
-        """Raises Fenced if another process has taken this folder over."""
+        """Raises WorkdirTakenOver if another process has taken this folder over."""
         self.lock.check_fence()
 
     def write(self, name: str, text: str) -> None:
-        """Writes a file of the folder whole or not at all.
+        """Writes a file of the folder, all of it or nothing.
 
-        Raises ValueError for a name that leads out of the folder, Fenced, or OSError.
+        Args:
+          name: of the file.
+          text: its content.
+
+        Raises ValueError for a name that is a path, WorkdirTakenOver, or OSError.
         """
         if Path(name).name != name or name in ("", ".", ".."):
             raise ValueError(f"{name!r} is not the name of a file in {self.path}.")
@@ -108,7 +115,7 @@ class Workdir:
         replace_file(self.path / name, text.encode(), self.check_fence)
 
     def sync_metrics(self) -> None:
-        """Syncs metrics.jsonl, which no checkpoint may be ahead of; raises OSError.
+        """Syncs metrics.jsonl, which must be on disk before a checkpoint; raises OSError.
 
         nonfinite.json and rollbacks.json are synced as they are written.
         """
@@ -117,53 +124,56 @@ class Workdir:
         sync(self.path)
 
     def restored(self, step: int | None, rows: Mapping[str, int] | None = None) -> None:
-        """Notes in run.json which step this process began from, and what the metrics held then.
+        """Records in run.json which step this process started from, and the rows of metrics then.
 
         Args:
           step: None for a fresh start.
-          rows: a `trainer.rows.Logged`, as a dict; None where it is not known.
+          rows: a `trainer.train.rows.Logged`, as a dict; None if it is not known.
         """
         self._note(restored=step, rows=None if rows is None else dict(rows))
 
     def rows(self) -> list[dict[str, int]]:
-        """Returns what `restored` noted of rows for each process of this run, oldest first."""
+        """Returns the rows that `restored` recorded for the processes of this run, oldest first."""
         noted = (entry.get("rows") for entry in self._record["lineage"])
         return [entry for entry in noted if entry]
 
     @property
     def lost_rows(self) -> list[str]:
-        """What was said of metrics that are gone for good, since the run was last ended for it."""
+        """Sentences about rows lost for good since the run last ended with exit code 1."""
         return self._record["lineage"][-1]["lost_rows"]
 
-    def lose_rows(self, told: str, count: int = 0) -> None:
-        """Notes in run.json that rows of metrics.jsonl are gone for good.
+    def lose_rows(self, sentence: str, count: int = 0) -> None:
+        """Records in run.json that rows of metrics.jsonl are lost for good.
 
         Args:
-          told: says so.
-          count: how many of the rows that `restored` noted are among them.
+          sentence: describes the loss.
+          count: how many of the rows that `restored` recorded are among them.
         """
         rows = self._record["lineage"][-1].get("rows")
         if rows:
             rows = rows | {"rows": rows["rows"] - count}
-        self._note(lost_rows=[*self.lost_rows, told], rows=rows)
+        self._note(lost_rows=[*self.lost_rows, sentence], rows=rows)
 
     def _note(self, **values: Any) -> None:
         self._record["lineage"][-1] |= values
         try:
             self._save_record()
-        except OSError as e:  # a run is worth more than its record
+        except OSError as e:  # the run must not end because of its record
             self._log(f"{self.run_file} could not be written: {e.strerror}.")
 
     def close(self, exit_kind: str) -> None:
-        """Notes in run.json how this process ended ("done", "stopped", "failed"), and lets go.
+        """Records in run.json how this process ended, and releases the lock.
 
-        A process that was killed says nothing, which the next one writes down as "killed".
+        The next process records "killed" for a process that did not call this.
+
+        Args:
+          exit_kind: "done", "stopped" or "failed".
         """
         try:
             self._record["lineage"][-1] |= {"exit": exit_kind, "ended": now()}
             self._save_record()
-        except (Fenced, OSError):
-            pass  # the folder is another's, or its disk is full: the run's own errors matter more
+        except (WorkdirTakenOver, OSError):
+            pass  # the folder was taken over, or the disk is full: the run's errors matter more
         finally:
             self.lock.close()
 
@@ -179,7 +189,7 @@ class Workdir:
         if self.lock.held:
             self.close("done" if error is None else "failed")
 
-    # -- inside
+    # -- private
 
     def _lock(self, take_over: bool) -> Lock:
         try:
@@ -187,32 +197,34 @@ class Workdir:
         except OSError as e:
             raise self._unwritable(e) from e
 
-    def _unwritable(self, error: OSError) -> ConfigError:
-        return ConfigError(
+    def _unwritable(self, error: OSError) -> UserError:
+        return UserError(
             f"The workdir {self.path} cannot be written: {error.strerror}. "
-            "Choose another --workdir, or make room for this one."
+            "Choose another --workdir, or free space for this one."
         )
 
     def _check(
         self, config: Call, fingerprint: Mapping[str, Any], allowed: Sequence[str]
     ) -> tuple[dict[str, Any] | None, list[Change]]:
-        """Compares what is in the folder with this run; returns its run.json and the changes."""
+        """Compares the folder with this run; returns the content of run.json and the changes."""
         if self.path.exists() and not self.path.is_dir():
-            raise ConfigError(f"The workdir {self.path} is a file. Choose another --workdir.")
+            raise UserError(f"The workdir {self.path} is a file. Choose another --workdir.")
         check_files(self.path)
         try:
+            if not self._holds_results() and self.path.exists():
+                check_no_strangers(self.path)
             changes = self._config_changes(config)
             record = read_record(self.run_file)
         except OSError as e:
-            raise ConfigError(
+            raise UserError(
                 f"The workdir {self.path} cannot be read: {e.strerror}. Choose another --workdir."
             ) from e
         refused = [line for line in changes if not covered(line.partition(":")[0], allowed)]
         if refused and "config" not in allowed and "program" not in allowed:
-            raise ConfigError(
-                f"The workdir {self.path} holds another config; from it to this one:\n"
+            raise UserError(
+                f"The workdir {self.path} has another config. The differences, old -> new:\n"
                 + listed(refused)
-                + "Choose another --workdir, or go on with --allow_changed="
+                + "Choose another --workdir, or resume with --allow_changed="
                 + ",".join(dict.fromkeys(line.partition(":")[0] for line in refused[:3]))
                 + ",..." * (len(refused) > 3)
                 + "."
@@ -231,12 +243,15 @@ class Workdir:
             refuse(self.path, differing[len(changes) :], allowed)
         return record, differing
 
+    def _holds_results(self) -> bool:
+        return self.metrics_file.exists() or holds_results(self.checkpoints)
+
     def _config_changes(self, config: Call) -> list[str]:
         if not self.config_file.exists():
-            if self.metrics_file.exists() or holds_results(self.checkpoints):
-                raise ConfigError(
-                    f"The workdir {self.path} holds results but no config.yaml, so that nobody can "
-                    "tell what they are of. Choose another --workdir."
+            if self._holds_results():
+                raise UserError(
+                    f"The workdir {self.path} has results but no config.yaml, so that the config "
+                    "they were made with is unknown. Choose another --workdir."
                 )
             return []
         old = configs.load([self.config_file]).root

@@ -1,4 +1,4 @@
-"""Asks git about a checkout without running anything that the checkout's own settings name."""
+"""Asks git about a checkout, without running programs that the checkout's settings name."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from pathlib import Path
 
 
 def head(root: Path) -> str | None:
-    """Returns the commit that a checkout is at; None where git cannot tell."""
+    """Returns the commit of a checkout; None if git fails."""
     commit = _git(root, "rev-parse", "HEAD")
     return None if commit is None else commit.decode().strip()
 
 
 def changes(root: Path, within: Path | None = None) -> bytes | None:
-    """Returns the uncommitted changes of a checkout as a diff; None where git cannot tell.
+    """Returns the uncommitted changes of a checkout as a diff; None if git fails.
 
     Args:
-      root: the checkout's topmost folder.
-      within: a file or folder in it, to which the changes are limited; None for all of it.
+      root: the top folder of the checkout.
+      within: limits the changes to a file or folder; None for the whole checkout.
     """
     quiet = ("--no-ext-diff", "--no-textconv", "--ignore-submodules=dirty")
     paths = () if within is None else ("--", str(within))
@@ -27,12 +27,12 @@ def changes(root: Path, within: Path | None = None) -> bytes | None:
 
 
 def untracked(root: Path, within: Path) -> bytes | None:
-    """Lists the files under a path that git neither knows nor ignores; None as `changes`."""
+    """Lists the files under a path that are neither tracked nor ignored; None if git fails."""
     return _git(root, "ls-files", "-z", "--others", "--exclude-standard", "--", str(within))
 
 
 def _no_filters(root: Path) -> dict[str, str]:
-    """Returns the environment in which git finds every filter of its settings empty."""
+    """Returns environment variables that disable every filter in the checkout's settings."""
     names = _git(root, "config", "-z", "--name-only", "--get-regexp", r"^filter\.") or b""
     variables = sorted({os.fsdecode(name) for name in names.split(b"\0") if name})
     before = int(os.environ.get("GIT_CONFIG_COUNT") or 0)
@@ -44,7 +44,7 @@ def _no_filters(root: Path) -> dict[str, str]:
 
 
 def _git(root: Path, *command: str, environment: Mapping[str, str] | None = None) -> bytes | None:
-    # Nothing that the checkout's own settings name is run.
+    # The checkout's settings could name programs that git would run.
     safe = ["-c", "core.fsmonitor=false", "-c", f"safe.directory={root}"]
     try:
         done = subprocess.run(

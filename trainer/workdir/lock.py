@@ -1,10 +1,10 @@
-"""One writer a workdir: a lock that names its holder, and a fence for one that was given up.
+"""The lock of a workdir, which names its holder, and a fence against a former holder.
 
-The lock is an flock, which the system releases when its holder dies. Where a holder cannot be
-asked any more (its node is gone, and the file system still keeps its lock) another process takes
-over; the epoch, a number in a file that grows with every holder, then keeps the old one from
-writing should it wake up. Beside the number stands a random word: where two take over at the same
-moment both may count to the same number, but one word alone stays in the file.
+The lock is an flock, which the system releases when its holder dies. If the holder's node is gone
+and the file system still keeps the lock, another process may take it over. The epoch, a number in a
+file that grows with every holder, then keeps the old holder from writing if it resumes. A random
+word follows the number: two processes that take over at the same moment may write the same number,
+but the file ends up with the word of only one of them.
 """
 
 from __future__ import annotations
@@ -21,28 +21,28 @@ import time
 from pathlib import Path
 from typing import Any
 
-from trainer.config.tree import ConfigError
+from trainer.messages import UserError
 from trainer.writers.files import replace_file
 
 _PATIENCE, _PAUSE = 5, 0.1  # times, seconds
 _UNSUPPORTED = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EINVAL}
 
 
-class Fenced(RuntimeError):
-    """This process is no longer the writer of its workdir."""
+class WorkdirTakenOver(RuntimeError):
+    """Raised if this process is no longer the holder of its workdir."""
 
 
 class Lock:
-    """Holds a workdir for this process, from construction to close().
+    """Reserves a workdir for this process, from construction to `close`.
 
     Args:
       directory: the workdir.
-      take_over: take the lock from a holder that cannot be asked any more.
+      take_over: whether to take the lock from a holder on a host that is gone.
 
-    Raises ConfigError when another process holds it.
+    Raises UserError if another process has the lock.
 
     Attributes:
-      epoch: the number of this holder, greater than that of every one before.
+      epoch: the number of this holder, greater than those of all earlier ones.
     """
 
     def __init__(self, directory: str | os.PathLike[str], *, take_over: bool = False) -> None:
@@ -51,7 +51,7 @@ class Lock:
         self._epoch_path = self.directory / "epoch"
         self._descriptor: int | None = self._acquire(take_over)
         try:
-            # First the holder's name: whoever waits for it must not take it for a dead one's.
+            # Write the holder's name first: a waiting process must not read that of a dead one.
             os.ftruncate(self._descriptor, 0)
             os.pwrite(self._descriptor, json.dumps(_me()).encode() + b"\n", 0)
             self.epoch = _read_epoch(self._epoch_path)[0] + 1
@@ -63,26 +63,29 @@ class Lock:
 
     @property
     def held(self) -> bool:
-        """Whether close() was not called yet; another process may have taken over all the same."""
+        """Whether `close` was not called yet; another process may have taken over nevertheless."""
         return self._descriptor is not None
 
     def check_fence(self) -> None:
-        """Raises Fenced if another process has taken the workdir over; call it before a commit."""
+        """Raises WorkdirTakenOver if another process has taken the workdir over.
+
+        Called just before anything is written or renamed there.
+        """
         if self._descriptor is None:
-            raise Fenced(f"The workdir {self.directory} was closed by this process.")
+            raise WorkdirTakenOver(f"The workdir {self.directory} was closed by this process.")
         if _read_epoch(self._epoch_path) != (self.epoch, self._word):
             there = self._epoch_path.exists()
             what = f"taken over by {_describe(_read(self.path))}" if there else "removed"
-            raise Fenced(
+            raise WorkdirTakenOver(
                 f"The workdir {self.directory} was {what}. This process writes nothing more there."
             )
 
     def close(self) -> None:
-        """Gives the workdir free."""
+        """Releases the lock."""
         if self._descriptor is not None:
             with contextlib.suppress(OSError):
                 os.ftruncate(self._descriptor, 0)
-                # Said aloud: a child that was forked holds the same lock.
+                # Unlock explicitly: a forked child process shares the lock.
                 fcntl.flock(self._descriptor, fcntl.LOCK_UN)
             os.close(self._descriptor)
             self._descriptor = None
@@ -99,12 +102,12 @@ class Lock:
                     holder = _read(self.path)
                     dead = _is_dead(holder)
                     if not take_over and not dead:
-                        raise ConfigError(_refusal(self.directory, holder))
+                        raise UserError(_refusal(self.directory, holder))
                     patience -= 1
                     if take_over or patience < 0:
                         take_over = False
                         self._replace(descriptor)
-                    else:  # somebody may just have got it, and not have written its name yet
+                    else:  # its new holder may not have written its name yet
                         time.sleep(_PAUSE)
             except BaseException:
                 os.close(descriptor)
@@ -112,9 +115,9 @@ class Lock:
             os.close(descriptor)
 
     def _replace(self, descriptor: int) -> None:
-        """Puts a new file in place of one whose lock nobody will give back.
+        """Replaces the lock file by a new one, if its lock will never be released.
 
-        A process that died can leave its lock with a child that it forked.
+        A forked child may keep the lock of a process that died.
         """
         if _same_file(descriptor, self.path):
             replace_file(self.path, b"")
@@ -128,7 +131,7 @@ def _flock(descriptor: int) -> bool:
     except OSError as e:
         if e.errno not in _UNSUPPORTED:
             raise
-        # A file system without locks: what is left is to ask for the holder by its number.
+        # The file system has no locks: find out by its process id whether the holder is alive.
         holder = _parse(os.pread(descriptor, 4096, 0))
         return not holder or _is_dead(holder)
     return True
@@ -148,7 +151,7 @@ def _read_epoch(path: Path) -> tuple[int, str]:
     except FileNotFoundError:
         return 0, ""
     except ValueError as e:
-        raise ConfigError(
+        raise UserError(
             f"{path} holds {path.read_bytes()[:40]!r} where a number belongs. If no process works "
             "in this workdir, remove the file."
         ) from e
@@ -181,7 +184,7 @@ def _parse(content: bytes) -> dict[str, Any]:
 
 
 def _machine() -> str | None:
-    """Names the running kernel and the process numbers that are valid here (a container's own)."""
+    """Returns an id of the running kernel and of its process namespace (that of a container)."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return f"{boot}/{os.stat('/proc/self/ns/pid').st_ino}"
@@ -190,7 +193,7 @@ def _machine() -> str | None:
 
 
 def _started(pid: int) -> str | None:
-    """Returns when a process started, in ticks since boot; process numbers are used again."""
+    """Returns when a process started, in ticks since boot, because process ids are reused."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
     except (OSError, IndexError):
@@ -198,7 +201,7 @@ def _started(pid: int) -> str | None:
 
 
 def _is_dead(holder: dict[str, Any]) -> bool:
-    """Tells whether a holder is known to have ended: only where its number means the same."""
+    """Returns whether a holder has surely ended: it ran on this machine, and no longer does."""
     machine = _machine()
     if machine is None or holder.get("machine") != machine:
         return False

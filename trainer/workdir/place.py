@@ -1,4 +1,4 @@
-"""Where a run's folder may be, and making it."""
+"""Checks the path of a run's folder, and creates the folder."""
 
 from __future__ import annotations
 
@@ -7,23 +7,23 @@ import os
 import sys
 from pathlib import Path
 
-from trainer.config.tree import ConfigError
+from trainer.messages import UserError
 from trainer.writers.durable import make_folder
 
 
 def check_name(path: str | os.PathLike[str]) -> None:
-    """Refuses a workdir whose path has other bytes for this process than in UTF-8.
+    """Raises UserError for a workdir whose path is encoded differently by Python and in UTF-8.
 
-    The arrays of a checkpoint are written by C++, which spells every path in UTF-8: they would go
-    to another folder than the rest, or nowhere.
+    The arrays of a checkpoint are written by C++, which encodes every path in UTF-8. They would be
+    written to another folder than the other files, or not at all.
 
     Args:
-      path: the workdir; the folders above it count too.
+      path: the workdir; the names of its parent folders count too.
 
-    Raises ConfigError.
+    Raises UserError.
     """
     text = str(Path(path).absolute())
-    with contextlib.suppress(UnicodeEncodeError):  # no text at all, or text that has no bytes here
+    with contextlib.suppress(UnicodeEncodeError):  # the path has no encoding here
         if os.fsencode(text) == text.encode():
             return
     try:
@@ -34,17 +34,17 @@ def check_name(path: str | os.PathLike[str]) -> None:
     why = "this path is not valid UTF-8. Rename the folder"
     if encoding != "utf-8":
         why = f"names of files are read as {encoding} here. Set PYTHONUTF8=1 in the environment"
-    raise ConfigError(
+    raise UserError(
         f"The workdir {shown} cannot hold checkpoints: their arrays are written under names in "
         f"UTF-8, and {why}, or choose another --workdir."
     )
 
 
 def make(path: Path) -> None:
-    """Makes a workdir, with permissions 0700, and its parents; raises ConfigError."""
+    """Creates a workdir, with permissions 0700, and its parents; raises UserError."""
     try:
         make_folder(path, mode=0o700)
     except OSError as e:
-        raise ConfigError(
+        raise UserError(
             f"The workdir {path} cannot be made: {e.strerror}. Choose another --workdir."
         ) from e

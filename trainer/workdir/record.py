@@ -1,4 +1,4 @@
-"""run.json: by what a run was made, and what became of each of its processes."""
+"""run.json: how a run was made, and how each of its processes ended."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from trainer.config.tree import ConfigError
+from trainer.messages import UserError
 from trainer.workdir.fingerprint import Change, command_line, compare, digest
 
 FORMAT = 1
@@ -27,18 +27,18 @@ def begin(
     """Returns a run's record with an entry for this process at the end of its lineage.
 
     Args:
-      before: what the processes before this one left; None for the first one.
+      before: the record that earlier processes left; None for the first process.
       fingerprint: of this process.
       epoch: of its lock.
-      changes: what differs from the process before this one.
+      changes: the differences from the previous process.
       commits: of the user's packages, as `code.commits` returns them.
-      files: what the config was read from: the name, path and hash of each file.
+      files: name, path and hash of each file that the config was read from.
     """
     lineage = list(before["lineage"]) if before else []
     for entry in lineage:
         if entry.get("exit") is None:
             entry["exit"] = "killed"
-    # A run that was stopped or killed has yet to end with the exit code for lost rows.
+    # A run that was stopped or killed has not yet ended with the exit code for lost rows.
     ended = not lineage or lineage[-1].get("exit") not in ("stopped", "killed")
     lost_rows = [] if ended else list(lineage[-1].get("lost_rows", []))
     lineage.append(
@@ -62,7 +62,7 @@ def begin(
 
 
 def read_record(path: Path) -> dict[str, Any] | None:
-    """Reads a run.json; None where there is none. Raises ConfigError, or OSError."""
+    """Reads a run.json; None if there is none. Raises UserError or OSError."""
     if not path.exists():
         return None
     try:
@@ -72,9 +72,9 @@ def read_record(path: Path) -> dict[str, Any] | None:
         compare(record["fingerprint"], {})
         _ = [entry.get("exit") for entry in record["lineage"]]
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as e:
-        raise ConfigError(
-            f"{path} cannot be read ({e or type(e).__name__}). Put it right, or move it away to go "
-            "on without its lineage."
+        raise UserError(
+            f"{path} cannot be read ({e or type(e).__name__}). Repair it, or move it away to "
+            "resume without its history."
         ) from e
     return record
 

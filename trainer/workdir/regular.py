@@ -1,13 +1,13 @@
-"""What the files of a run's folder must be before anything reads them."""
+"""Checks that the files of a run's folder are regular files, before they are read."""
 
 from __future__ import annotations
 
 import stat
 from pathlib import Path
 
-from trainer.config.tree import ConfigError
+from trainer.messages import UserError
 
-_NAMES = (
+NAMES = (
     "config.yaml",
     "plan.txt",
     "run.json",
@@ -22,23 +22,23 @@ _KINDS = {stat.S_IFIFO: "a pipe", stat.S_IFDIR: "a folder", stat.S_IFSOCK: "a so
 
 
 def check_files(folder: Path) -> None:
-    """Refuses a folder in which another thing bears the name of one of a run's files.
+    """Raises UserError if one of a run's files is a folder, a pipe, a socket or a device.
 
-    To open a pipe would wait for ever.
+    Opening a pipe would block forever.
 
     Args:
-      folder: of a run; it need not exist.
+      folder: of a run; may not exist.
 
-    Raises ConfigError.
+    Raises UserError.
     """
-    for name in _NAMES:
+    for name in NAMES:
         try:
             mode = (folder / name).stat().st_mode
-        except OSError:  # absent; what cannot be read is told by whoever reads it
+        except OSError:  # absent, or not readable, which its reader reports
             continue
         if not stat.S_ISREG(mode):
             kind = _KINDS.get(stat.S_IFMT(mode), "a device")
-            raise ConfigError(
+            raise UserError(
                 f"{folder / name} is {kind}, where a run keeps a file. Move it away, or choose "
                 "another workdir."
             )

@@ -1,7 +1,7 @@
 """Where metrics go: metrics.jsonl, TensorBoard, the console, and clu's own writers by name.
 
-Every writer has the methods of clu's MetricWriter, so that any of clu's plugs in. The only room
-that knows tensorboardX and clu's writers; neither is imported before it is used.
+A run calls only methods that clu's MetricWriter has too, so that any of clu's writers plugs in.
+Only this package imports tensorboardX and clu's writers, and neither before it is used.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ NAMES = ("jsonl", "tensorboard", "console", *(f"clu.{name}" for name in CLU))
 
 
 def check_names(names: Sequence[str]) -> None:
-    """Raises ConfigError for a name that is no writer's, or whose package is not installed."""
+    """Raises ConfigError for a name that is not a writer, or whose package is not installed."""
     for name in names:
         if name not in NAMES:
             near = difflib.get_close_matches(name, NAMES, 1, 0.4)
@@ -57,12 +57,20 @@ def check_names(names: Sequence[str]) -> None:
 def _has_tensorflow() -> bool:
     try:
         return importlib.util.find_spec("tensorflow") is not None
-    except ValueError:  # it is marked as absent
+    except ValueError:  # sys.modules marks it as absent
         return False
 
 
 def create_clu(name: str, logdir: str | os.PathLike[str]) -> Any:
-    """Makes one of clu's own writers, as "clu.SummaryWriter"; raises ConfigError."""
+    """Returns a writer of clu, such as "clu.SummaryWriter".
+
+    Args:
+        name: one of the names in NAMES that begin with "clu.".
+        logdir: the folder of its files.
+
+    Raises:
+        ConfigError: the name is not a writer of clu, or clu's writers cannot be imported.
+    """
     check_names([name])
     try:
         clu = importlib.import_module("clu.metric_writers")
@@ -90,20 +98,32 @@ def create(
     fence: Callable[[], None] | None = None,
     lost: Lost | None = None,
 ) -> MultiWriter:
-    """Makes the writers of a run by name; metrics.jsonl is always the first of them.
+    """Returns the writers of a run; metrics.jsonl is always the first of them.
 
     Args:
-      names: out of NAMES; "jsonl" may be left out.
-      workdir: where the files go.
-      resumed: the step that was restored; what was logged of later steps is dropped from
-        metrics.jsonl and hidden in TensorBoard. 0 for a run that begins anew in an old workdir.
-      total_steps: for the console's ETA.
-      batch_size: for the console's examples per second.
-      log: takes lines of warning.
-      fence: called before anything is written; what it raises is raised.
-      lost: takes a sentence and a number when rows of metrics.jsonl are gone for good.
+        names: names in NAMES; "jsonl" may be left out.
+        workdir: the folder of the files.
+        resumed: the step that was restored; rows of later steps are dropped from metrics.jsonl and
+            hidden in TensorBoard. 0 for a run that starts from scratch in an old workdir.
+        total_steps: number of steps of the run, for the console's ETA.
+        batch_size: examples per step, for the console's examples per second.
+        log: called with each line of warning.
+        fence: called before every write; raises if this process must not write any more.
+        lost: called with a sentence and a number of rows of metrics.jsonl if they are lost.
 
-    Raises ConfigError; OSError where metrics.jsonl cannot be read or cut.
+    Raises:
+        ConfigError: a name is not a writer, or its package is not installed.
+        OSError: metrics.jsonl cannot be read or truncated.
+
+    Example:
+        >>> import tempfile
+        >>> from trainer import writers
+        >>> with tempfile.TemporaryDirectory() as workdir:
+        ...     writer = writers.create([], workdir)
+        ...     writer.write_scalars(1, {"train/loss": 0.5})
+        ...     writer.close()
+        ...     writers.read_metrics(workdir)
+        [{'step': 1, 'train/loss': 0.5}]
     """
     check_names(names)
     jsonl = JsonlWriter(workdir, log=log, fence=fence, lost=lost)

@@ -1,4 +1,4 @@
-"""What every writer has: the methods of clu's MetricWriter."""
+"""The methods of every writer, a subset of those of clu's MetricWriter."""
 
 from __future__ import annotations
 
@@ -8,71 +8,49 @@ from typing import Any
 
 import numpy as np
 
-from trainer.config.tree import printable
+from trainer.messages import printable
 
 Log = Callable[[str], None]
 
 
 def to_stderr(line: str) -> None:
-    """Prints a line of warning."""
+    """Prints a line of warning to stderr."""
     print(printable(line, keep="\n\t"), file=sys.stderr, flush=True)
 
 
 class Writer:
-    """The methods of clu.metric_writers.MetricWriter, each of which does nothing.
+    """The methods of clu.metric_writers.MetricWriter that a run calls; each does nothing here.
 
-    A kind of value that a writer has no place for is left out, as in clu.
+    A writer overrides those whose values it can represent, and drops all others, as clu's do.
     """
 
-    def write_summaries(
-        self, step: int, values: Mapping[str, Any], metadata: Mapping[str, Any] | None = None
-    ) -> None:
-        """Takes raw tensors with the metadata of a TensorBoard plugin."""
-
     def write_scalars(self, step: int, scalars: Mapping[str, Any]) -> None:
-        """Takes numbers of a step; several calls of one step add to each other."""
-
-    def write_images(self, step: int, images: Mapping[str, Any]) -> None:
-        """Takes images [N, H, W, C] or [H, W, C], C 1 or 3, uint8 or floats in [0, 1]."""
-
-    def write_videos(self, step: int, videos: Mapping[str, Any]) -> None:
-        """Takes videos [N, T, H, W, C] or [T, H, W, C]."""
-
-    def write_audios(self, step: int, audios: Mapping[str, Any], *, sample_rate: int) -> None:
-        """Takes audios [N, T, C] in [-1, 1]."""
+        """Writes scalars of a step; the values of several calls for one step are merged."""
 
     def write_texts(self, step: int, texts: Mapping[str, str]) -> None:
-        """Takes texts in markdown."""
-
-    def write_histograms(
-        self,
-        step: int,
-        arrays: Mapping[str, Any],
-        num_buckets: Mapping[str, int] | None = None,
-    ) -> None:
-        """Takes arrays of any shape, to be shown as histograms."""
+        """Writes texts in markdown."""
 
     def write_hparams(self, hparams: Mapping[str, Any]) -> None:
-        """Takes a flat mapping of hyperparameters, once a run."""
+        """Writes a flat mapping of hyperparameters, once per run."""
 
     def flush(self) -> None:
-        """Writes what is buffered."""
+        """Writes buffered values."""
 
     def close(self) -> None:
-        """Flushes and closes."""
+        """Flushes and closes the writer."""
 
 
 class MultiWriter(Writer):
-    """Hands everything to several writers; when one raises, the others get theirs all the same."""
+    """Calls several writers; raises the first exception after all of them were called."""
 
     def __init__(self, writers: Sequence[Any]) -> None:
         self.writers = tuple(writers)
         self._progress = [w.progress for w in writers if hasattr(w, "progress")]
 
     def progress(self, step: int) -> None:
-        """Tells those that show it, a progress bar, which step is done."""
-        for tell in self._progress:
-            tell(step)
+        """Passes a finished step to the writers that show progress."""
+        for show_progress in self._progress:
+            show_progress(step)
 
     @property
     def error(self) -> str | None:
@@ -92,33 +70,11 @@ class MultiWriter(Writer):
         counts = (getattr(writer, "rows", None) for writer in self.writers)
         return next((count for count in counts if count is not None), 0)
 
-    def write_summaries(
-        self, step: int, values: Mapping[str, Any], metadata: Mapping[str, Any] | None = None
-    ) -> None:
-        self._each("write_summaries", step, values, metadata)
-
     def write_scalars(self, step: int, scalars: Mapping[str, Any]) -> None:
         self._each("write_scalars", step, scalars)
 
-    def write_images(self, step: int, images: Mapping[str, Any]) -> None:
-        self._each("write_images", step, images)
-
-    def write_videos(self, step: int, videos: Mapping[str, Any]) -> None:
-        self._each("write_videos", step, videos)
-
-    def write_audios(self, step: int, audios: Mapping[str, Any], *, sample_rate: int) -> None:
-        self._each("write_audios", step, audios, sample_rate=sample_rate)
-
     def write_texts(self, step: int, texts: Mapping[str, str]) -> None:
         self._each("write_texts", step, texts)
-
-    def write_histograms(
-        self,
-        step: int,
-        arrays: Mapping[str, Any],
-        num_buckets: Mapping[str, int] | None = None,
-    ) -> None:
-        self._each("write_histograms", step, arrays, num_buckets)
 
     def write_hparams(self, hparams: Mapping[str, Any]) -> None:
         self._each("write_hparams", hparams)
@@ -141,15 +97,20 @@ class MultiWriter(Writer):
 
 
 def number(name: str, value: Any) -> int | float | bool:
-    """Returns a scalar (Python's, numpy's, jax's, of any shape with one element) as Python's own.
+    """Converts a scalar, or an array with one element, to a Python number.
 
-    Raises ValueError for anything else.
+    Args:
+        name: the name of the metric, for the error message.
+        value: a number or array of Python, numpy or jax.
+
+    Raises:
+        ValueError: the value is not one real number.
     """
     array = np.asarray(value)
     if array.size != 1 or array.dtype.kind in "OUSMmc" or array.dtype.names:
         raise ValueError(
-            f"The metric {name!r} is {value!r}; a scalar is one real number. "
-            "Reduce an array before it is written, or write it as a histogram."
+            f"The metric {name!r} must be one real number, got {value!r}. "
+            "Reduce an array before it is written."
         )
     item = array.reshape(()).item()
     return item if isinstance(item, int | float | bool) else float(item)

@@ -1,34 +1,38 @@
-"""Metrics for the eye: a line per log interval, and a progress bar where there is a terminal."""
+"""Prints metrics, one line per log interval, and a progress bar on a terminal."""
 
 from __future__ import annotations
 
 import math
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TextIO
 
-from trainer.config.tree import printable
+from trainer.messages import printable
 from trainer.writers.base import Writer, number
 
 SPEED = "perf/steps_per_second"
-_REFRESH = 0.1  # seconds between two moves of the bar
+# How the names of metrics begin, the most important first; all others come after them.
+_ORDER = ("train/loss", "eval/", "grad_norm", "skipped", "rollbacks", "learning_rate/")
+_WIDE = 60  # from this many columns the bar also shows the speed
+_REFRESH = 0.1  # seconds between two updates of the bar
 
 
 class ConsoleWriter(Writer):
-    """Prints the scalars of a step as one line, with speed and ETA.
+    """Prints the scalars of a step as one line, the most important first, with speed and ETA.
 
-    Values of one step are merged until another step comes or flush() is called. On a terminal the
-    lines stand above a progress bar (rich), which progress() moves between them. The speed is what
-    the loop says it is, as "perf/steps_per_second"; else it is measured from line to line. Other
-    scalars under "perf/" are left out.
+    Values of one step are merged until values of another step arrive or flush() is called. On a
+    terminal the lines are above a progress bar (rich), which progress() advances and which shows
+    the speed. A line has the metrics that fit into the width of the terminal; metrics.jsonl has
+    all of them. The speed is the metric "perf/steps_per_second" if the loop writes it, otherwise
+    it is measured between lines. Other metrics under "perf/" are not printed.
 
     Args:
-      total_steps: of the whole run, for ETA and the bar; None where it is not known.
-      batch_size: examples a step, for examples per second.
-      first_step: how many steps were done before, when a run goes on.
-      stream: where to; default stdout.
-      clock: seconds, for the speed.
+        total_steps: number of steps of the run, for ETA and bar; None if it is not known.
+        batch_size: examples per step, for examples per second.
+        first_step: the step from which the run was resumed.
+        stream: the output stream; None for stdout.
+        clock: returns the time in seconds.
     """
 
     def __init__(
@@ -45,16 +49,16 @@ class ConsoleWriter(Writer):
         self._stream = sys.stdout if stream is None else stream
         self._clock = clock
         self._pending: tuple[int, dict[str, Any]] | None = None
-        self._mark: tuple[int, float] | None = None  # step and time that the speed counts from
+        self._mark: tuple[int, float] | None = None  # step and time that speed is measured from
         self._speed: float | None = None  # steps per second
-        self._told = False  # whether the loop says the speed
-        self._moved = 0.0  # when the bar was moved the last time
+        self._told = False  # whether the loop writes the speed
+        self._moved = 0.0  # time of the bar's last update
         self._bar: Any = None
         self._task: Any = None
         self._first = first_step
 
     def progress(self, step: int) -> None:
-        """Moves the bar to a step; cheap, and nothing off a terminal: call it at every step."""
+        """Advances the bar to a step, if there is one; cheap enough to call at every step."""
         now, first = self._clock(), self._mark is None
         if first:  # the first call comes after the compilation
             self._mark = (step, now)
@@ -64,7 +68,7 @@ class ConsoleWriter(Writer):
             self._bar.update(self._task, completed=step)
 
     def write_scalars(self, step: int, scalars: Mapping[str, Any]) -> None:
-        """Takes numbers of a step."""
+        """Writes scalars of a step."""
         if self._pending is not None and self._pending[0] != step:
             self.flush()
         values = {name: number(name, value) for name, value in scalars.items()}
@@ -77,25 +81,30 @@ class ConsoleWriter(Writer):
         self._pending[1].update(shown)
 
     def flush(self) -> None:
-        """Prints the line that waits."""
+        """Prints the pending line."""
         if self._pending is None:
             return
         (step, values), self._pending = self._pending, None
         total = f"/{self._total}" if self._total else ""
-        parts = [f"step {step}{total}"]
-        parts += [f"{printable(name)} {_short(value)}" for name, value in values.items()]
+        fields = [f"step {step}{total}"]
+        fields += [
+            f"{printable(name)} {_short(values[name])}" for name in sorted(values, key=_rank)
+        ]
         if self._open():
-            self._bar.update(self._task, completed=step, speed=self._pace())
-            self._bar.console.print("  ".join(parts), highlight=False, markup=False)
+            console = self._bar.console
+            speed = self._pace() if console.width >= _WIDE else ""
+            self._bar.update(self._task, completed=step, speed=speed)
+            line = _fitting(fields, console.width)
+            console.print(line, highlight=False, markup=False, no_wrap=True, overflow="ellipsis")
         else:
             tail = [text for text in (self._pace(), self._eta(step)) if text]
-            print("  ".join(parts + tail), file=self._stream, flush=True)
+            print("  ".join(fields + tail), file=self._stream, flush=True)
 
     def write_hparams(self, hparams: Mapping[str, Any]) -> None:
-        """Prints nothing: they are in config.yaml."""
+        """Does nothing: hyperparameters are in config.yaml."""
 
     def close(self) -> None:
-        """Prints what waits and takes the bar away."""
+        """Prints the pending line and removes the bar."""
         self.flush()
         if self._bar is not None:
             self._bar.stop()
@@ -135,13 +144,29 @@ class ConsoleWriter(Writer):
             from rich.progress import TimeRemainingColumn as Remaining
 
             console = Console(file=self._stream)
-            columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[speed]}"))
-            self._bar = Progress(
-                *columns, TextColumn("ETA"), Remaining(), console=console, refresh_per_second=4
-            )
+            columns = (BarColumn(None), MofNCompleteColumn(), TextColumn("{task.fields[speed]}"))
+            columns += (TextColumn("ETA"), Remaining())
+            self._bar = Progress(*columns, console=console, refresh_per_second=4, expand=True)
             self._task = self._bar.add_task("", total=self._total, completed=self._first, speed="")
             self._bar.start()
         return self._bar is not None
+
+
+def _rank(name: str) -> int:
+    """Returns where a metric stands in a line; those of one rank keep their order."""
+    ranks = (rank for rank, start in enumerate(_ORDER) if name.startswith(start))
+    return next(ranks, len(_ORDER))
+
+
+def _fitting(fields: Sequence[str], width: int) -> str:
+    """Returns the line of those fields that fit into a width, the first two in any case."""
+    from rich.cells import cell_len
+
+    line = "  ".join(fields[:2])
+    for field in fields[2:]:
+        if cell_len(line) + 2 + cell_len(field) <= width:
+            line += f"  {field}"
+    return line
 
 
 def _short(value: int | float | bool) -> str:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from trainer.writers.durable import sync
+from trainer.writers.outage import Outage
 
 _TEMPORARY = re.compile(r"\..+\.\d+\.tmp")  # as replace_file names them
 _BLOCK = 1 << 20
@@ -68,12 +69,16 @@ class RecordFile:
     ) -> None:
         self.path = path
         self.end = 0  # offset after the last whole record
-        self.error: str | None = None
         self._sound = sound
-        self._log = log
+        self._outage = Outage(log)
         self._file: BinaryIO | None = None
         self._recent = bytearray()  # what the file holds from `_recent_from` to `end`
         self._recent_from = 0
+
+    @property
+    def error(self) -> str | None:
+        """Why the last write failed; None if it succeeded."""
+        return self._outage.error
 
     def write(self, data: bytes) -> bool:
         """Writes records at the end.
@@ -188,14 +193,12 @@ class RecordFile:
         try:
             action()
         except OSError as e:
-            first, self.error = self.error is None, f"{self.path} could not be written: {e}"
-            if first:
-                missing = "What is missing is kept, and the next write tries again."
-                self._log(f"{self.error}. {missing}")
+            self._outage.failed(
+                f"{self.path} could not be written: {e}",
+                "What is missing is kept, and the next write tries again.",
+            )
             return False
-        if self.error is not None:
-            self.error = None
-            self._log(f"{self.path} can be written again.")
+        self._outage.ended(f"{self.path} can be written again.")
         return True
 
     def _append(self, data: bytes) -> None:

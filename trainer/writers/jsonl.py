@@ -1,4 +1,4 @@
-"""Writes metrics.jsonl: one JSON object a line, one line a step, whole after every crash."""
+"""Writes metrics.jsonl, one JSON object and line per step, intact after every crash."""
 
 from __future__ import annotations
 
@@ -23,24 +23,23 @@ Lost = Callable[[str, int], None]
 
 
 class JsonlWriter(Writer):
-    """Writes scalars to metrics.jsonl, one line a step.
+    """Writes scalars to metrics.jsonl, one line per step.
 
-    Values of one step are merged until another step comes or flush() is called; what comes for the
-    last written step after that is merged into its line, also where an earlier process wrote it. A
-    line is never written over: the file with the merged line takes the place of the old one.
+    Values of one step are merged until values of another step arrive or flush() is called. Later
+    values of the last written step are merged into its line, even if an earlier process wrote it. A
+    line is never overwritten: a new file with the merged line replaces the old one.
 
-    Where another program deletes, replaces or cuts the file meanwhile, the rows that it lacks then
-    are put back, which is said once; what cannot be put back is reported to `lost`.
+    If another program deletes, replaces or truncates the file, the missing rows are restored and a
+    warning is logged once; rows that cannot be restored are reported to `lost`.
 
     Args:
-      path: the file, or a workdir.
-      log: takes a line of warning when the disk is full; values are kept meanwhile.
-      fence: called before anything is written; what it raises is raised.
-      lost: takes a sentence that says how many rows are gone for good, and their number; None
-        reports to nobody.
+        path: the file, or a workdir.
+        log: called with a line of warning if the disk is full; values are kept in memory meanwhile.
+        fence: called before every write; raises if this process must not write any more.
+        lost: called with a sentence and the number of rows that are lost; None ignores them.
 
     Attributes:
-      rows: how many lines the file has, None before it was first read.
+        rows: number of lines of the file; None before it was first read.
     """
 
     def __init__(

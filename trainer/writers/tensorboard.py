@@ -12,8 +12,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from trainer.writers.base import Log, Writer, number, to_stderr
 from trainer.writers.files import RecordFile
 
@@ -74,45 +72,6 @@ class TensorBoardWriter(Writer):
 
         self._add(step, [text(name, value) for name, value in texts.items()])
 
-    def write_images(self, step: int, images: Mapping[str, Any]) -> None:
-        """Adds images [N, H, W, C] or [H, W, C]; N of them as name/0, name/1, ..."""
-        from tensorboardX.summary import image
-
-        summaries = []
-        for name, value in images.items():
-            array = np.asarray(value)
-            if array.ndim not in (3, 4) or array.shape[-1] not in (1, 3):
-                raise ValueError(
-                    f"The image {name!r} has shape {array.shape}; [N, H, W, C] or [H, W, C] with "
-                    "C of 1 or 3 can be written."
-                )
-            if array.dtype != np.uint8:
-                array = (np.clip(np.nan_to_num(array), 0, 1) * 255).round().astype(np.uint8)
-            if array.ndim == 3:
-                summaries.append(image(name, array, dataformats="HWC"))
-            else:
-                summaries += [
-                    image(f"{name}/{i}", one, dataformats="HWC") for i, one in enumerate(array)
-                ]
-        self._add(step, summaries)
-
-    def write_histograms(
-        self,
-        step: int,
-        arrays: Mapping[str, Any],
-        num_buckets: Mapping[str, int] | None = None,
-    ) -> None:
-        """Adds histograms of the finite values of arrays, 30 buckets where nothing else is said."""
-        from tensorboardX.summary import histogram
-
-        summaries = []
-        for name, value in arrays.items():
-            flat = np.asarray(value).astype(np.float64).reshape(-1)
-            finite = flat[np.isfinite(flat)]
-            if finite.size:
-                summaries.append(histogram(name, finite, bins=(num_buckets or {}).get(name, 30)))
-        self._add(step, summaries)
-
     def write_hparams(self, hparams: Mapping[str, Any]) -> None:
         """Adds hyperparameters; what is no number, boolean or string goes in as its text."""
         from tensorboardX import summary
@@ -123,26 +82,6 @@ class TensorBoardWriter(Writer):
         }
         experiment, start, self._session_end = summary.hparams(plain, {})
         self._add(0, [experiment, start])
-
-    def write_summaries(
-        self, step: int, values: Mapping[str, Any], metadata: Mapping[str, Any] | None = None
-    ) -> None:
-        """Adds raw tensors of numbers, with SummaryMetadata as a message or its bytes."""
-        summaries, tensors, shapes = _proto("summary"), _proto("tensor"), _proto("tensor_shape")
-        raw = getattr(metadata, "SerializeToString", lambda: metadata)() or b""
-        made = []
-        for name, value in values.items():
-            array = np.asarray(value).astype(np.float64)
-            sizes = [shapes.TensorShapeProto.Dim(size=n) for n in array.shape]
-            tensor = tensors.TensorProto(
-                dtype="DT_DOUBLE",
-                tensor_shape=shapes.TensorShapeProto(dim=sizes),
-                tensor_content=array.tobytes(),
-            )
-            meta = summaries.SummaryMetadata.FromString(raw)
-            one = summaries.Summary.Value(tag=name, tensor=tensor, metadata=meta)
-            made.append(summaries.Summary(value=[one]))
-        self._add(step, made)
 
     def flush(self) -> None:
         """Writes to the file what an earlier write could not."""
@@ -181,7 +120,6 @@ class TensorBoardWriter(Writer):
                 return
             if self._file.write(b"".join(self._waiting)):
                 self._waiting = []
-
 
     def _restore(self, change: str) -> bool:
         whole = self._file.knows_all()
@@ -229,5 +167,4 @@ def _record(event: Any) -> bytes:
 
     data = event.SerializeToString()
     length = len(data).to_bytes(8, "little")
-    parts = (length, data)
-    return b"".join(part + masked_crc32c(part).to_bytes(4, "little") for part in parts)
+    return b"".join(field + masked_crc32c(field).to_bytes(4, "little") for field in (length, data))

@@ -7,7 +7,7 @@ import numpy as np
 import optax
 from flax import nnx
 
-from trainer.experiment import as_optimizer
+from trainer.engine.experiment import as_optimizer
 
 
 class Linen(nn.Module):

@@ -27,10 +27,10 @@ class Spirals:
     def fingerprint(self) -> str:
         return hashlib.sha256(self._draw(0, 1, 1000)["point"].tobytes()).hexdigest()
 
-    def train(self, step: int = 0, seed: int = 0) -> Iterator[dict[str, np.ndarray]]:
+    def train(self, batch_index: int = 0, seed: int = 0) -> Iterator[dict[str, np.ndarray]]:
         while True:
-            yield self._draw(seed, step + 1, self.batch_size)
-            step += 1
+            yield self._draw(seed, batch_index + 1, self.batch_size)
+            batch_index += 1
 
     def evaluate(self) -> Iterator[dict[str, np.ndarray]]:
         for start in range(0, self.num_eval_examples, self.batch_size):

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-__all__ = ["points", "poisoned", "impure", "sleepy", "loss"]
+__all__ = ["points", "poisoned", "impure", "sleepy", "loss", "idle"]
 
 
 class Points:
@@ -29,15 +29,15 @@ class Points:
         self.x = draw.normal(size=(33, 4, 4, 1)).astype(np.float32)
         self.y = draw.integers(0, 3, 33).astype(np.int32)
 
-    def train(self, step, seed):
+    def train(self, batch_index, seed):
         while True:
-            at = np.arange(step * 8, step * 8 + 8)
+            at = np.arange(batch_index * 8, batch_index * 8 + 8)
             orders = {e: np.random.default_rng((seed, e)).permutation(22) for e in at // 22}
             take = np.asarray([orders[i // 22][i % 22] for i in at])
-            yield self.batch(step, {"image": self.x[take], "label": self.y[take]})
-            step += 1
+            yield self.batch(batch_index, {"image": self.x[take], "label": self.y[take]})
+            batch_index += 1
 
-    def batch(self, step, batch):
+    def batch(self, batch_index, batch):
         return batch
 
     def evaluate(self):
@@ -53,8 +53,8 @@ class Poisoned(Points):
         super().__init__()
         self.at, self.factor = frozenset(at), factor
 
-    def batch(self, step, batch):
-        if step in self.at:
+    def batch(self, batch_index, batch):
+        if batch_index in self.at:
             batch["image"] = batch["image"] * np.float32(self.factor)
         return batch
 
@@ -66,8 +66,8 @@ class Mislabelled(Points):
         super().__init__()
         self.at, self.add = frozenset(at), add
 
-    def batch(self, step, batch):
-        if step in self.at:
+    def batch(self, batch_index, batch):
+        if batch_index in self.at:
             batch["label"] = batch["label"] + np.int32(self.add)
         return batch
 
@@ -77,7 +77,7 @@ class Impure(Points):
 
     made = 0
 
-    def batch(self, step, batch):
+    def batch(self, batch_index, batch):
         self.made += 1
         return batch | {"image": batch["image"] + np.float32(self.made)}
 
@@ -87,16 +87,16 @@ class Sleepy(Points):
         super().__init__()
         self.at, self.seconds, self.every = at, seconds, every
 
-    def batch(self, step, batch):
-        time.sleep(self.seconds if self.every or step == self.at else 0)
+    def batch(self, batch_index, batch):
+        time.sleep(self.seconds if self.every or batch_index == self.at else 0)
         return batch
 
 
 class Short(Points):
     """Ends, which no data set may."""
 
-    def train(self, step, seed):
-        return itertools.islice(super().train(step, seed), max(0, 7 - step))
+    def train(self, batch_index, seed):
+        return itertools.islice(super().train(batch_index, seed), max(0, 7 - batch_index))
 
 
 def short() -> Short:
@@ -124,6 +124,21 @@ def impure() -> Impure:
 def sleepy(at: int = 20, seconds: float = 2.0, every: bool = False) -> Sleepy:
     """Takes its time for one batch."""
     return Sleepy(at, seconds, every)
+
+
+class Idle:
+    """A classifier of one layer, with a parameter that the outputs do not depend on."""
+
+    def init(self, key, batch):
+        kernel = 0.1 * jax.random.normal(key, (16, 3))
+        return {"head": {"kernel": kernel}, "idle": jnp.ones(4)}, {}
+
+    def apply(self, params, state, batch, *, key, train):
+        return batch["image"].reshape(-1, 16) @ params["head"]["kernel"], state
+
+
+def idle() -> Idle:
+    return Idle()
 
 
 def loss():

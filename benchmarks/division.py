@@ -1,0 +1,176 @@
+"""Counts what each of several devices computes and receives in a step of a matrix optimizer.
+
+    python -m benchmarks.division [--width=192] [--only=muon]
+
+Compiles an update of the kernels of a transformer for eight simulated devices, which have the same
+program as eight real ones, and reads two numbers from the compiled program. The first is the work
+of one device, divided by an eighth of the work of a single device without division. For Muon and
+Scion it counts the matrix products, by XLA's cost analysis; for SOAP and Shampoo the
+decompositions, m ** 3 for a matrix of m x m, which that analysis omits. The second is the number of
+bytes that a device receives in the collectives. "replicated" is the same update without the ambient
+mesh that `optim.division` needs.
+
+XLA counts both branches of a condition; where the number of matrices does not divide by that of the
+devices, "dealt" is the costliest share over the mean, without the slots that stay empty.
+"""
+
+import argparse
+import os
+import re
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+os.environ["JAX_PLATFORMS"] = "cpu"
+os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8"
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import optim
+from optim.division import deal, square_cost
+from optim.newton_schulz import flops
+from trainer.engine import sharding
+
+DEVICES = 8
+MESHES = ({"data": 8}, {"fsdp": 8}, {"data": 2, "fsdp": 4})
+RECIPES: dict[str, Callable[..., Any]] = {
+    "muon": partial(optim.muon, 0.02),
+    "scion": partial(optim.scion, 0.01),
+    "soap": partial(optim.soap, 3e-3, precondition_frequency=1),
+    "shampoo": partial(optim.shampoo, 1e-3, precondition_frequency=1),
+}
+TARGET = 1.05
+
+_COLLECTIVES = "all-reduce|all-gather|all-to-all|collective-permute|reduce-scatter"
+_DECOMPOSITIONS = r"syevd|geqrf"
+
+
+class Measured(NamedTuple):
+    """What one device has to do in a compiled update.
+
+    Attributes:
+        work: over an eighth of what one device alone has to do.
+        received: megabytes of the results of collectives, by the name of the collective.
+    """
+
+    work: float
+    received: dict[str, float]
+
+
+def kernels(layers: int, width: int, stacked: bool, seed: int = 0) -> dict[str, Any]:
+    """Draws kernels of a transformer: query, key and value, out, and two of the perceptron."""
+    draw = np.random.default_rng(seed)
+
+    def block(*lead: int) -> dict[str, Any]:
+        shapes = {
+            "qkv": (3, width, width),
+            "out": (width, width),
+            "up": (width, 4 * width),
+            "down": (4 * width, width),
+        }
+        return {
+            name: jnp.asarray(draw.normal(size=(*lead, *shape)), jnp.float32)
+            for name, shape in shapes.items()
+        }
+
+    return {"blocks": block(layers)} if stacked else {f"block_{i}": block() for i in range(layers)}
+
+
+def compile_update(
+    recipe: Callable[..., Any], params: Any, axes: dict[str, int], divided: bool
+) -> tuple[Any, tuple[Any, Any, Any]]:
+    """Compiles an update whose parameters, state and gradients are spread as a run spreads them.
+
+    Returns:
+        The compiled update, and its arguments: gradients, state and parameters.
+    """
+    tx = recipe()
+    mesh = sharding.make_mesh(axes)
+    spread = sharding.param_shardings(mesh, params)
+    state = tx.init(params)
+    spread_state = sharding.state_shardings(mesh, state, params)
+    params, state = jax.device_put((params, state), (spread, spread_state))
+    update = jax.jit(tx.update, out_shardings=(spread, spread_state))
+    arguments = (params, state, params)
+    if not divided:
+        return update.lower(*arguments).compile(), arguments
+    with jax.set_mesh(mesh):
+        return update.lower(*arguments).compile(), arguments
+
+
+def work_of(compiled: Any) -> tuple[float, float]:
+    """Reads off a program the operations of products, and m ** 3 of every decomposed matrix."""
+    decomposed = 0.0
+    for line in compiled.as_text().splitlines():
+        called = rf'= \(?f32\[([\d,]+)\].*custom_call_target="\w*(?:{_DECOMPOSITIONS})'
+        found = re.search(called, line)
+        if found:
+            *lead, _, size = (int(n) for n in found[1].split(","))
+            decomposed += float(np.prod(lead)) * size**3
+    return compiled.cost_analysis()["flops"], decomposed
+
+
+def received_by(compiled: Any) -> dict[str, float]:
+    """Reads off a program the megabytes of the results of its collectives."""
+    sums: dict[str, float] = {}
+    for line in compiled.as_text().splitlines():
+        if found := re.search(rf"= (.*?) ({_COLLECTIVES})(?:-start)?\(", line):
+            shapes = re.findall(r"[fsu]32\[([\d,]*)\]", found[1])
+            numbers = sum(np.prod([int(n) for n in x.split(",") if n]) for x in shapes)
+            sums[found[2]] = sums.get(found[2], 0.0) + 4e-6 * float(numbers)
+    return sums
+
+
+def measure(name: str, params: Any, axes: dict[str, int], divided: bool) -> Measured:
+    """Compiles an update for eight devices and for one, and compares the two programs."""
+    at = 0 if name in ("muon", "scion") else 1
+    several, _ = compile_update(RECIPES[name], params, axes, divided)
+    alone, _ = compile_update(RECIPES[name], params, {"data": 1}, divided=False)
+    ideal = work_of(alone)[at] / DEVICES
+    return Measured(work_of(several)[at] / ideal, received_by(several))
+
+
+def dealt(name: str, layers: int, width: int) -> float:
+    """Computes the cost of the largest share of the matrices over the mean share."""
+    if name in ("muon", "scion"):
+        numbers = [4 * layers, 2 * layers]
+        costs = [flops(width, width, 5, 4), flops(width, 4 * width, 5, 4)]
+    else:
+        numbers = [4 * 2 * layers + 2 * layers, 2 * layers]
+        costs = [square_cost((width, width)), square_cost((4 * width, 4 * width))]
+    shares = deal(numbers, costs, DEVICES)
+    loads = sum(cost * share for cost, share in zip(costs, shares, strict=True))
+    return float(np.max(loads) / np.mean(loads))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--width", type=int, help="of the model: 192, or 32 for decompositions")
+    parser.add_argument("--only", choices=RECIPES, help="one optimizer")
+    arguments = parser.parse_args()
+    for name in [arguments.only] if arguments.only else RECIPES:
+        width = arguments.width or (192 if name in ("muon", "scion") else 32)
+        for layers, stacked in ((12, True), (12, False), (6, False)):
+            params = kernels(layers, width, stacked)
+            megabytes = sum(x.nbytes for x in jax.tree.leaves(params)) / 1e6
+            print(
+                f"{name}, {layers} {'stacked' if stacked else 'separate'} layers of width {width},"
+                f" {megabytes:.1f} MB of parameters; dealt {dealt(name, layers, width):.2f}"
+                f" (target {TARGET})"
+            )
+            for axes in MESHES:
+                for divided in (False, True):
+                    found = measure(name, params, axes, divided)
+                    told = ", ".join(f"{k} {mb:.1f} MB" for k, mb in found.received.items())
+                    print(
+                        f"  {'divided   ' if divided else 'replicated'} over"
+                        f" {' x '.join(f'{k} {n}' for k, n in axes.items()):15} work"
+                        f" {found.work:.2f}; {told or 'no collectives'}",
+                        flush=True,
+                    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,223 @@
+"""Runs any optax optimizer with traced hyperparameters and a state of fixed shapes and dtypes.
+
+An optimizer is given as a *recipe*: a `functools.partial` of a factory that has not been called, so
+that its float arguments can be schedules or traced scalars. At every step, while the step is
+traced, `update` evaluates the schedules, calls the factory with their values, and runs the
+transformation that it returns:
+
+- Its inputs (parameters, gradients and extra arguments) are at least float32, because
+  bfloat16(0.999) is 1.0 and Adam would divide by zero. The callers widen them.
+- Its new state gets the dtypes and strong types of the old state, and no two leaves share a buffer.
+
+No code here depends on which optimizer it is.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+
+from optim.dtypes import compute_dtype
+from optim.factories import (
+    ArgumentError,
+    Recipe,
+    declared_dtypes,
+    float_paths,
+    instantiate,
+    map_floats,
+    name_of,
+)
+from optim.shard_map_checks import require_whole
+from optim.tracing import reads_of_leaves
+
+
+def init(recipe: Recipe, params: Any) -> Any:
+    """Initializes an optimizer's state for some parameters.
+
+    Args:
+        recipe: a partial of a factory, or a finished transformation.
+        params: a pytree of arrays, widened (see `widen`).
+
+    Returns:
+        The state; every leaf is strongly typed, and no two leaves share a buffer.
+    """
+    state = instantiate(recipe, 0, compute_dtype(params)).init(params)
+    return own_buffers(jax.tree.map(_strong, state), params)
+
+
+def update(
+    recipe: Recipe, grads: Any, state: Any, params: Any, step: Any, extra: Mapping[str, Any]
+) -> tuple[Any, Any]:
+    """Runs one step of an optimizer.
+
+    Args:
+        recipe: the recipe that `init` was called with.
+        grads: a dict like `params`, widened.
+        state: the state that `init` or the last `update` returned.
+        params: the parameters before the step, widened.
+        step: the step at which schedules are evaluated, an int32 scalar.
+        extra: extra arguments for the transformation; see `extras.extra_arguments`.
+
+    Returns:
+        The updates, to be added to the parameters; and the new state, whose structure, shapes,
+        dtypes and strong types are those of `state`.
+
+    Raises:
+        ValueError: if the optimizer changed the structure of its state, or the shape of a leaf;
+            inside shard_map, if it needs whole parameters and received shards; or if an argument
+            that determines the first state is a schedule (an ArgumentError).
+    """
+    _refuse_schedules_of_init(recipe, grads, state, params, extra)
+    tx = instantiate(recipe, step, compute_dtype(params))
+    require_whole(lambda g: tx.update(g, state, params, **extra), (grads, params), name_of(recipe))
+    updates: Any
+    updates, new_state = _unsharded(tx, grads, state, params, extra)
+    for path, p in params.items():
+        if jnp.shape(updates[path]) != p.shape:
+            raise ValueError(
+                f"It returned an update of shape {jnp.shape(updates[path])} for the parameter "
+                f"{path} of shape {p.shape}. Put that parameter in another group."
+            )
+    # float64 hyperparameters may widen the state of float32 parameters beside float64 parameters.
+    mixed = [jnp.float32] if compute_dtype(params) == jnp.float64 else []
+    kept = match_avals(new_state, state, [*declared_dtypes(recipe), *mixed])
+    return updates, own_buffers(kept, (params, grads))
+
+
+def _refuse_schedules_of_init(
+    recipe: Recipe, grads: Any, state: Any, params: Any, extra: Mapping[str, Any]
+) -> None:
+    """Raises ArgumentError if an argument whose first value stays in the state is a schedule.
+
+    An example is the first step size of Rprop: init stores it in the state, and every update
+    computes the next step sizes from the stored ones.
+    """
+    dtype = compute_dtype(params)
+    scheduled = {
+        path: jnp.ones((), dtype) for path, value in float_paths(recipe).items() if callable(value)
+    }
+
+    def made(values: Mapping[str, Any]) -> optax.GradientTransformationExtraArgs:
+        return instantiate(map_floats(recipe, lambda path, x: values.get(path, x)), 0, dtype)
+
+    from_init = reads_of_leaves(lambda values: made(values).init(params), scheduled)
+    if not any(from_init):
+        return
+    leaves, structure = jax.tree.flatten(state)
+
+    def update(by_index: Mapping[str, Any]) -> Any:
+        old = structure.unflatten([by_index[str(i)] for i in range(len(leaves))])
+        return _unsharded(made(scheduled), grads, old, params, extra)[1]
+
+    read = reads_of_leaves(update, {str(i): leaf for i, leaf in enumerate(leaves)})
+    lasting = [i for i, of_leaf in enumerate(read) if str(i) in of_leaf]
+    for path in sorted(path for i in lasting for path in from_init[i]):
+        raise ArgumentError(
+            f"{path} is a schedule, but init stores a result of its value at step 0 in the state, "
+            f"and later values do not replace it. Give {path} a number.",
+            path,
+        )
+
+
+def _unsharded(
+    tx: optax.GradientTransformationExtraArgs,
+    grads: Any,
+    state: Any,
+    params: Any,
+    extra: Mapping[str, Any],
+) -> tuple[Any, Any]:
+    """Runs an update with automatic axes, for which the compiler chooses the shardings.
+
+    On a mesh with explicit axes, every product along a sharded axis needs the sharding of its
+    result, which optax transformations do not specify. The results get the shardings of the
+    parameters and the old state.
+    """
+    meshes = [jax.typeof(x).sharding.mesh for x in jax.tree.leaves((params, grads))]
+    mesh = next((m for m in meshes if AxisType.Explicit in m.axis_types), None)
+    if mesh is None:
+        return tx.update(grads, state, params, **extra)
+
+    def place(x: Any) -> NamedSharding:
+        sharding = jax.typeof(x).sharding
+        return NamedSharding(mesh, PartitionSpec()) if sharding.mesh.empty else sharding
+
+    functions = {name: x for name, x in extra.items() if callable(x)}
+    arrays = {name: x for name, x in extra.items() if name not in functions}
+    places = jax.tree.map(place, (params, state))
+
+    def update(grads: Any, state: Any, params: Any, arrays: Any) -> Any:
+        return tx.update(grads, state, params, **arrays, **functions)
+
+    run: Any = jax.sharding.auto_axes(update, out_sharding=places)
+    return run(grads, state, params, arrays)
+
+
+def match_avals(new: Any, old: Any, narrow: Sequence[Any] = ()) -> Any:
+    """Casts every leaf of a new state to the dtype and the strong type of the old one.
+
+    Args:
+        new: the state after a step.
+        old: the state before it.
+        narrow: floating dtypes to which wider values may be cast, because the optimizer's
+            arguments declare them for its state.
+
+    Returns:
+        The new state, with the shapes, dtypes and strong types of the old.
+
+    Raises:
+        ValueError: if the structure or the shape of a leaf differs, or a dtype cannot be cast to
+            the old one without loss, such as float32 to int32.
+    """
+    if jax.tree.structure(new) != jax.tree.structure(old):
+        raise ValueError(
+            f"It changed the structure of its state from {jax.tree.structure(old)} to "
+            f"{jax.tree.structure(new)}; the structure of a state must not change."
+        )
+
+    def cast(path: Any, n: Any, o: Any) -> Any:
+        if jnp.shape(n) != jnp.shape(o):
+            raise ValueError(
+                f"It changed the shape of its state at {jax.tree_util.keystr(path)} from "
+                f"{jnp.shape(o)} to {jnp.shape(n)}; the shapes of a state must not change."
+            )
+        if _loses(n, o) and o.dtype not in narrow:
+            raise ValueError(
+                f"Its state at {jax.tree_util.keystr(path)} is {o.dtype} at first and "
+                f"{jnp.asarray(n).dtype} after a step. The dtypes of a state must not change: a "
+                f"cast to {o.dtype} would truncate the value at every step. Let the optimizer's "
+                f"init use {jnp.asarray(n).dtype}, or its update cast to {o.dtype}."
+            )
+        return jax.lax.convert_element_type(n, o.dtype)
+
+    return jax.tree_util.tree_map_with_path(cast, new, old)
+
+
+def _loses(new: Any, old: Any) -> bool:
+    """Returns whether a cast to the dtype of `old` can lose more than rounding does."""
+    kind = jax.typeof(new)
+    if kind.dtype == old.dtype or jnp.issubdtype(kind.dtype, jax.dtypes.extended):
+        return False
+    for of_kind in (jnp.floating, jnp.complexfloating, jnp.integer):
+        if kind.weak_type and all(jnp.issubdtype(x, of_kind) for x in (kind.dtype, old.dtype)):
+            return False  # weakly typed, such as a Python number, which has no width
+    return jnp.promote_types(kind.dtype, old.dtype) != old.dtype
+
+
+def _strong(x: Any) -> Any:
+    return jax.lax.convert_element_type(x, jnp.asarray(x).dtype)
+
+
+def own_buffers(state: Any, others: Any) -> Any:
+    """Copies leaves of a state that are also other leaves, so that all can be donated."""
+    seen = {id(x) for x in jax.tree.leaves(others)}
+
+    def distinct(x: Any) -> Any:
+        if id(x) in seen:
+            return jnp.copy(x)
+        seen.add(id(x))
+        return x
+
+    return jax.tree.map(distinct, state)

@@ -1,0 +1,160 @@
+"""Divides costly work on many matrices among the devices of a mesh.
+
+Under jit, every device orthogonalizes every matrix of replicated parameters; for sharded parameters
+the compiler gathers the matrices first and does the same. The matrices are independent of each
+other, so each device can compute a share of them and send its results to the others.
+"""
+
+import heapq
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import AbstractMesh, AxisType, PartitionSpec
+
+Cost = Callable[[tuple[int, ...]], float]
+
+
+def square_cost(shape: tuple[int, ...]) -> float:
+    """Returns the cost of multiplying a matrix [..., m, n] by its transpose: m * m * n.
+
+    m is the smaller side. The cost of decompositions of square matrices grows as m ** 3, too.
+    """
+    small, large = sorted(shape[-2:])
+    return float(small) * small * large
+
+
+def divide(
+    function: Callable[..., Any], *batches: Sequence[jax.Array], cost: Cost = square_cost
+) -> list[Any]:
+    """Applies a function to the matrices of many parameters; each device computes a share of them.
+
+    The devices are those of the mesh that `jax.set_mesh` has set around the call, or around the
+    call of the jitted function that contains it. Without a mesh, on one device, inside shard_map
+    and with explicit axes, every device computes all matrices.
+
+    Matrices of equal shapes are stacked across parameters, and distributed so that every device has
+    about the same cost.
+
+    Args:
+        function: takes an array [k, ...] of each of `batches`, and returns a pytree of arrays
+            [k, ...]. It treats each of the k matrices alone, and has no collectives.
+        *batches: lists with an array [n, rows, columns] for each parameter. The number n may differ
+            between parameters, not between lists.
+        cost: takes a shape [rows, columns] of the first list, and returns the cost of such a
+            matrix, in any unit.
+
+    Returns:
+        For each parameter the result of the function.
+
+    Example:
+        >>> import jax, numpy as np
+        >>> from jax.sharding import Mesh
+        >>> batches = [4 * np.ones((1, 3, 3)), 9 * np.ones((2, 2, 2))]
+        >>> with jax.set_mesh(Mesh(np.asarray(jax.devices()), ("data",))):
+        ...     roots = jax.jit(lambda x: divide(jax.numpy.sqrt, x))(batches)
+        >>> [float(x[0, 0, 0]) for x in roots]
+        [2.0, 3.0]
+    """
+    rows = list(zip(*batches, strict=True))
+    mesh = jax.sharding.get_abstract_mesh()
+    if mesh.empty or mesh.size == 1 or set(mesh.axis_types) != {AxisType.Auto}:
+        return [function(*row) for row in rows]
+    kinds: dict[Any, list[int]] = {}
+    for place, row in enumerate(rows):
+        kinds.setdefault(tuple((x.shape[1:], x.dtype) for x in row), []).append(place)
+    sizes = [row[0].shape[0] for row in rows]
+    numbers = [sum(sizes[place] for place in places) for places in kinds.values()]
+    shares = deal(numbers, [cost(kind[0][0]) for kind in kinds], mesh.size)
+    results: list[Any] = [None] * len(rows)
+    for places, share in zip(kinds.values(), shares, strict=True):
+        columns = zip(*(rows[place] for place in places), strict=True)
+        stacks = [jnp.concatenate(arrays) for arrays in columns]
+        found = _on_shares(function, stacks, share, mesh)
+        ends = np.cumsum([sizes[place] for place in places])
+        for place, end in zip(places, ends.tolist(), strict=True):
+            begin = end - sizes[place]
+            results[place] = jax.tree.map(lambda x, a=begin, b=end: x[a:b], found)
+    return results
+
+
+def deal(numbers: Sequence[int], costs: Sequence[float], devices: int) -> list[np.ndarray]:
+    """Distributes matrices to devices: the costliest first, each to the least loaded device.
+
+    The costliest share is at most 4/3 of the best possible (Graham, Bounds on Multiprocessing
+    Timing Anomalies, 1969), and the shares are equal where the devices divide every number.
+
+    Args:
+        numbers: for each shape, how many matrices have it.
+        costs: for each shape, the cost of one matrix.
+        devices: how many devices there are.
+
+    Returns:
+        For each shape, how many of its matrices each device gets, int [devices].
+
+    Example:
+        >>> [share.tolist() for share in deal([3, 4], [8.0, 2.0], devices=2)]
+        [[2, 1], [0, 4]]
+    """
+    shares = [np.zeros(devices, int) for _ in numbers]
+    loads = [(0.0, device) for device in range(devices)]
+    for kind in sorted(range(len(numbers)), key=lambda kind: -costs[kind]):
+        for _ in range(numbers[kind]):
+            load, device = loads[0]
+            shares[kind][device] += 1
+            heapq.heapreplace(loads, (load + costs[kind], device))
+    return shares
+
+
+def _on_shares(
+    function: Callable[..., Any], stacks: Sequence[jax.Array], share: np.ndarray, mesh: AbstractMesh
+) -> Any:
+    """Applies a function to stacks [n, ...]; each device computes its share.
+
+    Every device runs the same program, so each has as many slots as the largest share. The slots
+    that all devices fill form one batch. Each other slot is computed under a condition.
+    """
+    slots, filled = int(share.max()), int(share.min())
+    if slots == 0:
+        return function(*stacks)
+    ends = np.cumsum(share)
+    # The index of the matrix in each slot, [devices, slots]; empty slots hold matrix 0.
+    inside = np.arange(slots) < share[:, None]
+    matrix_at = np.where(inside, (ends - share)[:, None] + np.arange(slots), 0)
+    # The first axis of the mesh changes fastest, so that results can be gathered over it first.
+    axes = mesh.axis_names[::-1]
+
+    def compute(*mine: jax.Array) -> Any:
+        results = [function(*(x[:filled] for x in mine))] if filled else []
+        taken = jnp.asarray(share)[jax.lax.axis_index(axes)]
+        for slot in range(filled, slots):
+            one = [x[slot : slot + 1] for x in mine]
+            shapes = jax.eval_shape(function, *one)
+            zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+            results.append(jax.lax.cond(slot < taken, function, lambda *_, z=zeros: z, *one))
+        if len(results) == 1:
+            return results[0]
+        return jax.tree.map(lambda *x: jnp.concatenate(x), *results)
+
+    even = slots == filled
+    whole = [_split_first_axis(x, ()) for x in stacks]
+    dealt = whole if even else [jnp.take(x, matrix_at.ravel(), axis=0) for x in whole]
+    spec = PartitionSpec(axes)
+    # Without check_vma, because the branches of a condition differ in what they vary over.
+    run = jax.shard_map(compute, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False)
+    found = run(*dealt)
+    # One axis at a time: XLA replicates an array if it cannot reshard it in a single step.
+    for end in range(len(axes) - 1, -1, -1):
+        found = jax.tree.map(lambda x, kept=axes[:end]: _split_first_axis(x, kept), found)
+    if even:
+        return found
+    slot_of = np.flatnonzero(inside.ravel())
+    return jax.tree.map(lambda x: jnp.take(x, slot_of, axis=0), found)
+
+
+def _split_first_axis(x: jax.Array, mesh_axes: tuple[str, ...]) -> jax.Array:
+    """Shards the first axis over some mesh axes and leaves the other axes to the compiler."""
+    unconstrained = [PartitionSpec.UNCONSTRAINED] * (x.ndim - 1)
+    return jax.lax.with_sharding_constraint(x, PartitionSpec(mesh_axes or None, *unconstrained))

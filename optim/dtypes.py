@@ -1,0 +1,44 @@
+"""Chooses the dtypes that optimizers compute in: at least float32, because bfloat16(0.999) is 1."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+
+def compute_dtype(params: Any) -> Any:
+    """Returns the dtype of hyperparameters: float64 if any parameter has 64 bits, else float32."""
+    has_64_bits = any(
+        jnp.finfo(x.dtype).bits == 64
+        for x in jax.tree.leaves(params)
+        if jnp.issubdtype(x.dtype, jnp.inexact)
+    )
+    return jnp.float64 if has_64_bits else jnp.float32
+
+
+def widen(tree: Any, integers: bool = False) -> Any:
+    """Casts floats narrower than float32, such as bfloat16, to float32.
+
+    Args:
+        tree: a pytree of arrays, or a single array.
+        integers: casts integers and booleans to float32, too, as an average of them needs.
+
+    Returns:
+        The tree with the other leaves unchanged.
+    """
+
+    def cast(x: Any) -> Any:
+        x = jnp.asarray(x)
+        whole = integers and not jnp.issubdtype(x.dtype, jnp.inexact)
+        return x.astype(jnp.float32) if whole or _is_narrow(x.dtype) else x
+
+    return jax.tree.map(cast, tree)
+
+
+def wide_zeros(x: jax.Array, dtype: Any = None) -> jax.Array:
+    """Returns zeros like an array, in a given dtype or in the one that `widen` would give it."""
+    return jnp.zeros_like(x, dtype=dtype or (jnp.float32 if _is_narrow(x.dtype) else x.dtype))
+
+
+def _is_narrow(dtype: Any) -> bool:
+    return jnp.issubdtype(dtype, jnp.floating) and jnp.finfo(dtype).bits < 32

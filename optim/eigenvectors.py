@@ -1,0 +1,86 @@
+"""Bases of eigenvectors for SOAP that do not depend on rounding errors."""
+
+import jax
+import jax.numpy as jnp
+
+from optim.matrices import eigh, product, qr, replicate, scatter, transpose
+
+# An eigenvalue of a mean of G G^T counts as zero below this many machine epsilons of the largest:
+# zero eigenvalues measured up to 2, for sizes 16x16 to 512x512.
+_SMALLEST_EIGENVALUE = 16
+
+
+def _is_null(eigenvalues: jax.Array) -> jax.Array:
+    """Finds the directions, [..., m], that the gradients so far do not span."""
+    largest = jnp.max(eigenvalues, axis=-1, keepdims=True)
+    return eigenvalues <= _SMALLEST_EIGENVALUE * jnp.finfo(eigenvalues.dtype).eps * largest
+
+
+def eigenvectors(gram: jax.Array) -> jax.Array:
+    """Computes eigenvectors of Gram matrices [..., m, m], independent of rounding errors.
+
+    In the null space any basis consists of eigenvectors. This function uses the eigenvectors of a
+    fixed diagonal matrix restricted to the null space: they change as little as the null space
+    does. A row without gradients keeps its column of the identity, bit for bit.
+    """
+    size = gram.shape[-1]
+    gram, like = replicate(gram), gram
+    untouched = jnp.diagonal(gram, axis1=-2, axis2=-1) == 0
+    values, vectors = eigh(gram)
+    null = _is_null(values)[..., None, :]
+    spanned = jnp.where(null | untouched[..., :, None], 0, vectors)
+    outside = jnp.eye(size, dtype=gram.dtype) - product(spanned, transpose(spanned))
+    diagonal = jnp.arange(size, dtype=gram.dtype) / size + jnp.where(untouched, 3.0, 1.0)
+    # Negative, so that the null space comes first, as it does in `vectors`; in it, untouched rows.
+    completion = eigh(-product(outside * diagonal[..., None, :], outside))[1]
+    basis = jnp.where(null, completion, spanned)
+    # eigh leaves rounding errors in untouched rows, whose exact entries are zeros and ones.
+    rows = jnp.argsort(jnp.where(untouched, -jnp.arange(size), size), axis=-1)[..., None, :]
+    is_untouched = jnp.take_along_axis(untouched[..., None, :], rows, axis=-1)
+    ones = (jnp.arange(size)[:, None] == rows).astype(basis.dtype)
+    basis = jnp.where(is_untouched, ones, jnp.where(untouched[..., :, None], 0, basis))
+    # In falling order of the eigenvalues, as after every later sort.
+    return scatter(jnp.flip(basis, -1), like)
+
+
+def power_iteration(gram: jax.Array, basis: jax.Array) -> jax.Array:
+    """Multiplies a basis by the Gram matrix and orthonormalizes the columns in their order.
+
+    The product maps columns in the null space to rounding errors. Such columns are taken from the
+    old basis instead and made orthogonal to all others.
+
+    Args:
+        gram: symmetric positive semidefinite matrices, [..., m, m].
+        basis: orthonormal columns, [..., m, m].
+
+    Returns:
+        The new basis, [..., m, m].
+    """
+    powered = product(gram, basis)
+    found, triangle = qr(powered)
+    null = _is_null(jnp.abs(jnp.diagonal(triangle, axis1=-2, axis2=-1)))
+    # Nearly dependent earlier columns amplify rounding errors, so the triangle alone may miss a
+    # column of noise. The column that replaced it is in the null space, too.
+    null |= _is_null(_rayleigh_quotients(gram, found))
+
+    def complete() -> jax.Array:
+        columns = jnp.where(null[..., None, :], basis, powered)
+        null_last = jnp.argsort(null, axis=-1)
+        columns = jnp.take_along_axis(columns, null_last[..., None, :], axis=-1)
+        # Columns return to their places, to which Adam's variances belong.
+        places = jnp.argsort(null_last, axis=-1)
+        return jnp.take_along_axis(qr(columns)[0], places[..., None, :], axis=-1)
+
+    return jax.lax.cond(jnp.any(null), complete, lambda: found)
+
+
+def falling_order(gram: jax.Array, basis: jax.Array) -> jax.Array:
+    """Returns the indices, [..., m], that sort a basis by falling approximate eigenvalues."""
+    eigenvalues = _rayleigh_quotients(gram, basis)
+    # Zeros keep their order in argsort, so that rounding errors do not sort the null space.
+    eigenvalues = jnp.where(_is_null(eigenvalues), 0, eigenvalues)
+    return jnp.argsort(eigenvalues, axis=-1, descending=True)
+
+
+def _rayleigh_quotients(gram: jax.Array, basis: jax.Array) -> jax.Array:
+    return jnp.sum(basis * product(gram, basis), axis=-2)

@@ -1,0 +1,295 @@
+"""Reads and calls recipes: optimizer factories with arguments that have not been called.
+
+A recipe is a `functools.partial` of an optimizer factory. Its float arguments may be schedules or
+traced scalars, and its optimizer arguments may be recipes; `instantiate` turns a recipe into
+an optax transformation for one step, while the train step is traced.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from optim.arguments import (
+    bound,
+    parameters,
+    takes_float,
+    takes_floats,
+    takes_partial,
+    takes_recipe,
+)
+from optim.transformations import standardize
+
+Recipe = partial | optax.GradientTransformation
+
+
+class ArgumentError(ValueError):
+    """Raised if an argument of a recipe is not allowed.
+
+    Attributes:
+        argument: its path below the recipe, such as "base_optimizer.learning_rate".
+    """
+
+    def __init__(self, message: str, argument: str):
+        super().__init__(message)
+        self.argument = argument
+
+
+def recipes_within(recipe: Any) -> Iterator[partial]:
+    """Yields a recipe and the recipes inside it, outermost first."""
+    return (inner for _, inner in located(recipe))
+
+
+def located(recipe: Any, path: str = "") -> Iterator[tuple[str, partial]]:
+    """Yields a recipe and those inside it, each with its path, as "inner.base_optimizer"."""
+
+    def below(key: Any) -> str:
+        return f"{path}.{key}".lstrip(".")
+
+    if isinstance(recipe, partial):
+        yield path, recipe
+        for name, value in bound(recipe).arguments.items():
+            if takes_recipe(recipe.func, name):
+                yield from located(value, below(name))
+    elif isinstance(recipe, Mapping):
+        for key, value in recipe.items():
+            yield from located(value, below(key))
+    elif isinstance(recipe, list | tuple) and not isinstance(recipe, optax.GradientTransformation):
+        for index, value in enumerate(recipe):
+            yield from located(value, below(index))
+
+
+def name_of(recipe: Recipe) -> str:
+    """Returns a factory's name as in a config: "optax.adamw", "optax.contrib.muon"."""
+    if not isinstance(recipe, partial):
+        return "an optax transformation"
+    for package in (optax, optax.contrib):  # optax.nadam is itself a partial, without a __name__
+        for name, thing in vars(package).items():
+            if thing is recipe.func and not name.startswith("_"):
+                return f"{package.__name__}.{name}"
+    return f"{recipe.func.__module__.split('.')[0]}.{recipe.func.__name__}"
+
+
+def hyperparameters(recipe: Recipe) -> dict[str, Any]:
+    """Returns the float arguments of a recipe and of those inside it.
+
+    Args:
+        recipe: a partial of a factory, or a finished transformation (which has none).
+
+    Returns:
+        Name -> float, traced scalar or schedule, defaults included, without arguments that are
+        None. Items of a tuple of floats are called "betas[0]", "betas[1]". If several recipes have
+        an argument of one name, the outermost is called by the name and the others by their path,
+        "base_optimizer.learning_rate".
+    """
+    return {key: value for key, _, _, value, _ in named_floats(recipe)}
+
+
+def named_floats(recipe: Recipe) -> Iterator[tuple[str, partial, str, Any, Any]]:
+    """Yields the float arguments of a recipe and of those inside it; see `hyperparameters`.
+
+    Yields:
+        The unique name, the recipe with the argument, the argument's name, its value, its default.
+    """
+    found: set[str] = set()
+    for path, inner in located(recipe):
+        for name, value, default in floats(inner):
+            key = f"{path}.{name}" if name in found else name
+            found.add(key)
+            yield key, inner, name, value, default
+
+
+def floats(recipe: partial) -> Iterator[tuple[str, Any, Any]]:
+    """Yields name, value and default of each float argument of one recipe."""
+    given = bound(recipe)
+    given.apply_defaults()
+    for name, value in given.arguments.items():
+        default = parameters(recipe.func)[name].default
+        if takes_float(recipe.func, name):
+            if value is not None:
+                yield name, value, default
+        elif takes_floats(recipe.func, name) and isinstance(value, list | tuple):
+            for i, x in enumerate(value):
+                if not isinstance(x, str | list | tuple | None):
+                    known = isinstance(default, tuple) and i < len(default)
+                    yield f"{name}[{i}]", x, default[i] if known else None
+
+
+def declared_dtypes(recipe: Recipe) -> list[Any]:
+    """Returns the dtypes in arguments such as `mu_dtype`, inner recipes included.
+
+    Args:
+        recipe: a partial of a factory, or a finished transformation (which has none).
+    """
+    given = [item for _, inner in located(recipe) for item in bound(inner).arguments.items()]
+    return [jnp.dtype(x) for name, x in given if "dtype" in name and x is not None]
+
+
+def learning_rate_of(recipe: Any) -> Any:
+    """Returns the learning rate of an optimizer: the outermost argument `learning_rate`.
+
+    Args:
+        recipe: a partial of a factory.
+
+    Returns:
+        A number, a traced scalar or a schedule.
+
+    Raises:
+        ValueError: if there is no argument `learning_rate`, or several and none is the outermost.
+    """
+    found = {
+        path: value
+        for path, inner in located(recipe)
+        for name, value, _ in floats(inner)
+        if name == "learning_rate"
+    }
+    if not found:
+        raise ValueError(f"{name_of(recipe)} has no learning_rate to multiply weight_decay by.")
+    outer = min(found, key=len)
+    others = [path for path in found if path != outer and not f".{path}".startswith(f".{outer}.")]
+    if outer and others:
+        names = " and ".join(f"{path}.learning_rate" for path in sorted([outer, *others]))
+        raise ValueError(
+            f"{name_of(recipe)} has several learning rates, {names}, and weight_decay is "
+            f"multiplied by one. Give the weight decay to the optimizers inside."
+        )
+    return found[outer]
+
+
+def map_floats(recipe: Any, change: Callable[[str, Any], Any], path: str = "") -> Any:
+    """Changes the float arguments of a recipe and of those inside it, defaults included.
+
+    Args:
+        recipe: a partial of a factory, a container of them, or anything else, which is returned.
+        change: takes an argument's path, such as "base_optimizer.b1" or "betas[0]", and its value
+            (a number, a traced scalar, a schedule or None); returns what to put in its place.
+        path: the path of this recipe, for recursive calls.
+
+    Returns:
+        A recipe of the same factories.
+    """
+
+    def below(key: Any) -> str:
+        return f"{path}.{key}".lstrip(".")
+
+    if isinstance(recipe, Mapping):
+        return {key: map_floats(value, change, below(key)) for key, value in recipe.items()}
+    if isinstance(recipe, list | tuple) and not isinstance(recipe, optax.GradientTransformation):
+        return type(recipe)(map_floats(x, change, below(i)) for i, x in enumerate(recipe))
+    if not isinstance(recipe, partial):
+        return recipe
+    given = bound(recipe)
+    for name, parameter in parameters(recipe.func).items():
+        if name not in given.arguments:
+            default = parameter.default
+            value = change(below(name), default) if isinstance(default, float) else default
+            if value is not default:
+                given.arguments[name] = value
+            continue
+        value = given.arguments[name]
+        if takes_recipe(recipe.func, name):
+            value = map_floats(value, change, below(name))
+        elif takes_float(recipe.func, name):
+            value = change(below(name), value)
+        elif takes_floats(recipe.func, name) and isinstance(value, list | tuple):
+            value = type(value)(change(below(f"{name}[{i}]"), x) for i, x in enumerate(value))
+        given.arguments[name] = value
+    return partial(recipe.func, *given.args, **given.kwargs)
+
+
+def float_paths(recipe: Any) -> dict[str, Any]:
+    """Returns the float arguments of a recipe and of those inside it by their paths.
+
+    Args:
+        recipe: a partial of a factory, or anything else, which has none.
+
+    Returns:
+        Path, such as "base_optimizer.b1" -> number, traced scalar, schedule or None.
+    """
+    found: dict[str, Any] = {}
+    map_floats(recipe, lambda path, value: found.setdefault(path, value))
+    return found
+
+
+def at_step(recipe: Any, step: Any, dtype: Any) -> Any:
+    """Replaces each schedule of a recipe, and of those inside it, by its value at a step.
+
+    Args:
+        recipe: a partial of a factory, or a finished transformation.
+        step: the schedules' position, an int or an int32 scalar.
+        dtype: the dtype of a schedule's value; see `dtypes.compute_dtype`.
+
+    Returns:
+        A recipe whose float arguments are numbers or traced scalars.
+    """
+
+    def number(path: str, value: Any) -> Any:
+        name = path.split(".")[-1]
+        value = _scheduled(value, step, name.split("[")[0]) if callable(value) else value
+        inexact = isinstance(value, jax.Array) and jnp.issubdtype(value.dtype, jnp.inexact)
+        return jnp.asarray(value, dtype) if inexact else value
+
+    return map_floats(recipe, number)
+
+
+def instantiate(recipe: Any, step: Any, dtype: Any) -> optax.GradientTransformationExtraArgs:
+    """Calls the factory of a recipe, with each schedule replaced by its value at a step.
+
+    Args:
+        recipe: a partial of a factory, or a finished transformation.
+        step: the schedules' position, an int or an int32 scalar.
+        dtype: the dtype of a schedule's value; see `dtypes.compute_dtype`.
+
+    Returns:
+        The optax transformation; it takes extra arguments, and ignores those it does not know.
+
+    Raises:
+        ValueError: if the factory branches in Python on a scheduled argument, or a schedule fails.
+    """
+    return _called(at_step(recipe, step, dtype))
+
+
+def _called(recipe: Any) -> optax.GradientTransformationExtraArgs:
+    """Calls the factory of a recipe without schedules, the factories inside it first."""
+
+    def optimizers(value: Any) -> Any:
+        if isinstance(value, partial | optax.GradientTransformation):
+            return _called(value)
+        if isinstance(value, Mapping):
+            return {key: optimizers(x) for key, x in value.items()}
+        return type(value)(map(optimizers, value)) if isinstance(value, list | tuple) else value
+
+    made: Any = recipe
+    if isinstance(recipe, partial):
+        given = bound(recipe)
+        for name, value in given.arguments.items():
+            if takes_recipe(recipe.func, name) and not takes_partial(recipe.func, name):
+                given.arguments[name] = optimizers(value)
+        try:
+            made = recipe.func(*given.args, **given.kwargs)
+        except jax.errors.ConcretizationTypeError as error:
+            raise ValueError(
+                f"{name_of(recipe)} branches in Python on the value of one of its arguments "
+                f"({', '.join(n for n, v in given.arguments.items() if isinstance(v, jax.Array))}),"
+                f" which must be a number, not a schedule or a value that a sweep lifts."
+            ) from error
+    return standardize(made, name_of(recipe))
+
+
+def _scheduled(schedule: Callable[[Any], Any], step: Any, name: str) -> Any:
+    """Evaluates a schedule at a step; raises ValueError unless it returns a scalar."""
+    try:
+        value = schedule(step)
+        if isinstance(value, int | float) or jnp.shape(jnp.asarray(value)) == ():
+            return value
+        gave = f"returned an array of shape {jnp.shape(value)}"
+    except Exception as error:  # whatever a user's function raises
+        text = " ".join(str(error).split())[:200]
+        gave = f"raised {type(error).__name__}: {text}"
+    raise ValueError(
+        f"The schedule of {name} {gave}. A schedule is a function of the step, a traced int32 "
+        f"scalar, and returns a scalar."
+    )

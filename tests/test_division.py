@@ -1,0 +1,86 @@
+"""Several devices divide the work of optimizers of matrices: what division_cases.py found."""
+
+import numpy as np
+import pytest
+
+from optim.division import deal
+from tests import runs
+
+MESHES = ["data 8", "fsdp 8", "data 2 x fsdp 4"]
+OPTIMIZERS = ["muon", "scion", "soap", "shampoo"]
+
+
+@pytest.fixture(scope="module")
+def found():
+    lines, done = runs.findings("tests.division_cases")
+    assert done.returncode == 0, done.stderr[-2000:]
+    return {line.pop("case"): line for line in lines}
+
+
+CASES = [*(("muon", mesh) for mesh in MESHES), *((name, MESHES[-1]) for name in OPTIMIZERS[1:])]
+
+
+@pytest.mark.laws
+@pytest.mark.parametrize(("name", "mesh"), CASES)
+def test_each_of_eight_devices_does_an_eighth_of_the_work_of_12_layers(found, name, mesh):
+    assert found[f"{name} divided {mesh}"]["work"] < 1.05
+
+
+@pytest.mark.laws
+@pytest.mark.parametrize(("mesh", "work"), [*zip(MESHES, [7.9, 3.0, 3.7], strict=True)])
+def test_without_an_ambient_mesh_the_compiler_repeats_the_work(found, mesh, work):
+    # So that the test above fails where nothing is divided.
+    assert found[f"muon replicated {mesh}"]["work"] > work
+
+
+@pytest.mark.laws
+@pytest.mark.parametrize(("mesh", "most"), [*zip(MESHES, [1.01, 0.26, 0.76], strict=True)])
+def test_a_device_receives_only_the_data_that_it_needs(found, mesh, most):
+    # In sizes of the parameters: replicated ones are gathered once; split ones are exchanged, an
+    # eighth of them twice.
+    assert found[f"muon divided {mesh}"]["received"] < most
+
+
+@pytest.mark.laws
+@pytest.mark.parametrize("layers", [3, 8])
+@pytest.mark.parametrize(("name", "mesh"), CASES)
+def test_divided_updates_equal_those_of_one_device(found, name, layers, mesh):
+    # Shampoo's inverse roots of small eigenvalues magnify the rounding of another order of sums.
+    most = {"muon": 1e-5, "scion": 1e-5, "soap": 1e-3, "shampoo": 5e-3}[name]
+    assert found[f"{name} of {layers} layers over {mesh}"]["worst"] < most
+
+
+@pytest.mark.laws
+def test_a_device_computes_only_its_share_of_the_matrices(found):
+    assert found["computed"] == {"right": True, "same": True}
+
+
+@pytest.mark.laws
+@pytest.mark.parametrize("name", ["scan", "vmap", "shard_map"])
+def test_a_divided_update_works_under_scan_vmap_and_shard_map(found, name):
+    assert found[name]["worst"] < 1e-6
+    assert found[name]["maps"] > 0
+
+
+@pytest.mark.laws
+def test_a_run_divides_its_work_over_its_mesh_and_its_flops_are_counted_once(found):
+    assert found["training"]["maps_alone"] == 0 and found["training"]["maps"] > 0
+    assert found["training"]["flops"] == pytest.approx(1)
+
+
+def test_shares_are_equal_if_every_number_of_matrices_is_divisible_by_the_devices():
+    shares = deal([48, 24], [30.0, 50.0], 8)
+    assert [share.tolist() for share in shares] == [[6] * 8, [3] * 8]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_every_matrix_is_assigned_once_and_no_share_exceeds_the_mean_by_more_than_a_matrix(seed):
+    draw = np.random.default_rng(seed)
+    kinds, devices = draw.integers(1, 5), int(draw.integers(1, 17))
+    numbers = draw.integers(0, 40, kinds).tolist()
+    costs = draw.uniform(1, 100, kinds).tolist()
+    shares = deal(numbers, costs, devices)
+    assert [int(share.sum()) for share in shares] == numbers
+    loads = sum(cost * share for cost, share in zip(costs, shares, strict=True))
+    largest = max((c for c, n in zip(costs, numbers, strict=True) if n), default=0)
+    assert np.max(loads) <= np.mean(loads) + largest  # Graham 1969: what a list schedule keeps

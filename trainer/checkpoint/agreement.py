@@ -1,0 +1,34 @@
+"""How the processes of one run exchange a few integers, to agree on what all of them do next."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import jax
+import numpy as np
+
+
+def gather(values: Sequence[int]) -> np.ndarray:
+    """Collects the integers of every process of the run, in every process.
+
+    All processes must call it, in the same order: it waits for the last of them.
+
+    Args:
+      values: the integers of this process, equally many in each, within int32.
+
+    Returns: an int32 array [processes, values].
+    """
+    if jax.process_count() == 1:
+        return np.asarray(values, np.int32)[None]
+    from jax.experimental import multihost_utils
+
+    gathered = multihost_utils.process_allgather(np.asarray(values, np.int32))
+    return np.asarray(gathered).reshape(jax.process_count(), -1)
+
+
+def all_agree(ok: bool) -> bool:
+    """Returns whether `ok` is true in every process of the run.
+
+    A process that fails calls it too, so that the others do not wait for it forever.
+    """
+    return bool(gather([ok]).all())

@@ -1,0 +1,4 @@
+"""The command line.
+
+Read commands.py first, which has one function per command; options.py defines their options.
+"""

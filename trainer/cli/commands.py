@@ -1,0 +1,231 @@
+"""The commands: each is a function of the parsed options that returns an exit code."""
+
+import argparse
+import sys
+import time
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from trainer import config as configs
+from trainer.cli import options
+from trainer.cli.terminal import show
+from trainer.config import Config, ConfigError
+from trainer.messages import DONE, FAILED, UserError
+
+
+def train(arguments: argparse.Namespace) -> int:
+    """Trains, from the newest checkpoint if there is one."""
+    from trainer.train import runtime
+
+    began = time.perf_counter()
+    read = _read(arguments)
+    workdir = arguments.workdir or _default_workdir(arguments.files, read)
+    runtime.keep_freed_memory()
+    runtime.keep_compiled_programs()
+    if arguments.distributed:
+        from trainer.train import multihost
+
+        join, peer = arguments.join_timeout or 120, arguments.peer_timeout or 60
+        if peer < 5:
+            raise UserError(f"--peer_timeout must be at least 5 seconds, got {peer}.")
+        with multihost.joined(join, peer) as leave:
+            code = _train(arguments, read, workdir, began)
+            leave(code)
+            return code
+    if arguments.join_timeout or arguments.peer_timeout:
+        raise UserError("--join_timeout and --peer_timeout are read with --distributed only.")
+    return _train(arguments, read, workdir, began)
+
+
+def _train(arguments: argparse.Namespace, read: Config, workdir: str, began: float) -> int:
+    from trainer.train import multihost
+    from trainer.train.run import Run
+    from trainer.workdir import code
+
+    def build() -> Run:
+        program = _program(read, arguments.vocabulary)
+        return Run(read, program, arguments.signals, _say, arguments.vocabulary)
+
+    run = multihost.raise_on_all(build)
+    if arguments.distributed:
+        multihost.require_same(
+            {
+                "workdir": str(Path(workdir).absolute()),
+                "options": f"--until={arguments.until} --trace={arguments.trace}",
+                "config": configs.dump(read.root),
+                "code": str(code.hashes(arguments.vocabulary)),
+            }
+        )
+    return run.start(
+        workdir,
+        allow_changed=arguments.allow_changed,
+        take_over=arguments.take_over,
+        until=arguments.until,
+        observe=_observer(arguments, workdir),
+        began=began,
+    )
+
+
+def _observer(arguments: argparse.Namespace, workdir: str):
+    """Returns the function that observes every step for --trace and --kill_after, or None."""
+    from trainer.diagnose.trace import KillAfterCheckpoint, Trace
+
+    observers = []
+    if arguments.trace:
+        observers.append(Trace(workdir))
+    if arguments.kill_after is not None:
+        latest = (arguments.until or 2 * arguments.kill_after) - 1
+        observers.append(KillAfterCheckpoint(workdir, arguments.kill_after, latest))
+
+    def observe(*step) -> None:
+        for observer in observers:
+            observer(*step)
+
+    return observe if observers else None
+
+
+def verify(arguments: argparse.Namespace) -> int:
+    """Checks on a config that a killed and restarted run has the same bits."""
+    from trainer.diagnose.verify import verify
+
+    read = _read(arguments)
+    experiment = _program(read, arguments.vocabulary).experiment
+    verdict = verify(
+        experiment.steps,
+        config_options=_config_options(arguments),
+        half=arguments.steps,
+        workdir=arguments.workdir,
+        say=_say,
+    )
+    show("\n".join(verdict.lines))
+    return DONE if verdict.same else FAILED
+
+
+def replay(arguments: argparse.Namespace) -> int:
+    """Repeats one step of a run and names the first operation whose result is not finite."""
+    from trainer.diagnose.replay import replay
+
+    lines, finite = replay(arguments.workdir, arguments.step, arguments.vocabulary)
+    show("\n".join(lines))
+    return DONE if finite else FAILED
+
+
+def checkpoint(arguments: argparse.Namespace) -> int:
+    """Lists, checks or compares the checkpoints of a run."""
+    from trainer.cli import inspect_checkpoints
+
+    return inspect_checkpoints.run(arguments)
+
+
+def _config_options(arguments: argparse.Namespace) -> list[str]:
+    """Returns the options of the config, for a subprocess of the trainer."""
+    options = {
+        "--config": arguments.files,
+        "--gin_search_paths": [",".join(folders) for folders in arguments.search_paths],
+        "--gin_bindings": arguments.bindings,
+        "--set": arguments.sets,
+        "--vocabulary": arguments.vocabulary,
+    }
+    return [f"{name}={value}" for name, values in options.items() for value in values]
+
+
+def _default_workdir(files: list[str], read: Config) -> str:
+    """Returns a folder named after the config file and the digest of the config's contents."""
+    if not options.current_folder_exists():
+        raise UserError(f"Without --workdir the run's folder is made here, and {options.GONE}.")
+    return f"runs/{Path(files[0]).stem}-{configs.digest(read.root)[:8]}"
+
+
+def _say(line: str) -> None:
+    show(line, sys.stderr)
+
+
+def config(arguments: argparse.Namespace) -> int:
+    """Prints the resolved config as canonical YAML, after checking its names and types.
+
+    With --unused, lists the bindings that have no effect instead.
+    """
+    read = _read(arguments)
+    configs.Builder(read, arguments.vocabulary).check()
+    if arguments.unused:
+        for each in read.unused:
+            show(f"{each.source}: {each.binding}. {each.why}")
+        if not read.unused:
+            show("Every binding is used.")
+        return DONE
+    show(configs.dump(read.root), end="")
+    return DONE
+
+
+def explain(arguments: argparse.Namespace) -> int:
+    """Prints the plan and draws the schedules."""
+    from trainer.engine.plan import make_plan
+    from trainer.engine.plan_text import render
+    from trainer.report import plots
+    from trainer.train.warm_start import WarmStart
+
+    read = _read(arguments)
+    program = _program(read, arguments.vocabulary)
+    plan = make_plan(program, read)
+    if program.experiment.warm_start:
+        WarmStart(program, read)
+    show(render(plan))
+    if not plan.schedules:
+        show("No group's optimizer takes a learning rate, so there is no schedule to draw.")
+        return DONE
+    show(plots.draw_in_terminal(plan.schedules, "learning rate by step"), end="")
+    if arguments.png:
+        _save_png(plan.schedules, arguments.png, "Learning rates", "learning rate")
+        show(f"The schedules are drawn in {arguments.png}.")
+    return DONE
+
+
+def plot(arguments: argparse.Namespace) -> int:
+    """Draws a metric of one or more runs."""
+    from trainer.report import plots
+
+    try:
+        curves = {
+            name: plots.read_metric(workdir, arguments.metric)
+            for name, workdir in plots.names_of(arguments.workdirs).items()
+        }
+    except (OSError, ValueError) as error:
+        raise UserError(str(error)) from error
+    if arguments.png:
+        _save_png(curves, arguments.png, arguments.metric, arguments.metric)
+        show(f"{arguments.metric} is drawn in {arguments.png}.")
+    else:
+        show(plots.draw_in_terminal(curves, f"{arguments.metric} by step"), end="")
+    return DONE
+
+
+def _save_png(curves: Mapping[str, Any], file: str, title: str, y_label: str) -> None:
+    from trainer.report import plots
+
+    try:
+        plots.save_png(curves, file, title, y_label)
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error).rstrip(".")
+        raise UserError(f"--png={file} cannot be written: {reason}.") from error
+
+
+def _read(arguments: argparse.Namespace) -> Config:
+    folders = [folder for each in arguments.search_paths for folder in each]
+    return configs.load(arguments.files, arguments.bindings, arguments.sets, folders)
+
+
+def _program(read: Config, vocabulary: list[str]):
+    from optim.declarations import OptimizerWarning
+    from trainer.engine.experiment import build_experiment
+    from trainer.engine.program import Program
+
+    warnings.simplefilter("ignore", OptimizerWarning)  # the plan has the same warnings, once
+    experiment = build_experiment(read, vocabulary)
+    try:
+        return Program(experiment)
+    except ValueError as error:
+        places = [getattr(error, "component", ""), "mesh", "data"]
+        place = next((read.sources[path] for path in places if path in read.sources), "")
+        raise ConfigError(f"{place}: {error}") from error

@@ -1,0 +1,253 @@
+"""The options of the command line. Imports nothing that takes long, so that --help is fast."""
+
+import argparse
+import os
+
+from trainer.cli.parser import Parser, Version
+
+
+def parser() -> argparse.ArgumentParser:
+    """Returns the parser of `python -m trainer`; its commands are functions in commands.py."""
+    parser = Parser(
+        prog="python -m trainer",
+        description="Trains what a config file describes. Without a command: train.",
+        epilog="Exit codes: 0 done; 1 a failed run, or one whose metrics.jsonl lost rows; 2 a "
+        "mistake in the config or the command line; 75 stopped by a signal after a saved "
+        "checkpoint: start the same command again.",
+    )
+    parser.add_argument(
+        "--version", action=Version, nargs=0, help="print the version of Lockstep and exit"
+    )
+    commands = parser.add_subparsers(dest="command", metavar="command")
+    config = _config()
+    _train(commands.add_parser("train", parents=[config], help="train (the default)"))
+    resolved = commands.add_parser(
+        "config", parents=[config], help="print the resolved config as YAML"
+    )
+    resolved.add_argument(
+        "--unused",
+        action="store_true",
+        help="list instead the Gin bindings that change nothing, each with its place: those that"
+        " others override, and those of included files for functions that are never called",
+    )
+    explain = commands.add_parser(
+        "explain", parents=[config], help="print what the config means for every parameter"
+    )
+    explain.add_argument("--png", metavar="FILE", help="also draw the schedules into a PNG")
+    plot = commands.add_parser("plot", help="draw a metric of one run or several")
+    plot.add_argument("workdirs", nargs="+", type=_folder, metavar="WORKDIR")
+    plot.add_argument("--metric", default="train/loss", help="default train/loss")
+    plot.add_argument("--png", metavar="FILE", help="draw into a PNG instead of the terminal")
+    _verify(
+        commands.add_parser(
+            "verify",
+            parents=[config],
+            help="check that a killed and resumed run has the same bits",
+        )
+    )
+    _replay(
+        commands.add_parser(
+            "replay", help="repeat one step and name the first operation whose result is not finite"
+        )
+    )
+    _checkpoint(commands.add_parser("checkpoint", help="list, check or compare checkpoints"))
+    return parser
+
+
+def _config() -> Parser:
+    config = Parser(add_help=False)
+    config.add_argument(
+        "--config",
+        "--gin_file",
+        dest="files",
+        action="append",
+        metavar="FILE",
+        required=True,
+        help="a .gin or .yaml file; may be given several times, later files override",
+    )
+    config.add_argument(
+        "--gin_search_paths",
+        dest="search_paths",
+        action="append",
+        type=_folders,
+        default=[],
+        metavar="FOLDER,...",
+        help="folders where a config and what it includes are looked for, after the folder of the"
+        " including file and the current one; may be given several times",
+    )
+    config.add_argument(
+        "--gin_bindings",
+        "--gin_binding",
+        dest="bindings",
+        action="append",
+        default=[],
+        metavar="BINDING",
+        help="Gin statements that override the files, such as 'optax.adamw.b2 = 0.95'",
+    )
+    config.add_argument(
+        "--set",
+        dest="sets",
+        action="append",
+        default=[],
+        metavar="PATH=VALUE",
+        help="edits one leaf of the resolved config, such as steps=100",
+    )
+    _vocabulary(config)
+    return config
+
+
+def _vocabulary(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--vocabulary",
+        action="append",
+        default=[],
+        metavar="PACKAGE",
+        help="a package of yours whose functions the config may name",
+    )
+
+
+def _train(train: argparse.ArgumentParser) -> None:
+    train.add_argument(
+        "--workdir",
+        type=_folder,
+        help="the run's folder; default runs/<config>-<hash of the config>. "
+        "A run found there goes on from its newest checkpoint",
+    )
+    train.add_argument(
+        "--allow_changed",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="go on in a workdir although this differs, such as steps or data",
+    )
+    train.add_argument(
+        "--take_over",
+        action="store_true",
+        help="take the workdir from a process on a host that cannot be asked any more",
+    )
+    train.add_argument(
+        "--distributed",
+        action="store_true",
+        help="this process is one of several of the run; see trainer/train/multihost.py",
+    )
+    train.add_argument(
+        "--join_timeout",
+        type=_positive,
+        metavar="SECONDS",
+        help="with --distributed: how long to wait for all processes to start; default 120",
+    )
+    train.add_argument(
+        "--peer_timeout",
+        type=_positive,
+        metavar="SECONDS",
+        help="with --distributed: end if another process has not been heard of for this long; "
+        "default 60",
+    )
+    train.add_argument(
+        "--until",
+        type=_positive,
+        metavar="STEP",
+        help="stop after this step as a signal would, and exit 75",
+    )
+    train.add_argument(
+        "--trace",
+        action="store_true",
+        help="write the hashes of every batch and of every leaf to trace.jsonl",
+    )
+    train.add_argument(  # for verify: the process kills itself in the steps after a checkpoint
+        "--kill_after", type=_positive, help=argparse.SUPPRESS
+    )
+
+
+def _verify(verify: argparse.ArgumentParser) -> None:
+    verify.add_argument(
+        "--steps",
+        type=_positive,
+        default=10,
+        metavar="K",
+        help="compare 2K steps with K, a kill, and K more; default 10",
+    )
+    verify.add_argument(
+        "--workdir",
+        type=_folder,
+        help="where the two runs are kept; default a folder that is removed",
+    )
+
+
+def _replay(replay: argparse.ArgumentParser) -> None:
+    replay.add_argument("workdir", type=_folder, metavar="WORKDIR")
+    replay.add_argument(
+        "--step",
+        type=_positive,
+        metavar="N",
+        help="counted from 1; default the last one in WORKDIR/nonfinite.json",
+    )
+    _vocabulary(replay)
+
+
+def _checkpoint(checkpoint: argparse.ArgumentParser) -> None:
+    actions = checkpoint.add_subparsers(dest="action", metavar="action", required=True)
+    listing = actions.add_parser("ls", help="list the checkpoints of a run")
+    check = actions.add_parser("check", help="read every leaf and compare its checksum")
+    check.add_argument("--step", type=_step, metavar="N", help="only the checkpoint of this step")
+    diff = actions.add_parser("diff", help="name the leaves in which two checkpoints differ")
+    for action in (listing, check, diff):
+        action.add_argument("workdir", type=_folder, metavar="WORKDIR")
+    diff.add_argument(
+        "other", nargs="?", type=_folder, metavar="OTHER", help="default the same WORKDIR"
+    )
+    diff.add_argument("--step", type=_step, metavar="N", help="in WORKDIR; default the newest")
+    diff.add_argument(
+        "--other_step",
+        type=_step,
+        metavar="N",
+        help="in OTHER; default the newest there, or in WORKDIR the one before",
+    )
+
+
+def _positive(text: str) -> int:
+    number = _step(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{number} is not a step; steps count from 1")
+    return number
+
+
+def _step(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not a number of steps; write a whole number, without a unit"
+        ) from None
+
+
+def _folders(text: str) -> list[str]:
+    return [_folder(folder) for folder in text.split(",")]
+
+
+def _folder(text: str) -> str:
+    if not text.strip():
+        raise argparse.ArgumentTypeError(
+            "it is empty, maybe from a shell variable that is not set; name a folder"
+        )
+    if "://" in text:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not a folder of this machine; name one, on a disk that is mounted here"
+        )
+    if not os.path.isabs(text) and not current_folder_exists():
+        raise argparse.ArgumentTypeError(f"{text!r} is a relative path, and {GONE}")
+    return text
+
+
+GONE = (
+    "the current folder does not exist any more; go to another one with cd, or name the folder "
+    "by its full path"
+)
+
+
+def current_folder_exists() -> bool:
+    """Returns whether the current folder exists; relative paths mean nothing if it was removed."""
+    try:
+        return bool(os.getcwd())
+    except OSError:
+        return False

@@ -1,0 +1,89 @@
+"""Terminal output: escapes control characters, and never ends a run that cannot print."""
+
+import contextlib
+import os
+import sys
+from collections.abc import Iterable
+from typing import Any, Literal, TextIO
+
+from trainer.messages import printable
+
+
+def show(text: str, stream: TextIO | None = None, end: str = "\n") -> None:
+    """Prints a text, and escapes control characters except tabs and line breaks.
+
+    All output of commands must use this function, because names in configs, of files and of
+    metrics may have any characters. tests/test_house.py checks it.
+
+    Args:
+        text: the text.
+        stream: the stream; None for stdout.
+        end: printed after the text.
+    """
+    print(printable(text, keep="\n\t"), file=stream or sys.stdout, end=end, flush=True)
+
+
+class BestEffortStream:
+    """A context manager that replaces stdout or stderr with a stream that never raises.
+
+    Text that cannot be written is dropped, so that a closed terminal, a pipe without a reader or a
+    full disk does not end a run, prevent its last checkpoint or change its exit code.
+
+    Args:
+        name: the attribute of `sys` to replace within the block, "stdout" or "stderr". Where it is
+            None, because the process was started without that stream, nothing is replaced.
+    """
+
+    def __init__(self, name: Literal["stdout", "stderr"]):
+        self._name = name
+        self._stream: Any = None
+        self._error: OSError | None = None
+
+    @property
+    def error(self) -> OSError | None:
+        """The first error of a write, or None.
+
+        A reader that closes its pipe early, as in `... explain | head`, does not count.
+        """
+        return None if isinstance(self._error, BrokenPipeError) else self._error
+
+    def __enter__(self) -> "BestEffortStream":
+        self._stream = getattr(sys, self._name)
+        if self._stream is not None:
+            setattr(sys, self._name, self)
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        setattr(sys, self._name, self._stream)
+        if self._stream is None:
+            return
+        self.flush()
+        if self._error is not None:
+            # Python flushes the stream again when it exits, and exits with 120 if that fails.
+            with contextlib.suppress(OSError, ValueError):
+                null_device = os.open(os.devnull, os.O_WRONLY)
+                os.dup2(null_device, self._stream.fileno())
+                os.close(null_device)
+
+    def write(self, text: str) -> int:
+        """Writes a text, or drops it; returns its length in either case."""
+        try:
+            return self._stream.write(text)
+        except OSError as error:
+            self._error = self._error or error
+            return len(text)
+
+    def writelines(self, lines: Iterable[str]) -> None:
+        """Writes or drops each of several texts."""
+        for line in lines:
+            self.write(line)
+
+    def flush(self) -> None:
+        """Flushes the stream, or drops what cannot be flushed."""
+        try:
+            self._stream.flush()
+        except OSError as error:
+            self._error = self._error or error
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)

@@ -1,0 +1,111 @@
+"""Messages about calls that do not fit: what was given, what exists, what to do."""
+
+from collections.abc import Iterable, Sequence
+
+from trainer.config import annotations, dtypes
+from trainer.config.signatures import Function
+from trainer.config.slots import Slot
+from trainer.config.tree import Call, Key, Tree
+from trainer.config.units import quantity
+from trainer.config.wording import describe, known_names, listing, nearest
+
+
+def exception_text(error: Exception) -> str:
+    """Returns the message of an exception, with its type unless it is a ValueError."""
+    text = " ".join(str(error).split())
+    text = f"{text.rstrip('.')}. {hint}" if (hint := dtypes.hint_in(text)) else text
+    return text if isinstance(error, ValueError) and text else f"{type(error).__name__}: {text}"
+
+
+def call_hint(call: Call) -> str:
+    """Returns advice for a config that names a function where its result is expected."""
+    return f" To pass what {call.name} returns, call it: @{call.name}() or !{call.name}."
+
+
+def unknown_argument(function: Function, name: str) -> str:
+    """Returns the message for an argument that a function does not have."""
+    names = list(function.parameters)
+    text = f"{function.name} has no argument {name!r}. "
+    text += known_names(name, names, "It has") if names else "It takes no arguments."
+    if function.open_ended:
+        text += " It takes **kwargs, but a config names only arguments that its signature names."
+    return text
+
+
+def other_places(name: str, paths: Iterable[str]) -> str:
+    """Returns a sentence with the paths that end in an argument which the root does not take."""
+    below = [path for path in paths if path.endswith(f".{name}")]
+    return f" This config has {name} at {listing(below, 4)}." if below else ""
+
+
+def missing_arguments(function: Function, missing: Sequence[str]) -> str:
+    """Returns the message for required arguments that are missing."""
+    many = len(missing) > 1
+    what, them = ("the arguments", "them") if many else ("the argument", "it")
+    text = f"{function.name} needs {what} {listing(missing)}"
+    if "rngs" in missing:  # of flax's nnx
+        return (
+            f"{text}, and a config cannot provide rngs. models.from_nnx builds nnx modules: name"
+            f" the module there without calling it, constructor = @{function.name} in Gin or"
+            f" constructor: !partial:{function.name} {{}} in YAML."
+        )
+    return f"{text}: add {them}."
+
+
+def key_type_mismatch(key: Key, slot: Slot) -> str:
+    """Returns the message for a key of a dict that has the wrong type."""
+    words = annotations.describe(slot.hint)
+    return (
+        f"{slot.owner} takes {words} as a key of {slot.argument!r}, and was given {describe(key)}."
+    )
+
+
+def type_mismatch(tree: Tree, slot: Slot) -> str:
+    """Returns the message for a value that does not fit its argument, with advice."""
+    words = "a mask" if slot.takes_mask else annotations.describe(slot.hint)
+    words = "the name of a dtype" if slot.takes_dtype else words
+    text = f"{slot.owner} takes {words} for {slot.argument!r}, and was given {describe(tree)}."
+    if isinstance(tree, Call):
+        if tree.name == "optim.optimizer":
+            text += (
+                " optim.optimizer updates all parameters of a run, so it cannot be part of another"
+                " optimizer: name a single optimizer here, and add groups at the root for other"
+                " parameters."
+            )
+        elif words == "a Group" and tree.name != "optim.group":
+            text += f" Call optim.group to make a group, with {tree.name} as its optimizer."
+        elif tree.partial and not annotations.takes_optimizer(slot.hint):
+            text += call_hint(tree)
+    elif slot.takes_mask:
+        text += (
+            " A mask is a function of the parameters, or a tree of booleans like theirs. To select"
+            " parameters by path, use a group: optim.group(match, optimizer)."
+        )
+    elif slot.takes_dtype:
+        text += f" {dtypes.hint(tree)}"
+    elif isinstance(tree, str) and (near := nearest(tree, annotations.choices(slot.hint))):
+        text += f" Did you mean {near!r}?"
+    elif isinstance(tree, str) and slot.takes_steps:
+        text += " A number of steps may also be '5%', '3 epochs' or '1_000 examples'."
+    elif isinstance(tree, str) and annotations.takes_int(slot.hint) and quantity(tree):
+        text += (
+            " Only numbers of steps have units: arguments that are named like warmup_steps, or"
+            " annotated like Annotated[int, 'steps']."
+        )
+    elif isinstance(tree, str) and _is_number(tree) and annotations.takes_number(slot.hint):
+        text += " A number is written without quotes."
+    elif isinstance(tree, str) and tree.lower() == "none" and annotations.takes_none(slot.hint):
+        text += " The value None is written None in Gin and null in YAML."
+    elif annotations.takes_optimizer(slot.hint) and annotations.takes_callable(slot.hint):
+        text += " Write a function itself as @name.of.it in Gin and !partial:name.of.it in YAML."
+    elif annotations.takes_function(slot.hint) or not annotations.takes_leaf(slot.hint):
+        text += " A call is written @name.of.function() in Gin and !name.of.function in YAML."
+    return text
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True

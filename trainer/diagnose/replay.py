@@ -1,0 +1,223 @@
+"""Repeats one step of a run, operation by operation, to find the first that is not finite."""
+
+import dataclasses
+import re
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from optim.paths import flatten
+from trainer import config as configs
+from trainer.checkpoint import CheckpointError, Checkpoints
+from trainer.diagnose import nan_origin
+from trainer.engine.experiment import build_experiment
+from trainer.engine.program import Program
+from trainer.engine.step import State
+from trainer.messages import UserError
+from trainer.train.batch_faults import find_fault
+from trainer.train.nonfinite import NONFINITE_FILE, NonFinite, digest_batch, read_events
+from trainer.train.rollback import (
+    Counters,
+    apply_rollback,
+    counters_of,
+    go_back,
+    read_rollbacks,
+)
+from trainer.workdir import check_files, code, compare, read_record
+
+
+def replay(
+    workdir: str | Path, step: int | None = None, vocabulary: Sequence[str] = ()
+) -> tuple[list[str], bool]:
+    """Restores the nearest earlier checkpoint, advances to a step, and computes it with checks.
+
+    The folder is not changed.
+
+    Args:
+        workdir: the run's folder.
+        step: counted from 1; None for the last one in nonfinite.json.
+        vocabulary: further packages whose functions the config names.
+
+    Returns:
+        Lines that describe the step, and whether all its values were finite.
+
+    Raises:
+        UserError: the folder is not that of a run, or the run does not have the step.
+    """
+    folder = Path(workdir)
+    check_files(folder)
+    if not (folder / "config.yaml").exists():
+        raise UserError(f"{folder} holds no config.yaml: it is not the folder of a run.")
+    events = read_events(folder)
+    step = step or _last_recorded(folder, events)
+    experiment = build_experiment(configs.load([folder / "config.yaml"]), vocabulary)
+    if step > experiment.steps:
+        raise UserError(f"--step={step} is not a step of a run of {experiment.steps} steps.")
+    program = Program(experiment)
+    event = next((e for e in reversed(events) if e["step"] == step), None)
+    skipped_batches = None if event is None else event["batch_number"] - (step - 1)
+    try:
+        state, lines = _state_before(program, folder, step, skipped_batches)
+    except _BadBefore as bad:
+        asked, step, event = step, bad.step, None
+        state, lines = _state_before(program, folder, step, skipped_batches)
+        lines.append(f"Step {step} was not finite already, before step {asked}: it is shown here.")
+    batch_index = step - 1 + counters_of(state.hyper).skipped_batches
+    if event is not None:
+        batch_index = event["batch_number"]
+    batch = next(iter(experiment.data.train(batch_index, experiment.seed)))
+    if event is not None and event["batch_sha256"] != digest_batch(batch):
+        lines.append("The batch is not the one that the run recorded: the data changed.")
+    lines += _other_code(folder, vocabulary)
+    if (fault := find_fault(program, batch)) is not None:
+        lines.append(f"{fault}.")
+    found = _look(program, state, batch, step, batch_index)
+    return lines + found[0], found[1]
+
+
+class _BadBefore(Exception):
+    """An earlier step, `step`, of a run that halts was not finite."""
+
+    def __init__(self, step: int):
+        super().__init__(step)
+        self.step = step
+
+
+def _other_code(folder: Path, vocabulary: Sequence[str]) -> list[str]:
+    """Returns lines about files of the user's packages that changed since the run."""
+    record = read_record(folder / "run.json")
+    old = None if record is None else record["fingerprint"].get("code")
+    changes = [] if old is None else compare({"code": old}, {"code": code.hashes(vocabulary)})
+    return [f"The code is not that of the run: {str(each).partition(': ')[2]}." for each in changes]
+
+
+def _last_recorded(folder: Path, events: Sequence[Mapping[str, Any]]) -> int:
+    if not events:
+        raise UserError(f"{folder}/{NONFINITE_FILE} names no step. Say which one with --step=N.")
+    return events[-1]["step"]
+
+
+def _state_before(
+    program: Program, folder: Path, step: int, skipped_batches: int | None
+) -> tuple[State, list[str]]:
+    """Restores the nearest checkpoint before a step and advances to the state before it.
+
+    Args:
+        program: the compiled experiment.
+        folder: the run's folder.
+        step: the step, from 1.
+        skipped_batches: how many batches the run had skipped when it computed the step; None for
+            as many as it skips now.
+
+    Returns:
+        The state, and lines about the checkpoints.
+    """
+    lines: list[str] = []
+    begun: list[str] = []
+    checkpoints = Checkpoints(folder / "checkpoints", log=lines.append, read_only=True)
+
+    def known(counters: Counters) -> bool:
+        return skipped_batches is None or counters.skipped_batches <= skipped_batches
+
+    def first(latest: int) -> State:
+        for start in sorted((s for s in checkpoints.steps() if s <= latest), reverse=True):
+            try:
+                state = checkpoints.restore(program.abstract_state(), start)
+            except CheckpointError as error:
+                lines.append(f"Checkpoint of step {start}: {error}")
+                continue
+            except ValueError as error:
+                raise UserError(str(error)) from error
+            if known(counters_of(state.hyper)):
+                begun.append(f"From the checkpoint of step {start}.")
+                return state
+        if program.experiment.warm_start:
+            raise UserError(
+                f"{folder} has no checkpoint of step {latest} or before that can be used. The run "
+                "began with a warm start, so that its first state cannot be made again."
+            )
+        begun.append("From the first state.")
+        return program.init()
+
+    rollbacks = {at: counters for at, counters in read_rollbacks(folder).items() if known(counters)}
+    try:
+        state = _forward(program, first, step - 1, rollbacks)
+    except NonFinite as error:
+        raise UserError(f"The run did not come to step {step}: {error}") from error
+    return state, [*dict.fromkeys(lines), begun[-1]]
+
+
+def _forward(
+    program: Program, first: Callable[[int], State], end: int, rollbacks: dict[int, Counters]
+) -> State:
+    """Advances to `end` as the run did, including its rollbacks."""
+    latest = end
+    while True:
+        state = first(latest)
+        bad = None
+        for at in range(int(state.step), end + 1):
+            state = apply_rollback(state, rollbacks.get(at))
+            if at == end:
+                return state
+            state, finite = _one_step(program, state, at)
+            if not finite and program.experiment.on_nonfinite == "halt":
+                raise _BadBefore(at + 1)
+            if not finite and program.experiment.on_nonfinite == "rollback":
+                bad = at + 1
+                break
+        if bad is None:
+            return state
+        target, counters = go_back(counters_of(state.hyper), bad)
+        rollbacks = {at: c for at, c in rollbacks.items() if at < target} | {target: counters}
+        latest = target
+
+
+def _one_step(program: Program, state: State, at: int) -> tuple[State, bool]:
+    experiment = program.experiment
+    batch_index = at + counters_of(state.hyper).skipped_batches
+    batch = next(iter(experiment.data.train(batch_index, experiment.seed)))
+    state, metrics = program.step(state, program.to_devices(batch))
+    finite = bool(metrics["finite"])
+    if experiment.on_nonfinite == "halt":
+        finite = finite and bool(program.params_finite(state))
+    return state, finite
+
+
+def _look(
+    program: Program, state: State, batch: Any, step: int, batch_index: int
+) -> tuple[list[str], bool]:
+    # Every operation is a program of its own, so one device suffices; the operations do not change.
+    home = jax.local_devices()[0]
+    state, placed = jax.device_put(jax.device_get((state, dict(batch))), home)
+    # With "skip" the step would replace the values that are not finite.
+    plain = Program(dataclasses.replace(program.experiment, on_nonfinite="halt"))
+    with jax.default_device(home):
+        (_, metrics), origins = nan_origin.find(plain.traced_step, (state, placed), ("", "batch"))
+    loss, norm = (float(metrics[name]) for name in ("train/loss", "grad_norm"))
+    lines = [f"Step {step} with batch {batch_index}: train/loss {loss:.6g}, grad_norm {norm:.6g}."]
+    if not origins:
+        return [*lines, "Every value that the step gives is finite."], True
+    wanted = [path for path in ("1/train/loss", "1/grad_norm") if path in origins]
+    path = wanted[0] if wanted else next(iter(origins))
+    origin = origins[path]
+    reached = path.split("/", 1)[1]
+    if origin.what == "input":
+        lines.append(f"What came in was not finite already: {origin.where}, {origin.result}.")
+        return [*lines, f"It reached {reached}."], False
+    lines.append(f"The first operation that is not finite, and reached {reached}:")
+    lines.append(f"  {origin.what} at {origin.where}")
+    if origin.scope:
+        lines.append(f"  in {origin.scope}")
+    lines += [f"  given {_named(operand, state.params)}" for operand in origin.operands]
+    return [*lines, f"  gave {origin.result}"], False
+
+
+def _named(operand: str, params: Mapping[str, Any]) -> str:
+    """Appends the parameters of the same shape to the text of an operand without a name."""
+    shape = re.match(r"\w+\[([\d,]+)\]", operand)
+    if not shape:
+        return operand
+    alike = [path for path, x in flatten(params).items() if ",".join(map(str, x.shape)) == shape[1]]
+    return f"{operand}, shaped like params/{' or params/'.join(alike[:3])}" if alike else operand

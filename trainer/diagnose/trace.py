@@ -1,0 +1,124 @@
+"""Writes the hashes of every step, to find the first leaf in which two runs differ."""
+
+import json
+import os
+import signal
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+
+from trainer import writers
+from trainer.checkpoint import digests
+from trainer.engine.contracts import Batch
+from trainer.engine.step import State
+from trainer.train.nonfinite import digest_batch
+
+FILE = "trace.jsonl"
+
+
+class Trace:
+    """Writes the hashes of the batch and of every leaf to WORKDIR/trace.jsonl, a line per step.
+
+    If there are several processes, process 0 writes, with the hash of its shard of the batch.
+
+    Args:
+        workdir: the run's folder. A resumed run first drops the lines of later steps.
+    """
+
+    def __init__(self, workdir: str | Path):
+        self._path = Path(workdir).absolute() / FILE
+        self._first = jax.process_index() == 0
+        self._begun = False
+
+    def __call__(self, step: int, batch: Batch, state: State) -> None:
+        """Writes the line of a step.
+
+        Args:
+            step: the number of the step, from 1.
+            batch: its batch, on the host.
+            state: the state after it.
+        """
+        if self._first and not self._begun:
+            writers.truncate_after(self._path, step - 1)
+            self._begun = True
+        key = jax.random.fold_in(jax.random.key(state.hyper["seed"]), state.step)
+        row = {
+            "step": step,
+            "batch": digest_batch(batch),
+            "leaves": digests(state) | {"rng": digests(key)[""]},
+        }
+        if self._first:
+            self._append(row)
+
+    def _append(self, row: dict[str, Any]) -> None:
+        with open(self._path, "a", encoding="utf-8") as file:
+            file.write(json.dumps(row) + "\n")
+
+
+def read_trace(workdir: str | Path) -> dict[int, dict[str, Any]]:
+    """Reads a trace: step -> {"batch": hash, "leaves": {path: hash}}."""
+    lines = (Path(workdir) / FILE).read_text(encoding="utf-8").splitlines()
+    rows = map(json.loads, lines)
+    return {row["step"]: row for row in rows}
+
+
+class Difference(NamedTuple):
+    """The first difference of two runs; `name` is the path of a leaf, "batch", or a metric."""
+
+    step: int
+    name: str
+
+
+def first_difference(
+    one: Mapping[int, Mapping[str, Any]], two: Mapping[int, Mapping[str, Any]]
+) -> Difference | None:
+    """Compares two traces.
+
+    Args:
+        one: the trace of a run, from `read_trace`.
+        two: the trace of the other run.
+
+    Returns:
+        The earliest difference, that of a batch before those of leaves; None if the traces are
+        equal.
+    """
+    for step in sorted({*one, *two}):
+        if step not in one or step not in two:
+            return Difference(step, "the step itself, which one run did not make")
+        if one[step]["batch"] != two[step]["batch"]:
+            return Difference(step, "batch")
+        a, b = one[step]["leaves"], two[step]["leaves"]
+        for name in dict.fromkeys([*a, *b]):
+            if a.get(name) != b.get(name):
+                return Difference(step, name)
+    return None
+
+
+class KillAfterCheckpoint:
+    """Kills its own process by SIGKILL at a step after a checkpoint has been committed.
+
+    Args:
+        workdir: the run's folder.
+        step: the step of the checkpoint.
+        latest: the step at which to wait for the checkpoint if it is not committed yet.
+    """
+
+    def __init__(self, workdir: str | Path, step: int, latest: int):
+        self._committed = Path(workdir).absolute() / "checkpoints" / str(step)
+        self._step = step
+        self._latest = latest
+
+    def __call__(self, step: int, batch: Batch, state: State) -> None:
+        """Kills the process if the checkpoint is committed; has the arguments of an observer."""
+        if step <= self._step:
+            return
+        give_up = time.monotonic() + 60
+        while step >= self._latest and not self._committed.is_dir():
+            if time.monotonic() > give_up:
+                return
+            time.sleep(0.01)
+        if self._committed.is_dir():
+            os.kill(os.getpid(), signal.SIGKILL)

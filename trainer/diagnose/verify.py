@@ -1,0 +1,173 @@
+"""Proves exact resume on a user's own config: 2k steps against k, SIGKILL, restore, and k more."""
+
+import contextlib
+import math
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from trainer import checkpoint, writers
+from trainer.diagnose.trace import Difference, first_difference, read_trace
+from trainer.messages import DONE, STOPPED, UserError
+
+_FIELDS = ("params", "model_state", "opt_state", "ema", "hyper", "rng")
+
+
+class Verdict(NamedTuple):
+    """Whether two runs are equal, bit for bit, and lines that describe the comparison."""
+
+    same: bool
+    lines: list[str]
+
+
+def verify(
+    steps: int,
+    *,
+    config_options: Sequence[str],
+    half: int = 10,
+    workdir: str | None = None,
+    say: Callable[[str], None],
+) -> Verdict:
+    """Runs a config twice, once with a kill in the middle, and compares the results.
+
+    Each run is the trainer in its own process. Both log every step, and save and evaluate every
+    `half` steps, which does not change the computation.
+
+    Args:
+        steps: number of steps of the whole run.
+        config_options: the options for the config, such as ["--config=a.gin"].
+        half: the step of the kill, at least 1; `steps` // 2 if that is smaller.
+        workdir: keeps the two runs in WORKDIR/whole and WORKDIR/killed; None removes them.
+        say: called with each line of progress.
+
+    Returns:
+        The verdict.
+
+    Raises:
+        UserError: the run is too short, or a process of it failed.
+    """
+    if steps < 2:
+        raise UserError(f"The run has {steps} step; to be broken in two it needs at least 2.")
+    half = min(half, steps // 2)
+    sets = [f"--set={name}" for name in ("log_every=1", f"save_every={half}", f"eval_every={half}")]
+    command = [sys.executable, "-m", "trainer", "train", *config_options, *sets, "--trace"]
+    command += [f"--until={2 * half}"]
+    with _folder(workdir) as folder:
+        whole, killed = folder / "whole", folder / "killed"
+        say(f"{2 * half} steps at once, and beside it {half}, a kill, and {half} more.")
+        with _Trainer(command, whole) as undisturbed:
+            with _Trainer([*command, f"--kill_after={half}"], killed) as first:
+                first.wait(-signal.SIGKILL)
+            with _Trainer(command, killed) as second:
+                second.wait(STOPPED, DONE)
+            undisturbed.wait(STOPPED, DONE)
+        if f"Restored step {half:,}." not in second.said:
+            raise UserError(f"The second process did not restore step {half}:\n{second.tail()}")
+        return _compare(whole, killed, half)
+
+
+def _compare(whole: Path, killed: Path, half: int) -> Verdict:
+    traces = read_trace(whole), read_trace(killed)
+    found = first_difference(*traces) or _first_metric(whole, killed)
+    name = f"{2 * half} steps and {half} + kill -9 + restore + {half}"
+    if found is None:
+        saved = checkpoint.diff(whole, 2 * half, 2 * half, other=killed)
+        if saved:
+            found = Difference(2 * half, f"in the checkpoint, {saved[0]}")
+    if found is None:
+        leaves = list(traces[0][2 * half]["leaves"])
+        counts = {field: sum(leaf.split("/")[0] == field for leaf in leaves) for field in _FIELDS}
+        told = ", ".join(f"{field} {count}" for field, count in counts.items() if count)
+        rows = len(writers.read_metrics(whole))
+        return Verdict(
+            True,
+            [
+                f"Verified: {name} are the same, bit for bit.",
+                f"Equal at every step: the leaves ({told}) and the order of the data.",
+                f"Equal at the end: {rows} rows of metrics, and the checkpoint of step {2 * half}.",
+            ],
+        )
+    lines = [f"Different: {name} part at step {found.step}: {found.name}."]
+    if found.name == "batch":
+        lines.append(
+            "The data set gives another batch: is train(batch_index, seed) a pure function?"
+        )
+    if found.step <= half:
+        lines.append(f"That is before the kill: the program itself does not repeat its {half}.")
+    else:
+        lines.append("The step before is equal: what the checkpoint does not hold matters.")
+    return Verdict(False, lines)
+
+
+def _first_metric(whole: Path, killed: Path) -> Difference | None:
+    rows = [_rows(folder) for folder in (whole, killed)]
+    for step in sorted({*rows[0], *rows[1]}):
+        one, two = (side.get(step, {}) for side in rows)
+        for name in dict.fromkeys([*one, *two]):
+            if one.get(name) != two.get(name):
+                return Difference(step, f"metric {name}: {one.get(name)} and {two.get(name)}")
+    return None
+
+
+def _rows(folder: Path) -> dict[int, dict[str, str]]:
+    return {
+        row["step"]: {
+            name: "NaN" if isinstance(x, float) and math.isnan(x) else repr(x)
+            for name, x in row.items()
+            if not name.startswith("perf/")
+        }
+        for row in writers.read_metrics(folder)
+    }
+
+
+@contextlib.contextmanager
+def _folder(workdir: str | None) -> Iterator[Path]:
+    if workdir is None:
+        with tempfile.TemporaryDirectory(prefix="lockstep-verify-") as name:
+            yield Path(name)
+        return
+    folder = Path(workdir)
+    if folder.exists() and any(folder.iterdir()):
+        raise UserError(f"--workdir={workdir} is not empty; name a new folder, or leave it out.")
+    yield folder
+
+
+class _Trainer:
+    """A context manager of a trainer process, which is killed at the end of the block."""
+
+    def __init__(self, command: Sequence[str], workdir: Path):
+        workdir.parent.mkdir(parents=True, exist_ok=True)
+        self._log = tempfile.TemporaryFile("w+", encoding="utf-8")  # noqa: SIM115
+        self._process = subprocess.Popen(
+            [*command, f"--workdir={workdir}"],
+            stdout=self._log,
+            stderr=subprocess.STDOUT,
+            env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        )
+        self.said = ""
+
+    def wait(self, *expected: int) -> None:
+        """Waits for the process; raises UserError if its exit code is not one of those expected."""
+        code = self._process.wait()
+        self._log.seek(0)
+        self.said = self._log.read()
+        if code not in expected:
+            raise UserError(f"A process of the trainer ended with {code}:\n{self.tail()}")
+
+    def tail(self) -> str:
+        """Returns the last lines that the process printed."""
+        return "\n".join(self.said.strip().splitlines()[-6:])
+
+    def __enter__(self) -> "_Trainer":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._process.poll() is None:
+            self._process.kill()
+            self._process.wait()
+        self._log.close()

@@ -1,0 +1,223 @@
+"""Defines an experiment, the complete description of a run, and builds it from a config."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal
+
+import flax.linen as nn
+import jax
+import optax
+
+import optim
+from trainer import models
+from trainer.config import Builder, Call, Config, ConfigError, Units, build_errors
+from trainer.writers import check_names
+
+if TYPE_CHECKING:  # the types of an experiment's fields
+    Steps = int
+    AnyOptimizer = optim.Optimizer
+else:  # the types that a config may pass; the builder reads these annotations
+    from optim.schedules import Steps
+
+    AnyOptimizer = partial | optim.Optimizer | optax.GradientTransformation
+
+_2_PERCENT: Any = "2%"
+_10_PERCENT: Any = "10%"
+_MOST_STEPS = 2**31 - 1  # State.step is int32
+
+
+@dataclass(frozen=True, kw_only=True)
+class Experiment:
+    """Describes a run completely; each field is an argument of the config's root.
+
+    Attributes:
+        model: a `models.Model`, or a flax linen module, which reads `batch["image"]`.
+        data: the data set, such as a `data.ArrayDataset`, with element_spec, batch_size,
+            num_examples, train(batch_index, seed) and evaluate(). Do not reuse buffers between
+            batches: the arrays of a batch become read-only. All examples of a training batch
+            count, and it must not have an array "mask". An evaluation batch must have a "mask",
+            float32 [batch], 1 for an example and 0 for padding; single batches may consist of
+            padding only.
+        loss: `loss(outputs, batch)`, which returns the losses of the examples, float32 [batch].
+        optimizer: an `optim.optimizer` of groups, or a single optimizer for all parameters.
+        steps: number of updates, at least 1.
+        seed: seed of the parameters, the order of the data and dropout, in [0, 2**32).
+        metrics: metric name -> a clu metric, computed over the test split in addition to the loss.
+        precision: dtype of the parameters and of the model's computation: "float32"; "bfloat16";
+            or "mixed" for float32 parameters and bfloat16 computation. Losses, norms and the
+            optimizer always compute in at least float32.
+        mesh: axis name ("data", "fsdp") -> number of devices; None splits the batch over all
+            devices.
+        microbatches: number of microbatches that a batch is split into; the step averages their
+            gradients.
+        ema_decay: decay of the exponential moving average of the parameters that evaluation uses
+            (Polyak and Juditsky 1992), in [0, 1); None evaluates the parameters themselves.
+        warm_start: starts with the parameters of another run: {"from": its folder, "rename":
+            rules, ...}; see `warm_start.WarmStart`. None initializes the parameters.
+        log_every: steps between two rows of metrics.
+        eval_every: steps between two evaluations on the test split.
+        save_every: steps between two checkpoints.
+        keep_latest: number of the newest checkpoints to keep.
+        best_metric: the metric, such as "accuracy", whose best checkpoint is kept as well; None
+            keeps the newest only.
+        best_mode: whether the best value is the largest ("max") or the smallest ("min").
+        on_nonfinite: the reaction to a loss or gradient that is not finite: "halt" stops the run;
+            "skip" keeps the parameters of the step before; "rollback" restores the state before the
+            step and continues with the next batch.
+        watchdog: the stacks of all threads are printed if a step takes longer than this multiple of
+            the median step, above 1; None disables it.
+        writers: destinations of the metrics besides metrics.jsonl: "tensorboard", "console", or a
+            writer of clu, such as "clu.SummaryWriter".
+
+    Raises:
+        ValueError: a field is out of its range, or does not fit another.
+    """
+
+    model: models.Model | nn.Module
+    data: Any
+    loss: Callable[..., jax.Array]
+    optimizer: AnyOptimizer
+    steps: Steps
+    seed: int = 0
+    metrics: Mapping[str, type] = field(default_factory=dict)
+    precision: Literal["float32", "bfloat16", "mixed"] = "float32"
+    mesh: Mapping[str, int] | None = None
+    microbatches: int = 1
+    ema_decay: float | None = None
+    warm_start: Mapping[str, Any] | None = None
+    log_every: Steps = _2_PERCENT
+    eval_every: Steps = _10_PERCENT
+    save_every: Steps = _10_PERCENT
+    keep_latest: int = 2
+    best_metric: str | None = None
+    best_mode: Literal["max", "min"] = "max"
+    on_nonfinite: Literal["halt", "skip", "rollback"] = "halt"
+    watchdog: float | None = 20.0
+    writers: Sequence[str] = ("tensorboard", "console")
+
+    def __post_init__(self) -> None:
+        for name in (
+            "steps",
+            "log_every",
+            "eval_every",
+            "save_every",
+            "microbatches",
+            "keep_latest",
+        ):
+            value = getattr(self, name)
+            if not isinstance(value, int) or value < 1:
+                raise ValueError(f"{name} must be at least 1, got {value!r}.")
+        if not 0 <= self.seed < 2**32:
+            raise ValueError(f"seed must be between 0 and 2**32 - 1, got {self.seed}.")
+        if self.ema_decay is not None and not 0 <= self.ema_decay < 1:
+            raise ValueError(f"ema_decay must be at least 0 and less than 1, got {self.ema_decay}.")
+        if self.data.batch_size % self.microbatches:
+            raise ValueError(
+                f"microbatches is {self.microbatches}, which does not divide the batch size "
+                f"{self.data.batch_size}."
+            )
+        if self.watchdog is not None and not self.watchdog > 1:
+            raise ValueError(
+                f"watchdog must be above 1, as a multiple of the median step, got {self.watchdog}."
+            )
+        if self.best_metric is not None and self.best_metric not in {"loss", *self.metrics}:
+            raise ValueError(
+                f"best_metric is {self.best_metric!r}, but the metrics are "
+                f"{', '.join(['loss', *self.metrics])}."
+            )
+        try:
+            check_names(self.writers)
+        except ConfigError as error:
+            raise ValueError(f"writers is {list(self.writers)}. {error}") from None
+        if not callable(self.loss):
+            raise ValueError(f"loss must be a function of (outputs, batch), got {self.loss!r}.")
+        if isinstance(self.model, nn.Module):
+            object.__setattr__(self, "model", models.from_linen(self.model))
+        object.__setattr__(self, "optimizer", as_optimizer(self.optimizer))
+
+
+def as_optimizer(configured: Any) -> optim.Optimizer:
+    """Converts the optimizer of a config to an `optim.Optimizer`.
+
+    Args:
+        configured: an `optim.Optimizer`; a partial of `optim.optimizer`; or a partial of any other
+            optimizer or an optax transformation, which then updates all parameters.
+
+    Returns:
+        The optimizer.
+    """
+    if isinstance(configured, partial) and configured.func is optim.optimizer:
+        return configured()
+    if isinstance(configured, partial | optax.GradientTransformation):
+        return optim.optimizer({"all": optim.group(".*", configured)})
+    return configured
+
+
+def build_experiment(config: Config, vocabulary: Sequence[str] = ()) -> Experiment:
+    """Builds the experiment that a config describes.
+
+    Args:
+        config: the config, from `trainer.config.load`.
+        vocabulary: further packages whose public functions the config may name.
+
+    Returns:
+        The experiment, with all step counts resolved to integers.
+
+    Raises:
+        ConfigError: the config has a mistake; the message has its file and line.
+    """
+    builder = Builder(config, vocabulary)
+    builder.check()
+    data = builder.build("data")
+    units = _units(config, data)
+    return builder.build("", units=units, overrides={"data": data})
+
+
+def optimizer_builder(
+    config: Config, vocabulary: Sequence[str], data: Any
+) -> Callable[[Mapping[str, Any]], optim.Optimizer]:
+    """Returns a function that builds the optimizer with some of its floats replaced.
+
+    Args:
+        config: the config, from `trainer.config.load`.
+        vocabulary: further packages whose public functions the config may name.
+        data: the experiment's data set, which converts epochs and examples to steps.
+
+    Returns:
+        A function from {"optimizer.groups.rest.optimizer.learning_rate": scalar, ...} to the
+        optimizer. The scalars may be traced, so that trials that differ in them are one program.
+    """
+    builder = Builder(config, vocabulary)
+    units = _units(config, data)
+
+    def build(values: Mapping[str, Any]) -> optim.Optimizer:
+        return as_optimizer(builder.build("optimizer", units=units, overrides=dict(values)))
+
+    return build
+
+
+def _units(config: Config, data: Any) -> Units:
+    node = config.root.kwargs["data"]
+    for name in ("batch_size", "num_examples", "train", "evaluate", "element_spec"):
+        if not hasattr(data, name):
+            raise ConfigError(
+                f"{config.sources.get('data', '')}: the data set {_name(node)} has no {name!r}. "
+                f"A data set must have element_spec, batch_size, num_examples, "
+                f"train(batch_index, seed) and evaluate(); see trainer/data."
+                + (build_errors.call_hint(node) if isinstance(node, Call) and node.partial else "")
+            )
+    configured = config.root.kwargs.get("steps")
+    without_total = Units(None, data.batch_size, data.num_examples)
+    source = config.sources.get("steps")
+    total = None if configured is None else without_total.steps(configured, source)
+    if total is not None and not 1 <= total <= _MOST_STEPS:
+        was = "" if configured == total else f", {configured!r}"
+        raise ConfigError(
+            f"steps is {total}{was}, but must be at least 1 and at most 2**31 - 1.", source
+        )
+    return Units(total, data.batch_size, data.num_examples)
+
+
+def _name(node: Any) -> str:
+    return node.name if isinstance(node, Call) else repr(node)

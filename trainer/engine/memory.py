@@ -1,0 +1,85 @@
+"""Compares the size of a run's state and batch with the memory of its devices."""
+
+import math
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from optim.paths import flatten
+
+_GROUPS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
+
+
+def too_large(state: Any, batch: Any, devices: Sequence[Any]) -> str | None:
+    """Returns an error message if a state and a batch do not fit into memory.
+
+    Other memory that a step needs, for gradients and activations, is not counted.
+
+    Args:
+        state: a `State` of `jax.ShapeDtypeStruct` with shardings.
+        batch: field name -> `jax.ShapeDtypeStruct` with a sharding.
+        devices: the devices of this process. CPU devices share the memory of the machine.
+
+    Returns:
+        Sentences with the largest parameters; None if the state and the batch fit, or if the size
+        of the memory is not known.
+    """
+    on_cpu = devices[0].platform == "cpu"
+    limit = of_host() if on_cpu else of_device(devices[0])
+    sharing = len(devices) if on_cpu else 1
+    size = sharing * _bytes(state)
+    needed = size + sharing * _bytes(batch)
+    if limit is None or needed <= limit:
+        return None
+    sizes = {path: sharing * _bytes(x) for path, x in flatten(state.params).items()}
+    largest = [
+        f"{path} ({_words(sizes[path])})" for path in sorted(sizes, key=lambda p: -sizes[p])[:3]
+    ]
+    where = "this machine has" if on_cpu else f"a device ({devices[0].device_kind}) has"
+    return (
+        f"The parameters and the state of the optimizer take {_words(size)}, a batch takes "
+        f"{_words(needed - size)}, and {where} {_words(limit)} of memory. The largest parameters "
+        f"are {', '.join(largest)}. Make the model or the batch smaller, or split them over more "
+        f"devices with mesh."
+    )
+
+
+def of_host() -> int | None:
+    """Returns the bytes of memory that this process may use; None if it cannot be found out."""
+    found = []
+    try:
+        found.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    except (ValueError, OSError):
+        pass
+    for file in _GROUPS:
+        try:
+            found.append(int(file.read_text()))  # a container's limit; "max" means unlimited
+        except (OSError, ValueError):
+            pass
+    return min((size for size in found if size > 0), default=None)
+
+
+def of_device(device: Any) -> int | None:
+    """Returns the bytes of memory of a device; None if the device does not report them."""
+    try:
+        stats = device.memory_stats()
+    except jax.errors.JaxRuntimeError:
+        return None
+    return (stats or {}).get("bytes_limit")
+
+
+def _bytes(tree: Any) -> int:
+    """Returns the bytes of a device's shards of the arrays in a tree."""
+    return sum(
+        math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in jax.tree.leaves(tree)
+    )
+
+
+def _words(size: int) -> str:
+    for unit, power in (("PB", 15), ("TB", 12), ("GB", 9), ("MB", 6)):
+        if size >= 10**power:
+            return f"{size / 10**power:.3g} {unit}"
+    return f"{size:,} bytes"

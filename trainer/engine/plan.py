@@ -1,0 +1,256 @@
+"""Makes a plan, which lists what a config means for each parameter, without device work."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+
+import optim
+from optim.checks import needing, needs_full_batch, wrong_float, wrong_schedule
+from optim.factories import name_of
+from optim.paths import flatten
+from trainer.config import Config, ConfigError, leaves
+from trainer.engine.contracts import ComponentError, calling
+from trainer.engine.flops import count_flops
+from trainer.engine.memory import too_large
+from trainer.engine.plan_matrices import Matrices, find_matrices
+from trainer.engine.program import Program
+from trainer.models.mode import describe_mode
+
+Sampled = tuple[np.ndarray, np.ndarray]  # steps, values
+
+_LARGEST = 2**63 - 1  # XLA stores sizes as int64
+_SAMPLES = 10_000  # the most steps at which a schedule is evaluated to find its peak
+
+
+@dataclass(frozen=True)
+class Row:
+    """One parameter, its group and its optimizer.
+
+    Attributes:
+        path: the path of the parameter, such as "head/kernel".
+        shape: its shape.
+        dtype: the name of its dtype.
+        group: the name of its group.
+        optimizer: the name of the group's optimizer.
+        peak_learning_rate: the largest learning rate of the run, including layer-wise decay (of the
+            last layer, if layers are stacked); None if the optimizer has no learning rate.
+        weight_decay: the largest weight decay of the run, as the optimizer's argument; None if it
+            has none.
+        sharding: the mesh axes that split the parameter, such as "-, fsdp"; "" if none does.
+    """
+
+    path: str
+    shape: tuple[int, ...]
+    dtype: str
+    group: str
+    optimizer: str
+    peak_learning_rate: float | None
+    weight_decay: float | None
+    sharding: str
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The plan of a run.
+
+    Attributes:
+        rows: one row per parameter.
+        groups: group name -> (parameters, bytes of optimizer state).
+        state_bytes: bytes of the whole `State`.
+        flops: floating-point operations of a step, over all devices.
+        devices: such as "1 cpu".
+        steps: number of updates of the run.
+        batch_size: examples per batch.
+        mode: a line about the arguments that tell the model whether it trains; "" if they are not
+            known.
+        schedules: group name -> (steps, learning rates), sampled over the run.
+        matrices: the matrices that optimizers such as Muon work on.
+    """
+
+    rows: list[Row]
+    groups: dict[str, tuple[int, int]]
+    state_bytes: int
+    flops: int
+    devices: str
+    steps: int
+    batch_size: int
+    mode: str
+    schedules: dict[str, tuple[np.ndarray, np.ndarray]]
+    matrices: Matrices
+
+
+def make_plan(program: Program, config: Config | None = None) -> Plan:
+    """Traces a program and makes its plan.
+
+    Args:
+        program: the program; it is not compiled.
+        config: the config of the program, for the file and line in error messages.
+
+    Returns:
+        The plan.
+
+    Raises:
+        ConfigError: a parameter matches no group, a group matches no parameter, the model, loss or
+            a metric does not fit the data, an optimizer cannot update its parameters, or the state
+            does not fit into memory.
+    """
+    experiment, optimizer = program.experiment, program.experiment.optimizer
+    try:
+        state = program.abstract_state()
+        devices = list(program.mesh.local_devices)
+        if (wrong := too_large(state, program.abstract_batch(), devices)) is not None:
+            raise ComponentError("model", wrong)
+        if not optimizer.trainable(state.params):
+            raise optim.GroupError("Every parameter is frozen, and nothing would be trained.")
+        _check_batches(program)
+        sampled = _sample(optimizer, experiment.steps)
+        matrices = find_matrices(optimizer, state.params)
+        jaxpr = program.trace(state).jaxpr
+        program.check_evaluation(state)
+        with calling("model"):
+            told = getattr(experiment.model, "mode", None)
+            mode = describe_mode(told) if told is not None else ""
+    except (ValueError, TypeError) as error:
+        raise _located(error, config) from error
+    named = flatten(state.params)
+    labels = flatten(optimizer.label(state.params))
+    scales = optimizer.layer_scales(state.params)
+    rows = [
+        _row(path, x, labels[path], optimizer, sampled, float(np.max(scales.get(path, 1.0))))
+        for path, x in named.items()
+    ]
+    return Plan(
+        rows=rows,
+        groups={
+            name: (
+                sum(math.prod(r.shape) for r in rows if r.group == name),
+                _bytes(state.opt_state.groups.get(name, ()))
+                + _bytes([x for p, x in state.opt_state.master.items() if labels[p] == name]),
+            )
+            for name in optimizer.groups
+        },
+        state_bytes=_bytes(state),
+        flops=count_flops(jaxpr),
+        devices=f"{program.mesh.size} {program.mesh.devices.flat[0].platform}",
+        steps=experiment.steps,
+        batch_size=experiment.data.batch_size,
+        mode=mode,
+        schedules={
+            name: values["learning_rate"]
+            for name, values in sampled.items()
+            if "learning_rate" in values
+        },
+        matrices=matrices,
+    )
+
+
+def _row(
+    path: str,
+    x: Any,
+    name: str,
+    optimizer: optim.Optimizer,
+    sampled: Mapping[str, Mapping[str, tuple[np.ndarray, np.ndarray]]],
+    scale: float,
+) -> Row:
+    group = optimizer.groups[name]
+    peaks = {key: float(np.max(values)) for key, (_, values) in sampled[name].items()}
+    spec = [str(axis or "-") for axis in x.sharding.spec]
+    rate = peaks.get("learning_rate")
+    return Row(
+        path=path,
+        shape=tuple(x.shape),
+        dtype=x.dtype.name,
+        group=name,
+        optimizer=name_of(group.optimizer),
+        peak_learning_rate=None if rate is None else rate * scale,
+        weight_decay=max((x for key, x in peaks.items() if _is_decay(key)), default=None),
+        sharding=", ".join(spec),
+    )
+
+
+def _is_decay(key: str) -> bool:
+    return key.split(".")[-1] == "weight_decay"
+
+
+def _sample(optimizer: optim.Optimizer, steps: int) -> dict[str, dict[str, Sampled]]:
+    """Samples all float arguments over the run: group -> argument -> (steps, values)."""
+    at = np.unique(np.linspace(0, steps - 1, min(steps, _SAMPLES)).astype(np.int32))
+    scheduled_arguments = {name: optimizer.schedules(name) for name in optimizer.groups}
+    clip_norm = optimizer.clip_norm
+
+    @jax.jit  # one program: compiling one for each operation takes a second
+    def scheduled(at: Any) -> Any:
+        return {
+            name: {key: jax.vmap(value)(at) for key, value in arguments.items() if callable(value)}
+            for name, arguments in scheduled_arguments.items()
+        }, jax.vmap(clip_norm)(at) if callable(clip_norm) else 1.0
+
+    with jax.default_device(jax.local_devices(backend="cpu")[0]):
+        values, bounds = jax.device_get(scheduled(at))
+    if (why := wrong_float("clip_norm", bounds)) is not None:
+        message = f"The schedule of clip_norm goes wrong: it {why}"
+        raise optim.GroupError(message, argument="clip_norm")
+    for name, arguments in values.items():
+        if (wrong := wrong_schedule(optimizer.groups[name].optimizer, arguments)) is not None:
+            raise optim.GroupError(
+                f"In group {name!r}, the schedule of {wrong[0]} goes wrong: it {wrong[1]}",
+                name,
+                f"optimizer.{wrong[0]}",
+            )
+    return {
+        name: {
+            key: (at, values[name].get(key, np.full(at.shape, 0.0 if callable(value) else value)))
+            for key, value in arguments.items()
+        }
+        for name, arguments in scheduled_arguments.items()
+    }
+
+
+def _bytes(tree: Any) -> int:
+    return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(tree))
+
+
+def _located(error: Exception, config: Config | None) -> ConfigError:
+    """Prefixes an error with the file and line of the config where the mistake is."""
+    for path, value in leaves(config.root) if config else ():
+        if isinstance(value, int) and value > _LARGEST:
+            text = f"{path} is {value}, and a size in a program is at most 2**63 - 1: lower it."
+            return ConfigError(text, config.sources[path] if config else None)
+    places = ["model"]
+    if isinstance(error, ComponentError):
+        places = [error.component]
+    elif isinstance(error, ConfigError):
+        return error
+    if isinstance(error, optim.GroupError):
+        argument = error.argument or "optimizer"
+        # Without groups, the optimizer's arguments are directly below `optimizer`.
+        places = [*_upwards(f"optimizer.groups.{error.group}.{argument}"), *_upwards(argument)]
+        places += _upwards(f"optimizer.{argument}")
+        places = sorted(places, key=lambda place: -place.count("."))
+    place = next((place for place in places if config and place in config.sources), None)
+    source = config.source_of_error(place, str(error)) if config and place is not None else None
+    return ConfigError(str(error), source)
+
+
+def _upwards(path: str) -> list[str]:
+    """Returns a dotted path and its prefixes, the longest first."""
+    names = path.split(".")
+    return [".".join(names[:end]) for end in range(len(names), 0, -1)]
+
+
+def _check_batches(program: Program) -> None:
+    """Raises GroupError if an optimizer that needs the full batch gets minibatches."""
+    data = program.experiment.data
+    groups = program.experiment.optimizer.groups
+    for group, name in needing(groups, needs_full_batch).items():
+        if data.batch_size < data.num_examples:
+            raise optim.GroupError(
+                f"In group {group!r}, {name} needs the same examples at every step, and a batch "
+                f"has {data.batch_size} of {data.num_examples}. Set batch_size to null (None in "
+                f"Gin) for the whole split, or choose another optimizer.",
+                group,
+            )

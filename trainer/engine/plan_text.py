@@ -1,0 +1,51 @@
+"""Formats a plan as plain text, for the terminal and for plan.txt."""
+
+from trainer.engine.plan import Plan
+from trainer.messages import printable, table
+
+
+def render(plan: Plan) -> str:
+    """Formats a plan as two tables, of the parameters and of the groups, and the totals.
+
+    Args:
+        plan: the plan, from `make_plan`.
+
+    Returns:
+        Lines of text; the last ends with a newline.
+    """
+    head = ("parameter", "shape", "dtype", "group", "optimizer", "peak lr", "decay", "sharding")
+    matrices = plan.matrices
+    head += ("matrices",) if matrices.cells else ()
+    body = [
+        (
+            row.path,
+            "x".join(map(str, row.shape)) or "scalar",
+            row.dtype,
+            row.group,
+            row.optimizer,
+            _number(row.peak_learning_rate),
+            _number(row.weight_decay),
+            row.sharding or "-",
+            *([matrices.cells.get(row.path, "-")] if matrices.cells else []),
+        )
+        for row in plan.rows
+    ]
+    groups = [(name, f"{count:,}", f"{size:,}") for name, (count, size) in plan.groups.items()]
+    total = sum(count for count, _ in plan.groups.values())
+    lines = [
+        *table([head, *body]),
+        "",
+        *table([("group", "parameters", "optimizer bytes"), *groups], right=(1, 2)),
+        "",
+        f"{total:,} parameters; state {plan.state_bytes:,} bytes; {plan.flops:,} FLOPs a step "
+        f"(matrix products and convolutions)",
+        f"{plan.steps:,} steps of {plan.batch_size:,} examples on {plan.devices}",
+        *([plan.mode] if plan.mode else []),
+        *matrices.lines,
+        *(f"warning: {printable(text)}" for text in matrices.warnings),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _number(x: float | None) -> str:
+    return "-" if x is None else f"{x:.4g}"

@@ -1,0 +1,247 @@
+"""Computes one training step, as a pure function of the state and a batch."""
+
+from contextlib import nullcontext
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax.sharding import AbstractMesh
+
+import optim
+from optim.checks import needing, needs_examples
+from optim.dtypes import widen
+from optim.norms import all_finite
+from optim.paths import flatten, unflatten
+from trainer.engine.contracts import Batch, calling, example_losses
+from trainer.engine.experiment import Experiment
+
+# Folded into the step's key, so that stochastic rounding and the gradients of single examples draw
+# other random numbers than the model.
+_ROUNDING, _EXAMPLES = 0x5EED, 0x5EEE
+
+RUN_KEYS = ("seed", "rollback")  # the keys of `State.hyper` that are not lifted floats
+
+
+class State(NamedTuple):
+    """The complete state of a run, which a checkpoint saves.
+
+    Attributes:
+        step: number of finished updates, int32 scalar.
+        params: the parameters, a nested dict of arrays.
+        model_state: arrays that the model changes without gradients, such as batch statistics.
+        opt_state: an `optim.OptimizerState`.
+        ema: the exponential moving average of the parameters that the optimizer would evaluate, in
+            at least float32; an empty dict without `ema_decay`.
+        hyper: "seed", uint32, and the lifted floats by config path, float32: the values in which
+            trials of a sweep differ. With on_nonfinite="rollback" also "rollback", int32 [4]; see
+            `nonfinite.Counters`.
+    """
+
+    step: Any
+    params: Any
+    model_state: Any
+    opt_state: Any
+    ema: Any
+    hyper: dict[str, Any]
+
+
+def train_step(
+    experiment: Experiment,
+    optimizer: optim.Optimizer,
+    state: State,
+    batch: Batch,
+    mesh: AbstractMesh | None = None,
+) -> tuple[State, dict[str, Any]]:
+    """Computes one update.
+
+    Args:
+        experiment: the model, the loss, and the options of the step.
+        optimizer: the optimizer; its floats may be traced.
+        state: the state before the update.
+        batch: field name -> array, whose first axis counts the examples.
+        mesh: the devices among which optimizers of matrices divide their work (see
+            `optim.division`); None does not divide it.
+
+    Returns:
+        The state after the update, with unchanged shapes, dtypes and weak types; and the metrics of
+        the step, scalars: "train/loss", "grad_norm", "learning_rate/<group>",
+        "<argument>/<group>" for every other argument that follows a schedule, and "finite". With
+        on_nonfinite="skip" also "skipped", with "rollback" also "rollbacks": the number of steps of
+        the run that were not finite. "finite" is whether the loss and the gradients are finite and,
+        unless on_nonfinite is "halt", whether the parameters after the update are. A run that halts
+        checks its parameters with `Program.params_finite` instead, at some steps only, because that
+        is cheaper.
+    """
+    key = jax.random.fold_in(jax.random.key(state.hyper["seed"]), state.step + 1)
+    (loss, model_state), grads = _gradients(experiment, optimizer, state, batch, key)
+    norm = optax.tree.norm(widen(grads)).astype(jnp.float32)
+    finite = jnp.isfinite(loss) & jnp.isfinite(norm)
+
+    def value_fn(params: Any) -> Any:
+        if experiment.microbatches > 1:
+            raise ValueError(
+                f"It evaluates the loss of the whole batch at other parameters, but with "
+                f"microbatches={experiment.microbatches} the batch is split. Set microbatches "
+                f"to 1, or choose an optimizer that needs only gradients."
+            )
+        return _loss(experiment, params, state.model_state, batch, key)[0]
+
+    grads |= _example_gradients(experiment, optimizer, state, batch, key)
+    with nullcontext() if mesh is None else jax.sharding.use_abstract_mesh(mesh):
+        params, opt_state = optimizer.update(
+            grads,
+            state.opt_state,
+            state.params,
+            skip=~finite if experiment.on_nonfinite == "skip" else None,
+            key=jax.random.fold_in(key, _ROUNDING),
+            value=loss,
+            value_fn=value_fn,
+            obj_fn=value_fn,
+            grad_fn=lambda params, *_: jax.tree.map(jnp.conj, jax.grad(value_fn)(params)),
+        )
+    metrics = {"train/loss": loss, "grad_norm": norm}
+    ema = state.ema
+    if experiment.ema_decay is not None:
+        ema = _average(experiment.ema_decay, ema, optimizer.eval_params(opt_state, params))
+    if experiment.on_nonfinite == "skip":
+        skipped = optimizer.skipped(opt_state)
+        # The optimizer also skips an update that makes parameters not finite.
+        finite = skipped == optimizer.skipped(state.opt_state)
+        model_state, ema = jax.tree.map(
+            lambda new, old: jnp.where(finite, new, old),
+            (model_state, ema),
+            (state.model_state, state.ema),
+        )
+        metrics["skipped"] = skipped
+    elif experiment.on_nonfinite == "rollback":
+        finite &= all_finite(optimizer.trainable(params))
+    if "rollback" in state.hyper:
+        metrics["rollbacks"] = state.hyper["rollback"][0]
+    metrics["finite"] = finite
+    metrics |= _scheduled(optimizer, optimizer.position(state.opt_state))
+    return State(
+        step=state.step + 1,
+        params=params,
+        model_state=model_state,
+        opt_state=opt_state,
+        ema=ema,
+        hyper=state.hyper,
+    ), metrics
+
+
+def _gradients(
+    experiment: Experiment, optimizer: optim.Optimizer, state: State, batch: Batch, key: Any
+) -> tuple[tuple[Any, Any], dict[str, Any]]:
+    """Computes the gradients of the trainable parameters, averaged over the microbatches."""
+    count = experiment.microbatches
+    by_path = flatten(state.params)
+    trainable = optimizer.trainable(state.params)
+
+    def objective(trainable: Any, model_state: Any, batch: Batch, key: Any) -> tuple[Any, Any]:
+        params = unflatten(state.params, {**by_path, **trainable})
+        return _loss(experiment, params, model_state, batch, key)
+
+    def differentiate(*args: Any) -> tuple[tuple[Any, Any], dict[str, Any]]:
+        out, grads = jax.value_and_grad(objective, has_aux=True)(*args)
+        # The conjugate is the direction of steepest ascent of complex parameters, as in optax.
+        return out, jax.tree.map(jnp.conj, grads)
+
+    if count == 1:
+        return differentiate(trainable, state.model_state, batch, key)
+
+    def one(carry: Any, indexed: Any) -> tuple[Any, None]:
+        loss, model_state, grads = carry
+        microbatch, index = indexed
+        own_key = jax.random.fold_in(key, index)
+        (value, model_state), more = differentiate(trainable, model_state, microbatch, own_key)
+        return (loss + value, model_state, jax.tree.map(jnp.add, grads, widen(more))), None
+
+    start = (jnp.zeros(()), state.model_state, jax.tree.map(jnp.zeros_like, widen(trainable)))
+    microbatches = (_split(batch, count), jnp.arange(count))
+    (loss, model_state, grads), _ = jax.lax.scan(one, start, microbatches)
+    return (loss / count, model_state), jax.tree.map(lambda g: g / count, grads)
+
+
+def _example_gradients(
+    experiment: Experiment, optimizer: optim.Optimizer, state: State, batch: Batch, key: Any
+) -> dict[str, Any]:
+    """Computes the gradient of every example for groups whose optimizer needs them.
+
+    Returns:
+        Path -> gradients [batch, ...]; empty if no optimizer needs them.
+    """
+    wanting = needing(optimizer.groups, needs_examples)
+    if not wanting:
+        return {}
+    if experiment.microbatches > 1 or jax.tree.leaves(state.model_state):
+        group, name = next(iter(wanting.items()))
+        raise optim.GroupError(
+            f"In group {group!r}, {name} needs the gradient of every single example. That requires "
+            f"microbatches=1, and a model without state that mixes examples, such as BatchNorm's.",
+            group,
+            "optimizer",
+        )
+    by_path, labels = flatten(state.params), flatten(optimizer.label(state.params))
+    group_params = {path: x for path, x in by_path.items() if labels[path] in wanting}
+
+    def objective(group_params: Any, example: Any, key: Any) -> Any:
+        params = unflatten(state.params, {**by_path, **group_params})
+        one = {name: x[None] for name, x in example.items()}
+        return _loss(experiment, params, state.model_state, one, key)[0]
+
+    size = next(iter(batch.values())).shape[0]
+    keys = jax.random.split(jax.random.fold_in(key, _EXAMPLES), size)
+    grads = jax.vmap(jax.grad(objective), (None, 0, 0))(group_params, dict(batch), keys)
+    return jax.tree.map(jnp.conj, grads)
+
+
+def _loss(
+    experiment: Experiment, params: Any, model_state: Any, batch: Batch, key: Any
+) -> tuple[Any, Any]:
+    """Computes the mean loss of a batch, float32, and the updated model state."""
+    outputs, new_state = apply_model(experiment, params, model_state, batch, key=key, train=True)
+    losses = example_losses(experiment.loss, outputs, batch)
+    new_state = jax.tree.map(lambda new, old: new.astype(old.dtype), new_state, model_state)
+    return jnp.mean(losses.astype(jnp.float32)), new_state
+
+
+def apply_model(
+    experiment: Experiment, params: Any, model_state: Any, batch: Batch, **kwargs: Any
+) -> tuple[Any, Any]:
+    """Applies the model in the experiment's precision; see `models.Model` for `apply`."""
+    if experiment.precision != "float32":
+        params, batch = cast_floats(params, jnp.bfloat16), cast_floats(batch, jnp.bfloat16)
+    with calling("model"):
+        outputs, new_state = experiment.model.apply(params, model_state, batch, **kwargs)
+    return outputs, new_state
+
+
+def _average(decay: float, ema: Any, params: Any) -> Any:
+    return jax.tree.map(lambda e, p: decay * e + (1 - decay) * p.astype(e.dtype), ema, params)
+
+
+def _scheduled(optimizer: optim.Optimizer, position: Any) -> dict[str, Any]:
+    """Computes each group's learning rate, and the other arguments that follow a schedule."""
+    now = optimizer.hyperparameters(position)
+    return {
+        f"{name}/{group}": jnp.asarray(value, jnp.float32)
+        for group, values in now.items()
+        for name, value in values.items()
+        if name == "learning_rate" or callable(optimizer.schedules(group)[name])
+    }
+
+
+def _split(batch: Batch, count: int) -> dict[str, Any]:
+    """Splits a batch into microbatches without moving examples between devices."""
+    return {
+        name: x.reshape(x.shape[0] // count, count, *x.shape[1:]).swapaxes(0, 1)
+        for name, x in batch.items()
+    }
+
+
+def cast_floats(tree: Any, dtype: Any) -> Any:
+    """Casts the leaves of floating dtypes."""
+    return jax.tree.map(
+        lambda x: x.astype(dtype) if jnp.issubdtype(x.dtype, jnp.floating) else x, tree
+    )

@@ -1,0 +1,69 @@
+"""Exit codes, the error of a user's mistake, and text for terminals."""
+
+from collections.abc import Collection, Sequence
+
+# Exit codes. 75 is EX_TEMPFAIL of sysexits.h: start the same command again.
+DONE, FAILED, MISTAKE, STOPPED = 0, 1, 2, 75
+
+_MAX_LINES = 7
+_MAX_LINE = 400
+
+
+class UserError(ValueError):
+    """A mistake of the user: a command prints it without a traceback and exits with 2.
+
+    A mistake in a config is a `trainer.config.ConfigError`, a UserError with file and line.
+
+    Args:
+        message: whole sentences: what was given, what exists, what to do. At most seven lines are
+            kept, and control characters are escaped.
+    """
+
+    def __init__(self, message: str):
+        lines = [_shown(line) for line in message.splitlines() if line.strip()]
+        super().__init__("\n".join(lines[:_MAX_LINES]))
+
+
+def printable(text: str, keep: str = "") -> str:
+    r"""Escapes the characters of a text that are not printable, such as "\x1b".
+
+    Names in a config may have any characters, including those that move a terminal's cursor.
+
+    Args:
+        text: the text.
+        keep: characters that are not escaped, such as "\n".
+    """
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() or c in keep else repr(c)[1:-1] for c in text)
+
+
+def table(rows: Sequence[Sequence[str]], right: Collection[int] = ()) -> list[str]:
+    """Aligns the cells of a table in columns.
+
+    Args:
+        rows: the cells of each row; all rows have the same number of cells.
+        right: the indices of the columns that are aligned at the right.
+
+    Returns:
+        One line for each row, with unprintable characters escaped.
+
+    Example:
+        >>> table([("group", "parameters"), ("hidden", "64")], right=[1])
+        ['group   parameters', 'hidden          64']
+    """
+    cells = [tuple(map(printable, row)) for row in rows]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    return [
+        "  ".join(
+            cell.rjust(width) if column in right else cell.ljust(width)
+            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in cells
+    ]
+
+
+def _shown(line: str) -> str:
+    if len(line) > _MAX_LINE:
+        line = f"{line[: _MAX_LINE - 103]}...{line[-100:]}"
+    return printable(line)

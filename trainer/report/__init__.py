@@ -1,0 +1,1 @@
+"""Drawings of schedules and of the metrics of runs. Read plots.py first."""

@@ -1,0 +1,91 @@
+"""Decides when to save besides every `save_every` steps, and measures the speed of the steps."""
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+_FIRST_PAUSE = 10.0  # seconds of stepping before the first autosave
+_SHORTEST_PAUSE = 1.0  # seconds between two autosaves after a kill
+_COST_RATIO = 20.0  # a pause is at least this many times as long as a save delays the steps
+
+
+class AutosavePolicy:
+    """Decides when to save besides every `save_every` steps: after 10 s, then 20 s, 40 s, ...
+
+    A kill therefore costs at most about half of the time that a process ran. If the previous
+    process was killed, the first save follows the first step, and the next ones come after 1 s,
+    2 s, ...: a run that is killed again and again still advances by a step in each process. The
+    pauses grow with the cost of a save, so that saves take at most a twentieth of the time. When
+    a state is saved does not change what is computed.
+
+    Args:
+        after_kill: whether the previous process was killed.
+        clock: returns seconds.
+    """
+
+    def __init__(self, after_kill: bool = False, clock: Callable[[], float] = time.monotonic):
+        self._clock = clock
+        self._pause = 0.0 if after_kill else _FIRST_PAUSE
+        self._since: float | None = None
+
+    def due(self) -> bool:
+        """Returns whether to save now; cheap enough to be called after every step."""
+        now = self._clock()
+        if self._since is None:  # the first step compiles, which does not count
+            self._since = now
+        return now - self._since >= self._pause
+
+    def saved(self, held_up: float) -> None:
+        """Records a save of any kind.
+
+        Args:
+            held_up: seconds for which the save delayed the steps.
+        """
+        if self._since is not None and self.due():
+            self._pause = max(2 * self._pause, _SHORTEST_PAUSE)
+        self._pause = max(self._pause, _COST_RATIO * held_up)
+        self._since = self._clock()
+
+
+class Stopwatch:
+    """Times the steps as the device finishes them, excluding evaluations and saves.
+
+    Args:
+        step: how many steps are finished now.
+        clock: returns seconds.
+    """
+
+    def __init__(self, step: int, clock: Callable[[], float] = time.perf_counter):
+        self._clock = clock
+        self._last = step, clock()
+        self._rate = 0.0
+
+    def lap(self, step: int) -> None:
+        """Ends a lap: `step` steps are finished now."""
+        (before, since), now = self._last, self._clock()
+        self._rate = (step - before) / max(now - since, 1e-9)
+        self._last = step, now
+
+    def speed(self, batch_size: int) -> dict[str, float]:
+        """Returns the steps and examples per second of the last lap, as metrics."""
+        examples = self._rate * batch_size
+        return {"perf/steps_per_second": self._rate, "perf/examples_per_second": examples}
+
+    @contextmanager
+    def stopped(self) -> Iterator[None]:
+        """Excludes the time spent in this context."""
+        start = self._clock()
+        yield
+        step, since = self._last
+        self._last = step, since + self._clock() - start
+
+
+def was_killed(run_file: Path) -> bool:
+    """Returns whether the process before this one was killed, according to run.json."""
+    try:
+        lineage = json.loads(run_file.read_text())["lineage"]
+        return len(lineage) > 1 and lineage[-2]["exit"] == "killed"
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return False

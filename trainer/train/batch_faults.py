@@ -1,0 +1,72 @@
+"""Finds out whether a batch itself makes the loss not finite, by its values or its labels."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from trainer.engine.contracts import Batch, example_losses
+from trainer.engine.program import Program
+from trainer.engine.step import apply_model
+
+
+def find_fault(program: Program, batch: Batch) -> str | None:
+    """Finds a field of a batch that makes the loss not finite for any parameters.
+
+    This is a field of floats that has NaN or infinite values, or a field of integers that has
+    labels outside of the model's classes. The latter is tested on outputs that are all zero: their
+    loss is not finite, but becomes so when the field is clipped to the classes.
+
+    Args:
+        program: has the experiment's model and loss.
+        batch: a training batch, on the host.
+
+    Returns:
+        A sentence without its full stop that names the field; None if no field is at fault.
+    """
+    arrays = {name: np.asarray(x) for name, x in batch.items()}
+    for name, x in arrays.items():
+        if (fault := _not_finite(x)) is not None:
+            return f"The field {name!r} of its batch holds {fault}"
+    try:
+        return _labels(program, arrays)
+    except Exception:  # the user's loss may refuse such outputs; the run's own error matters
+        return None
+
+
+def _not_finite(x: np.ndarray) -> str | None:
+    if not jnp.issubdtype(x.dtype, jnp.inexact):
+        return None
+    wide = x.astype(np.complex128 if x.dtype.kind == "c" else np.float64)
+    found = [(int(np.isnan(wide).sum()), "NaN"), (int(np.isinf(wide).sum()), "infinite")]
+    text = " and ".join(f"{count} {kind}" for count, kind in found if count)
+    return f"{text} of {x.size} values" if text else None
+
+
+def _labels(program: Program, batch: dict[str, np.ndarray]) -> str | None:
+    experiment, state = program.experiment, program.abstract_state()
+
+    def apply(params: Any, model_state: Any, batch: Any) -> Any:
+        return apply_model(experiment, params, model_state, batch, key=None, train=False)[0]
+
+    outputs = jax.eval_shape(apply, state.params, state.model_state, batch)
+    if not hasattr(outputs, "shape") or not outputs.shape:
+        return None
+    zeros, classes = np.zeros(outputs.shape, outputs.dtype), outputs.shape[-1]
+
+    def finite(batch: dict[str, np.ndarray]) -> bool:
+        given = {name: jnp.asarray(x) for name, x in batch.items()}
+        return bool(jnp.isfinite(example_losses(experiment.loss, jnp.asarray(zeros), given)).all())
+
+    if finite(batch):
+        return None
+    for name, x in batch.items():
+        outside = (x < 0) | (x >= classes) if x.dtype.kind in "iu" else np.zeros(1, bool)
+        if outside.any() and finite(batch | {name: np.clip(x, 0, classes - 1)}):
+            return (
+                f"The field {name!r} of its batch holds {x.min()} to {x.max()}, and the model's "
+                f"outputs have {classes} classes, 0 to {classes - 1}: {int(outside.sum())} of "
+                f"{x.size} labels are outside"
+            )
+    return None

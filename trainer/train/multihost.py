@@ -1,0 +1,214 @@
+"""A run of several processes: how they join, raise errors together, and which of them writes.
+
+Each process has its own devices and its shard of every batch. Only process 0 writes to the run's
+folder, except that every process writes its shards of the checkpoints.
+"""
+
+import contextlib
+import os
+import re
+import sys
+import traceback
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+import jax
+from jax._src.clusters import ClusterEnv
+
+from trainer.checkpoint.agreement import all_agree, gather
+from trainer.messages import FAILED, MISTAKE, UserError
+from trainer.train.peers import Peers
+from trainer.train.rendezvous import connect
+
+Made = TypeVar("Made")
+
+_LEAVING = 600  # seconds that a process that has finished waits for the others to finish
+_RUNTIME = 600  # seconds until jax itself gives up a process; `peers` must notice it first
+_NEWS = 3.0  # seconds to wait, after an error of jax, for the news that another process ended
+
+
+@contextlib.contextmanager
+def joined(join_timeout: float, peer_timeout: float) -> Iterator[Callable[[int], None]]:
+    """Joins the other processes of the run, before jax looks for devices, and ends with them.
+
+    On a cluster that jax knows (Slurm, Open MPI, TPU pods) the processes are detected; elsewhere
+    JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID must be set. An error ends this
+    process and the others at once: otherwise they would wait for each other forever.
+
+    Args:
+        join_timeout: seconds within which all processes must have been started.
+        peer_timeout: seconds without a sign of life after which a process counts as gone.
+
+    Yields:
+        A function to be called with the exit code before this process ends normally.
+
+    Raises:
+        UserError: the other processes cannot be found, or did not join in time.
+    """
+    peers = _join(join_timeout, peer_timeout)
+    try:
+        yield peers.leave
+    except UserError as error:
+        peers.leave(MISTAKE, str(error))
+        raise
+    except BaseException as error:
+        if _is_of_the_runtime(error) and (news := peers.news(_NEWS)):
+            peers.end(FAILED, news)
+        traceback.print_exc()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        peers.fail("".join(traceback.format_exception_only(error)).strip())
+
+
+def _is_of_the_runtime(error: BaseException) -> bool:
+    """Returns whether an error may be the consequence of another process that is gone.
+
+    This is a JaxRuntimeError or, if raised while a program is dispatched, a ValueError whose text
+    begins with XLA's status code.
+    """
+    status = re.match("[A-Z_]+: ", str(error))
+    return isinstance(error, jax.errors.JaxRuntimeError) or status is not None
+
+
+def _join(join_timeout: float, peer_timeout: float) -> Peers:
+    address, count, index = _found(join_timeout)
+    peers = connect(address, count, index, wait=join_timeout, silence=peer_timeout)
+    # That service would handle SIGTERM itself, and the run would never be told.
+    jax.config.update("jax_enable_preemption_service", False)
+    try:
+        jax.distributed.initialize(
+            address,
+            count,
+            index,
+            initialization_timeout=int(join_timeout) + 1,
+            heartbeat_timeout_seconds=_RUNTIME,
+            shutdown_timeout_seconds=_LEAVING,
+        )
+    except (ValueError, RuntimeError) as error:
+        sentence = f"jax could not join the processes: {str(error).rstrip('. ')}."
+        peers.leave(MISTAKE, sentence)
+        raise UserError(sentence) from error
+    return peers
+
+
+def _found(join_timeout: float) -> tuple[str, int, int]:
+    """Returns the coordinator's address, the number of processes, and the index of this one."""
+    names = ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
+    address, count, index = (os.environ.get(name) for name in names)
+    unset = [name for name in names if not os.environ.get(name)]
+    if 0 < len(unset) < len(names):
+        raise UserError(
+            f"--distributed takes all of {', '.join(names)} or none of them, and "
+            f"{' and '.join(unset)} {'is' if len(unset) == 1 else 'are'} not set."
+        )
+    if address and count and index:
+        for name, text in ((names[1], count), (names[2], index)):
+            if not (text.isascii() and text.isdecimal()):
+                raise UserError(f"{name} is {text!r}, and must be a whole number.")
+        return address, int(count), int(index)
+    found: tuple[Any, ...] = (None, None, None)
+    try:
+        # jax.distributed.initialize calls the same function. Its result is needed earlier, because
+        # the port is tested before jax uses it.
+        found = ClusterEnv.auto_detect_unset_distributed_params(
+            None, None, None, None, None, int(join_timeout)
+        )
+    except (ValueError, RuntimeError, KeyError, OSError) as error:
+        raise UserError(
+            f"--distributed could not ask the scheduler for the processes of the run: {error!r}. "
+            f"Set {', '.join(names)}."
+        ) from error
+    if None in found[:3]:
+        raise UserError(
+            "--distributed found no scheduler that jax knows. Start it under one, or set "
+            f"{', '.join(names)}."
+        )
+    return found[:3]
+
+
+def raise_on_all(make: Callable[[], Made]) -> Made:
+    """Runs `make` in every process; raises UserError in all of them if it raises in one.
+
+    Args:
+        make: called once in each process; the UserError that it raises is raised again here.
+
+    Returns:
+        What `make` returned in this process.
+    """
+    if not jax.distributed.is_initialized():  # jax.process_count() would look for devices
+        return make()
+    made, refused = None, None
+    try:
+        made = make()
+    except UserError as error:
+        refused = error
+    if not all_agree(refused is None):
+        raise refused or UserError("Another process of this run raised an error; see its output.")
+    return cast(Made, made)
+
+
+def require_same(given: Mapping[str, str]) -> None:
+    """Raises an error in every process if the processes were not started in the same way.
+
+    Args:
+        given: name, as used in the error -> text that must be equal in all processes.
+
+    Raises:
+        UserError: a text differs between two processes.
+    """
+    sums = gather([zlib.crc32(text.encode()) & 0x7FFFFFFF for text in given.values()])
+    for column, name in zip(sums.T, given, strict=True):
+        if len(set(column.tolist())) > 1:
+            own = f" This one has {given[name]}." if len(given[name]) < 200 else ""
+            raise UserError(
+                f"The processes of this run do not have the same {name}. Start all of them with "
+                f"the same files and options.{own}"
+            )
+
+
+def open_on_host0(open_folder: Callable[[], Any], path: Path) -> Any:
+    """Opens a run's folder in process 0; the other processes get a NullWorkdir.
+
+    Args:
+        open_folder: opens it; a UserError that it raises is raised in all processes.
+        path: of the folder.
+
+    Returns:
+        What `open_folder` returned, or a NullWorkdir, which has the same methods.
+    """
+    if jax.process_index() > 0:
+        return raise_on_all(lambda: NullWorkdir(path))
+    return raise_on_all(open_folder)
+
+
+def broadcast_from_host0(value: bool) -> bool:
+    """Returns the value that process 0 passed, in every process."""
+    return bool(gather([value])[0, 0])
+
+
+class NullWorkdir:
+    """Replaces Workdir in the processes that do not write to the run's folder."""
+
+    def __init__(self, path: Path):
+        self.path = path
+        self.checkpoints = path / "checkpoints"
+        self.metrics_file = path / "metrics.jsonl"
+        self.run_file = path / "run.json"
+        self.lost_rows: list[str] = []
+
+    def check_fence(self) -> None: ...
+
+    def write(self, name: str, text: str) -> None: ...
+
+    def sync_metrics(self) -> None: ...
+
+    def restored(self, step: int | None, rows: Mapping[str, int] | None = None) -> None: ...
+
+    def rows(self) -> list[dict[str, int]]:
+        return []
+
+    def lose_rows(self, sentence: str, count: int = 0) -> None: ...
+
+    def close(self, kind: str) -> None: ...

@@ -1,0 +1,151 @@
+"""Records the steps whose loss or gradient was not finite in nonfinite.json."""
+
+import hashlib
+import json
+import math
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from trainer.engine.experiment import Experiment
+from trainer.writers.outage import Outage
+
+NONFINITE_FILE = "nonfinite.json"
+ADVICE = "Lower the learning rate, or clip the gradients (clip_norm)."
+_KEPT = 100  # events in the file: a run that skips steps forever must not fill the disk
+
+
+class NonFinite(RuntimeError):
+    """Raised when a loss or a gradient is not finite and the run must end."""
+
+
+class RetriedFile:
+    """A small file of the run's folder; text that a full disk does not take is written later.
+
+    Args:
+        name: of the file.
+        write: takes the name and the text, and writes the whole file or nothing.
+        log: takes a line for the user.
+    """
+
+    def __init__(self, name: str, write: Callable[[str, str], None], log: Callable[[str], None]):
+        self._name = name
+        self._write = write
+        self._outage = Outage(log)
+        self._text: str | None = None
+
+    def put(self, text: str) -> None:
+        """Replaces the content of the file, now or at a later `flush`."""
+        self._text = text
+        self.flush()
+
+    def flush(self) -> str | None:
+        """Writes the newest text unless it is written, and returns why that fails, or None."""
+        if self._text is None:
+            return None
+        try:
+            self._write(self._name, self._text)
+        except OSError as error:
+            self._outage.failed(
+                f"{self._name} could not be written: {error}",
+                "Training continues, and the next save tries again.",
+            )
+            return self._outage.error
+        self._text = None
+        self._outage.ended()
+        return None
+
+
+def describe(metrics: Mapping[str, float], steps: tuple[int, int]) -> str:
+    """Describes what was not finite, as the beginning of a sentence.
+
+    Args:
+        metrics: of the step.
+        steps: the first and the last step whose update may have made the parameters not finite.
+    """
+    both = {name: metrics[name] for name in ("train/loss", "grad_norm")}
+    text = " and ".join(f"{name} is {value}" for name, value in both.items())
+    if not all(math.isfinite(value) for value in both.values()):
+        return text
+    text += ", and yet the parameters after it are not finite"
+    if steps[0] == steps[1]:
+        return text
+    return f"{text}, because of an update between step {steps[0]} and step {steps[1]}"
+
+
+def digest_batch(batch: Mapping[str, Any]) -> str:
+    """Returns the SHA-256 of names, dtypes, shapes and bytes of a batch, as 64 hex digits."""
+    digest = hashlib.sha256()
+    for name in sorted(batch):
+        array = np.ascontiguousarray(batch[name])
+        digest.update(f"{name} {array.dtype.str} {array.shape}\n".encode())
+        digest.update(array.tobytes())
+    return digest.hexdigest()
+
+
+class NonFiniteLog:
+    """Writes one event for each step that was not finite to nonfinite.json.
+
+    A step that is computed again, after a restart or a rollback, adds no second event.
+
+    Args:
+        folder: the run's folder.
+        write: takes a file's name and its text, and writes the whole file or nothing.
+        experiment: has the data, and the action taken after such a step.
+        log: takes a line for the user.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        write: Callable[[str, str], None],
+        experiment: Experiment,
+        log: Callable[[str], None],
+    ):
+        self._file = RetriedFile(NONFINITE_FILE, write, log)
+        self._experiment = experiment
+        self._events = read_events(folder)
+
+    def add(self, step: int, batch_index: int, metrics: Mapping[str, Any]) -> None:
+        """Adds an event, unless the file has one for this batch or has 100 events.
+
+        Args:
+            step: counted from 1.
+            batch_index: of the step's batch in the data stream, from 0.
+            metrics: of the step.
+        """
+        known = any(event["batch_number"] == batch_index for event in self._events)
+        if known or len(self._events) >= _KEPT:
+            return
+        seed = self._experiment.seed
+        batch = next(iter(self._experiment.data.train(batch_index, seed)))
+        key = jax.random.fold_in(jax.random.key(seed), step)
+        self._events.append(
+            {
+                "step": step,
+                "action": self._experiment.on_nonfinite,
+                "train/loss": str(float(metrics["train/loss"])),
+                "grad_norm": str(float(metrics["grad_norm"])),
+                "batch_number": batch_index,
+                "batch_sha256": digest_batch(batch),
+                "seed": seed,
+                "rng": [int(word) for word in jax.random.key_data(key).ravel()],
+            }
+        )
+        self._file.put(json.dumps(self._events, indent=1) + "\n")
+
+    def flush(self) -> None:
+        """Retries a write that failed."""
+        self._file.flush()
+
+
+def read_events(folder: Path) -> list[dict[str, Any]]:
+    """Reads nonfinite.json; returns no events if the file is absent or cannot be read."""
+    try:
+        events = json.loads((folder / NONFINITE_FILE).read_text())
+        return [e for e in events if isinstance(e["step"], int) and "batch_number" in e]
+    except (OSError, ValueError, TypeError, KeyError, RecursionError):
+        return []

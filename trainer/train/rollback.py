@@ -1,0 +1,173 @@
+"""Where a run goes back to after a step that is not finite, and the log of these rollbacks.
+
+A rollback is a function of the state and the bad step alone, never of the clock or of which
+checkpoints are on disk. A run that is killed at any moment therefore reaches the same bits: if the
+state to go back to is not on disk, it is computed again from an older one, and the rollbacks on the
+way are applied again as rollbacks.json lists them.
+"""
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from trainer.engine.step import State
+from trainer.messages import UserError
+from trainer.train.nonfinite import ADVICE, NonFinite, RetriedFile
+
+ROLLBACKS_FILE = "rollbacks.json"
+MOST_ROLLBACKS = 10
+_KEYS = {  # field of Counters -> its key in rollbacks.json
+    "rollbacks": "rollbacks",
+    "skipped_batches": "left_out",
+    "last": "last",
+    "retries": "again",
+}
+
+
+class Counters(NamedTuple):
+    """How a run went back so far; `State.hyper["rollback"]` holds these four integers.
+
+    Attributes:
+        rollbacks: how many times the run went back.
+        skipped_batches: how many batches of the data stream were skipped: the step from `step` to
+            `step + 1` takes the batch with the index `step + skipped_batches`.
+        last: the bad step of the last rollback.
+        retries: how many times in a row the run failed to get past that step.
+    """
+
+    rollbacks: int = 0
+    skipped_batches: int = 0
+    last: int = 0
+    retries: int = 0
+
+
+class RollBack(Exception):
+    """Raised when the run must go back to the state of `step` and continue with `counters`."""
+
+    def __init__(self, step: int, counters: Counters):
+        super().__init__(step)
+        self.step = step
+        self.counters = counters
+
+
+def counters_of(hyper: Mapping[str, Any]) -> Counters:
+    """Reads the counters from a state's `hyper`; zeros if the run never rolls back."""
+    if "rollback" not in hyper:
+        return Counters()
+    return Counters(*(int(n) for n in np.asarray(hyper["rollback"])))
+
+
+def go_back(
+    counters: Counters, bad: int, advice: Callable[[], str] = lambda: ADVICE
+) -> tuple[int, Counters]:
+    """Computes where a run continues after a bad step.
+
+    The batch of that step is skipped for good. If the run did not get past the bad step of the last
+    rollback, the state itself may be the cause: the run goes back 1, 3, 7, ... steps further, and
+    skips the batches of those steps too.
+
+    Args:
+        counters: of the state.
+        bad: the step, counted from 1, whose loss or gradient was not finite.
+        advice: returns what the error tells the user to do; called for the error alone.
+
+    Returns:
+        The finished steps of the state to go back to, and its counters from there on.
+
+    Raises:
+        NonFinite: the run went back `MOST_ROLLBACKS` times before.
+    """
+    if counters.rollbacks == MOST_ROLLBACKS:
+        raise NonFinite(
+            f"Step {bad} is not finite, and the run went back {MOST_ROLLBACKS} times before. "
+            f"{advice()}"
+        )
+    retries = counters.retries + 1 if counters.rollbacks and bad <= counters.last else 0
+    target = max(0, bad - 2**retries)
+    return target, Counters(
+        rollbacks=counters.rollbacks + 1,
+        skipped_batches=counters.skipped_batches + bad - target,
+        last=max(bad, counters.last),
+        retries=retries,
+    )
+
+
+class RollbackLog:
+    """The rollbacks that lead to the present state: step -> the counters from that step on.
+
+    A state is a function of its step and the rollbacks before it, so that it can be computed again
+    from any older one. A rollback is on disk before a state that follows from it.
+
+    Args:
+        folder: the run's folder.
+        write: takes a file's name and its text, and writes the whole file or nothing.
+        log: takes a line for the user.
+
+    Raises:
+        UserError: rollbacks.json cannot be read or is damaged.
+    """
+
+    def __init__(self, folder: Path, write: Callable[[str, str], None], log: Callable[[str], None]):
+        self._file = RetriedFile(ROLLBACKS_FILE, write, log)
+        self._counters = read_rollbacks(folder)
+
+    @property
+    def newest(self) -> int:
+        """The step that the run went back to last; 0 if it never did."""
+        return max(self._counters, default=0)
+
+    def add(self, step: int, counters: Counters) -> None:
+        """Adds a rollback to a step; those to later steps are no longer on the run's path."""
+        earlier = {s: c for s, c in self._counters.items() if s < step}
+        self._counters = earlier | {step: counters}
+        rows = [
+            {"step": s} | {key: getattr(c, field) for field, key in _KEYS.items()}
+            for s, c in sorted(self._counters.items())
+        ]
+        self._file.put(json.dumps(rows, indent=1) + "\n")
+
+    def flush(self) -> str | None:
+        """Retries a write that failed, and returns why it still fails, or None."""
+        return self._file.flush()
+
+    def at(self, step: int) -> Counters | None:
+        """Returns the counters that replace those of the state of a step, if there are any."""
+        return self._counters.get(step)
+
+    def is_on_path(self, state: State) -> bool:
+        """Returns whether a state is one that the run still builds on, and did not go back from."""
+        newest = self._counters.get(self.newest)
+        if newest is None or int(state.step) <= self.newest:
+            return True
+        return counters_of(state.hyper).rollbacks >= newest.rollbacks
+
+
+def apply_rollback(state: State, counters: Counters | None) -> State:
+    """Returns a state with other counters; None leaves the state as it is."""
+    if counters is None or "rollback" not in state.hyper:
+        return state
+    array = jax.device_put(np.asarray(counters, np.int32), state.hyper["rollback"].sharding)
+    return state._replace(hyper={**state.hyper, "rollback": array})
+
+
+def read_rollbacks(folder: Path) -> dict[int, Counters]:
+    """Reads rollbacks.json: step -> counters, empty if there is no file; raises UserError."""
+    fields = {key: field for field, key in _KEYS.items()}
+    try:
+        rows = json.loads((folder / ROLLBACKS_FILE).read_text())
+        return {
+            int(row.pop("step")): Counters(**{fields[key]: int(n) for key, n in row.items()})
+            for row in rows
+        }
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise UserError(
+            f"{folder / ROLLBACKS_FILE} cannot be read: {error}. It lists where the run went back "
+            "to, without which a resumed run has other bits. Restore the file, or remove it to "
+            "continue without it."
+        ) from error

@@ -1,0 +1,168 @@
+"""Checks that metrics.jsonl has the rows that the run wrote, and reports lost ones."""
+
+from collections.abc import Callable, Iterator, Sequence
+from math import lcm
+from typing import NamedTuple
+
+import jax
+
+from trainer import writers
+from trainer.engine.experiment import Experiment
+from trainer.messages import DONE, FAILED
+from trainer.train import multihost
+from trainer.workdir import Workdir
+from trainer.writers import MultiWriter
+
+
+class Logged(NamedTuple):
+    """The rows that a process of a run found in metrics.jsonl, and which ones it would add.
+
+    Attributes:
+        step: the step that the process started from.
+        rows: how many rows up to that step the file had.
+        log_every: steps between two rows of training metrics.
+        eval_every: steps between two evaluations, each of which has a row as well.
+        steps: the last step of the run, which always has a row.
+    """
+
+    step: int
+    rows: int
+    log_every: int
+    eval_every: int
+    steps: int
+
+
+def expected_rows(spans: Sequence[Logged], restored: int) -> int | None:
+    """Returns how many rows up to a step metrics.jsonl must have at least.
+
+    A state is saved only after its metrics are written, so every row up to a restored step must be
+    in the file. The one exception is a row that has only the evaluation at that step: a signal may
+    have interrupted the evaluation, which is then repeated.
+
+    Args:
+        spans: of the run's processes so far, oldest first.
+        restored: the step whose state was restored.
+
+    Returns:
+        The number of rows; None if it cannot be determined.
+    """
+    for last in reversed(spans):
+        if last.step <= restored:
+            if any(other[2:] != last[2:] for other in _after(spans, last)):
+                return None  # the rows after last.step may be of this process or of a later one
+            return last.rows + _between(last, restored)
+    return None
+
+
+def _after(spans: Sequence[Logged], last: Logged) -> Iterator[Logged]:
+    for other in reversed(spans):
+        if other is last:
+            return
+        yield other
+
+
+def _between(last: Logged, restored: int) -> int:
+    """Counts the rows after last.step, up to the restored step."""
+
+    def multiples(of: int) -> int:
+        return restored // of - last.step // of
+
+    log_every, eval_every = last.log_every, last.eval_every
+    both = lcm(log_every, eval_every)
+    rows = multiples(log_every) + multiples(eval_every) - multiples(both)
+    if last.step < restored:
+        logged = restored % log_every == 0
+        evaluated = restored % eval_every == 0
+        if restored == last.steps:
+            rows += not (logged or evaluated)
+        elif evaluated and not logged:
+            rows -= 1
+    return rows
+
+
+class MetricsError(RuntimeError):
+    """Raised if metrics.jsonl cannot be read, or cannot be cut at the step that the run resumes."""
+
+
+class Rows:
+    """Opens the writers, reports lost rows of metrics.jsonl, and then sets the exit code to 1.
+
+    Args:
+        folder: the run's folder, whose run.json records the rows and which of them were lost.
+        experiment: determines which steps have a row.
+        log: takes a line for the user.
+    """
+
+    def __init__(self, folder: Workdir, experiment: Experiment, log: Callable[[str], None]):
+        self._folder = folder
+        self._experiment = experiment
+        self._log = log
+
+    def open(self, restored: int | None) -> MultiWriter:
+        """Opens the run's writers, and reports how many rows metrics.jsonl lacks.
+
+        Args:
+            restored: the step whose state was restored, and after which rows are dropped; None
+                for the first state.
+
+        Returns:
+            The writers; an empty MultiWriter in every process but the first.
+
+        Raises:
+            MetricsError: metrics.jsonl cannot be read or cut.
+        """
+        if jax.process_index() > 0:
+            return MultiWriter([])
+        was_there = self._folder.metrics_file.exists()
+        try:
+            writer = writers.create(
+                self._experiment.writers,
+                self._folder.path,
+                resumed=restored or 0,
+                total_steps=self._experiment.steps,
+                batch_size=self._experiment.data.batch_size,
+                log=self._log,
+                fence=self._folder.check_fence,
+                lost=self._folder.lose_rows,
+            )
+        except OSError as error:
+            raise MetricsError(
+                f"The rows of metrics.jsonl after step {restored or 0:,} could not be dropped: "
+                f"{error}. Nothing is lost: start the same command again once the disk works."
+            ) from error
+        try:
+            self._count(restored, writer.rows, was_there)
+        except BaseException:
+            writer.close()
+            raise
+        return writer
+
+    def _count(self, restored: int | None, found: int, was_there: bool) -> None:
+        """Compares the rows that the file has with those that the run wrote."""
+        step, experiment = restored or 0, self._experiment
+        wanted = expected_rows([Logged(**rows) for rows in self._folder.rows()], step)
+        if wanted is None:  # an earlier version wrote run.json, without the number of rows
+            wanted = int(step > 0 and not was_there)
+        now = Logged(step, found, experiment.log_every, experiment.eval_every, experiment.steps)
+        self._folder.restored(restored, now._asdict())
+        if found >= wanted:
+            return
+        if was_there:
+            sentence = (
+                f"metrics.jsonl holds {found:,} of the {wanted:,} rows that the run wrote up to "
+                f"step {step:,}: {wanted - found:,} are gone for good."
+            )
+        else:
+            sentence = f"metrics.jsonl is gone: it begins again after step {step:,}."
+        self._log(sentence)
+        self._folder.lose_rows(sentence)
+
+    def end(self, code: int) -> int:
+        """Returns the run's exit code: `code`, but 1 instead of 0 if rows were lost for good."""
+        lost = multihost.broadcast_from_host0(bool(self._folder.lost_rows))
+        if code != DONE or not lost:
+            return code
+        self._log("error: The run has made its steps, but its metrics are not complete.")
+        for sentence in self._folder.lost_rows:
+            self._log(f"  {sentence}")
+        return FAILED

@@ -1,0 +1,289 @@
+"""Opens a run's folder, restores its state or creates a new one, and calls the loop."""
+
+import dataclasses
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import jax
+
+from trainer import config as configs
+from trainer import writers
+from trainer.checkpoint import CheckpointError, Checkpoints, check_not_lost, misfits
+from trainer.config import Config
+from trainer.engine.plan import Plan, make_plan
+from trainer.engine.plan_text import render
+from trainer.engine.program import Program
+from trainer.engine.step import State
+from trainer.messages import DONE, FAILED, STOPPED, UserError
+from trainer.train import multihost
+from trainer.train.autosave import AutosavePolicy, was_killed
+from trainer.train.consensus import StopSaveConsensus
+from trainer.train.loop import Loop, Observer
+from trainer.train.nonfinite import NonFinite, NonFiniteLog
+from trainer.train.rollback import RollBack, RollbackLog
+from trainer.train.rows import MetricsError, Rows
+from trainer.train.signals import StopSignals
+from trainer.train.unmoved import Unmoved
+from trainer.train.warm_start import WarmStart
+from trainer.workdir import Workdir, WorkdirTakenOver, check_name, code, fingerprint
+
+
+class Run:
+    """A program in a workdir.
+
+    Args:
+        read: the config that the program was built from.
+        program: the experiment; its plan is made at once, before a folder is created.
+        signals: reports when to stop.
+        log: takes a line for the user.
+        vocabulary: the user's packages that the config names.
+
+    Raises:
+        ConfigError: the config does not fit the program; see `plan.make_plan`.
+    """
+
+    def __init__(
+        self,
+        read: Config,
+        program: Program,
+        signals: StopSignals,
+        log: Callable[[str], None],
+        vocabulary: Sequence[str] = (),
+    ):
+        self.read = read
+        self.program = program
+        self.experiment = program.experiment
+        self.signals = signals
+        self.log = log
+        self.vocabulary = vocabulary
+        self.plan: Plan = make_plan(program, read)
+        self._warm_start: WarmStart | None = None
+        self._compiled = False
+
+    def start(
+        self,
+        workdir: str | Path,
+        *,
+        allow_changed: Sequence[str] = (),
+        take_over: bool = False,
+        until: int | None = None,
+        observe: Observer | None = None,
+        began: float | None = None,
+    ) -> int:
+        """Runs to the last step, from the newest checkpoint in the folder.
+
+        Args:
+            workdir: the run's folder; created if there is none.
+            allow_changed: what may differ from the run in the folder; see `Workdir`.
+            take_over: whether to take the folder from a holder on a host that is gone.
+            until: stop after this step as after a signal; None for the last step.
+            observe: called after every step with the step, its batch and the state after it.
+            began: the `time.perf_counter()` at which the process started, for the log.
+
+        Returns:
+            The exit code: 0 done, 1 failed or done with rows of metrics lost, 75 stopped by a
+            signal after a saved checkpoint.
+
+        Raises:
+            UserError: the folder holds another run, or cannot be written.
+        """
+        if self.signals.received and jax.process_count() == 1:
+            self.log(f"Stopped by {self.signals.received} before the run began.")
+            return STOPPED
+        multihost.raise_on_all(lambda: self._look_into(Path(workdir), bool(allow_changed)))
+        folder = multihost.open_on_host0(
+            lambda: self._open(workdir, allow_changed, take_over), Path(workdir).absolute()
+        )
+        kinds = {DONE: "done", FAILED: "failed", STOPPED: "stopped"}
+        end = FAILED
+        try:
+            self.log(f"{workdir}: {self._summary()}")
+            for warning in self.plan.matrices.warnings:
+                self.log(f"warning: {warning}")
+            end = self._run_in(folder, until, observe, began)
+        except (CheckpointError, WorkdirTakenOver, MetricsError, NonFinite) as error:
+            self.log(f"error: {error}")
+        finally:
+            folder.close(kinds[end])
+        return end
+
+    def _look_into(self, workdir: Path, changed: bool) -> None:
+        """Raises UserError for a folder that this run cannot use, before the folder is changed."""
+        check_name(workdir)
+        try:
+            newest = Checkpoints(workdir / "checkpoints").latest()
+            wrong = []
+            if changed and newest is not None:
+                wrong = misfits(workdir, newest, self.program.abstract_state())
+        except CheckpointError as error:
+            raise UserError(str(error)) from error
+        if wrong:
+            raise UserError(
+                f"The run in {workdir} cannot continue with this config: its checkpoint of step "
+                f"{newest} does not fit.\n  " + "\n  ".join(wrong[:3]) + "\n"
+                "Start in another --workdir; experiment.warm_start can take over its parameters."
+            )
+        steps = self.experiment.steps
+        if newest is not None and newest > steps:
+            raise UserError(
+                f"The run in {workdir} has made {newest:,} steps, and this config asks for "
+                f"{steps:,}. Ask for more, or choose another --workdir."
+            )
+        if self.experiment.warm_start and newest is None:
+            self._warm_start = WarmStart(self.program, self.read)
+
+    def _open(self, workdir: str | Path, allow_changed: Sequence[str], take_over: bool) -> Workdir:
+        data = self.experiment.data
+        return Workdir(
+            workdir,
+            self.read.root,
+            plan=render(self.plan),
+            files=[dataclasses.asdict(file) for file in self.read.files],
+            fingerprint=fingerprint(
+                config=configs.digest(self.read.root),
+                data=getattr(data, "fingerprint", ""),
+                seed=self.experiment.seed,
+                batch_size=data.batch_size,
+                code=code.hashes(self.vocabulary),
+            ),
+            commits=code.commits(self.vocabulary),
+            allow_changed=allow_changed,
+            take_over=take_over,
+            log=self.log,
+        )
+
+    def _summary(self) -> str:
+        plan = self.plan
+        groups = ", ".join(f"{name} {count:,}" for name, (count, _) in plan.groups.items())
+        return f"{plan.steps:,} steps of {plan.batch_size} on {plan.devices}; parameters: {groups}"
+
+    def _run_in(
+        self,
+        folder: Workdir,
+        until: int | None,
+        observe: Observer | None,
+        began: float | None,
+    ) -> int:
+        experiment = self.experiment
+        checkpoints = Checkpoints(
+            folder.checkpoints,
+            keep_latest=experiment.keep_latest,
+            keep_best=0 if experiment.best_metric is None else 1,
+            best_mode=experiment.best_mode,
+            keep_always=[] if experiment.warm_start is None else [0],  # it cannot be computed again
+            log=self.log,
+            fence=folder.check_fence,
+            before_commit=folder.sync_metrics,
+        )
+        autosave = AutosavePolicy(after_kill=was_killed(folder.run_file))
+        consensus = StopSaveConsensus(self.signals, autosave)
+        nonfinite_log = NonFiniteLog(folder.path, folder.write, experiment, self.log)
+        rollback_log = RollbackLog(folder.path, folder.write, self.log)
+        rows = Rows(folder, experiment, self.log)
+        unmoved = Unmoved(self.program, self.log)
+        again = False
+        check_not_lost(folder.checkpoints)
+        with checkpoints:
+            while True:
+                evaluated = self._record_metrics(checkpoints, folder)
+                state, restored = self._first_state(checkpoints, rollback_log)
+                unevaluated = self._unevaluated(evaluated, restored)
+                writer = rows.open(restored)
+                try:
+                    if restored is None and not again:
+                        writer.write_texts(0, {"plan": f"```\n{render(self.plan)}```"})
+                        writer.write_hparams(_hyperparameters(self.read))
+                    if restored == experiment.steps and not unevaluated:
+                        checkpoints.prune()
+                        self.log(f"Nothing to do: the run has its {restored:,} steps.")
+                        return rows.end(DONE)
+                    self._compile(state)
+                    loop = Loop(
+                        self.program,
+                        checkpoints,
+                        writer,
+                        consensus,
+                        self.log,
+                        nonfinite_log=nonfinite_log,
+                        rollback_log=rollback_log,
+                        until=until,
+                        observe=unmoved.before(observe),
+                        vocabulary=self.vocabulary,
+                    )
+                    unmoved.begin(int(state.step), state)
+                    end = loop.run(state, began, unevaluated=unevaluated)
+                    writer.flush()  # puts back rows that another program removed from metrics.jsonl
+                    return rows.end(end)
+                except RollBack as back:
+                    rollback_log.add(back.step, back.counters)
+                    again, began = True, None
+                finally:
+                    writer.close()
+                checkpoints.discard_after(rollback_log.newest)
+
+    def _record_metrics(self, checkpoints: Checkpoints, folder: Workdir) -> set[int]:
+        """Reads the metrics of checkpoints that were evaluated after they were saved.
+
+        Returns the steps of the checkpoints that were evaluated.
+        """
+        name = f"eval/{self.experiment.best_metric}"
+        kept, evaluated = set(checkpoints.steps()), set()
+        for row in writers.iterate_metrics(folder.path, "eval/"):
+            if row["step"] in kept:
+                evaluated.add(row["step"])
+                if name in row:
+                    checkpoints.record_metric(row["step"], float(row[name]))
+        return evaluated
+
+    def _unevaluated(self, evaluated: set[int], restored: int | None) -> bool:
+        """Returns whether the evaluation of the restored state was interrupted."""
+        experiment = self.experiment
+        if not restored or (restored % experiment.eval_every and restored != experiment.steps):
+            return False
+        return multihost.broadcast_from_host0(restored not in evaluated)
+
+    def _first_state(
+        self, checkpoints: Checkpoints, rollback_log: RollbackLog
+    ) -> tuple[State, int | None]:
+        """Restores the newest checkpoint, or creates the state before the first step."""
+        while checkpoints.latest() is not None:
+            state = checkpoints.restore(self.program.abstract_state())
+            if rollback_log.is_on_path(state):
+                self.log(f"Restored step {int(state.step):,}.")
+                return state, int(state.step)
+            # The previous process was killed during a rollback.
+            checkpoints.discard_after(rollback_log.newest)
+        return self._fresh_state(checkpoints), None
+
+    def _fresh_state(self, checkpoints: Checkpoints) -> State:
+        if self.experiment.warm_start and self._warm_start is None:
+            raise CheckpointError(
+                f"There is no checkpoint in {checkpoints.directory} that the run can go back to. "
+                "It began with a warm start, so that its first state cannot be made again: start "
+                "it in another --workdir."
+            )
+        state = self.program.init()
+        if self._warm_start is not None:
+            state = self._warm_start.apply(state)
+            # Save it at once: the other run may be changed or removed before the next checkpoint.
+            checkpoints.save(0, state)
+            checkpoints.wait()
+        return state
+
+    def _compile(self, state: State) -> None:
+        stopped = self.signals.received and jax.process_count() == 1
+        if stopped or self._compiled:
+            return
+        self._compiled = True
+        start = time.perf_counter()
+        self.program.compile(state)
+        self.log(f"Compiled in {time.perf_counter() - start:.1f} s.")
+
+
+def _hyperparameters(read: Config) -> dict[str, object]:
+    """Returns the config's leaves by path, for TensorBoard's table of hyperparameters."""
+    return {
+        path: value if isinstance(value, int | float | str | bool) else str(value)
+        for path, value in configs.leaves(read.root)
+    }

@@ -1,0 +1,67 @@
+"""Turns SIGTERM, SIGINT and SIGUSR1 into a request to stop after the next checkpoint."""
+
+import contextlib
+import os
+import signal
+import threading
+from types import FrameType
+
+
+class StopSignals:
+    """Records the first stop signal; the second one ends the process at once.
+
+    Used as a context manager around a run, in the main thread. A separate thread reads the
+    signals, so that the second one works while the main thread compiles: Python runs signal
+    handlers only after a call into C returns.
+
+    Attributes:
+        received: the name of the signal that asked to stop, or None.
+    """
+
+    SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+
+    def __init__(self) -> None:
+        self.received: str | None = None
+        self._before: dict[signal.Signals, object] = {}
+        self._pipe: tuple[int, int] | None = None
+        self._wakeup_before = -1
+
+    def __enter__(self) -> "StopSignals":
+        reading, writing = self._pipe = os.pipe()
+        os.set_blocking(writing, False)
+        thread = threading.Thread(target=self._read, args=(reading,), name="signals", daemon=True)
+        thread.start()
+        self._wakeup_before = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
+        for number in self.SIGNALS:
+            self._before[number] = signal.signal(number, _nothing)
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)  # type: ignore[arg-type]
+        signal.set_wakeup_fd(self._wakeup_before)
+        if self._pipe is not None:
+            os.close(self._pipe[1])  # ends the thread
+
+    def _read(self, reading: int) -> None:
+        while numbers := os.read(reading, 1):
+            if numbers[0] in self.SIGNALS:
+                self._note(numbers[0])
+        os.close(reading)
+
+    def _note(self, number: int) -> None:
+        name = signal.Signals(number).name
+        if self.received is not None:
+            _tell(f"{name} again: stopping at once.")
+            os._exit(128 + number)
+        self.received = name
+        _tell(f"{name}: stopping after a checkpoint; once more to stop at once.")
+
+
+def _tell(line: str) -> None:
+    with contextlib.suppress(OSError):  # a closed stderr must not end this thread
+        os.write(2, f"{line}\n".encode())
+
+
+def _nothing(number: int, frame: FrameType | None) -> None:
+    """Replaces the default handler, which would end the process."""

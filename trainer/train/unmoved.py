@@ -1,0 +1,145 @@
+"""Warns if rounding to bfloat16 or float16 cancels every update of a parameter group."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+import optim
+from optim.paths import flatten
+from trainer.engine.contracts import Batch
+from trainer.engine.program import Program
+from trainer.engine.step import State
+from trainer.train.loop import Observer
+
+
+class _Look(NamedTuple):
+    step: int
+    found: dict[str, dict[str, jax.Array]]  # group -> checksums, learning_rate, skipped
+
+
+class Unmoved:
+    """Compares the low-precision parameters of each group at the ends of the log intervals.
+
+    The devices compute a checksum of their bits at the end of every whole log interval, only if
+    low_precision is "nearest" and there are trainable bfloat16 or float16 parameters. Each group
+    is reported once. An interval is ignored if one of its steps was skipped, or if the group's
+    learning rate is zero at its beginning or end.
+
+    Args:
+        program: the compiled experiment.
+        log: takes a line for the user.
+    """
+
+    def __init__(self, program: Program, log: Callable[[str], None]):
+        self._log = log
+        self._experiment = program.experiment
+        self._groups: dict[str, str] | None = None  # those that are compared, and their dtypes
+        self._measure = jax.jit(lambda state: _measure(program.experiment.optimizer, state))
+        # Simulated devices on few cores deadlock if several programs are in flight.
+        devices = program.mesh.devices
+        self._wait = devices.size > 1 and devices.flat[0].platform == "cpu"
+        self._before: _Look | None = None
+        self._newest: _Look | None = None
+
+    def begin(self, step: int, state: State) -> None:
+        """Takes the checksums of the state that the run starts from, or goes back to.
+
+        Args:
+            step: finished updates.
+            state: the state after them; it is not donated.
+        """
+        if self._groups is None:
+            self._groups = _groups_to_see(self._experiment.optimizer, state.params)
+        self._before = self._newest = None
+        self.look(step, state)
+
+    def before(self, observe: Observer | None) -> Observer:
+        """Returns an observer of the loop that calls `look`, and then `observe` if there is one."""
+
+        def see(step: int, batch: Batch, state: State) -> None:
+            self.look(step, state)
+            if observe is not None:
+                observe(step, batch, state)
+
+        return see
+
+    def look(self, step: int, state: State) -> None:
+        """Takes the checksums at the end of a log interval, and compares those of the one before.
+
+        Args:
+            step: finished updates.
+            state: the state after them; it is not donated.
+        """
+        if not self._groups or step % self._experiment.log_every:
+            return
+        self._compare()
+        self._before, self._newest = self._newest, _Look(step, self._measure(state))
+        if self._wait:
+            jax.block_until_ready(self._newest.found)
+        if step + self._experiment.log_every > self._experiment.steps:
+            self._compare()  # there is no later call
+
+    def _compare(self) -> None:
+        """Compares the last two sets of checksums, which the devices have long computed."""
+        if self._before is None or self._newest is None or self._groups is None:
+            return
+        old, new = jax.device_get((self._before.found, self._newest.found))
+        for group in sorted(self._groups):
+            first, last = old[group], new[group]
+            idle = not (first["learning_rate"] and last["learning_rate"])
+            if idle or first["skipped"] != last["skipped"]:
+                continue
+            if (first["checksums"] == last["checksums"]).all():
+                dtypes = self._groups.pop(group)
+                self._log(
+                    f"warning: from step {self._before.step} to {self._newest.step} no {dtypes}"
+                    f" parameter of group {group!r} moved. Either its gradients are zero, or each"
+                    f" update is too small to change a {dtypes} number: low_precision='master' in"
+                    " optim.optimizer keeps float32 copies, which take small updates."
+                )
+
+
+def _low_precision(optimizer: optim.Optimizer, params: Any) -> dict[str, dict[str, Any]]:
+    """Lists the trainable parameters of fewer than 32 bits: group -> path -> parameter."""
+    labels, groups = flatten(optimizer.label(params)), {}
+    for path, x in optimizer.trainable(params).items():
+        if jnp.issubdtype(x.dtype, jnp.floating) and jnp.finfo(x.dtype).bits < 32:
+            groups.setdefault(labels[path], {})[path] = x
+    return groups
+
+
+def _groups_to_see(optimizer: optim.Optimizer, params: Any) -> dict[str, str]:
+    """Names the groups whose updates are rounded to nearest, and their dtypes."""
+    if optimizer.low_precision != "nearest":
+        return {}
+    return {
+        group: " or ".join(sorted({x.dtype.name for x in own.values()}))
+        for group, own in _low_precision(optimizer, params).items()
+    }
+
+
+def _measure(optimizer: optim.Optimizer, state: State) -> dict[str, dict[str, jax.Array]]:
+    now = optimizer.hyperparameters(optimizer.position(state.opt_state))
+    return {
+        group: {
+            "checksums": jnp.stack([_checksum(x) for x in own.values()]),
+            "learning_rate": jnp.asarray(now[group].get("learning_rate", 1.0)),
+            "skipped": optimizer.skipped(state.opt_state),
+        }
+        for group, own in _low_precision(optimizer, state.params).items()
+    }
+
+
+def _checksum(x: jax.Array) -> jax.Array:
+    """Hashes the bits of an array to a uint32, so that the change of one element always shows.
+
+    Each element is multiplied by another odd weight. In a plain sum, an element whose bits rise
+    and one whose bits fall by the same amount would cancel.
+    """
+    bits = jax.lax.bitcast_convert_type(x, f"uint{8 * x.dtype.itemsize}").astype(jnp.uint32)
+    weights = jnp.zeros(x.shape, jnp.uint32)
+    for axis, size in enumerate(x.shape):
+        weights = weights * jnp.uint32(size) + jax.lax.broadcasted_iota(jnp.uint32, x.shape, axis)
+    return jnp.sum(bits * (weights * jnp.uint32(0x9E3779B2) + 1), dtype=jnp.uint32)

@@ -1,0 +1,213 @@
+"""Initializes a run with another run's parameters, by rules each of which must have an effect."""
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import numpy as np
+
+from optim.paths import flatten
+from optim.patterns import SlowPattern, fullmatch
+from trainer import checkpoint
+from trainer.checkpoint.inspection import nested
+from trainer.config import Config, ConfigError
+from trainer.engine.program import Program
+from trainer.engine.step import State
+
+PARTS = ("optimizer", "model_state", "schedule")  # each "keep" or "reset"
+_KEYS = ("from", "step", "rename", "fresh", *PARTS)
+
+
+class WarmStart:
+    """Parameters of another run, renamed and checked to fit this run's.
+
+    The field `warm_start` of an experiment is a mapping with these keys:
+
+    - "from": the other run's folder.
+    - "step": one of its checkpoints; by default the newest.
+    - "rename": patterns and replacements, as in `checkpoint.rename`.
+    - "fresh": a list of patterns of this run's parameters that are initialized as usual.
+    - "optimizer" (the optimizer's state), "model_state" (such as batch statistics) and "schedule"
+      (the position of the schedules): each "keep" or, by default, "reset".
+
+    Steps count from 0 in any case.
+
+    Args:
+        program: the run that starts.
+        config: what the program was built from, for the file and line in errors.
+
+    Raises:
+        ConfigError: a rule has no effect, a parameter is missing or does not fit, or the other run
+            has no intact checkpoint.
+    """
+
+    def __init__(self, program: Program, config: Config | None = None):
+        self._given: Mapping[str, Any] = program.experiment.warm_start or {}
+        self._sources = config.sources if config else {}
+        self._optimizer: Any = program.experiment.optimizer
+        self._check_keys()
+        wanted = program.abstract_state()
+        self._params, names = self._read_params(flatten(wanted.params))
+        self._parts = {
+            part: self._read_part(part, leaves, names)
+            for part, leaves in (
+                ("optimizer", flatten(wanted.opt_state)),
+                ("model_state", flatten(wanted.model_state)),
+            )
+            if self._keeps(part)
+        }
+        self._position = self._read_position() if self._keeps("schedule") else 0
+
+    def apply(self, state: State) -> State:
+        """Puts the values that were read into a fresh state; its EMA starts at the parameters."""
+        params = _put(state.params, self._params)
+        ema = state.ema
+        if flatten(ema):  # copied, because the step takes both as donated buffers
+            ema = jax.tree.map(jax.numpy.copy, _put(ema, self._params))
+        opt_state = _put(state.opt_state, self._parts.get("optimizer", {}))
+        if "optimizer" not in self._parts:  # some states start as copies of the parameters
+            shardings = jax.tree.map(lambda x: x.sharding, opt_state)
+            opt_state = jax.jit(self._optimizer.init, out_shardings=shardings)(params)
+        numbers = np.array(opt_state.scalars["int32"])
+        numbers[-1] = self._position  # see Optimizer.position
+        scalars = {**opt_state.scalars, "int32": numbers}
+        scalars = _put(opt_state.scalars, scalars)
+        return state._replace(
+            params=params,
+            model_state=_put(state.model_state, self._parts.get("model_state", {})),
+            opt_state=opt_state._replace(scalars=scalars),
+            ema=ema,
+        )
+
+    # Reading.
+
+    def _keeps(self, part: str) -> bool:
+        return self._given.get(part, "reset") == "keep"
+
+    def _check_keys(self) -> None:
+        unknown = sorted(set(self._given) - set(_KEYS))
+        if unknown or not isinstance(self._given.get("from"), str):
+            what = f"an entry {unknown[0]!r}" if unknown else "no folder in 'from'"
+            raise self._error(
+                unknown[0] if unknown else "",
+                f"warm_start has {what}; it takes {', '.join(_KEYS)}.",
+            )
+        for part in PARTS:
+            if self._given.get(part, "reset") not in ("keep", "reset"):
+                raise self._error(
+                    part, f"{part} is {self._given[part]!r}; it is 'keep' or 'reset'."
+                )
+
+    def _read(self, prefix: str) -> dict[str, Any]:
+        try:
+            tree = checkpoint.load_params(self._given["from"], self._given.get("step"), prefix)
+        except (checkpoint.CheckpointError, OSError) as error:
+            raise self._error("from", str(error)) from error
+        return flatten(tree)
+
+    def _read_params(self, wanted: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
+        """Returns this run's parameters by path, and their paths here by their paths there."""
+        theirs = self._read("params")
+        rules = self._given.get("rename") or {}
+        try:
+            marked = {path: np.asarray(i) for i, path in enumerate(theirs)}
+            renamed = flatten(checkpoint.rename(nested(marked), rules))
+        except ValueError as error:
+            raise self._error("rename", str(error)) from error
+        order = list(theirs)
+        names = {order[int(i)]: path for path, i in renamed.items()}
+        found = {path: theirs[order[int(i)]] for path, i in renamed.items()}
+        fresh = self._fresh(wanted, found)
+        for theirs_path, path in names.items():
+            if path not in wanted:
+                raise self._error(
+                    "rename",
+                    f"The other run's parameter {theirs_path} would be {path}, which is none of "
+                    f"ours: {_some(wanted)}. Rename it, or leave it out with a rule "
+                    f"{theirs_path!r}: None.",
+                )
+        missing = [path for path in wanted if path not in found and path not in fresh]
+        if missing:
+            raise self._error(
+                "fresh",
+                f"The other run has no parameter for {_some(missing)}. Rename one of "
+                f"{_some(theirs)}, or initialize ours by a pattern in 'fresh'.",
+            )
+        _check_fit(found, wanted, lambda text: self._error("rename", text))
+        return found, names
+
+    def _fresh(self, wanted: Mapping[str, Any], found: Mapping[str, Any]) -> set[str]:
+        fresh: set[str] = set()
+        for pattern in self._given.get("fresh") or []:
+            try:
+                compiled = re.compile(pattern)
+                matching = {path for path in wanted if fullmatch(compiled, path)}
+            except re.error as error:
+                raise self._error(
+                    "fresh", f"The pattern {pattern!r} is not a regular expression: {error}."
+                ) from error
+            except SlowPattern as error:
+                raise self._error("fresh", str(error)) from error
+            if not matching - set(found) - fresh:
+                raise self._error(
+                    "fresh",
+                    f"The pattern {pattern!r} in 'fresh' names no parameter that is left to "
+                    f"initialize: there are {_some(set(wanted) - set(found)) or 'none'}.",
+                )
+            fresh |= matching - set(found)
+        return fresh
+
+    def _read_part(
+        self, part: str, wanted: Mapping[str, Any], names: Mapping[str, str]
+    ) -> dict[str, Any]:
+        theirs = self._read({"optimizer": "opt_state"}.get(part, part)) if wanted else {}
+        found = {}
+        for path, value in theirs.items():
+            tail = max((p for p in names if path.endswith("/" + p)), key=len, default=None)
+            found[path if tail is None else path[: -len(tail)] + names[tail]] = value
+        missing = [path for path in wanted if path not in found]
+        if missing:
+            raise self._error(
+                part,
+                f"{part}='keep' finds nothing in the other run for {_some(missing)}. Use 'reset', "
+                "or the same optimizer, model and names of groups.",
+            )
+        found = {path: found[path] for path in wanted}
+        _check_fit(found, wanted, lambda text: self._error(part, text))
+        return found
+
+    def _read_position(self) -> int:
+        return int(np.asarray(self._read("opt_state/scalars")["int32"])[-1])
+
+    def _error(self, key: str, text: str) -> ConfigError:
+        paths = [f"warm_start.{key}", "warm_start.from", "warm_start"]
+        source = next((self._sources[path] for path in paths if path in self._sources), None)
+        return ConfigError(f"{source}: {text}" if source else text)
+
+
+def _check_fit(found: Mapping[str, Any], wanted: Mapping[str, Any], error: Any) -> None:
+    for path, value in found.items():
+        if tuple(value.shape) != tuple(wanted[path].shape):
+            raise error(
+                f"{path} has shape {tuple(value.shape)} in the other run and "
+                f"{tuple(wanted[path].shape)} here. Make them equal, or leave it out: rename it to "
+                f"None, and name it in 'fresh'."
+            )
+
+
+def _put(tree: Any, values: Mapping[str, Any]) -> Any:
+    """Replaces leaves by path; dtypes and shardings stay as they are."""
+    named = flatten(tree)
+    new = {
+        path: jax.device_put(np.array(values[path], x.dtype), x.sharding, may_alias=False)
+        for path, x in named.items()
+        if path in values
+    }
+    leaves = [new.get(path, x) for path, x in named.items()]
+    return jax.tree.unflatten(jax.tree.structure(tree), leaves)
+
+
+def _some(paths: Any) -> str:
+    paths = sorted(paths)
+    return ", ".join(paths[:4]) + (f" and {len(paths) - 4} more" if len(paths) > 4 else "")

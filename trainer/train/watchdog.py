@@ -1,0 +1,89 @@
+"""Reports a step that takes far too long, with the stacks of all threads, while it runs."""
+
+import faulthandler
+import statistics
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import TextIO
+
+_SHORTEST = 1.0  # seconds; shorter pauses occur on any machine and are not reported
+_BETWEEN_STEPS = 60.0  # seconds that a batch of an evaluation, or a save, may take
+_ENOUGH = 5  # steps that must be timed before their median is used
+
+
+class Watchdog:
+    """Watches the steps from a separate thread; used as a context manager around them.
+
+    Args:
+        multiple: how many times as long as the median step a step may take; None disables it.
+        log: takes a line for the user.
+        stream: a file with a descriptor, to which the stacks are written; None for stderr.
+    """
+
+    def __init__(
+        self, multiple: float | None, log: Callable[[str], None], stream: TextIO | None = None
+    ):
+        self._multiple = multiple
+        self._log = log
+        self._stream = stream
+        self._seconds: deque[float] = deque(maxlen=101)
+        self._state: tuple[str, float] | None = None  # the current activity, and when it began
+        self._reported: tuple[str, float] | None = None
+        self._end = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def step(self, step: int) -> None:
+        """Records that a step begins; cheap enough to be called at every step."""
+        now = time.monotonic()
+        before = self._state
+        if before is not None and before[0].startswith("step"):
+            self._seconds.append(now - before[1])
+        self._state = (f"step {step}", now)
+
+    def other(self, what: str) -> None:
+        """Records that something else begins, such as a batch of an evaluation or a save."""
+        self._state = (what, time.monotonic())
+
+    def __enter__(self) -> "Watchdog":
+        if self._multiple is not None:
+            self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
+            self._thread.start()
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self._end.set()
+        if self._thread is not None:
+            self._thread.join()
+
+    def _watch(self) -> None:
+        while not self._end.wait(_SHORTEST / 4):
+            state = self._state
+            if state is None or state is self._reported or len(self._seconds) < _ENOUGH:
+                continue
+            seconds = time.monotonic() - state[1]
+            if seconds > self._limit(state[0]):
+                self._reported = state
+                self._report(state[0], seconds)
+
+    def _limit(self, what: str) -> float:
+        limit = (self._multiple or 0) * self._median()
+        return max(limit, _SHORTEST if what.startswith("step") else _BETWEEN_STEPS)
+
+    def _median(self) -> float:
+        try:
+            return statistics.median(self._seconds)
+        except RuntimeError:  # the other thread appended to it meanwhile
+            return statistics.median(list(self._seconds))
+
+    def _report(self, what: str, seconds: float) -> None:
+        self._log(
+            f"Slow: {what} has taken {seconds:.1f} s so far; the median step takes "
+            f"{self._median():.3g} s. What every thread does now:"
+        )
+        try:
+            faulthandler.dump_traceback(self._stream or sys.__stderr__ or 2, all_threads=True)
+        except (OSError, ValueError, AttributeError, RuntimeError):
+            pass  # there is no descriptor to write to; the line was logged
