@@ -54,11 +54,11 @@ _COMPILED = "/jax/core/compile/backend_compile_duration"
 
 @pytest.fixture
 def compilations() -> Callable[[], contextlib.AbstractContextManager[list[str]]]:
-    """Counts compilations: `with compilations() as names: ...` lists them as "jit(step)".
+    """Yields a context manager that lists the programs compiled inside it, as "jit(step)".
 
-    The list holds one name a compiled program, in order, and grows while the block runs. Operations
-    outside jit are programs too ("jit(add)"), so compare with a block of the same eager work, or
-    ask for one function: `names.count("jit(step)")`.
+    In `with compilations() as names:` the list has one name a compiled program, in order, and grows
+    while the block runs. Operations outside jit are programs too ("jit(add)"), so compare with a
+    block of the same eager work, or ask for one function: `names.count("jit(step)")`.
     """
 
     @contextlib.contextmanager

@@ -77,6 +77,7 @@ def make_step(
 
 
 def main() -> None:
+    """Trains by hand for the steps of the command line, and prints when the first one is done."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=1)
     arguments = parser.parse_args()

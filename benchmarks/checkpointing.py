@@ -83,6 +83,7 @@ class Side:
 
 
 def main() -> None:
+    """Times rounds with and without a checkpoint and prints the ratio."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--width", type=int, default=1024)

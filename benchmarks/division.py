@@ -146,6 +146,7 @@ def dealt(name: str, layers: int, width: int) -> float:
 
 
 def main() -> None:
+    """Prints the work and the traffic of each optimizer, replicated and divided, on each mesh."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--width", type=int, help="of the model: 192, or 32 for decompositions")
     parser.add_argument("--only", choices=RECIPES, help="one optimizer")

@@ -82,6 +82,7 @@ def ours(experiment: Experiment) -> Callable[[int], None]:
 
 
 def main() -> None:
+    """Times each policy of `on_nonfinite` against the step by hand and prints the ratios."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=60)
     parser.add_argument("--steps", type=int, default=30, help="steps a round")

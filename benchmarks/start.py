@@ -37,6 +37,7 @@ class Process:
         self.peak: list[float] = []
 
     def __call__(self) -> None:
+        """Runs the command once and records its first step and its peak memory."""
         command = list(self.command)
         if self.workdir is not None:
             shutil.rmtree(self.workdir, ignore_errors=True)
@@ -61,6 +62,7 @@ class Process:
 
 
 def main() -> None:
+    """Times both programs up to their first step, with and without a cache, and prints ratios."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=5)
     arguments = parser.parse_args()

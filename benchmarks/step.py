@@ -19,6 +19,7 @@ from trainer.train import runtime
 
 
 def main() -> None:
+    """Times both steps and prints the ratio."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=40)
     parser.add_argument("--steps", type=int, default=10, help="steps a round")

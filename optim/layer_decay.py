@@ -66,7 +66,7 @@ def layer_scales(
     layers: Layers | None = None,
     moving: Container[str] | None = None,
 ) -> dict[str, Any]:
-    """Computes each parameter's factor for layer-wise learning-rate decay.
+    r"""Computes each parameter's factor for layer-wise learning-rate decay.
 
     With L layers, a parameter of layer i (from 0) has the factor decay ** (L - i), an embedding
     decay ** (L + 1), and a parameter after the layers 1 (Clark et al. 2020, arXiv:2003.10555; BEiT,
@@ -77,7 +77,7 @@ def layer_scales(
         decay: the factor from one layer to the one below it.
         layers: pattern of whole path names -> "embedding", "head" (after the layers), "stacked"
             (layers stacked along the first axis) or the number of a layer, to which the number in a
-            capturing group of the pattern is added: {"trunk/(\\d+)/.*": 0}. These patterns precede
+            capturing group of the pattern is added: {r"trunk/(\d+)/.*": 0}. These patterns precede
             the rules for usual names: of timm and BEiT (`pos_embed`, `blocks/0/...`), of Hugging
             Face (`h/0/...`, `encoder/layer/0/...`), of T5X and flax (`layers_0/...`,
             `encoderblock_0/...`), and of this package (`embed/...`, `blocks/...`).

@@ -377,8 +377,10 @@ NOT_ROWS = {
 
 
 def unclassified() -> list[str]:
-    """Lists the factories of the installed optax that neither are in a row, nor are called by the
-    factory of a row, nor stand in `NOT_ROWS`."""
+    """Lists the factories of the installed optax that the tables do not mention.
+
+    A factory is mentioned if it is in a row, is called by one, or is in `NOT_ROWS`.
+    """
     rows = ROWS + [row for row, _ in REFUSED]
     inside = [recipe.func for row in rows for recipe in recipes_within(row.recipe)]
     known = {id(function) for function in inside}

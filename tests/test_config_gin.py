@@ -310,7 +310,7 @@ def test_reading_a_config_runs_no_code(tmp_path):
 
 
 def test_a_pattern_may_contain_a_backslash(recwarn):
-    """Python warns of '\\d', which is no escape; a pattern without it would be no fun to write."""
+    r"""Python warns of '\d' in a string that is not raw; the reader accepts it silently."""
     for text in (r"'blocks_\d+/.*'", r"r'blocks_\d+/.*'", r"'blocks_\\d+/.*'"):
         root = ours([f"experiment.match = {text}"])
         assert root == Call("experiment", {"match": r"blocks_\d+/.*"})

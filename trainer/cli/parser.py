@@ -37,6 +37,7 @@ class Version(argparse.Action):
     """Prints the version, which is read on demand because that takes long."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> NoReturn:
+        """Prints the version and exits."""
         import trainer
 
         parser._print_message(f"lockstep {trainer.__version__}\n", sys.stdout)

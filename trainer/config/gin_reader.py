@@ -53,6 +53,7 @@ class Binding:
 
     @property
     def key(self) -> tuple[tuple[str, ...], str, str]:
+        """What the statement binds; a later statement with the same key replaces this one."""
         return self.scopes, self.name, self.argument
 
     def __str__(self) -> str:

@@ -30,6 +30,7 @@ class Node:
 
     @property
     def argument_source(self) -> Source:
+        """Where the argument or key was written."""
         return self.key_source or self.source
 
 

@@ -30,6 +30,7 @@ class Parameter:
 
     @property
     def required(self) -> bool:
+        """Whether a config must set the parameter."""
         variadic = self.kind is inspect.Parameter.VAR_POSITIONAL
         return self.default is inspect.Parameter.empty and not variadic
 

@@ -21,6 +21,7 @@ class Conv(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
+        """Maps [batch, height, width, channels] to [batch, height, width, features]."""
         kernel = self.param("kernel", convolution, (3, 3, x.shape[-1], self.features))
         layout = ("NHWC", "HWIO", "NHWC")
         x = x.astype(kernel.dtype)
@@ -35,6 +36,7 @@ class Block(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array, train: bool) -> jax.Array:
+        """Maps [batch, height, width, channels] to [batch, height, width, features]."""
         x = Conv(self.features, name="conv")(x)
         # ReLU before the cast: XLA's CPU compiler of jax 0.12 fuses a bfloat16 ReLU between two
         # convolutions and a mean into a kernel that gives NaN.
@@ -51,6 +53,7 @@ class ConvNet(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array, train: bool) -> jax.Array:
+        """Maps images [batch, height, width, channels] to logits [batch, num_classes]."""
         index = 0
         for level, width in enumerate(self.widths):
             if level and min(x.shape[1:3]) > 1:

@@ -26,15 +26,19 @@ class Drawn(struct.PyTreeNode, nn.meta.AxisMetadata):
     deviation: float = struct.field(pytree_node=False)
 
     def unbox(self) -> Any:
+        """Returns the value."""
         return self.value
 
     def replace_boxed(self, val: Any) -> Drawn:
+        """Returns a copy with another value."""
         return self.replace(value=val)
 
     def add_axis(self, index: int, params: dict[Any, Any]) -> Drawn:
+        """Returns itself: mean and deviation are the same for each layer of a stack."""
         return self
 
     def remove_axis(self, index: int, params: dict[Any, Any]) -> Drawn:
+        """Returns itself, as `add_axis` does."""
         return self
 
 

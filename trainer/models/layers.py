@@ -40,6 +40,7 @@ class Linear(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
+        """Maps [..., inputs] to [..., features]."""
         kernel = self.param("kernel", matrix, (x.shape[-1], self.features))
         x = rows_times(x, kernel)
         if self.use_bias:
@@ -58,6 +59,7 @@ class LayerNorm(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
+        """Maps [..., features] to an array of the same shape and dtype."""
         scale = self.param("scale", ones, (x.shape[-1],))
         wide = x.astype(jnp.float32)
         wide = wide - wide.mean(axis=-1, keepdims=True)
@@ -78,6 +80,7 @@ class BatchNorm(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array, train: bool) -> jax.Array:
+        """Maps [..., features] to a float32 array of the same shape."""
         shape = (x.shape[-1],)
         scale, bias = self.param("scale", ones, shape), self.param("bias", zeros, shape)
         running_mean = self.variable("batch_stats", "mean", zeros, None, shape)

@@ -23,6 +23,7 @@ class Layer(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
+        """Maps [batch, inputs] to [batch, width]."""
         return self.activation(Linear(self.width, name="linear")(x))
 
 
@@ -37,6 +38,7 @@ class Mlp(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
+        """Maps [batch, ...] to [batch, num_outputs]."""
         act = _ACTIVATIONS[self.activation]
         x = act(Linear(self.width, name="embed")(x.reshape(x.shape[0], -1)))
         if self.depth > 1:

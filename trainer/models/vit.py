@@ -22,6 +22,7 @@ class Attention(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array, train: bool) -> jax.Array:
+        """Maps [batch, tokens, width] to an array of the same shape."""
         batch, tokens, width = x.shape
         qkv = Qkv(name="qkv")(x).reshape(batch, tokens, 3, self.num_heads, width // self.num_heads)
         query, key, value = qkv[:, :, 0], qkv[:, :, 1], qkv[:, :, 2]
@@ -37,6 +38,7 @@ class Qkv(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
+        """Maps [batch, tokens, width] to queries, keys and values [batch, tokens, 3 * width]."""
         width = x.shape[-1]
         kernel = self.param("kernel", matrix, (3, width, width))
         return rows_times(x, kernel.transpose(1, 0, 2).reshape(width, 3 * width))
@@ -49,6 +51,7 @@ class Mlp(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
+        """Maps [batch, tokens, width] to an array of the same shape."""
         hidden = jax.nn.gelu(Linear(self.hidden, use_bias=False, name="up")(x))
         return Linear(x.shape[-1], use_bias=False, name="down")(hidden)
 
@@ -62,6 +65,7 @@ class Block(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array, train: bool) -> jax.Array:
+        """Maps [batch, tokens, width] to an array of the same shape."""
         drop = nn.Dropout(self.dropout, deterministic=not train)
         attention = Attention(self.num_heads, self.dropout, name="attn")
         x = x + drop(attention(LayerNorm(name="attn_norm")(x), train))
@@ -77,6 +81,7 @@ class Embed(nn.Module):
 
     @nn.compact
     def __call__(self, images: jax.Array) -> jax.Array:
+        """Maps images [batch, height, width, channels] to [batch, tokens, width]."""
         size = self.patch_size
         batch, height, width, channels = images.shape
         if height % size or width % size:
@@ -110,6 +115,7 @@ class Vit(nn.Module):
 
     @nn.compact
     def __call__(self, images: jax.Array, train: bool) -> jax.Array:
+        """Maps images [batch, height, width, channels] to logits [batch, num_classes]."""
         embed = Embed(self.width, self.patch_size, self.pool == "cls", name="embed")
         x = nn.Dropout(self.dropout, deterministic=not train)(embed(images))
         block = functools.partial(Block, self.num_heads, self.mlp_dim, self.dropout)

@@ -198,17 +198,24 @@ class NullWorkdir:
         self.run_file = path / "run.json"
         self.lost_rows: list[str] = []
 
-    def check_fence(self) -> None: ...
+    def check_fence(self) -> None:
+        """Does nothing: process 0 holds the lock."""
 
-    def write(self, name: str, text: str) -> None: ...
+    def write(self, name: str, text: str) -> None:
+        """Does nothing: process 0 writes the file."""
 
-    def sync_metrics(self) -> None: ...
+    def sync_metrics(self) -> None:
+        """Does nothing: process 0 writes the metrics."""
 
-    def restored(self, step: int | None, rows: Mapping[str, int] | None = None) -> None: ...
+    def restored(self, step: int | None, rows: Mapping[str, int] | None = None) -> None:
+        """Does nothing: process 0 records it."""
 
     def rows(self) -> list[dict[str, int]]:
+        """Returns no rows: process 0 has read them."""
         return []
 
-    def lose_rows(self, sentence: str, count: int = 0) -> None: ...
+    def lose_rows(self, sentence: str, count: int = 0) -> None:
+        """Does nothing: process 0 records it."""
 
-    def close(self, kind: str) -> None: ...
+    def close(self, kind: str) -> None:
+        """Does nothing: process 0 releases the lock."""

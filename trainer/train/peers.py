@@ -87,6 +87,7 @@ class Line:
         return message if isinstance(message, dict) else {}
 
     def close(self) -> None:
+        """Closes the connection."""
         self.closed = True
         self.connection.close()
 

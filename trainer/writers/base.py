@@ -71,18 +71,23 @@ class MultiWriter(Writer):
         return next((count for count in counts if count is not None), 0)
 
     def write_scalars(self, step: int, scalars: Mapping[str, Any]) -> None:
+        """Passes the scalars of a step to every writer."""
         self._each("write_scalars", step, scalars)
 
     def write_texts(self, step: int, texts: Mapping[str, str]) -> None:
+        """Passes texts to every writer."""
         self._each("write_texts", step, texts)
 
     def write_hparams(self, hparams: Mapping[str, Any]) -> None:
+        """Passes the hyperparameters to every writer."""
         self._each("write_hparams", hparams)
 
     def flush(self) -> None:
+        """Flushes every writer."""
         self._each("flush")
 
     def close(self) -> None:
+        """Closes every writer."""
         self._each("close")
 
     def _each(self, method: str, *args: Any, **kwargs: Any) -> None:

@@ -97,6 +97,7 @@ class RecordFile:
         return self._tried(lambda: self._replace(start, data, fence))
 
     def close(self) -> None:
+        """Closes the file; the next write opens it again."""
         if self._file is not None:
             self._file.close()
             self._file = None
@@ -109,7 +110,8 @@ class RecordFile:
             self._opened()
 
     def changed(self) -> str | None:
-        """Returns what another program did to the file since it was written, such as "was deleted";
+        """Returns what another program did to the file since it was written, such as "was deleted".
+
         None if nothing, or if this object has not opened the file.
         """
         if self._file is None:
