@@ -26,10 +26,10 @@ from optim.factories import (
     Recipe,
     declared_dtypes,
     float_paths,
-    instantiate,
     map_floats,
     name_of,
 )
+from optim.instantiation import instantiate
 from optim.shard_map_checks import require_whole
 from optim.tracing import reads_of_leaves
 
@@ -211,7 +211,15 @@ def _strong(x: Any) -> Any:
 
 
 def own_buffers(state: Any, others: Any) -> Any:
-    """Copies leaves of a state that are also other leaves, so that all can be donated."""
+    """Copies leaves of a state that are also other leaves, so that all can be donated.
+
+    Args:
+        state: the state, a pytree of arrays.
+        others: a pytree of arrays that are donated with the state, such as the parameters.
+
+    Returns:
+        The state, in which no leaf is a leaf of `others` or another leaf of the state.
+    """
     seen = {id(x) for x in jax.tree.leaves(others)}
 
     def distinct(x: Any) -> Any:

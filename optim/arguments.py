@@ -28,17 +28,34 @@ def takes_float(function: Callable[..., Any], name: str) -> bool:
 
 
 def takes_floats(function: Callable[..., Any], name: str) -> bool:
-    """Returns whether an argument is a tuple of floats, such as `betas`."""
+    """Returns whether an argument is a tuple of floats, such as `betas`.
+
+    Args:
+        function: the factory of an optimizer.
+        name: the name of one of its arguments.
+    """
     return _kind(function, name) == "floats"
 
 
 def takes_recipe(function: Callable[..., Any], name: str) -> bool:
-    """Returns whether an argument is an optimizer, or a container of optimizers."""
+    """Returns whether an argument is an optimizer, or a container of optimizers.
+
+    Args:
+        function: the factory of an optimizer, such as `optax.lookahead`.
+        name: the name of one of its arguments, such as "fast_optimizer".
+    """
     return _kind(function, name) == "recipe"
 
 
 def takes_partial(function: Callable[..., Any], name: str) -> bool:
-    """Returns whether an argument is a recipe that the factory itself calls."""
+    """Returns whether an argument is a recipe that the factory itself calls.
+
+    Such a recipe is passed on as it is; any other is replaced by its transformation.
+
+    Args:
+        function: the factory of an optimizer, such as `optim.cautious`.
+        name: the name of one of its arguments, such as "base_optimizer".
+    """
     return "partial" in str(parameters(function)[name].annotation)
 
 

@@ -46,7 +46,14 @@ class BoundOptimizer(NamedTuple):
         return {path: x for path, x in by_path.items() if self.labels[path] not in frozen}
 
     def split(self, trainable: dict[str, Any]) -> dict[str, dict[str, Any]]:
-        """Returns the trainable parameters by group: group name -> path name -> leaf."""
+        """Divides trainable parameters, or values for each of them, among the groups.
+
+        Args:
+            trainable: path name -> leaf, for parameters of groups that are not frozen.
+
+        Returns:
+            Group name -> path name -> leaf; each group that is not frozen is there.
+        """
         moving = [name for name, group in self.groups.items() if not group.is_frozen]
         by_group: dict[str, dict[str, Any]] = {name: {} for name in moving}
         for path, x in trainable.items():
@@ -99,7 +106,22 @@ class BoundOptimizer(NamedTuple):
         key: Any = None,
         extra: Mapping[str, Any],
     ) -> tuple[Any, OptimizerState]:
-        """Updates the parameters by one step; see `Optimizer.update`."""
+        """Updates the parameters by one step; see `Optimizer.update`.
+
+        Args:
+            grads: a tree like `params`, or a dict {path name: gradient} of the trainable
+                parameters.
+            state: what `init` or the last `update` returned.
+            skip: a boolean scalar, or None.
+            key: a PRNG key of the run, or None.
+            extra: extra arguments for the optimizers, by name.
+
+        Returns:
+            The parameters after the step, in their dtypes; and the new state.
+
+        Raises:
+            GroupError: if the optimizer of a group raises an error; see `adapter.update`.
+        """
         trainable = self.trainable()
         given = flatten(grads)
         old = self._unpacked(state)

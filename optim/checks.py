@@ -115,9 +115,15 @@ def wrong_option(
 ) -> str | None:
     """Checks the arguments of `optimizer` other than its groups.
 
+    Args:
+        groups: group name -> group.
+        clip_norm: a number, a schedule, a traced scalar or None. A schedule is accepted: see
+            `wrong_float` for its values.
+        layer_decay: a number, a traced scalar or None.
+        low_precision: one of the names of `LowPrecision`.
+
     Returns:
-        A sentence, or None where nothing is wrong. A schedule of clip_norm passes: see
-        `wrong_float` for its values.
+        A sentence, or None where nothing is wrong.
     """
     if not callable(clip_norm) and (why := wrong_float("clip_norm", clip_norm)) is not None:
         return f"clip_norm {why}"
@@ -215,12 +221,26 @@ def _right_for_complex(recipe: Any) -> bool:
 
 
 def needs_full_batch(recipe: Any) -> str | None:
-    """Returns the name of an inner optimizer that needs the same examples every step, or None."""
+    """Finds an inner optimizer that needs the same examples at every step.
+
+    Args:
+        recipe: a partial of a factory, or a finished transformation.
+
+    Returns:
+        Its name, such as "optax.lbfgs", or None.
+    """
     return _found(recipe, _FULL_BATCH)
 
 
 def needs_examples(recipe: Any) -> str | None:
-    """Returns the name of an inner optimizer that needs per-example gradients, or None."""
+    """Finds an inner optimizer that needs the gradient of each example.
+
+    Args:
+        recipe: a partial of a factory, or a finished transformation.
+
+    Returns:
+        Its name, such as "optax.contrib.dpsgd", or None.
+    """
     return _found(recipe, _EXAMPLES)
 
 

@@ -72,7 +72,17 @@ def descend(
 
 
 def scalar(value: ArrayLike, like: jax.Array) -> jax.Array:
-    """Casts a hyperparameter, perhaps traced, to the dtype of the array it multiplies."""
+    """Casts a hyperparameter to the dtype of the array that it multiplies.
+
+    Without the cast, a strongly typed float32 scalar would widen an array of a narrower dtype.
+
+    Args:
+        value: a number or a scalar, which may be traced.
+        like: the array.
+
+    Returns:
+        The value as an array in the dtype of `like`.
+    """
     return jnp.asarray(value, like.dtype)
 
 

@@ -18,9 +18,15 @@ Cost = Callable[[tuple[int, ...]], float]
 
 
 def square_cost(shape: tuple[int, ...]) -> float:
-    """Returns the cost of multiplying a matrix [..., m, n] by its transpose: m * m * n.
+    """Returns the cost of multiplying a matrix by its transpose.
 
-    m is the smaller side. The cost of decompositions of square matrices grows as m ** 3, too.
+    The cost of decompositions of square matrices grows in the same way.
+
+    Args:
+        shape: the shape [..., m, n] of the matrix; leading axes are ignored.
+
+    Returns:
+        m * m * n, where m is the smaller side.
     """
     small, large = sorted(shape[-2:])
     return float(small) * small * large

@@ -7,7 +7,14 @@ import jax.numpy as jnp
 
 
 def compute_dtype(params: Any) -> Any:
-    """Returns the dtype of hyperparameters: float64 if any parameter has 64 bits, else float32."""
+    """Returns the dtype of hyperparameters.
+
+    Args:
+        params: a pytree of arrays, or of anything with a dtype.
+
+    Returns:
+        float64 if any parameter has 64 bits, else float32.
+    """
     has_64_bits = any(
         jnp.finfo(x.dtype).bits == 64
         for x in jax.tree.leaves(params)
@@ -36,7 +43,12 @@ def widen(tree: Any, integers: bool = False) -> Any:
 
 
 def wide_zeros(x: jax.Array, dtype: Any = None) -> jax.Array:
-    """Returns zeros like an array, in a given dtype or in the one that `widen` would give it."""
+    """Returns zeros like an array, for the state of an optimizer.
+
+    Args:
+        x: the array.
+        dtype: the dtype of the zeros; None for the one that `widen` gives to `x`.
+    """
     return jnp.zeros_like(x, dtype=dtype or (jnp.float32 if _is_narrow(x.dtype) else x.dtype))
 
 

@@ -17,11 +17,17 @@ def _is_null(eigenvalues: jax.Array) -> jax.Array:
 
 
 def eigenvectors(gram: jax.Array) -> jax.Array:
-    """Computes eigenvectors of Gram matrices [..., m, m], independent of rounding errors.
+    """Computes eigenvectors of Gram matrices, independent of rounding errors.
 
     In the null space any basis consists of eigenvectors. This function uses the eigenvectors of a
     fixed diagonal matrix restricted to the null space: they change as little as the null space
     does. A row without gradients keeps its column of the identity, bit for bit.
+
+    Args:
+        gram: symmetric positive semidefinite matrices, [..., m, m].
+
+    Returns:
+        Orthonormal columns, [..., m, m], in falling order of their eigenvalues.
     """
     size = gram.shape[-1]
     gram, like = replicate(gram), gram
@@ -75,7 +81,15 @@ def power_iteration(gram: jax.Array, basis: jax.Array) -> jax.Array:
 
 
 def falling_order(gram: jax.Array, basis: jax.Array) -> jax.Array:
-    """Returns the indices, [..., m], that sort a basis by falling approximate eigenvalues."""
+    """Sorts the columns of bases by their approximate eigenvalues.
+
+    Args:
+        gram: symmetric positive semidefinite matrices, [..., m, m].
+        basis: orthonormal columns, [..., m, m], close to eigenvectors of `gram`.
+
+    Returns:
+        The indices of the columns in falling order of the eigenvalues, int [..., m].
+    """
     eigenvalues = _rayleigh_quotients(gram, basis)
     # Zeros keep their order in argsort, so that rounding errors do not sort the null space.
     eigenvalues = jnp.where(_is_null(eigenvalues), 0, eigenvalues)

@@ -67,7 +67,14 @@ def extra_arguments(
 
 
 def negated(extra: Any) -> Any:
-    """Returns the extra arguments with the sign of the loss reversed, for maximize=True."""
+    """Reverses the sign of the loss in extra arguments, for maximize=True.
+
+    Args:
+        extra: the extra arguments of a group by name, as `extra_arguments` returns them.
+
+    Returns:
+        The arguments, of which the loss, its gradient and their functions have the opposite sign.
+    """
 
     def negative(name: str, x: Any) -> Any:
         if name not in _OF_LOSS:

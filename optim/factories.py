@@ -1,15 +1,14 @@
-"""Reads and calls recipes: optimizer factories with arguments that have not been called.
+"""Reads recipes: optimizer factories with arguments that have not been called.
 
 A recipe is a `functools.partial` of an optimizer factory. Its float arguments may be schedules or
-traced scalars, and its optimizer arguments may be recipes; `instantiate` turns a recipe into
-an optax transformation for one step, while the train step is traced.
+traced scalars, and its optimizer arguments may be recipes; `optim.instantiation` turns a recipe
+into an optax transformation for one step, while the train step is traced.
 """
 
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import optax
 
@@ -18,10 +17,8 @@ from optim.arguments import (
     parameters,
     takes_float,
     takes_floats,
-    takes_partial,
     takes_recipe,
 )
-from optim.transformations import standardize
 
 Recipe = partial | optax.GradientTransformation
 
@@ -39,12 +36,24 @@ class ArgumentError(ValueError):
 
 
 def recipes_within(recipe: Any) -> Iterator[partial]:
-    """Yields a recipe and the recipes inside it, outermost first."""
+    """Yields a recipe and the recipes inside it, outermost first.
+
+    Args:
+        recipe: a partial of a factory, a container of them, or anything else, which yields nothing.
+    """
     return (inner for _, inner in located(recipe))
 
 
 def located(recipe: Any, path: str = "") -> Iterator[tuple[str, partial]]:
-    """Yields a recipe and those inside it, each with its path, as "inner.base_optimizer"."""
+    """Yields a recipe and those inside it, outermost first, each with its path.
+
+    Args:
+        recipe: a partial of a factory, a container of them, or anything else, which yields nothing.
+        path: the path of this recipe, for recursive calls.
+
+    Yields:
+        The path, such as "" or "inner.base_optimizer", and the recipe.
+    """
 
     def below(key: Any) -> str:
         return f"{path}.{key}".lstrip(".")
@@ -63,7 +72,12 @@ def located(recipe: Any, path: str = "") -> Iterator[tuple[str, partial]]:
 
 
 def name_of(recipe: Recipe) -> str:
-    """Returns a factory's name as in a config: "optax.adamw", "optax.contrib.muon"."""
+    """Returns a factory's name as in a config: "optax.adamw", "optax.contrib.muon".
+
+    Args:
+        recipe: a partial of the factory; a finished transformation has no name and is called "an
+            optax transformation".
+    """
     if not isinstance(recipe, partial):
         return "an optax transformation"
     for package in (optax, optax.contrib):  # optax.nadam is itself a partial, without a __name__
@@ -91,6 +105,9 @@ def hyperparameters(recipe: Recipe) -> dict[str, Any]:
 def named_floats(recipe: Recipe) -> Iterator[tuple[str, partial, str, Any, Any]]:
     """Yields the float arguments of a recipe and of those inside it; see `hyperparameters`.
 
+    Args:
+        recipe: a partial of a factory, or a finished transformation (which has none).
+
     Yields:
         The unique name, the recipe with the argument, the argument's name, its value, its default.
     """
@@ -103,7 +120,14 @@ def named_floats(recipe: Recipe) -> Iterator[tuple[str, partial, str, Any, Any]]
 
 
 def floats(recipe: partial) -> Iterator[tuple[str, Any, Any]]:
-    """Yields name, value and default of each float argument of one recipe."""
+    """Yields the float arguments of one recipe, without those of the recipes inside it.
+
+    Args:
+        recipe: a partial of a factory.
+
+    Yields:
+        The argument's name, its value and its default; arguments that are None are left out.
+    """
     given = bound(recipe)
     given.apply_defaults()
     for name, value in given.arguments.items():
@@ -212,84 +236,3 @@ def float_paths(recipe: Any) -> dict[str, Any]:
     found: dict[str, Any] = {}
     map_floats(recipe, lambda path, value: found.setdefault(path, value))
     return found
-
-
-def at_step(recipe: Any, step: Any, dtype: Any) -> Any:
-    """Replaces each schedule of a recipe, and of those inside it, by its value at a step.
-
-    Args:
-        recipe: a partial of a factory, or a finished transformation.
-        step: the schedules' position, an int or an int32 scalar.
-        dtype: the dtype of a schedule's value; see `dtypes.compute_dtype`.
-
-    Returns:
-        A recipe whose float arguments are numbers or traced scalars.
-    """
-
-    def number(path: str, value: Any) -> Any:
-        name = path.split(".")[-1]
-        value = _scheduled(value, step, name.split("[")[0]) if callable(value) else value
-        inexact = isinstance(value, jax.Array) and jnp.issubdtype(value.dtype, jnp.inexact)
-        return jnp.asarray(value, dtype) if inexact else value
-
-    return map_floats(recipe, number)
-
-
-def instantiate(recipe: Any, step: Any, dtype: Any) -> optax.GradientTransformationExtraArgs:
-    """Calls the factory of a recipe, with each schedule replaced by its value at a step.
-
-    Args:
-        recipe: a partial of a factory, or a finished transformation.
-        step: the schedules' position, an int or an int32 scalar.
-        dtype: the dtype of a schedule's value; see `dtypes.compute_dtype`.
-
-    Returns:
-        The optax transformation; it takes extra arguments, and ignores those it does not know.
-
-    Raises:
-        ValueError: if the factory branches in Python on a scheduled argument, or a schedule fails.
-    """
-    return _called(at_step(recipe, step, dtype))
-
-
-def _called(recipe: Any) -> optax.GradientTransformationExtraArgs:
-    """Calls the factory of a recipe without schedules, the factories inside it first."""
-
-    def optimizers(value: Any) -> Any:
-        if isinstance(value, partial | optax.GradientTransformation):
-            return _called(value)
-        if isinstance(value, Mapping):
-            return {key: optimizers(x) for key, x in value.items()}
-        return type(value)(map(optimizers, value)) if isinstance(value, list | tuple) else value
-
-    made: Any = recipe
-    if isinstance(recipe, partial):
-        given = bound(recipe)
-        for name, value in given.arguments.items():
-            if takes_recipe(recipe.func, name) and not takes_partial(recipe.func, name):
-                given.arguments[name] = optimizers(value)
-        try:
-            made = recipe.func(*given.args, **given.kwargs)
-        except jax.errors.ConcretizationTypeError as error:
-            raise ValueError(
-                f"{name_of(recipe)} branches in Python on the value of one of its arguments "
-                f"({', '.join(n for n, v in given.arguments.items() if isinstance(v, jax.Array))}),"
-                f" which must be a number, not a schedule or a value that a sweep lifts."
-            ) from error
-    return standardize(made, name_of(recipe))
-
-
-def _scheduled(schedule: Callable[[Any], Any], step: Any, name: str) -> Any:
-    """Evaluates a schedule at a step; raises ValueError unless it returns a scalar."""
-    try:
-        value = schedule(step)
-        if isinstance(value, int | float) or jnp.shape(jnp.asarray(value)) == ():
-            return value
-        gave = f"returned an array of shape {jnp.shape(value)}"
-    except Exception as error:  # whatever a user's function raises
-        text = " ".join(str(error).split())[:200]
-        gave = f"raised {type(error).__name__}: {text}"
-    raise ValueError(
-        f"The schedule of {name} {gave}. A schedule is a function of the step, a traced int32 "
-        f"scalar, and returns a scalar."
-    )

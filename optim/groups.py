@@ -44,7 +44,15 @@ class Group(NamedTuple):
         return recipe or self.optimizer is _FROZEN
 
     def takes(self, path: str, leaf: Any) -> bool:
-        """Returns whether the pattern and the bounds on the number of axes fit a parameter."""
+        """Returns whether the pattern and the bounds on the number of axes fit a parameter.
+
+        Args:
+            path: the path name of the parameter.
+            leaf: the parameter, or anything with `ndim`.
+
+        Raises:
+            SlowPattern: if matching takes more than a second of processor time.
+        """
         high = self.max_ndim is None or leaf.ndim <= self.max_ndim
         return high and leaf.ndim >= self.min_ndim and fullmatch(self.match, path) is not None
 
@@ -100,7 +108,14 @@ def group(
 
 
 def wrong_groups(groups: Mapping[str, Any]) -> str | None:
-    """Returns a sentence about what is wrong with the groups of an optimizer, or None."""
+    """Checks the groups of an optimizer.
+
+    Args:
+        groups: the argument `groups` of `optimizer`.
+
+    Returns:
+        A sentence, or None where nothing is wrong.
+    """
     if not groups:
         return "An optimizer needs at least one group; give groups={'all': group('.*', ...)}."
     for name, one in groups.items():
@@ -196,7 +211,16 @@ def _dead_group(
 
 @contextmanager
 def group_error_context(name: str, group: Group) -> Iterator[None]:
-    """Raises an optimizer's errors again as GroupErrors that name the group."""
+    """Raises an optimizer's errors again as GroupErrors that name the group.
+
+    Args:
+        name: the name of the group.
+        group: the group whose optimizer runs inside the context.
+
+    Raises:
+        GroupError: instead of a TypeError, ValueError, LookupError, AttributeError or
+            NotImplementedError.
+    """
     try:
         yield
     except GroupError:

@@ -123,7 +123,15 @@ def to_trees(bound: BoundOptimizer, state: OptimizerState) -> TransformationStat
 
 
 def to_paths(bound: BoundOptimizer, state: Any) -> OptimizerState:
-    """Inverts `to_trees`; returns an `OptimizerState` unchanged."""
+    """Converts the state of a transformation back to the state of its optimizer.
+
+    Args:
+        bound: the optimizer, bound to the parameters.
+        state: a `TransformationState`, or an `OptimizerState`, which is returned unchanged.
+
+    Returns:
+        The state, for `Optimizer.update`.
+    """
     if isinstance(state, OptimizerState):
         return state
     template = bound.template()

@@ -50,7 +50,14 @@ _COUNT_ON_THEIR_STEP = (
 
 
 def refuse_states(state: Any) -> None:
-    """Raises ValueError for optimizers whose steps cannot be scaled afterwards."""
+    """Checks that the steps of an optimizer may be scaled after it has computed them.
+
+    Args:
+        state: the optimizer's state.
+
+    Raises:
+        ValueError: if the state contains copies of parameters, or the length of a step.
+    """
     found = jax.tree.leaves(state, is_leaf=lambda x: isinstance(x, _COUNT_ON_THEIR_STEP))
     if any(isinstance(node, _COUNT_ON_THEIR_STEP) for node in found):
         raise ValueError(
@@ -114,7 +121,14 @@ def layer_scales(
 
 
 def wrong_layers(layers: Any) -> str | None:
-    """Returns a sentence about what is wrong with the rules of `layer_scales`, or None."""
+    """Checks the rules of `layer_scales`.
+
+    Args:
+        layers: the argument `layers` of `optimizer`.
+
+    Returns:
+        A sentence, or None where nothing is wrong.
+    """
     if not isinstance(layers, Mapping):
         return f"layers must be a mapping of patterns of parameters to layers, got {layers!r}."
     for pattern, where in layers.items():

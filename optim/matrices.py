@@ -41,7 +41,17 @@ class Matrices:
         declare(params, self._rules, self._optimizer, doubts)
 
     def layouts(self, params: Any) -> list[Layout]:
-        """Returns the layout of each parameter, in the order of the leaves."""
+        """Finds the axes of the matrices of every parameter.
+
+        Args:
+            params: a pytree of arrays.
+
+        Returns:
+            The layout of each parameter, in the order of the leaves.
+
+        Raises:
+            ValueError: see `declare`.
+        """
         return list(layouts(params, self._rules, self._optimizer).values())
 
     def map(
@@ -130,14 +140,29 @@ def _parameter(x: jax.Array, layout: Layout, like: jax.Array) -> jax.Array:
 
 
 def scatter(x: jax.Array, like: jax.Array) -> jax.Array:
-    """Gives an array the sharding of another, on meshes with explicit axes."""
+    """Gives an array the sharding of another, on meshes with explicit axes.
+
+    Args:
+        x: the array.
+        like: an array of the same shape.
+
+    Returns:
+        `x` with the sharding of `like`; `x` itself if the compiler chooses the shardings.
+    """
     sharding = jax.typeof(like).sharding
     explicit = AxisType.Explicit in sharding.mesh.axis_types
     return jax.sharding.reshard(x, sharding) if explicit else x
 
 
 def replicate(x: jax.Array) -> jax.Array:
-    """Replicates matrices on meshes with explicit axes: QR does not support sharded batches."""
+    """Replicates matrices on meshes with explicit axes: QR does not support sharded batches.
+
+    Args:
+        x: matrices, [..., rows, columns].
+
+    Returns:
+        The replicated matrices; `x` itself if the compiler chooses the shardings.
+    """
     sharding = jax.typeof(x).sharding
     explicit = AxisType.Explicit in sharding.mesh.axis_types
     return jax.sharding.reshard(x, NamedSharding(sharding.mesh, PartitionSpec())) if explicit else x
@@ -159,12 +184,26 @@ def gram_matrices(x: jax.Array, max_size: int) -> tuple[Any, Any]:
 
 
 def eigh(x: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Finds eigenvalues [..., m] and eigenvectors [..., m, m] of symmetric matrices."""
+    """Finds eigenvalues and eigenvectors of symmetric matrices.
+
+    Args:
+        x: symmetric matrices, [..., m, m].
+
+    Returns:
+        The eigenvalues in rising order, [..., m], and the eigenvectors as columns, [..., m, m].
+    """
     return _decompose(lambda x: tuple(jnp.linalg.eigh(x)), x)
 
 
 def qr(x: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Decomposes matrices [..., m, n] into orthonormal columns and a triangle."""
+    """Decomposes matrices into orthonormal columns and a triangle.
+
+    Args:
+        x: matrices, [..., m, n].
+
+    Returns:
+        Q, [..., m, k], and R, [..., k, n], where k is the smaller of m and n.
+    """
     return _decompose(lambda x: tuple(jnp.linalg.qr(x)), x)
 
 
@@ -186,10 +225,18 @@ def _decompose(function: Callable[[jax.Array], Any], x: jax.Array) -> Any:
 
 
 def product(x: jax.Array, y: jax.Array) -> jax.Array:
-    """Multiplies matrices, exact to their dtype: TensorFloat-32 on GPUs is too coarse for roots."""
+    """Multiplies matrices, exact to their dtype: TensorFloat-32 on GPUs is too coarse for roots.
+
+    Args:
+        x: [..., m, k].
+        y: [..., k, n].
+
+    Returns:
+        An array [..., m, n].
+    """
     return jnp.matmul(x, y, precision=jax.lax.Precision.HIGHEST)
 
 
 def transpose(x: jax.Array) -> jax.Array:
-    """Swaps the last two axes."""
+    """Swaps the last two axes of an array [..., m, n]."""
     return jnp.swapaxes(x, -2, -1)

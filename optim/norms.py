@@ -10,14 +10,33 @@ from optim.shard_map_checks import require_whole
 
 
 def all_finite(by_path: Mapping[str, Any]) -> Any:
-    """Returns a boolean scalar: whether all numbers of some arrays are finite."""
+    """Returns whether all numbers of some arrays are finite.
+
+    Args:
+        by_path: path name -> array; may be empty.
+
+    Returns:
+        A boolean scalar.
+    """
     return jnp.stack(
         [jnp.isfinite(x).all() for x in by_path.values()] or [jnp.ones((), bool)]
     ).all()
 
 
 def clip(grads: dict[str, Any], clip_norm: Any, step: Any) -> dict[str, Any]:
-    """Scales all gradients by one scalar, so that their global norm is at most `clip_norm`."""
+    """Scales all gradients by one scalar, so that their global norm is at most `clip_norm`.
+
+    Args:
+        grads: path name -> gradient.
+        clip_norm: the largest norm, a float, a traced scalar or a schedule.
+        step: the step at which a schedule is evaluated, an int32 scalar.
+
+    Returns:
+        Path name -> gradient, in the dtypes of `grads`.
+
+    Raises:
+        ValueError: inside shard_map, if a gradient is sharded.
+    """
     require_whole(optax.tree.norm, (grads, ()), "clip_norm")
     norm = optax.tree.norm(grads)
     bound = jnp.asarray(clip_norm(step) if callable(clip_norm) else clip_norm, norm.dtype)

@@ -53,11 +53,31 @@ class Optimizer(NamedTuple):
         return unflatten(params, self.bind(params).labels)
 
     def trainable(self, params: Any) -> dict[str, Any]:
-        """Returns the parameters by path name, without those of frozen groups."""
+        """Returns the parameters that the optimizer updates: those of groups that are not frozen.
+
+        Args:
+            params: a pytree of arrays, or of anything with a shape.
+
+        Returns:
+            Path name -> parameter.
+
+        Raises:
+            GroupError: see `label`.
+        """
         return self.bind(params).trainable()
 
     def layer_scales(self, params: Any) -> dict[str, Any]:
-        """Computes the factors of layer-wise decay; see `layer_decay.layer_scales`."""
+        """Computes the factors of layer-wise decay; see `layer_decay.layer_scales`.
+
+        Args:
+            params: a pytree of arrays.
+
+        Returns:
+            Path name -> factor, without factors of 1; empty if `layer_decay` is None.
+
+        Raises:
+            GroupError: see `label`; or if the layer of a parameter is not known.
+        """
         if self.layer_decay is None:
             return {}
         bound = self.bind(params)
@@ -79,15 +99,39 @@ class Optimizer(NamedTuple):
         }
 
     def schedules(self, name: str) -> dict[str, Any]:
-        """Returns the float arguments of a group's optimizer, each a float or a schedule."""
+        """Returns the float arguments of a group's optimizer.
+
+        Args:
+            name: the name of the group.
+
+        Returns:
+            Argument name -> float, traced scalar or schedule; see `factories.hyperparameters`.
+
+        Raises:
+            KeyError: if there is no group of that name.
+        """
         return factories.hyperparameters(self.groups[name].optimizer)
 
     def position(self, state: OptimizerState) -> Any:
-        """Returns the step of the next update, int32: the number of calls of `update` so far."""
+        """Returns the step of the next update: the number of calls of `update` so far.
+
+        Args:
+            state: what `init` or the last `update` returned.
+
+        Returns:
+            An int32 scalar.
+        """
         return state.scalars["int32"][-1]
 
     def skipped(self, state: OptimizerState) -> Any:
-        """Returns the number of skipped updates, int32."""
+        """Returns the number of updates that were skipped; see `update`.
+
+        Args:
+            state: what `init` or the last `update` returned.
+
+        Returns:
+            An int32 scalar.
+        """
         return state.scalars["int32"][-2]
 
     def init(self, params: Any) -> OptimizerState:

@@ -32,7 +32,15 @@ def _is_scalar(x: Any) -> bool:
 
 
 def pack(state: Any) -> tuple[dict[str, jax.Array], Any]:
-    """Splits a state into (dtype name -> vector of scalars, the state with None for scalars)."""
+    """Packs the scalars of a state into vectors.
+
+    Args:
+        state: a pytree of arrays.
+
+    Returns:
+        Dtype name -> vector of the scalars of that dtype, in the order of the leaves; and the state
+        with None in place of each scalar.
+    """
     leaves, structure = jax.tree.flatten(state)
     scalars: dict[str, list[Any]] = {}
     for x in filter(_is_scalar, leaves):
@@ -42,7 +50,16 @@ def pack(state: Any) -> tuple[dict[str, jax.Array], Any]:
 
 
 def unpack(scalars: Mapping[str, jax.Array], rest: Any, template: Any) -> Any:
-    """Inverts `pack`; `template` has the structure, shapes and dtypes of the state."""
+    """Restores the state that `pack` has split.
+
+    Args:
+        scalars: the vectors that `pack` returned.
+        rest: the state with None in place of each scalar.
+        template: a pytree with the structure, shapes and dtypes of the state.
+
+    Returns:
+        The state.
+    """
     leaves, structure = jax.tree.flatten(template)
     tensors = iter(jax.tree.leaves(rest))
     values = {

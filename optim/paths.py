@@ -11,7 +11,15 @@ _VALUE = jax.tree_util.GetAttrKey("value")
 
 
 def path_name(path: tuple[Any, ...]) -> str:
-    """Joins the keys of a jax key path by "/", on one line; "params" for a bare array."""
+    """Joins the keys of a jax key path by "/".
+
+    Args:
+        path: the keys, as `jax.tree_util.tree_leaves_with_path` yields them.
+
+    Returns:
+        The name on one line, with control characters escaped; "params" for the path of a bare
+        array.
+    """
     name = jax.tree_util.keystr(path, simple=True, separator="/") if path else "params"
     if name.isprintable():
         return name
@@ -23,6 +31,16 @@ def names(tree: Any) -> list[str]:
 
     A node whose only child is `value`, such as a variable of flax.nnx, has the name of its value:
     "dense/kernel", and not "dense/kernel/value".
+
+    Args:
+        tree: any pytree.
+
+    Returns:
+        A name for each leaf; two leaves may have the same.
+
+    Example:
+        >>> names({"dense": {"kernel": 1.0, "bias": 0.0}, "layers": [2.0, 3.0]})
+        ['dense/bias', 'dense/kernel', 'layers/0', 'layers/1']
     """
     paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(tree)]
     if any(path and path[-1] == _VALUE for path in paths):
@@ -38,7 +56,14 @@ def _verbatim_names(tree: Any) -> list[str]:
 
 
 def as_arrays(tree: Any) -> Any:
-    """Converts Python numbers and NumPy arrays in a tree to jax arrays, as optax does."""
+    """Converts Python numbers and NumPy arrays to jax arrays, as optax does.
+
+    Args:
+        tree: any pytree; other leaves, such as shapes with dtypes, are not converted.
+
+    Returns:
+        A tree of the same structure.
+    """
     kinds = (bool, int, float, complex, np.ndarray, np.generic)
     return jax.tree.map(lambda x: jnp.asarray(x) if isinstance(x, kinds) else x, tree)
 
@@ -69,5 +94,16 @@ def flatten(tree: Any, verbatim: bool = False) -> dict[str, Any]:
 
 
 def unflatten(like: Any, by_path: dict[str, Any]) -> Any:
-    """Builds a tree with the structure of `like` from leaves by path name (inverts `flatten`)."""
+    """Builds a tree from leaves by path name; inverts `flatten`.
+
+    Args:
+        like: a tree with the structure of the result.
+        by_path: path name -> leaf, for each leaf of `like`.
+
+    Returns:
+        The tree.
+
+    Raises:
+        KeyError: if a leaf is missing.
+    """
     return jax.tree.unflatten(jax.tree.structure(like), [by_path[name] for name in names(like)])

@@ -41,7 +41,15 @@ def fullmatch(pattern: re.Pattern[str], path: str) -> re.Match[str] | None:
 
 
 def occurs(pattern: re.Pattern[str], path: str) -> bool:
-    """Returns whether a pattern occurs in a path name; False if matching takes too long."""
+    """Returns whether a pattern occurs in a path name.
+
+    Args:
+        pattern: the pattern, compiled.
+        path: the path name.
+
+    Returns:
+        Whether it occurs; False if matching takes more than a second of processor time.
+    """
     try:
         with _limit(pattern, path):
             return pattern.search(path) is not None

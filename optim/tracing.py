@@ -22,7 +22,15 @@ def reads(function: Callable[[Any], Any], arguments: Mapping[str, Any]) -> set[s
 
 
 def reads_of_leaves(function: Callable[[Any], Any], arguments: Mapping[str, Any]) -> list[set[str]]:
-    """Returns the arguments that each leaf of the result depends on; see `reads`."""
+    """Returns the arguments that each leaf of the result depends on.
+
+    Args:
+        function: takes a dict like `arguments`; it is traced, and nothing is computed.
+        arguments: name -> a number, an array or a pytree of them.
+
+    Returns:
+        For each leaf of the result the names of the arguments; see `reads`.
+    """
     jaxpr, owners = _trace(function, arguments)
     places = range(len(jaxpr.outvars))
     return [_used(jaxpr, owners, [i == place for i in places]) for place in places]
