@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from trainer.config.edit import override, replace
 from trainer.config.files import load
-from trainer.config.tree import Call, Config, ConfigError, Source, Tree, join, leaves
+from trainer.config.resolved import Config
+from trainer.config.tree import Call, ConfigError, Source, Tree, join, leaves
 
 if TYPE_CHECKING:
     from trainer.config.build import Builder

@@ -21,7 +21,20 @@ _OPTIMIZERS = ("GradientTransformation", "GradientTransformationExtraArgs")
 
 
 def or_type_of_default(hint: Any, default: Any) -> Any:
-    """Returns the annotation of a parameter, or the type of its default if it has none."""
+    """Returns the annotation of a parameter, or the type of its default if it has none.
+
+    Args:
+        hint: the annotation, or `inspect.Parameter.empty`.
+        default: the default, or `inspect.Parameter.empty`.
+
+    Returns:
+        An annotation; Any if neither says which values fit.
+
+    Example:
+        >>> import inspect
+        >>> or_type_of_default(inspect.Parameter.empty, 0.9)
+        <class 'float'>
+    """
     if hint is not inspect.Parameter.empty:
         return hint
     if default is inspect.Parameter.empty or default is None:
@@ -34,7 +47,16 @@ def or_type_of_default(hint: Any, default: Any) -> Any:
 
 
 def widen_to_float(hint: Any, default: Any) -> Any:
-    """Returns an annotation that also accepts a float; if there is none, a float or a schedule."""
+    """Returns an annotation that also accepts a float.
+
+    Args:
+        hint: the annotation, or `inspect.Parameter.empty`.
+        default: the default of the parameter.
+
+    Returns:
+        The annotation or a union with float; for a parameter without an annotation a float or a
+        schedule, and None if that is its default.
+    """
     if hint is not inspect.Parameter.empty:
         return hint if takes_float(hint) else typing.Union[float, hint]  # noqa: UP007
     scheduled = float | collections.abc.Callable[..., Any]
@@ -42,7 +64,19 @@ def widen_to_float(hint: Any, default: Any) -> Any:
 
 
 def union_members(hint: Any) -> list[Any]:
-    """Returns the members of a union; for any other annotation, a list of that annotation."""
+    """Returns the annotations that a union consists of, without aliases and Annotated.
+
+    Args:
+        hint: any annotation.
+
+    Returns:
+        The members, also those of unions inside the union; a list of one item if it is not a union.
+
+    Example:
+        >>> from typing import Annotated
+        >>> union_members(Annotated[int | str, "steps"] | None)
+        [<class 'int'>, <class 'str'>, <class 'NoneType'>]
+    """
     while True:
         origin = typing.get_origin(hint)
         if origin is typing.Annotated:
@@ -71,14 +105,23 @@ def accepts_anything(hint: Any) -> bool:
 
 
 def takes_optimizer(hint: Any) -> bool:
-    """Returns whether an annotation accepts an optimizer.
+    """Returns whether an annotation accepts an optimizer: an optax transformation or a partial.
 
-    The builder passes it as a factory (a partial), which is called when the step is traced.
+    The builder passes the optimizer as a factory (a partial), which is called when the step is
+    traced.
+
+    Args:
+        hint: the annotation.
     """
-    return any(_is_optimizer(part) for part in union_members(hint))
+    return any(is_optimizer(part) for part in union_members(hint))
 
 
-def _is_optimizer(part: Any) -> bool:
+def is_optimizer(part: Any) -> bool:
+    """Returns whether an annotation names an optimizer: an optax transformation or a partial.
+
+    Args:
+        part: an annotation that is not a union; see `union_members`.
+    """
     part = typing.get_origin(part) or part
     if part is functools.partial:
         return True
@@ -117,7 +160,7 @@ def takes_none(hint: Any) -> bool:
 
 def takes_leaf(hint: Any) -> bool:
     """Returns whether an annotation accepts a string, a number or a boolean."""
-    return accepts_anything(hint) or any(_is_scalar(part) for part in union_members(hint))
+    return accepts_anything(hint) or any(is_scalar(part) for part in union_members(hint))
 
 
 def takes_dtype(hint: Any) -> bool:
@@ -130,101 +173,53 @@ def takes_function(hint: Any) -> bool:
     return accepts_anything(hint) or any(_takes_function(part) for part in union_members(hint))
 
 
-def returns_factory(hint: Any, returns: Any) -> bool:
-    """Returns whether a function has to be called to get a value that fits an annotation.
-
-    This is the case if the annotation accepts a class, or a function that does not itself return a
-    function, and the function is annotated to return a function or a class.
-
-    Args:
-        hint: the annotation of the argument.
-        returns: the annotation of what the function returns.
-    """
-    if returns is inspect.Parameter.empty or accepts_anything(returns):
-        return False
-    wanted = [part for part in union_members(hint) if _is_function(part)]
-    if (
-        accepts_anything(hint)
-        or not wanted
-        or not all(_is_function(part) for part in union_members(returns))
-    ):
-        return False
-    return not any(_may_return_function(part) for part in wanted)
-
-
-def _is_function(part: Any) -> bool:
-    return (typing.get_origin(part) or part) in (collections.abc.Callable, type)
-
-
-def _may_return_function(wanted: Any) -> bool:
-    if (typing.get_origin(wanted) or wanted) is type:
-        return False
-    result = (typing.get_args(wanted) or (Any,))[-1]
-    return accepts_anything(result) or any(_is_function(part) for part in union_members(result))
-
-
 def _takes_function(part: Any) -> bool:
     origin = typing.get_origin(part) or part
-    if origin in (type, collections.abc.Callable, functools.partial) or _is_optimizer(part):
+    if origin in (type, collections.abc.Callable, functools.partial) or is_optimizer(part):
         return True
     if not inspect.isclass(origin):
         return not is_literal(part)
-    return _is_protocol(origin) or "__call__" in dir(origin) and not _is_scalar(origin)
+    return is_protocol(origin) or "__call__" in dir(origin) and not is_scalar(origin)
 
 
-def _is_protocol(part: Any) -> bool:
-    return getattr(part, "_is_protocol", False)
-
-
-def takes_result(hint: Any, returns: Any) -> bool:
-    """Returns whether the result of a function may fit an annotation.
-
-    Only numbers, strings, booleans and optimizers are compared: other objects are accepted for
-    what they do, not for their class.
+def is_protocol(part: Any) -> bool:
+    """Returns whether an annotation is a Protocol, which any class may implement.
 
     Args:
-        hint: the annotation of the argument.
-        returns: the annotation of what the function returns.
+        part: an annotation that is not a union.
     """
-    parts = union_members(hint)
-    if accepts_anything(hint) or returns is inspect.Parameter.empty or accepts_anything(returns):
-        return True
-    if all(_is_optimizer(part) for part in union_members(returns)):
-        return any(_is_protocol(part) for part in parts)
-    if not all(_is_scalar(part) for part in parts):
-        return True
-    return any(part in parts or (part is int and float in parts) for part in union_members(returns))
+    return getattr(part, "is_protocol", False)
 
 
-def returns_optimizer(hint: Any, returns: Any) -> bool:
-    """Returns whether a function may return an optimizer, or another value that fits.
+def is_scalar(part: Any) -> bool:
+    """Returns whether an annotation names a number, a string, a boolean or None.
 
     Args:
-        hint: the annotation of the argument, which accepts an optimizer.
-        returns: the annotation of what the function returns.
+        part: an annotation that is not a union.
     """
-    if returns is inspect.Parameter.empty or accepts_anything(returns):
-        return True
-    wanted = tuple(part for part in union_members(hint) if inspect.isclass(part))
-    if any(_is_protocol(part) for part in wanted):
-        return True
-    return any(
-        _is_optimizer(part) or (inspect.isclass(part) and issubclass(part, wanted))
-        for part in union_members(returns)
-    )
-
-
-def _is_scalar(part: Any) -> bool:
     return part in (bool, int, float, complex, str, type(None)) or is_literal(part)
 
 
 def is_literal(part: Any) -> bool:
-    """Returns whether an annotation is a Literal."""
+    """Returns whether an annotation is a Literal.
+
+    Args:
+        part: an annotation that is not a union.
+    """
     return typing.get_origin(part) is typing.Literal
 
 
 def choices(hint: Any) -> list[str]:
-    """Returns the strings that an annotation lists with Literal."""
+    """Returns the strings that an annotation lists with Literal.
+
+    Args:
+        hint: any annotation.
+
+    Example:
+        >>> from typing import Literal
+        >>> choices(Literal["nearest", "master"] | None)
+        ['nearest', 'master']
+    """
     literals = [part for part in union_members(hint) if is_literal(part)]
     return [each for part in literals for each in typing.get_args(part) if isinstance(each, str)]
 
@@ -233,7 +228,15 @@ _WORDS = {bool: "true or false", int: "an integer", float: "a float", str: "a st
 
 
 def describe(hint: Any) -> str:
-    """Describes in a message what an annotation accepts: "a float or null"."""
+    """Describes in a message what an annotation accepts.
+
+    Args:
+        hint: any annotation.
+
+    Example:
+        >>> describe(float | None)
+        'a float or null'
+    """
     found: list[str] = ["a number of steps"] if is_steps(hint) else []
     for part in union_members(hint):
         if is_steps(hint) and part in (int, str):
@@ -255,7 +258,7 @@ def describe(hint: Any) -> str:
             word = "a dict"
         elif part is functools.partial and takes_callable(hint):
             continue
-        elif _is_optimizer(part):
+        elif is_optimizer(part):
             word = "an optimizer"
         else:
             name = getattr(origin, "__name__", str(origin))

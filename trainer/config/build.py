@@ -5,22 +5,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from trainer.config import annotations, blame, build_errors, conversion, dtypes
+from trainer.config import annotations, blame, build_errors, conversion, dtypes, results
 from trainer.config.conversion import TypeMismatch
+from trainer.config.resolved import Config, Unused
 from trainer.config.signatures import Function
 from trainer.config.slots import Slot
-from trainer.config.tree import (
-    Call,
-    Config,
-    ConfigError,
-    Key,
-    Source,
-    Tree,
-    Unused,
-    child_trees,
-    join,
-    split_path,
-)
+from trainer.config.tree import Call, ConfigError, Key, Source, Tree, child_trees, join, split_path
 from trainer.config.units import Units, is_steps, looks_like_quantity, quantity
 from trainer.config.vocabulary import Vocabulary
 
@@ -186,12 +176,12 @@ class _Traversal:
         function = self._function(call, path, complete=not is_waiting)
         is_schedule = slot.in_factory and annotations.takes_float(slot.hint)
         if is_factory:
-            fits = annotations.returns_optimizer(slot.hint, function.returns)
+            fits = results.returns_optimizer(slot.hint, function.returns)
         elif call.partial:
             fits = annotations.takes_function(slot.hint)
-            fits &= not annotations.returns_factory(slot.hint, function.returns)
+            fits &= not results.returns_factory(slot.hint, function.returns)
         else:
-            fits = is_schedule or annotations.takes_result(slot.hint, function.returns)
+            fits = is_schedule or results.takes_result(slot.hint, function.returns)
         if not fits:
             raise TypeMismatch
         values = {

@@ -11,19 +11,35 @@ from trainer.config.wording import describe, known_names, listing, nearest
 
 
 def exception_text(error: Exception) -> str:
-    """Returns the message of an exception, with its type unless it is a ValueError."""
+    """Returns the message of an exception, with its type unless it is a ValueError.
+
+    Args:
+        error: the exception. If it is numpy's about the name of a dtype, advice is added.
+
+    Returns:
+        The message on one line.
+    """
     text = " ".join(str(error).split())
     text = f"{text.rstrip('.')}. {hint}" if (hint := dtypes.hint_in(text)) else text
     return text if isinstance(error, ValueError) and text else f"{type(error).__name__}: {text}"
 
 
 def call_hint(call: Call) -> str:
-    """Returns advice for a config that names a function where its result is expected."""
+    """Returns advice for a config that names a function where its result is expected.
+
+    Args:
+        call: the node that names the function.
+    """
     return f" To pass what {call.name} returns, call it: @{call.name}() or !{call.name}."
 
 
 def unknown_argument(function: Function, name: str) -> str:
-    """Returns the message for an argument that a function does not have."""
+    """Returns the message for an argument that a function does not have.
+
+    Args:
+        function: the function.
+        name: the name of the argument in the config.
+    """
     names = list(function.parameters)
     text = f"{function.name} has no argument {name!r}. "
     text += known_names(name, names, "It has") if names else "It takes no arguments."
@@ -33,13 +49,26 @@ def unknown_argument(function: Function, name: str) -> str:
 
 
 def other_places(name: str, paths: Iterable[str]) -> str:
-    """Returns a sentence with the paths that end in an argument which the root does not take."""
+    """Returns a sentence about an argument that the root does not take, but other calls have.
+
+    Args:
+        name: the name of the argument.
+        paths: the paths of all nodes of the config.
+
+    Returns:
+        The sentence, with the paths that end in the name; "" if there are none.
+    """
     below = [path for path in paths if path.endswith(f".{name}")]
     return f" This config has {name} at {listing(below, 4)}." if below else ""
 
 
 def missing_arguments(function: Function, missing: Sequence[str]) -> str:
-    """Returns the message for required arguments that are missing."""
+    """Returns the message for required arguments that are missing.
+
+    Args:
+        function: the function.
+        missing: the names of the arguments, at least one.
+    """
     many = len(missing) > 1
     what, them = ("the arguments", "them") if many else ("the argument", "it")
     text = f"{function.name} needs {what} {listing(missing)}"
@@ -53,7 +82,12 @@ def missing_arguments(function: Function, missing: Sequence[str]) -> str:
 
 
 def key_type_mismatch(key: Key, slot: Slot) -> str:
-    """Returns the message for a key of a dict that has the wrong type."""
+    """Returns the message for a key of a dict that has the wrong type.
+
+    Args:
+        key: the key.
+        slot: what the key is for.
+    """
     words = annotations.describe(slot.hint)
     return (
         f"{slot.owner} takes {words} as a key of {slot.argument!r}, and was given {describe(key)}."
@@ -61,7 +95,12 @@ def key_type_mismatch(key: Key, slot: Slot) -> str:
 
 
 def type_mismatch(tree: Tree, slot: Slot) -> str:
-    """Returns the message for a value that does not fit its argument, with advice."""
+    """Returns the message for a value that does not fit its argument, with advice.
+
+    Args:
+        tree: the value.
+        slot: what the value is for.
+    """
     words = "a mask" if slot.takes_mask else annotations.describe(slot.hint)
     words = "the name of a dtype" if slot.takes_dtype else words
     text = f"{slot.owner} takes {words} for {slot.argument!r}, and was given {describe(tree)}."

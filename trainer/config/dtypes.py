@@ -17,7 +17,15 @@ _UNKNOWN = re.compile(r"data type '([^']*)' not understood")  # a message of num
 
 
 def exists(value: Any) -> bool:
-    """Returns whether a value is the name of a dtype that jax supports."""
+    """Returns whether a value is the name of a dtype that jax supports.
+
+    Args:
+        value: any value of a config.
+
+    Example:
+        >>> exists("bfloat16"), exists("bf16")
+        (True, False)
+    """
     import jax
     import jax.numpy as jnp
 
@@ -33,7 +41,14 @@ def exists(value: Any) -> bool:
 
 
 def hint(value: Any) -> str:
-    """Returns advice for a value that is not the name of a dtype."""
+    """Returns advice for a value that is not the name of a dtype.
+
+    Args:
+        value: any value of a config.
+
+    Returns:
+        The nearest name, if one is near, and a list of the names.
+    """
     text = str(value).lower()
     short = _SHORT.fullmatch(text)
     if short:
@@ -44,6 +59,13 @@ def hint(value: Any) -> str:
 
 
 def hint_in(message: str) -> str:
-    """Returns the advice for numpy's message about the name of a dtype; "" for other messages."""
+    """Returns advice for an exception of numpy about the name of a dtype.
+
+    Args:
+        message: the message of any exception.
+
+    Returns:
+        The advice of `hint`; "" for other messages.
+    """
     found = _UNKNOWN.search(message)
     return hint(found[1]) if found else ""

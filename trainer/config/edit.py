@@ -15,7 +15,8 @@ from trainer.config.nodes import (
     to_node,
     with_children,
 )
-from trainer.config.tree import Call, Config, ConfigError, Key, Source, Tree, join, longest_key
+from trainer.config.resolved import Config
+from trainer.config.tree import Call, ConfigError, Key, Source, Tree, join, longest_key
 from trainer.config.wording import describe, known_names, listing, nearest
 
 
@@ -30,8 +31,17 @@ def override(config: Config, sets: Sequence[str]) -> Config:
         config: the config.
         sets: settings of the form path=value; the value is YAML, tags included.
 
+    Returns:
+        The edited config; `config` itself is not changed.
+
     Raises:
         ConfigError: a setting has another form, its value is not YAML, or its path does not exist.
+
+    Example:
+        >>> from trainer import config
+        >>> read = config.load(["configs/muon_vit.yaml"])
+        >>> override(read, ["model.width=32"]).at("model.width")
+        32
     """
     if not sets:
         return config
@@ -187,6 +197,13 @@ def merge(base: Node, over: Node) -> Node:
 
     Two dicts, two calls of one function, and a call in `base` with a dict in `over` are merged key
     by key; anything else is replaced. New keys are added at the end.
+
+    Args:
+        base: the tree of the earlier file.
+        over: the tree of the later file, or of the including one.
+
+    Returns:
+        A new tree, in which each value keeps its place for messages.
     """
     old, new = base.value, over.value
     if isinstance(old, Call) and isinstance(new, Call):

@@ -9,7 +9,8 @@ from trainer.config import hints
 from trainer.config.edit import merge, override
 from trainer.config.includes import EMPTY, SearchPath, check_text, read_text, suffix_kind
 from trainer.config.nodes import Node, check_argument, plain, to_config
-from trainer.config.tree import Call, Config, ConfigError, ConfigFile, Source, Unused
+from trainer.config.resolved import Config, ConfigFile, Unused
+from trainer.config.tree import Call, ConfigError, Source
 from trainer.config.wording import describe
 
 MAX_FILES = 100

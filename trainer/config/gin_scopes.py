@@ -13,7 +13,8 @@ from trainer.config.gin_reader import MACRO, Binding, Pairs, Reference
 from trainer.config.gin_tables import ROOT, Bindings, Calls, Scope, Statement, Table
 from trainer.config.gin_unused import UnusedBindings
 from trainer.config.nodes import Budget, Node, check_key, plain
-from trainer.config.tree import Call, ConfigError, Key, Source, Unused
+from trainer.config.resolved import Unused
+from trainer.config.tree import Call, ConfigError, Key, Source
 from trainer.config.wording import known_names, listing
 
 _REQUIRED = ("REQUIRED", "gin.REQUIRED")

@@ -31,7 +31,11 @@ class Statement:
 
 
 def references(value: Node) -> Iterator[Reference]:
-    """Yields the references and macros in the value of a binding."""
+    """Yields the references and macros in the value of a binding.
+
+    Args:
+        value: the value; references inside its lists and dicts are found as well.
+    """
     if isinstance(value.value, Reference):
         yield value.value
     elif isinstance(value.value, list):
@@ -44,7 +48,15 @@ def references(value: Node) -> Iterator[Reference]:
 
 
 def suffixes(name: str) -> Iterator[str]:
-    """Yields the shorter spellings of a dotted name: for a.b.c first b.c, then c."""
+    """Yields the shorter spellings of a dotted name.
+
+    Args:
+        name: the full name of a function.
+
+    Example:
+        >>> list(suffixes("optax.contrib.muon"))
+        ['contrib.muon', 'muon']
+    """
     while "." in name:
         name = name.partition(".")[2]
         yield name
@@ -109,10 +121,19 @@ class Table:
         self._spellings: dict[str, list[str]] = {}
 
     def bound(self, name: str, scope: Scope) -> dict[str, Binding]:
-        """Returns the bindings of a function in exactly this scope, by argument.
+        """Returns the bindings of a function in exactly one scope.
 
-        A binding may spell only the last parts of the function's name, as in adamw.b2. Raises
-        ConfigError if two bindings of one section bind the same argument.
+        A binding may spell only the last parts of the function's name, as in adamw.b2.
+
+        Args:
+            name: the full name of the function.
+            scope: the scope; bindings of outer scopes are not included.
+
+        Returns:
+            Argument -> binding.
+
+        Raises:
+            ConfigError: two bindings of one section bind the same argument.
         """
         if name not in self._spellings:
             short = [each for each in suffixes(name) if each not in self._full]

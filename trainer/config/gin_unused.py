@@ -11,7 +11,8 @@ from functools import cached_property
 
 from trainer.config.gin_reader import MACRO, Binding
 from trainer.config.gin_tables import Bindings, Calls, Scope, Statement, Table, references, suffixes
-from trainer.config.tree import ConfigError, Source, Unused
+from trainer.config.resolved import Unused
+from trainer.config.tree import ConfigError, Source
 from trainer.config.wording import known_names, listing, nearest
 
 
@@ -43,7 +44,14 @@ class UnusedBindings:
                     self._functions.setdefault(short, []).append(name)
 
     def refuse_ambiguous(self, statement: Statement) -> None:
-        """Raises ConfigError for a short name that matches several called functions."""
+        """Checks that the name of a function stands for one function.
+
+        Args:
+            statement: a binding, or the head of a block.
+
+        Raises:
+            ConfigError: the name is short, and matches several functions that the config calls.
+        """
         functions = self._functions.get(statement.content.name, [])
         if len(functions) > 1:
             raise ConfigError(
@@ -53,13 +61,31 @@ class UnusedBindings:
             )
 
     def refuse_block(self, statement: Statement) -> None:
-        """Raises ConfigError for the head of a block of a function that is never called."""
+        """Checks that the function of a block is called, whether or not the block has bindings.
+
+        Args:
+            statement: the head of the block.
+
+        Raises:
+            ConfigError: the function is never called, and the block is not in an included file.
+        """
         name = statement.content.name
         if not statement.included and not self._scopes_since(statement):
             raise ConfigError(self._never_called(name), statement.content.source)
 
     def classify(self, statement: Statement, in_force: Sequence[Statement]) -> Unused:
-        """Returns why a binding without effect is allowed; raises ConfigError if it is not."""
+        """Returns why a binding without effect is not a mistake.
+
+        Args:
+            statement: a binding that no call reads.
+            in_force: the bindings in force at the end of the text, which may override it.
+
+        Returns:
+            The binding and the reason.
+
+        Raises:
+            ConfigError: the binding is a mistake.
+        """
         binding = statement.content
         assert isinstance(binding, Binding)
         name, why, unknown = binding.name, "", None

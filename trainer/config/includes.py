@@ -34,7 +34,18 @@ class SearchPath:
         self.folders = [os.path.realpath(folder) for folder in search_paths]
 
     def find_file(self, file: str) -> str:
-        """Returns the path of a file of the command line: as given, or in a search path."""
+        """Returns the path of a file of the command line, and allows messages to quote its folder.
+
+        Args:
+            file: the path as given; a relative path that does not exist is looked up in the search
+                paths.
+
+        Returns:
+            The path that was found; `file` if there is none.
+
+        Raises:
+            ConfigError: two search paths contain different files of this name.
+        """
         found = file
         if not os.path.lexists(file) and not os.path.isabs(file):
             found = self._only([os.path.join(each, file) for each in self._search_paths], file)
@@ -59,11 +70,19 @@ class SearchPath:
         return self._only(places, first, included_at)
 
     def allow_quotes(self, folder: str) -> None:
-        """Allows messages to quote the files below a folder."""
+        """Allows messages to quote the files below a folder.
+
+        Args:
+            folder: the folder; "" is the current one.
+        """
         self.folders.append(os.path.realpath(folder or "."))
 
     def may_quote(self, file: str) -> bool:
-        """Returns whether a file is below a folder that the command names, so may be quoted."""
+        """Returns whether messages may quote a file: whether the command names a folder above it.
+
+        Args:
+            file: the path of the file; symbolic links are followed first.
+        """
         real = os.path.realpath(file)
         return any(os.path.commonpath([real, folder]) == folder for folder in self.folders)
 
@@ -106,7 +125,18 @@ def _read(path: str) -> bytes:
 
 
 def suffix_kind(path: str, source: Source) -> str:
-    """Returns "gin" or "yaml" for the name of a file; raises ConfigError for any other name."""
+    """Returns the format of a config by the suffix of its name.
+
+    Args:
+        path: the path of the file, which need not exist.
+        source: the place to name in an error.
+
+    Returns:
+        "gin" or "yaml".
+
+    Raises:
+        ConfigError: the suffix is neither .gin, nor .yaml or .yml.
+    """
     suffix = os.path.splitext(path)[1].lower()
     if suffix in _GIN:
         return "gin"
@@ -159,7 +189,15 @@ def read_text(path: str, included_at: Source | None, searched: str = "") -> tupl
 
 
 def check_text(text: str, source: Source) -> None:
-    """Raises ConfigError for a text that is too long or has characters that are not allowed."""
+    """Checks the length and the characters of a text before it is parsed.
+
+    Args:
+        text: the text of a file or of an option.
+        source: the place to name in an error.
+
+    Raises:
+        ConfigError: the text is too long, or contains NUL or half of a surrogate pair.
+    """
     match = re.search("[\0\ud800-\udfff]", text)
     if match is not None:
         raise ConfigError(f"The text contains {match[0]!r}, which is not allowed.", source)

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from trainer.config.tree import Call, Config, ConfigError, Key, Source, Tree, child_trees, join
+from trainer.config.resolved import Config
+from trainer.config.tree import Call, ConfigError, Key, Source, Tree, child_trees, join
 from trainer.config.wording import brief, describe
 
 MAX_DEPTH = 64
@@ -40,7 +41,12 @@ def children(node: Node) -> Mapping[Key, Node]:
 
 
 def with_children(node: Node, items: Mapping[Key, Node]) -> Node:
-    """Returns the node with other children."""
+    """Returns a copy of a node with other children.
+
+    Args:
+        node: a call, dict or list; a leaf has no children to replace.
+        items: the children by key, in their order; for a list the keys are ignored.
+    """
     value = node.value
     if isinstance(value, Call):
         value = Call(value.name, {str(key): item for key, item in items.items()}, value.partial)
@@ -60,7 +66,14 @@ def plain(node: Node) -> Tree:
 
 
 def to_config(root: Node) -> Config:
-    """Converts a tree to a config; raises ConfigError if it is too large or paths are equal."""
+    """Converts a tree to a config.
+
+    Args:
+        root: the call of `experiment`.
+
+    Raises:
+        ConfigError: the tree is too deep or too large, or two values have the same path.
+    """
     sources: dict[str, Source] = {}
     key_sources: dict[str, Source] = {}
     budget = Budget()
@@ -104,21 +117,46 @@ def is_name(text: str) -> bool:
 
 
 def check_argument(name: Key, source: Source) -> None:
-    """Raises ConfigError if a value cannot be the name of an argument."""
+    """Checks that a value can be the name of an argument.
+
+    Args:
+        name: the key, as the file has it.
+        source: the place of the key.
+
+    Raises:
+        ConfigError: it is not an identifier of Python.
+    """
     if not isinstance(name, str) or not name.isidentifier():
         hint = " In YAML an argument is written name: value." if "=" in str(name) else ""
         raise ConfigError(f"{brief(name)} is not the name of an argument.{hint}", source)
 
 
 def check_key(key: Any, source: Source) -> None:
-    """Raises ConfigError if a value cannot be the key of a dict."""
+    """Checks that a value can be the key of a dict.
+
+    Args:
+        key: the key, as the file has it.
+        source: the place of the key.
+
+    Raises:
+        ConfigError: it is neither a string nor an integer, or a config cannot contain it.
+    """
     if type(key) not in (str, int):
         raise ConfigError(f"Keys must be strings or integers, got {describe(key)}.", source)
     check_leaf(key, source)
 
 
 def check_leaf(value: Any, source: Source) -> None:
-    """Raises ConfigError for a leaf that a config cannot contain."""
+    """Checks that a config can contain a leaf.
+
+    Args:
+        value: the leaf.
+        source: the place of the leaf.
+
+    Raises:
+        ConfigError: it is NaN, an integer of more than 64 bits, a string with half of a surrogate
+            pair, or an object of another type.
+    """
     if isinstance(value, float) and math.isnan(value):
         raise ConfigError("The value is NaN, which a config cannot contain.", source)
     if isinstance(value, int) and not -(2**63) <= value < 2**64:
@@ -141,7 +179,15 @@ class Budget:
         self._left = limit
 
     def spend(self, depth: int, source: Source) -> None:
-        """Counts one node; raises ConfigError if the tree is too deep or too large."""
+        """Counts one node.
+
+        Args:
+            depth: the number of nodes above it.
+            source: the place of the node.
+
+        Raises:
+            ConfigError: the tree is too deep or too large.
+        """
         self._left -= 1
         if depth > MAX_DEPTH:
             raise ConfigError(

@@ -54,7 +54,14 @@ class Function:
     returns: Any
 
     def bind(self, values: Mapping[str, Any]) -> functools.partial:
-        """Binds arguments by name to a partial, positional ones in their positions."""
+        """Binds arguments to the function.
+
+        Args:
+            values: the arguments by name. The value of *args is a list.
+
+        Returns:
+            A partial of the function, in which positional-only arguments are in their positions.
+        """
         spread = any(
             name in values and parameter.kind is inspect.Parameter.VAR_POSITIONAL
             for name, parameter in self.parameters.items()
@@ -75,7 +82,14 @@ class Function:
 
 
 def home(value: Any) -> str:
-    """Returns the name of the module that defines a function or class."""
+    """Returns the name of the module that defines a function or class.
+
+    Args:
+        value: the function or class, or a partial of it.
+
+    Returns:
+        The dotted name; "" if it is not known.
+    """
     while isinstance(value, functools.partial):
         value = value.func
     return getattr(value, "__module__", None) or ""

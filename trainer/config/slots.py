@@ -53,7 +53,14 @@ class Slot:
         return (name == "mask" or name.endswith("_mask")) and is_optax
 
     def of_argument(self, function: Function, name: str, is_factory: bool) -> "Slot":
-        """Returns the slot of an argument of a function that is called here."""
+        """Returns the slot of an argument of a function that is called here.
+
+        Args:
+            function: the function.
+            name: the name of the argument, one of its parameters.
+            is_factory: whether the function is the factory of an optimizer; then `learning_rate`
+                and `weight_decay` accept a float, whatever their annotation.
+        """
         parameter = function.parameters[name]
         hint, default = (
             annotations.or_type_of_default(parameter.hint, parameter.default),
@@ -65,7 +72,14 @@ class Slot:
         return Slot(hint, default, function.name, name, is_factory, counts)
 
     def of_elements(self, count: int) -> tuple[list["Slot"], type]:
-        """Returns the slots of a list's elements, and the sequence type; raises TypeMismatch."""
+        """Returns the slots of a list's elements, and the sequence type.
+
+        Args:
+            count: the length of the list.
+
+        Raises:
+            TypeMismatch: the annotation does not accept a list of this length.
+        """
         found = conversion.items(self.hint, count)
         if found is None:
             raise conversion.TypeMismatch
@@ -81,7 +95,14 @@ class Slot:
         return replace(self, hint=self._entries()[0], default=None)
 
     def of_entry(self, key: Key) -> "Slot":
-        """Returns the slot of the value of a key; raises TypeMismatch."""
+        """Returns the slot of a value of a dict.
+
+        Args:
+            key: the key of the value.
+
+        Raises:
+            TypeMismatch: the annotation does not accept a dict.
+        """
         name = f"{self.argument}.{key}"
         return replace(self, hint=self._entries()[1], default=None, argument=name)
 

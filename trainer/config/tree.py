@@ -1,20 +1,17 @@
-"""The tree of calls of a config, and the places of its values."""
+"""The tree of calls of a config, and functions of such trees."""
 
 import math
-import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from trainer.messages import UserError
 
-__all__ = ["Call", "Config", "ConfigError", "ConfigFile", "Key", "Source", "Tree", "Unused"]
+__all__ = ["Call", "ConfigError", "Key", "Source", "Tree"]
 
 Key = str | int
 Tree = Any
 """A str, int, float, bool or None; or a Call, a list, or a dict whose keys are Keys."""
-
-_WORD = re.compile(r"(?<![\w.])([A-Za-z_]\w*)(?!\w|\.\w)(\s+is\b|=(?!=))?")
 
 
 @dataclass(frozen=True)
@@ -74,122 +71,31 @@ class Call:
     __hash__ = None  # type: ignore[assignment]  # kwargs is a dict
 
 
-@dataclass(frozen=True)
-class ConfigFile:
-    """A file that a config was read from.
-
-    Attributes:
-        name: the path by which it was found: as on the command line, or in the folder of the
-            including file, the current folder or a search path.
-        resolved: its absolute path, without symbolic links.
-        sha256: the SHA-256 of its bytes, in hexadecimal.
-        included: whether another file includes it; False for a file of the command line.
-    """
-
-    name: str
-    resolved: str
-    sha256: str
-    included: bool
-
-
-@dataclass(frozen=True)
-class Unused:
-    """A Gin binding that has no effect and is not a mistake.
-
-    Attributes:
-        binding: the function and argument as the file spells them: "models.vit.width".
-        function: the function if the config never calls it; None if it is called, but another
-            binding overrides this one.
-        argument: the argument that is bound.
-        source: the place of the binding.
-        why: a sentence that explains why it has no effect.
-    """
-
-    binding: str
-    function: str | None
-    argument: str
-    source: Source
-    why: str
-
-
-@dataclass(frozen=True)
-class Config:
-    """A resolved config.
-
-    Attributes:
-        root: the call of `experiment`.
-        sources: where the value of each node was written, by path. A path consists of the keys from
-            the root to the node, joined by dots: "optimizer.groups.rest.optimizer.learning_rate".
-            The key of a list element is its index, and the path of the root is "".
-        key_sources: where the argument or key of a node was written, by path, for nodes whose value
-            was written somewhere else (a macro, an alias).
-        files: the files that it was read from, in the order of reading.
-        unused: the bindings that have no effect and are not mistakes.
-    """
-
-    root: Call
-    sources: Mapping[str, Source]
-    key_sources: Mapping[str, Source] = field(default_factory=dict)
-    files: Sequence[ConfigFile] = ()
-    unused: Sequence[Unused] = ()
-
-    def argument_source(self, path: str) -> Source | None:
-        """Returns where the argument or key at `path` was written."""
-        return self.key_sources.get(path) or self.sources.get(path)
-
-    def source_of_error(self, path: str, text: str) -> Source | None:
-        """Returns the place of the value that an error message of a function is about.
-
-        This is an argument whose name occurs in the message, preferably as in "width is -4" or
-        "width=-4"; or a string whose value occurs in it, preferably one that is more than a word,
-        such as a path. Among several, values from the command line are preferred. If no value
-        matches, it is the place of the call. For the root, the arguments of its optimizer are
-        searched too.
-
-        Args:
-            path: the path of the call.
-            text: the message.
-        """
-        spoken: list[tuple[int, bool, int, Source]] = []
-
-        def add(rank: int, start: int, at: str) -> None:
-            if (source := self.sources.get(at)) is not None:
-                spoken.append((rank, not source.file.startswith("--"), start, source))
-
-        for place in (path,) if path else ("", "optimizer"):
-            for match in _WORD.finditer(text):
-                add(0 if match[2] else 2, match.start(), join(place, match[1]))
-        for key, value in child_trees(self.at(path)).items():
-            if (start := _position(value, text)) is not None:
-                add(2 if value.isidentifier() else 1, start, join(path, key))
-        return min(spoken, key=lambda each: each[:3])[3] if spoken else self.sources.get(path)
-
-    def at(self, path: str) -> Tree:
-        """Returns the subtree at `path`; raises KeyError if it does not exist."""
-        tree: Tree = self.root
-        for key in split_path(tree, path):
-            tree = child_trees(tree)[key]
-        return tree
-
-
-def _position(value: Tree, text: str) -> int | None:
-    """Returns the position of a string of a config in a text, as a whole word, or None.
-
-    A message may contain "/users/ann/data" if the config has "~/data" or "./data/".
-    """
-    if not isinstance(value, str) or len(word := value.removeprefix("~").strip("./")) < 2:
-        return None
-    found = re.search(rf"(?<!\w){re.escape(word)}(?!\w)", text)
-    return found and found.start()
-
-
 def join(path: str, key: Key) -> str:
-    """Returns the path of the child `key` of the node at `path`."""
+    """Returns the path of a child.
+
+    Args:
+        path: the path of the node; "" is the root.
+        key: the key of its child.
+
+    Example:
+        >>> join(join("", "writers"), 0)
+        'writers.0'
+    """
     return f"{path}.{key}" if path else str(key)
 
 
 def same(a: Tree, b: Tree) -> bool:
-    """Returns whether two trees are equal, types included; see `Call`."""
+    """Returns whether two trees are equal, types included; see `Call`.
+
+    Args:
+        a: a tree.
+        b: another tree.
+
+    Example:
+        >>> same([1, 2.0], [1, 2.0]), same(1, 1.0), same(0.0, -0.0)
+        (True, False, False)
+    """
     if type(a) is not type(b):
         return False
     if isinstance(a, Call):
@@ -206,7 +112,11 @@ def same(a: Tree, b: Tree) -> bool:
 
 
 def child_trees(tree: Tree) -> Mapping[Any, Tree]:
-    """Returns the children of a call, dict or list by key; a leaf has none."""
+    """Returns the children of a call, dict or list by key.
+
+    Args:
+        tree: any tree; a leaf has no children.
+    """
     if isinstance(tree, Call):
         return dict(tree.kwargs)
     if isinstance(tree, list):
@@ -215,7 +125,16 @@ def child_trees(tree: Tree) -> Mapping[Any, Tree]:
 
 
 def leaves(tree: Tree, path: str = "") -> Iterator[tuple[str, Tree]]:
-    """Yields the path and value of each leaf, in order; empty lists, dicts and calls are leaves."""
+    """Yields the path and value of each leaf, in order.
+
+    Args:
+        tree: any tree. Empty lists, dicts and calls are leaves.
+        path: the path of the tree, with which the paths begin.
+
+    Example:
+        >>> list(leaves(Call("experiment", {"steps": 100, "writers": ["console"]})))
+        [('steps', 100), ('writers.0', 'console')]
+    """
     items = child_trees(tree)
     if not items:
         yield path, tree
@@ -224,9 +143,20 @@ def leaves(tree: Tree, path: str = "") -> Iterator[tuple[str, Tree]]:
 
 
 def split_path(tree: Tree, path: str) -> list[Key]:
-    """Splits a path into keys of a tree; raises KeyError if the path does not exist.
+    """Splits a path into keys of a tree.
 
     A key may contain dots; the longest matching key is taken.
+
+    Args:
+        tree: the tree.
+        path: the keys from the root of the tree to a node, joined by dots.
+
+    Raises:
+        KeyError: the path does not exist.
+
+    Example:
+        >>> split_path({"blocks.0": {"width": 64}}, "blocks.0.width")
+        ['blocks.0', 'width']
     """
     keys: list[Key] = []
     while path:
@@ -241,6 +171,11 @@ def split_path(tree: Tree, path: str) -> list[Key]:
 
 
 def longest_key(keys: Iterable[Key], path: str) -> Key | None:
-    """Returns the longest key that the path begins with, or None."""
+    """Returns the longest key that a path begins with, or None.
+
+    Args:
+        keys: the keys of a node.
+        path: a path below the node.
+    """
     fits = [key for key in keys if f"{path}.".startswith(f"{key}.")]
     return max(fits, key=lambda key: len(str(key)), default=None)

@@ -24,18 +24,37 @@ _NEARLY = re.compile(rf"\s*[-+]?{_NUMBER}\s*[%A-Za-z]*\s*")
 
 
 def quantity(text: str) -> tuple[Fraction, str] | None:
-    """Returns the number and unit ("%", "step", "epoch" or "example") of a text, or None."""
+    """Splits a number with a unit.
+
+    Args:
+        text: any text.
+
+    Returns:
+        The number and the unit ("%", "step", "epoch" or "example"), or None for any other text.
+
+    Example:
+        >>> quantity("1_000 examples"), quantity("5 %"), quantity("fast")
+        ((Fraction(1000, 1), 'example'), (Fraction(5, 1), '%'), None)
+    """
     match = _QUANTITY.fullmatch(text) if len(text) <= _LONGEST else None
     return (Fraction(match[1].replace("_", "")), match[2].rstrip("s")) if match else None
 
 
 def looks_like_quantity(text: str) -> bool:
-    """Returns whether a text resembles a number with a unit, even if misspelled: "3 epoks"."""
+    """Returns whether a text resembles a number with a unit, even if misspelled: "3 epoks".
+
+    Args:
+        text: any text.
+    """
     return len(text) <= _LONGEST and _NEARLY.fullmatch(text) is not None
 
 
 def is_steps(hint: Any) -> bool:
-    """Returns whether an annotation marks a number of steps, as Annotated[int, "steps"] does."""
+    """Returns whether an annotation marks a number of steps, as Annotated[int, "steps"] does.
+
+    Args:
+        hint: any annotation; a member of a union may have the mark.
+    """
     origin = typing.get_origin(hint)
     if origin is typing.Annotated and _STEPS in hint.__metadata__:
         return True
@@ -44,7 +63,15 @@ def is_steps(hint: Any) -> bool:
 
 
 def names_steps(name: str) -> bool:
-    """Returns whether integer arguments of this name are numbers of steps."""
+    """Returns whether integer arguments of this name are numbers of steps.
+
+    Args:
+        name: the name of an argument.
+
+    Example:
+        >>> names_steps("warmup_steps"), names_steps("ns_steps"), names_steps("width")
+        (True, False, False)
+    """
     return _NAME.fullmatch(name) is not None
 
 

@@ -51,7 +51,15 @@ class Vocabulary:
             self._check_package(package)
 
     def function(self, name: str, source: Source | None = None) -> Function:
-        """Returns a function by its dotted name; raises ConfigError if a config may not name it."""
+        """Returns a function by its dotted name.
+
+        Args:
+            name: the name, such as "optax.adamw".
+            source: where the config names it, for messages.
+
+        Raises:
+            ConfigError: a config may not name it, or it does not exist.
+        """
         if name not in self._functions:
             self._functions[name] = signatures.read(name, self._find(name, source), source)
         return self._functions[name]
@@ -74,7 +82,11 @@ class Vocabulary:
         return found or [self.function(name, source)]
 
     def is_ours(self, name: str) -> bool:
-        """Returns whether a function belongs to Lockstep or optax, and not to the user."""
+        """Returns whether a function belongs to Lockstep or optax, and not to the user.
+
+        Args:
+            name: the dotted name of the function.
+        """
         return name == EXPERIMENT or name.split(".")[0] in ROOTS
 
     def _check_package(self, package: str) -> None:

@@ -8,14 +8,41 @@ from trainer.config.tree import Call, Key, Tree
 
 
 def nearest(word: str, known: Iterable[Key]) -> str | None:
-    """Returns the known name with the spelling nearest to `word`; None if none is near."""
+    """Returns the known name with the spelling nearest to a word.
+
+    Args:
+        word: the word.
+        known: the names.
+
+    Returns:
+        The name, or None if none is near.
+
+    Example:
+        >>> nearest("adamW", ["adam", "adamw", "sgd"])
+        'adamw'
+    """
     names = {str(name).lower(): str(name) for name in known}
     close = difflib.get_close_matches(word[:100].lower(), names, n=1)
     return names[close[0]] if close else None
 
 
 def known_names(word: str, known: Iterable[Key], there_is: str = "There is") -> str:
-    """Returns a sentence that suggests the nearest known name, or lists the known names."""
+    """Returns a sentence that suggests the nearest known name, or lists the known names.
+
+    Args:
+        word: the unknown name.
+        known: the known names.
+        there_is: how the sentence with the list begins.
+
+    Returns:
+        The sentence; "" if there are no names.
+
+    Example:
+        >>> known_names("widht", ["width", "depth"])
+        "Did you mean 'width'?"
+        >>> known_names("color", ["width", "depth"], "It has")
+        'It has: depth, width.'
+    """
     names = sorted(map(str, known))
     near = nearest(word, names)
     if near is not None:
@@ -24,13 +51,30 @@ def known_names(word: str, known: Iterable[Key], there_is: str = "There is") -> 
 
 
 def listing(names: Sequence[str], most: int = 8) -> str:
-    """Joins names by commas; after `most` of them, adds how many more there are."""
+    """Joins names by commas.
+
+    Args:
+        names: the names.
+        most: how many names are shown; the others are counted.
+
+    Example:
+        >>> listing(["a", "b", "c"], most=2)
+        'a, b, and 1 more'
+    """
     shown = ", ".join(name[:100] for name in names[:most])
     return f"{shown}, and {len(names) - most} more" if len(names) > most else shown
 
 
 def describe(tree: Tree) -> str:
-    """Describes a value in a message: "the string 'fast'"."""
+    """Describes a value in a message.
+
+    Args:
+        tree: any value of a config.
+
+    Example:
+        >>> describe("fast"), describe(Call("optax.adamw"))
+        ("the string 'fast'", 'a call of optax.adamw')
+    """
     if isinstance(tree, Call):
         return f"the function {tree.name}" if tree.partial else f"a call of {tree.name}"
     if tree is None:
@@ -48,7 +92,16 @@ def describe(tree: Tree) -> str:
 
 
 def brief(tree: Tree, most: int = 60) -> str:
-    """Returns a value as one line of at most `most` characters."""
+    """Returns a value as one line of limited length.
+
+    Args:
+        tree: any value of a config.
+        most: the largest number of characters; a longer line ends in three dots.
+
+    Example:
+        >>> brief(Call("optax.adamw", {"b2": 0.95}))
+        'optax.adamw(b2=0.95)'
+    """
     text = _brief(tree)
     return text if len(text) <= most else text[: most - 3] + "..."
 

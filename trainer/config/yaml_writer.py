@@ -78,12 +78,28 @@ def dump(root: Call) -> str:
 
 
 def digest(root: Call) -> str:
-    """Returns the SHA-256 of the canonical YAML, in hexadecimal digits."""
+    """Returns the SHA-256 of the canonical YAML, in hexadecimal digits.
+
+    Args:
+        root: the tree. Equal trees have equal digests.
+    """
     return hashlib.sha256(dump(root).encode()).hexdigest()
 
 
 def diff(a: Call, b: Call) -> list[str]:
-    """Lists the differences between two trees, one line per path: "steps: 100 -> 200"."""
+    """Lists the differences between two trees.
+
+    Args:
+        a: the old tree.
+        b: the new tree.
+
+    Returns:
+        One line per path, such as "steps: 100 -> 200".
+
+    Example:
+        >>> diff(Call("experiment", {"steps": 100}), Call("experiment", {"steps": 200, "seed": 1}))
+        ['steps: 100 -> 200', 'seed: (absent) -> 1']
+    """
     return list(_diff(a, b, ""))
 
 
