@@ -27,10 +27,10 @@ def make_step(
     """Builds the jitted step.
 
     Args:
-        batch: name -> array, or shape, of a batch.
-        width: of the ViT.
-        depth: of the ViT.
-        seed: where the parameters come from.
+        batch: name -> array, or anything with a shape and a dtype, of a batch.
+        width: the width of the ViT.
+        depth: the number of its layers.
+        seed: the seed of the parameters.
 
     Returns:
         (step, params, opt_state); `step(params, opt_state, batch)` donates the first two and

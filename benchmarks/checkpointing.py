@@ -29,7 +29,12 @@ EVERY = 20
 
 
 def make_program(width: int, batch_size: int) -> Program:
-    """Makes the program: a perceptron whose hidden layers have about 20 million parameters."""
+    """Compiles the program of a perceptron whose hidden layers have about 20 million parameters.
+
+    Args:
+        width: the width of the hidden layers, from which their number follows.
+        batch_size: the number of examples in a batch, and in the data set.
+    """
     draw = np.random.default_rng(0)
     shape = (batch_size, 8, 8, 1)
     split = {
@@ -51,7 +56,12 @@ def make_program(width: int, batch_size: int) -> Program:
 
 
 class Side:
-    """A loop of its own over the program, with or without checkpoints."""
+    """A loop over the program with a state of its own, with or without checkpoints.
+
+    Attributes:
+        seconds: the time of each step, with the start of a save if there is one.
+        held_up: the time of each call that starts a save.
+    """
 
     def __init__(self, program: Program, checkpoints: Checkpoints | None):
         self.program, self.checkpoints = program, checkpoints
@@ -61,7 +71,7 @@ class Side:
         self.held_up: list[float] = []
 
     def round(self) -> None:
-        """Makes 20 steps and starts one save; the save continues during the next steps."""
+        """Runs 20 steps and starts one save, which continues during the next steps."""
         last = time.perf_counter()
         for _ in range(EVERY):
             self.state, metrics = self.program.step(self.state, self.batch)
@@ -76,7 +86,7 @@ class Side:
             last = now
 
     def whole_round(self) -> None:
-        """Makes a round, and waits for what it began, so that the other side is not slowed."""
+        """Runs a round and waits for its save, so that the other side is not slowed."""
         self.round()
         if self.checkpoints is not None:
             self.checkpoints.wait()
@@ -104,7 +114,7 @@ def main() -> None:
         rounds = interleave(lambda: two(ours), lambda: two(theirs), arguments.rounds)
         checkpoints.wait()
         per_step = [[1e3 * x / (2 * EVERY) for x in side] for side in rounds]
-        report("mean step, saves and all", *per_step, target=1.05, unit="ms")
+        report("mean step, with its share of the saves", *per_step, target=1.05, unit="ms")
         count = len(rounds[0])
         medians = [
             [1e3 * statistics.median(part) for part in np.array_split(side.seconds, count)]
@@ -113,18 +123,26 @@ def main() -> None:
         report("median step", *medians, target=1.05, unit="ms")
         held_up, sums = statistics.median(ours.held_up), seconds_of_checksums(ours)
         print(f"a save holds the steps up for {1e3 * held_up:.1f} ms")
-        print(f"its checksums take {1e3 * sums:.1f} ms of one core, behind the steps")
+        print(f"its checksums take {1e3 * sums:.1f} ms of one core, in a thread beside the steps")
         checkpoints.close()
 
 
 def two(side: Side) -> None:
-    """Makes two rounds and waits: the second one's steps run beside the first one's save."""
+    """Runs two rounds: the steps of the second run while the save of the first is written.
+
+    Args:
+        side: one of the two sides.
+    """
     side.round()
     side.whole_round()
 
 
 def seconds_of_checksums(side: Side) -> float:
-    """Times the checksums of a state, which a thread computes during the steps."""
+    """Times the checksums of a state, which a thread computes during the steps.
+
+    Args:
+        side: the side with the state.
+    """
     leaves = integrity.to_host(side.state)
     start = time.perf_counter()
     integrity.entries(leaves)

@@ -48,10 +48,10 @@ _DECOMPOSITIONS = r"syevd|geqrf"
 
 
 class Measured(NamedTuple):
-    """What one device has to do in a compiled update.
+    """What one device computes and receives in a compiled update.
 
     Attributes:
-        work: over an eighth of what one device alone has to do.
+        work: the work of one of eight devices, over an eighth of the work of a single device.
         received: megabytes of the results of collectives, by the name of the collective.
     """
 
@@ -60,7 +60,14 @@ class Measured(NamedTuple):
 
 
 def kernels(layers: int, width: int, stacked: bool, seed: int = 0) -> dict[str, Any]:
-    """Draws kernels of a transformer: query, key and value, out, and two of the perceptron."""
+    """Draws the kernels of a transformer: query, key and value, out, and two of the perceptron.
+
+    Args:
+        layers: the number of layers.
+        width: the size of a token.
+        stacked: whether the layers are one array with a leading axis, or each has its own arrays.
+        seed: the seed of the numbers.
+    """
     draw = np.random.default_rng(seed)
 
     def block(*lead: int) -> dict[str, Any]:
@@ -81,7 +88,13 @@ def kernels(layers: int, width: int, stacked: bool, seed: int = 0) -> dict[str, 
 def compile_update(
     recipe: Callable[..., Any], params: Any, axes: dict[str, int], divided: bool
 ) -> tuple[Any, tuple[Any, Any, Any]]:
-    """Compiles an update whose parameters, state and gradients are spread as a run spreads them.
+    """Compiles an update of sharded parameters, as in a run.
+
+    Args:
+        recipe: a function without arguments that returns an optax transformation.
+        params: a pytree of arrays.
+        axes: the names and sizes of the mesh's axes.
+        divided: whether the mesh is set while the update is traced, which `optim.division` needs.
 
     Returns:
         The compiled update, and its arguments: gradients, state and parameters.
@@ -101,7 +114,15 @@ def compile_update(
 
 
 def work_of(compiled: Any) -> tuple[float, float]:
-    """Reads off a program the operations of products, and m ** 3 of every decomposed matrix."""
+    """Reads the work from a compiled program.
+
+    Args:
+        compiled: the program.
+
+    Returns:
+        The number of operations of its matrix products; and the sum of m ** 3 over the matrices of
+        m x m that it decomposes.
+    """
     decomposed = 0.0
     for line in compiled.as_text().splitlines():
         called = rf'= \(?f32\[([\d,]+)\].*custom_call_target="\w*(?:{_DECOMPOSITIONS})'
@@ -113,7 +134,14 @@ def work_of(compiled: Any) -> tuple[float, float]:
 
 
 def received_by(compiled: Any) -> dict[str, float]:
-    """Reads off a program the megabytes of the results of its collectives."""
+    """Reads the traffic from a compiled program.
+
+    Args:
+        compiled: the program.
+
+    Returns:
+        Megabytes of the results of its collectives, by the name of the collective.
+    """
     sums: dict[str, float] = {}
     for line in compiled.as_text().splitlines():
         if found := re.search(rf"= (.*?) ({_COLLECTIVES})(?:-start)?\(", line):
@@ -124,7 +152,14 @@ def received_by(compiled: Any) -> dict[str, float]:
 
 
 def measure(name: str, params: Any, axes: dict[str, int], divided: bool) -> Measured:
-    """Compiles an update for eight devices and for one, and compares the two programs."""
+    """Compiles an update for eight devices and for one, and compares the two programs.
+
+    Args:
+        name: a key of RECIPES.
+        params: a pytree of arrays.
+        axes: the names and sizes of the mesh's axes.
+        divided: whether the eight devices divide the matrices among them.
+    """
     at = 0 if name in ("muon", "scion") else 1
     several, _ = compile_update(RECIPES[name], params, axes, divided)
     alone, _ = compile_update(RECIPES[name], params, {"data": 1}, divided=False)
@@ -133,7 +168,13 @@ def measure(name: str, params: Any, axes: dict[str, int], divided: bool) -> Meas
 
 
 def dealt(name: str, layers: int, width: int) -> float:
-    """Computes the cost of the largest share of the matrices over the mean share."""
+    """Computes the cost of the largest share of the matrices over the mean share.
+
+    Args:
+        name: a key of RECIPES.
+        layers: the number of layers.
+        width: the size of a token.
+    """
     if name in ("muon", "scion"):
         numbers = [4 * layers, 2 * layers]
         costs = [flops(width, width, 5, 4), flops(width, 4 * width, 5, 4)]

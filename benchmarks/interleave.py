@@ -32,10 +32,10 @@ def report(name: str, ours: list[float], theirs: list[float], target: float, uni
 
     Args:
         name: what was measured.
-        ours: a number a round.
-        theirs: a number a round, measured beside it.
-        target: the ratio that we mean to stay below.
-        unit: of the numbers, such as "ms".
+        ours: one number for each round.
+        theirs: one number for each round, measured next to it.
+        target: the ratio below which the median should be.
+        unit: the unit of the numbers, such as "ms".
 
     Returns:
         The median ratio.

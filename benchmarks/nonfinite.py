@@ -34,7 +34,15 @@ TARGETS = {
 
 
 def by_hand(experiment: Experiment, clip_norm: float | None) -> Callable[[int], None]:
-    """Builds a step that looks for nothing; the result makes as many steps as it is told."""
+    """Builds a step in optax alone, which does not look for values that are not finite.
+
+    Args:
+        experiment: the experiment whose model, data and loss are used.
+        clip_norm: the largest global norm of the gradients; None does not clip.
+
+    Returns:
+        A function that runs a given number of steps and waits for the last.
+    """
     transforms = [] if clip_norm is None else [optax.clip_by_global_norm(clip_norm)]
     tx = optax.chain(*transforms, optax.adamw(1e-3, weight_decay=0.05))
     model: Any = experiment.model
@@ -68,7 +76,14 @@ def by_hand(experiment: Experiment, clip_norm: float | None) -> Callable[[int], 
 
 
 def ours(experiment: Experiment) -> Callable[[int], None]:
-    """Builds the step of a run; the result makes as many steps as it is told."""
+    """Builds the step of a run.
+
+    Args:
+        experiment: the experiment, with its policy `on_nonfinite`.
+
+    Returns:
+        A function that runs a given number of steps and waits for the last.
+    """
     program = Program(experiment)
     host = next(experiment.data.train(0, 0))
     held = {"state": program.init()}

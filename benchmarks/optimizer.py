@@ -29,7 +29,12 @@ Step = Callable[..., Any]
 
 
 def make_params(width: int, depth: int) -> Any:
-    """Makes an MLP's parameters: `depth` layers of (width, width) and a bias."""
+    """Draws the parameters of a perceptron.
+
+    Args:
+        width: the size of its kernels, [width, width], and biases.
+        depth: the number of layers.
+    """
     keys = jax.random.split(jax.random.key(0), depth)
     return {
         f"layer_{i}": {
@@ -41,7 +46,12 @@ def make_params(width: int, depth: int) -> Any:
 
 
 def loss(params: Any, x: Any) -> Any:
-    """Squares the difference of an MLP from its input."""
+    """Computes the mean squared difference of a perceptron's outputs from its inputs.
+
+    Args:
+        params: what `make_params` returns.
+        x: the inputs, [batch, width].
+    """
     y = x
     for i in range(len(params)):
         y = jnp.tanh(y @ params[f"layer_{i}"]["kernel"] + params[f"layer_{i}"]["bias"])
@@ -49,7 +59,7 @@ def loss(params: Any, x: Any) -> Any:
 
 
 def ours() -> optim.Optimizer:
-    """Two groups of ours."""
+    """Returns AdamW in two groups of `optim`, each with its own schedule."""
     return optim.optimizer(
         {
             "matrices": optim.group(".*/kernel", partial(optax.adamw, learning_rate=MATRICES)),
@@ -59,7 +69,7 @@ def ours() -> optim.Optimizer:
 
 
 def plain() -> optax.GradientTransformation:
-    """The same two of optax."""
+    """Returns the same two AdamW in `optax.multi_transform`."""
 
     def label(path: Any, _: Any) -> str:
         return "matrices" if path_name(path).endswith("kernel") else "rest"
@@ -71,7 +81,14 @@ def plain() -> optax.GradientTransformation:
 
 
 def step_of(optimizer: Any) -> Step:
-    """Makes a jitted, donated step of either kind."""
+    """Compiles the step of an optimizer, with parameters and state donated.
+
+    Args:
+        optimizer: an `optim.Optimizer` or an optax transformation.
+
+    Returns:
+        A function of parameters, state and inputs that returns new parameters, state and the loss.
+    """
 
     def step(params: Any, state: Any, x: Any) -> Any:
         value, grads = jax.value_and_grad(loss)(params, x)
@@ -88,7 +105,13 @@ def step_of(optimizer: Any) -> Step:
 
 
 class Side:
-    """One of the two that are compared."""
+    """One of the two optimizers that are compared, with parameters and state of its own.
+
+    Args:
+        optimizer: an `optim.Optimizer` or an optax transformation.
+        params: the first parameters, which are copied.
+        x: the inputs, [batch, width].
+    """
 
     def __init__(self, optimizer: Any, params: Any, x: Any):
         self.optimizer, self.x = optimizer, x
@@ -97,14 +120,21 @@ class Side:
         self.step = step_of(optimizer)
 
     def compile_seconds(self) -> float:
-        """Traces, lowers and compiles anew."""
+        """Traces, lowers and compiles the step again, and returns the seconds."""
         jax.clear_caches()
         begin = time.perf_counter()
         step_of(self.optimizer).lower(self.params, self.state, self.x).compile()
         return time.perf_counter() - begin
 
     def step_seconds(self, steps: int) -> float:
-        """Runs some steps and returns the seconds per step."""
+        """Runs some steps.
+
+        Args:
+            steps: the number of steps.
+
+        Returns:
+            The seconds per step.
+        """
         begin = time.perf_counter()
         for _ in range(steps):
             self.params, self.state, value = self.step(self.params, self.state, self.x)
@@ -112,7 +142,7 @@ class Side:
         return (time.perf_counter() - begin) / steps
 
     def bytes(self) -> int:
-        """The peak of one step: arguments, results that are not arguments, and temporaries."""
+        """Returns the peak memory of a step: arguments, other results, and temporaries."""
         memory = self.step.lower(self.params, self.state, self.x).compile().memory_analysis()
         return (
             memory.argument_size_in_bytes
@@ -123,7 +153,17 @@ class Side:
 
 
 def compare(name: str, measure: Callable[[Side], float], sides: list[Side], rounds: int) -> float:
-    """Measures both sides in turn, the order changing; prints and returns the median ratio."""
+    """Measures both sides alternately, swapping the order, and prints the medians and the ratio.
+
+    Args:
+        name: what is measured.
+        measure: takes a side and returns a number.
+        sides: ours, and the other.
+        rounds: the number of measurements of each side.
+
+    Returns:
+        The median ratio.
+    """
     found: list[list[float]] = [[], []]
     for i in range(rounds):
         for side in (0, 1) if i % 2 else (1, 0):
@@ -139,7 +179,7 @@ def compare(name: str, measure: Callable[[Side], float], sides: list[Side], roun
 
 
 def line_searches() -> tuple[optim.Optimizer, optax.GradientTransformation]:
-    """A backtracking line search in a group of ours, and by itself."""
+    """Returns a backtracking line search in a group of ours, and the same without groups."""
     search = partial(optax.scale_by_backtracking_linesearch, max_backtracking_steps=15)
     parts: list[Any] = [partial(optax.sgd, 1.0), search]
     recipe = partial(optax.chain, *parts)

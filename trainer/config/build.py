@@ -26,6 +26,14 @@ class Builder:
 
     Raises:
         ConfigError: a package cannot be imported, or its name clashes with one of Lockstep's.
+
+    Example:
+        >>> from trainer import config
+        >>> builder = config.Builder(config.load(["configs/muon_vit.yaml"]))
+        >>> builder.check()
+        >>> adamw = builder.build("optimizer.groups.rest.optimizer", units=config.Units(1000))
+        >>> adamw.func.__name__, adamw.keywords["weight_decay"]
+        ('adamw', 0.05)
     """
 
     def __init__(self, config: Config, vocabulary: Sequence[str] = ()):

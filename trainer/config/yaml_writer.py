@@ -71,6 +71,11 @@ def dump(root: Call) -> str:
 
     Args:
         root: the tree; a call of `experiment` is written as the root mapping of a file.
+
+    Example:
+        >>> print(dump(Call("experiment", {"steps": 100, "loss": Call("losses.huber")})), end="")
+        loss: !losses.huber {}
+        steps: 100
     """
     bare = root.name == "experiment" and not root.partial
     tree = dict(sorted(root.kwargs.items())) if bare else root

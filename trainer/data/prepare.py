@@ -178,7 +178,14 @@ def _without_tensorflow() -> Iterator[None]:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Runs the command; returns its exit code."""
+    """Runs the command.
+
+    Args:
+        arguments: the command line without the program's name; None for that of this process.
+
+    Returns:
+        The exit code: 0, or 1 if the data set cannot be prepared or read.
+    """
     parser = argparse.ArgumentParser(
         prog="python -m trainer.data.prepare",
         description="Prepares a data set of TFDS as array_record, for data.tfds and its like.",

@@ -90,6 +90,17 @@ def convnet(
 
     Raises:
         ValueError: a size is not positive, there are no widths, or momentum is outside [0, 1).
+
+    Example:
+        >>> import jax
+        >>> from trainer import models
+        >>> model = models.convnet(widths=(4,), blocks_per_width=1)
+        >>> batch = {"image": jax.numpy.ones((4, 8, 8, 1))}
+        >>> params, model_state = model.init(jax.random.key(0), batch)
+        >>> params["block_0"]["conv"]["kernel"].shape
+        (3, 3, 1, 4)
+        >>> sorted(model_state["batch_stats"]["block_0"]["norm"])
+        ['mean', 'var']
     """
     if not widths:
         raise ValueError("models.convnet needs at least one number in widths, but got none.")

@@ -30,15 +30,29 @@ class Drawn(struct.PyTreeNode, nn.meta.AxisMetadata):
         return self.value
 
     def replace_boxed(self, val: Any) -> Drawn:
-        """Returns a copy with another value."""
+        """Returns a copy with another value.
+
+        Args:
+            val: the value.
+        """
         return self.replace(value=val)
 
     def add_axis(self, index: int, params: dict[Any, Any]) -> Drawn:
-        """Returns itself: mean and deviation are the same for each layer of a stack."""
+        """Returns itself: mean and deviation are the same for each layer of a stack.
+
+        Args:
+            index: the position of the new axis, ignored.
+            params: the metadata of the transformation, ignored.
+        """
         return self
 
     def remove_axis(self, index: int, params: dict[Any, Any]) -> Drawn:
-        """Returns itself, as `add_axis` does."""
+        """Returns itself, as `add_axis` does.
+
+        Args:
+            index: the position of the axis, ignored.
+            params: the metadata of the transformation, ignored.
+        """
         return self
 
 
@@ -50,30 +64,69 @@ def _draw(key: Any, shape: Sequence[int], mean: float, deviation: float) -> Draw
 
 
 def matrix(key: Any, shape: Sequence[int]) -> Any:
-    """Initializes matrices [..., rows, columns] with variance 1 / rows."""
+    """Initializes matrices with a normal distribution of variance 1 / rows.
+
+    Args:
+        key: a PRNG key; `one_draw` ignores what is drawn with it.
+        shape: [..., rows, columns].
+
+    Returns:
+        A float32 array of this shape with the mean and the standard deviation of its distribution.
+    """
     return _draw(key, shape, 0.0, shape[-2] ** -0.5)
 
 
 def convolution(key: Any, shape: Sequence[int]) -> Any:
-    """Initializes [height, width, inputs, features] with variance 2 / (height * width * inputs).
+    """Initializes the kernel of a convolution, variance 2 / (height * width * inputs).
 
     He et al., "Delving Deep into Rectifiers" (arXiv:1502.01852).
+
+    Args:
+        key: a PRNG key; `one_draw` ignores what is drawn with it.
+        shape: [height, width, inputs, features].
+
+    Returns:
+        A float32 array of this shape with the mean and the standard deviation of its distribution.
     """
     return _draw(key, shape, 0.0, math.sqrt(2 / math.prod(shape[:-1])))
 
 
 def small(key: Any, shape: Sequence[int]) -> Any:
-    """Initializes with standard deviation 0.02."""
+    """Initializes with a normal distribution of standard deviation 0.02.
+
+    Args:
+        key: a PRNG key; `one_draw` ignores what is drawn with it.
+        shape: any.
+
+    Returns:
+        A float32 array of this shape with the mean and the standard deviation of its distribution.
+    """
     return _draw(key, shape, 0.0, 0.02)
 
 
 def zeros(key: Any, shape: Sequence[int]) -> Any:
-    """Initializes with zeros."""
+    """Initializes with zeros.
+
+    Args:
+        key: ignored; None is accepted.
+        shape: any.
+
+    Returns:
+        A float32 array of this shape, with mean 0 and standard deviation 0.
+    """
     return _draw(key, shape, 0.0, 0.0)
 
 
 def ones(key: Any, shape: Sequence[int]) -> Any:
-    """Initializes with ones."""
+    """Initializes with ones.
+
+    Args:
+        key: ignored; None is accepted.
+        shape: any.
+
+    Returns:
+        A float32 array of this shape, with mean 1 and standard deviation 0.
+    """
     return _draw(key, shape, 1.0, 0.0)
 
 

@@ -139,7 +139,15 @@ def run_stack(
 
 
 def check_positive(model: str, **sizes: int) -> None:
-    """Raises ValueError with the name of the model if one of its sizes is not positive."""
+    """Checks the sizes of a model.
+
+    Args:
+        model: the name of the model, for the error message.
+        **sizes: the sizes, by the name of the argument.
+
+    Raises:
+        ValueError: a size is less than 1.
+    """
     for argument, size in sizes.items():
         if size < 1:
             raise ValueError(f"{model} needs {argument} to be at least 1, but got {size}.")

@@ -138,13 +138,28 @@ def _check_keywords(
 
 
 def mode_attributes(module: Any) -> dict[str, bool]:
-    """Returns the boolean attributes of a module whose names are in KNOWN."""
+    """Returns the boolean attributes of a module whose names are in KNOWN.
+
+    Args:
+        module: an instance of a linen or nnx module.
+
+    Returns:
+        Name -> value.
+    """
     values = vars(module).items()
     return {name: value for name, value in values if name in KNOWN and type(value) is bool}
 
 
 def describe_mode(mode: Callable[[bool], Mapping[str, Any]]) -> str:
-    """Returns a line with the arguments and attributes that tell a model whether it trains."""
+    """Describes how a model is told whether it trains, in one line of the plan.
+
+    Args:
+        mode: the function `mode` of a `Model`, which returns arguments and attributes by name.
+
+    Example:
+        >>> describe_mode(lambda train: {"train": train})
+        'model: train=True in training, False in evaluation'
+    """
     training, evaluation = mode(True), mode(False)
     settings = [
         f"{name}={value!r} in training and evaluation"

@@ -166,6 +166,18 @@ def vit(
     Raises:
         ValueError: a size is not positive, `num_heads` does not divide `width`, `pool` is unknown,
             or `dropout` is outside [0, 1).
+
+    Example:
+        >>> import jax
+        >>> from trainer import models
+        >>> model = models.vit(width=8, depth=2, num_heads=2)
+        >>> batch = {"image": jax.numpy.ones((4, 8, 8, 1))}
+        >>> params, model_state = model.init(jax.random.key(0), batch)
+        >>> params["blocks"]["attn"]["qkv"]["kernel"].shape
+        (2, 3, 8, 8)
+        >>> outputs, _ = model.apply(params, model_state, batch, key=None, train=False)
+        >>> outputs.shape
+        (4, 10)
     """
     mlp_dim = 4 * width if mlp_dim is None else mlp_dim
     check_positive(
