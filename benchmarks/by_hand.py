@@ -2,7 +2,8 @@
 
     python -m benchmarks.by_hand [--steps=1]
 
-The same model, data, groups and clip as configs/muon_vit.gin, in jax and optax alone.
+The model, the data and Muon are those of configs/muon_vit.gin; the step, the groups, the clipping
+and the loop are written in jax and optax.
 """
 
 import argparse

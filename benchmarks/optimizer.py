@@ -1,4 +1,4 @@
-"""Measures the cost of the laws: groups over optax.multi_transform of the same optimizers.
+"""Compares groups of `optim` with optax.multi_transform of the same optimizers.
 
     python -m benchmarks.optimizer [--rounds=40] [--width=256] [--depth=8]
 

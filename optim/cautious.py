@@ -54,8 +54,8 @@ def cautious(
 
     Args:
         base_optimizer: a `functools.partial` of the factory of any optimizer that takes gradients,
-            such as optax.adamw. A finished transformation will do where it does not read the
-            parameters, as weight decay does.
+            such as optax.adamw. A finished transformation is accepted if it does not read
+            the parameters, as weight decay would.
         weight_decay: decoupled weight decay for a base without its own, such as optax.adam, which
             is multiplied by the base's `learning_rate`. A float, a traced scalar or a schedule.
         least_mean: the smallest divisor; a smaller mean is replaced by it.
@@ -108,8 +108,8 @@ def grams(
 
     Args:
         base_optimizer: a `functools.partial` of the factory of any optimizer that takes gradients,
-            such as optax.adamw. A finished transformation will do where it does not read the
-            parameters, as weight decay does.
+            such as optax.adamw. A finished transformation is accepted if it does not read
+            the parameters, as weight decay would.
         weight_decay: decoupled weight decay for a base without its own, such as optax.adam, which
             is multiplied by the base's `learning_rate`. A float, a traced scalar or a schedule.
 

@@ -60,9 +60,10 @@ def missing_arguments(recipe: Any) -> str | None:
         unknown = [name for name in inner.keywords if name not in parameters and not takes_any]
         if unknown:
             near = difflib.get_close_matches(unknown[0], parameters, n=1)
-            hint = f"did you mean {near[0]}? " if near else ""
+            hint = f"Did you mean {near[0]!r}? " if near else ""
             return (
-                f"{name_of(inner)} takes no {unknown[0]!r}: {hint}It takes {', '.join(parameters)}."
+                f"{name_of(inner)} has no argument {unknown[0]!r}. {hint}"
+                f"It has: {', '.join(parameters)}."
             )
         given = bound(inner).arguments
         lacking = [
@@ -99,7 +100,7 @@ def wrong_float(name: str, value: Any, default: Any = None) -> str | None:
     if math.isinf(most) and name == "learning_rate":
         return "is infinite."
     if least <= 0 and name == "clip_norm":
-        return f"must be positive, got {least:g}. None does not clip."
+        return f"must be positive, got {least:g}. Set it to None to disable clipping."
     bound = float(default) if isinstance(default, int | float) else 0.0
     if least < min(0.0, bound) and name not in _ANY_SIGN:
         climb = name == "learning_rate"

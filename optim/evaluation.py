@@ -33,8 +33,8 @@ def eval_params(state: Any, params: Any) -> Any:
         held = node.slow if isinstance(node, SlowParams) else node.z
         if not isinstance(held, Mapping) or held.keys() != params.keys():
             raise ValueError(
-                "It keeps averages for the evaluation, but a wrapper such as optax.flatten changes "
-                "the tree of parameters that it receives. Put it outside of the wrapper."
+                "It keeps averages for evaluation, but a wrapper such as optax.flatten changes the "
+                "tree of parameters that it receives. Move it out of the wrapper."
             )
         # Inside optax.partition or optax.masked, other parameters are MaskedNodes.
         averages: Any = {p: x for p, x in held.items() if not isinstance(x, optax.MaskedNode)}

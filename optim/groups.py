@@ -186,11 +186,13 @@ def _dead_group(
     taken = [path for path in matching if group.takes(path, by_path[path])]
     if taken:
         why = (
-            f"All it matches is taken by earlier groups: {taken[0]} belongs to {labels[taken[0]]!r}"
+            f"Every parameter that it matches belongs to an earlier group, as {taken[0]} to"
+            f" {labels[taken[0]]!r}"
         )
         advice = "Put it before them, or remove it."
     elif matching:
-        why = f"It matches {matching[0]}, whose {by_path[matching[0]].ndim} axes its bounds exclude"
+        axes = by_path[matching[0]].ndim
+        why = f"It matches {matching[0]}, but its bounds exclude parameters of {axes} axes"
         advice = "Change min_ndim or max_ndim."
     else:
         partly = [path for path in by_path if occurs(group.match, path)]

@@ -162,10 +162,10 @@ def _parse(spec: Any) -> Rule:
 def _unreadable(spec: Any) -> ValueError:
     near = difflib.get_close_matches(spec, PRESETS, n=1) if isinstance(spec, str) else []
     return ValueError(
-        f"matrices has {spec!r}, {f'did you mean {near[0]!r}? It' if near else 'but it'} is one of "
+        f"matrices has {spec!r}. {f'Did you mean {near[0]!r}? ' if near else ''}It must be one of "
         f"{', '.join(PRESETS)}; or a spec like {_QUERY!r}, where the left side names the last axes "
         "of a parameter, each once, and the last two items of the right side are the rows (inputs) "
-        "and the columns (outputs) of its matrices; or a dict {pattern of paths: either}."
+        "and the columns (outputs) of its matrices; or a dict {pattern of paths: name or spec}."
     )
 
 
@@ -182,7 +182,7 @@ def layouts(params: Any, known: list[Rule], optimizer: str) -> dict[str, Layout]
 
     Raises:
         ValueError: if a parameter has fewer than two axes, is complex, or has fewer axes than its
-            rule names; or a rule takes no parameter.
+            rule names; or a rule does not match any parameter.
     """
     by_path = flatten(params)
     found = {path: _layout(path, x, known, optimizer) for path, x in by_path.items()}

@@ -1,4 +1,4 @@
-"""Puts groups together into one optimizer."""
+"""Combines groups into one optimizer."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -15,7 +15,7 @@ from optim.rounding import LowPrecision
 
 
 class Optimizer(NamedTuple):
-    """The groups and options that `optimizer` put together; holds no parameters and no state."""
+    """The groups and options that `optimizer` combined, without parameters and state."""
 
     groups: Mapping[str, Group]
     clip_norm: Any = None
@@ -210,7 +210,7 @@ def optimizer(
     low_precision: LowPrecision = "nearest",
     layers: Mapping[str, str | int] | None = None,
 ) -> Optimizer:
-    """Puts groups together into one optimizer.
+    """Combines groups into one optimizer.
 
     Args:
         groups: group name -> group; the first group that takes a parameter updates it.

@@ -1,7 +1,7 @@
 """Schedules: functions of the step, whose lengths in a config may be '5%' or '3 epochs'.
 
 Configs can also name the schedules of optax, which this module does not repeat. Each factory
-returns a callable ``step -> scalar`` of JAX's default float type (float32; float64 under x64). The
+returns a callable `step -> scalar` of JAX's default float type (float32; float64 under x64). The
 step is a Python int, a NumPy integer or a (traced) JAX integer, and counts the updates made before
 this one: the first update of a run uses the value at step 0. Float arguments may be traced scalars.
 """
@@ -35,30 +35,30 @@ def warmup_cosine(
 ) -> Schedule:
     """Returns a schedule with a linear warm-up and a cosine decay.
 
-    With ``w = warmup_steps`` and ``T = decay_steps``, the value at step ``t`` is
+    With `w = warmup_steps` and `T = decay_steps`, the value at step `t` is
 
         t < w        init + (peak - init) * t / w
         w <= t < T   end + (peak - end) * (0.5 * (1 + cos(pi * (t - w) / (T - w)))) ** exponent
         T <= t       end
 
-    which is ``optax.warmup_cosine_decay_schedule``. With a warm-up, the first update
-    uses ``init_value``, and with the default of 0 leaves the parameters unchanged. If ``w = T``, as
-    with '5%' in a run of one step, the value from step ``T`` on is ``end_value``.
+    which is `optax.warmup_cosine_decay_schedule`. With a warm-up, the first update
+    uses `init_value`, and with the default of 0 leaves the parameters unchanged. If `w = T`, as
+    with '5%' in a run of one step, the value from step `T` on is `end_value`.
 
     Args:
-        peak_value: the value at step ``warmup_steps``, if ``decay_steps`` is larger.
+        peak_value: the value at step `warmup_steps`, if `decay_steps` is larger.
         warmup_steps: the length of the warm-up, in steps; 0 for none.
         decay_steps: the step at which the decay ends, counted from step 0; at least 1.
         init_value: the value at step 0, if there is a warm-up.
-        end_value: the value from step ``decay_steps`` on.
+        end_value: the value from step `decay_steps` on.
         exponent: the power to which the cosine is raised.
 
     Returns:
         The schedule.
 
     Raises:
-        ValueError: if a length is negative, ``decay_steps`` is 0, or the warm-up is longer than
-            ``decay_steps``.
+        ValueError: if a length is negative, `decay_steps` is 0, or the warm-up is longer than
+            `decay_steps`.
 
     Example:
         >>> from optim import schedules
@@ -96,15 +96,15 @@ def warmup_stable_decay(
 ) -> Schedule:
     """Returns a schedule with a warm-up, a constant phase and a final decay (WSD, trapezoid).
 
-    With ``w = warmup_steps``, ``d = decay_steps``, ``T = total_steps`` and, within the decay,
-    ``x = (t - (T - d)) / d``, the value at step ``t`` is
+    With `w = warmup_steps`, `d = decay_steps`, `T = total_steps` and, within the decay,
+    `x = (t - (T - d)) / d`, the value at step `t` is
 
         t < w            init + (peak - init) * t / w
         w <= t < T - d   peak
         T - d <= t < T   end + (peak - end) * f(x)
         T <= t           end   (peak, if d is 0)
 
-    where ``f(x)`` is ``1 - x`` (linear), ``1 - sqrt(x)`` (sqrt) or ``0.5 * (1 + cos(pi * x))``
+    where `f(x)` is `1 - x` (linear), `1 - sqrt(x)` (sqrt) or `0.5 * (1 + cos(pi * x))`
     (cosine). In a run of one step, '5%' is one step for both; then the decay is left out.
 
     Args:
@@ -113,7 +113,7 @@ def warmup_stable_decay(
         decay_steps: the length of the decay, in steps; 0 for none.
         total_steps: the step at which the decay ends.
         init_value: the value at step 0, if there is a warm-up.
-        end_value: the value from step ``total_steps`` on, if there is a decay.
+        end_value: the value from step `total_steps` on, if there is a decay.
         shape: 'linear', 'sqrt' or 'cosine'.
 
     Returns:
@@ -121,7 +121,7 @@ def warmup_stable_decay(
 
     Raises:
         ValueError: if a length is negative, warm-up and decay together are longer than
-            ``total_steps``, or the shape is unknown.
+            `total_steps`, or the shape is unknown.
 
     Example:
         >>> from optim import schedules
@@ -170,8 +170,8 @@ def rsqrt(
 ) -> Schedule:
     """Returns a schedule with a warm-up, an inverse square root and an optional cool-down.
 
-    With ``w = warmup_steps``, ``c = cooldown_steps`` and ``T = total_steps``, the value at step
-    ``t`` is
+    With `w = warmup_steps`, `c = cooldown_steps` and `T = total_steps`, the value at step
+    `t` is
 
         t < w            init + (peak - init) * t / w
         w <= t < T - c   r(t) = peak / sqrt(1 + (t - w) / timescale)
@@ -179,24 +179,24 @@ def rsqrt(
         T <= t           end   (r(t), if c is 0; T is then unused)
 
     In a run of one step, '5%' is one step for both; then the cool-down is left out. With
-    ``timescale = warmup_steps`` the value is ``peak * sqrt(w / t)``, the Transformer's schedule.
+    `timescale = warmup_steps` the value is `peak * sqrt(w / t)`, the Transformer's schedule.
 
     Args:
-        peak_value: the value at step ``warmup_steps``.
+        peak_value: the value at step `warmup_steps`.
         warmup_steps: the length of the warm-up, in steps; 0 for none.
-        timescale: the steps after the warm-up in which the value falls to ``peak / sqrt(2)``; at
+        timescale: the steps after the warm-up in which the value falls to `peak / sqrt(2)`; at
             least 1.
         cooldown_steps: the length of the final linear decay, in steps; 0 for none.
         total_steps: the step at which the cool-down ends.
         init_value: the value at step 0, if there is a warm-up.
-        end_value: the value from step ``total_steps`` on, if there is a cool-down.
+        end_value: the value from step `total_steps` on, if there is a cool-down.
 
     Returns:
         The schedule.
 
     Raises:
         ValueError: if a length is negative, the timescale is 0, or warm-up and cool-down together
-            are longer than ``total_steps``.
+            are longer than `total_steps`.
 
     Example:
         >>> from optim import schedules
@@ -241,15 +241,15 @@ def piecewise(
 ) -> Schedule:
     """Returns a schedule that interpolates between values at given steps.
 
-    With boundaries ``b[0] < b[1] < ...`` and ``b[-1] = 0``, the value at step ``t`` in
-    ``b[i - 1] <= t < b[i]`` is, with ``x = (t - b[i - 1]) / (b[i] - b[i - 1])``,
+    With boundaries `b[0] < b[1] < ...` and `b[-1] = 0`, the value at step `t` in
+    `b[i - 1] <= t < b[i]` is, with `x = (t - b[i - 1]) / (b[i] - b[i - 1])`,
 
         constant   v[i]
         linear     v[i] + (v[i + 1] - v[i]) * x
         cosine     v[i] + (v[i + 1] - v[i]) * 0.5 * (1 - cos(pi * x))
 
-    and from the last boundary on it is the last value. So 'constant' jumps to ``v[i + 1]`` at step
-    ``b[i]``, and the other two reach ``v[i + 1]`` at that step.
+    and from the last boundary on it is the last value. So 'constant' jumps to `v[i + 1]` at step
+    `b[i]`, and the other two reach `v[i + 1]` at that step.
 
     Args:
         boundaries: steps, positive and increasing.

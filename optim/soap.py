@@ -67,10 +67,10 @@ def soap(
     max_precond_dim: int = 10_000,
     matrices: MatrixSpec = None,
 ) -> optax.GradientTransformationExtraArgs:
-    """Runs Adam in the slowly turning eigenbasis of Shampoo's preconditioner (SOAP).
+    """Runs Adam in the slowly changing eigenbasis of Shampoo's preconditioner (SOAP).
 
     With the gradient G and the bases Q_L and Q_R, which are the eigenvectors of the means of G G^T
-    and of G^T G, Adam sees Q_L^T G Q_R, and its step is rotated back. As in the authors'
+    and of G^T G, Adam receives Q_L^T G Q_R, and its step is rotated back. As in the authors'
     program, the first update only computes the bases and leaves the parameters unchanged; later the
     bases are updated every `precondition_frequency` updates, after the step, by one power iteration
     and a QR decomposition. (The authors' program shrinks the weights after the step; here step and

@@ -46,10 +46,10 @@ class Row:
         recipe: a partial of its factory.
         params: which parameters it is given: "all" (a matrix, a vector and a scalar), "matrices"
             (a matrix, and two of them stacked) or "complex".
-        needs: the extra arguments that plain optax asks for.
+        needs: the extra arguments that plain optax needs.
         per_example: whether its gradients have a leading axis of examples.
         tolerance: how far it may be from its reference, where rounding inside it counts.
-        fixed: float arguments that take no schedule.
+        fixed: float arguments that cannot follow a schedule.
         exempt: law, or (law, dtype) -> why it cannot hold.
         notes: what the README says about it.
     """
@@ -83,7 +83,7 @@ def public_name(factory: Callable[..., Any]) -> str:
         for name, thing in vars(package).items():
             if thing is factory and not name.startswith("_"):
                 return f"{package.__name__}.{name}"
-    raise LookupError(f"{factory} is no public name of optim, optax or optax.contrib.")
+    raise LookupError(f"{factory} is not a public name of optim, optax or optax.contrib.")
 
 
 def _sgd(learning_rate: float = 0.1, **kwargs: Any) -> partial:
@@ -257,7 +257,7 @@ ROWS = [
         partial(contrib.reduce_on_plateau, factor=0.5, patience=1),
         needs=("value",),
         fixed=("factor", "rtol", "atol"),
-        notes="factor, rtol and atol are compared in Python: they take numbers, no schedules",
+        notes="factor, rtol and atol are compared in Python and cannot follow schedules",
         note="sgd, reduce_on_plateau",
     ),
     # Blocks that no optimizer above contains, and wrappers.
@@ -345,7 +345,7 @@ REFUSED = [
         "changed the structure of its state",
     ),
     (
-        _row(optax.sm3, learning_rate=0.1, notes="takes no parameter without axes", note="scalars"),
+        _row(optax.sm3, learning_rate=0.1, notes="refuses parameters without axes", note="scalars"),
         "optax.sm3 cannot update the group 'own'",
     ),
     (
@@ -442,7 +442,7 @@ def markdown() -> str:
     """Writes the table for the README, between its markers."""
     lines = [
         BEGIN,
-        "| optimizer | asks for | laws | remarks |",
+        "| optimizer | needs | laws | remarks |",
         "| --- | --- | --- | --- |",
     ]
     for row in ROWS:
@@ -454,15 +454,15 @@ def markdown() -> str:
 
 
 def _line(row: Row, laws: str) -> str:
-    asks = [name for name in row.needs if name != "grad"]
-    asks += ["gradients of single examples"] if row.per_example else []
-    first = f"{', '.join(row.fixed)} makes the first state: a number, no schedule"
+    needs = [name for name in row.needs if name != "grad"]
+    needs += ["gradients of single examples"] if row.per_example else []
+    first = f"{', '.join(row.fixed)} sets the first state and cannot follow a schedule"
     remarks = [row.notes or (first if row.fixed else ""), *row.exempt.values()]
     remarks += ["complex parameters"] if row.params == "complex" else []
     remarks += ["matrices only"] if row.params == "matrices" else []
     remarks += ["no parameters without axes"] if row.params == "no scalar" else []
     remarks += ["full batches only"] if needs_full_batch(row.recipe) else []
-    return f"| {row.name} | {', '.join(asks)} | {laws} | {'; '.join(filter(None, remarks))} |"
+    return f"| {row.name} | {', '.join(needs)} | {laws} | {'; '.join(filter(None, remarks))} |"
 
 
 if __name__ == "__main__":

@@ -437,8 +437,8 @@ MISTAKES = {
         (("@models.mlp()", "@config_zoo.os.system()"), "config_zoo.os.system.command = 'exit 1'"),
         ("!models.mlp", "!config_zoo.os.system {command: exit 1}"),
         "@config_zoo.os|!config_zoo.os",
-        "config_zoo.os.system reaches through config_zoo into another package (os): a config names"
-        " only what a package defines itself.",
+        "config_zoo.os.system cannot be used: config_zoo only imports its module os, and a config"
+        " names only what a package defines itself.",
     ),
     "module reached through optax": (
         ("@models.mlp()", "@optax.jax.numpy.exp()"),

@@ -81,7 +81,7 @@ def test_two_different_files_of_one_name_are_refused(suffix):
     line = "y: {}\n" if is_yaml else "experiment.y = {}\n"
     a, b = f"sub/a.{suffix}", f"b.{suffix}"
     write({a: include, f"sub/{b}": line.format(1), b: line.format(2)})
-    words = rf"{a}:1: Two different files go by this name: sub/{b} and {b}\. Rename one"
+    words = rf"{a}:1: There are two different files of this name: sub/{b} and {b}\. Rename one"
     with pytest.raises(ConfigError, match=words):
         load([a])
     write({b: line.format(1)})

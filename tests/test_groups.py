@@ -599,7 +599,7 @@ def test_the_transformation_tx_computes_the_same_updates():
         ({"a": "head/.*"}, None, ["blocks/mlp/bias", "'head/.*'", "'.*'"]),
         ({"a": "hed/kernel", "b": ".*"}, "a", ["'hed/kernel'", "head/kernel", "takes no"]),
         ({"a": "kernel", "b": ".*"}, "a", ["whole path", "embed/kernel"]),
-        ({"a": ".*", "b": "head/.*"}, "b", ["earlier groups", "'a'"]),
+        ({"a": ".*", "b": "head/.*"}, "b", ["earlier group", "'a'"]),
     ],
 )
 def test_groups_that_do_not_fit_the_parameters_are_refused(groups, name, words):
@@ -682,7 +682,7 @@ def test_unusual_but_valid_arguments_are_accepted():
     [
         (partial(optax.sgd), "optax.sgd needs learning_rate"),
         (partial(optax.sgd, None), "optax.sgd needs learning_rate"),
-        (partial(optax.adam, learning_rat=0.1), "did you mean learning_rate"),
+        (partial(optax.adam, learning_rat=0.1), "Did you mean 'learning_rate'"),
         (partial(optax.lookahead, GOOD, sync_period=2), "optax.lookahead needs slow_step_size"),
         (partial(optax.contrib.mechanize, partial(optax.lion)), "optax.lion needs learning_rate"),
     ],

@@ -239,8 +239,8 @@ def test_a_mapping_uses_the_first_matching_pattern():
 @pytest.mark.parametrize(
     "spec, words",
     [
-        ("attentoin", "did you mean 'attention'"),
-        ("in out", "'in out', but it is one of dense"),
+        ("attentoin", "Did you mean 'attention'"),
+        ("in out", "'in out'. It must be one of dense"),
         ("in out -> in", "rows .inputs. and the columns"),
         ("in out -> (in out)", "left side names the last axes"),
         ("in out -> in out heads", "each once"),
@@ -412,7 +412,7 @@ def test_explain_warns_until_the_config_specifies_the_matrices(tmp_path, capsys)
 
 def test_a_wrong_spec_in_a_config_is_reported_with_file_and_line(tmp_path, capsys):
     for line, words in [
-        ("optim.muon.matrices = 'convs'", "did you mean 'conv'"),
+        ("optim.muon.matrices = 'convs'", "Did you mean 'conv'"),
         ("optim.muon.matrices = {'conv/.*': 'conv'}", "matches none of its parameters"),
         ("optim.muon.scale = 'spectral'", "was renamed to 'original'"),
         ("optim.muon.coefficients = 'jordan'", "Did you mean 'ns_coefficients'"),

@@ -247,7 +247,7 @@ def test_the_plan_shows_the_mode_of_user_modules():
     assert shown(models.from_linen(module)) == (
         "model: deterministic=False in training, True in evaluation"
     )
-    assert shown(models.from_linen(nn.Dense(3))) == "model: it is not told whether it trains"
+    assert shown(models.from_linen(nn.Dense(3))) == "model: the same in training and evaluation"
     quiet: Any = {"train_kwargs": {"debug": False}, "eval_kwargs": {"debug": False}}
     assert shown(models.from_linen(Fixed(), **quiet)) == (
         "model: training=False in training and evaluation; debug=False in training and evaluation"

@@ -70,7 +70,7 @@ SAME = {
     "NAdam": Case(
         lambda p: t.NAdam(p, 0.01, momentum_decay=1e9),
         partial(optax.nadam, 0.01),
-        "torch's momentum schedule is off at an endless momentum_decay",
+        "torch's momentum schedule is disabled by a very large momentum_decay",
     ),
     "RAdam": Case(
         lambda p: t.RAdam(p, 0.01, eps=0.0),
@@ -131,7 +131,7 @@ DIFFERENT = {
     "NAdam, momentum schedule": Case(
         lambda p: t.NAdam(p, 0.01),
         partial(optax.nadam, 0.01),
-        "torch warms the momentum up (Dozat's schedule), optax keeps it constant",
+        "torch raises the momentum during the run (Dozat's schedule), optax keeps it constant",
     ),
     "RMSprop, defaults": Case(
         lambda p: t.RMSprop(p, 0.01, 0.9, 1e-3),
@@ -147,7 +147,7 @@ DIFFERENT = {
     "Rprop, optax's": Case(
         lambda p: t.Rprop(p, 0.01),
         partial(optax.rprop, 0.01),
-        "optax 0.2.8 makes each step one update late",
+        "optax 0.2.8 applies each step one update late",
     ),
     "Adafactor, weight decay": Case(
         lambda p: t.Adafactor(p, 0.01, weight_decay=0.1),

@@ -101,8 +101,8 @@ class SearchPath:
         for other in found[1:]:
             if not _same(found[0], other):
                 raise ConfigError(
-                    f"Two different files go by this name: {found[0]} and {other}. Rename one, or"
-                    " include it by its absolute path.",
+                    f"There are two different files of this name: {found[0]} and {other}."
+                    " Rename one, or include it by its absolute path.",
                     included_at or Source(otherwise),
                 )
         return found[0] if found else otherwise

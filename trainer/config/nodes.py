@@ -162,7 +162,7 @@ def check_leaf(value: Any, source: Source) -> None:
     if isinstance(value, int) and not -(2**63) <= value < 2**64:
         raise ConfigError("The integer does not fit into 64 bits.", source)
     if isinstance(value, str) and any("\ud800" <= char <= "\udfff" for char in value):
-        raise ConfigError("The string contains half of a surrogate pair: not text.", source)
+        raise ConfigError("The string has half of a surrogate pair, which is not text.", source)
     if value is not None and type(value) not in (str, int, float, bool):
         kind = type(value).__name__
         raise ConfigError(

@@ -156,8 +156,8 @@ class Vocabulary:
         here = _attribute(module, step, source)
         if isinstance(here, ModuleType):
             raise ConfigError(
-                f"{name} reaches through {module.__name__} into another package"
-                f" ({here.__name__}): a config names only what a package defines itself.",
+                f"{name} cannot be used: {module.__name__} only imports its module"
+                f" {here.__name__}, and a config names only what a package defines itself.",
                 source,
             )
         modules = [key for key, value in vars(module).items() if _is_inner(module, key, value)]

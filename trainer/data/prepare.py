@@ -45,7 +45,7 @@ def prepare_aside(root: Path, build: Callable[[Path], Path]) -> Path:
 
     Raises:
         OSError: `root` cannot be written.
-        ValueError: what was built cannot be read.
+        ValueError: the prepared data set cannot be read.
     """
     root.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".preparing-", dir=root) as aside:
@@ -76,7 +76,7 @@ def prepare(name: str, root: Path, files: Path | None = None) -> Path:
         The directory of the prepared version.
 
     Raises:
-        ValueError: there is neither network nor file, or they are not the original ones.
+        ValueError: the files can neither be found nor downloaded, or differ from the originals.
     """
     import tensorflow_datasets
     from tensorflow_datasets.core.download.download_manager import NonMatchingChecksumError
@@ -129,17 +129,17 @@ def _check_network(builder: Any) -> None:
         except requests.RequestException as error:
             raise ValueError(
                 f"{url} cannot be reached ({type(error).__name__}). Run this where there is a "
-                "network, or name a directory that has the files by --files. For fashion_mnist "
-                "Debian's package will do: apt-get install dataset-fashion-mnist."
+                "network, or name a directory that has the files by --files. For fashion_mnist, "
+                "Debian's package has them: apt-get install dataset-fashion-mnist."
             ) from error
 
 
 @contextlib.contextmanager
 def _without_tensorflow() -> Iterator[None]:
-    """Lends the builder what it uses of TensorFlow, where that is not installed.
+    """Replaces the functions of TensorFlow that the builder uses, if it is not installed.
 
-    That is opening files, to extract and to read the MNIST family, and encoding an image as PNG,
-    which is lossless: what is read back is the same.
+    These open files, for extraction and for the data sets of the MNIST family, and encode images as
+    PNG, which is lossless.
     """
     if importlib.util.find_spec("tensorflow"):
         yield
@@ -158,13 +158,13 @@ def _without_tensorflow() -> Iterator[None]:
         Image.fromarray(image[..., 0] if image.shape[-1] == 1 else image).save(buffer, format="png")
         return buffer.getvalue()
 
-    lent = SimpleNamespace(
+    tensorflow = SimpleNamespace(
         io=SimpleNamespace(gfile=SimpleNamespace(GFile=open)),
         compat=SimpleNamespace(as_text=str),
     )
     places = (
-        (extractor, "tf", lent),
-        (mnist, "tf", lent),
+        (extractor, "tf", tensorflow),
+        (mnist, "tf", tensorflow),
         (image_feature._ImageEncoder, "_encode_image", encode),
     )
     before = [getattr(owner, name) for owner, name, _ in places]
@@ -188,9 +188,9 @@ def main(arguments: list[str] | None = None) -> int:
     """
     parser = argparse.ArgumentParser(
         prog="python -m trainer.data.prepare",
-        description="Prepares a data set of TFDS as array_record, for data.tfds and its like.",
+        description="Prepares a data set of TFDS as array_record, for data.tfds.",
     )
-    parser.add_argument("name", help="its name in TFDS, as fashion_mnist")
+    parser.add_argument("name", help="its name in TFDS, such as fashion_mnist")
     parser.add_argument("--data_dir", help="default: $LOCKSTEP_DATA_DIR or ~/.cache/lockstep/data")
     parser.add_argument("--files", type=Path, help="a directory with the files to download")
     options = parser.parse_args(arguments)

@@ -25,8 +25,8 @@ def from_linen(
     The collection `params` becomes the parameters. All other collections, such as `batch_stats`,
     become the model state, which changes only in training.
 
-    The module is told by arguments of its `__call__` whether it trains. Arguments with common names
-    are passed automatically (`trainer/models/mode.py` lists them): `train`, `training`,
+    Arguments of the module's `__call__` say whether it trains. Those with common names are passed
+    automatically (`trainer/models/mode.py` lists them): `train`, `training`,
     `is_training` and `enable_dropout` are True in training; `deterministic`,
     `use_running_average`, `eval`, `inference` and `test` are True in evaluation. Any other boolean
     argument must be in `train_kwargs` and `eval_kwargs`. Fields of the module with such names, for

@@ -1,4 +1,4 @@
-"""Finds the arguments of `__call__` that tell a flax module whether it trains."""
+"""Finds the arguments of `__call__` by which a flax module distinguishes training."""
 
 from __future__ import annotations
 
@@ -167,7 +167,7 @@ def describe_mode(mode: Callable[[bool], Mapping[str, Any]]) -> str:
         else f"{name}={value!r} in training, {evaluation[name]!r} in evaluation"
         for name, value in training.items()
     ]
-    return f"model: {'; '.join(settings) or 'it is not told whether it trains'}"
+    return f"model: {'; '.join(settings) or 'the same in training and evaluation'}"
 
 
 def _parameters(call: Any) -> dict[str, inspect.Parameter]:
