@@ -19,6 +19,7 @@ import jax
 import jax.numpy as jnp
 import optax
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
+from jax.typing import ArrayLike
 
 from optim.dtypes import compute_dtype
 from optim.factories import (
@@ -34,7 +35,7 @@ from optim.shard_map_checks import require_whole
 from optim.tracing import reads_of_leaves
 
 
-def init(recipe: Recipe, params: Any) -> Any:
+def init(recipe: Recipe, params: optax.Params) -> optax.OptState:
     """Initializes an optimizer's state for some parameters.
 
     Args:
@@ -49,7 +50,12 @@ def init(recipe: Recipe, params: Any) -> Any:
 
 
 def update(
-    recipe: Recipe, grads: Any, state: Any, params: Any, step: Any, extra: Mapping[str, Any]
+    recipe: Recipe,
+    grads: Mapping[str, jax.Array],
+    state: optax.OptState,
+    params: Mapping[str, jax.Array],
+    step: ArrayLike,
+    extra: Mapping[str, Any],
 ) -> tuple[Any, Any]:
     """Runs one step of an optimizer.
 
@@ -88,7 +94,11 @@ def update(
 
 
 def _refuse_schedules_of_init(
-    recipe: Recipe, grads: Any, state: Any, params: Any, extra: Mapping[str, Any]
+    recipe: Recipe,
+    grads: optax.Updates,
+    state: optax.OptState,
+    params: optax.Params,
+    extra: Mapping[str, Any],
 ) -> None:
     """Raises ArgumentError if an argument whose first value stays in the state is a schedule.
 
@@ -124,9 +134,9 @@ def _refuse_schedules_of_init(
 
 def _unsharded(
     tx: optax.GradientTransformationExtraArgs,
-    grads: Any,
-    state: Any,
-    params: Any,
+    grads: optax.Updates,
+    state: optax.OptState,
+    params: optax.Params,
     extra: Mapping[str, Any],
 ) -> tuple[Any, Any]:
     """Runs an update with automatic axes, for which the compiler chooses the shardings.
@@ -140,7 +150,7 @@ def _unsharded(
     if mesh is None:
         return tx.update(grads, state, params, **extra)
 
-    def place(x: Any) -> NamedSharding:
+    def place(x: jax.Array) -> NamedSharding:
         sharding = jax.typeof(x).sharding
         return NamedSharding(mesh, PartitionSpec()) if sharding.mesh.empty else sharding
 
@@ -148,14 +158,21 @@ def _unsharded(
     arrays = {name: x for name, x in extra.items() if name not in functions}
     places = jax.tree.map(place, (params, state))
 
-    def update(grads: Any, state: Any, params: Any, arrays: Any) -> Any:
+    def update(
+        grads: Mapping[str, jax.Array],
+        state: optax.OptState,
+        params: Mapping[str, jax.Array],
+        arrays: Any,
+    ) -> Any:
         return tx.update(grads, state, params, **arrays, **functions)
 
     run: Any = jax.sharding.auto_axes(update, out_sharding=places)
     return run(grads, state, params, arrays)
 
 
-def match_avals(new: Any, old: Any, narrow: Sequence[Any] = ()) -> Any:
+def match_avals(
+    new: optax.OptState, old: optax.OptState, narrow: Sequence[Any] = ()
+) -> optax.OptState:
     """Casts every leaf of a new state to the dtype and the strong type of the old one.
 
     Args:
@@ -206,11 +223,11 @@ def _loses(new: Any, old: Any) -> bool:
     return jnp.promote_types(kind.dtype, old.dtype) != old.dtype
 
 
-def _strong(x: Any) -> Any:
+def _strong(x: ArrayLike) -> jax.Array:
     return jax.lax.convert_element_type(x, jnp.asarray(x).dtype)
 
 
-def own_buffers(state: Any, others: Any) -> Any:
+def own_buffers(state: optax.OptState, others: optax.Params) -> optax.OptState:
     """Copies leaves of a state that are also other leaves, so that all can be donated.
 
     Args:

@@ -10,6 +10,8 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import optax
+from jax.typing import ArrayLike
 
 from optim import adapter, checks, evaluation
 from optim.dtypes import widen
@@ -32,7 +34,7 @@ class BoundOptimizer(NamedTuple):
     """
 
     groups: Mapping[str, Group]
-    clip_norm: Any
+    clip_norm: optax.ScalarOrSchedule | None
     layer_decay: float | None
     low_precision: LowPrecision
     layers: Layers | None
@@ -99,11 +101,11 @@ class BoundOptimizer(NamedTuple):
 
     def update(
         self,
-        grads: Any,
+        grads: optax.Updates,
         state: OptimizerState,
         *,
-        skip: Any = None,
-        key: Any = None,
+        skip: ArrayLike | None = None,
+        key: jax.Array | None = None,
         extra: Mapping[str, Any],
     ) -> tuple[Any, OptimizerState]:
         """Updates the parameters by one step; see `Optimizer.update`.

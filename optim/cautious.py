@@ -8,10 +8,12 @@ import jax
 import jax.numpy as jnp
 import optax
 from jax.core import Tracer
+from jax.typing import ArrayLike
 
 from optim.descent import scalar
 from optim.dtypes import compute_dtype, widen
 from optim.factories import (
+    Recipe,
     float_paths,
     learning_rate_of,
     map_floats,
@@ -31,8 +33,8 @@ class MaskedState(NamedTuple):
         base: the state of the base optimizer.
     """
 
-    count: Any
-    base: Any
+    count: ArrayLike | tuple[()]
+    base: optax.OptState
 
 
 def cautious(
@@ -139,19 +141,24 @@ def grams(
     return _masked(base_optimizer, mask, weight_decay, "optim.grams")
 
 
-def _masked(base: Any, mask: Any, weight_decay: Any, name: str) -> Any:
+def _masked(
+    base: Recipe,
+    mask: Callable[[jax.Array, jax.Array], jax.Array],
+    weight_decay: optax.ScalarOrSchedule,
+    name: str,
+) -> optax.GradientTransformationExtraArgs:
     decays = not _is_zero(weight_decay)
     if decays:
         _check_weight_decay(base, name)
     scheduled = _has_schedules(base) or callable(weight_decay)
 
-    def init(params: Any) -> MaskedState:
+    def init(params: optax.Params) -> MaskedState:
         count = jnp.zeros((), jnp.int32) if scheduled else ()
         return MaskedState(count, instantiate(base, 0, compute_dtype(params)).init(params))
 
     def update(
-        updates: Any, state: Any, params: Any = None, **extra: Any
-    ) -> tuple[Any, MaskedState]:
+        updates: optax.Updates, state: Any, params: optax.Params | None = None, **extra: Any
+    ) -> tuple[optax.Updates, MaskedState]:
         if params is None and decays:
             raise ValueError("Weight decay needs parameters: call update(updates, state, params).")
         step = state.count if scheduled else 0
@@ -181,7 +188,12 @@ def _masked(base: Any, mask: Any, weight_decay: Any, name: str) -> Any:
 
 
 def _split(
-    recipe: Any, updates: Any, state: Any, params: Any, extra: dict[str, Any], name: str
+    recipe: Recipe,
+    updates: optax.Updates,
+    state: Any,
+    params: optax.Params | None,
+    extra: dict[str, Any],
+    name: str,
 ) -> tuple[Any, Any, Any]:
     """Runs a base without schedules; returns its steps, its weight decay and its new state.
 
@@ -222,7 +234,7 @@ def _split(
     return steps, None, inner
 
 
-def _check_weight_decay(base: Any, name: str) -> None:
+def _check_weight_decay(base: Recipe, name: str) -> None:
     """Raises ValueError if a wrapper's weight decay has no single learning rate in the base."""
     if not isinstance(base, partial):
         raise ValueError(
@@ -243,7 +255,12 @@ def _check_weight_decay(base: Any, name: str) -> None:
 
 
 def _check_finished(
-    tx: Any, updates: Any, state: Any, params: Any, extra: dict[str, Any], name: str
+    tx: Any,
+    updates: optax.Updates,
+    state: Any,
+    params: optax.Params,
+    extra: dict[str, Any],
+    name: str,
 ) -> None:
     """Raises ValueError if a finished base reads the parameters: it might mask weight decay."""
     update: Callable[..., Any] = optax.with_extra_args_support(tx).update
@@ -256,7 +273,7 @@ def _check_finished(
         )
 
 
-def _weight_decays(recipe: Any) -> dict[str, Any]:
+def _weight_decays(recipe: Recipe) -> dict[str, Any]:
     """Returns the weight decays of a recipe by their paths, without those that are 0."""
     return {
         path: value
@@ -265,9 +282,9 @@ def _weight_decays(recipe: Any) -> dict[str, Any]:
     }
 
 
-def _has_schedules(recipe: Any) -> bool:
+def _has_schedules(recipe: Recipe) -> bool:
     return any(map(callable, float_paths(recipe).values()))
 
 
-def _is_zero(value: Any) -> bool:
+def _is_zero(value: object) -> bool:
     return value is None or isinstance(value, float | int) and value == 0

@@ -13,7 +13,7 @@ import optax
 from jax.core import Tracer
 
 from optim.arguments import bound, takes_float
-from optim.factories import declared_dtypes, floats, located, name_of, named_floats
+from optim.factories import Recipe, declared_dtypes, floats, located, name_of, named_floats
 from optim.rounding import LowPrecision
 from optim.rprop import rprop
 from optim.scion import scion
@@ -45,7 +45,7 @@ _FULL_BATCH = (optax.lbfgs, optax.scale_by_lbfgs, optax.rprop, optax.scale_by_rp
 _EXAMPLES = (optax.contrib.dpsgd, optax.contrib.differentially_private_aggregate)
 
 
-def missing_arguments(recipe: Any) -> str | None:
+def missing_arguments(recipe: Recipe) -> str | None:
     """Finds unknown and missing arguments of a recipe and of the recipes inside it.
 
     Args:
@@ -112,7 +112,10 @@ def wrong_float(name: str, value: Any, default: Any = None) -> str | None:
 
 
 def wrong_option(
-    groups: Mapping[str, Any], clip_norm: Any, layer_decay: Any, low_precision: Any
+    groups: Mapping[str, Any],
+    clip_norm: optax.ScalarOrSchedule | None,
+    layer_decay: Any,
+    low_precision: Any,
 ) -> str | None:
     """Checks the arguments of `optimizer` other than its groups.
 
@@ -143,7 +146,7 @@ def wrong_option(
     return None
 
 
-def wrong_argument(recipe: Any) -> tuple[str, str] | None:
+def wrong_argument(recipe: Recipe) -> tuple[str, str] | None:
     """Finds a float argument outside its range, in a recipe or in the recipes inside it.
 
     Args:
@@ -161,7 +164,7 @@ def wrong_argument(recipe: Any) -> tuple[str, str] | None:
     return None
 
 
-def wrong_schedule(recipe: Any, values: Mapping[str, Any]) -> tuple[str, str] | None:
+def wrong_schedule(recipe: Recipe, values: Mapping[str, Any]) -> tuple[str, str] | None:
     """Finds a schedule with values outside the range of its argument.
 
     Args:
@@ -185,7 +188,7 @@ def _known_right(factory: Callable[..., Any], name: str, default: Any) -> Any:
     return 1.0 if (factory, name) in _MAY_BE_ONE else default
 
 
-def wrong_parameter(recipe: Any, by_path: Mapping[str, Any]) -> str | None:
+def wrong_parameter(recipe: Recipe, by_path: Mapping[str, Any]) -> str | None:
     """Finds a parameter whose dtype the optimizer cannot update.
 
     Args:
@@ -210,7 +213,7 @@ def wrong_parameter(recipe: Any, by_path: Mapping[str, Any]) -> str | None:
     return None
 
 
-def _right_for_complex(recipe: Any) -> bool:
+def _right_for_complex(recipe: Recipe) -> bool:
     """Returns whether an optimizer supports complex parameters; True if it is finished."""
     if not isinstance(recipe, partial):
         return True
@@ -221,7 +224,7 @@ def _right_for_complex(recipe: Any) -> bool:
     return recipe.func in _COMPLEX and all(jnp.issubdtype(d, jnp.complexfloating) for d in dtypes)
 
 
-def needs_full_batch(recipe: Any) -> str | None:
+def needs_full_batch(recipe: Recipe) -> str | None:
     """Finds an inner optimizer that needs the same examples at every step.
 
     Args:
@@ -233,7 +236,7 @@ def needs_full_batch(recipe: Any) -> str | None:
     return _found(recipe, _FULL_BATCH)
 
 
-def needs_examples(recipe: Any) -> str | None:
+def needs_examples(recipe: Recipe) -> str | None:
     """Finds an inner optimizer that needs the gradient of each example.
 
     Args:
@@ -245,7 +248,7 @@ def needs_examples(recipe: Any) -> str | None:
     return _found(recipe, _EXAMPLES)
 
 
-def _found(recipe: Any, known: tuple[Callable[..., Any], ...]) -> str | None:
+def _found(recipe: Recipe, known: tuple[Callable[..., Any], ...]) -> str | None:
     return next((name_of(inner) for _, inner in located(recipe) if inner.func in known), None)
 
 

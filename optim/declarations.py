@@ -7,6 +7,7 @@ from contextvars import ContextVar
 from typing import Any, NamedTuple
 
 import jax
+import optax
 
 from optim.layouts import Layout, Rule, layouts
 
@@ -36,7 +37,9 @@ class Declaration(NamedTuple):
 _LISTENER: ContextVar[list[Declaration] | None] = ContextVar("_LISTENER", default=None)
 
 
-def declare(params: Any, known: list[Rule], optimizer: str, doubts: Sequence[str] = ()) -> None:
+def declare(
+    params: optax.Params, known: list[Rule], optimizer: str, doubts: Sequence[str] = ()
+) -> None:
     """Checks the parameters of an optimizer at init and reports them to `declarations`.
 
     Outside of `declarations`, each doubt becomes an `OptimizerWarning`.
@@ -61,7 +64,7 @@ def declare(params: Any, known: list[Rule], optimizer: str, doubts: Sequence[str
         warnings.warn(doubt, OptimizerWarning, stacklevel=4)
 
 
-def declarations(init: Callable[[Any], Any], params: Any) -> list[Declaration]:
+def declarations(init: Callable[[Any], Any], params: optax.Params) -> list[Declaration]:
     """Lists the matrices that the optimizers inside an init function work on.
 
     Args:

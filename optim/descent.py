@@ -23,8 +23,8 @@ class DescentState(NamedTuple):
         direction: the state of the direction.
     """
 
-    count: Any
-    direction: Any
+    count: ArrayLike | tuple[()]
+    direction: optax.OptState
 
 
 def descend(
@@ -46,13 +46,13 @@ def descend(
     scheduled = callable(learning_rate) or callable(weight_decay)
     decays = not (isinstance(weight_decay, float | int) and weight_decay == 0)
 
-    def init(params: Any) -> DescentState:
+    def init(params: optax.Params) -> DescentState:
         count = jnp.zeros((), jnp.int32) if scheduled else ()
         return DescentState(count, direction.init(params))
 
     def update(
-        updates: Any, state: Any, params: Any = None, **extra: Any
-    ) -> tuple[Any, DescentState]:
+        updates: optax.Updates, state: Any, params: optax.Params | None = None, **extra: Any
+    ) -> tuple[optax.Updates, DescentState]:
         if params is None and decays:
             raise ValueError("Weight decay needs parameters: call update(updates, state, params).")
         steps, inner = direction.update(updates, state.direction, params, **extra)

@@ -4,9 +4,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import optax
+from jax.typing import DTypeLike
 
 
-def compute_dtype(params: Any) -> Any:
+def compute_dtype(params: optax.Params) -> DTypeLike:
     """Returns the dtype of hyperparameters.
 
     Args:
@@ -42,7 +44,7 @@ def widen(tree: Any, integers: bool = False) -> Any:
     return jax.tree.map(cast, tree)
 
 
-def wide_zeros(x: jax.Array, dtype: Any = None) -> jax.Array:
+def wide_zeros(x: jax.Array, dtype: DTypeLike | None = None) -> jax.Array:
     """Returns zeros like an array, for the state of an optimizer.
 
     Args:
@@ -52,5 +54,5 @@ def wide_zeros(x: jax.Array, dtype: Any = None) -> jax.Array:
     return jnp.zeros_like(x, dtype=dtype or (jnp.float32 if _is_narrow(x.dtype) else x.dtype))
 
 
-def _is_narrow(dtype: Any) -> bool:
+def _is_narrow(dtype: DTypeLike) -> bool:
     return jnp.issubdtype(dtype, jnp.floating) and jnp.finfo(dtype).bits < 32

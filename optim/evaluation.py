@@ -10,7 +10,7 @@ from optim.dtypes import widen
 from optim.transformations import SlowParams
 
 
-def eval_params(state: Any, params: Any) -> Any:
+def eval_params(state: optax.OptState, params: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
     """Returns the parameters that evaluation must use: averages from the state, if there are any.
 
     Schedule-free evaluates the average of its iterates, lookahead its slow parameters.

@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import optax
 
 from optim.dtypes import widen
 from optim.paths import flatten, unflatten
@@ -16,7 +17,7 @@ _OF_LOSS = ("value", "grad", "value_fn", "obj_fn", "grad_fn")
 
 
 def extra_arguments(
-    extra: Mapping[str, Any], group_params: dict[str, Any], params: Any
+    extra: Mapping[str, Any], group_params: dict[str, Any], params: optax.Params
 ) -> dict[str, Any]:
     """Restricts the extra arguments of a train step to one group's parameters.
 

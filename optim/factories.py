@@ -35,7 +35,7 @@ class ArgumentError(ValueError):
         self.argument = argument
 
 
-def recipes_within(recipe: Any) -> Iterator[partial]:
+def recipes_within(recipe: object) -> Iterator[partial]:
     """Yields a recipe and the recipes inside it, outermost first.
 
     Args:
@@ -44,7 +44,7 @@ def recipes_within(recipe: Any) -> Iterator[partial]:
     return (inner for _, inner in located(recipe))
 
 
-def located(recipe: Any, path: str = "") -> Iterator[tuple[str, partial]]:
+def located(recipe: object, path: str = "") -> Iterator[tuple[str, partial]]:
     """Yields a recipe and those inside it, outermost first, each with its path.
 
     Args:
@@ -152,7 +152,7 @@ def declared_dtypes(recipe: Recipe) -> list[Any]:
     return [jnp.dtype(x) for name, x in given if "dtype" in name and x is not None]
 
 
-def learning_rate_of(recipe: Any) -> Any:
+def learning_rate_of(recipe: Recipe) -> Any:
     """Returns the learning rate of an optimizer: the outermost argument `learning_rate`.
 
     Args:
@@ -183,7 +183,7 @@ def learning_rate_of(recipe: Any) -> Any:
     return found[outer]
 
 
-def map_floats(recipe: Any, change: Callable[[str, Any], Any], path: str = "") -> Any:
+def map_floats(recipe: object, change: Callable[[str, Any], Any], path: str = "") -> Any:
     """Changes the float arguments of a recipe and of those inside it, defaults included.
 
     Args:
@@ -224,7 +224,7 @@ def map_floats(recipe: Any, change: Callable[[str, Any], Any], path: str = "") -
     return partial(recipe.func, *given.args, **given.kwargs)
 
 
-def float_paths(recipe: Any) -> dict[str, Any]:
+def float_paths(recipe: object) -> dict[str, Any]:
     """Returns the float arguments of a recipe and of those inside it by their paths.
 
     Args:

@@ -11,13 +11,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import optax
+from jax.typing import ArrayLike, DTypeLike
 
 from optim.arguments import bound, takes_partial, takes_recipe
-from optim.factories import map_floats, name_of
+from optim.factories import Recipe, map_floats, name_of
 from optim.transformations import standardize
 
 
-def at_step(recipe: Any, step: Any, dtype: Any) -> Any:
+def at_step(recipe: Recipe, step: ArrayLike, dtype: DTypeLike) -> Any:
     """Replaces each schedule of a recipe, and of those inside it, by its value at a step.
 
     Args:
@@ -38,7 +39,9 @@ def at_step(recipe: Any, step: Any, dtype: Any) -> Any:
     return map_floats(recipe, number)
 
 
-def instantiate(recipe: Any, step: Any, dtype: Any) -> optax.GradientTransformationExtraArgs:
+def instantiate(
+    recipe: Recipe, step: ArrayLike, dtype: DTypeLike
+) -> optax.GradientTransformationExtraArgs:
     """Calls the factory of a recipe, with each schedule replaced by its value at a step.
 
     Args:
@@ -55,7 +58,7 @@ def instantiate(recipe: Any, step: Any, dtype: Any) -> optax.GradientTransformat
     return _called(at_step(recipe, step, dtype))
 
 
-def _called(recipe: Any) -> optax.GradientTransformationExtraArgs:
+def _called(recipe: Recipe) -> optax.GradientTransformationExtraArgs:
     """Calls the factory of a recipe without schedules, the factories inside it first."""
 
     def optimizers(value: Any) -> Any:
@@ -82,7 +85,7 @@ def _called(recipe: Any) -> optax.GradientTransformationExtraArgs:
     return standardize(made, name_of(recipe))
 
 
-def _scheduled(schedule: Callable[[Any], Any], step: Any, name: str) -> Any:
+def _scheduled(schedule: Callable[[Any], Any], step: ArrayLike, name: str) -> Any:
     """Evaluates a schedule at a step; raises ValueError unless it returns a scalar."""
     try:
         value = schedule(step)

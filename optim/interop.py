@@ -70,13 +70,15 @@ def transformation(optimizer: Any) -> optax.GradientTransformationExtraArgs:
         `OptimizerState`, and then returns one.
     """
 
-    def init(params: Any) -> TransformationState:
+    def init(params: optax.Params) -> TransformationState:
         if not jax.tree.leaves(params):  # optax.tree.map_params passes a placeholder
             return _of_placeholder(optimizer, params)
         bound = optimizer.bind(params)
         return to_trees(bound, bound.init())
 
-    def update(grads: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, Any]:
+    def update(
+        grads: optax.Updates, state: Any, params: optax.Params | None = None, **extra: Any
+    ) -> tuple[optax.Updates, Any]:
         if params is None:
             raise ValueError("Pass the parameters: tx.update(grads, state, params).")
         bound = optimizer.bind(params)
@@ -161,7 +163,7 @@ def _is_of_group(x: Any, group_params: dict[str, Any]) -> bool:
     return isinstance(x, dict) and x.keys() == group_params.keys()
 
 
-def _of_placeholder(optimizer: Any, params: Any) -> TransformationState:
+def _of_placeholder(optimizer: Any, params: optax.Params) -> TransformationState:
     groups = {
         name: init_group(group.optimizer, params)
         for name, group in optimizer.groups.items()

@@ -49,7 +49,7 @@ _COUNT_ON_THEIR_STEP = (
 )
 
 
-def refuse_states(state: Any) -> None:
+def refuse_states(state: optax.OptState) -> None:
     """Checks that the steps of an optimizer may be scaled after it has computed them.
 
     Args:

@@ -18,6 +18,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
+import optax
 
 from optim.paths import flatten
 from optim.patterns import fullmatch
@@ -169,7 +170,7 @@ def _unreadable(spec: Any) -> ValueError:
     )
 
 
-def layouts(params: Any, known: list[Rule], optimizer: str) -> dict[str, Layout]:
+def layouts(params: optax.Params, known: list[Rule], optimizer: str) -> dict[str, Layout]:
     """Finds the matrices of every parameter.
 
     Args:

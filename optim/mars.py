@@ -23,9 +23,9 @@ class MarsState(NamedTuple):
     """
 
     count: jax.Array
-    mean: Any
-    variance: Any
-    last: Any
+    mean: optax.Params
+    variance: optax.Params
+    last: optax.Params
 
 
 def mars(
@@ -73,11 +73,13 @@ def mars(
       Models, https://arxiv.org/abs/2411.10438
     """
 
-    def init(params: Any) -> MarsState:
+    def init(params: optax.Params) -> MarsState:
         zeros = [jax.tree.map(wide_zeros, params) for _ in range(3)]
         return MarsState(jnp.zeros((), jnp.int32), *zeros)
 
-    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, MarsState]:
+    def update(
+        updates: optax.Updates, state: Any, params: optax.Params | None = None
+    ) -> tuple[optax.Updates, MarsState]:
         del params
         count = jnp.asarray(optax.safe_increment(state.count))
 

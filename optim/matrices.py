@@ -5,6 +5,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import optax
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from optim.declarations import declare
@@ -27,7 +28,7 @@ class Matrices:
         self._rules = rules(spec)
         self._optimizer = optimizer
 
-    def declare(self, params: Any, doubts: Sequence[str] = ()) -> None:
+    def declare(self, params: optax.Params, doubts: Sequence[str] = ()) -> None:
         """Checks the parameters at init and reports their layouts to `declarations`.
 
         Args:
@@ -40,7 +41,7 @@ class Matrices:
         """
         declare(params, self._rules, self._optimizer, doubts)
 
-    def layouts(self, params: Any) -> list[Layout]:
+    def layouts(self, params: optax.Params) -> list[Layout]:
         """Finds the axes of the matrices of every parameter.
 
         Args:

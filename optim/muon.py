@@ -21,7 +21,7 @@ _DTYPES = ("bfloat16", "float16", "float32", "float64")
 class MuonState(NamedTuple):
     """The state of Muon: the momentum, shaped like the parameters."""
 
-    momentum: Any
+    momentum: optax.Params
 
 
 def muon(
@@ -110,7 +110,7 @@ def muon(
         if dtype is not None and dtype not in _DTYPES:
             raise ValueError(f"{name} must be None or one of {', '.join(_DTYPES)}, got {dtype!r}.")
 
-    def init(params: Any) -> MuonState:
+    def init(params: optax.Params) -> MuonState:
         over.declare(params)
         return MuonState(jax.tree.map(lambda p: wide_zeros(p, momentum_dtype), params))
 
@@ -118,7 +118,9 @@ def muon(
         found = orthogonalize_all(batches, triples, eps, ns_dtype)
         return [[shape_factor(scale, *x.shape[-2:]) * x for x in found]]
 
-    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, MuonState]:
+    def update(
+        updates: optax.Updates, state: Any, params: optax.Params | None = None
+    ) -> tuple[optax.Updates, MuonState]:
         del params
 
         def follow(g: jax.Array, m: jax.Array) -> jax.Array:

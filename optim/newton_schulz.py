@@ -11,7 +11,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.typing import ArrayLike
+from jax.typing import ArrayLike, DTypeLike
 
 from optim.descent import scalar
 from optim.division import divide
@@ -91,7 +91,7 @@ def polynomials(ns_coefficients: str | Sequence[Any], steps: int) -> list[Triple
 
 
 def orthogonalize(
-    x: jax.Array, triples: Sequence[Triple], eps: ArrayLike = 1e-7, dtype: Any = None
+    x: jax.Array, triples: Sequence[Triple], eps: ArrayLike = 1e-7, dtype: DTypeLike | None = None
 ) -> jax.Array:
     """Orthogonalizes matrices approximately, by Newton-Schulz steps.
 
@@ -133,7 +133,7 @@ def orthogonalize_all(
     batches: Sequence[jax.Array],
     triples: Sequence[Triple],
     eps: ArrayLike = 1e-7,
-    dtype: Any = None,
+    dtype: DTypeLike | None = None,
 ) -> list[jax.Array]:
     """Orthogonalizes the matrices of many parameters; see `division.divide` for several devices.
 

@@ -3,13 +3,15 @@
 from collections.abc import Mapping
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import optax
+from jax.typing import ArrayLike
 
 from optim.shard_map_checks import require_whole
 
 
-def all_finite(by_path: Mapping[str, Any]) -> Any:
+def all_finite(by_path: Mapping[str, Any]) -> jax.Array:
     """Returns whether all numbers of some arrays are finite.
 
     Args:
@@ -23,7 +25,9 @@ def all_finite(by_path: Mapping[str, Any]) -> Any:
     ).all()
 
 
-def clip(grads: dict[str, Any], clip_norm: Any, step: Any) -> dict[str, Any]:
+def clip(
+    grads: dict[str, Any], clip_norm: optax.ScalarOrSchedule, step: ArrayLike
+) -> dict[str, Any]:
     """Scales all gradients by one scalar, so that their global norm is at most `clip_norm`.
 
     Args:

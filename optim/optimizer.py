@@ -1,9 +1,11 @@
 """Combines groups into one optimizer."""
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
+import jax
 import optax
+from jax.typing import ArrayLike
 
 from optim import checks, factories, interop
 from optim.bound import BoundOptimizer
@@ -13,12 +15,14 @@ from optim.packing import OptimizerState
 from optim.paths import as_arrays, flatten, unflatten
 from optim.rounding import LowPrecision
 
+Params = TypeVar("Params")  # any pytree of arrays
+
 
 class Optimizer(NamedTuple):
     """The groups and options that `optimizer` combined, without parameters and state."""
 
     groups: Mapping[str, Group]
-    clip_norm: Any = None
+    clip_norm: optax.ScalarOrSchedule | None = None
     layer_decay: float | None = None
     low_precision: LowPrecision = "nearest"
     layers: Layers | None = None
@@ -83,7 +87,7 @@ class Optimizer(NamedTuple):
         bound = self.bind(params)
         return bound.layer_scales(flatten(bound.params))
 
-    def hyperparameters(self, step: Any) -> dict[str, dict[str, Any]]:
+    def hyperparameters(self, step: ArrayLike) -> dict[str, dict[str, Any]]:
         """Evaluates every float argument of the groups' optimizers at a step.
 
         Args:
@@ -112,7 +116,7 @@ class Optimizer(NamedTuple):
         """
         return factories.hyperparameters(self.groups[name].optimizer)
 
-    def position(self, state: OptimizerState) -> Any:
+    def position(self, state: OptimizerState) -> jax.Array:
         """Returns the step of the next update: the number of calls of `update` so far.
 
         Args:
@@ -123,7 +127,7 @@ class Optimizer(NamedTuple):
         """
         return state.scalars["int32"][-1]
 
-    def skipped(self, state: OptimizerState) -> Any:
+    def skipped(self, state: OptimizerState) -> jax.Array:
         """Returns the number of updates that were skipped; see `update`.
 
         Args:
@@ -153,12 +157,12 @@ class Optimizer(NamedTuple):
         self,
         grads: Any,
         state: OptimizerState,
-        params: Any,
+        params: Params,
         *,
-        skip: Any = None,
-        key: Any = None,
+        skip: ArrayLike | None = None,
+        key: jax.Array | None = None,
         **extra: Any,
-    ) -> tuple[Any, OptimizerState]:
+    ) -> tuple[Params, OptimizerState]:
         """Updates the parameters by one step.
 
         Args:
@@ -187,7 +191,9 @@ class Optimizer(NamedTuple):
         """The optimizer as an optax transformation; see `interop.transformation`."""
         return interop.transformation(self)
 
-    def eval_params(self, state: OptimizerState, params: Any) -> Any:
+    def eval_params(
+        self, state: OptimizerState | interop.TransformationState, params: Params
+    ) -> Params:
         """Returns the parameters that evaluation must use.
 
         Args:

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import optax
 
 
 class OptimizerState(NamedTuple):
@@ -31,7 +32,7 @@ def _is_scalar(x: Any) -> bool:
     return x.ndim == 0 and not jnp.issubdtype(x.dtype, jax.dtypes.extended)
 
 
-def pack(state: Any) -> tuple[dict[str, jax.Array], Any]:
+def pack(state: optax.OptState) -> tuple[dict[str, jax.Array], Any]:
     """Packs the scalars of a state into vectors.
 
     Args:

@@ -53,7 +53,7 @@ def interpolate(start: ArrayLike, end: ArrayLike, fraction: jax.Array) -> jax.Ar
     return default_float(start) + (default_float(end) - default_float(start)) * fraction
 
 
-def fraction(step: Any, begin: int, end: int) -> jax.Array:
+def fraction(step: ArrayLike, begin: int, end: int) -> jax.Array:
     """Returns the part of a phase that is over before a step.
 
     Args:

@@ -4,6 +4,7 @@ from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
+from jax.typing import ArrayLike, DTypeLike
 
 from optim.shard_map_checks import require_whole
 
@@ -11,7 +12,11 @@ LowPrecision = Literal["nearest", "master", "stochastic"]
 
 
 def round_to(
-    after: dict[str, Any], before: dict[str, Any], how: LowPrecision, step: Any, key: Any
+    after: dict[str, Any],
+    before: dict[str, Any],
+    how: LowPrecision,
+    step: ArrayLike,
+    key: jax.Array | None,
 ) -> dict[str, Any]:
     """Casts new parameters to the dtypes of the old ones.
 
@@ -40,7 +45,7 @@ def round_to(
     }
 
 
-def _stochastic_round(x: jax.Array, key: jax.Array, dtype: Any) -> jax.Array:
+def _stochastic_round(x: jax.Array, key: jax.Array, dtype: DTypeLike) -> jax.Array:
     """Rounds float32 up or down to a narrower dtype at random, without bias."""
     noise = jax.random.bits(key, x.shape, jnp.uint16).astype(jnp.uint32)
     if dtype == jnp.bfloat16:  # the upper half of a float32

@@ -20,8 +20,8 @@ class RpropState(NamedTuple):
         last: the last gradient, 0 where its sign had changed.
     """
 
-    size: Any
-    last: Any
+    size: optax.Params
+    last: optax.Params
 
 
 def rprop(
@@ -79,12 +79,14 @@ def rprop(
             " computed, and cannot be a schedule: give it a number."
         )
 
-    def init(params: Any) -> RpropState:
+    def init(params: optax.Params) -> RpropState:
         zeros = jax.tree.map(wide_zeros, params)
         sizes = jax.tree.map(lambda x: x + scalar(learning_rate, x), zeros)
         return RpropState(sizes, zeros)
 
-    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, RpropState]:
+    def update(
+        updates: optax.Updates, state: Any, params: optax.Params | None = None
+    ) -> tuple[optax.Updates, RpropState]:
         def one(
             g: jax.Array, size: jax.Array, last: jax.Array, like: jax.Array
         ) -> tuple[jax.Array, ...]:

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
+from jax.typing import ArrayLike
 
 from optim.ramps import choice, default_float, fit_after, fraction, interpolate, step_count
 
@@ -76,7 +77,7 @@ def warmup_cosine(
             " warm-up: make decay_steps larger than warmup_steps."
         )
 
-    def schedule(step: Any) -> jax.Array:
+    def schedule(step: ArrayLike) -> jax.Array:
         rising = interpolate(init_value, peak_value, fraction(step, 0, warmup))
         falling = 0.5 * (1.0 + jnp.cos(jnp.pi * fraction(step, warmup, total)))
         falling = interpolate(end_value, peak_value, falling ** default_float(exponent))
@@ -150,7 +151,7 @@ def warmup_stable_decay(
     }
     fall = shapes[choice("shape", shape, shapes)]
 
-    def schedule(step: Any) -> jax.Array:
+    def schedule(step: ArrayLike) -> jax.Array:
         rising = interpolate(init_value, peak_value, fraction(step, 0, warmup))
         falling = fall(fraction(step, total - decay, total)) if decay else 1.0
         falling = interpolate(end_value, peak_value, default_float(falling))
@@ -222,7 +223,7 @@ def rsqrt(
             f" total_steps, which is {total}: shorten one of the two."
         )
 
-    def schedule(step: Any) -> jax.Array:
+    def schedule(step: ArrayLike) -> jax.Array:
         rising = interpolate(init_value, peak_value, fraction(step, 0, warmup))
         after = default_float(jnp.maximum(jnp.asarray(step) - warmup, 0))
         falling = default_float(peak_value) / jnp.sqrt(1.0 + after / scale)
@@ -285,7 +286,7 @@ def piecewise(
     }
     rise = shapes[choice("interpolation", interpolation, shapes)]
 
-    def schedule(step: Any) -> jax.Array:
+    def schedule(step: ArrayLike) -> jax.Array:
         value = default_float(values[-1])
         for i in reversed(range(len(ends))):
             x = rise(fraction(step, starts[i], ends[i]))

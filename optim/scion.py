@@ -21,7 +21,7 @@ _NORMS = ("spectral", "spectral_conv", "sign", "col_norm", "row_norm", "bias_rms
 class ScionState(NamedTuple):
     """The state of Scion: the mean of the gradients, shaped like the parameters."""
 
-    momentum: Any
+    momentum: optax.Params
 
 
 def scion(
@@ -108,7 +108,7 @@ def scion(
     spec = "conv" if conv and matrices is None else matrices
     over = Matrices(spec, f"optim.scion with norm={norm!r}")
 
-    def init(params: Any) -> ScionState:
+    def init(params: optax.Params) -> ScionState:
         if norm != "bias_rms":
             over.declare(params, _doubts(momentum))
         elif any(x.ndim == 0 for x in jax.tree.leaves(params)):
@@ -147,7 +147,9 @@ def scion(
         factors = [at.window**-0.5 for at in over.layouts(moments)]
         return structure.unflatten([f * x for f, x in zip(factors, leaves, strict=True)])
 
-    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, ScionState]:
+    def update(
+        updates: optax.Updates, state: Any, params: optax.Params | None = None
+    ) -> tuple[optax.Updates, ScionState]:
         del params
 
         def follow(g: jax.Array, m: jax.Array) -> jax.Array:

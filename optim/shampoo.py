@@ -31,12 +31,12 @@ class ShampooState(NamedTuple):
     """
 
     count: jax.Array
-    mean: Any
-    variance: Any
-    left: Any
-    right: Any
-    left_root: Any
-    right_root: Any
+    mean: optax.Params
+    variance: optax.Params
+    left: optax.Params
+    right: optax.Params
+    left_root: optax.Params
+    right_root: optax.Params
 
 
 def shampoo(
@@ -118,7 +118,7 @@ def shampoo(
 
     over = Matrices(matrices, "optim.shampoo")
 
-    def init(params: Any) -> ShampooState:
+    def init(params: optax.Params) -> ShampooState:
         over.declare(params)
 
         def start_from(zeros: list[jax.Array]) -> Sequence[Any]:
@@ -130,7 +130,9 @@ def shampoo(
         variance = jax.tree.map(wide_zeros, params)
         return ShampooState(jnp.zeros((), jnp.int32), mean, variance, *sides)
 
-    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, ShampooState]:
+    def update(
+        updates: optax.Updates, state: Any, params: optax.Params | None = None
+    ) -> tuple[optax.Updates, ShampooState]:
         del params
         count = jnp.asarray(optax.safe_increment(state.count))
         due = (count == start) | ((count > start) & (count % precondition_frequency == 0))

@@ -32,12 +32,12 @@ class SoapState(NamedTuple):
     """
 
     count: jax.Array
-    mean: Any
-    variance: Any
-    left: Any
-    right: Any
-    left_basis: Any
-    right_basis: Any
+    mean: optax.Params
+    variance: optax.Params
+    left: optax.Params
+    right: optax.Params
+    left_basis: optax.Params
+    right_basis: optax.Params
 
 
 # An element of Q_L^T G Q_R counts as zero below this many machine epsilons of its row and column:
@@ -133,7 +133,7 @@ def soap(
 
     over = Matrices(matrices, "optim.soap")
 
-    def init(params: Any) -> SoapState:
+    def init(params: optax.Params) -> SoapState:
         over.declare(params)
 
         def eye(s: jax.Array) -> jax.Array:
@@ -147,7 +147,9 @@ def soap(
         variance = jax.tree.map(wide_zeros, params)
         return SoapState(jnp.zeros((), jnp.int32), mean, variance, *sides)
 
-    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, SoapState]:
+    def update(
+        updates: optax.Updates, state: Any, params: optax.Params | None = None
+    ) -> tuple[optax.Updates, SoapState]:
         del params
         count = state.count
         first = count == 0
@@ -187,7 +189,9 @@ def soap(
 
     tx = descend(optax.GradientTransformation(init, update), learning_rate, weight_decay)
 
-    def update_all(updates: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, Any]:
+    def update_all(
+        updates: optax.Updates, state: Any, params: optax.Params | None = None, **extra: Any
+    ) -> tuple[optax.Updates, Any]:
         moves, new = tx.update(updates, state, params, **extra)
         first = state.direction.count == 0
         return jax.tree.map(lambda u: jnp.where(first, jnp.zeros_like(u), u), moves), new

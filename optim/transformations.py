@@ -48,7 +48,9 @@ def _with_known_extras(
     if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
         return tx
 
-    def update(updates: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, Any]:
+    def update(
+        updates: optax.Updates, state: Any, params: optax.Params | None = None, **extra: Any
+    ) -> tuple[optax.Updates, Any]:
         known = {name: value for name, value in extra.items() if name in parameters}
         return tx.update(updates, state, params, **known)
 
@@ -72,11 +74,13 @@ def _with_slow_params(tx: optax.GradientTransformation) -> optax.GradientTransfo
     if params_of is None or params_of.annotation is not optax.LookaheadParams:
         return tx
 
-    def init(params: Any) -> SlowParams:
+    def init(params: optax.Params) -> SlowParams:
         pair: Any = optax.LookaheadParams(fast=params, slow=params)
         return SlowParams(params, tx.init(pair))
 
-    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
+    def update(
+        updates: optax.Updates, state: Any, params: Any = None
+    ) -> tuple[optax.Updates, SlowParams]:
         pair: Any = optax.LookaheadParams(fast=params, slow=state.slow)
         moves: Any
         moves, inner = tx.update(updates, state.state, pair)
