@@ -59,14 +59,16 @@ def make_step(
     )
 
     @jax.jit
-    def init(key: Any) -> tuple[Any, Any]:
+    def init(key: jax.Array) -> tuple[Any, Any]:
         zeros = {name: jnp.zeros(x.shape, x.dtype) for name, x in batch.items()}
         params, _ = model.init(key, zeros)
         return params, tx.init(params)
 
     @partial(jax.jit, donate_argnums=(0, 1))
-    def step(params: Any, opt_state: Any, batch: Any) -> tuple[Any, Any, Any, Any]:
-        def mean_loss(params: Any) -> Any:
+    def step(
+        params: optax.Params, opt_state: optax.OptState, batch: Any
+    ) -> tuple[Any, Any, Any, Any]:
+        def mean_loss(params: optax.Params) -> jax.Array:
             outputs, _ = model.apply(params, {}, batch, key=None, train=True)
             return loss(outputs, batch).mean()
 

@@ -21,6 +21,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
+import optax
+
 os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8"
 
@@ -86,7 +88,7 @@ def kernels(layers: int, width: int, stacked: bool, seed: int = 0) -> dict[str, 
 
 
 def compile_update(
-    recipe: Callable[..., Any], params: Any, axes: dict[str, int], divided: bool
+    recipe: Callable[..., Any], params: optax.Params, axes: dict[str, int], divided: bool
 ) -> tuple[Any, tuple[Any, Any, Any]]:
     """Compiles an update of sharded parameters, as in a run.
 
@@ -151,7 +153,7 @@ def received_by(compiled: Any) -> dict[str, float]:
     return sums
 
 
-def measure(name: str, params: Any, axes: dict[str, int], divided: bool) -> Measured:
+def measure(name: str, params: optax.Params, axes: dict[str, int], divided: bool) -> Measured:
     """Compiles an update for eight devices and for one, and compares the two programs.
 
     Args:

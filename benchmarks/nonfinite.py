@@ -52,7 +52,7 @@ def by_hand(experiment: Experiment, clip_norm: float | None) -> Callable[[int], 
     def step(state: Any, batch: Any) -> Any:
         params, opt_state = state
 
-        def mean_loss(params: Any) -> Any:
+        def mean_loss(params: optax.Params) -> jax.Array:
             outputs, _ = model.apply(params, {}, batch, key=None, train=True)
             return experiment.loss(outputs, batch).mean()
 
@@ -61,7 +61,7 @@ def by_hand(experiment: Experiment, clip_norm: float | None) -> Callable[[int], 
         return (optax.apply_updates(params, updates), opt_state), value
 
     @jax.jit
-    def init(key: Any) -> Any:
+    def init(key: jax.Array) -> Any:
         params, _ = model.init(key, jax.tree.map(jnp.zeros_like, host))
         return params, tx.init(params)
 

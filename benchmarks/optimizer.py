@@ -11,7 +11,7 @@ the same search without groups (target 1.20).
 
 import argparse
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -28,7 +28,7 @@ REST = optax.warmup_cosine_decay_schedule(0.0, 3e-3, 50, 1_000)
 Step = Callable[..., Any]
 
 
-def make_params(width: int, depth: int) -> Any:
+def make_params(width: int, depth: int) -> dict[str, dict[str, jax.Array]]:
     """Draws the parameters of a perceptron.
 
     Args:
@@ -45,7 +45,7 @@ def make_params(width: int, depth: int) -> Any:
     }
 
 
-def loss(params: Any, x: Any) -> Any:
+def loss(params: Mapping[str, Mapping[str, jax.Array]], x: jax.Array) -> jax.Array:
     """Computes the mean squared difference of a perceptron's outputs from its inputs.
 
     Args:
@@ -80,7 +80,7 @@ def plain() -> optax.GradientTransformation:
     )
 
 
-def step_of(optimizer: Any) -> Step:
+def step_of(optimizer: optim.Optimizer | optax.GradientTransformation) -> Step:
     """Compiles the step of an optimizer, with parameters and state donated.
 
     Args:
@@ -90,7 +90,7 @@ def step_of(optimizer: Any) -> Step:
         A function of parameters, state and inputs that returns new parameters, state and the loss.
     """
 
-    def step(params: Any, state: Any, x: Any) -> Any:
+    def step(params: optax.Params, state: Any, x: jax.Array) -> Any:
         value, grads = jax.value_and_grad(loss)(params, x)
         if isinstance(optimizer, optim.Optimizer):
             params, state = optimizer.update(
@@ -113,7 +113,12 @@ class Side:
         x: the inputs, [batch, width].
     """
 
-    def __init__(self, optimizer: Any, params: Any, x: Any):
+    def __init__(
+        self,
+        optimizer: optim.Optimizer | optax.GradientTransformation,
+        params: optax.Params,
+        x: jax.Array,
+    ):
         self.optimizer, self.x = optimizer, x
         self.params = jax.tree.map(jnp.copy, params)
         self.state = jax.jit(optimizer.init)(params)

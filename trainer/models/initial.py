@@ -9,7 +9,7 @@ fills all parameters from one long array of random numbers.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import flax.linen as nn
@@ -21,15 +21,15 @@ from flax import struct
 class Drawn(struct.PyTreeNode, nn.meta.AxisMetadata):
     """An initial value with the mean and standard deviation of its normal distribution."""
 
-    value: Any
+    value: jax.Array
     mean: float = struct.field(pytree_node=False)
     deviation: float = struct.field(pytree_node=False)
 
-    def unbox(self) -> Any:
+    def unbox(self) -> jax.Array:
         """Returns the value."""
         return self.value
 
-    def replace_boxed(self, val: Any) -> Drawn:
+    def replace_boxed(self, val: jax.Array) -> Drawn:
         """Returns a copy with another value.
 
         Args:
@@ -63,7 +63,7 @@ def _draw(key: Any, shape: Sequence[int], mean: float, deviation: float) -> Draw
     return Drawn(value, mean, deviation)
 
 
-def matrix(key: Any, shape: Sequence[int]) -> Any:
+def matrix(key: jax.Array, shape: Sequence[int]) -> Any:
     """Initializes matrices with a normal distribution of variance 1 / rows.
 
     Args:
@@ -76,7 +76,7 @@ def matrix(key: Any, shape: Sequence[int]) -> Any:
     return _draw(key, shape, 0.0, shape[-2] ** -0.5)
 
 
-def convolution(key: Any, shape: Sequence[int]) -> Any:
+def convolution(key: jax.Array, shape: Sequence[int]) -> Any:
     """Initializes the kernel of a convolution, variance 2 / (height * width * inputs).
 
     He et al., "Delving Deep into Rectifiers" (arXiv:1502.01852).
@@ -91,7 +91,7 @@ def convolution(key: Any, shape: Sequence[int]) -> Any:
     return _draw(key, shape, 0.0, math.sqrt(2 / math.prod(shape[:-1])))
 
 
-def small(key: Any, shape: Sequence[int]) -> Any:
+def small(key: jax.Array, shape: Sequence[int]) -> Any:
     """Initializes with a normal distribution of standard deviation 0.02.
 
     Args:
@@ -104,7 +104,7 @@ def small(key: Any, shape: Sequence[int]) -> Any:
     return _draw(key, shape, 0.0, 0.02)
 
 
-def zeros(key: Any, shape: Sequence[int]) -> Any:
+def zeros(key: jax.Array | None, shape: Sequence[int]) -> Any:
     """Initializes with zeros.
 
     Args:
@@ -117,7 +117,7 @@ def zeros(key: Any, shape: Sequence[int]) -> Any:
     return _draw(key, shape, 0.0, 0.0)
 
 
-def ones(key: Any, shape: Sequence[int]) -> Any:
+def ones(key: jax.Array | None, shape: Sequence[int]) -> Any:
     """Initializes with ones.
 
     Args:
@@ -130,7 +130,7 @@ def ones(key: Any, shape: Sequence[int]) -> Any:
     return _draw(key, shape, 1.0, 0.0)
 
 
-def one_draw(shapes: Any, key: jax.Array) -> Any:
+def one_draw(shapes: Mapping[str, Any], key: jax.Array) -> Any:
     """Fills all `Drawn` leaves of a tree from one long array of standard normal numbers.
 
     Args:

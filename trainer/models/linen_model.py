@@ -71,15 +71,22 @@ def from_linen(
     mode = call_mode(type(module), inputs, train_kwargs, eval_kwargs, "models.from_linen")
     fields = mode_attributes(module)
 
-    def init(key: jax.Array, batch: Any) -> tuple[Any, Any]:
+    def init(
+        key: jax.Array, batch: Mapping[str, jax.Array]
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
         params_key, dropout_key = jax.random.split(key)
         rngs = {"params": params_key, "dropout": dropout_key}
         variables = dict(nn.unbox(module.init(rngs, *pick_inputs(batch, inputs), **mode(False))))
         return variables.pop("params", {}), variables
 
     def apply(
-        params: Any, model_state: Any, batch: Any, *, key: jax.Array | None, train: bool
-    ) -> tuple[Any, Any]:
+        params: Mapping[str, Any],
+        model_state: Mapping[str, Any],
+        batch: Mapping[str, jax.Array],
+        *,
+        key: jax.Array | None,
+        train: bool,
+    ) -> tuple[Any, Mapping[str, Any]]:
         variables = {"params": params, **model_state}
         arguments = pick_inputs(batch, inputs)
         rngs = None if key is None else {"dropout": key}
@@ -106,7 +113,9 @@ def from_our_linen(module: nn.Module, inputs: str | Sequence[str]) -> Model:
     model = from_linen(module, inputs)
     eval_arguments = model.mode(False) if model.mode else {}
 
-    def init(key: jax.Array, batch: Any) -> tuple[Any, Any]:
+    def init(
+        key: jax.Array, batch: Mapping[str, jax.Array]
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
         declare = functools.partial(module.init, **eval_arguments)
         variables = one_draw(dict(jax.eval_shape(declare, key, *pick_inputs(batch, inputs))), key)
         return variables.pop("params"), variables

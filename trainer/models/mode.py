@@ -137,7 +137,7 @@ def _check_keywords(
             )
 
 
-def mode_attributes(module: Any) -> dict[str, bool]:
+def mode_attributes(module: object) -> dict[str, bool]:
     """Returns the boolean attributes of a module whose names are in KNOWN.
 
     Args:
@@ -170,7 +170,7 @@ def describe_mode(mode: Callable[[bool], Mapping[str, Any]]) -> str:
     return f"model: {'; '.join(settings) or 'the same in training and evaluation'}"
 
 
-def _parameters(call: Any) -> dict[str, inspect.Parameter]:
+def _parameters(call: Callable[..., Any]) -> dict[str, inspect.Parameter]:
     try:
         signature = inspect.signature(call, eval_str=True)
     except Exception:  # an annotation that only type checkers can evaluate

@@ -97,7 +97,9 @@ def from_nnx(
         jax.eval_shape(build)
         return arguments
 
-    def init(key: jax.Array, batch: Any) -> tuple[Any, Any]:
+    def init(
+        key: jax.Array, batch: Mapping[str, jax.Array]
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
         pick_inputs(batch, inputs)
         params_key, other_key = jax.random.split(key)
         module = constructor(rngs=nnx.Rngs(other_key, params=params_key))
@@ -106,8 +108,13 @@ def from_nnx(
         return _to_dict(params), _to_dict(rest)
 
     def apply(
-        params: Any, model_state: Any, batch: Any, *, key: jax.Array | None, train: bool
-    ) -> tuple[Any, Any]:
+        params: Mapping[str, Any],
+        model_state: Mapping[str, Any],
+        batch: Mapping[str, jax.Array],
+        *,
+        key: jax.Array | None,
+        train: bool,
+    ) -> tuple[Any, Mapping[str, Any]]:
         graph, params_like, streams, sown, rest_like = structure()
         module: Any = nnx.merge(
             graph,
@@ -138,7 +145,7 @@ def _set_mode(module: Any, train: bool) -> dict[str, bool]:
     return attributes
 
 
-def _check_arrays(module: Any, states: Sequence[Any]) -> None:
+def _check_arrays(module: object, states: Sequence[Any]) -> None:
     """Raises ValueError if an attribute of a module is a traced array and not a variable."""
     from flax import nnx
 
