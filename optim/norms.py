@@ -1,7 +1,6 @@
 """Functions of all parameters at once: clipping by the global norm, and a test for finiteness."""
 
 from collections.abc import Mapping
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +10,7 @@ from jax.typing import ArrayLike
 from optim.shard_map_checks import require_whole
 
 
-def all_finite(by_path: Mapping[str, Any]) -> jax.Array:
+def all_finite(by_path: Mapping[str, jax.Array]) -> jax.Array:
     """Returns whether all numbers of some arrays are finite.
 
     Args:
@@ -26,8 +25,8 @@ def all_finite(by_path: Mapping[str, Any]) -> jax.Array:
 
 
 def clip(
-    grads: dict[str, Any], clip_norm: optax.ScalarOrSchedule, step: ArrayLike
-) -> dict[str, Any]:
+    grads: dict[str, jax.Array], clip_norm: optax.ScalarOrSchedule, step: ArrayLike
+) -> dict[str, jax.Array]:
     """Scales all gradients by one scalar, so that their global norm is at most `clip_norm`.
 
     Args:

@@ -1,6 +1,6 @@
 """Rounds parameters computed in float32 to the dtypes in which they are stored."""
 
-from typing import Any, Literal
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -12,12 +12,12 @@ LowPrecision = Literal["nearest", "master", "stochastic"]
 
 
 def round_to(
-    after: dict[str, Any],
-    before: dict[str, Any],
+    after: dict[str, jax.Array],
+    before: dict[str, jax.Array],
     how: LowPrecision,
     step: ArrayLike,
     key: jax.Array | None,
-) -> dict[str, Any]:
+) -> dict[str, jax.Array]:
     """Casts new parameters to the dtypes of the old ones.
 
     Args:
