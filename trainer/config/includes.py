@@ -16,7 +16,7 @@ _YAML = (".yaml", ".yml")
 
 
 class SearchPath:
-    """Finds the files of a config, and knows which files messages may quote.
+    """Finds the files of a config, and decides which files messages may quote.
 
     Args:
         search_paths: the folders of `--gin_search_paths`.

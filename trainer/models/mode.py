@@ -53,7 +53,7 @@ def call_mode(
     eval_kwargs: Mapping[str, Any] | None,
     maker: str,
 ) -> Mode:
-    """Returns a function for the arguments that tell a module's `__call__` whether it trains.
+    """Returns a function for the mode arguments of a module's `__call__`, such as `train`.
 
     Args:
         module: the class of the module.
@@ -151,7 +151,7 @@ def mode_attributes(module: object) -> dict[str, bool]:
 
 
 def describe_mode(mode: Callable[[bool], Mapping[str, Any]]) -> str:
-    """Describes how a model is told whether it trains, in one line of the plan.
+    """Describes the mode arguments of a model in one line of the plan.
 
     Args:
         mode: the function `mode` of a `Model`, which returns arguments and attributes by name.

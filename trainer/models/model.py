@@ -15,8 +15,8 @@ class Model(NamedTuple):
         apply: `apply(params, model_state, batch, *, key, train) -> (outputs, model_state)`. `key`
             is the PRNG key of dropout and may be None if `train`, a Python bool, is False. With
             `train=False` the model state is returned unchanged.
-        mode: `mode(train)` returns the arguments that tell the model's module whether it trains, by
-            name, for the plan; None if there are no such arguments.
+        mode: `mode(train)` returns the mode arguments of the model's module, such as `train` and
+            `deterministic`, by name, for the plan; None if the module has none.
     """
 
     init: Callable[..., Any]
