@@ -29,7 +29,15 @@ class GroupError(ValueError):
 
 
 class Group(NamedTuple):
-    """A pattern of parameters and the optimizer that updates them; see `group`."""
+    """A pattern of parameters and the optimizer that updates them; made by `group`.
+
+    Attributes:
+        match: the pattern, which must match a parameter's whole path name.
+        optimizer: a partial of a factory, or a finished transformation.
+        min_ndim: the smallest number of axes of a parameter in the group.
+        max_ndim: the largest number of axes; None for no bound.
+        maximize: whether the loss is maximized.
+    """
 
     match: re.Pattern[str]
     optimizer: Recipe

@@ -19,7 +19,15 @@ Params = TypeVar("Params")  # any pytree of arrays
 
 
 class Optimizer(NamedTuple):
-    """The groups and options that `optimizer` combined, without parameters and state."""
+    """The groups and options that `optimizer` combined, without parameters and state.
+
+    Attributes:
+        groups: group name -> group; the first that takes a parameter updates it.
+        clip_norm: the largest global norm of the gradients, or None; see `optimizer`.
+        layer_decay: the factor of layer-wise learning-rate decay, or None.
+        low_precision: how bfloat16 and float16 parameters are rounded.
+        layers: the layers of parameters with unusual names, or None.
+    """
 
     groups: Mapping[str, Group]
     clip_norm: optax.ScalarOrSchedule | None = None

@@ -72,8 +72,17 @@ def replace(config: Config, values: Mapping[str, Tree], source: Source) -> Confi
         values: trees by path; the paths are as in `override`.
         source: where the trees come from, for messages.
 
+    Returns:
+        The edited config; `config` itself is not changed.
+
     Raises:
         ConfigError: a path does not exist, or a config cannot contain the value.
+
+    Example:
+        >>> from trainer import config
+        >>> read = config.load(["configs/muon_vit.yaml"])
+        >>> replace(read, {"steps": 5}, Source("a sweep")).at("steps")
+        5
     """
     root = to_node(config)
     for path, value in values.items():
