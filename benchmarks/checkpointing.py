@@ -19,7 +19,7 @@ import optax
 
 from benchmarks.interleave import interleave, report
 from trainer import losses, models
-from trainer.checkpoint import Checkpoints, integrity
+from trainer.checkpoint import Checkpoints, host_copy
 from trainer.data.arrays import ArrayDataset
 from trainer.engine.experiment import Experiment, as_optimizer
 from trainer.engine.program import Program
@@ -143,9 +143,9 @@ def seconds_of_checksums(side: Side) -> float:
     Args:
         side: the side with the state.
     """
-    leaves = integrity.to_host(side.state)
+    leaves = host_copy.to_host(side.state)
     start = time.perf_counter()
-    integrity.entries(leaves)
+    host_copy.entries(leaves)
     return time.perf_counter() - start
 
 

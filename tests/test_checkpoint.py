@@ -24,7 +24,15 @@ from jax.sharding import SingleDeviceSharding
 from optim.paths import flatten
 from trainer import checkpoint
 from trainer.__main__ import main
-from trainer.checkpoint import CheckpointError, Checkpoints, commit, integrity, manager, retention
+from trainer.checkpoint import (
+    CheckpointError,
+    Checkpoints,
+    background,
+    commit,
+    file_list,
+    integrity,
+    retention,
+)
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -339,7 +347,7 @@ def test_saving_a_step_again_replaces_its_metric(
     for step, metric in ((2, 0.1), (3, 0.6), (4, 0.2)):
         again.save(step, {"x": jnp.zeros(2)}, metric=metric)
         again.wait()
-        again._drop_manager()  # as after a full disk: it is read anew what each is worth
+        again._saver.close_manager()  # as after a full disk: the metrics are read from disk again
     again.save(5, {"x": jnp.zeros(2)}, metric=0.2)
     again.wait()
     assert again.steps() == [3, 4, 5]
@@ -433,8 +441,8 @@ def _poke(step: Path, name: str, position: int) -> None:
 
 
 def _reseal(step: Path) -> None:
-    listing = {"format": integrity.FORMAT, "files": integrity.file_list(step)}
-    (step / integrity.FILES).write_text(integrity.seal(listing))
+    listing = {"format": integrity.FORMAT, "files": file_list.file_list(step)}
+    (step / file_list.FILES).write_text(integrity.seal(listing))
 
 
 @pytest.mark.parametrize("reseal", [False, True], ids=["as found", "list of files made to fit"])
@@ -647,7 +655,7 @@ def test_a_checkpoint_without_its_arrays_is_not_committed(
             (temporary / "state").mkdir()
         commit.commit(temporary, *args, **options)
 
-    monkeypatch.setattr(manager, "commit", elsewhere)
+    monkeypatch.setattr(background, "commit", elsewhere)
     checkpoints = opened(keep_latest=1)
     for step in (1, 2):
         checkpoints.save(step, make_state())
@@ -712,7 +720,7 @@ def test_a_disk_that_cannot_be_read_for_a_while_damages_nothing(
     handler = storage.ocp.PyTreeCheckpointHandler
     for owner, name, failing, said in (
         (Path, "read_text", stale, "Stale file handle"),
-        (integrity, "_size_and_crc", stale, "Stale file handle"),
+        (file_list, "_size_and_crc", stale, "Stale file handle"),
         (os, "walk", lambda _, onerror: onerror(lost), "Stale file handle"),
         (handler, "restore", exhausted, "Too many open files"),
         (handler, "restore", unavailable, "UNAVAILABLE: try later"),
@@ -1095,8 +1103,8 @@ def test_rename_applies_its_rules_to_paths(rules: dict[str, str | None], want: A
 @pytest.mark.parametrize(
     ("rules", "said"),
     [
-        ({"decoder/.*": "x"}, "'decoder/.*' decides no parameter.*encoder/a"),
-        ({"encoder/.*": None, "encoder/a": "x"}, "'encoder/a' decides no parameter"),
+        ({"decoder/.*": "x"}, "'decoder/.*' applies to no parameter.*encoder/a"),
+        ({"encoder/.*": None, "encoder/a": "x"}, "'encoder/a' applies to no parameter"),
         ({"encoder": "x"}, "whole path"),
         ({"encoder/.": "x"}, "'encoder/b' at 'x', where 'encoder/a' is already"),
         ({"encoder/a": "head"}, "at 'head'|where"),

@@ -20,7 +20,7 @@ import pytest
 from tests import runs
 from trainer import checkpoint
 from trainer.__main__ import main
-from trainer.checkpoint import integrity
+from trainer.checkpoint import storage
 from trainer.train.consensus import steps_to_next_sync
 
 pytestmark = pytest.mark.laws
@@ -68,7 +68,7 @@ def test_another_encoding_of_file_names_is_refused(tmp_path, config):
 def test_a_folder_that_is_deleted_under_a_run_can_be_used_again(
     tmp_path, config, monkeypatch, capfd
 ):
-    workdir, entries, deleted = tmp_path / "run", integrity.entries, []
+    workdir, entries, deleted = tmp_path / "run", storage.entries, []
 
     def deleting(leaves):
         if not deleted:
@@ -78,7 +78,7 @@ def test_a_folder_that_is_deleted_under_a_run_can_be_used_again(
             (workdir / "checkpoints/4.orbax-checkpoint-tmp/state").mkdir(parents=True)
         return entries(leaves)
 
-    monkeypatch.setattr(integrity, "entries", deleting)
+    monkeypatch.setattr(storage, "entries", deleting)
     assert runs.train(config, workdir) == 1
     assert "was removed. This process writes nothing more there" in capfd.readouterr().err
     assert [path.name for path in workdir.iterdir()] == ["checkpoints"]
@@ -651,7 +651,7 @@ def test_a_rollback_to_a_warm_start_uses_its_saved_copy(tmp_path, other, capsys)
     ("entries", "words"),
     [
         ("'renam': {}", "an entry 'renam'"),
-        ("'rename': {'hed/.*': None}", "decides no parameter"),
+        ("'rename': {'hed/.*': None}", "applies to no parameter"),
         ("'rename': {'(([a-z_/]*)*)*X': None}", "takes too long"),
         ("'rename': {'head/.*': None}, 'fresh': ['(([a-z_/]*)*)*X']", "takes too long"),
         ("'rename': {'head/(.*)': r'tail/\\1'}", "head/bias would be tail/bias"),

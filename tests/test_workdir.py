@@ -577,7 +577,7 @@ def test_a_folder_that_is_deleted_while_it_is_opened_is_an_error(
 def test_a_broken_epoch_is_named(opened: Callable[..., Workdir], folder: Path) -> None:
     opened().close("done")
     (folder / "epoch").write_text("two")
-    with pytest.raises(UserError, match="'two' where a number belongs"):
+    with pytest.raises(UserError, match="must hold a number, and holds b'two'"):
         opened()
 
 

@@ -3,10 +3,12 @@
 Only this package imports orbax, and does so when a checkpoint is first written or read.
 """
 
-from trainer.checkpoint.inspection import Info, check, diff, load_params, ls, misfits, rename
-from trainer.checkpoint.integrity import CheckpointError, CorruptCheckpoint, digests
+from trainer.checkpoint.errors import CheckpointError, CorruptCheckpoint
+from trainer.checkpoint.folders import check_not_lost, holds_results
+from trainer.checkpoint.inspection import Info, check, diff, load_params, ls, misfits
+from trainer.checkpoint.integrity import digests
 from trainer.checkpoint.manager import Checkpoints
-from trainer.checkpoint.reading import check_not_lost, holds_results
+from trainer.checkpoint.renaming import rename
 
 __all__ = [
     "CheckpointError",

@@ -14,9 +14,10 @@ def gather(values: Sequence[int]) -> np.ndarray:
     All processes must call it, in the same order: it waits for the last of them.
 
     Args:
-      values: the integers of this process, equally many in each, within int32.
+        values: the integers of this process, equally many in each, within int32.
 
-    Returns: an int32 array [processes, values].
+    Returns:
+        An int32 array [processes, values].
     """
     if jax.process_count() == 1:
         return np.asarray(values, np.int32)[None]
@@ -29,6 +30,9 @@ def gather(values: Sequence[int]) -> np.ndarray:
 def all_agree(ok: bool) -> bool:
     """Returns whether `ok` is true in every process of the run.
 
-    A process that fails calls it too, so that the others do not wait for it forever.
+    All processes must call it, also one that failed: the others wait for it.
+
+    Args:
+        ok: whether this process succeeded.
     """
     return bool(gather([ok]).all())

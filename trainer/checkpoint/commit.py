@@ -12,8 +12,9 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 
 from trainer.checkpoint import integrity
-from trainer.checkpoint.integrity import CheckpointError
-from trainer.checkpoint.reading import DAMAGED, REMOVED, TEMPORARY
+from trainer.checkpoint.errors import CheckpointError, reason
+from trainer.checkpoint.file_list import ARRAYS, COMMITTED, FILES, file_list
+from trainer.checkpoint.folders import DAMAGED, REMOVED, TEMPORARY
 from trainer.writers.durable import sync, sync_tree
 
 Fence = Callable[[], None]
@@ -23,19 +24,20 @@ def commit(temporary: Path, final: Path, before: Callable[[], None], fence: Fenc
     """Writes the list of a step's files, syncs them, and renames the step to its final name.
 
     Args:
-      temporary: the folder in which the step was written.
-      final: its path in checkpoints/.
-      before: syncs the files that the checkpoint must not be ahead of.
-      fence: called just before the rename.
+        temporary: the folder in which the step was written.
+        final: its path in checkpoints/.
+        before: syncs the files that the checkpoint must not be ahead of.
+        fence: called just before the rename.
 
-    Raises OSError, also if the folder has no arrays, and any exception of `before` and `fence`.
+    Raises:
+        OSError: the disk cannot be written, or the folder has no arrays.
+        Exception: any exception of `before` and `fence`.
     """
-    index = integrity.ARRAYS
-    if not (temporary / index).is_file():
-        raise OSError(f"the index of its arrays, {index}, was not written to {temporary}")
-    listing = {"format": integrity.FORMAT, "files": integrity.file_list(temporary)}
-    (temporary / integrity.FILES).write_text(integrity.seal(listing))
-    (temporary / integrity.COMMITTED).write_text(f"Committed as {final.name}.\n")
+    if not (temporary / ARRAYS).is_file():
+        raise OSError(f"the index of its arrays, {ARRAYS}, was not written to {temporary}")
+    listing = {"format": integrity.FORMAT, "files": file_list(temporary)}
+    (temporary / FILES).write_text(integrity.seal(listing))
+    (temporary / COMMITTED).write_text(f"Committed as {final.name}.\n")
     before()
     sync_tree(temporary)
     fence()
@@ -45,15 +47,18 @@ def commit(temporary: Path, final: Path, before: Callable[[], None], fence: Fenc
 
 
 def remove(directory: Path, steps: Collection[int], fence: Fence) -> None:
-    """Removes checkpoints of a directory, the newest first; raises OSError.
+    """Removes checkpoints of a directory, the newest first.
 
     Each is renamed before its files are deleted: under its own name, a checkpoint is complete at
     any moment.
 
     Args:
-      directory: checkpoints/ of a run.
-      steps: those to remove.
-      fence: called before anything is changed; its exceptions are passed on.
+        directory: checkpoints/ of a run.
+        steps: those to remove.
+        fence: called before anything is changed; its exceptions are passed on.
+
+    Raises:
+        OSError: a checkpoint cannot be renamed; those before it were removed.
     """
     if not steps and not (directory / REMOVED).exists():
         return
@@ -74,6 +79,9 @@ def sweep(directory: Path) -> None:
 
     Files that cannot be deleted now (a reader on NFS has them open) are deleted after the next
     save.
+
+    Args:
+        directory: checkpoints/ of a run.
     """
     home = directory / REMOVED
     if home.is_symlink() or home.is_file():
@@ -82,19 +90,34 @@ def sweep(directory: Path) -> None:
 
 
 def remove_unfinished(directory: Path, step: int) -> None:
-    """Deletes the temporary folders that a failed save of a step left."""
+    """Deletes the temporary folders that a failed save of a step left.
+
+    Args:
+        directory: checkpoints/ of a run.
+        step: the step that was being saved.
+    """
     for rest in directory.glob(f"{step}{TEMPORARY}*"):
         shutil.rmtree(rest, ignore_errors=True)
 
 
 def set_aside(path: Path) -> Path:
-    """Moves a damaged step to damaged/ and returns its new path; raises CheckpointError."""
+    """Moves a damaged step to damaged/, beside the steps.
+
+    Args:
+        path: the step's folder.
+
+    Returns:
+        Its new path.
+
+    Raises:
+        CheckpointError: the folder cannot be moved.
+    """
     home = path.parent / DAMAGED
     try:
         home.mkdir(mode=0o700, exist_ok=True)
         return path.rename(free_name(home, int(path.name)))
     except OSError as e:
-        why = "it is a file" if isinstance(e, FileExistsError) else integrity.reason(e)
+        why = "it is a file" if isinstance(e, FileExistsError) else reason(e)
         raise CheckpointError(
             f"The damaged checkpoint {path} cannot be moved to the folder {home}: {why}. Move it "
             "away, and start the same command again."
@@ -102,6 +125,11 @@ def set_aside(path: Path) -> Path:
 
 
 def free_name(home: Path, step: int) -> Path:
-    """Returns an unused path for a step, in a directory that may already have that step."""
+    """Returns an unused path for a step, such as damaged/100 or damaged/100.1.
+
+    Args:
+        home: the folder, which may already have that step.
+        step: the number of the step.
+    """
     names = [str(step), *(f"{step}.{i}" for i in range(1, 1000))]
     return next(home / name for name in names if not (home / name).exists())

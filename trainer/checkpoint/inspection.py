@@ -7,18 +7,17 @@ on disk.
 from __future__ import annotations
 
 import os
-import re
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from optim.paths import flatten
-from optim.patterns import fullmatch
 from trainer.checkpoint import integrity
-from trainer.checkpoint.integrity import CheckpointError, CorruptCheckpoint
-from trainer.checkpoint.reading import mismatches, read_arrays, read_manifest, step_directories
+from trainer.checkpoint.errors import CheckpointError, CorruptCheckpoint
+from trainer.checkpoint.folders import step_directories
+from trainer.checkpoint.reading import mismatches, read_arrays, read_manifest
+from trainer.checkpoint.renaming import nested
 
 
 class Info(NamedTuple):
@@ -33,7 +32,17 @@ class Info(NamedTuple):
 
 
 def ls(directory: str | os.PathLike[str]) -> list[Info]:
-    """Lists the checkpoints of a run, oldest first, from their manifests alone."""
+    """Lists the checkpoints of a run, oldest first, from their manifests alone.
+
+    Args:
+        directory: a workdir, its checkpoints/, or its damaged/.
+
+    Returns:
+        An Info for each checkpoint, also for one whose manifest is damaged.
+
+    Raises:
+        CheckpointError: there is no checkpoint, or the directory cannot be listed.
+    """
     return [_info(step, path) for step, path in _steps(directory).items()]
 
 
@@ -53,7 +62,19 @@ def _info(step: int, path: Path) -> Info:
 
 
 def check(directory: str | os.PathLike[str], step: int | None = None) -> dict[int, list[str]]:
-    """Reads every leaf of one checkpoint, or of all, and returns the problems of each by step."""
+    """Reads every leaf of checkpoints, and verifies the checksums.
+
+    Args:
+        directory: a workdir, its checkpoints/, or its damaged/.
+        step: of the checkpoint; None for all.
+
+    Returns:
+        Step -> a line for each problem; no lines for an intact checkpoint.
+
+    Raises:
+        CheckpointError: there is no such checkpoint.
+        OSError: the disk cannot be read.
+    """
     return {number: _problems(path) for number, path in _steps(directory, step).items()}
 
 
@@ -71,13 +92,21 @@ def diff(
     step_b: int,
     other: str | os.PathLike[str] | None = None,
 ) -> list[str]:
-    """Compares two checkpoints bit for bit, and returns a line for every leaf that differs.
+    """Compares two checkpoints bit for bit.
 
     Args:
-      directory: of the first checkpoint.
-      step_a: of the first checkpoint.
-      step_b: of the second checkpoint.
-      other: directory of the second checkpoint; None for the same one.
+        directory: of the first checkpoint.
+        step_a: of the first checkpoint.
+        step_b: of the second checkpoint.
+        other: directory of the second checkpoint; None for the same one.
+
+    Returns:
+        A line for every leaf that differs.
+
+    Raises:
+        CheckpointError: a checkpoint does not exist.
+        CorruptCheckpoint: a checkpoint is damaged.
+        OSError: the disk cannot be read.
     """
     a = _steps(directory, step_a)[step_a]
     b = _steps(other if other is not None else directory, step_b)[step_b]
@@ -109,10 +138,18 @@ def _difference(a: np.ndarray, b: np.ndarray) -> str:
 
 
 def misfits(directory: str | os.PathLike[str], step: int, abstract_state: Any) -> list[str]:
-    """Returns a line for every leaf whose path, shape or dtype differs from those of a state.
+    """Compares the leaves of a checkpoint with those of a state, by its manifest alone.
 
-    Only the manifest is read; if it is damaged, there are no lines. Raises CheckpointError if there
-    is no such step.
+    Args:
+        directory: a workdir, its checkpoints/, or its damaged/.
+        step: of the checkpoint.
+        abstract_state: pytree of jax.ShapeDtypeStruct.
+
+    Returns:
+        A line for every leaf whose path, shape or dtype differs; none if the manifest is damaged.
+
+    Raises:
+        CheckpointError: there is no such step.
     """
     try:
         manifest = read_manifest(_steps(directory, step)[step])
@@ -127,11 +164,16 @@ def load_params(
     """Reads the parameters of another run's checkpoint, and verifies their checksums.
 
     Args:
-      workdir: the other run's workdir, or its checkpoints/ directory.
-      step: of the checkpoint; None for the newest intact one.
-      prefix: path of the subtree of the state to read.
+        workdir: the other run's workdir, or its checkpoints/ directory.
+        step: of the checkpoint; None for the newest intact one.
+        prefix: path of the subtree of the state to read.
 
-    Returns: nested dicts of numpy arrays. Raises CheckpointError.
+    Returns:
+        Nested dicts of numpy arrays.
+
+    Raises:
+        CheckpointError: there is no intact checkpoint, or it has no leaf under `prefix`.
+        OSError: the disk cannot be read.
     """
     problems = []
     for number, path in sorted(_steps(workdir, step).items(), reverse=True):
@@ -146,99 +188,6 @@ def load_params(
     raise CheckpointError(
         f"No checkpoint in {workdir} can be used for a warm start: {'; '.join(problems)}."
     )
-
-
-def rename(params: Mapping[str, Any], rules: Mapping[str, str | None]) -> dict[str, Any]:
-    r"""Renames the paths of nested parameters by regular expressions.
-
-    Args:
-      params: nested dicts of arrays.
-      rules: pattern -> replacement, as in {r'encoder/(.*)': r'backbone/\1', 'head/.*': None}. A
-        pattern must match a whole path. The first matching rule applies; None drops the parameter.
-        A parameter that no rule matches keeps its path.
-
-    Returns: nested dicts. Raises ValueError if a rule applies to no parameter, a pattern is invalid
-    or takes too long, or two parameters would get the same path.
-
-    Example:
-      >>> rename({"encoder": {"bias": 1}, "head": 2}, {"encoder/(.*)": r"net/\1", "head": None})
-      {'net': {'bias': 1}}
-    """
-    compiled = [(_pattern(pattern), replacement) for pattern, replacement in rules.items()]
-    unused = set(rules)
-    result: dict[str, Any] = {}
-    origin: dict[str, str] = {}
-    paths = _flat(params)
-    for path, value in paths.items():
-        target: str | None = path
-        for pattern, replacement in compiled:
-            match = fullmatch(pattern, path)
-            if match:
-                unused.discard(pattern.pattern)
-                target = None if replacement is None else _expand(match, replacement)
-                break
-        if target is None:
-            continue
-        clash = next((t for t in result if _nest_clash(t, target)), None)
-        if clash is not None:
-            raise ValueError(
-                f"Renaming would put {path!r} at {target!r}, where {origin[clash]!r} is already."
-            )
-        result[target], origin[target] = value, path
-    if unused:
-        raise ValueError(
-            f"The renaming rule {sorted(unused)[0]!r} decides no parameter; "
-            f"there are {', '.join(list(paths)[:6])}{', ...' if len(paths) > 6 else ''}. "
-            "A pattern must match a whole path, and the first that matches decides."
-        )
-    return nested(result)
-
-
-def _pattern(pattern: str) -> re.Pattern[str]:
-    try:
-        return re.compile(pattern)
-    except re.error as e:
-        raise ValueError(f"The renaming rule {pattern!r} is not a regular expression: {e}.") from e
-
-
-def _expand(match: re.Match[str], replacement: str) -> str:
-    try:
-        target = match.expand(replacement)
-    except (re.error, IndexError) as e:
-        raise ValueError(
-            f"The replacement {replacement!r} of the renaming rule {match.re.pattern!r} "
-            f"cannot be used: {e}."
-        ) from e
-    if not target or "" in target.split("/"):
-        raise ValueError(
-            f"The renaming rule {match.re.pattern!r} turns {match.string!r} into {target!r}, "
-            "which is not a path."
-        )
-    return target
-
-
-def _nest_clash(a: str, b: str) -> bool:
-    return a == b or a.startswith(b + "/") or b.startswith(a + "/")
-
-
-def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    leaves: dict[str, Any] = {}
-    for key, value in tree.items():
-        path = f"{prefix}{key}"
-        leaves |= _flat(value, path + "/") if isinstance(value, Mapping) else {path: value}
-    return leaves
-
-
-def nested(leaves: Mapping[str, Any]) -> dict[str, Any]:
-    """Builds a nested dict from leaves by path name, "a/b/c"."""
-    tree: dict[str, Any] = {}
-    for path, leaf in leaves.items():
-        *parents, last = path.split("/")
-        node = tree
-        for key in parents:
-            node = node.setdefault(key, {})
-        node[last] = leaf
-    return tree
 
 
 def _steps(directory: str | os.PathLike[str], step: int | None = None) -> dict[int, Path]:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Collection
-from concurrent.futures import Future, ThreadPoolExecutor
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +12,12 @@ import jax
 
 from trainer.checkpoint import integrity
 from trainer.checkpoint.agreement import all_agree
-from trainer.checkpoint.commit import commit, remove, remove_unfinished, set_aside, sweep
-from trainer.checkpoint.integrity import CheckpointError, CorruptCheckpoint
-from trainer.checkpoint.reading import (
-    DAMAGED,
-    read_state,
-    step_directories,
-    storage,
-)
+from trainer.checkpoint.background import BackgroundSaver
+from trainer.checkpoint.commit import remove, remove_unfinished, set_aside, sweep
+from trainer.checkpoint.errors import CheckpointError, CorruptCheckpoint, reason
+from trainer.checkpoint.folders import DAMAGED, step_directories
+from trainer.checkpoint.host_copy import to_host
+from trainer.checkpoint.reading import read_state
 from trainer.checkpoint.retention import Retention
 from trainer.writers.base import to_stderr
 from trainer.writers.outage import Outage
@@ -36,17 +32,18 @@ class Checkpoints:
     disk cannot be read at the moment, nothing is moved.
 
     Args:
-      directory: WORKDIR/checkpoints; created when the first checkpoint is saved.
-      keep_latest: how many of the newest checkpoints to keep, at least 1.
-      keep_best: how many of the best checkpoints by `metric` to keep as well; 0 for none.
-      best_mode: 'max' or 'min'. A NaN or infinite metric is never best.
-      keep_always: steps whose checkpoints are never removed.
-      log: takes a line of warning; writes to stderr by default.
-      fence: called just before a checkpoint is committed, moved or removed. An exception that it
-        raises prevents that, and is raised by the next save, wait or close.
-      before_commit: called in a background thread of process 0 before a checkpoint is committed;
-        syncs the files that no checkpoint may be ahead of. If it raises OSError, the save fails.
-      read_only: whether moving, removing and saving are forbidden.
+        directory: WORKDIR/checkpoints; created when the first checkpoint is saved.
+        keep_latest: how many of the newest checkpoints to keep, at least 1.
+        keep_best: how many of the best checkpoints by `metric` to keep as well; 0 for none.
+        best_mode: 'max' or 'min'. A NaN or infinite metric is never best.
+        keep_always: steps whose checkpoints are never removed.
+        log: takes a line of warning; writes to stderr by default.
+        fence: called just before a checkpoint is committed, moved or removed. An exception that it
+            raises prevents that, and is raised by the next save, wait or close.
+        before_commit: called in a background thread of process 0 before a checkpoint is committed;
+            syncs the files that no checkpoint may be ahead of. If it raises OSError, the save
+            fails.
+        read_only: whether moving, removing and saving are forbidden.
     """
 
     def __init__(
@@ -67,12 +64,13 @@ class Checkpoints:
         self._log = log
         self._outage = Outage(log)
         self._fence = fence or (lambda: None)
-        self._before_commit = before_commit or (lambda: None)
         self._read_only = read_only
-        self._manager: Any = None
-        self._behind = ThreadPoolExecutor(1, "checkpoints")
-        self._pending: tuple[int, Future[None]] | None = None
-        self._fenced: BaseException | None = None
+        self._saver = BackgroundSaver(
+            self.directory,
+            before_commit or (lambda: None),
+            self._fence,
+            self._remove_superfluous,
+        )
 
     @property
     def error(self) -> str | None:
@@ -94,12 +92,17 @@ class Checkpoints:
         the background.
 
         Args:
-          step: number of finished steps, at least 0.
-          state: pytree of arrays and typed PRNG keys; NamedTuples, dicts, lists, tuples, None.
-          metric: ranks the checkpoints for `keep_best`; None if it is not known.
+            step: number of finished steps, at least 0.
+            state: pytree of arrays and typed PRNG keys; NamedTuples, dicts, lists, tuples, None.
+            metric: ranks the checkpoints for `keep_best`; None if it is not known.
 
-        Returns: whether the save was started. It was not if the step is saved already, or if the
-        save failed at once (`error` has the reason).
+        Returns:
+            Whether the save was started. It was not if the step is saved already, or if the save
+            failed at once (`error` has the reason).
+
+        Raises:
+            ValueError: the checkpoints are read-only, or a leaf is not an array.
+            Exception: any exception of `fence`.
         """
         if self._read_only:
             raise ValueError(f"The checkpoints in {self.directory} were opened to be read only.")
@@ -108,7 +111,7 @@ class Checkpoints:
         step = int(step)
         if step in step_directories(self.directory):
             return False
-        leaves = integrity.to_host(state)
+        leaves = to_host(state)
         value = None if metric is None else float(metric)
         manifest = {
             "format": integrity.FORMAT,
@@ -117,21 +120,23 @@ class Checkpoints:
             "processes": jax.process_count(),
         }
         try:
-            manager = self._open()
+            self._open()
             self._retention.saving(step, value)
-            manager.save(
-                step,
-                args=storage().save_args(manifest, leaves),
-                force=True,
-            )
+            self._saver.start(step, manifest, leaves)
         except Exception as e:
             self._failed(step, e)
             return False
-        self._pending = step, self._behind.submit(self._finish, manager)
         return True
 
     def record_metric(self, step: int, metric: float) -> None:
-        """Sets the metric of a checkpoint that was saved before it was evaluated."""
+        """Sets the metric of a checkpoint that was saved before it was evaluated.
+
+        The metric is kept in memory: the manifest on disk is not changed.
+
+        Args:
+            step: of the checkpoint.
+            metric: ranks it for `keep_best`.
+        """
         self._retention.record_metric(step, float(metric))
 
     def prune(self) -> None:
@@ -146,7 +151,7 @@ class Checkpoints:
                 self._retention.read(step_directories(self.directory))
                 remove(self.directory, self._retention.superfluous(self.steps()), self._fence)
             except OSError as e:
-                self._log(f"Older checkpoints could not be removed: {integrity.reason(e)}.")
+                self._log(f"Older checkpoints could not be removed: {reason(e)}.")
 
     def wait(self) -> None:
         """Waits until the save in progress, if there is one, is committed or has failed."""
@@ -157,8 +162,7 @@ class Checkpoints:
         try:
             self._collect()
         finally:
-            self._drop_manager()
-            self._behind.shutdown()
+            self._saver.close()
 
     def __enter__(self) -> Checkpoints:
         return self
@@ -170,12 +174,15 @@ class Checkpoints:
         """Reads a checkpoint into the structure, shapes, dtypes and shardings of abstract_state.
 
         Args:
-          abstract_state: pytree of jax.ShapeDtypeStruct with `sharding` (None: first device).
-          step: of the checkpoint; None for the newest intact one. Damaged ones are set aside.
+            abstract_state: pytree of jax.ShapeDtypeStruct with `sharding` (None: first device).
+            step: of the checkpoint; None for the newest intact one. Damaged ones are set aside.
 
-        Returns: the state, every leaf committed and strongly typed. Raises CheckpointError if there
-        is no intact checkpoint, the disk cannot be read, or structure, shapes or dtypes differ (the
-        error names the leaves).
+        Returns:
+            The state, every leaf committed and strongly typed.
+
+        Raises:
+            CheckpointError: there is no intact checkpoint, the disk cannot be read, or structure,
+                shapes or dtypes differ (the error names the leaves).
         """
         self._collect()
         found = step_directories(self.directory)
@@ -198,23 +205,29 @@ class Checkpoints:
         )
 
     def discard_after(self, step: int) -> list[int]:
-        """Removes the checkpoints of later steps than `step`, and returns these steps.
+        """Removes the checkpoints of later steps, for a rollback: `save` skips a step that exists.
 
-        Needed for a rollback, because saving a step that exists does nothing. Raises
-        CheckpointError if they cannot be removed.
+        Args:
+            step: the newest step to keep.
+
+        Returns:
+            The steps that were removed.
+
+        Raises:
+            CheckpointError: they cannot be removed.
         """
         self._collect()
         self._fence()
         later = [number for number in self.steps() if number > step]
         self._retention.forget_after(step)
         if later:
-            self._drop_manager()
+            self._saver.close_manager()
         why = ""
         if jax.process_index() == 0:
             try:
                 remove(self.directory, later, self._fence)
             except OSError as e:
-                why = f": {integrity.reason(e)}"
+                why = f": {reason(e)}"
         if not all_agree(not why):
             later_ones = f"The checkpoints after step {step} in {self.directory}"
             raise CheckpointError(f"{later_ones} could not be removed{why}.")
@@ -222,8 +235,8 @@ class Checkpoints:
 
     # -- private
 
-    def _set_aside(self, step: int, path: Path, reason: str) -> None:
-        line, problem = f"Checkpoint of step {step} is damaged: {reason}.", None
+    def _set_aside(self, step: int, path: Path, why: str) -> None:
+        line, problem = f"Checkpoint of step {step} is damaged: {why}.", None
         if self._read_only:
             self._log(line)
             return
@@ -233,67 +246,47 @@ class Checkpoints:
                 self._log(f"{line} It was moved to {set_aside(path)}; the previous one is used.")
             except CheckpointError as e:
                 problem = e
-        self._drop_manager()
+        self._saver.close_manager()
         if not all_agree(problem is None):
             raise problem or CheckpointError(f"{line} Another process cannot move it.")
 
-    def _open(self) -> Any:
-        if self._manager is None:
+    def _open(self) -> None:
+        if not self._saver.is_open:
             self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._retention.read(step_directories(self.directory))
             if jax.process_index() == 0:
                 sweep(self.directory)
-            committing = partial(commit, before=self._before_commit, fence=self._fence_behind)
-            self._manager = storage().open_manager(self.directory, committing)
-        return self._manager
+            self._saver.open()
 
-    def _fence_behind(self) -> None:
-        """Calls the fence in a background thread; keeps its exception for the main thread."""
-        try:
-            self._fence()
-        except BaseException as e:
-            self._fenced = e
-            raise
-
-    def _finish(self, manager: Any) -> None:
-        """Waits for the commit, then removes superfluous checkpoints; in a background thread."""
-        manager.wait_until_finished()
+    def _remove_superfluous(self) -> None:
+        """Removes superfluous checkpoints after a commit; called in a background thread."""
         if jax.process_index() == 0:
-            remove(self.directory, self._retention.superfluous(self.steps()), self._fence_behind)
+            superfluous = self._retention.superfluous(self.steps())
+            remove(self.directory, superfluous, self._saver.check_fence)
 
     def _collect(self) -> None:
         """Waits for the save in progress, and handles its result."""
-        if self._pending is None:
+        outcome = self._saver.wait()
+        if outcome is None:
             return
-        (step, finished), self._pending = self._pending, None
-        problem = finished.exception()
-        if self._fenced is not None or step not in step_directories(self.directory):
+        step, problem = outcome
+        if self._saver.was_fenced or step not in step_directories(self.directory):
             self._failed(step, problem or OSError("its files disappeared after they were written"))
             return
         if problem is not None:  # it was saved, but older ones could not be removed
-            self._log(f"After the checkpoint of step {step}: {integrity.reason(problem)}.")
-        self._outage.ended(f"Checkpoints can be saved again: that of step {step} was.")
+            self._log(f"After the checkpoint of step {step}: {reason(problem)}.")
+        self._outage.ended(f"Checkpoints can be saved again: the one of step {step} was saved.")
 
     def _failed(self, step: int, error: BaseException) -> None:
         """Logs a failed save, and removes its temporary files."""
-        self._drop_manager()  # its manager would believe that the step exists
-        if self._fenced is not None:
-            fenced, self._fenced = self._fenced, None
-            raise fenced
+        self._saver.close_manager()  # its manager would believe that the step exists
+        self._saver.raise_fence_error()
         self._fence()  # the directory may belong to another process by now
         if jax.process_index() == 0:
             remove_unfinished(self.directory, step)
         newest = self.latest()
         kept = "There is no older one" if newest is None else f"The newest is of step {newest}"
         self._outage.failed(
-            f"The checkpoint of step {step} could not be saved: {integrity.reason(error)}",
+            f"The checkpoint of step {step} could not be saved: {reason(error)}",
             f"{kept}; training continues and the next save tries again.",
         )
-
-    def _drop_manager(self) -> None:
-        manager, self._manager = self._manager, None
-        if manager is not None:
-            try:
-                manager.close()
-            except Exception:  # the error of a failed save, which was logged already
-                pass

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import importlib
 import math
-import os
-import re
 from collections.abc import Mapping
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import jax
@@ -16,13 +15,11 @@ import numpy as np
 from optim.paths import flatten
 from trainer.checkpoint import integrity
 from trainer.checkpoint.agreement import all_agree
-from trainer.checkpoint.integrity import CheckpointError, CorruptCheckpoint
-
-DAMAGED, REMOVED = "damaged", "removed"  # folders beside the steps
-TEMPORARY = ".orbax-checkpoint-tmp"
+from trainer.checkpoint.errors import ABSENT, CheckpointError, CorruptCheckpoint, reason
+from trainer.checkpoint.file_list import FILES, file_problems
 
 
-def storage() -> Any:
+def storage() -> ModuleType:
     """Imports orbax when it is first needed, so that it does not delay the first step."""
     return importlib.import_module("trainer.checkpoint.storage")
 
@@ -30,14 +27,21 @@ def storage() -> Any:
 def read_arrays(
     step_directory: Path, manifest: Mapping[str, Any], prefix: str = ""
 ) -> dict[str, np.ndarray]:
-    """Reads leaves whole into host memory and checks them; raises CorruptCheckpoint or OSError.
+    """Reads leaves whole into host memory, and verifies their checksums.
 
     The checksums of the files are verified first, so that orbax never parses a damaged file.
 
     Args:
-      step_directory: the step's folder.
-      manifest: of the step.
-      prefix: reads only the leaves whose paths start with it.
+        step_directory: the step's folder.
+        manifest: of the step.
+        prefix: reads only the leaves whose paths start with it.
+
+    Returns:
+        Path -> array; a typed key as its key data.
+
+    Raises:
+        CorruptCheckpoint: a file or a leaf is damaged.
+        OSError: the disk cannot be read.
     """
     _check_files(step_directory)
     every = manifest["leaves"]
@@ -56,11 +60,14 @@ def read_arrays(
 
 
 def mismatches(manifest: Mapping[str, Any], leaves: Mapping[str, Any]) -> list[str]:
-    """Returns a line for every leaf that is missing, superfluous, or of another shape or dtype.
+    """Compares the leaves of a checkpoint with those that a program expects.
 
     Args:
-      manifest: of a checkpoint.
-      leaves: path -> array or ShapeDtypeStruct, as the program expects them.
+        manifest: of a checkpoint.
+        leaves: path -> array or ShapeDtypeStruct, as the program expects them.
+
+    Returns:
+        A line for every leaf that is missing, superfluous, or of another shape or dtype.
     """
     saved = integrity.specs(manifest)
     wanted = {name: integrity.spec(name, leaf) for name, leaf in leaves.items()}
@@ -75,7 +82,17 @@ def mismatches(manifest: Mapping[str, Any], leaves: Mapping[str, Any]) -> list[s
 def read_for(step_directory: Path, targets: Mapping[str, Any]) -> dict[str, np.ndarray]:
     """Reads a step whose leaves must have the paths, shapes and dtypes of the targets.
 
-    Raises CheckpointError, which names the leaves that differ; CorruptCheckpoint; OSError.
+    Args:
+        step_directory: the step's folder.
+        targets: path -> array or ShapeDtypeStruct.
+
+    Returns:
+        Path -> array; a typed key as its key data.
+
+    Raises:
+        CheckpointError: leaves differ from the targets; the error names them.
+        CorruptCheckpoint: the step is damaged.
+        OSError: the disk cannot be read.
     """
     manifest = read_manifest(step_directory)
     wrong = mismatches(manifest, targets)
@@ -91,10 +108,19 @@ def read_for(step_directory: Path, targets: Mapping[str, Any]) -> dict[str, np.n
 def read_in_all_processes(
     step_directory: Path, targets: Mapping[str, Any]
 ) -> dict[str, np.ndarray]:
-    """Reads a step as read_for() does, in every process of the run.
+    """Reads a step as `read_for` does, in every process of the run.
 
-    Raises the same exception in all of them: CorruptCheckpoint if one finds the step damaged,
-    CheckpointError if one cannot read it now.
+    Args:
+        step_directory: the step's folder.
+        targets: path -> array or ShapeDtypeStruct.
+
+    Returns:
+        Path -> array; a typed key as its key data.
+
+    Raises:
+        CorruptCheckpoint: in all processes, if one of them finds the step damaged.
+        CheckpointError: in all processes, if one of them cannot read the disk; or if leaves differ
+            from the targets.
     """
     problem, arrays = None, {}
     try:
@@ -102,7 +128,7 @@ def read_in_all_processes(
     except (CorruptCheckpoint, OSError) as e:
         problem = e
     if not all_agree(not isinstance(problem, OSError)):
-        why = integrity.reason(problem) if problem else "another process cannot read it"
+        why = reason(problem) if problem else "another process cannot read it"
         raise CheckpointError(
             f"The checkpoint {step_directory} cannot be read now: {why}. Nothing was "
             "changed; start the same command again when it can be read."
@@ -116,10 +142,14 @@ def read_state(step_directory: Path, abstract_state: Any) -> Any:
     """Reads a step, in every process of the run, into the structure and shardings of a state.
 
     Args:
-      step_directory: the step's folder.
-      abstract_state: pytree of jax.ShapeDtypeStruct with `sharding` (None: first device).
+        step_directory: the step's folder.
+        abstract_state: pytree of jax.ShapeDtypeStruct with `sharding` (None: first device).
 
-    Returns: the state, every leaf committed. Raises what `read_in_all_processes` raises.
+    Returns:
+        The state, every leaf committed.
+
+    Raises:
+        CheckpointError: as `read_in_all_processes` raises it.
     """
     targets = flatten(abstract_state, verbatim=True)
     arrays = read_in_all_processes(step_directory, targets)
@@ -128,8 +158,8 @@ def read_state(step_directory: Path, abstract_state: Any) -> Any:
 
 
 def _check_files(step_directory: Path) -> None:
-    listing = _sealed(step_directory / integrity.FILES)["files"]
-    _refuse(integrity.file_problems(step_directory, listing))
+    listing = _sealed(step_directory / FILES)["files"]
+    _refuse(file_problems(step_directory, listing))
 
 
 def _refuse(problems: list[str]) -> None:
@@ -146,7 +176,15 @@ def _key_impl(target: Any) -> Any:
 
 
 def place(array: np.ndarray, target: Any) -> jax.Array:
-    """Puts a whole host array on the devices, committed to the target's sharding."""
+    """Puts a whole host array on the devices.
+
+    Args:
+        array: the leaf; the key data of a typed key.
+        target: a jax.ShapeDtypeStruct; its `sharding` may be None for the first device.
+
+    Returns:
+        An array, or typed key, that is committed to the sharding.
+    """
     sharding = getattr(target, "sharding", None)
     if sharding is None:
         sharding = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
@@ -160,46 +198,19 @@ def place(array: np.ndarray, target: Any) -> jax.Array:
     return jax.make_array_from_callback(array.shape, sharding, lambda index: array[index])
 
 
-def step_directories(directory: str | os.PathLike[str]) -> dict[int, Path]:
-    """Returns the committed steps in a checkpoints/ directory, oldest first, as absolute paths."""
-    root = Path(directory)
-    try:
-        root = root.absolute()  # orbax does not accept relative paths
-        if not root.is_dir():
-            return {}
-        names = [path for path in root.iterdir() if re.fullmatch(r"0|[1-9][0-9]{0,17}", path.name)]
-        return dict(sorted((int(path.name), path) for path in names if path.is_dir()))
-    except OSError as e:
-        raise CheckpointError(f"{root} cannot be listed: {integrity.reason(e)}.") from e
-
-
-def holds_results(directory: str | os.PathLike[str]) -> bool:
-    """Returns whether a checkpoints/ directory has more than the files of an interrupted save."""
-    root = Path(directory)
-    if not root.is_dir():
-        return root.exists()
-    return any(TEMPORARY not in path.name and path.name != REMOVED for path in root.iterdir())
-
-
-def check_not_lost(directory: str | os.PathLike[str]) -> None:
-    """Raises CheckpointError if every checkpoint was set aside as damaged.
-
-    A run must not start anew in such a folder, because it would erase the metrics.
+def read_manifest(step_directory: Path) -> dict[str, Any]:
+    """Reads the manifest of a step, and verifies its hash.
 
     Args:
-      directory: a checkpoints/ directory, which may not exist yet.
+        step_directory: the step's folder.
+
+    Returns:
+        The manifest, with the checksums that all processes of the run wrote.
+
+    Raises:
+        CorruptCheckpoint: it is missing or was changed.
+        OSError: the disk cannot be read.
     """
-    home = Path(directory) / DAMAGED
-    if not step_directories(directory) and home.is_dir() and any(home.iterdir()):
-        raise CheckpointError(
-            f"Every checkpoint of this run was damaged and moved to {home}. Starting anew "
-            "would erase its metrics: remove that folder to do so, choose another --workdir, or "
-            f"move a repaired checkpoint back to {directory}."
-        )
-
-
-def read_manifest(step_directory: Path) -> dict[str, Any]:
-    """Reads and checks the manifest of a step; raises CorruptCheckpoint or OSError."""
     path = step_directory / "integrity" / integrity.MANIFEST
     manifest = _sealed(path)
     for process in range(1, manifest["processes"]):
@@ -212,16 +223,23 @@ def read_manifest(step_directory: Path) -> dict[str, Any]:
 def _sealed(path: Path) -> dict[str, Any]:
     try:
         return integrity.unseal(path.read_text())
-    except integrity.ABSENT as e:
+    except ABSENT as e:
         raise CorruptCheckpoint(f"the file integrity/{path.name} is missing") from e
     except (ValueError, RecursionError) as e:
         raise CorruptCheckpoint(
-            f"the file integrity/{path.name} cannot be used: {integrity.reason(e)}"
+            f"the file integrity/{path.name} cannot be used: {reason(e)}"
         ) from e
 
 
 def read_metric(path: Path) -> float:
-    """Returns the metric that a step was saved with; NaN if it has none or is damaged."""
+    """Returns the metric that a step was saved with; NaN if it has none or is damaged.
+
+    Args:
+        path: the step's folder.
+
+    Raises:
+        OSError: the disk cannot be read.
+    """
     try:
         metric = read_manifest(path)["metric"]
     except CorruptCheckpoint:

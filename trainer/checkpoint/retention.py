@@ -13,10 +13,10 @@ class Retention:
     """Keeps the newest checkpoints, the best ones by a finite metric, and chosen steps.
 
     Args:
-      latest: how many of the newest to keep, at least 1.
-      best: how many of the best to keep as well.
-      mode: 'max' or 'min'; of two equal metrics the earlier one is better.
-      always: steps that are always kept.
+        latest: how many of the newest to keep, at least 1.
+        best: how many of the best to keep as well.
+        mode: 'max' or 'min'; of two equal metrics the earlier one is better.
+        always: steps that are always kept.
     """
 
     def __init__(self, latest: int, best: int, mode: str, always: Collection[int]) -> None:
@@ -35,18 +35,35 @@ class Retention:
         self._later_metrics: dict[int, float] = {}
 
     def read(self, found: Mapping[int, Path]) -> None:
-        """Reads the metrics of the checkpoints on disk; raises OSError."""
+        """Reads the metrics of the checkpoints on disk.
+
+        Args:
+            found: step -> the step's folder.
+
+        Raises:
+            OSError: the disk cannot be read.
+        """
         self._metrics = {
             s: self._later_metrics.get(s, read_metric(path)) for s, path in found.items()
         }
 
     def saving(self, step: int, metric: float | None) -> None:
-        """Sets the metric of a checkpoint that is about to be saved; None if it has none."""
+        """Sets the metric of a checkpoint that is about to be saved.
+
+        Args:
+            step: of the checkpoint.
+            metric: None if it has none.
+        """
         self._later_metrics.pop(step, None)  # it was of another state
         self._metrics[step] = math.nan if metric is None else metric
 
     def record_metric(self, step: int, metric: float) -> None:
-        """Sets the metric of a checkpoint that was saved before it was evaluated."""
+        """Sets the metric of a checkpoint that was saved before it was evaluated.
+
+        Args:
+            step: of the checkpoint.
+            metric: replaces the one on disk.
+        """
         self._later_metrics[step] = self._metrics[step] = metric
 
     def forget_after(self, step: int) -> None:
@@ -56,7 +73,11 @@ class Retention:
                 del known[later]
 
     def superfluous(self, steps: Collection[int]) -> set[int]:
-        """Returns the steps that need not be kept."""
+        """Returns those of some steps that need not be kept.
+
+        Args:
+            steps: of all checkpoints.
+        """
         metrics = {step: self._metrics.get(step, math.nan) for step in steps}
         finite = [step for step in steps if math.isfinite(metrics[step])]
         best = sorted(finite, key=lambda step: (self._sign * metrics[step], step))[: self._best]

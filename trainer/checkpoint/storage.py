@@ -12,9 +12,9 @@ import dataclasses
 import logging
 import os
 import re
-from collections.abc import Awaitable, Callable, Collection, Iterable
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
@@ -22,10 +22,15 @@ import orbax.checkpoint as ocp
 from etils import epath
 
 from trainer.checkpoint import integrity
-from trainer.checkpoint.integrity import CorruptCheckpoint
+from trainer.checkpoint.errors import ABSENT, CorruptCheckpoint, reason, system_error
+from trainer.checkpoint.file_list import ARRAYS
+from trainer.checkpoint.host_copy import HostLeaf, entries
 
 Commit = Callable[[Path, Path], None]
 
+Result = TypeVar("Result")
+
+# Errors of tensorstore and Python after which the same files may be read later.
 _BUSY = re.compile(
     "RESOURCE_EXHAUSTED|UNAVAILABLE|DEADLINE_EXCEEDED|ABORTED|can't start new thread"
 )
@@ -34,7 +39,7 @@ _BUSY = re.compile(
 @dataclasses.dataclass
 class _ManifestSave(ocp.args.CheckpointArgs):
     manifest: dict[str, Any]
-    leaves: dict[str, integrity.HostLeaf]
+    leaves: Mapping[str, HostLeaf]
 
 
 class _ManifestHandler(ocp.AsyncCheckpointHandler):
@@ -43,13 +48,15 @@ class _ManifestHandler(ocp.AsyncCheckpointHandler):
     def __init__(self) -> None:
         self._pool = concurrent.futures.ThreadPoolExecutor(1, "checksums")
 
-    async def async_save(self, directory: Any, args: _ManifestSave) -> list[Any]:  # type: ignore[override]
+    async def async_save(  # type: ignore[override]
+        self, directory: epath.Path, args: _ManifestSave
+    ) -> list[concurrent.futures.Future[None]]:
         return [self._pool.submit(self._write, Path(directory), args)]
 
-    def save(self, directory: Any, args: _ManifestSave) -> None:  # type: ignore[override]
+    def save(self, directory: epath.Path, args: _ManifestSave) -> None:  # type: ignore[override]
         self._write(Path(directory), args)
 
-    def restore(self, directory: Any, args: Any = None) -> Any:
+    def restore(self, directory: epath.Path, args: object = None) -> dict[str, Any]:
         return integrity.unseal((Path(directory) / integrity.MANIFEST).read_text())
 
     def close(self) -> None:
@@ -60,7 +67,7 @@ class _ManifestHandler(ocp.AsyncCheckpointHandler):
         leaves = args.leaves
         if process > 0:  # these add only the shards that process 0 cannot address
             leaves = {n: leaf for n, leaf in leaves.items() if isinstance(leaf.data, jax.Array)}
-        manifest = {**args.manifest, "leaves": integrity.entries(leaves)}
+        manifest = {**args.manifest, "leaves": entries(leaves)}
         name = integrity.MANIFEST if process == 0 else f"{integrity.MANIFEST}.{process}"
         with open(directory / name, "w") as file:
             file.write(integrity.seal(manifest))
@@ -80,20 +87,23 @@ class _HostArrays(ocp.type_handlers.NumpyHandler):
 
     async def _background_serialize(self, values: Any, infos: Any, args: Any = None) -> None:
         one = super()._background_serialize
-        await _settle(one([v], [i], [a]) for v, i, a in zip(values, infos, args, strict=True))
+        await _await_all(one([v], [i], [a]) for v, i, a in zip(values, infos, args, strict=True))
 
     async def deserialize(self, infos: Any, args: Any = None) -> list[np.ndarray]:
         one = super().deserialize
-        read = await _settle(one([i], [a]) for i, a in zip(infos, args, strict=True))
+        read = await _await_all(one([i], [a]) for i, a in zip(infos, args, strict=True))
         return [array for (array,) in read]
 
 
-async def _settle(tasks: Iterable[Awaitable[Any]]) -> list[Any]:
+async def _await_all(tasks: Iterable[Awaitable[Result]]) -> list[Result]:
+    """Waits for all tasks, and then raises the first error of one."""
     results = await asyncio.gather(*tasks, return_exceptions=True)
+    values = []
     for result in results:
         if isinstance(result, BaseException):
             raise result
-    return results
+        values.append(result)
+    return values
 
 
 def _pytree_handler() -> ocp.PyTreeCheckpointHandler:
@@ -106,18 +116,18 @@ def _pytree_handler() -> ocp.PyTreeCheckpointHandler:
     return ocp.PyTreeCheckpointHandler(type_handler_registry=registry, use_compression=False)
 
 
-class _Quiet(logging.Filter):
+class _WithoutOrbax(logging.Filter):
     """Drops orbax's log lines: its errors are raised, and this package logs them once."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         return f"{os.sep}orbax{os.sep}" not in record.pathname
 
 
-_QUIET = _Quiet()
+_WITHOUT_ORBAX = _WithoutOrbax()
 
 
-def _hush() -> None:
-    logging.getLogger("absl").addFilter(_QUIET)
+def _silence_orbax() -> None:
+    logging.getLogger("absl").addFilter(_WITHOUT_ORBAX)  # has no effect if it was added before
 
 
 def _committed_by(
@@ -143,11 +153,14 @@ def open_manager(directory: Path, commit: Commit) -> ocp.CheckpointManager:
     one.
 
     Args:
-      directory: checkpoints/ of a run.
-      commit: called in orbax's thread, in process 0 only, when a step is written; takes its
-        temporary folder and its final path.
+        directory: checkpoints/ of a run.
+        commit: called in orbax's thread, in process 0 only, when a step is written; takes its
+            temporary folder and its final path.
+
+    Raises:
+        OSError: the directory cannot be read or written.
     """
-    _hush()
+    _silence_orbax()
     registry = ocp.handlers.DefaultCheckpointHandlerRegistry()
     registry.add("state", ocp.args.PyTreeSave, _pytree_handler())
     registry.add("integrity", _ManifestSave, _ManifestHandler())
@@ -162,10 +175,13 @@ def open_manager(directory: Path, commit: Commit) -> ocp.CheckpointManager:
     return ocp.CheckpointManager(directory, options=options, handler_registry=registry)
 
 
-def save_args(
-    manifest: dict[str, Any], leaves: dict[str, integrity.HostLeaf]
-) -> ocp.args.Composite:
-    """Returns the arguments of a save by orbax's manager."""
+def save_args(manifest: dict[str, Any], leaves: Mapping[str, HostLeaf]) -> ocp.args.Composite:
+    """Returns the arguments of a save by orbax's manager.
+
+    Args:
+        manifest: of the checkpoint, without its leaves.
+        leaves: path -> leaf. Empty ones are left out, because orbax cannot store them.
+    """
     stored = {name: leaf.data for name, leaf in leaves.items() if 0 not in leaf.data.shape}
     return ocp.args.Composite(
         state=ocp.args.PyTreeSave(stored or {"nothing": np.zeros(1, np.uint8)}),
@@ -174,19 +190,26 @@ def save_args(
 
 
 def load(directory: Path, names: Collection[str], wanted: Collection[str]) -> dict[str, np.ndarray]:
-    """Reads leaves of a step, whole; raises CorruptCheckpoint or OSError.
+    """Reads leaves of a step, whole.
 
     Args:
-      directory: the step's folder.
-      names: paths of all stored leaves.
-      wanted: paths of the leaves to read.
+        directory: the step's folder.
+        names: paths of all stored leaves.
+        wanted: paths of the leaves to read.
+
+    Returns:
+        Path -> array for the wanted leaves; placeholders for the others.
+
+    Raises:
+        CorruptCheckpoint: the arrays are damaged.
+        OSError: the disk cannot be read.
     """
     item = {name: np.empty(()) if name in wanted else ocp.PLACEHOLDER for name in names}
-    _hush()
+    _silence_orbax()
     handler = _pytree_handler()
     restore_args = {n: ocp.RestoreArgs(restore_type=np.ndarray) for n in item}
     try:
-        if not (directory / integrity.ARRAYS).exists():
+        if not (directory / ARRAYS).exists():
             raise CorruptCheckpoint("the index of its arrays is missing")
         return handler.restore(
             epath.Path(directory / "state"),
@@ -197,7 +220,7 @@ def load(directory: Path, names: Collection[str], wanted: Collection[str]) -> di
     except Exception as e:  # orbax and tensorstore raise many types for damaged files
         if transient := _transient_error(e):
             raise transient from e
-        raise CorruptCheckpoint(f"its arrays cannot be read: {integrity.reason(e)}") from e
+        raise CorruptCheckpoint(f"its arrays cannot be read: {reason(e)}") from e
     finally:
         handler.close()
 
@@ -205,8 +228,8 @@ def load(directory: Path, names: Collection[str], wanted: Collection[str]) -> di
 def _transient_error(error: BaseException | None) -> OSError | None:
     """Returns the OSError behind an error that does not mean that the files are damaged."""
     while error is not None:
-        found = integrity.system_error(error)
-        if found is not None and not isinstance(found, integrity.ABSENT):
+        found = system_error(error)
+        if found is not None and not isinstance(found, ABSENT):
             return found
         if _BUSY.search(str(error)):
             return OSError(str(error))

@@ -10,7 +10,7 @@ import numpy as np
 from optim.paths import flatten
 from optim.patterns import SlowPattern, fullmatch
 from trainer import checkpoint
-from trainer.checkpoint.inspection import nested
+from trainer.checkpoint.renaming import nested
 from trainer.config import Config, ConfigError
 from trainer.engine.program import Program
 from trainer.engine.step import State

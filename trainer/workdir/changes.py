@@ -15,7 +15,12 @@ _SHOWN = 4  # lines of differences in an error, which has at most seven lines
 
 
 def covered(path: str, allowed: Sequence[str]) -> bool:
-    """Returns whether `allowed` covers a path of the config: names it, a parent or its last key."""
+    """Returns whether `allowed` covers a path of the config: names it, a parent or its last key.
+
+    Args:
+        path: such as "optimizer.groups.hidden.b2".
+        allowed: the values of --allow_changed.
+    """
     return any(
         path == name or path.startswith((f"{name}.", f"{name}[")) or path.endswith(f".{name}")
         for name in allowed
@@ -23,7 +28,16 @@ def covered(path: str, allowed: Sequence[str]) -> bool:
 
 
 def refuse(path: Path, changes: Sequence[Change], allowed: Sequence[str]) -> None:
-    """Raises UserError for changes to the program or the data that are not allowed."""
+    """Checks that every change to the program or the data is allowed.
+
+    Args:
+        path: of the workdir, for the error.
+        changes: the differences between two processes of the run.
+        allowed: the values of --allow_changed.
+
+    Raises:
+        UserError: a change is not allowed.
+    """
     refused = [
         change
         for change in changes
@@ -43,7 +57,11 @@ def refuse(path: Path, changes: Sequence[Change], allowed: Sequence[str]) -> Non
 
 
 def listed(lines: Sequence[str]) -> str:
-    """Indents lines for an error; after the first ones it gives only the number of the others."""
+    """Indents lines for an error, at most four.
+
+    Args:
+        lines: if there are more than four, the last one shown gives the number of the others.
+    """
     shown = list(lines if len(lines) <= _SHOWN else lines[: _SHOWN - 1])
     if len(lines) > len(shown):
         shown.append(f"... and {len(lines) - len(shown)} more")
@@ -51,7 +69,16 @@ def listed(lines: Sequence[str]) -> str:
 
 
 def check_allowed(allowed: Sequence[str], config: Call, fingerprint: Mapping[str, Any]) -> None:
-    """Raises UserError if --allow_changed names something that does not exist."""
+    """Checks that everything that --allow_changed names exists.
+
+    Args:
+        allowed: the values of --allow_changed.
+        config: the resolved config.
+        fingerprint: of this process.
+
+    Raises:
+        UserError: a name is neither a path of the config nor a key of the fingerprint.
+    """
     paths = [path for path, _ in configs.leaves(config)]
     known = {*REFUSED, *REFUSED.values(), *fingerprint}
     for name in allowed:

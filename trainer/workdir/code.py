@@ -24,10 +24,11 @@ def hashes(packages: Sequence[str]) -> dict[str, str]:
     by their versions instead (see `fingerprint`), unless one is among the packages itself.
 
     Args:
-      packages: names given by --vocabulary, already imported.
+        packages: names given by --vocabulary, already imported.
 
-    Returns: file -> the first 16 hex digits of its SHA-256; a file is named from the folder that
-    the import starts from, as "my_lab/nets.py", sorted.
+    Returns:
+        File -> the first 16 hex digits of its SHA-256; a file is named from the folder that the
+        import starts from, as "my_lab/nets.py", sorted.
     """
     tops = {package.partition(".")[0] for package in packages}
     folders = {folder for top in tops for folder in _folders(top)}
@@ -54,10 +55,11 @@ def commits(packages: Sequence[str]) -> dict[str, dict[str, Any]]:
     """Asks git for the commits of packages that are in a checkout.
 
     Args:
-      packages: names given by --vocabulary, already imported.
+        packages: names given by --vocabulary, already imported.
 
-    Returns: package -> {"commit": of its checkout, "dirty": whether files of the package were
-    changed or added since}. Packages that are not in a checkout are omitted.
+    Returns:
+        Package -> {"commit": of its checkout, "dirty": whether files of the package were changed or
+        added since}. Packages that are not in a checkout are omitted.
     """
     found = {}
     for top in dict.fromkeys(package.partition(".")[0] for package in packages):

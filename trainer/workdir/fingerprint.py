@@ -11,7 +11,7 @@ import json
 import os
 import platform
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -32,6 +32,7 @@ _PACKAGES = (
     "tensorflow-datasets",
     "tensorboardX",
 )
+# Flags of the processor on which the instructions of XLA's programs depend.
 _ISA = ("avx", "avx2", "fma", "avx512", "amx", "asimd", "sve", "bf16", "sse4_2")
 
 # Keys that determine the data or the program: a run resumes with another value only if
@@ -57,8 +58,8 @@ class Change(NamedTuple):
 
     kind: str
     key: str
-    old: Any
-    new: Any
+    old: object  # values of JSON
+    new: object
 
     def __str__(self) -> str:
         if isinstance(self.old, Mapping) and isinstance(self.new, Mapping):
@@ -66,7 +67,7 @@ class Change(NamedTuple):
         return f"{self.key}: {_short(self.old)} -> {_short(self.new)}"
 
 
-def _short(value: Any) -> str:
+def _short(value: object) -> str:
     text = value if isinstance(value, str) else json.dumps(value)
     return text if len(text) <= 60 else text[:57] + "..."
 
@@ -93,17 +94,18 @@ def fingerprint(
     """Describes the machine, the versions and the settings with which this process computes.
 
     Args:
-      config: digest of the resolved config.
-      data: fingerprint of the data set.
-      seed: of the run.
-      batch_size: of all processes together, in examples.
-      code: of the user's packages, file -> hash, as `code.hashes` returns it.
+        config: digest of the resolved config.
+        data: fingerprint of the data set.
+        seed: of the run.
+        batch_size: of all processes together, in examples.
+        code: of the user's packages, file -> hash, as `code.hashes` returns it.
 
-    Returns: a dict of JSON values, for `compare`.
+    Returns:
+        A dict of JSON values, for `compare`.
     """
     import jax
 
-    settings: Any = jax.config
+    settings: Any = jax.config  # its attributes are unknown to pyright
     return {
         "config": config,
         "data": data,
@@ -128,6 +130,10 @@ def compare(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[Change]:
 
     A key that only one of them has counts as None in the other. Keys that older versions did not
     record are ignored if `old` lacks them.
+
+    Args:
+        old: the fingerprint of the previous process, as read from run.json.
+        new: that of this process.
     """
     changes = [
         Change(REFUSED.get(key, "bits"), key, old.get(key), new.get(key))
@@ -143,7 +149,7 @@ def digest(print_: Mapping[str, Any]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def _devices(devices: list[Any]) -> str:
+def _devices(devices: Sequence[Any]) -> str:
     kinds: dict[str, int] = {}
     for device in devices:
         name = f"{device.platform} {device.device_kind}"
@@ -162,7 +168,7 @@ def _versions() -> dict[str, str]:
     return found
 
 
-def _processor() -> dict[str, Any]:
+def _processor() -> dict[str, str | int | None]:
     model, flags = platform.processor(), ""
     try:
         for line in Path("/proc/cpuinfo").read_text().splitlines():

@@ -29,24 +29,25 @@ class Workdir:
     """A run's folder, which this process alone may write.
 
     Args:
-      path: the folder; created with its parents if it does not exist, with permissions 0700.
-      config: the resolved config; that of an existing run must be equal.
-      plan: the text of the plan, written to plan.txt.
-      fingerprint: as `fingerprint` returns it. If that of the existing run differs, the folder is
-        refused for a change to the data or the program; other changes are logged.
-      commits: of the user's packages, as `code.commits` returns them; written to run.json.
-      files: name, path and hash of each file that the config was read from; written to run.json.
-      allow_changed: differences that are allowed: paths of the config ("steps", "data"), keys of
-        the fingerprint, or "config", "program", "data" as a whole.
-      take_over: whether to take the folder from a holder on a host that is gone.
-      log: takes lines of warning.
+        path: the folder; created with its parents if it does not exist, with permissions 0700.
+        config: the resolved config; that of an existing run must be equal.
+        plan: the text of the plan, written to plan.txt.
+        fingerprint: as `fingerprint` returns it. If that of the existing run differs, the folder is
+            refused for a change to the data or the program; other changes are logged.
+        commits: of the user's packages, as `code.commits` returns them; written to run.json.
+        files: name, path and hash of each file that the config was read from; written to run.json.
+        allow_changed: differences that are allowed: paths of the config ("steps", "data"), keys of
+            the fingerprint, or "config", "program", "data" as a whole.
+        take_over: whether to take the folder from a holder on a host that is gone.
+        log: takes lines of warning.
 
-    Raises UserError, before anything in an existing folder is changed.
+    Raises:
+        UserError: the folder cannot be used; nothing in it was changed.
 
     Attributes:
-      path, config_file, plan_file, run_file, metrics_file, checkpoints: paths of the folder and of
-        its files.
-      changes: the differences from the previous process of the run.
+        path, config_file, plan_file, run_file, metrics_file, checkpoints: paths of the folder and
+            of its files.
+        changes: the differences from the previous process of the run.
     """
 
     def __init__(
@@ -97,17 +98,24 @@ class Workdir:
             log(f"Changed since this run stopped: {change} ({known}).")
 
     def check_fence(self) -> None:
-        """Raises WorkdirTakenOver if another process has taken this folder over."""
+        """Checks that this process still holds the folder.
+
+        Raises:
+            WorkdirTakenOver: another process has taken it over.
+        """
         self.lock.check_fence()
 
     def write(self, name: str, text: str) -> None:
         """Writes a file of the folder, all of it or nothing.
 
         Args:
-          name: of the file.
-          text: its content.
+            name: of the file.
+            text: its content.
 
-        Raises ValueError for a name that is a path, WorkdirTakenOver, or OSError.
+        Raises:
+            ValueError: the name is a path.
+            WorkdirTakenOver: another process has taken the folder over.
+            OSError: the disk cannot be written.
         """
         if Path(name).name != name or name in ("", ".", ".."):
             raise ValueError(f"{name!r} is not the name of a file in {self.path}.")
@@ -115,9 +123,12 @@ class Workdir:
         replace_file(self.path / name, text.encode(), self.check_fence)
 
     def sync_metrics(self) -> None:
-        """Syncs metrics.jsonl, which must be on disk before a checkpoint; raises OSError.
+        """Syncs metrics.jsonl, which must be on disk before a checkpoint.
 
         nonfinite.json and rollbacks.json are synced as they are written.
+
+        Raises:
+            OSError: the disk cannot be written.
         """
         if self.metrics_file.exists():
             sync(self.metrics_file)
@@ -127,15 +138,15 @@ class Workdir:
         """Records in run.json which step this process started from, and the rows of metrics then.
 
         Args:
-          step: None for a fresh start.
-          rows: a `trainer.train.rows.Logged`, as a dict; None if it is not known.
+            step: None for a fresh start.
+            rows: a `trainer.train.rows.Logged`, as a dict; None if it is not known.
         """
-        self._note(restored=step, rows=None if rows is None else dict(rows))
+        self._add_to_record(restored=step, rows=None if rows is None else dict(rows))
 
     def rows(self) -> list[dict[str, int]]:
         """Returns the rows that `restored` recorded for the processes of this run, oldest first."""
-        noted = (entry.get("rows") for entry in self._record["lineage"])
-        return [entry for entry in noted if entry]
+        recorded = (entry.get("rows") for entry in self._record["lineage"])
+        return [entry for entry in recorded if entry]
 
     @property
     def lost_rows(self) -> list[str]:
@@ -146,15 +157,15 @@ class Workdir:
         """Records in run.json that rows of metrics.jsonl are lost for good.
 
         Args:
-          sentence: describes the loss.
-          count: how many of the rows that `restored` recorded are among them.
+            sentence: describes the loss.
+            count: how many of the rows that `restored` recorded are among them.
         """
         rows = self._record["lineage"][-1].get("rows")
         if rows:
             rows = rows | {"rows": rows["rows"] - count}
-        self._note(lost_rows=[*self.lost_rows, sentence], rows=rows)
+        self._add_to_record(lost_rows=[*self.lost_rows, sentence], rows=rows)
 
-    def _note(self, **values: Any) -> None:
+    def _add_to_record(self, **values: object) -> None:
         self._record["lineage"][-1] |= values
         try:
             self._save_record()
@@ -167,7 +178,7 @@ class Workdir:
         The next process records "killed" for a process that did not call this.
 
         Args:
-          exit_kind: "done", "stopped" or "failed".
+            exit_kind: "done", "stopped" or "failed".
         """
         try:
             self._record["lineage"][-1] |= {"exit": exit_kind, "ended": now()}

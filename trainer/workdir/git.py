@@ -9,7 +9,11 @@ from pathlib import Path
 
 
 def head(root: Path) -> str | None:
-    """Returns the commit of a checkout; None if git fails."""
+    """Returns the commit of a checkout; None if git fails.
+
+    Args:
+        root: the top folder of the checkout.
+    """
     commit = _git(root, "rev-parse", "HEAD")
     return None if commit is None else commit.decode().strip()
 
@@ -18,8 +22,8 @@ def changes(root: Path, within: Path | None = None) -> bytes | None:
     """Returns the uncommitted changes of a checkout as a diff; None if git fails.
 
     Args:
-      root: the top folder of the checkout.
-      within: limits the changes to a file or folder; None for the whole checkout.
+        root: the top folder of the checkout.
+        within: limits the changes to a file or folder; None for the whole checkout.
     """
     quiet = ("--no-ext-diff", "--no-textconv", "--ignore-submodules=dirty")
     paths = () if within is None else ("--", str(within))
@@ -27,7 +31,15 @@ def changes(root: Path, within: Path | None = None) -> bytes | None:
 
 
 def untracked(root: Path, within: Path) -> bytes | None:
-    """Lists the files under a path that are neither tracked nor ignored; None if git fails."""
+    """Lists the files under a path that are neither tracked nor ignored.
+
+    Args:
+        root: the top folder of the checkout.
+        within: a file or folder in it.
+
+    Returns:
+        Paths, each followed by a null byte; None if git fails.
+    """
     return _git(root, "ls-files", "-z", "--others", "--exclude-standard", "--", str(within))
 
 

@@ -24,7 +24,7 @@ from typing import Any
 from trainer.messages import UserError
 from trainer.writers.files import replace_file
 
-_PATIENCE, _PAUSE = 5, 0.1  # times, seconds
+_TRIES, _PAUSE = 5, 0.1  # how often a dead holder's lock is tried, and seconds between two tries
 _UNSUPPORTED = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EINVAL}
 
 
@@ -36,13 +36,14 @@ class Lock:
     """Reserves a workdir for this process, from construction to `close`.
 
     Args:
-      directory: the workdir.
-      take_over: whether to take the lock from a holder on a host that is gone.
+        directory: the workdir.
+        take_over: whether to take the lock from a holder on a host that is gone.
 
-    Raises UserError if another process has the lock.
+    Raises:
+        UserError: another process has the lock.
 
     Attributes:
-      epoch: the number of this holder, greater than those of all earlier ones.
+        epoch: the number of this holder, greater than those of all earlier ones.
     """
 
     def __init__(self, directory: str | os.PathLike[str], *, take_over: bool = False) -> None:
@@ -53,7 +54,7 @@ class Lock:
         try:
             # Write the holder's name first: a waiting process must not read that of a dead one.
             os.ftruncate(self._descriptor, 0)
-            os.pwrite(self._descriptor, json.dumps(_me()).encode() + b"\n", 0)
+            os.pwrite(self._descriptor, json.dumps(_this_process()).encode() + b"\n", 0)
             self.epoch = _read_epoch(self._epoch_path)[0] + 1
             self._word = secrets.token_hex(8)
             replace_file(self._epoch_path, f"{self.epoch} {self._word}\n".encode())
@@ -67,9 +68,13 @@ class Lock:
         return self._descriptor is not None
 
     def check_fence(self) -> None:
-        """Raises WorkdirTakenOver if another process has taken the workdir over.
+        """Checks that this process still holds the workdir.
 
         Called just before anything is written or renamed there.
+
+        Raises:
+            WorkdirTakenOver: another process has taken the workdir over, or the workdir was removed
+                or closed.
         """
         if self._descriptor is None:
             raise WorkdirTakenOver(f"The workdir {self.directory} was closed by this process.")
@@ -91,7 +96,7 @@ class Lock:
             self._descriptor = None
 
     def _acquire(self, take_over: bool) -> int:
-        patience = _PATIENCE
+        tries_left = _TRIES
         while True:
             descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             try:
@@ -103,8 +108,8 @@ class Lock:
                     dead = _is_dead(holder)
                     if not take_over and not dead:
                         raise UserError(_refusal(self.directory, holder))
-                    patience -= 1
-                    if take_over or patience < 0:
+                    tries_left -= 1
+                    if take_over or tries_left < 0:
                         take_over = False
                         self._replace(descriptor)
                     else:  # its new holder may not have written its name yet
@@ -124,6 +129,7 @@ class Lock:
 
 
 def _flock(descriptor: int) -> bool:
+    """Takes the lock of an open file without waiting; returns whether it could."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -152,12 +158,12 @@ def _read_epoch(path: Path) -> tuple[int, str]:
         return 0, ""
     except ValueError as e:
         raise UserError(
-            f"{path} holds {path.read_bytes()[:40]!r} where a number belongs. If no process works "
-            "in this workdir, remove the file."
+            f"{path} must hold a number, and holds {path.read_bytes()[:40]!r}. If no process uses "
+            "this workdir, remove the file."
         ) from e
 
 
-def _me() -> dict[str, Any]:
+def _this_process() -> dict[str, Any]:
     pid = os.getpid()
     return {
         "host": socket.gethostname(),

@@ -12,15 +12,16 @@ from trainer.writers.durable import make_folder
 
 
 def check_name(path: str | os.PathLike[str]) -> None:
-    """Raises UserError for a workdir whose path is encoded differently by Python and in UTF-8.
+    """Checks that Python and UTF-8 encode the path of a workdir to the same bytes.
 
     The arrays of a checkpoint are written by C++, which encodes every path in UTF-8. They would be
     written to another folder than the other files, or not at all.
 
     Args:
-      path: the workdir; the names of its parent folders count too.
+        path: the workdir; the names of its parent folders count too.
 
-    Raises UserError.
+    Raises:
+        UserError: the bytes differ.
     """
     text = str(Path(path).absolute())
     with contextlib.suppress(UnicodeEncodeError):  # the path has no encoding here
@@ -41,7 +42,14 @@ def check_name(path: str | os.PathLike[str]) -> None:
 
 
 def make(path: Path) -> None:
-    """Creates a workdir, with permissions 0700, and its parents; raises UserError."""
+    """Creates a workdir, with permissions 0700, and its parents.
+
+    Args:
+        path: the folder; may exist.
+
+    Raises:
+        UserError: the folder cannot be created.
+    """
     try:
         make_folder(path, mode=0o700)
     except OSError as e:

@@ -27,12 +27,12 @@ def begin(
     """Returns a run's record with an entry for this process at the end of its lineage.
 
     Args:
-      before: the record that earlier processes left; None for the first process.
-      fingerprint: of this process.
-      epoch: of its lock.
-      changes: the differences from the previous process.
-      commits: of the user's packages, as `code.commits` returns them.
-      files: name, path and hash of each file that the config was read from.
+        before: the record that earlier processes left; None for the first process.
+        fingerprint: of this process.
+        epoch: of its lock.
+        changes: the differences from the previous process.
+        commits: of the user's packages, as `code.commits` returns them.
+        files: name, path and hash of each file that the config was read from.
     """
     lineage = list(before["lineage"]) if before else []
     for entry in lineage:
@@ -62,7 +62,18 @@ def begin(
 
 
 def read_record(path: Path) -> dict[str, Any] | None:
-    """Reads a run.json; None if there is none. Raises UserError or OSError."""
+    """Reads a run.json.
+
+    Args:
+        path: of the file.
+
+    Returns:
+        The record, as `begin` returned it; None if there is no file.
+
+    Raises:
+        UserError: the file is damaged, or of another format.
+        OSError: the disk cannot be read.
+    """
     if not path.exists():
         return None
     try:

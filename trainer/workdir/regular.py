@@ -22,14 +22,15 @@ _KINDS = {stat.S_IFIFO: "a pipe", stat.S_IFDIR: "a folder", stat.S_IFSOCK: "a so
 
 
 def check_files(folder: Path) -> None:
-    """Raises UserError if one of a run's files is a folder, a pipe, a socket or a device.
+    """Checks that none of a run's files is a folder, a pipe, a socket or a device.
 
     Opening a pipe would block forever.
 
     Args:
-      folder: of a run; may not exist.
+        folder: of a run; may not exist.
 
-    Raises UserError.
+    Raises:
+        UserError: one of them is.
     """
     for name in NAMES:
         try:

@@ -20,16 +20,18 @@ _NO_STRANGER = re.compile(
 
 
 def check_no_strangers(folder: Path) -> None:
-    """Raises UserError for a folder that is neither empty nor the folder of a run.
+    """Checks that a folder is either empty or the folder of a run.
 
     The folder of a run has run.json. If a crash or the user removed that file, a folder counts as
     one of a run if it has only files that a run writes, and config.yaml is as a run writes it: the
     user's own config.yaml must not be overwritten.
 
     Args:
-      folder: an existing folder without results.
+        folder: an existing folder without results.
 
-    Raises UserError; OSError if the folder cannot be read.
+    Raises:
+        UserError: the folder has other files.
+        OSError: the folder cannot be read.
     """
     names = {path.name for path in folder.iterdir()}
     if "run.json" in names:

@@ -37,8 +37,8 @@ def make_folder(path: Path, mode: int = 0o777) -> None:
     """Makes a folder and its missing parents, and syncs their names; raises OSError.
 
     Args:
-      path: the folder, absolute; may exist.
-      mode: permissions of the folder itself; its parents get the usual ones.
+        path: the folder, absolute; may exist.
+        mode: permissions of the folder itself; its parents get the usual ones.
     """
     missing = [folder for folder in (path, *path.parents) if not folder.exists()]
     path.mkdir(mode=mode, parents=True, exist_ok=True)

@@ -25,9 +25,9 @@ def replace_file(
     """Writes a file whole or not at all: beside it, synced, renamed.
 
     Args:
-      path: the file.
-      content: its bytes, or pieces of them.
-      fence: called just before the rename, after all that takes long; what it raises is raised.
+        path: the file.
+        content: its bytes, or pieces of them.
+        fence: called just before the rename, after all that takes long; what it raises is raised.
     """
     pieces = [content] if isinstance(content, bytes) else content
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
@@ -58,10 +58,10 @@ class RecordFile:
     """A file that grows by whole records, also where the disk is full at times.
 
     Args:
-      path: the file; opened, and made, by the first write.
-      sound: takes what the file is at first and returns how many of its bytes are whole records;
-        the rest is cut off. Without it the file is begun anew.
-      log: takes a line when writing fails, once, and when it works again.
+        path: the file; opened, and made, by the first write.
+        sound: takes what the file is at first and returns how many of its bytes are whole records;
+            the rest is cut off. Without it the file is begun anew.
+        log: takes a line when writing fails, once, and when it works again.
     """
 
     def __init__(
@@ -141,9 +141,9 @@ class RecordFile:
         in place, the last `_REMEMBERED` bytes are known.
 
         Args:
-          merge: takes the lines that the file holds now, and the bytes that are known of what it
-            held before, in pieces; returns what it is to hold.
-          fence: as `replace_file` takes it.
+            merge: takes the lines that the file holds now, and the bytes that are known of what it
+                held before, in pieces; returns what it is to hold.
+            fence: as `replace_file` takes it.
 
         Returns what write() returns.
         """

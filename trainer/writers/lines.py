@@ -88,8 +88,8 @@ def iterate_metrics(path: str | os.PathLike[str], about: str = "") -> Iterator[d
     """Yields the rows of a metrics.jsonl, or that of a workdir, as they stand, one at a time.
 
     Args:
-      path: the file, or a workdir; where there is none there are no rows.
-      about: yields only rows with a metric whose name begins so, and reads over the others fast.
+        path: the file, or a workdir; where there is none there are no rows.
+        about: yields only rows with a metric whose name begins so, and reads over the others fast.
     """
     name = json.dumps(about, ensure_ascii=False)[:-1].encode()
     file = file_of(path)

@@ -9,10 +9,10 @@ class Outage:
     """Logs the first of several failures in a row, and the success that ends them.
 
     Args:
-      log: takes a line for the user.
+        log: takes a line for the user.
 
     Attributes:
-      error: why the operation failed last, without a full stop; None after a success.
+        error: why the operation failed last, without a full stop; None after a success.
     """
 
     def __init__(self, log: Callable[[str], None]) -> None:
@@ -23,8 +23,8 @@ class Outage:
         """Records a failure, and logs it unless the operation failed before as well.
 
         Args:
-          error: what failed and why, without a full stop.
-          consequence: sentences on what happens until the operation works again.
+            error: what failed and why, without a full stop.
+            consequence: sentences on what happens until the operation works again.
         """
         first, self.error = self.error is None, error
         if first:
@@ -34,7 +34,7 @@ class Outage:
         """Records a success.
 
         Args:
-          sentence: logged if the operation failed before; None logs nothing.
+            sentence: logged if the operation failed before; None logs nothing.
         """
         failed_before, self.error = self.error is not None, None
         if failed_before and sentence is not None:

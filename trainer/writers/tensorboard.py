@@ -23,11 +23,11 @@ class TensorBoardWriter(Writer):
     """Writes TensorBoard's event files through tensorboardX: no TensorFlow is needed.
 
     Args:
-      logdir: where a new file events.out.tfevents.* is made, at the first write.
-      purge_step: steps from this one on, of files that an earlier process of the same run left,
-        are hidden by TensorBoard: the restored step + 1.
-      log: takes a line of warning when the disk is full.
-      fence: called before anything is written; what it raises is raised.
+        logdir: where a new file events.out.tfevents.* is made, at the first write.
+        purge_step: steps from this one on, of files that an earlier process of the same run left,
+            are hidden by TensorBoard: the restored step + 1.
+        log: takes a line of warning when the disk is full.
+        fence: called before anything is written; what it raises is raised.
     """
 
     def __init__(

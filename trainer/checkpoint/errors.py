@@ -1,0 +1,62 @@
+"""The errors of this package, and short texts for errors of the disk."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+
+ABSENT = (FileNotFoundError, NotADirectoryError, IsADirectoryError)  # a retry cannot help
+
+
+class CheckpointError(ValueError):
+    """Raised if a checkpoint cannot be used or does not exist."""
+
+
+class CorruptCheckpoint(CheckpointError):
+    """Raised if the files of a checkpoint are not as they were saved.
+
+    A disk that cannot be read at the moment raises OSError instead.
+
+    Args:
+        message: a part of a sentence, without a full stop.
+        problems: one line for each damaged leaf or file.
+
+    Attributes:
+        problems: the lines.
+    """
+
+    def __init__(self, message: str, problems: Sequence[str] = ()) -> None:
+        super().__init__(message)
+        self.problems = list(problems)
+
+
+def system_error(error: BaseException) -> OSError | None:
+    """Finds the error of the operating system behind an error.
+
+    Args:
+        error: an OSError, or an error of tensorstore, whose text names the number of the system's
+            error.
+
+    Returns:
+        An OSError; None if the system did not report an error.
+    """
+    if isinstance(error, OSError):
+        return error
+    if found := re.search(r"os_error_code='(\d+)'", str(error)):  # as tensorstore writes it
+        return OSError(int(found[1]), os.strerror(int(found[1])))
+    return None
+
+
+def reason(error: BaseException) -> str:
+    """Describes an error in one line of at most 200 characters, without a full stop.
+
+    Args:
+        error: any exception. One of the operating system is described by the system's own text,
+            such as "No space left on device"; any other by the first line of its message.
+    """
+    system = system_error(error)
+    if system is not None and system.errno:
+        return os.strerror(system.errno)
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    return lines[0] if len(lines[0]) <= 200 else lines[0][:197] + "..."

@@ -1,0 +1,74 @@
+"""The list of a checkpoint's files with their sizes and checksums, which detects damaged files."""
+
+from __future__ import annotations
+
+import os
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+
+FILES = "integrity/files.json"
+ARRAYS = "state/manifest.ocdbt"  # the index of the arrays
+COMMITTED = "commit_success.txt"
+_LATER = ("_CHECKPOINT_METADATA", COMMITTED)  # must exist with any content, so they are not listed
+
+SizeAndCrc = tuple[int, str]  # bytes, and the CRC-32 as eight hex digits; a list if read from JSON
+
+
+def file_list(directory: Path) -> dict[str, SizeAndCrc]:
+    """Computes the size and the CRC-32 of every file of a step.
+
+    Args:
+        directory: the step's folder.
+
+    Returns:
+        Path relative to the folder -> size and CRC-32.
+
+    Raises:
+        OSError: a file or folder cannot be read.
+    """
+    listing = {}
+    for folder, _, names in os.walk(directory, onerror=_raise):  # rglob() ignores errors
+        for path in (Path(folder, name) for name in names):
+            name = path.relative_to(directory).as_posix()
+            if name not in (FILES, *_LATER) and path.is_file():
+                listing[name] = _size_and_crc(path)
+    return listing
+
+
+def file_problems(directory: Path, listing: Mapping[str, SizeAndCrc]) -> list[str]:
+    """Compares the files of a step with the list that was saved with it.
+
+    Args:
+        directory: the step's folder.
+        listing: as `file_list` returns it, or as it is read from JSON.
+
+    Returns:
+        A line for each file that is missing or differs. Files that are not listed are ignored.
+
+    Raises:
+        OSError: a file or folder cannot be read.
+    """
+    # The names of the listing may be paths of any file: they are compared, and never opened.
+    present = file_list(directory)
+    problems = [f"the file {name} is missing" for name in _LATER if not (directory / name).exists()]
+    for name, (size, crc) in listing.items():
+        if name not in present:
+            problems.append(f"the file {name} is missing")
+        elif present[name][0] != size:
+            problems.append(f"the file {name} has {present[name][0]} bytes instead of {size}")
+        elif present[name][1] != crc:
+            problems.append(f"the file {name} was changed: its checksum differs")
+    return problems
+
+
+def _raise(error: OSError) -> None:
+    raise error
+
+
+def _size_and_crc(path: Path) -> SizeAndCrc:
+    size, crc = 0, 0
+    with open(path, "rb") as file:
+        while chunk := file.read(1 << 20):
+            size, crc = size + len(chunk), zlib.crc32(chunk, crc)
+    return size, f"{crc:08x}"

@@ -1,0 +1,110 @@
+"""Renames the parameters of a checkpoint for a warm start, by regular expressions."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from optim.patterns import fullmatch
+
+
+def rename(params: Mapping[str, Any], rules: Mapping[str, str | None]) -> dict[str, Any]:
+    r"""Renames the paths of nested parameters by regular expressions.
+
+    Args:
+        params: nested dicts of arrays.
+        rules: pattern -> replacement, as in {r'encoder/(.*)': r'backbone/\1', 'head/.*': None}. A
+            pattern must match a whole path. The first matching rule applies; None drops the
+            parameter. A parameter that no rule matches keeps its path.
+
+    Returns:
+        Nested dicts.
+
+    Raises:
+        ValueError: a rule applies to no parameter, a pattern is invalid or takes too long, or two
+            parameters would get the same path.
+
+    Example:
+        >>> rename({"encoder": {"bias": 1}, "head": 2}, {"encoder/(.*)": r"net/\1", "head": None})
+        {'net': {'bias': 1}}
+    """
+    compiled = [(_pattern(pattern), replacement) for pattern, replacement in rules.items()]
+    unused = set(rules)
+    result: dict[str, Any] = {}
+    origin: dict[str, str] = {}
+    paths = _flat(params)
+    for path, value in paths.items():
+        target: str | None = path
+        for pattern, replacement in compiled:
+            match = fullmatch(pattern, path)
+            if match:
+                unused.discard(pattern.pattern)
+                target = None if replacement is None else _expand(match, replacement)
+                break
+        if target is None:
+            continue
+        clash = next((t for t in result if _nest_clash(t, target)), None)
+        if clash is not None:
+            raise ValueError(
+                f"Renaming would put {path!r} at {target!r}, where {origin[clash]!r} is already."
+            )
+        result[target], origin[target] = value, path
+    if unused:
+        raise ValueError(
+            f"The renaming rule {sorted(unused)[0]!r} applies to no parameter; "
+            f"there are {', '.join(list(paths)[:6])}{', ...' if len(paths) > 6 else ''}. "
+            "A pattern must match a whole path, and only the first rule that matches applies."
+        )
+    return nested(result)
+
+
+def _pattern(pattern: str) -> re.Pattern[str]:
+    try:
+        return re.compile(pattern)
+    except re.error as e:
+        raise ValueError(f"The renaming rule {pattern!r} is not a regular expression: {e}.") from e
+
+
+def _expand(match: re.Match[str], replacement: str) -> str:
+    try:
+        target = match.expand(replacement)
+    except (re.error, IndexError) as e:
+        raise ValueError(
+            f"The replacement {replacement!r} of the renaming rule {match.re.pattern!r} "
+            f"cannot be used: {e}."
+        ) from e
+    if not target or "" in target.split("/"):
+        raise ValueError(
+            f"The renaming rule {match.re.pattern!r} turns {match.string!r} into {target!r}, "
+            "which is not a path."
+        )
+    return target
+
+
+def _nest_clash(a: str, b: str) -> bool:
+    return a == b or a.startswith(b + "/") or b.startswith(a + "/")
+
+
+def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    leaves: dict[str, Any] = {}
+    for key, value in tree.items():
+        path = f"{prefix}{key}"
+        leaves |= _flat(value, path + "/") if isinstance(value, Mapping) else {path: value}
+    return leaves
+
+
+def nested(leaves: Mapping[str, Any]) -> dict[str, Any]:
+    """Builds a nested dict from leaves by path.
+
+    Args:
+        leaves: path, such as "block/dense/kernel" -> leaf.
+    """
+    tree: dict[str, Any] = {}
+    for path, leaf in leaves.items():
+        *parents, last = path.split("/")
+        node = tree
+        for key in parents:
+            node = node.setdefault(key, {})
+        node[last] = leaf
+    return tree
