@@ -13,7 +13,7 @@ from tests import runs
 from trainer import writers
 from trainer.engine.program import Program
 from trainer.train.rows import Logged, expected_rows
-from trainer.writers import JsonlWriter, TensorBoardWriter, files
+from trainer.writers import JsonlWriter, TensorBoardWriter, record_file
 
 
 def steps(path: Path) -> list[int]:
@@ -98,7 +98,7 @@ def test_rows_are_put_back(change: Any, resumed: bool, tmp_path: Path) -> None:
 def test_lost_rows_that_are_no_longer_in_memory_are_counted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(files, "_REMEMBERED", 100)
+    monkeypatch.setattr(record_file, "_REMEMBERED", 100)
     path, log, lost = tmp_path / "metrics.jsonl", [], []
     writer = JsonlWriter(path, log=log.append, lost=lambda *told: lost.append(told))
     for step in range(1, 101):
@@ -111,7 +111,7 @@ def test_lost_rows_that_are_no_longer_in_memory_are_counted(
     assert kept == list(range(kept[0], 102)) and 90 < kept[0] < 101
     ((sentence, count),) = lost
     assert count == 101 - len(kept) and f"{count} rows" in sentence
-    assert "gone for good" in sentence and log == [sentence]
+    assert "lost for good" in sentence and log == [sentence]
 
 
 def test_a_change_after_the_last_row_is_noticed(tmp_path: Path) -> None:
@@ -151,7 +151,7 @@ def test_rows_are_put_back_once_the_disk_has_room(
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(files, "replace_file", full)
+        patch.setattr(record_file, "replace_file", full)
         writer.write_scalars(2, {"x": 2})
         writer.flush()
         assert writer.behind and "No space left" in writer.behind
@@ -331,12 +331,12 @@ def test_a_run_puts_its_rows_back(tmp_path, monkeypatch, capfd, change):
 
 def test_a_run_that_loses_rows_for_good_ends_with_1(tmp_path, monkeypatch, capfd):
     monkeypatch.syspath_prepend(runs.LAB)
-    monkeypatch.setattr(files, "_REMEMBERED", 200)
+    monkeypatch.setattr(record_file, "_REMEMBERED", 200)
     path = tmp_path / "run" / "metrics.jsonl"
     in_mid_run(monkeypatch, lambda: truncate(path))
     assert runs.train(runs.write_config(tmp_path), tmp_path / "run") == 1
     said = capfd.readouterr().err
-    assert said.count("gone for good") == 2 and "Done: 20 steps" in said, said
+    assert said.count("lost for good") == 2 and "Done: 20 steps" in said, said
     assert steps(path)[-5:] == [10, 12, 15, 18, 20]
     record = json.loads((tmp_path / "run" / "run.json").read_text())
     assert record["lineage"][-1]["exit"] == "failed"

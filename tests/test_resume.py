@@ -370,7 +370,7 @@ def test_a_run_rolls_back_also_on_a_full_disk(tmp_path, small_disk, monkeypatch,
 
 
 def test_no_state_is_saved_ahead_of_the_metrics(tmp_path, config, monkeypatch, capfd):
-    from trainer.writers.files import RecordFile
+    from trainer.writers.record_file import RecordFile
 
     whole, workdir = tmp_path / "whole", tmp_path / "run"
     assert runs.train(config, whole) == 0

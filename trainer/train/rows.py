@@ -150,7 +150,7 @@ class Rows:
         if was_there:
             sentence = (
                 f"metrics.jsonl holds {found:,} of the {wanted:,} rows that the run wrote up to "
-                f"step {step:,}: {wanted - found:,} are gone for good."
+                f"step {step:,}: {wanted - found:,} are lost for good."
             )
         else:
             sentence = f"metrics.jsonl is gone: it begins again after step {step:,}."

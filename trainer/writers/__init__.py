@@ -40,7 +40,14 @@ NAMES = ("jsonl", "tensorboard", "console", *(f"clu.{name}" for name in CLU))
 
 
 def check_names(names: Sequence[str]) -> None:
-    """Raises ConfigError for a name that is not a writer, or whose package is not installed."""
+    """Checks that writers exist, and that their packages are installed.
+
+    Args:
+        names: names in NAMES.
+
+    Raises:
+        ConfigError: a name is not that of a writer, or its package is not installed.
+    """
     for name in names:
         if name not in NAMES:
             near = difflib.get_close_matches(name, NAMES, 1, 0.4)

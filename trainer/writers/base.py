@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from trainer.messages import printable
 
@@ -14,7 +15,7 @@ Log = Callable[[str], None]
 
 
 def to_stderr(line: str) -> None:
-    """Prints a line of warning to stderr."""
+    """Prints a line of warning to stderr, with control characters escaped."""
     print(printable(line, keep="\n\t"), file=sys.stderr, flush=True)
 
 
@@ -24,14 +25,28 @@ class Writer:
     A writer overrides those whose values it can represent, and drops all others, as clu's do.
     """
 
-    def write_scalars(self, step: int, scalars: Mapping[str, Any]) -> None:
-        """Writes scalars of a step; the values of several calls for one step are merged."""
+    def write_scalars(self, step: int, scalars: Mapping[str, ArrayLike]) -> None:
+        """Writes scalars of a step; the values of several calls for one step are merged.
+
+        Args:
+            step: number of finished steps.
+            scalars: name -> a number, or an array with one element.
+        """
 
     def write_texts(self, step: int, texts: Mapping[str, str]) -> None:
-        """Writes texts in markdown."""
+        """Writes texts.
 
-    def write_hparams(self, hparams: Mapping[str, Any]) -> None:
-        """Writes a flat mapping of hyperparameters, once per run."""
+        Args:
+            step: number of finished steps.
+            texts: name -> text in markdown.
+        """
+
+    def write_hparams(self, hparams: Mapping[str, object]) -> None:
+        """Writes hyperparameters, once per run.
+
+        Args:
+            hparams: name -> value, not nested.
+        """
 
     def flush(self) -> None:
         """Writes buffered values."""
@@ -41,7 +56,11 @@ class Writer:
 
 
 class MultiWriter(Writer):
-    """Calls several writers; raises the first exception after all of them were called."""
+    """Calls several writers; raises the first exception after all of them were called.
+
+    Args:
+        writers: the writers, called in this order; also writers of clu.
+    """
 
     def __init__(self, writers: Sequence[Any]) -> None:
         self.writers = tuple(writers)
@@ -70,38 +89,38 @@ class MultiWriter(Writer):
         counts = (getattr(writer, "rows", None) for writer in self.writers)
         return next((count for count in counts if count is not None), 0)
 
-    def write_scalars(self, step: int, scalars: Mapping[str, Any]) -> None:
-        """Passes the scalars of a step to every writer."""
-        self._each("write_scalars", step, scalars)
+    def write_scalars(self, step: int, scalars: Mapping[str, ArrayLike]) -> None:
+        """Writes scalars of a step with every writer; see `Writer.write_scalars`."""
+        self._call_each("write_scalars", step, scalars)
 
     def write_texts(self, step: int, texts: Mapping[str, str]) -> None:
-        """Passes texts to every writer."""
-        self._each("write_texts", step, texts)
+        """Writes texts with every writer; see `Writer.write_texts`."""
+        self._call_each("write_texts", step, texts)
 
-    def write_hparams(self, hparams: Mapping[str, Any]) -> None:
-        """Passes the hyperparameters to every writer."""
-        self._each("write_hparams", hparams)
+    def write_hparams(self, hparams: Mapping[str, object]) -> None:
+        """Writes hyperparameters with every writer; see `Writer.write_hparams`."""
+        self._call_each("write_hparams", hparams)
 
     def flush(self) -> None:
         """Flushes every writer."""
-        self._each("flush")
+        self._call_each("flush")
 
     def close(self) -> None:
         """Closes every writer."""
-        self._each("close")
+        self._call_each("close")
 
-    def _each(self, method: str, *args: Any, **kwargs: Any) -> None:
+    def _call_each(self, method: str, *arguments: object) -> None:
         first: Exception | None = None
         for writer in self.writers:
             try:
-                getattr(writer, method)(*args, **kwargs)
+                getattr(writer, method)(*arguments)
             except Exception as e:
                 first = first or e
         if first is not None:
             raise first
 
 
-def number(name: str, value: Any) -> int | float | bool:
+def number(name: str, value: ArrayLike) -> int | float | bool:
     """Converts a scalar, or an array with one element, to a Python number.
 
     Args:

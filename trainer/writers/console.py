@@ -6,10 +6,14 @@ import math
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, TextIO
 
 from trainer.messages import printable
 from trainer.writers.base import Writer, number
+
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike
+    from rich.progress import Progress
 
 SPEED = "perf/steps_per_second"
 # How the names of metrics begin, the most important first; all others come after them.
@@ -48,34 +52,47 @@ class ConsoleWriter(Writer):
         self._batch_size = batch_size
         self._stream = sys.stdout if stream is None else stream
         self._clock = clock
-        self._pending: tuple[int, dict[str, Any]] | None = None
-        self._mark: tuple[int, float] | None = None  # step and time that speed is measured from
+        self._pending: tuple[int, dict[str, float]] | None = None
+        self._speed_from: tuple[int, float] | None = (
+            None  # step and time that speed is measured from
+        )
         self._speed: float | None = None  # steps per second
-        self._told = False  # whether the loop writes the speed
-        self._moved = 0.0  # time of the bar's last update
-        self._bar: Any = None
-        self._task: Any = None
+        self._loop_writes_speed = False  # whether the loop writes the speed
+        self._bar_updated = 0.0  # time of the bar's last update
+        self._bar: Progress | None = None
         self._first = first_step
 
     def progress(self, step: int) -> None:
-        """Advances the bar to a step, if there is one; cheap enough to call at every step."""
-        now, first = self._clock(), self._mark is None
-        if first:  # the first call comes after the compilation
-            self._mark = (step, now)
-            self._open()
-        if self._bar is not None and (first or now - self._moved > _REFRESH):
-            self._moved = now
-            self._bar.update(self._task, completed=step)
+        """Advances the bar, if there is one; cheap enough to call at every step.
 
-    def write_scalars(self, step: int, scalars: Mapping[str, Any]) -> None:
-        """Writes scalars of a step."""
+        Args:
+            step: number of finished steps.
+        """
+        now, first = self._clock(), self._speed_from is None
+        if first:  # the first call comes after the compilation
+            self._speed_from = (step, now)
+            self._open_bar()
+        if self._bar is not None and (first or now - self._bar_updated > _REFRESH):
+            self._bar_updated = now
+            self._bar.update(self._bar.task_ids[0], completed=step)
+
+    def write_scalars(self, step: int, scalars: Mapping[str, ArrayLike]) -> None:
+        """Adds scalars to the line of a step, and prints the line of an earlier step.
+
+        Args:
+            step: number of finished steps.
+            scalars: name -> a number, or an array with one element.
+
+        Raises:
+            ValueError: a value is not one real number.
+        """
         if self._pending is not None and self._pending[0] != step:
             self.flush()
         values = {name: number(name, value) for name, value in scalars.items()}
         if self._pending is None:
             self._pending = (int(step), {})
-            self._measure(step)
-        self._told = self._told or SPEED in values
+            self._measure_speed(step)
+        self._loop_writes_speed = self._loop_writes_speed or SPEED in values
         self._speed = values.get(SPEED, self._speed)
         shown = {name: value for name, value in values.items() if not name.startswith("perf/")}
         self._pending[1].update(shown)
@@ -90,17 +107,17 @@ class ConsoleWriter(Writer):
         fields += [
             f"{printable(name)} {_short(values[name])}" for name in sorted(values, key=_rank)
         ]
-        if self._open():
-            console = self._bar.console
-            speed = self._pace() if console.width >= _WIDE else ""
-            self._bar.update(self._task, completed=step, speed=speed)
-            line = _fitting(fields, console.width)
+        if (bar := self._open_bar()) is not None:
+            console = bar.console
+            speed = self._speed_text() if console.width >= _WIDE else ""
+            bar.update(bar.task_ids[0], completed=step, speed=speed)
+            line = _line_that_fits(fields, console.width)
             console.print(line, highlight=False, markup=False, no_wrap=True, overflow="ellipsis")
         else:
-            tail = [text for text in (self._pace(), self._eta(step)) if text]
+            tail = [text for text in (self._speed_text(), self._eta(step)) if text]
             print("  ".join(fields + tail), file=self._stream, flush=True)
 
-    def write_hparams(self, hparams: Mapping[str, Any]) -> None:
+    def write_hparams(self, hparams: Mapping[str, object]) -> None:
         """Does nothing: hyperparameters are in config.yaml."""
 
     def close(self) -> None:
@@ -111,16 +128,16 @@ class ConsoleWriter(Writer):
             self._bar = None
             self._total = None
 
-    def _measure(self, step: int) -> None:
+    def _measure_speed(self, step: int) -> None:
         now = self._clock()
-        if self._mark is None:
-            self._mark = (step, now)
-        elif step > self._mark[0] and now > self._mark[1]:
-            if not self._told:
-                self._speed = (step - self._mark[0]) / (now - self._mark[1])
-            self._mark = (step, now)
+        if self._speed_from is None:
+            self._speed_from = (step, now)
+        elif step > self._speed_from[0] and now > self._speed_from[1]:
+            if not self._loop_writes_speed:
+                self._speed = (step - self._speed_from[0]) / (now - self._speed_from[1])
+            self._speed_from = (step, now)
 
-    def _pace(self) -> str:
+    def _speed_text(self) -> str:
         if self._speed is None:
             return ""
         text = f"{_short(self._speed)} steps/s"
@@ -136,8 +153,8 @@ class ConsoleWriter(Writer):
         clock = f"{rest // 60:02d}:{rest % 60:02d}"
         return f"ETA {hours}:{clock}" if hours else f"ETA {clock}"
 
-    def _open(self) -> bool:
-        """Starts the bar if the stream is a terminal, and tells whether there is one."""
+    def _open_bar(self) -> Progress | None:
+        """Starts the bar if the stream is a terminal; returns the bar if there is one."""
         if self._bar is None and self._total and self._stream and self._stream.isatty():
             from rich.console import Console
             from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
@@ -147,19 +164,19 @@ class ConsoleWriter(Writer):
             columns = (BarColumn(None), MofNCompleteColumn(), TextColumn("{task.fields[speed]}"))
             columns += (TextColumn("ETA"), Remaining())
             self._bar = Progress(*columns, console=console, refresh_per_second=4, expand=True)
-            self._task = self._bar.add_task("", total=self._total, completed=self._first, speed="")
+            self._bar.add_task("", total=self._total, completed=self._first, speed="")
             self._bar.start()
-        return self._bar is not None
+        return self._bar
 
 
 def _rank(name: str) -> int:
-    """Returns where a metric stands in a line; those of one rank keep their order."""
+    """Returns the key that sorts the metrics of a line; metrics of equal rank keep their order."""
     ranks = (rank for rank, start in enumerate(_ORDER) if name.startswith(start))
     return next(ranks, len(_ORDER))
 
 
-def _fitting(fields: Sequence[str], width: int) -> str:
-    """Returns the line of those fields that fit into a width, the first two in any case."""
+def _line_that_fits(fields: Sequence[str], width: int) -> str:
+    """Joins the fields that fit into a width; the first two are used in any case."""
     from rich.cells import cell_len
 
     line = "  ".join(fields[:2])

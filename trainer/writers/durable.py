@@ -13,7 +13,13 @@ _CANNOT = (errno.EBADF, errno.EINVAL)  # a file system that has no sync for fold
 def sync(path: str | os.PathLike[str]) -> None:
     """Writes the bytes of a file, or the entries of a folder, through to the disk.
 
-    A folder is passed over where the file system cannot sync folders. Raises OSError.
+    Does nothing for a folder if the file system cannot sync folders.
+
+    Args:
+        path: the file or folder.
+
+    Raises:
+        OSError: the path does not exist, or the disk cannot be written.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
@@ -26,7 +32,14 @@ def sync(path: str | os.PathLike[str]) -> None:
 
 
 def sync_tree(directory: Path) -> None:
-    """Syncs every file and folder below a folder, and the folder itself; raises OSError."""
+    """Syncs every file and folder below a folder, and the folder itself.
+
+    Args:
+        directory: the folder.
+
+    Raises:
+        OSError: as `sync` raises it.
+    """
     for folder, _, names in os.walk(directory, topdown=False, onerror=_raise):
         for name in names:
             sync(os.path.join(folder, name))
@@ -34,11 +47,14 @@ def sync_tree(directory: Path) -> None:
 
 
 def make_folder(path: Path, mode: int = 0o777) -> None:
-    """Makes a folder and its missing parents, and syncs their names; raises OSError.
+    """Makes a folder and its missing parents, and syncs their names.
 
     Args:
         path: the folder, absolute; may exist.
         mode: permissions of the folder itself; its parents get the usual ones.
+
+    Raises:
+        OSError: a folder cannot be created.
     """
     missing = [folder for folder in (path, *path.parents) if not folder.exists()]
     path.mkdir(mode=mode, parents=True, exist_ok=True)

@@ -6,8 +6,9 @@ import os
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from numpy.typing import ArrayLike
+
 from trainer.writers.base import Log, Writer, number, to_stderr
-from trainer.writers.files import RecordFile
 from trainer.writers.lines import (
     encode,
     file_of,
@@ -18,6 +19,7 @@ from trainer.writers.lines import (
     truncate_after,
     whole_lines,
 )
+from trainer.writers.record_file import RecordFile
 
 Lost = Callable[[str, int], None]
 
@@ -57,7 +59,7 @@ class JsonlWriter(Writer):
         self._fence = fence
         self._lost = lost
         self._pending: dict[int, dict[str, Any]] = {}
-        self._adopted = False
+        self._read_last_line = False
         self._last: tuple[int, dict[str, Any], int] | None = None  # step, values, offset of line
 
     @property
@@ -68,27 +70,46 @@ class JsonlWriter(Writer):
     behind = error
 
     def truncate_after(self, step: int) -> int:
-        """Drops the lines of later steps and torn ones, before anything is written.
+        """Drops the lines of later steps, and incomplete lines, before anything is written.
 
-        Returns how many lines were dropped. The run that goes on from `step` writes them again.
+        A run that was resumed from `step` writes the dropped lines again.
+
+        Args:
+            step: the last step to keep.
+
+        Returns:
+            How many lines were dropped.
+
+        Raises:
+            OSError: the file cannot be read or truncated.
+            Exception: any exception of `fence`.
         """
         if self._fence is not None:
             self._fence()
         self._file.close()
-        self._adopted = False
+        self._read_last_line = False
         self.rows, dropped = truncate_after(self.path, step, self._fence)
         self._file.watch()
         return dropped
 
-    def write_scalars(self, step: int, scalars: Mapping[str, Any]) -> None:
-        """Merges scalars into the line of a step; raises ValueError for what is no real number."""
+    def write_scalars(self, step: int, scalars: Mapping[str, ArrayLike]) -> None:
+        """Merges scalars into the line of a step, and writes the line of an earlier step.
+
+        Args:
+            step: number of finished steps.
+            scalars: name -> a number, or an array with one element.
+
+        Raises:
+            ValueError: a value is not one real number.
+            Exception: any exception of `fence`.
+        """
         values = {name: number(name, value) for name, value in scalars.items()}
         if self._pending and step not in self._pending:
             self.flush()
         self._pending.setdefault(int(step), {}).update(values)
 
     def flush(self) -> None:
-        """Writes the pending lines to the file, and puts back what another program removed."""
+        """Writes the pending lines to the file, and restores rows that another program removed."""
         change = self._file.changed()
         if not self._pending and change is None:
             return
@@ -98,8 +119,8 @@ class JsonlWriter(Writer):
             return
         if not self._pending:
             return
-        if not self._adopted:
-            self._adopted, self._last = True, last_line(self.path)
+        if not self._read_last_line:
+            self._read_last_line, self._last = True, last_line(self.path)
             if self.rows is None:
                 self.rows = sum(1 for _ in lines_of(self.path)) if self._last else 0
         lines, at = self._pending, None
@@ -115,7 +136,7 @@ class JsonlWriter(Writer):
             self._pending = {}
 
     def _restore(self, change: str) -> bool:
-        """Puts back the rows that are known; returns whether the file can be written."""
+        """Restores the rows that are known; returns whether the file can be written."""
         kept = 0
 
         def merge(now: Iterable[bytes], before: Iterable[bytes]) -> list[bytes]:
@@ -127,18 +148,19 @@ class JsonlWriter(Writer):
         if not self._file.restore(merge, self._fence):
             return False
         missing = max(0, (self.rows or 0) - kept)
-        self.rows, self._adopted = kept, False
-        told = f"{self.path} {change} by another program while this run was writing to it"
+        self.rows, self._read_last_line = kept, False
+        sentence = f"{self.path} {change} by another program while this run was writing to it"
         if missing:
-            told += f": {missing} rows before step {self._first_step()} are gone for good."
+            sentence += f": {missing} rows before step {self._first_step()} are lost for good."
         else:
-            told += "; its rows are in it again, and no row is lost."
-        self._log(told)
+            sentence += "; its rows were restored, and no row is lost."
+        self._log(sentence)
         if missing and self._lost is not None:
-            self._lost(told, missing)
+            self._lost(sentence, missing)
         return True
 
     def _first_step(self) -> int:
+        """Returns the first step that the file has a row of, or will have."""
         row = next(iterate_metrics(self.path), None)
         return row["step"] if row else next(iter(self._pending), 0)
 

@@ -1,7 +1,8 @@
-"""The lines of metrics.jsonl: how one is written and read, and how the file is cut to a step.
+"""Reads and writes the lines of metrics.jsonl, and truncates the file after a step.
 
 A line is {"step": 100, "train/loss": 0.5, ...}. JSON has no NaN and no infinity: they are written
-as the strings "NaN", "Infinity" and "-Infinity", which float() reads back, and pandas' to_numeric.
+as the strings "NaN", "Infinity" and "-Infinity", which Python's float() and pandas' to_numeric
+read.
 """
 
 from __future__ import annotations
@@ -20,12 +21,20 @@ _NONFINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 
 def whole_lines(file: BinaryIO) -> int:
-    """Returns how many bytes of a file are whole lines."""
+    """Returns how many bytes at the beginning of a file are complete lines."""
     return after_newline(file, file.seek(0, os.SEEK_END))
 
 
 def encode(step: int, values: Mapping[str, Any]) -> bytes:
-    """Returns the line, newline included, of one step."""
+    """Returns the line of one step, including the newline.
+
+    Args:
+        step: number of finished steps.
+        values: name -> a number, or an array with one element.
+
+    Raises:
+        ValueError: a value is not one real number.
+    """
     row: dict[str, Any] = {"step": int(step)}
     for name, value in values.items():
         value = number(name, value)
@@ -40,7 +49,7 @@ def _line(row: Mapping[str, Any]) -> bytes:
 
 
 def _decode(line: bytes) -> dict[str, Any] | None:
-    """Returns the object of a line, None where it is torn or is not ours."""
+    """Returns the row of a line; None if the line is incomplete, or was not written by a run."""
     try:
         row = json.loads(line)
     except (ValueError, RecursionError):
@@ -55,7 +64,17 @@ def _values(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def last_line(path: Path) -> tuple[int, dict[str, Any], int] | None:
-    """Returns step, values and offset of the last whole line of a file, if there is one."""
+    """Reads the last complete line of a file, without reading the file from the beginning.
+
+    Args:
+        path: the file; may not exist.
+
+    Returns:
+        Step, values, and offset of the line; None if there is no such line.
+
+    Raises:
+        OSError: the file cannot be read.
+    """
     try:
         file = open(path, "rb")  # noqa: SIM115
     except FileNotFoundError:
@@ -72,24 +91,43 @@ def last_line(path: Path) -> tuple[int, dict[str, Any], int] | None:
 
 
 def lines_of(path: Path) -> Iterator[tuple[bytes, dict[str, Any] | None]]:
-    """Yields each line of a file with its object, None where it is torn or is not ours."""
+    """Yields each line of a file with its row.
+
+    The row is None if the line is incomplete, or was not written by a run.
+
+    Args:
+        path: the file.
+
+    Raises:
+        OSError: the file cannot be read.
+    """
     with open(path, "rb") as file:
         for line in file:
             yield line, _decode(line)
 
 
 def file_of(path: str | os.PathLike[str]) -> Path:
-    """Returns the metrics.jsonl of a workdir, or the file that is given."""
+    """Returns the metrics.jsonl of a workdir.
+
+    Args:
+        path: a workdir; any other path is returned as it is.
+    """
     path = Path(path)
     return path / "metrics.jsonl" if path.is_dir() else path
 
 
 def iterate_metrics(path: str | os.PathLike[str], about: str = "") -> Iterator[dict[str, Any]]:
-    """Yields the rows of a metrics.jsonl, or that of a workdir, as they stand, one at a time.
+    """Yields the rows of a metrics.jsonl one at a time, in the order of the file.
+
+    Rows of one step are not merged.
 
     Args:
-        path: the file, or a workdir; where there is none there are no rows.
-        about: yields only rows with a metric whose name begins so, and reads over the others fast.
+        path: the file, or a workdir. If it does not exist, there are no rows.
+        about: yields only rows with a metric whose name begins with this; other lines are skipped
+            before their JSON is parsed.
+
+    Raises:
+        OSError: the file cannot be read.
     """
     name = json.dumps(about, ensure_ascii=False)[:-1].encode()
     file = file_of(path)
@@ -103,9 +141,17 @@ def iterate_metrics(path: str | os.PathLike[str], about: str = "") -> Iterator[d
 
 
 def read_metrics(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
-    """Reads a metrics.jsonl, or that of a workdir: one dict a step, sorted by step.
+    """Reads a metrics.jsonl.
 
-    Lines of one step are merged, torn ones are left out, and "NaN" is a float again.
+    Args:
+        path: the file, or a workdir.
+
+    Returns:
+        One dict per step, such as {"step": 100, "train/loss": 0.5}, sorted by step. Lines of one
+        step are merged, incomplete lines are ignored, and "NaN" is converted to a float.
+
+    Raises:
+        OSError: the file does not exist or cannot be read.
     """
     steps: dict[int, dict[str, Any]] = {}
     for _, row in lines_of(file_of(path)):
@@ -115,7 +161,12 @@ def read_metrics(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
 
 
 class Truncated(NamedTuple):
-    """How many rows `truncate_after` left in a file, and how many lines it dropped."""
+    """The result of `truncate_after`.
+
+    Attributes:
+        rows: how many rows the file has now.
+        dropped: how many lines were dropped.
+    """
 
     rows: int
     dropped: int
@@ -124,10 +175,22 @@ class Truncated(NamedTuple):
 def truncate_after(
     path: str | os.PathLike[str], step: int, fence: Callable[[], None] | None = None
 ) -> Truncated:
-    """Drops the lines of later steps than `step`, and torn ones; returns how many it dropped.
+    """Drops the lines of later steps than `step`, and incomplete lines.
 
-    The file is cut off where they are its last ones, which a full disk allows too, and else
-    replaced by a rename. A fence is called just before that, and what it raises is raised.
+    If they are the last lines, the file is cut off, which works on a full disk too; otherwise a new
+    file replaces it by a rename.
+
+    Args:
+        path: the file; may not exist.
+        step: the last step to keep.
+        fence: called just before the file is changed; an exception of it prevents the change.
+
+    Returns:
+        The number of rows, and of dropped lines.
+
+    Raises:
+        OSError: the file cannot be read or written.
+        Exception: any exception of `fence`.
     """
     file = Path(path)
     if not file.exists():
@@ -136,7 +199,7 @@ def truncate_after(
     def keeps(row: dict[str, Any] | None) -> bool:
         return row is not None and row["step"] <= step
 
-    # Later steps stand at the end: what is kept is most often the file up to some line.
+    # Later steps are usually the last lines, so that the file can be cut off after `kept` bytes.
     rows, kept, dropped, in_one_piece = 0, 0, 0, True
     for line, row in lines_of(file):
         if not keeps(row):
@@ -156,10 +219,17 @@ def truncate_after(
 
 
 def merge_lines(now: Iterable[bytes], before: Iterable[bytes]) -> list[bytes]:
-    """Puts the rows that a file held before into what it holds now; returns its lines by step.
+    """Merges the rows that a file had before into those that it has now.
 
-    Values that both have are those of now. Rows of now that are later than all rows before are of
-    no step that this run has made, and are left out.
+    If both have a value, the one of `now` is used. Rows of `now` that are later than all rows of
+    `before` are dropped: this run has not computed these steps.
+
+    Args:
+        now: lines of the file.
+        before: pieces of the bytes that the file had before.
+
+    Returns:
+        Lines, sorted by step.
     """
     rows: dict[int, dict[str, Any]] = {}
     for line in b"".join(before).splitlines(keepends=True):

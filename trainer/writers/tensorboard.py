@@ -1,4 +1,4 @@
-"""TensorBoard's event files without TensorFlow; the only file that knows tensorboardX."""
+"""Writes TensorBoard's event files without TensorFlow; the only file that imports tensorboardX."""
 
 from __future__ import annotations
 
@@ -10,24 +10,27 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
+from numpy.typing import ArrayLike
+
 from trainer.writers.base import Log, Writer, number, to_stderr
-from trainer.writers.files import RecordFile
+from trainer.writers.record_file import RecordFile
 
 _PREFIX = "events.out.tfevents."
 _STAMP = re.compile(re.escape(_PREFIX) + r"(\d+)(?:\.(\d+))?")
 
 
 class TensorBoardWriter(Writer):
-    """Writes TensorBoard's event files through tensorboardX: no TensorFlow is needed.
+    """Writes TensorBoard's event files with tensorboardX, without TensorFlow.
 
     Args:
-        logdir: where a new file events.out.tfevents.* is made, at the first write.
-        purge_step: steps from this one on, of files that an earlier process of the same run left,
-            are hidden by TensorBoard: the restored step + 1.
-        log: takes a line of warning when the disk is full.
-        fence: called before anything is written; what it raises is raised.
+        logdir: the folder in which the first write creates a new file events.out.tfevents.*.
+        purge_step: TensorBoard hides this step and later ones of the files that earlier processes
+            of the run wrote; the restored step + 1. None hides nothing.
+        log: called with a line of warning if the disk is full.
+        fence: called before every write; raises if this process must not write any more.
     """
 
     def __init__(
@@ -39,12 +42,12 @@ class TensorBoardWriter(Writer):
         fence: Callable[[], None] | None = None,
     ) -> None:
         _import_without_torch()
-        stamp = _stamp(Path(logdir))
-        name = f"{_PREFIX}{stamp}.{socket.gethostname()}.{os.getpid()}"
+        time_stamp = _time_stamp(Path(logdir))
+        name = f"{_PREFIX}{time_stamp}.{socket.gethostname()}.{os.getpid()}"
         self._file = RecordFile(Path(logdir) / name, None, log)
         self._log = log
         self._fence = fence
-        self._waiting: list[bytes] = []
+        self._unwritten: list[bytes] = []
         self._purge_step = purge_step
         self._started = False
         self._session_end: Any = None
@@ -54,8 +57,16 @@ class TensorBoardWriter(Writer):
         """Why the newest values are not in the file, or None."""
         return self._file.error
 
-    def write_scalars(self, step: int, scalars: Mapping[str, Any]) -> None:
-        """Adds scalars."""
+    def write_scalars(self, step: int, scalars: Mapping[str, ArrayLike]) -> None:
+        """Writes scalars of a step.
+
+        Args:
+            step: number of finished steps.
+            scalars: name -> a number, or an array with one element; stored as float32.
+
+        Raises:
+            ValueError: a value is not one real number.
+        """
         Summary = _proto("summary").Summary
         values = {name: float(number(name, value)) for name, value in scalars.items()}
         self._add(
@@ -67,13 +78,22 @@ class TensorBoardWriter(Writer):
         )
 
     def write_texts(self, step: int, texts: Mapping[str, str]) -> None:
-        """Adds texts in markdown."""
+        """Writes texts.
+
+        Args:
+            step: number of finished steps.
+            texts: name -> text in markdown.
+        """
         from tensorboardX.summary import text
 
         self._add(step, [text(name, value) for name, value in texts.items()])
 
-    def write_hparams(self, hparams: Mapping[str, Any]) -> None:
-        """Adds hyperparameters; what is no number, boolean or string goes in as its text."""
+    def write_hparams(self, hparams: Mapping[str, object]) -> None:
+        """Writes hyperparameters, once per run.
+
+        Args:
+            hparams: name -> value; one that is not a number, boolean or string is written as text.
+        """
         from tensorboardX import summary
 
         plain = {
@@ -84,11 +104,11 @@ class TensorBoardWriter(Writer):
         self._add(0, [experiment, start])
 
     def flush(self) -> None:
-        """Writes to the file what an earlier write could not."""
+        """Tries again to write values that an earlier call could not write."""
         self._write()
 
     def close(self) -> None:
-        """Notes that the session ended, and closes the file."""
+        """Records that the session ended, and closes the file."""
         if self._session_end is not None:
             self._add(0, [self._session_end])
             self._session_end = None
@@ -99,42 +119,44 @@ class TensorBoardWriter(Writer):
         events, now = _proto("event"), time.time()
         if not self._started:
             self._started = True
-            self._waiting.append(_record(events.Event(wall_time=now, file_version="brain.Event:2")))
+            self._unwritten.append(
+                _record(events.Event(wall_time=now, file_version="brain.Event:2"))
+            )
             if self._purge_step is not None:
                 start = events.SessionLog(status=events.SessionLog.START)
-                self._waiting.append(
+                self._unwritten.append(
                     _record(events.Event(wall_time=now, step=self._purge_step, session_log=start))
                 )
         for summary in summaries:
-            self._waiting.append(
+            self._unwritten.append(
                 _record(events.Event(wall_time=now, step=int(step), summary=summary))
             )
         self._write()
 
     def _write(self) -> None:
         change = self._file.changed()
-        if self._waiting or change:
+        if self._unwritten or change:
             if self._fence is not None:
                 self._fence()
             if change and not self._restore(change):
                 return
-            if self._file.write(b"".join(self._waiting)):
-                self._waiting = []
+            if self._file.write(b"".join(self._unwritten)):
+                self._unwritten = []
 
     def _restore(self, change: str) -> bool:
         whole = self._file.knows_all()
         if not self._file.restore(lambda _, before: before if whole else [], self._fence):
             return False
-        told = "its events are in it again" if whole else "its events are gone for good"
-        self._log(f"{self._file.path} {change} by another program; {told}.")
+        outcome = "its events were restored" if whole else "its earlier events are lost for good"
+        self._log(f"{self._file.path} {change} by another program; {outcome}.")
         return True
 
 
-def _stamp(logdir: Path) -> str:
-    """Returns the time in seconds for the name of a new file, behind all files that are there.
+def _time_stamp(logdir: Path) -> str:
+    """Returns the time in seconds for the name of a new file, later than those of existing files.
 
-    TensorBoard reads the files of a folder by name, and hides what an earlier one has of the steps
-    after a later one's first. The clock may have been set back between two starts.
+    TensorBoard reads the files of a folder in the order of their names, and `purge_step` of a file
+    hides steps of the files before it. The clock may have been set back between two starts.
     """
     newest = 0  # in microseconds
     for path in logdir.glob(f"{_PREFIX}*"):
@@ -146,7 +168,7 @@ def _stamp(logdir: Path) -> str:
 
 
 def _import_without_torch() -> None:
-    """Imports tensorboardX, which would import torch where there is one: 200 MB and 2 seconds."""
+    """Imports tensorboardX without torch, which it imports if installed (200 MB, 2 seconds)."""
     absent = "torch" not in sys.modules
     if absent:
         sys.modules["torch"] = None  # type: ignore[assignment]  # makes an import raise
@@ -157,12 +179,12 @@ def _import_without_torch() -> None:
             del sys.modules["torch"]
 
 
-def _proto(name: str) -> Any:
+def _proto(name: str) -> ModuleType:
     return importlib.import_module(f"tensorboardX.proto.{name}_pb2")
 
 
 def _record(event: Any) -> bytes:
-    """Frames an event as a TFRecord: length and data, each with its masked CRC-32C."""
+    """Returns an event as a TFRecord: length and data, each followed by its masked CRC-32C."""
     from tensorboardX.record_writer import masked_crc32c
 
     data = event.SerializeToString()

@@ -1,0 +1,223 @@
+"""A file that grows by whole records, and stays intact on a full disk and if others change it."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import stat
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+from trainer.writers.files import blocks, replace_file
+from trainer.writers.outage import Outage
+
+_REMEMBERED = 1 << 20  # bytes at the end of a file that can be restored if they are cut off
+
+
+class RecordFile:
+    """A file that grows by whole records, even if the disk is full at times.
+
+    Args:
+        path: the file; opened, and created, by the first write.
+        sound: called with the file when it is opened; returns how many bytes at its beginning are
+            whole records. The rest is cut off. None empties the file.
+        log: called with a line when a write fails for the first time, and when one succeeds again.
+
+    Attributes:
+        path: the file.
+        end: offset after the last whole record.
+    """
+
+    def __init__(
+        self, path: Path, sound: Callable[[BinaryIO], int] | None, log: Callable[[str], None]
+    ) -> None:
+        self.path = path
+        self.end = 0  # offset after the last whole record
+        self._sound = sound
+        self._outage = Outage(log)
+        self._file: BinaryIO | None = None
+        self._recent = bytearray()  # the bytes of the file from `_recent_from` to `end`
+        self._recent_from = 0
+
+    @property
+    def error(self) -> str | None:
+        """Why the last write failed; None if it succeeded."""
+        return self._outage.error
+
+    def write(self, data: bytes) -> bool:
+        """Writes records at the end.
+
+        Args:
+            data: whole records.
+
+        Returns:
+            Whether it could. If not, `error` is the reason, the file is as it was before, and the
+            caller may try the same later.
+        """
+        return self._try(lambda: self._append(data))
+
+    def replace_from(self, start: int, data: bytes, fence: Callable[[], None] | None) -> bool:
+        """Replaces the records from an offset on; a new file replaces the old one by a rename.
+
+        A process that is killed meanwhile leaves the old records or the new ones.
+
+        Args:
+            start: an offset at which a record begins.
+            data: whole records.
+            fence: as `replace_file` takes it.
+
+        Returns:
+            What `write` returns.
+        """
+        return self._try(lambda: self._replace(start, data, fence))
+
+    def close(self) -> None:
+        """Closes the file; the next write opens it again."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    # Changes by other programs.
+
+    def watch(self) -> None:
+        """Opens the file if it exists, so that later changes by other programs are noticed."""
+        if self._file is None and self.path.exists():
+            self._open()
+
+    def changed(self) -> str | None:
+        """Returns what another program did to the file since it was written, such as "was deleted".
+
+        None if it did nothing, or if this object has not opened the file.
+        """
+        if self._file is None:
+            return None
+        try:
+            now = os.stat(self.path)
+        except FileNotFoundError:
+            return "was deleted"
+        except OSError:  # the next write reports the reason
+            return None
+        ours = os.fstat(self._file.fileno())
+        if (now.st_dev, now.st_ino) != (ours.st_dev, ours.st_ino):
+            return "was replaced"
+        if now.st_size < self.end:
+            return "was cut short"
+        # After a write that failed, the file may end in a torn record of our own.
+        return "was changed in place" if now.st_size > self.end and self.error is None else None
+
+    def restore(
+        self,
+        merge: Callable[[Iterable[bytes], Iterable[bytes]], Iterable[bytes]],
+        fence: Callable[[], None] | None,
+    ) -> bool:
+        """Restores what another program removed from the file; a new file replaces it by a rename.
+
+        A file that was deleted or replaced is still open here, and complete. If it was changed in
+        place, its last bytes, at least 1 MiB, are known from memory.
+
+        Args:
+            merge: takes the lines that the file has now, and the known bytes that it had before, in
+                pieces; returns the new content.
+            fence: as `replace_file` takes it.
+
+        Returns:
+            What `write` returns.
+        """
+
+        def replace() -> None:
+            content = merge(self._lines_now(), self._before())
+            replace_file(self.path, content, fence)
+            file = open(self.path, "r+b", buffering=0)  # noqa: SIM115
+            self.close()
+            self._attach(file, file.seek(0, os.SEEK_END))
+
+        return self._try(replace)
+
+    def knows_all(self) -> bool:
+        """Returns whether everything is known that the file had before it was changed."""
+        return not self._was_changed_in_place() or self._recent_from == 0
+
+    def _lines_now(self) -> Iterator[bytes]:
+        if self.path.exists() and stat.S_ISREG(os.stat(self.path).st_mode):
+            with open(self.path, "rb") as file:
+                yield from file
+
+    def _before(self) -> Iterator[bytes]:
+        """Yields the known bytes that the file had before it was changed."""
+        if self._file is not None and not self._was_changed_in_place():
+            self._file.seek(0)
+            yield from blocks(self._file, self.end)
+        else:
+            yield bytes(self._recent)
+
+    def _was_changed_in_place(self) -> bool:
+        """Returns whether the open file itself was changed, so that its old content is lost."""
+        if self._file is None or os.fstat(self._file.fileno()).st_size < self.end:
+            return True
+        return self.changed() not in ("was deleted", "was replaced")
+
+    def _remember(self, start: int, data: bytes) -> None:
+        """Records that the file has `data` from an offset on, and nothing after it."""
+        if start < self._recent_from:
+            self._recent, self._recent_from = bytearray(), start
+        del self._recent[start - self._recent_from :]
+        self._recent += data
+        if len(self._recent) > 2 * _REMEMBERED:
+            self._recent_from += len(self._recent) - _REMEMBERED
+            del self._recent[:-_REMEMBERED]
+
+    # Private.
+
+    def _try(self, action: Callable[[], None]) -> bool:
+        """Runs an action; returns whether it raised no OSError, and reports one."""
+        try:
+            action()
+        except OSError as e:
+            self._outage.failed(
+                f"{self.path} could not be written: {e}",
+                "The data are kept in memory, and the next write tries again.",
+            )
+            return False
+        self._outage.ended(f"{self.path} can be written again.")
+        return True
+
+    def _append(self, data: bytes) -> None:
+        file = self._open()
+        try:
+            file.seek(self.end)
+            done = 0
+            while done < len(data):
+                done += file.write(data[done:])
+        except OSError:
+            with contextlib.suppress(OSError):
+                file.truncate(self.end)
+            raise
+        self._remember(self.end, data)
+        self.end += len(data)
+
+    def _replace(self, start: int, data: bytes, fence: Callable[[], None] | None) -> None:
+        file = self._open()
+        file.seek(0)
+        replace_file(self.path, itertools.chain(blocks(file, start), [data]), fence)
+        self.close()
+        self.watch()
+        self._remember(start, data)
+        self.end = start + len(data)
+
+    def _open(self) -> BinaryIO:
+        if self._file is None:
+            flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
+            file = open(os.open(self.path, flags, 0o644), "r+b", buffering=0)
+            self._attach(file, self._sound(file) if self._sound else 0)
+            return file
+        return self._file
+
+    def _attach(self, file: BinaryIO, end: int) -> None:
+        """Writes to an open file from now on, after cutting it off at `end`."""
+        file.truncate(end)
+        self._recent_from = max(0, end - _REMEMBERED)
+        file.seek(self._recent_from)
+        self._recent = bytearray(b"".join(blocks(file, end - self._recent_from)))
+        self._file, self.end = file, end
