@@ -97,18 +97,18 @@ def process(*arguments: str, **more: Any) -> subprocess.Popen[str]:
 
 def stop(number: int = signal.SIGTERM) -> None:
     """Sends this process a stop signal, and returns when the thread that reads them has it."""
-    noted, note = threading.Event(), StopSignals._note
+    noted, note = threading.Event(), StopSignals._record
 
     def noting(self: StopSignals, number: int) -> None:
         note(self, number)
         noted.set()
 
-    StopSignals._note = noting
+    StopSignals._record = noting
     try:
         signal.raise_signal(number)
         assert noted.wait(60)
     finally:
-        StopSignals._note = note
+        StopSignals._record = note
 
 
 def lines(workdir: Path) -> list[dict[str, Any]]:

@@ -170,8 +170,8 @@ def test_a_process_that_never_joins_is_named_in_all_others():
     host = re.escape(socket.gethostname())
     for sentence in said:
         assert re.search(
-            rf"Of the 3 processes of the run, number 2 did not come to 127.0.0.1:{port} within 1 s "
-            rf"\(--join_timeout\); 0 \(on {host}\), 1 \(on {host}\) did\.",
+            rf"Of the 3 processes of the run, number 2 did not connect to 127.0.0.1:{port} within "
+            rf"1 s \(--join_timeout\); 0 \(on {host}\), 1 \(on {host}\) did\.",
             sentence,
         )
 
@@ -207,7 +207,7 @@ def test_an_unrelated_connection_to_the_port_is_ignored():
             except ConnectionRefusedError:
                 time.sleep(0.02)
     thread.join(BOUND)
-    assert "numbers 1, 2 did not come" in refused[0]
+    assert "numbers 1, 2 did not connect" in refused[0]
 
 
 @pytest.mark.parametrize("address", ["node", "node:", ":1", "node:70000", "node:1x"])
@@ -239,7 +239,7 @@ import os, sys, time
 from trainer.train import peers as module
 from trainer.train.rendezvous import connect
 
-module._GRACE, module._TOGETHER, module._STARVED = 1, 1, 2
+module._GRACE, module._GRACE_AFTER_ERROR, module._SUSPENDED = 1, 1, 2
 index = int(os.environ["JAX_PROCESS_ID"])
 address = os.environ["JAX_COORDINATOR_ADDRESS"]
 peers = connect(address, 3, index, wait=100, silence=3)
@@ -280,12 +280,12 @@ def test_the_other_processes_exit_when_one_hangs(met, victim):
     assert met.codes(*others) == [1, 1]
     for index in others:
         (line,) = [line for line in met.said(index).splitlines() if line != "met"]
-        assert f"error: Process {victim} (on {socket.gethostname()}) has given no sign" in line
+        assert f"error: Process {victim} (on {socket.gethostname()}) has sent no heartbeat" in line
         assert "for 3 s (--peer_timeout)" in line
     time.sleep(3.5)  # longer than it would have waited for the others
     met.all[victim].send_signal(signal.SIGCONT)
     assert met.codes(victim) == [1]
-    assert ("is gone" if victim == 0 else "ended without this one") in met.said(victim)
+    assert ("is gone" if victim == 0 else "ended because this one") in met.said(victim)
 
 
 @pytest.mark.parametrize("victim", [0, 2])
@@ -302,7 +302,7 @@ def test_the_other_processes_exit_when_one_fails(met, victim, code):
 def test_an_abort_of_jaxs_runtime_in_one_process_exits_1_in_all(met):
     met.order(1, "abort")
     assert met.codes(0, 1, 2) == [1, 1, 1]
-    assert "jax's runtime broke off" in met.said(1)
+    assert "jax's runtime aborted this process" in met.said(1)
     assert "Process 1" in met.said(0) and "Process 1" in met.said(2)
 
 

@@ -656,7 +656,7 @@ def test_a_rollback_to_a_warm_start_uses_its_saved_copy(tmp_path, other, capsys)
         ("'rename': {'head/.*': None}, 'fresh': ['(([a-z_/]*)*)*X']", "takes too long"),
         ("'rename': {'head/(.*)': r'tail/\\1'}", "head/bias would be tail/bias"),
         ("'rename': {'head/.*': None}", "no parameter for head/bias, head/kernel"),
-        ("'fresh': ['head/.*']", "names no parameter that is left"),
+        ("'fresh': ['head/.*']", "matches no parameter that lacks a value"),
         ("'optimizer': 'kept'", "'keep' or 'reset'"),
         ("'step': 7", "no checkpoint of step 7"),
     ],

@@ -63,13 +63,24 @@ class Stopwatch:
         self._rate = 0.0
 
     def lap(self, step: int) -> None:
-        """Ends a lap: `step` steps are finished now."""
+        """Ends a lap.
+
+        Args:
+            step: how many steps are finished now.
+        """
         (before, since), now = self._last, self._clock()
         self._rate = (step - before) / max(now - since, 1e-9)
         self._last = step, now
 
     def speed(self, batch_size: int) -> dict[str, float]:
-        """Returns the steps and examples per second of the last lap, as metrics."""
+        """Returns the speed of the last lap as metrics.
+
+        Args:
+            batch_size: examples per step.
+
+        Returns:
+            Steps and examples per second, by the names of the metrics.
+        """
         examples = self._rate * batch_size
         return {"perf/steps_per_second": self._rate, "perf/examples_per_second": examples}
 
@@ -83,7 +94,11 @@ class Stopwatch:
 
 
 def was_killed(run_file: Path) -> bool:
-    """Returns whether the process before this one was killed, according to run.json."""
+    """Returns whether the process before this one was killed, according to run.json.
+
+    Args:
+        run_file: run.json, in which this process is already recorded; False if it cannot be read.
+    """
     try:
         lineage = json.loads(run_file.read_text())["lineage"]
         return len(lineage) > 1 and lineage[-2]["exit"] == "killed"

@@ -47,7 +47,7 @@ def _not_finite(x: np.ndarray) -> str | None:
 def _labels(program: Program, batch: dict[str, np.ndarray]) -> str | None:
     experiment, state = program.experiment, program.abstract_state()
 
-    def apply(params: Any, model_state: Any, batch: Any) -> Any:
+    def apply(params: Any, model_state: Any, batch: Batch) -> Any:
         return apply_model(experiment, params, model_state, batch, key=None, train=False)[0]
 
     outputs = jax.eval_shape(apply, state.params, state.model_state, batch)

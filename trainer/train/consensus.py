@@ -1,4 +1,4 @@
-"""When the processes of a run, all of them after the same step, stop and save."""
+"""Decides when the processes of a run stop and save, all of them after the same step."""
 
 import time
 

@@ -21,11 +21,12 @@ from trainer.checkpoint.agreement import all_agree, gather
 from trainer.messages import FAILED, MISTAKE, UserError
 from trainer.train.peers import Peers
 from trainer.train.rendezvous import connect
+from trainer.workdir import Workdir
 
 Made = TypeVar("Made")
 
-_LEAVING = 600  # seconds that a process that has finished waits for the others to finish
-_RUNTIME = 600  # seconds until jax itself gives up a process; `peers` must notice it first
+_SHUTDOWN = 600  # seconds that a process that has finished waits for the others to finish
+_JAX_HEARTBEAT = 600  # seconds until jax itself gives up a process; `peers` must notice it first
 _NEWS = 3.0  # seconds to wait, after an error of jax, for the news that another process ended
 
 
@@ -39,7 +40,7 @@ def joined(join_timeout: float, peer_timeout: float) -> Iterator[Callable[[int],
 
     Args:
         join_timeout: seconds within which all processes must have been started.
-        peer_timeout: seconds without a sign of life after which a process counts as gone.
+        peer_timeout: seconds without a heartbeat after which a process counts as gone.
 
     Yields:
         A function to be called with the exit code before this process ends normally.
@@ -54,7 +55,7 @@ def joined(join_timeout: float, peer_timeout: float) -> Iterator[Callable[[int],
         peers.leave(MISTAKE, str(error))
         raise
     except BaseException as error:
-        if _is_of_the_runtime(error) and (news := peers.news(_NEWS)):
+        if _may_be_of_a_lost_process(error) and (news := peers.news(_NEWS)):
             peers.end(FAILED, news)
         traceback.print_exc()
         sys.stdout.flush()
@@ -62,7 +63,7 @@ def joined(join_timeout: float, peer_timeout: float) -> Iterator[Callable[[int],
         peers.fail("".join(traceback.format_exception_only(error)).strip())
 
 
-def _is_of_the_runtime(error: BaseException) -> bool:
+def _may_be_of_a_lost_process(error: BaseException) -> bool:
     """Returns whether an error may be the consequence of another process that is gone.
 
     This is a JaxRuntimeError or, if raised while a program is dispatched, a ValueError whose text
@@ -73,9 +74,9 @@ def _is_of_the_runtime(error: BaseException) -> bool:
 
 
 def _join(join_timeout: float, peer_timeout: float) -> Peers:
-    address, count, index = _found(join_timeout)
+    address, count, index = _processes_of_the_run(join_timeout)
     peers = connect(address, count, index, wait=join_timeout, silence=peer_timeout)
-    # That service would handle SIGTERM itself, and the run would never be told.
+    # That service would handle SIGTERM itself, and the run would never receive it.
     jax.config.update("jax_enable_preemption_service", False)
     try:
         jax.distributed.initialize(
@@ -83,8 +84,8 @@ def _join(join_timeout: float, peer_timeout: float) -> Peers:
             count,
             index,
             initialization_timeout=int(join_timeout) + 1,
-            heartbeat_timeout_seconds=_RUNTIME,
-            shutdown_timeout_seconds=_LEAVING,
+            heartbeat_timeout_seconds=_JAX_HEARTBEAT,
+            shutdown_timeout_seconds=_SHUTDOWN,
         )
     except (ValueError, RuntimeError) as error:
         sentence = f"jax could not join the processes: {str(error).rstrip('. ')}."
@@ -93,7 +94,7 @@ def _join(join_timeout: float, peer_timeout: float) -> Peers:
     return peers
 
 
-def _found(join_timeout: float) -> tuple[str, int, int]:
+def _processes_of_the_run(join_timeout: float) -> tuple[str, int, int]:
     """Returns the coordinator's address, the number of processes, and the index of this one."""
     names = ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
     address, count, index = (os.environ.get(name) for name in names)
@@ -132,10 +133,13 @@ def raise_on_all(make: Callable[[], Made]) -> Made:
     """Runs `make` in every process; raises UserError in all of them if it raises in one.
 
     Args:
-        make: called once in each process; the UserError that it raises is raised again here.
+        make: called once in each process.
 
     Returns:
         What `make` returned in this process.
+
+    Raises:
+        UserError: the one of this process, or one that refers to the output of another process.
     """
     if not jax.distributed.is_initialized():  # jax.process_count() would look for devices
         return make()
@@ -168,7 +172,7 @@ def require_same(given: Mapping[str, str]) -> None:
             )
 
 
-def open_on_host0(open_folder: Callable[[], Any], path: Path) -> Any:
+def open_on_host0(open_folder: Callable[[], Workdir], path: Path) -> Workdir:
     """Opens a run's folder in process 0; the other processes get a NullWorkdir.
 
     Args:
@@ -179,17 +183,29 @@ def open_on_host0(open_folder: Callable[[], Any], path: Path) -> Any:
         What `open_folder` returned, or a NullWorkdir, which has the same methods.
     """
     if jax.process_index() > 0:
-        return raise_on_all(lambda: NullWorkdir(path))
+        return cast(Workdir, raise_on_all(lambda: NullWorkdir(path)))
     return raise_on_all(open_folder)
 
 
 def broadcast_from_host0(value: bool) -> bool:
-    """Returns the value that process 0 passed, in every process."""
+    """Returns the value of process 0, in every process.
+
+    All processes must call it.
+
+    Args:
+        value: used in process 0 only.
+    """
     return bool(gather([value])[0, 0])
 
 
 class NullWorkdir:
-    """Replaces Workdir in the processes that do not write to the run's folder."""
+    """Replaces Workdir in the processes that do not write to the run's folder.
+
+    It has the methods and attributes of Workdir that a run uses; they do nothing.
+
+    Args:
+        path: of the folder.
+    """
 
     def __init__(self, path: Path):
         self.path = path
@@ -199,23 +215,23 @@ class NullWorkdir:
         self.lost_rows: list[str] = []
 
     def check_fence(self) -> None:
-        """Does nothing: process 0 holds the lock."""
+        """Does nothing."""
 
     def write(self, name: str, text: str) -> None:
-        """Does nothing: process 0 writes the file."""
+        """Does nothing; process 0 writes the same file."""
 
     def sync_metrics(self) -> None:
-        """Does nothing: process 0 writes the metrics."""
+        """Does nothing."""
 
     def restored(self, step: int | None, rows: Mapping[str, int] | None = None) -> None:
-        """Does nothing: process 0 records it."""
+        """Does nothing; process 0 records it in run.json."""
 
     def rows(self) -> list[dict[str, int]]:
-        """Returns no rows: process 0 has read them."""
+        """Returns no rows."""
         return []
 
     def lose_rows(self, sentence: str, count: int = 0) -> None:
-        """Does nothing: process 0 records it."""
+        """Does nothing; process 0 records it in run.json."""
 
     def close(self, kind: str) -> None:
-        """Does nothing: process 0 releases the lock."""
+        """Does nothing; process 0 records it in run.json."""

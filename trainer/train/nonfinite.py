@@ -38,7 +38,11 @@ class RetriedFile:
         self._text: str | None = None
 
     def put(self, text: str) -> None:
-        """Replaces the content of the file, now or at a later `flush`."""
+        """Replaces the content of the file, now or at a later `flush`.
+
+        Args:
+            text: the whole content.
+        """
         self._text = text
         self.flush()
 
@@ -77,7 +81,11 @@ def describe(metrics: Mapping[str, float], steps: tuple[int, int]) -> str:
 
 
 def digest_batch(batch: Mapping[str, Any]) -> str:
-    """Returns the SHA-256 of names, dtypes, shapes and bytes of a batch, as 64 hex digits."""
+    """Returns the SHA-256 of names, dtypes, shapes and bytes of a batch, as 64 hex digits.
+
+    Args:
+        batch: field name -> array on the host.
+    """
     digest = hashlib.sha256()
     for name in sorted(batch):
         array = np.ascontiguousarray(batch[name])
@@ -143,7 +151,15 @@ class NonFiniteLog:
 
 
 def read_events(folder: Path) -> list[dict[str, Any]]:
-    """Reads nonfinite.json; returns no events if the file is absent or cannot be read."""
+    """Reads nonfinite.json.
+
+    Args:
+        folder: of the run.
+
+    Returns:
+        The events as `NonFiniteLog.add` wrote them, oldest first; none if the file is absent or
+        cannot be read.
+    """
     try:
         events = json.loads((folder / NONFINITE_FILE).read_text())
         return [e for e in events if isinstance(e["step"], int) and "batch_number" in e]

@@ -11,7 +11,8 @@ from collections.abc import Iterator
 from typing import Any, NoReturn
 
 from trainer.messages import UserError
-from trainer.train.peers import Line, Peers
+from trainer.train.connection import Connection
+from trainer.train.peers import Peers
 
 _HELLO = 5.0  # seconds within which the other end of a new connection must identify itself
 _ATTEMPT = 10.0  # seconds that one attempt to reach process 0 may take
@@ -26,7 +27,7 @@ def connect(address: str, count: int, index: int, *, wait: float, silence: float
         count: how many processes the run has.
         index: of this process, from 0.
         wait: seconds within which all of them must have connected.
-        silence: seconds without a sign of life after which a process counts as gone.
+        silence: seconds without a heartbeat after which a process counts as gone.
 
     Returns:
         The connections to the other processes, with a thread that watches them.
@@ -43,10 +44,10 @@ def connect(address: str, count: int, index: int, *, wait: float, silence: float
     hello = {"lockstep": index, "of": count, "host": socket.gethostname()}
     if index == 0:
         with _listener(port) as listener:
-            lines, hosts = _wait_for_all(listener, hello, address, wait)
-        return Peers(0, hosts, lines, silence)
-    line, hosts = _find_first(host, port, hello, address, wait)
-    return Peers(index, hosts, [line], silence)
+            connections, hosts = _accept_all(listener, hello, address, wait)
+        return Peers(0, hosts, connections, silence)
+    connection, hosts = _connect_to_process_0(host, port, hello, address, wait)
+    return Peers(index, hosts, [connection], silence)
 
 
 def _split(address: str, name: str) -> tuple[str, int]:
@@ -75,47 +76,47 @@ def _listener(port: int) -> socket.socket:
         ) from error
 
 
-def _wait_for_all(
+def _accept_all(
     listener: socket.socket, hello: dict[str, Any], address: str, wait: float
-) -> tuple[list[Line], list[str]]:
+) -> tuple[list[Connection], list[str]]:
     """Waits, in process 0, until all others have connected."""
     count, until = hello["of"], time.monotonic() + wait
-    hosts, lines = {0: str(hello["host"])}, dict[int, Line]()
+    hosts, connections = {0: str(hello["host"])}, dict[int, Connection]()
 
     def refuse(sentence: str) -> NoReturn:
-        for line in lines.values():
-            line.send({"refused": sentence})
-            line.close()
+        for connection in connections.values():
+            connection.send({"refused": sentence})
+            connection.close()
         raise UserError(sentence)
 
     while len(hosts) < count:
         left = until - time.monotonic()
         if left <= 0:
-            for number in [number for number, line in lines.items() if _has_ended(line)]:
+            for number in [n for n, connection in connections.items() if _has_ended(connection)]:
                 del hosts[number]  # it connected, and has ended since
             missing = [number for number in range(count) if number not in hosts]
-            came = ", ".join(f"{number} (on {host})" for number, host in sorted(hosts.items()))
+            present = ", ".join(f"{number} (on {host})" for number, host in sorted(hosts.items()))
             refuse(
-                f"Of the {count} processes of the run, {_numbers(missing)} did not come to "
-                f"{address} within {wait:g} s (--join_timeout); {came} did. Start all of them "
+                f"Of the {count} processes of the run, {_numbers(missing)} did not connect to "
+                f"{address} within {wait:g} s (--join_timeout); {present} did. Start all of them "
                 "within that time, and see the output of those that are missing."
             )
         listener.settimeout(left)
         try:
-            line = Line(listener.accept()[0], 0)
+            connection = Connection(listener.accept()[0], 0)
         except OSError:
             continue
-        said = line.first(min(_HELLO, left))
-        number, of, host = said.get("lockstep"), said.get("of"), said.get("host")
+        reply = connection.first(min(_HELLO, left))
+        number, of, host = reply.get("lockstep"), reply.get("of"), reply.get("host")
         if type(number) is not int or type(of) is not int or not isinstance(host, str):
-            line.close()  # a port scanner, or jax's runtime in a process of an earlier run
+            connection.close()  # a port scanner, or jax's runtime in a process of an earlier run
             continue
         host = "".join(letter for letter in host if letter.isprintable())[:80]
-        before = lines.get(number)
+        before = connections.get(number)
         twice = before is not None and not _has_ended(before)
         if before is not None and not twice:
             before.close()  # that process was started again
-        line.process, lines[-1 if twice else number] = number, line
+        connection.process, connections[-1 if twice else number] = number, connection
         if of != count or not 0 < number < count:
             refuse(
                 f"Process 0 was told that the run has {count} processes, and a process on {host} "
@@ -127,10 +128,10 @@ def _wait_for_all(
                 f"each a number of its own, from 0 to {count - 1}."
             )
         hosts[number] = host
-        line.send({"wait": True})
-    for line in lines.values():
-        line.send({"hosts": [hosts[number] for number in range(count)]})
-    return list(lines.values()), [hosts[number] for number in range(count)]
+        connection.send({"wait": True})
+    for connection in connections.values():
+        connection.send({"hosts": [hosts[number] for number in range(count)]})
+    return list(connections.values()), [hosts[number] for number in range(count)]
 
 
 def _numbers(missing: list[int]) -> str:
@@ -139,39 +140,41 @@ def _numbers(missing: list[int]) -> str:
     return f"{'number' if len(missing) == 1 else 'numbers'} {some}{more}"
 
 
-def _has_ended(line: Line) -> bool:
-    line.connection.settimeout(0)
+def _has_ended(connection: Connection) -> bool:
+    connection.socket.settimeout(0)
     try:
-        return not line.connection.recv(1, socket.MSG_PEEK)
+        return not connection.socket.recv(1, socket.MSG_PEEK)
     except BlockingIOError:
         return False
     except OSError:
         return True
     finally:
-        line.connection.settimeout(5.0)
+        connection.socket.settimeout(5.0)
 
 
-def _find_first(
+def _connect_to_process_0(
     host: str, port: int, hello: dict[str, Any], address: str, wait: float
-) -> tuple[Line, list[str]]:
+) -> tuple[Connection, list[str]]:
     """Connects another process to process 0, and waits until all have connected."""
     why = "nothing answers"
     for left in _seconds_left(wait):
         try:
-            line = Line(socket.create_connection((host, port), timeout=left), 0)
+            connection = Connection(socket.create_connection((host, port), timeout=left), 0)
         except OSError as error:
             why = error.strerror or str(error)
             continue
-        line.send(hello)
-        said = line.first(_HELLO)
-        if "wait" in said:
-            said = line.first(wait + _HELLO)  # process 0 may have started later than this one
-        if "hosts" in said:
-            return line, [str(name) for name in said["hosts"]]
-        line.close()
-        if "refused" in said:
-            raise UserError(str(said["refused"]))
-        why = "what answers is not process 0 of this run, or it has ended"
+        connection.send(hello)
+        reply = connection.first(_HELLO)
+        if "wait" in reply:
+            reply = connection.first(
+                wait + _HELLO
+            )  # process 0 may have started later than this one
+        if "hosts" in reply:
+            return connection, [str(name) for name in reply["hosts"]]
+        connection.close()
+        if "refused" in reply:
+            raise UserError(str(reply["refused"]))
+        why = "the program that answers is not process 0 of this run, or it has ended"
     raise UserError(
         f"Process {hello['lockstep']} (on {hello['host']}) did not find process 0 at {address} "
         f"within {wait:g} s (--join_timeout): {why}. Process 0's own output may say why; start all "

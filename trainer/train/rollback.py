@@ -55,7 +55,14 @@ class RollBack(Exception):
 
 
 def counters_of(hyper: Mapping[str, Any]) -> Counters:
-    """Reads the counters from a state's `hyper`; zeros if the run never rolls back."""
+    """Reads the counters of a state.
+
+    Args:
+        hyper: the state's `hyper`.
+
+    Returns:
+        The counters; zeros if the run's `on_nonfinite` is not "rollback".
+    """
     if "rollback" not in hyper:
         return Counters()
     return Counters(*(int(n) for n in np.asarray(hyper["rollback"])))
@@ -121,7 +128,12 @@ class RollbackLog:
         return max(self._counters, default=0)
 
     def add(self, step: int, counters: Counters) -> None:
-        """Adds a rollback to a step; those to later steps are no longer on the run's path."""
+        """Adds a rollback; those to later steps are no longer on the run's path.
+
+        Args:
+            step: finished steps of the state that the run goes back to.
+            counters: of the state from there on.
+        """
         earlier = {s: c for s, c in self._counters.items() if s < step}
         self._counters = earlier | {step: counters}
         rows = [
@@ -135,11 +147,19 @@ class RollbackLog:
         return self._file.flush()
 
     def at(self, step: int) -> Counters | None:
-        """Returns the counters that replace those of the state of a step, if there are any."""
+        """Returns the counters that replace those of a state; None if they are not replaced.
+
+        Args:
+            step: finished steps of the state.
+        """
         return self._counters.get(step)
 
     def is_on_path(self, state: State) -> bool:
-        """Returns whether a state is one that the run still builds on, and did not go back from."""
+        """Returns whether the run still builds on a state, and did not go back to before it.
+
+        Args:
+            state: as it was restored.
+        """
         newest = self._counters.get(self.newest)
         if newest is None or int(state.step) <= self.newest:
             return True
@@ -147,7 +167,15 @@ class RollbackLog:
 
 
 def apply_rollback(state: State, counters: Counters | None) -> State:
-    """Returns a state with other counters; None leaves the state as it is."""
+    """Replaces the counters of a state.
+
+    Args:
+        state: the state.
+        counters: the new counters; None leaves the state as it is.
+
+    Returns:
+        A state that shares all other arrays with `state`.
+    """
     if counters is None or "rollback" not in state.hyper:
         return state
     array = jax.device_put(np.asarray(counters, np.int32), state.hyper["rollback"].sharding)
@@ -155,7 +183,17 @@ def apply_rollback(state: State, counters: Counters | None) -> State:
 
 
 def read_rollbacks(folder: Path) -> dict[int, Counters]:
-    """Reads rollbacks.json: step -> counters, empty if there is no file; raises UserError."""
+    """Reads rollbacks.json.
+
+    Args:
+        folder: of the run.
+
+    Returns:
+        Step -> counters, empty if there is no file.
+
+    Raises:
+        UserError: the file cannot be read or is damaged.
+    """
     fields = {key: field for field, key in _KEYS.items()}
     try:
         rows = json.loads((folder / ROLLBACKS_FILE).read_text())

@@ -158,7 +158,14 @@ class Rows:
         self._folder.lose_rows(sentence)
 
     def end(self, code: int) -> int:
-        """Returns the run's exit code: `code`, but 1 instead of 0 if rows were lost for good."""
+        """Decides the exit code of the run, and prints which rows were lost.
+
+        Args:
+            code: of the run without lost rows.
+
+        Returns:
+            `code`, but 1 instead of 0 if rows were lost for good.
+        """
         lost = multihost.broadcast_from_host0(bool(self._folder.lost_rows))
         if code != DONE or not lost:
             return code

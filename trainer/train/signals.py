@@ -33,7 +33,7 @@ class StopSignals:
         thread.start()
         self._wakeup_before = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
         for number in self.SIGNALS:
-            self._before[number] = signal.signal(number, _nothing)
+            self._before[number] = signal.signal(number, _do_nothing)
         return self
 
     def __exit__(self, *raised: object) -> None:
@@ -46,22 +46,23 @@ class StopSignals:
     def _read(self, reading: int) -> None:
         while numbers := os.read(reading, 1):
             if numbers[0] in self.SIGNALS:
-                self._note(numbers[0])
+                self._record(numbers[0])
         os.close(reading)
 
-    def _note(self, number: int) -> None:
+    def _record(self, number: int) -> None:
+        """Records a signal; ends the process if another one was recorded before."""
         name = signal.Signals(number).name
         if self.received is not None:
-            _tell(f"{name} again: stopping at once.")
+            _print_to_stderr(f"{name} again: stopping at once.")
             os._exit(128 + number)
         self.received = name
-        _tell(f"{name}: stopping after a checkpoint; once more to stop at once.")
+        _print_to_stderr(f"{name}: stopping after a checkpoint; once more to stop at once.")
 
 
-def _tell(line: str) -> None:
+def _print_to_stderr(line: str) -> None:
     with contextlib.suppress(OSError):  # a closed stderr must not end this thread
         os.write(2, f"{line}\n".encode())
 
 
-def _nothing(number: int, frame: FrameType | None) -> None:
+def _do_nothing(number: int, frame: FrameType | None) -> None:
     """Replaces the default handler, which would end the process."""

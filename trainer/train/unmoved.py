@@ -14,7 +14,7 @@ from trainer.engine.step import State
 from trainer.train.loop import Observer
 
 
-class _Look(NamedTuple):
+class _Checksums(NamedTuple):
     step: int
     found: dict[str, dict[str, jax.Array]]  # group -> checksums, learning_rate, skipped
 
@@ -40,8 +40,8 @@ class Unmoved:
         # Simulated devices on few cores deadlock if several programs are in flight.
         devices = program.mesh.devices
         self._wait = devices.size > 1 and devices.flat[0].platform == "cpu"
-        self._before: _Look | None = None
-        self._newest: _Look | None = None
+        self._before: _Checksums | None = None
+        self._newest: _Checksums | None = None
 
     def begin(self, step: int, state: State) -> None:
         """Takes the checksums of the state that the run starts from, or goes back to.
@@ -51,19 +51,23 @@ class Unmoved:
             state: the state after them; it is not donated.
         """
         if self._groups is None:
-            self._groups = _groups_to_see(self._experiment.optimizer, state.params)
+            self._groups = _groups_to_compare(self._experiment.optimizer, state.params)
         self._before = self._newest = None
         self.look(step, state)
 
     def before(self, observe: Observer | None) -> Observer:
-        """Returns an observer of the loop that calls `look`, and then `observe` if there is one."""
+        """Returns an observer of the loop that calls `look`, and then another observer.
 
-        def see(step: int, batch: Batch, state: State) -> None:
+        Args:
+            observe: the other observer; None if there is none.
+        """
+
+        def look_and_observe(step: int, batch: Batch, state: State) -> None:
             self.look(step, state)
             if observe is not None:
                 observe(step, batch, state)
 
-        return see
+        return look_and_observe
 
     def look(self, step: int, state: State) -> None:
         """Takes the checksums at the end of a log interval, and compares those of the one before.
@@ -75,7 +79,7 @@ class Unmoved:
         if not self._groups or step % self._experiment.log_every:
             return
         self._compare()
-        self._before, self._newest = self._newest, _Look(step, self._measure(state))
+        self._before, self._newest = self._newest, _Checksums(step, self._measure(state))
         if self._wait:
             jax.block_until_ready(self._newest.found)
         if step + self._experiment.log_every > self._experiment.steps:
@@ -101,7 +105,7 @@ class Unmoved:
                 )
 
 
-def _low_precision(optimizer: optim.Optimizer, params: Any) -> dict[str, dict[str, Any]]:
+def _low_precision(optimizer: optim.Optimizer, params: Any) -> dict[str, dict[str, jax.Array]]:
     """Lists the trainable parameters of fewer than 32 bits: group -> path -> parameter."""
     labels, groups = flatten(optimizer.label(params)), {}
     for path, x in optimizer.trainable(params).items():
@@ -110,7 +114,7 @@ def _low_precision(optimizer: optim.Optimizer, params: Any) -> dict[str, dict[st
     return groups
 
 
-def _groups_to_see(optimizer: optim.Optimizer, params: Any) -> dict[str, str]:
+def _groups_to_compare(optimizer: optim.Optimizer, params: Any) -> dict[str, str]:
     """Names the groups whose updates are rounded to nearest, and their dtypes."""
     if optimizer.low_precision != "nearest":
         return {}

@@ -1,7 +1,7 @@
 """Initializes a run with another run's parameters, by rules each of which must have an effect."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import jax
@@ -43,7 +43,7 @@ class WarmStart:
     """
 
     def __init__(self, program: Program, config: Config | None = None):
-        self._given: Mapping[str, Any] = program.experiment.warm_start or {}
+        self._options: Mapping[str, Any] = program.experiment.warm_start or {}
         self._sources = config.sources if config else {}
         self._optimizer: Any = program.experiment.optimizer
         self._check_keys()
@@ -60,7 +60,17 @@ class WarmStart:
         self._position = self._read_position() if self._keeps("schedule") else 0
 
     def apply(self, state: State) -> State:
-        """Puts the values that were read into a fresh state; its EMA starts at the parameters."""
+        """Puts the values that were read into a fresh state.
+
+        The moving average of the parameters (EMA) starts at the new parameters. An optimizer state
+        that is not kept is initialized from them.
+
+        Args:
+            state: as `Program.init` returns it.
+
+        Returns:
+            The state to start from, at step 0.
+        """
         params = _put(state.params, self._params)
         ema = state.ema
         if flatten(ema):  # copied, because the step takes both as donated buffers
@@ -80,36 +90,34 @@ class WarmStart:
             ema=ema,
         )
 
-    # Reading.
-
     def _keeps(self, part: str) -> bool:
-        return self._given.get(part, "reset") == "keep"
+        return self._options.get(part, "reset") == "keep"
 
     def _check_keys(self) -> None:
-        unknown = sorted(set(self._given) - set(_KEYS))
-        if unknown or not isinstance(self._given.get("from"), str):
+        unknown = sorted(set(self._options) - set(_KEYS))
+        if unknown or not isinstance(self._options.get("from"), str):
             what = f"an entry {unknown[0]!r}" if unknown else "no folder in 'from'"
             raise self._error(
                 unknown[0] if unknown else "",
                 f"warm_start has {what}; it takes {', '.join(_KEYS)}.",
             )
         for part in PARTS:
-            if self._given.get(part, "reset") not in ("keep", "reset"):
+            if self._options.get(part, "reset") not in ("keep", "reset"):
                 raise self._error(
-                    part, f"{part} is {self._given[part]!r}; it is 'keep' or 'reset'."
+                    part, f"{part} must be 'keep' or 'reset', got {self._options[part]!r}."
                 )
 
     def _read(self, prefix: str) -> dict[str, Any]:
         try:
-            tree = checkpoint.load_params(self._given["from"], self._given.get("step"), prefix)
+            tree = checkpoint.load_params(self._options["from"], self._options.get("step"), prefix)
         except (checkpoint.CheckpointError, OSError) as error:
             raise self._error("from", str(error)) from error
         return flatten(tree)
 
     def _read_params(self, wanted: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
-        """Returns this run's parameters by path, and their paths here by their paths there."""
+        """Returns this run's parameters by path, and (other run's path -> this run's path)."""
         theirs = self._read("params")
-        rules = self._given.get("rename") or {}
+        rules = self._options.get("rename") or {}
         try:
             marked = {path: np.asarray(i) for i, path in enumerate(theirs)}
             renamed = flatten(checkpoint.rename(nested(marked), rules))
@@ -123,23 +131,24 @@ class WarmStart:
             if path not in wanted:
                 raise self._error(
                     "rename",
-                    f"The other run's parameter {theirs_path} would be {path}, which is none of "
-                    f"ours: {_some(wanted)}. Rename it, or leave it out with a rule "
-                    f"{theirs_path!r}: None.",
+                    f"The other run's parameter {theirs_path} would be {path}, which this run does "
+                    f"not have. It has {_some(wanted)}. Rename the parameter, or leave it out with "
+                    f"a rule {theirs_path!r}: None.",
                 )
         missing = [path for path in wanted if path not in found and path not in fresh]
         if missing:
             raise self._error(
                 "fresh",
                 f"The other run has no parameter for {_some(missing)}. Rename one of "
-                f"{_some(theirs)}, or initialize ours by a pattern in 'fresh'.",
+                f"{_some(theirs)}, or keep the initial values with a pattern in 'fresh'.",
             )
-        _check_fit(found, wanted, lambda text: self._error("rename", text))
+        _check_shapes(found, wanted, lambda text: self._error("rename", text))
         return found, names
 
     def _fresh(self, wanted: Mapping[str, Any], found: Mapping[str, Any]) -> set[str]:
+        """Returns the parameters that the patterns in 'fresh' leave to their initial values."""
         fresh: set[str] = set()
-        for pattern in self._given.get("fresh") or []:
+        for pattern in self._options.get("fresh") or []:
             try:
                 compiled = re.compile(pattern)
                 matching = {path for path in wanted if fullmatch(compiled, path)}
@@ -152,8 +161,9 @@ class WarmStart:
             if not matching - set(found) - fresh:
                 raise self._error(
                     "fresh",
-                    f"The pattern {pattern!r} in 'fresh' names no parameter that is left to "
-                    f"initialize: there are {_some(set(wanted) - set(found)) or 'none'}.",
+                    f"The pattern {pattern!r} in 'fresh' matches no parameter that lacks a value "
+                    "of the other run. These lack one: "
+                    f"{_some(set(wanted) - set(found)) or 'none'}.",
                 )
             fresh |= matching - set(found)
         return fresh
@@ -161,6 +171,7 @@ class WarmStart:
     def _read_part(
         self, part: str, wanted: Mapping[str, Any], names: Mapping[str, str]
     ) -> dict[str, Any]:
+        """Reads the state of the optimizer or the model; paths may end with those of parameters."""
         theirs = self._read({"optimizer": "opt_state"}.get(part, part)) if wanted else {}
         found = {}
         for path, value in theirs.items():
@@ -170,11 +181,11 @@ class WarmStart:
         if missing:
             raise self._error(
                 part,
-                f"{part}='keep' finds nothing in the other run for {_some(missing)}. Use 'reset', "
-                "or the same optimizer, model and names of groups.",
+                f"{part}='keep' needs values that the other run does not have: {_some(missing)}. "
+                "Use 'reset', or the same optimizer, model and names of groups.",
             )
         found = {path: found[path] for path in wanted}
-        _check_fit(found, wanted, lambda text: self._error(part, text))
+        _check_shapes(found, wanted, lambda text: self._error(part, text))
         return found
 
     def _read_position(self) -> int:
@@ -186,13 +197,17 @@ class WarmStart:
         return ConfigError(f"{source}: {text}" if source else text)
 
 
-def _check_fit(found: Mapping[str, Any], wanted: Mapping[str, Any], error: Any) -> None:
+def _check_shapes(
+    found: Mapping[str, np.ndarray],
+    wanted: Mapping[str, jax.ShapeDtypeStruct],
+    error: Callable[[str], ConfigError],
+) -> None:
     for path, value in found.items():
         if tuple(value.shape) != tuple(wanted[path].shape):
             raise error(
                 f"{path} has shape {tuple(value.shape)} in the other run and "
                 f"{tuple(wanted[path].shape)} here. Make them equal, or leave it out: rename it to "
-                f"None, and name it in 'fresh'."
+                f"None, and add it to 'fresh'."
             )
 
 
@@ -208,6 +223,6 @@ def _put(tree: Any, values: Mapping[str, Any]) -> Any:
     return jax.tree.unflatten(jax.tree.structure(tree), leaves)
 
 
-def _some(paths: Any) -> str:
-    paths = sorted(paths)
-    return ", ".join(paths[:4]) + (f" and {len(paths) - 4} more" if len(paths) > 4 else "")
+def _some(paths: Iterable[str]) -> str:
+    names = sorted(paths)
+    return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")

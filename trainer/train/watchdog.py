@@ -36,7 +36,11 @@ class Watchdog:
         self._thread: threading.Thread | None = None
 
     def step(self, step: int) -> None:
-        """Records that a step begins; cheap enough to be called at every step."""
+        """Records that a step begins; cheap enough to be called at every step.
+
+        Args:
+            step: the number of the step.
+        """
         now = time.monotonic()
         before = self._state
         if before is not None and before[0].startswith("step"):
@@ -44,7 +48,11 @@ class Watchdog:
         self._state = (f"step {step}", now)
 
     def other(self, what: str) -> None:
-        """Records that something else begins, such as a batch of an evaluation or a save."""
+        """Records that something else than a step begins.
+
+        Args:
+            what: such as "a save"; used in the warning "Slow: a save has taken 70.0 s so far".
+        """
         self._state = (what, time.monotonic())
 
     def __enter__(self) -> "Watchdog":

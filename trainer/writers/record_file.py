@@ -21,8 +21,8 @@ class RecordFile:
 
     Args:
         path: the file; opened, and created, by the first write.
-        sound: called with the file when it is opened; returns how many bytes at its beginning are
-            whole records. The rest is cut off. None empties the file.
+        whole_records: called with the file when it is opened; returns how many bytes at its
+            beginning are whole records. The rest is cut off. None empties the file.
         log: called with a line when a write fails for the first time, and when one succeeds again.
 
     Attributes:
@@ -31,11 +31,14 @@ class RecordFile:
     """
 
     def __init__(
-        self, path: Path, sound: Callable[[BinaryIO], int] | None, log: Callable[[str], None]
+        self,
+        path: Path,
+        whole_records: Callable[[BinaryIO], int] | None,
+        log: Callable[[str], None],
     ) -> None:
         self.path = path
         self.end = 0  # offset after the last whole record
-        self._sound = sound
+        self._whole_records = whole_records
         self._outage = Outage(log)
         self._file: BinaryIO | None = None
         self._recent = bytearray()  # the bytes of the file from `_recent_from` to `end`
@@ -210,7 +213,7 @@ class RecordFile:
         if self._file is None:
             flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
             file = open(os.open(self.path, flags, 0o644), "r+b", buffering=0)
-            self._attach(file, self._sound(file) if self._sound else 0)
+            self._attach(file, self._whole_records(file) if self._whole_records else 0)
             return file
         return self._file
 
