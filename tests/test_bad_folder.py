@@ -52,7 +52,7 @@ def test_a_file_of_deeply_nested_brackets_is_a_named_error(
 def test_replay_refuses_a_record_of_deeply_nested_brackets(workdir, capfd):
     (workdir / "nonfinite.json").write_text(BRACKETS)
     assert main(["replay", str(workdir), "--vocabulary=unruly"]) == 2
-    assert "names no step" in capfd.readouterr().err
+    assert "records no step" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize(

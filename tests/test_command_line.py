@@ -637,7 +637,7 @@ def test_an_argument_that_the_root_does_not_take_is_found_further_down(tmp_path,
         (["--workdir=s3://bucket"], "'s3://bucket' is not a folder"),
         (["--until=x"], "'x' is not a number of steps; write a whole number, without a unit"),
         (["--until=5%"], "'5%' is not a number of steps"),
-        (["--until=0"], "0 is not a step; steps count from 1"),
+        (["--until=0"], "must be at least 1, got 0"),
     ],
 )
 def test_an_invalid_option_is_refused_before_any_file_is_created(
@@ -670,8 +670,8 @@ def test_runs_with_the_same_folder_name_are_plotted_as_two_curves(tmp_path, caps
 @pytest.mark.parametrize(
     ("text", "options", "words"),
     [
-        ("", [], "has no metric 'train/loss'; no line of it holds a metric."),
-        ("torn", [], "has no metric 'train/loss'; no line of it holds a metric."),
+        ("", [], "has no metric 'train/loss'; it has no rows."),
+        ("torn", [], "has no metric 'train/loss'; it has no rows."),
         ('{"step": 1, "a": 2}\n', [], "has no metric 'train/loss'; it has a."),
         ('{"step": 1, "a": 2}\n', ["--metric=a", "--png=no/a.png"], "--png=no/a.png cannot be"),
         ('{"step": 1, "a": 2}\n', ["--metric=a", "--png=a.xyz"], "--png=a.xyz cannot be written"),

@@ -153,8 +153,8 @@ def test_replay_finds_the_step_that_overflowed_before_the_one_that_was_noticed(t
     capfd.readouterr()
     assert main(["replay", str(tmp_path / "run"), "--vocabulary=unruly"]) == 1
     said = capfd.readouterr().out
-    assert "Step 2 was not finite already, before step 6" in said, said
-    assert "Step 2 with batch 1:" in said and "reached params/idle" in said, said
+    assert "Step 2, before step 6, is not finite: step 2 is shown" in said, said
+    assert "Step 2 with batch 1:" in said and "params/idle is not finite. The first" in said, said
 
 
 def test_the_search_for_a_fault_begins_only_when_rollbacks_run_out(tmp_path, monkeypatch):

@@ -294,7 +294,7 @@ def test_replay_names_the_operation_that_was_not_finite(tmp_path, capsys):
     assert main(["replay", str(workdir), "--vocabulary=unruly"]) == 1
     said = capsys.readouterr().out
     assert "log at" in said and "unruly/__init__.py:" in said, said
-    assert "gave 8 infinite of 8 values" in said or "gave 8 NaN of 8 values" in said, said
+    assert "returned 8 infinite of 8 values" in said or "returned 8 NaN of 8 values" in said, said
     assert sorted(path.stat().st_mtime_ns for path in workdir.rglob("*")) == before
 
 
@@ -305,7 +305,7 @@ def test_replay_looks_into_scans_and_names_parameters(tmp_path, capsys):
     capsys.readouterr()
     assert main(["replay", str(workdir), "--vocabulary=unruly"]) == 1
     said = capsys.readouterr().out
-    assert "From the checkpoint of step 4" in said and "Step 7 with batch 6" in said, said
+    assert "Started from the checkpoint of step 4" in said and "Step 7 with batch 6" in said, said
     assert "params/blocks/linear/kernel" in said or "params/embed/kernel" in said, said
     assert main(["replay", str(workdir), "--vocabulary=unruly", "--step=6"]) == 0
     assert "is finite" in capsys.readouterr().out
@@ -318,15 +318,16 @@ def test_replay_repeats_the_rollbacks_of_the_run(tmp_path, capsys):
     capsys.readouterr()
     replay = ["replay", str(workdir), "--vocabulary=unruly"]
     for step, batch, start, code in (
-        (11, 11, "first state", 1),
-        (12, 14, "first state", 0),
+        (11, 11, "initial state", 1),
+        (12, 14, "initial state", 0),
         (13, 15, "checkpoint of step 12", 1),
-        (14, 19, "first state", 0),  # 15 and 16 lead back below the checkpoint
+        (14, 19, "initial state", 0),  # 15 and 16 lead back below the checkpoint
     ):
         assert main([*replay, f"--step={step}"]) == code
         said = capsys.readouterr().out
-        assert f"Step {step} with batch {batch}:" in said and f"From the {start}." in said, said
-        assert said.count("From the") == 1
+        assert f"Started from the {start}." in said, said
+        assert f"Step {step} with batch {batch}:" in said, said
+        assert said.count("Started from") == 1
 
 
 @pytest.mark.parametrize(

@@ -639,7 +639,7 @@ def test_a_rollback_to_a_warm_start_uses_its_saved_copy(tmp_path, other, capsys)
     assert [info.step for info in checkpoint.ls(tmp_path / "run")] == [0, 20]
     replay = ["replay", "--vocabulary=unruly", "--step=2"]
     assert main([*replay, str(tmp_path / "run")]) == 0
-    assert "From the checkpoint of step 0." in capsys.readouterr().out
+    assert "Started from the checkpoint of step 0." in capsys.readouterr().out
     shutil.rmtree(tmp_path / "lost" / "checkpoints" / "0")
     assert started("lost") == 1
     assert "began with a warm start" in capsys.readouterr().err

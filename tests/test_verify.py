@@ -69,7 +69,7 @@ def test_verify_finds_data_that_do_not_depend_on_the_step_alone(tmp_path, capsys
     config = runs.write_config(tmp_path, "experiment.data = @unruly.impure()\n")
     assert verify(config, f"--workdir={tmp_path / 'kept'}") == 1
     said = capsys.readouterr().out
-    assert "part at step 4: batch." in said and "pure function" in said
+    assert "differ first at step 4: batch." in said and "pure function" in said
     assert {path.name for path in (tmp_path / "kept").iterdir()} == {"whole", "killed"}
     lineage = json.loads((tmp_path / "kept" / "killed" / "run.json").read_text())["lineage"]
     assert [entry["exit"] for entry in lineage] == ["killed", "stopped"]

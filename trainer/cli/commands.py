@@ -6,7 +6,7 @@ import time
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from trainer import config as configs
 from trainer.cli import options
@@ -14,9 +14,24 @@ from trainer.cli.terminal import show
 from trainer.config import Config, ConfigError
 from trainer.messages import DONE, FAILED, UserError
 
+if TYPE_CHECKING:
+    from trainer.engine.program import Program
+    from trainer.report.plots import Curve
+    from trainer.train.loop import Observer
+
 
 def train(arguments: argparse.Namespace) -> int:
-    """Trains, from the newest checkpoint if there is one."""
+    """Trains, from the newest checkpoint if there is one.
+
+    Args:
+        arguments: the parsed options of the command.
+
+    Returns:
+        The exit code of the run.
+
+    Raises:
+        UserError: the config, an option or the workdir cannot be used.
+    """
     from trainer.train import runtime
 
     began = time.perf_counter()
@@ -46,7 +61,7 @@ def _train(arguments: argparse.Namespace, read: Config, workdir: str, began: flo
 
     def build() -> Run:
         program = _program(read, arguments.vocabulary)
-        return Run(read, program, arguments.signals, _say, arguments.vocabulary)
+        return Run(read, program, arguments.signals, _log, arguments.vocabulary)
 
     run = multihost.raise_on_all(build)
     if arguments.distributed:
@@ -68,7 +83,7 @@ def _train(arguments: argparse.Namespace, read: Config, workdir: str, began: flo
     )
 
 
-def _observer(arguments: argparse.Namespace, workdir: str):
+def _observer(arguments: argparse.Namespace, workdir: str) -> "Observer | None":
     """Returns the function that observes every step for --trace and --kill_after, or None."""
     from trainer.diagnose.trace import KillAfterCheckpoint, Trace
 
@@ -87,7 +102,17 @@ def _observer(arguments: argparse.Namespace, workdir: str):
 
 
 def verify(arguments: argparse.Namespace) -> int:
-    """Checks on a config that a killed and restarted run has the same bits."""
+    """Checks on a config that a killed and restarted run has the same bits.
+
+    Args:
+        arguments: the parsed options of the command.
+
+    Returns:
+        FAILED if bits differ, otherwise DONE.
+
+    Raises:
+        UserError: the config cannot be used, or a process of the check failed.
+    """
     from trainer.diagnose.verify import verify
 
     read = _read(arguments)
@@ -97,14 +122,24 @@ def verify(arguments: argparse.Namespace) -> int:
         config_options=_config_options(arguments),
         half=arguments.steps,
         workdir=arguments.workdir,
-        say=_say,
+        log=_log,
     )
     show("\n".join(verdict.lines))
     return DONE if verdict.same else FAILED
 
 
 def replay(arguments: argparse.Namespace) -> int:
-    """Repeats one step of a run and names the first operation whose result is not finite."""
+    """Repeats one step of a run and names the first operation whose result is not finite.
+
+    Args:
+        arguments: the parsed options of the command.
+
+    Returns:
+        FAILED if a result is not finite, otherwise DONE.
+
+    Raises:
+        UserError: the folder is not that of a run, or the run does not have the step.
+    """
     from trainer.diagnose.replay import replay
 
     lines, finite = replay(arguments.workdir, arguments.step, arguments.vocabulary)
@@ -113,7 +148,17 @@ def replay(arguments: argparse.Namespace) -> int:
 
 
 def checkpoint(arguments: argparse.Namespace) -> int:
-    """Lists, checks or compares the checkpoints of a run."""
+    """Lists, checks or compares the checkpoints of a run.
+
+    Args:
+        arguments: the parsed options of the command.
+
+    Returns:
+        FAILED if a checkpoint is damaged or two differ, otherwise DONE.
+
+    Raises:
+        UserError: the checkpoint does not exist.
+    """
     from trainer.cli import inspect_checkpoints
 
     return inspect_checkpoints.run(arguments)
@@ -134,11 +179,13 @@ def _config_options(arguments: argparse.Namespace) -> list[str]:
 def _default_workdir(files: list[str], read: Config) -> str:
     """Returns a folder named after the config file and the digest of the config's contents."""
     if not options.current_folder_exists():
-        raise UserError(f"Without --workdir the run's folder is made here, and {options.GONE}.")
+        raise UserError(
+            f"Without --workdir the run's folder is created in the current one, but {options.GONE}."
+        )
     return f"runs/{Path(files[0]).stem}-{configs.digest(read.root)[:8]}"
 
 
-def _say(line: str) -> None:
+def _log(line: str) -> None:
     show(line, sys.stderr)
 
 
@@ -146,6 +193,15 @@ def config(arguments: argparse.Namespace) -> int:
     """Prints the resolved config as canonical YAML, after checking its names and types.
 
     With --unused, lists the bindings that have no effect instead.
+
+    Args:
+        arguments: the parsed options of the command.
+
+    Returns:
+        DONE.
+
+    Raises:
+        ConfigError: the config cannot be used.
     """
     read = _read(arguments)
     configs.Builder(read, arguments.vocabulary).check()
@@ -160,7 +216,17 @@ def config(arguments: argparse.Namespace) -> int:
 
 
 def explain(arguments: argparse.Namespace) -> int:
-    """Prints the plan and draws the schedules."""
+    """Prints the plan and draws the schedules.
+
+    Args:
+        arguments: the parsed options of the command.
+
+    Returns:
+        DONE.
+
+    Raises:
+        UserError: the config cannot be used, or the PNG cannot be written.
+    """
     from trainer.engine.plan import make_plan
     from trainer.engine.plan_text import render
     from trainer.report import plots
@@ -183,7 +249,17 @@ def explain(arguments: argparse.Namespace) -> int:
 
 
 def plot(arguments: argparse.Namespace) -> int:
-    """Draws a metric of one or more runs."""
+    """Draws a metric of one or more runs.
+
+    Args:
+        arguments: the parsed options of the command.
+
+    Returns:
+        DONE.
+
+    Raises:
+        UserError: a run does not have the metric, or the PNG cannot be written.
+    """
     from trainer.report import plots
 
     try:
@@ -201,7 +277,7 @@ def plot(arguments: argparse.Namespace) -> int:
     return DONE
 
 
-def _save_png(curves: Mapping[str, Any], file: str, title: str, y_label: str) -> None:
+def _save_png(curves: "Mapping[str, Curve]", file: str, title: str, y_label: str) -> None:
     from trainer.report import plots
 
     try:
@@ -216,7 +292,7 @@ def _read(arguments: argparse.Namespace) -> Config:
     return configs.load(arguments.files, arguments.bindings, arguments.sets, folders)
 
 
-def _program(read: Config, vocabulary: list[str]):
+def _program(read: Config, vocabulary: list[str]) -> "Program":
     from optim.declarations import OptimizerWarning
     from trainer.engine.experiment import build_experiment
     from trainer.engine.program import Program

@@ -10,7 +10,7 @@ def parser() -> argparse.ArgumentParser:
     """Returns the parser of `python -m trainer`; its commands are functions in commands.py."""
     parser = Parser(
         prog="python -m trainer",
-        description="Trains what a config file describes. Without a command: train.",
+        description="Trains the model that a config file describes. The default command is train.",
         epilog="Exit codes: 0 done; 1 a failed run, or one whose metrics.jsonl lost rows; 2 a "
         "mistake in the config or the command line; 75 stopped by a signal after a saved "
         "checkpoint: start the same command again.",
@@ -111,19 +111,19 @@ def _train(train: argparse.ArgumentParser) -> None:
         "--workdir",
         type=_folder,
         help="the run's folder; default runs/<config>-<hash of the config>. "
-        "A run found there goes on from its newest checkpoint",
+        "If it has a run, the run resumes from its newest checkpoint",
     )
     train.add_argument(
         "--allow_changed",
         action="append",
         default=[],
         metavar="NAME",
-        help="go on in a workdir although this differs, such as steps or data",
+        help="resume in a workdir although this differs, such as steps or data",
     )
     train.add_argument(
         "--take_over",
         action="store_true",
-        help="take the workdir from a process on a host that cannot be asked any more",
+        help="take the workdir from a process whose host has failed",
     )
     train.add_argument(
         "--distributed",
@@ -140,7 +140,7 @@ def _train(train: argparse.ArgumentParser) -> None:
         "--peer_timeout",
         type=_positive,
         metavar="SECONDS",
-        help="with --distributed: end if another process has not been heard of for this long; "
+        help="with --distributed: end if another process has sent no heartbeat for this long; "
         "default 60",
     )
     train.add_argument(
@@ -208,7 +208,7 @@ def _checkpoint(checkpoint: argparse.ArgumentParser) -> None:
 def _positive(text: str) -> int:
     number = _step(text)
     if number < 1:
-        raise argparse.ArgumentTypeError(f"{number} is not a step; steps count from 1")
+        raise argparse.ArgumentTypeError(f"it must be at least 1, got {number}")
     return number
 
 
@@ -246,7 +246,7 @@ GONE = (
 
 
 def current_folder_exists() -> bool:
-    """Returns whether the current folder exists; relative paths mean nothing if it was removed."""
+    """Returns whether the current folder exists: a relative path needs it."""
     try:
         return bool(os.getcwd())
     except OSError:

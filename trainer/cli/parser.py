@@ -14,7 +14,15 @@ class Parser(argparse.ArgumentParser):
     """Prints errors in two lines, and escapes control characters."""
 
     def parse_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:
-        """Parses the arguments; for an unknown one, prints what to write and exits with 2."""
+        """Parses the arguments; for an unknown one, prints what to write and exits with 2.
+
+        Args:
+            args: the arguments; None for those of the process.
+            namespace: receives the values; None for a new one.
+
+        Returns:
+            The namespace.
+        """
         arguments, unknown = self.parse_known_args(args, namespace)
         if unknown:
             command = self._commands().get(arguments.command, self)
@@ -26,7 +34,11 @@ class Parser(argparse.ArgumentParser):
         return {name: each for group in groups for name, each in (group.choices or {}).items()}  # type: ignore[attr-defined]
 
     def error(self, message: str) -> NoReturn:
-        """Prints an error and exits with 2, without the usage, which is long."""
+        """Prints an error and exits with 2, without the usage, which is long.
+
+        Args:
+            message: the error, without a full stop.
+        """
         self.exit(MISTAKE, f"{self.prog}: error: {message}\nSee {self.prog} --help.\n")
 
     def _print_message(self, message: str, file: IO[str] | None = None) -> None:
@@ -37,7 +49,7 @@ class Version(argparse.Action):
     """Prints the version, which is read on demand because that takes long."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> NoReturn:
-        """Prints the version and exits."""
+        """Prints the version and exits with 0."""
         import trainer
 
         parser._print_message(f"lockstep {trainer.__version__}\n", sys.stdout)

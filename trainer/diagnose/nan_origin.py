@@ -85,7 +85,7 @@ def find(
 def _input(leaf: Any, name: str) -> _Value:
     if _finite(leaf):
         return _Value(leaf, name)
-    return _Value(leaf, name, Origin("input", name, "", [], _describe_bad(leaf)))
+    return _Value(leaf, name, Origin("input", name, "", [], _count_not_finite(leaf)))
 
 
 def _run(
@@ -115,7 +115,7 @@ def _operation(eqn: JaxprEqn, operands: list[_Value], place: str) -> list[_Value
         keeps = eqn.primitive.name in _KEEPS_NAME and bool(operands)
         return [_Value(x, operands[0].name if keeps else "") for x in data]
     place = source_info_util.summarize(eqn.source_info) or place
-    inner = _INNER.get(eqn.primitive.name, _called)(eqn, operands, place)
+    inner = _RUNNERS.get(eqn.primitive.name, _run_call)(eqn, operands, place)
     if inner is not None:
         return [
             _Value(x, origin=None if _finite(x) else v.origin)
@@ -128,7 +128,7 @@ def _operation(eqn: JaxprEqn, operands: list[_Value], place: str) -> list[_Value
     ]
 
 
-def _called(eqn: JaxprEqn, operands: list[_Value], place: str) -> list[_Value] | None:
+def _run_call(eqn: JaxprEqn, operands: list[_Value], place: str) -> list[_Value] | None:
     """Runs the body of a call (jit, custom_vjp, remat); None for an operation without a body."""
     for name in ("jaxpr", "call_jaxpr", "fun_jaxpr"):
         body = eqn.params.get(name)
@@ -139,7 +139,8 @@ def _called(eqn: JaxprEqn, operands: list[_Value], place: str) -> list[_Value] |
     return None
 
 
-def _scanned(eqn: JaxprEqn, operands: list[_Value], place: str) -> list[_Value]:
+def _run_scan(eqn: JaxprEqn, operands: list[_Value], place: str) -> list[_Value]:
+    """Runs the body of a scan for each of its steps."""
     body, p = eqn.params["jaxpr"], eqn.params
     fixed, carried = _fixed_and_carried(p)
     consts, carry = operands[:fixed], operands[fixed : fixed + carried]
@@ -174,7 +175,8 @@ def _inherit(piece: Any, whole: _Value) -> _Value:
     return _Value(piece, whole.name, None if _finite(piece) else whole.origin)
 
 
-def _looped(eqn: JaxprEqn, operands: list[_Value], place: str) -> list[_Value]:
+def _run_while(eqn: JaxprEqn, operands: list[_Value], place: str) -> list[_Value]:
+    """Runs the test and the body of a while loop until the test is false."""
     p = eqn.params
     cut = p["cond_nconsts"], p["cond_nconsts"] + p["body_nconsts"]
     of_test, of_body, carry = operands[: cut[0]], operands[cut[0] : cut[1]], operands[cut[1] :]
@@ -185,16 +187,17 @@ def _looped(eqn: JaxprEqn, operands: list[_Value], place: str) -> list[_Value]:
     return carry
 
 
-def _chosen(eqn: JaxprEqn, operands: list[_Value], place: str) -> list[_Value]:
+def _run_cond(eqn: JaxprEqn, operands: list[_Value], place: str) -> list[_Value]:
+    """Runs the branch of a cond that its first operand selects."""
     branches = eqn.params["branches"]
     branch = branches[int(np.clip(int(operands[0].data), 0, len(branches) - 1))]
     return _run(branch.jaxpr, [_Value(x) for x in branch.consts], operands[1:], place)
 
 
-_INNER: Mapping[str, Callable[[JaxprEqn, list[_Value], str], list[_Value] | None]] = {
-    "scan": _scanned,
-    "while": _looped,
-    "cond": _chosen,
+_RUNNERS: Mapping[str, Callable[[JaxprEqn, list[_Value], str], list[_Value] | None]] = {
+    "scan": _run_scan,
+    "while": _run_while,
+    "cond": _run_cond,
 }
 
 
@@ -204,7 +207,7 @@ def _origin(eqn: JaxprEqn, operands: list[_Value], result: Any, place: str) -> O
         where=place,
         scope=str(eqn.source_info.name_stack),
         operands=[_describe(x) for x in operands],
-        result=_describe_bad(result),
+        result=_count_not_finite(result),
     )
 
 
@@ -225,7 +228,7 @@ def _describe(value: _Value) -> str:
     return f"{text} from {low:.4g} to {high:.4g}" if x.ndim else f"{text} = {low:.4g}"
 
 
-def _describe_bad(x: Any) -> str:
+def _count_not_finite(x: Any) -> str:
     x = jnp.asarray(x)
     nans, infinities = int(jnp.isnan(x).sum()), int(jnp.isinf(x).sum())
     counts = [f"{n} {what}" for n, what in ((nans, "NaN"), (infinities, "infinite")) if n]

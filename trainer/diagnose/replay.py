@@ -12,6 +12,7 @@ from optim.paths import flatten
 from trainer import config as configs
 from trainer.checkpoint import CheckpointError, Checkpoints
 from trainer.diagnose import nan_origin
+from trainer.engine.contracts import Batch
 from trainer.engine.experiment import build_experiment
 from trainer.engine.program import Program
 from trainer.engine.step import State
@@ -49,43 +50,45 @@ def replay(
     folder = Path(workdir)
     check_files(folder)
     if not (folder / "config.yaml").exists():
-        raise UserError(f"{folder} holds no config.yaml: it is not the folder of a run.")
+        raise UserError(f"{folder} has no config.yaml: it is not the folder of a run.")
     events = read_events(folder)
     step = step or _last_recorded(folder, events)
     experiment = build_experiment(configs.load([folder / "config.yaml"]), vocabulary)
     if step > experiment.steps:
-        raise UserError(f"--step={step} is not a step of a run of {experiment.steps} steps.")
+        raise UserError(f"--step={step} was given, and the run has {experiment.steps} steps.")
     program = Program(experiment)
     event = next((e for e in reversed(events) if e["step"] == step), None)
     skipped_batches = None if event is None else event["batch_number"] - (step - 1)
     try:
         state, lines = _state_before(program, folder, step, skipped_batches)
-    except _BadBefore as bad:
-        asked, step, event = step, bad.step, None
+    except _EarlierNonFinite as earlier:
+        asked, step, event = step, earlier.step, None
         state, lines = _state_before(program, folder, step, skipped_batches)
-        lines.append(f"Step {step} was not finite already, before step {asked}: it is shown here.")
+        lines.append(
+            f"Step {step}, before step {asked}, is not finite: step {step} is shown instead."
+        )
     batch_index = step - 1 + counters_of(state.hyper).skipped_batches
     if event is not None:
         batch_index = event["batch_number"]
     batch = next(iter(experiment.data.train(batch_index, experiment.seed)))
     if event is not None and event["batch_sha256"] != digest_batch(batch):
         lines.append("The batch is not the one that the run recorded: the data changed.")
-    lines += _other_code(folder, vocabulary)
+    lines += _changed_code(folder, vocabulary)
     if (fault := find_fault(program, batch)) is not None:
         lines.append(f"{fault}.")
-    found = _look(program, state, batch, step, batch_index)
+    found = _compute_with_checks(program, state, batch, step, batch_index)
     return lines + found[0], found[1]
 
 
-class _BadBefore(Exception):
-    """An earlier step, `step`, of a run that halts was not finite."""
+class _EarlierNonFinite(Exception):
+    """Raised if an earlier step, `step`, of a run that halts is not finite."""
 
     def __init__(self, step: int):
         super().__init__(step)
         self.step = step
 
 
-def _other_code(folder: Path, vocabulary: Sequence[str]) -> list[str]:
+def _changed_code(folder: Path, vocabulary: Sequence[str]) -> list[str]:
     """Returns lines about files of the user's packages that changed since the run."""
     record = read_record(folder / "run.json")
     old = None if record is None else record["fingerprint"].get("code")
@@ -95,7 +98,7 @@ def _other_code(folder: Path, vocabulary: Sequence[str]) -> list[str]:
 
 def _last_recorded(folder: Path, events: Sequence[Mapping[str, Any]]) -> int:
     if not events:
-        raise UserError(f"{folder}/{NONFINITE_FILE} names no step. Say which one with --step=N.")
+        raise UserError(f"{folder}/{NONFINITE_FILE} records no step. Name a step with --step=N.")
     return events[-1]["step"]
 
 
@@ -115,7 +118,7 @@ def _state_before(
         The state, and lines about the checkpoints.
     """
     lines: list[str] = []
-    begun: list[str] = []
+    start_line: list[str] = []
     checkpoints = Checkpoints(folder / "checkpoints", log=lines.append, read_only=True)
 
     def known(counters: Counters) -> bool:
@@ -131,25 +134,25 @@ def _state_before(
             except ValueError as error:
                 raise UserError(str(error)) from error
             if known(counters_of(state.hyper)):
-                begun.append(f"From the checkpoint of step {start}.")
+                start_line.append(f"Started from the checkpoint of step {start}.")
                 return state
         if program.experiment.warm_start:
             raise UserError(
-                f"{folder} has no checkpoint of step {latest} or before that can be used. The run "
-                "began with a warm start, so that its first state cannot be made again."
+                f"{folder} has no usable checkpoint of step {latest} or earlier. The run began "
+                "with a warm start, so that its initial state cannot be computed again."
             )
-        begun.append("From the first state.")
+        start_line.append("Started from the initial state.")
         return program.init()
 
     rollbacks = {at: counters for at, counters in read_rollbacks(folder).items() if known(counters)}
     try:
-        state = _forward(program, first, step - 1, rollbacks)
+        state = _advance(program, first, step - 1, rollbacks)
     except NonFinite as error:
-        raise UserError(f"The run did not come to step {step}: {error}") from error
-    return state, [*dict.fromkeys(lines), begun[-1]]
+        raise UserError(f"Step {step} cannot be reached: {error}") from error
+    return state, [*dict.fromkeys(lines), start_line[-1]]
 
 
-def _forward(
+def _advance(
     program: Program, first: Callable[[int], State], end: int, rollbacks: dict[int, Counters]
 ) -> State:
     """Advances to `end` as the run did, including its rollbacks."""
@@ -161,9 +164,9 @@ def _forward(
             state = apply_rollback(state, rollbacks.get(at))
             if at == end:
                 return state
-            state, finite = _one_step(program, state, at)
+            state, finite = _train_step(program, state, at)
             if not finite and program.experiment.on_nonfinite == "halt":
-                raise _BadBefore(at + 1)
+                raise _EarlierNonFinite(at + 1)
             if not finite and program.experiment.on_nonfinite == "rollback":
                 bad = at + 1
                 break
@@ -174,7 +177,8 @@ def _forward(
         latest = target
 
 
-def _one_step(program: Program, state: State, at: int) -> tuple[State, bool]:
+def _train_step(program: Program, state: State, at: int) -> tuple[State, bool]:
+    """Trains one step; returns the state after it, and whether the step was finite."""
     experiment = program.experiment
     batch_index = at + counters_of(state.hyper).skipped_batches
     batch = next(iter(experiment.data.train(batch_index, experiment.seed)))
@@ -185,10 +189,11 @@ def _one_step(program: Program, state: State, at: int) -> tuple[State, bool]:
     return state, finite
 
 
-def _look(
-    program: Program, state: State, batch: Any, step: int, batch_index: int
+def _compute_with_checks(
+    program: Program, state: State, batch: Batch, step: int, batch_index: int
 ) -> tuple[list[str], bool]:
     # Every operation is a program of its own, so one device suffices; the operations do not change.
+    """Computes a step operation by operation; returns lines about it, and whether it is finite."""
     home = jax.local_devices()[0]
     state, placed = jax.device_put(jax.device_get((state, dict(batch))), home)
     # With "skip" the step would replace the values that are not finite.
@@ -198,23 +203,25 @@ def _look(
     loss, norm = (float(metrics[name]) for name in ("train/loss", "grad_norm"))
     lines = [f"Step {step} with batch {batch_index}: train/loss {loss:.6g}, grad_norm {norm:.6g}."]
     if not origins:
-        return [*lines, "Every value that the step gives is finite."], True
+        return [*lines, "Every result of the step is finite."], True
     wanted = [path for path in ("1/train/loss", "1/grad_norm") if path in origins]
     path = wanted[0] if wanted else next(iter(origins))
     origin = origins[path]
     reached = path.split("/", 1)[1]
     if origin.what == "input":
-        lines.append(f"What came in was not finite already: {origin.where}, {origin.result}.")
-        return [*lines, f"It reached {reached}."], False
-    lines.append(f"The first operation that is not finite, and reached {reached}:")
+        cause = f"an input of the step is not finite: {origin.where} has {origin.result}"
+        return [*lines, f"{reached} is not finite, because {cause}."], False
+    lines.append(f"{reached} is not finite. The first operation that caused it:")
     lines.append(f"  {origin.what} at {origin.where}")
     if origin.scope:
         lines.append(f"  in {origin.scope}")
-    lines += [f"  given {_named(operand, state.params)}" for operand in origin.operands]
-    return [*lines, f"  gave {origin.result}"], False
+    lines += [
+        f"  operand {_with_parameter_names(operand, state.params)}" for operand in origin.operands
+    ]
+    return [*lines, f"  returned {origin.result}"], False
 
 
-def _named(operand: str, params: Mapping[str, Any]) -> str:
+def _with_parameter_names(operand: str, params: Mapping[str, Any]) -> str:
     """Appends the parameters of the same shape to the text of an operand without a name."""
     shape = re.match(r"\w+\[([\d,]+)\]", operand)
     if not shape:

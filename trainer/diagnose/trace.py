@@ -59,7 +59,17 @@ class Trace:
 
 
 def read_trace(workdir: str | Path) -> dict[int, dict[str, Any]]:
-    """Reads a trace: step -> {"batch": hash, "leaves": {path: hash}}."""
+    """Reads the trace of a run.
+
+    Args:
+        workdir: the run's folder, with a trace.jsonl.
+
+    Returns:
+        Step -> {"batch": hash, "leaves": {path: hash}}.
+
+    Raises:
+        OSError: there is no trace.jsonl.
+    """
     lines = (Path(workdir) / FILE).read_text(encoding="utf-8").splitlines()
     rows = map(json.loads, lines)
     return {row["step"]: row for row in rows}
@@ -87,7 +97,7 @@ def first_difference(
     """
     for step in sorted({*one, *two}):
         if step not in one or step not in two:
-            return Difference(step, "the step itself, which one run did not make")
+            return Difference(step, "only one run has this step")
         if one[step]["batch"] != two[step]["batch"]:
             return Difference(step, "batch")
         a, b = one[step]["leaves"], two[step]["leaves"]
@@ -112,7 +122,13 @@ class KillAfterCheckpoint:
         self._latest = latest
 
     def __call__(self, step: int, batch: Batch, state: State) -> None:
-        """Kills the process if the checkpoint is committed; has the arguments of an observer."""
+        """Kills the process if the checkpoint is committed.
+
+        Args:
+            step: the number of the step, from 1.
+            batch: not used.
+            state: not used.
+        """
         if step <= self._step:
             return
         give_up = time.monotonic() + 60

@@ -1,4 +1,4 @@
-"""Proves exact resume on a user's own config: 2k steps against k, SIGKILL, restore, and k more."""
+"""Proves exact resume on a user's config: 2k steps against k, SIGKILL, restore, and k more."""
 
 import contextlib
 import math
@@ -31,7 +31,7 @@ def verify(
     config_options: Sequence[str],
     half: int = 10,
     workdir: str | None = None,
-    say: Callable[[str], None],
+    log: Callable[[str], None],
 ) -> Verdict:
     """Runs a config twice, once with a kill in the middle, and compares the results.
 
@@ -43,7 +43,7 @@ def verify(
         config_options: the options for the config, such as ["--config=a.gin"].
         half: the step of the kill, at least 1; `steps` // 2 if that is smaller.
         workdir: keeps the two runs in WORKDIR/whole and WORKDIR/killed; None removes them.
-        say: called with each line of progress.
+        log: called with each line of progress.
 
     Returns:
         The verdict.
@@ -52,26 +52,29 @@ def verify(
         UserError: the run is too short, or a process of it failed.
     """
     if steps < 2:
-        raise UserError(f"The run has {steps} step; to be broken in two it needs at least 2.")
+        raise UserError(
+            f"verify needs a run of at least 2 steps, to kill it between them, got {steps}."
+        )
     half = min(half, steps // 2)
     sets = [f"--set={name}" for name in ("log_every=1", f"save_every={half}", f"eval_every={half}")]
     command = [sys.executable, "-m", "trainer", "train", *config_options, *sets, "--trace"]
     command += [f"--until={2 * half}"]
     with _folder(workdir) as folder:
         whole, killed = folder / "whole", folder / "killed"
-        say(f"{2 * half} steps at once, and beside it {half}, a kill, and {half} more.")
+        log(f"Runs {2 * half} steps at once; and {half} steps, a kill, and {half} more steps.")
         with _Trainer(command, whole) as undisturbed:
             with _Trainer([*command, f"--kill_after={half}"], killed) as first:
                 first.wait(-signal.SIGKILL)
             with _Trainer(command, killed) as second:
                 second.wait(STOPPED, DONE)
             undisturbed.wait(STOPPED, DONE)
-        if f"Restored step {half:,}." not in second.said:
+        if f"Restored step {half:,}." not in second.output:
             raise UserError(f"The second process did not restore step {half}:\n{second.tail()}")
         return _compare(whole, killed, half)
 
 
 def _compare(whole: Path, killed: Path, half: int) -> Verdict:
+    """Compares traces, metrics and checkpoints of the two runs."""
     traces = read_trace(whole), read_trace(killed)
     found = first_difference(*traces) or _first_metric(whole, killed)
     name = f"{2 * half} steps and {half} + kill -9 + restore + {half}"
@@ -82,29 +85,30 @@ def _compare(whole: Path, killed: Path, half: int) -> Verdict:
     if found is None:
         leaves = list(traces[0][2 * half]["leaves"])
         counts = {field: sum(leaf.split("/")[0] == field for leaf in leaves) for field in _FIELDS}
-        told = ", ".join(f"{field} {count}" for field, count in counts.items() if count)
+        counted = ", ".join(f"{field} {count}" for field, count in counts.items() if count)
         rows = len(writers.read_metrics(whole))
         return Verdict(
             True,
             [
                 f"Verified: {name} are the same, bit for bit.",
-                f"Equal at every step: the leaves ({told}) and the order of the data.",
+                f"Equal at every step: the leaves ({counted}) and the order of the data.",
                 f"Equal at the end: {rows} rows of metrics, and the checkpoint of step {2 * half}.",
             ],
         )
-    lines = [f"Different: {name} part at step {found.step}: {found.name}."]
+    lines = [f"Different: {name} differ first at step {found.step}: {found.name}."]
     if found.name == "batch":
         lines.append(
-            "The data set gives another batch: is train(batch_index, seed) a pure function?"
+            "Another batch was returned: train(batch_index, seed) must be a pure function."
         )
     if found.step <= half:
-        lines.append(f"That is before the kill: the program itself does not repeat its {half}.")
+        lines.append("This is before the kill: two runs of the same program have different bits.")
     else:
-        lines.append("The step before is equal: what the checkpoint does not hold matters.")
+        lines.append("All steps before are equal: this one depends on a value that is not saved.")
     return Verdict(False, lines)
 
 
 def _first_metric(whole: Path, killed: Path) -> Difference | None:
+    """Returns the first row of metrics.jsonl in which two runs differ, except for speeds."""
     rows = [_rows(folder) for folder in (whole, killed)]
     for step in sorted({*rows[0], *rows[1]}):
         one, two = (side.get(step, {}) for side in rows)
@@ -115,6 +119,7 @@ def _first_metric(whole: Path, killed: Path) -> Difference | None:
 
 
 def _rows(folder: Path) -> dict[int, dict[str, str]]:
+    """Returns step -> name -> text of the value, so that two NaNs are equal."""
     return {
         row["step"]: {
             name: "NaN" if isinstance(x, float) and math.isnan(x) else repr(x)
@@ -149,19 +154,19 @@ class _Trainer:
             stderr=subprocess.STDOUT,
             env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
         )
-        self.said = ""
+        self.output = ""
 
     def wait(self, *expected: int) -> None:
         """Waits for the process; raises UserError if its exit code is not one of those expected."""
         code = self._process.wait()
         self._log.seek(0)
-        self.said = self._log.read()
+        self.output = self._log.read()
         if code not in expected:
             raise UserError(f"A process of the trainer ended with {code}:\n{self.tail()}")
 
     def tail(self) -> str:
         """Returns the last lines that the process printed."""
-        return "\n".join(self.said.strip().splitlines()[-6:])
+        return "\n".join(self.output.strip().splitlines()[-6:])
 
     def __enter__(self) -> "_Trainer":
         return self

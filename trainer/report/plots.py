@@ -4,23 +4,25 @@ import itertools
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from trainer.writers import read_metrics
 
-Curve = tuple[Any, Any]  # x values, y values
+Curve = tuple[ArrayLike, ArrayLike]  # x values, y values
 
 
 def draw_in_terminal(
     curves: Mapping[str, Curve], title: str, width: int = 60, height: int = 10
 ) -> str:
-    """Draws curves with characters, one mark for each curve.
+    """Draws curves with characters, with another character for each curve.
+
+    The y axis includes 0. Values that are not finite are not drawn.
 
     Args:
-        curves: name -> (x, y), arrays of equal length.
-        title: what stands above.
+        curves: name -> (x, y), arrays of equal length; at least one.
+        title: the text above the drawing.
         width: columns of the drawing, without the labels.
         height: rows of the drawing.
 
@@ -34,7 +36,7 @@ def draw_in_terminal(
     grid = [[" "] * width for _ in range(height)]
     for mark, (x, y) in zip(itertools.cycle("*o+x#@"), curves.values(), strict=False):
         at = np.linspace(xs.min(), xs.max(), width)
-        for column, value in enumerate(np.interp(at, x, y)):
+        for column, value in enumerate(np.interp(at, np.asarray(x, float), np.asarray(y, float))):
             if np.isfinite(value):
                 row = round((high - value) / (high - low) * (height - 1))
                 grid[row][column] = mark
@@ -53,13 +55,17 @@ def draw_in_terminal(
 def save_png(
     curves: Mapping[str, Curve], file: str | os.PathLike[str], title: str, y_label: str
 ) -> None:
-    """Draws curves against the step into a PNG.
+    """Draws curves over the step into a PNG.
 
     Args:
         curves: name -> (steps, values), arrays of equal length.
-        file: where the PNG goes.
-        title: what stands above.
-        y_label: what the values are.
+        file: path of the PNG.
+        title: the text above the drawing.
+        y_label: the label of the y axis.
+
+    Raises:
+        OSError: the file cannot be written.
+        ValueError: the suffix of the file is not that of a format of matplotlib.
     """
     from matplotlib.figure import Figure
 
@@ -76,10 +82,10 @@ def save_png(
 
 
 def names_of(workdirs: Sequence[str]) -> dict[str, str]:
-    """Names runs by their folders, with as much of the path as tells them apart.
+    """Names runs by the ends of their paths, as short as possible and all different.
 
     Args:
-        workdirs: the runs' folders; one that is named twice counts once.
+        workdirs: the runs' folders; one that is given twice counts once.
 
     Returns:
         name -> folder, in the order given.
@@ -101,7 +107,7 @@ def read_metric(workdir: str | os.PathLike[str], name: str) -> Curve:
 
     Args:
         workdir: the run's folder.
-        name: such as "eval/accuracy".
+        name: of the metric, such as "eval/accuracy".
 
     Returns:
         The steps at which it was written, and its values.
@@ -116,7 +122,7 @@ def read_metric(workdir: str | os.PathLike[str], name: str) -> Curve:
     found = [(line["step"], line[name]) for line in lines if name in line]
     if not found:
         names: Sequence[str] = sorted({key for line in lines for key in line} - {"step"})
-        has = f"it has {', '.join(names)}" if names else "no line of it holds a metric"
+        has = f"it has {', '.join(names)}" if names else "it has no rows"
         raise ValueError(f"{file} has no metric {name!r}; {has}.")
     steps, values = zip(*found, strict=True)
     return np.asarray(steps), np.asarray(values, float)
