@@ -3,19 +3,17 @@
 import argparse
 import sys
 import time
-import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trainer import config as configs
-from trainer.cli import options
+from trainer.cli.inputs import config_options, default_workdir, make_program, read_config
 from trainer.cli.terminal import show
-from trainer.config import Config, ConfigError
+from trainer.config import Config
 from trainer.messages import DONE, FAILED, UserError
 
 if TYPE_CHECKING:
-    from trainer.engine.program import Program
     from trainer.report.plots import Curve
     from trainer.train.loop import Observer
 
@@ -35,8 +33,8 @@ def train(arguments: argparse.Namespace) -> int:
     from trainer.train import runtime
 
     began = time.perf_counter()
-    read = _read(arguments)
-    workdir = arguments.workdir or _default_workdir(arguments.files, read)
+    read = read_config(arguments)
+    workdir = arguments.workdir or default_workdir(arguments.files, read)
     runtime.keep_freed_memory()
     runtime.keep_compiled_programs()
     if arguments.distributed:
@@ -60,7 +58,7 @@ def _train(arguments: argparse.Namespace, read: Config, workdir: str, began: flo
     from trainer.workdir import code
 
     def build() -> Run:
-        program = _program(read, arguments.vocabulary)
+        program = make_program(read, arguments.vocabulary)
         return Run(read, program, arguments.signals, _log, arguments.vocabulary)
 
     run = multihost.raise_on_all(build)
@@ -115,11 +113,11 @@ def verify(arguments: argparse.Namespace) -> int:
     """
     from trainer.diagnose.verify import verify
 
-    read = _read(arguments)
-    experiment = _program(read, arguments.vocabulary).experiment
+    read = read_config(arguments)
+    experiment = make_program(read, arguments.vocabulary).experiment
     verdict = verify(
         experiment.steps,
-        config_options=_config_options(arguments),
+        config_options=config_options(arguments),
         half=arguments.steps,
         workdir=arguments.workdir,
         log=_log,
@@ -164,27 +162,6 @@ def checkpoint(arguments: argparse.Namespace) -> int:
     return inspect_checkpoints.run(arguments)
 
 
-def _config_options(arguments: argparse.Namespace) -> list[str]:
-    """Returns the options of the config, for a subprocess of the trainer."""
-    options = {
-        "--config": arguments.files,
-        "--gin_search_paths": [",".join(folders) for folders in arguments.search_paths],
-        "--gin_bindings": arguments.bindings,
-        "--set": arguments.sets,
-        "--vocabulary": arguments.vocabulary,
-    }
-    return [f"{name}={value}" for name, values in options.items() for value in values]
-
-
-def _default_workdir(files: list[str], read: Config) -> str:
-    """Returns a folder named after the config file and the digest of the config's contents."""
-    if not options.current_folder_exists():
-        raise UserError(
-            f"Without --workdir the run's folder is created in the current one, but {options.GONE}."
-        )
-    return f"runs/{Path(files[0]).stem}-{configs.digest(read.root)[:8]}"
-
-
 def _log(line: str) -> None:
     show(line, sys.stderr)
 
@@ -203,7 +180,7 @@ def config(arguments: argparse.Namespace) -> int:
     Raises:
         ConfigError: the config cannot be used.
     """
-    read = _read(arguments)
+    read = read_config(arguments)
     configs.Builder(read, arguments.vocabulary).check()
     if arguments.unused:
         for each in read.unused:
@@ -232,8 +209,8 @@ def explain(arguments: argparse.Namespace) -> int:
     from trainer.report import plots
     from trainer.train.warm_start import WarmStart
 
-    read = _read(arguments)
-    program = _program(read, arguments.vocabulary)
+    read = read_config(arguments)
+    program = make_program(read, arguments.vocabulary)
     plan = make_plan(program, read)
     if program.experiment.warm_start:
         WarmStart(program, read)
@@ -285,23 +262,3 @@ def _save_png(curves: "Mapping[str, Curve]", file: str, title: str, y_label: str
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error).rstrip(".")
         raise UserError(f"--png={file} cannot be written: {reason}.") from error
-
-
-def _read(arguments: argparse.Namespace) -> Config:
-    folders = [folder for each in arguments.search_paths for folder in each]
-    return configs.load(arguments.files, arguments.bindings, arguments.sets, folders)
-
-
-def _program(read: Config, vocabulary: list[str]) -> "Program":
-    from optim.declarations import OptimizerWarning
-    from trainer.engine.experiment import build_experiment
-    from trainer.engine.program import Program
-
-    warnings.simplefilter("ignore", OptimizerWarning)  # the plan has the same warnings, once
-    experiment = build_experiment(read, vocabulary)
-    try:
-        return Program(experiment)
-    except ValueError as error:
-        places = [getattr(error, "component", ""), "mesh", "data"]
-        place = next((read.sources[path] for path in places if path in read.sources), "")
-        raise ConfigError(f"{place}: {error}") from error

@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from numpy.typing import ArrayLike
 
 from trainer.engine.experiment import Experiment
 from trainer.writers.outage import Outage
@@ -80,7 +81,7 @@ def describe(metrics: Mapping[str, float], steps: tuple[int, int]) -> str:
     return f"{text}, because of an update between step {steps[0]} and step {steps[1]}"
 
 
-def digest_batch(batch: Mapping[str, Any]) -> str:
+def digest_batch(batch: Mapping[str, ArrayLike]) -> str:
     """Returns the SHA-256 of names, dtypes, shapes and bytes of a batch, as 64 hex digits.
 
     Args:
@@ -117,7 +118,7 @@ class NonFiniteLog:
         self._experiment = experiment
         self._events = read_events(folder)
 
-    def add(self, step: int, batch_index: int, metrics: Mapping[str, Any]) -> None:
+    def add(self, step: int, batch_index: int, metrics: Mapping[str, jax.Array]) -> None:
         """Adds an event, unless the file has one for this batch or has 100 events.
 
         Args:

@@ -9,7 +9,7 @@ way are applied again as rollbacks.json lists them.
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -54,7 +54,7 @@ class RollBack(Exception):
         self.counters = counters
 
 
-def counters_of(hyper: Mapping[str, Any]) -> Counters:
+def counters_of(hyper: Mapping[str, jax.Array]) -> Counters:
     """Reads the counters of a state.
 
     Args:

@@ -1,7 +1,7 @@
 """Initializes a run with another run's parameters, by rules each of which must have an effect."""
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 import jax
@@ -45,7 +45,7 @@ class WarmStart:
     def __init__(self, program: Program, config: Config | None = None):
         self._options: Mapping[str, Any] = program.experiment.warm_start or {}
         self._sources = config.sources if config else {}
-        self._optimizer: Any = program.experiment.optimizer
+        self._optimizer = program.experiment.optimizer
         self._check_keys()
         wanted = program.abstract_state()
         self._params, names = self._read_params(flatten(wanted.params))
@@ -107,14 +107,16 @@ class WarmStart:
                     part, f"{part} must be 'keep' or 'reset', got {self._options[part]!r}."
                 )
 
-    def _read(self, prefix: str) -> dict[str, Any]:
+    def _read(self, prefix: str) -> dict[str, np.ndarray]:
         try:
             tree = checkpoint.load_params(self._options["from"], self._options.get("step"), prefix)
         except (checkpoint.CheckpointError, OSError) as error:
             raise self._error("from", str(error)) from error
         return flatten(tree)
 
-    def _read_params(self, wanted: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
+    def _read_params(
+        self, wanted: Mapping[str, jax.ShapeDtypeStruct]
+    ) -> tuple[dict[str, np.ndarray], dict[str, str]]:
         """Returns this run's parameters by path, and (other run's path -> this run's path)."""
         theirs = self._read("params")
         rules = self._options.get("rename") or {}
@@ -145,7 +147,7 @@ class WarmStart:
         _check_shapes(found, wanted, lambda text: self._error("rename", text))
         return found, names
 
-    def _fresh(self, wanted: Mapping[str, Any], found: Mapping[str, Any]) -> set[str]:
+    def _fresh(self, wanted: Collection[str], found: Collection[str]) -> set[str]:
         """Returns the parameters that the patterns in 'fresh' leave to their initial values."""
         fresh: set[str] = set()
         for pattern in self._options.get("fresh") or []:
@@ -169,8 +171,8 @@ class WarmStart:
         return fresh
 
     def _read_part(
-        self, part: str, wanted: Mapping[str, Any], names: Mapping[str, str]
-    ) -> dict[str, Any]:
+        self, part: str, wanted: Mapping[str, jax.ShapeDtypeStruct], names: Mapping[str, str]
+    ) -> dict[str, np.ndarray]:
         """Reads the state of the optimizer or the model; paths may end with those of parameters."""
         theirs = self._read({"optimizer": "opt_state"}.get(part, part)) if wanted else {}
         found = {}
@@ -211,7 +213,7 @@ def _check_shapes(
             )
 
 
-def _put(tree: Any, values: Mapping[str, Any]) -> Any:
+def _put(tree: Any, values: Mapping[str, np.ndarray]) -> Any:
     """Replaces leaves by path; dtypes and shardings stay as they are."""
     named = flatten(tree)
     new = {

@@ -1,0 +1,91 @@
+"""What the options of a command refer to: the config, the program, and the run's folder."""
+
+import argparse
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from trainer import config as configs
+from trainer.cli import options
+from trainer.config import Config, ConfigError
+from trainer.messages import UserError
+
+if TYPE_CHECKING:
+    from trainer.engine.program import Program
+
+
+def read_config(arguments: argparse.Namespace) -> Config:
+    """Reads the config that the options name.
+
+    Args:
+        arguments: the parsed options of a command that takes a config.
+
+    Returns:
+        The resolved config.
+
+    Raises:
+        ConfigError: a file cannot be read, or the config has a mistake.
+    """
+    folders = [folder for each in arguments.search_paths for folder in each]
+    return configs.load(arguments.files, arguments.bindings, arguments.sets, folders)
+
+
+def make_program(read: Config, vocabulary: Sequence[str]) -> "Program":
+    """Builds the experiment of a config, and the program that trains it.
+
+    Args:
+        read: the resolved config.
+        vocabulary: the user's packages whose functions the config may name.
+
+    Returns:
+        The program, which is not compiled yet.
+
+    Raises:
+        ConfigError: the config has a mistake, or its parts do not fit together.
+    """
+    from optim.declarations import OptimizerWarning
+    from trainer.engine.experiment import build_experiment
+    from trainer.engine.program import Program
+
+    warnings.simplefilter("ignore", OptimizerWarning)  # the plan has the same warnings, once
+    experiment = build_experiment(read, vocabulary)
+    try:
+        return Program(experiment)
+    except ValueError as error:
+        places = [getattr(error, "component", ""), "mesh", "data"]
+        place = next((read.sources[path] for path in places if path in read.sources), "")
+        raise ConfigError(f"{place}: {error}") from error
+
+
+def config_options(arguments: argparse.Namespace) -> list[str]:
+    """Returns the options of the config, for a subprocess of the trainer.
+
+    Args:
+        arguments: the parsed options of a command that takes a config.
+    """
+    given = {
+        "--config": arguments.files,
+        "--gin_search_paths": [",".join(folders) for folders in arguments.search_paths],
+        "--gin_bindings": arguments.bindings,
+        "--set": arguments.sets,
+        "--vocabulary": arguments.vocabulary,
+    }
+    return [f"{name}={value}" for name, values in given.items() for value in values]
+
+
+def default_workdir(files: Sequence[str], read: Config) -> str:
+    """Returns the folder of a run without --workdir, such as runs/muon_vit-1a2b3c4d.
+
+    Args:
+        files: the config files; the folder is named after the first.
+        read: the resolved config, whose digest is part of the name.
+
+    Raises:
+        UserError: the current folder does not exist any more.
+    """
+    if not options.current_folder_exists():
+        raise UserError(
+            f"Without --workdir the run's folder is created in the current one, but {options.GONE}."
+        )
+    return f"runs/{Path(files[0]).stem}-{configs.digest(read.root)[:8]}"
