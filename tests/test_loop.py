@@ -541,7 +541,7 @@ def test_deleted_metrics_are_reported(tmp_path, config, capfd):
     assert runs.train(config, tmp_path / "run", "--until=9") == 75
     (tmp_path / "run" / "metrics.jsonl").unlink()
     assert runs.train(config, tmp_path / "run") == 1
-    assert "metrics.jsonl is gone: it begins again after step 9." in capfd.readouterr().err
+    assert "metrics.jsonl was removed: a new file starts after step 9." in capfd.readouterr().err
 
 
 # Hanging.

@@ -255,7 +255,7 @@ def test_rows_lost_between_two_starts_are_reported(stopped, capfd, lose):
     capfd.readouterr()
     assert runs.train(config, workdir, "--until=10") == 75
     said = capfd.readouterr().err
-    words = "is gone: it begins again" if lose is lose_the_file else f"{LOST[lose]} are lost"
+    words = "was removed: a new file starts" if lose is lose_the_file else f"{LOST[lose]} are lost"
     assert said.count("metrics.jsonl") == 1 and words in said, said
     # It stays open until the run ends, and is told then, once.
     assert runs.train(config, workdir) == 1

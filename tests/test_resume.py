@@ -251,7 +251,7 @@ def test_a_change_that_does_not_fit_the_checkpoints_is_refused_even_if_allowed(
     assert runs.train(config, workdir, "--set", "model.width=9", "--allow_changed=model") == 2
     said = capsys.readouterr().err
     assert "checkpoint of step 5 does not fit" in said
-    assert "holds float32[8], the program wants float32[9]" in said
+    assert "has float32[8], the program expects float32[9]" in said
     assert len(said.splitlines()) <= 8
     assert {path: path.stat().st_mtime_ns for path in workdir.rglob("*")} == before
     assert runs.train(config, workdir) == 0

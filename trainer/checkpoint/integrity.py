@@ -23,7 +23,12 @@ MANIFEST = "manifest.json"
 
 
 class Spec(NamedTuple):
-    """The global shape of a leaf, and its dtype by name."""
+    """Shape and dtype of a leaf.
+
+    Attributes:
+        shape: the global shape.
+        dtype: its name, such as "bfloat16" or "key<fry>".
+    """
 
     shape: tuple[int, ...]
     dtype: str

@@ -72,8 +72,8 @@ def mismatches(manifest: Mapping[str, Any], leaves: Mapping[str, Any]) -> list[s
     saved = integrity.specs(manifest)
     wanted = {name: integrity.spec(name, leaf) for name, leaf in leaves.items()}
     return [
-        f"{name}: the checkpoint holds {saved.get(name, 'no such leaf')}, "
-        f"the program wants {wanted.get(name, 'no such leaf')}"
+        f"{name}: the checkpoint has {saved.get(name, 'no such leaf')}, "
+        f"the program expects {wanted.get(name, 'no such leaf')}"
         for name in dict.fromkeys([*wanted, *saved])
         if saved.get(name) != wanted.get(name)
     ]

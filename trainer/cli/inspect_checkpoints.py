@@ -42,7 +42,7 @@ def _ls(arguments: argparse.Namespace) -> int:
 def _check(arguments: argparse.Namespace) -> int:
     found = checkpoint.check(arguments.workdir, arguments.step)
     for step, problems in found.items():
-        show(f"step {step}: {'damaged' if problems else 'whole'}")
+        show(f"step {step}: {'damaged' if problems else 'intact'}")
         for problem in problems:
             show(f"  {problem}")
     return FAILED if any(found.values()) else DONE

@@ -192,8 +192,8 @@ def _train_step(program: Program, state: State, at: int) -> tuple[State, bool]:
 def _compute_with_checks(
     program: Program, state: State, batch: Batch, step: int, batch_index: int
 ) -> tuple[list[str], bool]:
-    # Every operation is a program of its own, so one device suffices; the operations do not change.
     """Computes a step operation by operation; returns lines about it, and whether it is finite."""
+    # Every operation is a separate program, so one device suffices; the operations do not change.
     home = jax.local_devices()[0]
     state, placed = jax.device_put(jax.device_get((state, dict(batch))), home)
     # With "skip" the step would replace the values that are not finite.

@@ -76,7 +76,12 @@ def read_trace(workdir: str | Path) -> dict[int, dict[str, Any]]:
 
 
 class Difference(NamedTuple):
-    """The first difference of two runs; `name` is the path of a leaf, "batch", or a metric."""
+    """The first difference of two runs.
+
+    Attributes:
+        step: the step, from 1.
+        name: the path of a leaf, "batch", or a metric.
+    """
 
     step: int
     name: str

@@ -19,7 +19,12 @@ _FIELDS = ("params", "model_state", "opt_state", "ema", "hyper", "rng")
 
 
 class Verdict(NamedTuple):
-    """Whether two runs are equal, bit for bit, and lines that describe the comparison."""
+    """The result of a comparison of two runs.
+
+    Attributes:
+        same: whether the runs are equal, bit for bit.
+        lines: what was compared, or where the runs differ first.
+    """
 
     same: bool
     lines: list[str]

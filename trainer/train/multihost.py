@@ -26,7 +26,7 @@ from trainer.workdir import Workdir
 Made = TypeVar("Made")
 
 _SHUTDOWN = 600  # seconds that a process that has finished waits for the others to finish
-_JAX_HEARTBEAT = 600  # seconds until jax itself gives up a process; `peers` must notice it first
+_JAX_HEARTBEAT = 600  # seconds until jax counts a process as gone; `peers` must notice it first
 _NEWS = 3.0  # seconds to wait, after an error of jax, for the news that another process ended
 
 

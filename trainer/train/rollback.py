@@ -46,7 +46,12 @@ class Counters(NamedTuple):
 
 
 class RollBack(Exception):
-    """Raised when the run must go back to the state of `step` and continue with `counters`."""
+    """Raised when the run must go back to an earlier state.
+
+    Args:
+        step: finished steps of that state.
+        counters: of the run from there on.
+    """
 
     def __init__(self, step: int, counters: Counters):
         super().__init__(step)

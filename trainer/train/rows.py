@@ -81,7 +81,7 @@ def _between(last: Logged, restored: int) -> int:
 
 
 class MetricsError(RuntimeError):
-    """Raised if metrics.jsonl cannot be read, or cannot be cut at the step that the run resumes."""
+    """Raised if metrics.jsonl cannot be read, or truncated after the step that was restored."""
 
 
 class Rows:
@@ -109,7 +109,7 @@ class Rows:
             The writers; an empty MultiWriter in every process but the first.
 
         Raises:
-            MetricsError: metrics.jsonl cannot be read or cut.
+            MetricsError: metrics.jsonl cannot be read or truncated.
         """
         if jax.process_index() > 0:
             return MultiWriter([])
@@ -153,7 +153,7 @@ class Rows:
                 f"step {step:,}: {wanted - found:,} are lost for good."
             )
         else:
-            sentence = f"metrics.jsonl is gone: it begins again after step {step:,}."
+            sentence = f"metrics.jsonl was removed: a new file starts after step {step:,}."
         self._log(sentence)
         self._folder.lose_rows(sentence)
 
@@ -169,7 +169,7 @@ class Rows:
         lost = multihost.broadcast_from_host0(bool(self._folder.lost_rows))
         if code != DONE or not lost:
             return code
-        self._log("error: The run has made its steps, but its metrics are not complete.")
+        self._log("error: The run has finished its steps, but its metrics are not complete.")
         for sentence in self._folder.lost_rows:
             self._log(f"  {sentence}")
         return FAILED

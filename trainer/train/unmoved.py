@@ -146,4 +146,6 @@ def _checksum(x: jax.Array) -> jax.Array:
     weights = jnp.zeros(x.shape, jnp.uint32)
     for axis, size in enumerate(x.shape):
         weights = weights * jnp.uint32(size) + jax.lax.broadcasted_iota(jnp.uint32, x.shape, axis)
+    # The factor is even (2**32 divided by the golden ratio, rounded), so that every weight is odd
+    # and a multiplication by it loses no bit.
     return jnp.sum(bits * (weights * jnp.uint32(0x9E3779B2) + 1), dtype=jnp.uint32)

@@ -54,7 +54,14 @@ _ADDED = {"code"}
 
 
 class Change(NamedTuple):
-    """A key with another value than before; kind is "program" or "data" (refused), or "bits"."""
+    """A key of the fingerprint with another value than before.
+
+    Attributes:
+        kind: "program" or "data", which are refused, or "bits".
+        key: the key, or a path of the config.
+        old: the value of the previous process.
+        new: the value of this process.
+    """
 
     kind: str
     key: str
