@@ -279,7 +279,7 @@ def test_lost_rows_of_a_finished_run_are_reported_once(stopped, capfd):
     assert runs.train(config, workdir) == 0
     (workdir / "metrics.jsonl").unlink()
     assert runs.train(config, workdir) == 1
-    assert "metrics.jsonl is gone" in capfd.readouterr().err
+    assert "metrics.jsonl was removed" in capfd.readouterr().err
     assert runs.train(config, workdir) == 0
 
 
