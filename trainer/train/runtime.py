@@ -5,7 +5,7 @@ import os
 import stat
 from pathlib import Path
 
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # from glibc's malloc.h
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8  # from glibc's malloc.h
 _KEEP = 1 << 30
 
 
@@ -13,12 +13,15 @@ def keep_freed_memory() -> None:
     """Tells glibc to keep freed memory up to 1 GiB instead of giving it back to the system.
 
     XLA frees its temporary buffers after every step. Without this setting each step maps them
-    again, which takes a third of a small step's time. Does nothing if the C library is not glibc.
+    again, which takes a third of a small step's time. The thresholds apply to the main arena only,
+    and XLA's threads would get arenas of their own, so that there must be one arena: call this
+    before any thread is started. Does nothing if the C library is not glibc.
     """
     try:
         libc = ctypes.CDLL("libc.so.6")
         libc.mallopt(_M_MMAP_THRESHOLD, _KEEP)
         libc.mallopt(_M_TRIM_THRESHOLD, _KEEP)
+        libc.mallopt(_M_ARENA_MAX, 1)
     except (OSError, AttributeError):
         pass
 
@@ -27,8 +30,14 @@ def keep_compiled_programs() -> None:
     """Enables jax's compilation cache, in a folder that only this user can write.
 
     Later runs execute the machine code in it, so the folder must belong to the user and have mode
-    0700. Set JAX_COMPILATION_CACHE_DIR to another folder, or to "" for no cache.
+    0700. Set JAX_COMPILATION_CACHE_DIR to another folder, or to "" for no cache. Programs that
+    compile in less than a second, which jax does not keep by default, are kept as well: a run has a
+    dozen of them, and a warm start takes 1.2 s instead of 1.65.
     """
+    if "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS" not in os.environ:
+        import jax
+
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     if "JAX_COMPILATION_CACHE_DIR" in os.environ:
         return
     import jax
