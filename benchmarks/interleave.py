@@ -27,7 +27,14 @@ def interleave(
     return seconds[ours], seconds[theirs]
 
 
-def report(name: str, ours: list[float], theirs: list[float], target: float, unit: str) -> float:
+def report(
+    name: str,
+    ours: list[float],
+    theirs: list[float],
+    target: float,
+    unit: str,
+    other: str = "by hand",
+) -> float:
     """Prints the medians, and the median ratio of the rounds with its quartiles.
 
     Args:
@@ -36,6 +43,7 @@ def report(name: str, ours: list[float], theirs: list[float], target: float, uni
         theirs: one number for each round, measured next to it.
         target: the ratio below which the median should be.
         unit: the unit of the numbers, such as "ms".
+        other: what the other side is.
 
     Returns:
         The median ratio.
@@ -43,7 +51,7 @@ def report(name: str, ours: list[float], theirs: list[float], target: float, uni
     ratios = [a / b for a, b in zip(ours, theirs, strict=True)]
     low, middle, high = statistics.quantiles(ratios, n=4) if len(ratios) > 1 else ratios * 3
     print(
-        f"{name}: ours {statistics.median(ours):.4g} {unit}, by hand "
+        f"{name}: ours {statistics.median(ours):.4g} {unit}, {other} "
         f"{statistics.median(theirs):.4g} {unit}; ratio {middle:.3f} "
         f"(quartiles {low:.3f} to {high:.3f}, {len(ratios)} rounds; target {target})"
     )

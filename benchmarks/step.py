@@ -13,8 +13,7 @@ import jax
 from benchmarks import by_hand
 from benchmarks.interleave import interleave, report
 from trainer import config
-from trainer.engine.experiment import build_experiment
-from trainer.engine.program import Program
+from trainer.engine.program import load
 from trainer.train import runtime
 
 
@@ -32,8 +31,8 @@ def main() -> None:
     sets = [f"model.{name}={getattr(arguments, name)}" for name in ("width", "depth")]
     sets += [f"data.batch_size={arguments.batch_size}", "data.crop=0"]
     read = config.load(["configs/muon_vit.gin"], [], sets)
-    experiment = build_experiment(read)
-    program = Program(experiment)
+    program = load(read)
+    experiment = program.experiment
     host = next(experiment.data.train(0, 0))
     step, params, opt_state = by_hand.make_step(
         experiment.data.element_spec, arguments.width, arguments.depth

@@ -81,15 +81,22 @@ class BoundOptimizer(NamedTuple):
         trainable = self.trainable() if self.low_precision == "master" else {}
         return widen({path: x for path, x in trainable.items() if jnp.finfo(x.dtype).bits < 32})
 
-    def init(self) -> OptimizerState:
-        """Returns the state before the first step; see `Optimizer.init`."""
-        trainable = self.trainable()
-        for name, group_params in self.split(trainable).items():
+    def check(self) -> None:
+        """Raises GroupError if a parameter cannot be trained, or an argument is out of range.
+
+        Traced arguments pass: check them as numbers before.
+        """
+        for name, group_params in self.split(self.trainable()).items():
             recipe = self.groups[name].optimizer
             if (why := checks.wrong_parameter(recipe, group_params)) is not None:
                 raise GroupError(why, name, "match")
             if (wrong := checks.wrong_argument(recipe)) is not None:
                 raise GroupError(f"In group {name!r}, {wrong[1]}", name, f"optimizer.{wrong[0]}")
+
+    def init(self) -> OptimizerState:
+        """Returns the state before the first step; see `Optimizer.init`."""
+        self.check()
+        trainable = self.trainable()
         unpacked = self._init_unpacked(trainable)
         for name, group_params in self.split(widen(trainable)).items():
             with group_error_context(name, self.groups[name]):

@@ -138,7 +138,8 @@ def wrong_option(
             f"clips the gradient of every example. Remove clip_norm."
         )
     scale = layer_decay if isinstance(layer_decay, int | float) else math.nan
-    if layer_decay is not None and not 0 < scale <= 1:
+    is_known = layer_decay is not None and not isinstance(layer_decay, Tracer)
+    if is_known and not 0 < scale <= 1:
         return f"layer_decay must be a factor in (0, 1], got {layer_decay!r}."
     known = get_args(LowPrecision)
     if low_precision not in known:

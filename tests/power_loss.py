@@ -81,8 +81,7 @@ class Restarts:
 
     def __init__(self, recorded: Recorded, folder: Path):
         from trainer import config as configs
-        from trainer.engine.experiment import build_experiment
-        from trainer.engine.program import Program
+        from trainer.engine.program import load
         from trainer.train.run import Run
         from trainer.train.signals import StopSignals
 
@@ -92,7 +91,7 @@ class Restarts:
         self._said: list[str] = []
         self._known: dict[str, tuple[int, list[dict[str, Any]]]] = {}
         read = configs.load([recorded.config.parent / "base.gin", recorded.config])
-        program = Program(build_experiment(read, ["unruly"]))
+        program = load(read, ["unruly"])
         self._run = Run(read, program, StopSignals(), self._said.append, ["unruly"])
 
     def promises(self) -> list[Promise]:

@@ -10,9 +10,8 @@ import pytest
 from trainer import config as configs
 from trainer.__main__ import main
 from trainer.config import ConfigError
-from trainer.engine.experiment import build_experiment
 from trainer.engine.plan import make_plan
-from trainer.engine.program import Program
+from trainer.engine.program import load
 
 ROOT = Path(__file__).parent.parent
 CONFIGS = ROOT / "configs"
@@ -28,7 +27,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*seed:DeprecationWarning")
 def test_a_shipped_config_builds_and_has_a_plan(file):
     read = configs.load([str(file)])
     try:
-        program = Program(build_experiment(read))
+        program = load(read)
     except ConfigError as error:
         if "make fashion_mnist" in str(error):
             pytest.skip(str(error))
@@ -41,7 +40,7 @@ def test_a_shipped_config_builds_and_has_a_plan(file):
 @pytest.mark.parametrize("steps", [1, 2])
 def test_a_run_of_one_or_two_steps_is_planned(name, steps):
     read = configs.load([str(CONFIGS / name)], sets=[f"steps={steps}"])
-    assert make_plan(Program(build_experiment(read)), read).flops > 0
+    assert make_plan(load(read), read).flops > 0
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.name)
@@ -80,7 +79,7 @@ def test_the_yaml_and_the_gin_example_of_the_readme_are_the_same_config_and_its_
         (tmp_path / name).write_text(_example(name))
         read[name] = configs.load([str(tmp_path / name)])
     assert configs.dump(read["mine.yaml"].root) == configs.dump(read["mine.gin"].root)
-    plan = make_plan(Program(build_experiment(read["mine.yaml"])), read["mine.yaml"])
+    plan = make_plan(load(read["mine.yaml"]), read["mine.yaml"])
     assert all(count > 0 for count, _ in plan.groups.values())
 
 
@@ -88,7 +87,7 @@ def test_the_yaml_and_the_gin_example_of_the_readme_are_the_same_config_and_its_
 def test_an_optimizer_that_needs_more_than_gradients_trains_from_five_lines(file):
     lines = [line for line in file.read_text().splitlines() if not line.startswith("#")]
     assert len(lines) == 5
-    program = Program(build_experiment(configs.load([str(file)])))
+    program = load(configs.load([str(file)]))
     state, batches = program.init(), program.experiment.data.train(0, 0)
     losses = []
     for _, batch in zip(range(30), batches, strict=False):

@@ -20,7 +20,7 @@ import pytest
 from tests import runs
 from trainer import checkpoint
 from trainer.__main__ import main
-from trainer.engine.program import Program
+from trainer.engine.program import Program, load
 from trainer.train.autosave import AutosavePolicy, Stopwatch, was_killed
 from trainer.train.nonfinite import NonFinite
 from trainer.train.rollback import (
@@ -92,13 +92,11 @@ def test_a_step_that_is_not_finite_is_skipped_and_counted(tmp_path):
 def by_hand(config: Path, batches: list[int]) -> dict[str, bytes]:
     """Makes one step a batch of those numbers, without the loop."""
     from trainer import config as configs
-    from trainer.engine.experiment import build_experiment
 
-    experiment = build_experiment(configs.load([config.parent / "base.gin", config]), ["unruly"])
-    program = Program(experiment)
-    state = program.init()
+    program = load(configs.load([config.parent / "base.gin", config]), ["unruly"])
+    state, data = program.init(), program.experiment.data
     for number in batches:
-        state, _ = program.step(state, program.to_devices(next(experiment.data.train(number, 0))))
+        state, _ = program.step(state, program.to_devices(next(data.train(number, 0))))
     return {k: np.asarray(v).tobytes() for k, v in runs.leaves(state.params).items()}
 
 

@@ -16,7 +16,7 @@ def on(*shape, dtype=jnp.float32):
 
 
 PARAMS = {"embed": {"kernel": on(8, 1_000_000)}, "head": {"bias": on(5, dtype=jnp.bfloat16)}}
-STATE = State(on(dtype=jnp.int32), PARAMS, {}, {"mu": PARAMS}, {}, {})
+STATE = State(on(dtype=jnp.int32), PARAMS, {}, {"mu": PARAMS}, {}, {}, {})
 BYTES = 2 * (8 * 1_000_000 * 4 + 5 * 2) + 4  # by hand
 BATCH = {"image": on(100, 1000)}
 BATCH_BYTES = 400_000

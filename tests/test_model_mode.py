@@ -13,10 +13,9 @@ import pytest
 from flax import nnx
 
 from trainer import config, models
-from trainer.engine.experiment import build_experiment
 from trainer.engine.plan import make_plan
 from trainer.engine.plan_text import render
-from trainer.engine.program import Program
+from trainer.engine.program import load
 from trainer.models.mode import KNOWN, describe_mode
 
 KEY = jax.random.key(7)
@@ -227,7 +226,7 @@ def test_the_plan_shows_the_mode(tmp_path, maker: str, line: str | None):
     file = tmp_path / "run.yaml"
     file.write_text(CONFIG.format(maker=maker))
     read = config.load([file])
-    text = render(make_plan(Program(build_experiment(read)), read))
+    text = render(make_plan(load(read), read))
     assert (line in text.splitlines()) if line else ("model:" not in text)
 
 

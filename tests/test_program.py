@@ -18,6 +18,7 @@ from trainer import metrics
 from trainer.engine.contracts import ComponentError
 from trainer.engine.experiment import Experiment
 from trainer.engine.program import Program
+from trainer.engine.sharding import state_shardings
 
 
 class Net(nn.Module):
@@ -194,7 +195,7 @@ def test_an_impossible_evaluation_is_reported_before_the_first_step(monkeypatch,
     program = Program(experiment(data=Odd()))
     monkeypatch.setattr(program._evaluation, "_mesh", SimpleNamespace(size=2))
     with pytest.raises(Exception, match=words):
-        program.check_evaluation(program._start.eval_shape(program._hyper(0, None)))
+        program.check_evaluation(program._first.find_shapes())
 
 
 class Masked(Points):
@@ -587,28 +588,6 @@ def test_gradients_of_single_examples_need_whole_batches_and_models_without_stat
         program.trace(program.abstract_state())
 
 
-def test_changing_a_lifted_float_does_not_compile_again(compilations):
-    def optimizer_from(values):
-        rate = values["optimizer.learning_rate"]
-        return optim.optimizer({"all": optim.group(".*", partial(optax.sgd, learning_rate=rate))})
-
-    program = Program(experiment(), optimizer_from)
-    ends = {}
-    with compilations() as names:
-        for rate in (0.5, 0.05):
-            state = program.init(hyper={"optimizer.learning_rate": rate})
-            batches = program.experiment.data.train(0, 0)
-            for _ in range(3):
-                state, metrics = program.step(state, program.to_devices(next(batches)))
-            assert float(metrics["learning_rate/all"]) == pytest.approx(rate)
-            ends[rate] = jax.device_get(state.params)
-    assert names.count("jit(traced_step)") == 1
-    for rate, end in ends.items():
-        solo = Program(experiment(optimizer=partial(optax.sgd, learning_rate=rate)))
-        state, _ = run(solo, 3)
-        jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-6), end, state.params)
-
-
 def test_another_seed_changes_the_first_state_and_does_not_compile_again(compilations):
     program = Program(experiment())
     with compilations() as names:
@@ -639,3 +618,20 @@ def test_a_mesh_with_more_devices_than_exist_is_refused():
         Program(experiment(mesh={"data": 64}))
     with pytest.raises(ValueError, match="'model'"):
         Program(experiment(mesh={"model": 1}))
+
+
+def test_a_stacked_state_keeps_the_sharding_of_its_parameters():
+    mesh = jax.sharding.AbstractMesh((4,), ("fsdp",))
+    leaf = partial(jax.ShapeDtypeStruct, dtype=jnp.float32)
+    params = {"head": {"kernel": leaf((8, 3)), "bias": leaf((3,))}}
+    state = {
+        "params": jax.tree.map(lambda x: leaf((16, *x.shape)), params),  # 16 trials
+        "mu": params,
+        "other": {"head": {"kernel": leaf((8, 8, 5))}},
+        "count": leaf(()),
+    }
+    found = state_shardings(mesh, state, params)
+    split = jax.tree.map(lambda x: tuple(x.spec), found)
+    assert split["params"]["head"]["kernel"] == (None, "fsdp", None)
+    assert split["mu"]["head"]["kernel"] == ("fsdp", None)
+    assert split["other"]["head"]["kernel"] == split["count"] == ()

@@ -8,6 +8,7 @@ example), the loss of an example is the mean over those axes.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Annotated
 
 import jax
 import jax.numpy as jnp
@@ -16,8 +17,13 @@ __all__ = ["huber", "sigmoid_binary_cross_entropy", "softmax_cross_entropy", "sq
 
 Loss = Callable[[jax.Array, Mapping[str, jax.Array]], jax.Array]
 
+Input = Annotated[float, "input"]
+"""A float that is an input of the compiled program, so that another value compiles nothing.
 
-def softmax_cross_entropy(label_smoothing: float = 0.0, labels: str = "label") -> Loss:
+Annotate the floats of your own losses with it if they can be traced."""
+
+
+def softmax_cross_entropy(label_smoothing: Input = 0.0, labels: str = "label") -> Loss:
     """Returns the cross-entropy between the softmax of the outputs and the labels.
 
     Label smoothing follows Szegedy et al., "Rethinking the Inception Architecture"
@@ -43,7 +49,8 @@ def softmax_cross_entropy(label_smoothing: float = 0.0, labels: str = "label") -
         >>> print(loss(jnp.log(jnp.array([[0.25, 0.75]])), {"label": jnp.array([1])}).round(4))
         [0.2877]
     """
-    if not 0 <= label_smoothing < 1:
+    is_known = isinstance(label_smoothing, int | float)
+    if is_known and not 0 <= label_smoothing < 1:
         raise ValueError(
             "losses.softmax_cross_entropy needs 0 <= label_smoothing < 1, but got "
             f"{label_smoothing}."
@@ -60,7 +67,7 @@ def softmax_cross_entropy(label_smoothing: float = 0.0, labels: str = "label") -
         else:
             _check_shape(target.shape, outputs.shape, labels, "losses.softmax_cross_entropy")
             log_likelihood = jnp.sum(target.astype(jnp.float32) * log_probabilities, axis=-1)
-        if label_smoothing:
+        if label_smoothing != 0 if is_known else True:
             uniform = jnp.mean(log_probabilities, axis=-1)
             log_likelihood = (1 - label_smoothing) * log_likelihood + label_smoothing * uniform
         return _per_example(-log_likelihood)

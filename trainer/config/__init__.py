@@ -16,6 +16,7 @@ from trainer.config.tree import Call, ConfigError, Source, Tree, join, leaves
 
 if TYPE_CHECKING:
     from trainer.config.build import Builder
+    from trainer.config.floats import Floats
     from trainer.config.units import Units
     from trainer.config.yaml_writer import diff, digest, dump
 
@@ -24,6 +25,7 @@ __all__ = [
     "Call",
     "Config",
     "ConfigError",
+    "Floats",
     "Source",
     "Tree",
     "Units",
@@ -39,6 +41,7 @@ __all__ = [
 
 _LATER = {
     "Builder": "build",
+    "Floats": "floats",
     "Units": "units",
     "diff": "yaml_writer",
     "digest": "yaml_writer",

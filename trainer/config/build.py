@@ -7,6 +7,7 @@ from typing import Any
 
 from trainer.config import annotations, blame, build_errors, conversion, dtypes, results
 from trainer.config.conversion import TypeMismatch
+from trainer.config.floats import Floats
 from trainer.config.resolved import Config, Unused
 from trainer.config.signatures import Function
 from trainer.config.slots import Slot
@@ -61,6 +62,7 @@ class Builder:
         *,
         units: Units | None = None,
         overrides: Mapping[str, Any] | None = None,
+        floats: Floats | None = None,
     ) -> Any:
         """Builds the node at a path.
 
@@ -72,6 +74,7 @@ class Builder:
             path: the dotted path of the node; "" is the root, an experiment.
             units: converts numbers of steps that have a unit.
             overrides: objects by path, used instead of building the nodes at these paths.
+            floats: takes the floats of the node; None leaves them as they are.
 
         Returns:
             The result of the node's function; the value of a leaf.
@@ -83,7 +86,7 @@ class Builder:
         for each in [path, *(overrides or ())]:
             if each not in self.config.sources:
                 raise KeyError(f"The config has no node at {each!r}.")
-        walk = _Traversal(self.config, self._vocabulary, units, overrides or {}, calling=True)
+        walk = _Traversal(self.config, self._vocabulary, units, overrides or {}, True, floats)
         return walk.start(path)
 
 
@@ -97,12 +100,14 @@ class _Traversal:
         units: Units | None,
         overrides: Mapping[str, Any],
         calling: bool,
+        floats: Floats | None = None,
     ):
         self._config = config
         self._vocabulary = vocabulary
         self._units = units
         self._overrides = overrides
         self._calling = calling
+        self._floats = floats
 
     def start(self, path: str) -> Any:
         """Builds the node at a path, converted to the annotation of its argument."""
@@ -135,7 +140,10 @@ class _Traversal:
                 return self._dict(tree, slot, path)
             if slot.takes_mask and not (tree is None or isinstance(tree, bool)):
                 raise TypeMismatch
-            return self._leaf(tree, slot, path)
+            leaf = self._leaf(tree, slot, path)
+            if self._floats is not None and type(leaf) is float:
+                return self._floats.replace(path, leaf, slot.hint)
+            return leaf
         except TypeMismatch:
             raise ConfigError(
                 build_errors.type_mismatch(tree, slot), self._config.sources[path]
@@ -199,6 +207,8 @@ class _Traversal:
         values |= self._default_steps(function, values, path)
         if not self._calling:
             return None
+        if self._floats is not None:
+            function, values = self._floats.within(function, values, path)
         bound = function.bind(values)
         if is_factory:
             return bound

@@ -13,12 +13,12 @@ from trainer import config as configs
 from trainer.checkpoint import CheckpointError, Checkpoints
 from trainer.diagnose import nan_origin
 from trainer.engine.contracts import Batch
-from trainer.engine.experiment import build_experiment
-from trainer.engine.program import Program
+from trainer.engine.program import Program, load
 from trainer.engine.step import State
 from trainer.messages import UserError
 from trainer.train.batch_faults import find_fault
 from trainer.train.nonfinite import NONFINITE_FILE, NonFinite, digest_batch, read_events
+from trainer.train.restoring import check_fits, restore
 from trainer.train.rollback import (
     Counters,
     apply_rollback,
@@ -53,10 +53,13 @@ def replay(
         raise UserError(f"{folder} has no config.yaml: it is not the folder of a run.")
     events = read_events(folder)
     step = step or _last_recorded(folder, events)
-    experiment = build_experiment(configs.load([folder / "config.yaml"]), vocabulary)
+    program = load(configs.load([folder / "config.yaml"]), vocabulary)
+    experiment = program.experiment
     if step > experiment.steps:
         raise UserError(f"--step={step} was given, and the run has {experiment.steps} steps.")
-    program = Program(experiment)
+    newest = Checkpoints(folder / "checkpoints", read_only=True).latest()
+    if newest is not None:
+        check_fits(program, folder, newest, may_differ=False)
     event = next((e for e in reversed(events) if e["step"] == step), None)
     skipped_batches = None if event is None else event["batch_number"] - (step - 1)
     try:
@@ -67,7 +70,7 @@ def replay(
         lines.append(
             f"Step {step}, before step {asked}, is not finite: step {step} is shown instead."
         )
-    batch_index = step - 1 + counters_of(state.hyper).skipped_batches
+    batch_index = step - 1 + counters_of(state.run_state).skipped_batches
     if event is not None:
         batch_index = event["batch_number"]
     batch = next(iter(experiment.data.train(batch_index, experiment.seed)))
@@ -127,13 +130,13 @@ def _state_before(
     def first(latest: int) -> State:
         for start in sorted((s for s in checkpoints.steps() if s <= latest), reverse=True):
             try:
-                state = checkpoints.restore(program.abstract_state(), start)
+                state = restore(program, checkpoints, start)
             except CheckpointError as error:
                 lines.append(f"Checkpoint of step {start}: {error}")
                 continue
             except ValueError as error:
                 raise UserError(str(error)) from error
-            if known(counters_of(state.hyper)):
+            if known(counters_of(state.run_state)):
                 start_line.append(f"Started from the checkpoint of step {start}.")
                 return state
         if program.experiment.warm_start:
@@ -172,7 +175,7 @@ def _advance(
                 break
         if bad is None:
             return state
-        target, counters = go_back(counters_of(state.hyper), bad)
+        target, counters = go_back(counters_of(state.run_state), bad)
         rollbacks = {at: c for at, c in rollbacks.items() if at < target} | {target: counters}
         latest = target
 
@@ -180,7 +183,7 @@ def _advance(
 def _train_step(program: Program, state: State, at: int) -> tuple[State, bool]:
     """Trains one step; returns the state after it, and whether the step was finite."""
     experiment = program.experiment
-    batch_index = at + counters_of(state.hyper).skipped_batches
+    batch_index = at + counters_of(state.run_state).skipped_batches
     batch = next(iter(experiment.data.train(batch_index, experiment.seed)))
     state, metrics = program.step(state, program.to_devices(batch))
     finite = bool(metrics["finite"])
@@ -197,7 +200,7 @@ def _compute_with_checks(
     home = jax.local_devices()[0]
     state, placed = jax.device_put(jax.device_get((state, dict(batch))), home)
     # With "skip" the step would replace the values that are not finite.
-    plain = Program(dataclasses.replace(program.experiment, on_nonfinite="halt"))
+    plain = Program(dataclasses.replace(program.experiment, on_nonfinite="halt"), program.inputs)
     with jax.default_device(home):
         (_, metrics), origins = nan_origin.find(plain.traced_step, (state, placed), ("", "batch"))
     loss, norm = (float(metrics[name]) for name in ("train/loss", "grad_norm"))

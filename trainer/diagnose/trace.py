@@ -44,7 +44,7 @@ class Trace:
         if self._first and not self._begun:
             writers.truncate_after(self._path, step - 1)
             self._begun = True
-        key = jax.random.fold_in(jax.random.key(state.hyper["seed"]), state.step)
+        key = jax.random.fold_in(jax.random.key(state.run_state["seed"]), state.step)
         row = {
             "step": step,
             "batch": digest_batch(batch),

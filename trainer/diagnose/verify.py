@@ -15,7 +15,7 @@ from trainer import checkpoint, writers
 from trainer.diagnose.trace import Difference, first_difference, read_trace
 from trainer.messages import DONE, STOPPED, UserError
 
-_FIELDS = ("params", "model_state", "opt_state", "ema", "hyper", "rng")
+_FIELDS = ("params", "model_state", "opt_state", "ema", "run_state", "rng")
 
 
 class Verdict(NamedTuple):

@@ -1,13 +1,12 @@
 """Evaluates a state on the batches of a split, by two compiled programs."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-import optim
 from trainer.engine import sharding
 from trainer.engine.contracts import (
     Batch,
@@ -27,8 +26,8 @@ class Evaluation:
     Args:
         experiment: the experiment.
         mesh: the mesh of devices that it runs on.
-        optimizer: returns the optimizer for `State.hyper`; its `eval_params` returns the
-            parameters to evaluate, unless the experiment has an `ema_decay`.
+        insert: returns the experiment with the floats of `State.hyperparams`. The `eval_params` of
+            its optimizer returns the parameters to evaluate, unless it has an `ema_decay`.
 
     Raises:
         ComponentError: a metric does not keep its contract.
@@ -38,11 +37,11 @@ class Evaluation:
         self,
         experiment: Experiment,
         mesh: Mesh,
-        optimizer: Callable[[Mapping[str, Any]], optim.Optimizer],
+        insert: Callable[[Any], Experiment],
     ):
         self._experiment = experiment
         self._mesh = mesh
-        self._optimizer = optimizer
+        self._insert = insert
         self._metric_accumulator = MetricAccumulator(experiment.metrics)
         self._evaluate = jax.jit(self._accumulate)
         self._averages = jax.jit(self._eval_params)
@@ -53,7 +52,7 @@ class Evaluation:
         total = jax.device_put(self._metric_accumulator.empty(), sharding.replicated(self._mesh))
         for batch in batches:
             sent = sharding.to_devices(self._mesh, check_eval_batch(batch))
-            total = self._evaluate(total, params, state.model_state, sent)
+            total = self._evaluate(total, params, state.model_state, state.hyperparams, sent)
             # Without this, all batches would queue on the devices and fill their memory.
             jax.block_until_ready(total)
         return self._metric_accumulator.results(total)
@@ -84,16 +83,18 @@ class Evaluation:
             )
         params = self._averages.eval_shape(state)
         nothing = jax.eval_shape(self._metric_accumulator.empty)
-        self._evaluate.eval_shape(nothing, params, state.model_state, shapes)
+        self._evaluate.eval_shape(nothing, params, state.model_state, state.hyperparams, shapes)
 
     def _eval_params(self, state: State) -> Any:
         if self._experiment.ema_decay is not None:
             return jax.tree.map(lambda e, p: e.astype(p.dtype), state.ema, state.params)
-        return self._optimizer(state.hyper).eval_params(state.opt_state, state.params)
+        optimizer = self._insert(state.hyperparams).optimizer
+        return optimizer.eval_params(state.opt_state, state.params)
 
-    def _accumulate(self, total: Any, params: Any, model_state: Any, batch: Batch) -> Any:
-        outputs, _ = apply_model(
-            self._experiment, params, model_state, batch, key=None, train=False
-        )
-        loss = example_losses(self._experiment.loss, outputs, batch).astype(jnp.float32)
+    def _accumulate(
+        self, total: Any, params: Any, model_state: Any, hyperparams: Any, batch: Batch
+    ) -> Any:
+        experiment = self._insert(hyperparams)
+        outputs, _ = apply_model(experiment, params, model_state, batch, key=None, train=False)
+        loss = example_losses(experiment.loss, outputs, batch).astype(jnp.float32)
         return self._metric_accumulator.add(total, outputs, batch, loss)

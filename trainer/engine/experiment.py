@@ -170,34 +170,20 @@ def build_experiment(config: Config, vocabulary: Sequence[str] = ()) -> Experime
     builder = Builder(config, vocabulary)
     builder.check()
     data = builder.build("data")
-    units = _units(config, data)
+    units = units_of(config, data)
     return builder.build("", units=units, overrides={"data": data})
 
 
-def optimizer_builder(
-    config: Config, vocabulary: Sequence[str], data: Any
-) -> Callable[[Mapping[str, Any]], optim.Optimizer]:
-    """Returns a function that builds the optimizer with some of its floats replaced.
+def units_of(config: Config, data: Any) -> Units:
+    """Returns the converter of numbers of steps with a unit, such as '3 epochs'.
 
     Args:
-        config: the config, from `trainer.config.load`.
-        vocabulary: further packages whose public functions the config may name.
-        data: the experiment's data set, which converts epochs and examples to steps.
+        config: the config, whose `steps` is the length of the run.
+        data: the data set that it describes.
 
-    Returns:
-        A function from {"optimizer.groups.rest.optimizer.learning_rate": scalar, ...} to the
-        optimizer. The scalars may be traced, so that trials that differ in them are one program.
+    Raises:
+        ConfigError: the data set lacks an attribute, or `steps` is out of its range.
     """
-    builder = Builder(config, vocabulary)
-    units = _units(config, data)
-
-    def build(values: Mapping[str, Any]) -> optim.Optimizer:
-        return as_optimizer(builder.build("optimizer", units=units, overrides=dict(values)))
-
-    return build
-
-
-def _units(config: Config, data: Any) -> Units:
     node = config.root.kwargs["data"]
     for name in ("batch_size", "num_examples", "train", "evaluate", "element_spec"):
         if not hasattr(data, name):

@@ -69,6 +69,9 @@ class Plan:
             known.
         schedules: group name -> (steps, learning rates), sampled over the run.
         matrices: the matrices that optimizers such as Muon work on.
+        inputs: config path -> value of the floats that are inputs of the program: another value
+            needs no compilation.
+        structure: config path -> (value, why it is not an input), for the config's other floats.
     """
 
     rows: list[Row]
@@ -81,6 +84,8 @@ class Plan:
     mode: str
     schedules: dict[str, tuple[np.ndarray, np.ndarray]]
     matrices: Matrices
+    inputs: Mapping[str, float]
+    structure: Mapping[str, tuple[float, str]]
 
 
 def make_plan(program: Program, config: Config | None = None) -> Plan:
@@ -107,7 +112,7 @@ def make_plan(program: Program, config: Config | None = None) -> Plan:
         if not optimizer.trainable(state.params):
             raise optim.GroupError("Every parameter is frozen, and nothing would be trained.")
         _check_batches(program)
-        sampled = _sample(optimizer, experiment.steps)
+        sampled = _sample(program)
         matrices = find_matrices(optimizer, state.params)
         jaxpr = program.trace(state).jaxpr
         program.check_evaluation(state)
@@ -145,6 +150,8 @@ def make_plan(program: Program, config: Config | None = None) -> Plan:
             if "learning_rate" in values
         },
         matrices=matrices,
+        inputs=program.inputs.values,
+        structure=program.inputs.structure,
     )
 
 
@@ -176,21 +183,29 @@ def _is_decay(key: str) -> bool:
     return key.split(".")[-1] == "weight_decay"
 
 
-def _sample(optimizer: optim.Optimizer, steps: int) -> dict[str, dict[str, Sampled]]:
+def _sample(program: Program) -> dict[str, dict[str, Sampled]]:
     """Samples all float arguments over the run: group -> argument -> (steps, values)."""
+    optimizer, steps = program.experiment.optimizer, program.experiment.steps
     at = np.unique(np.linspace(0, steps - 1, min(steps, _SAMPLES)).astype(np.int32))
     scheduled_arguments = {name: optimizer.schedules(name) for name in optimizer.groups}
-    clip_norm = optimizer.clip_norm
 
-    @jax.jit  # one program: compiling one for each operation takes a second
-    def scheduled(at: Any) -> Any:
+    # One program, because compiling one for each operation takes a second; and with the inputs as
+    # an argument, so that another learning rate does not compile it again.
+    @jax.jit
+    def scheduled(hyperparams: Any, at: Any) -> Any:
+        optimizer = program.inputs.insert(program.experiment, hyperparams).optimizer
+        clip_norm = optimizer.clip_norm
         return {
-            name: {key: jax.vmap(value)(at) for key, value in arguments.items() if callable(value)}
-            for name, arguments in scheduled_arguments.items()
+            name: {
+                key: jax.vmap(value)(at)
+                for key, value in optimizer.schedules(name).items()
+                if callable(value)
+            }
+            for name in optimizer.groups
         }, jax.vmap(clip_norm)(at) if callable(clip_norm) else 1.0
 
     with jax.default_device(jax.local_devices(backend="cpu")[0]):
-        values, bounds = jax.device_get(scheduled(at))
+        values, bounds = jax.device_get(scheduled(program.inputs.pack(), at))
     if (why := wrong_float("clip_norm", bounds)) is not None:
         message = f"The schedule of clip_norm goes wrong: it {why}"
         raise optim.GroupError(message, argument="clip_norm")

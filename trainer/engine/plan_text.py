@@ -42,9 +42,29 @@ def render(plan: Plan) -> str:
         f"{plan.steps:,} steps of {plan.batch_size:,} examples on {plan.devices}",
         *([plan.mode] if plan.mode else []),
         *matrices.lines,
+        *_inputs(plan),
         *(f"warning: {printable(text)}" for text in matrices.warnings),
     ]
     return "\n".join(lines) + "\n"
+
+
+def _inputs(plan: Plan) -> list[str]:
+    """Lists the floats that are inputs of the program, a line a call, and those that are not."""
+    by_call: dict[str, list[str]] = {}
+    for path, value in plan.inputs.items():
+        call, _, name = path.rpartition(".")
+        by_call.setdefault(call, []).append(f"{name} {_number(value)}")
+    lines = []
+    if by_call:
+        lines.append("Inputs of the program; another value needs no compilation:")
+    lines += [
+        f"  {call}: {', '.join(values)}" if call else f"  {', '.join(values)}"
+        for call, values in by_call.items()
+    ]
+    if plan.structure:
+        lines.append("Floats that are constants of the program; another value compiles it again:")
+    lines += [f"  {path} {_number(x)}: {why}" for path, (x, why) in plan.structure.items()]
+    return lines
 
 
 def _number(x: float | None) -> str:

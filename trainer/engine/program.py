@@ -1,28 +1,27 @@
 """Compiles an experiment: the programs that initialize, update and evaluate a run."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AbstractMesh
 
-import optim
-from optim.dtypes import widen
 from optim.norms import all_finite
+from trainer.config import Config
 from trainer.engine import sharding
 from trainer.engine.contracts import (
     Batch,
-    calling,
     check_batch,
     check_model,
     endless,
 )
 from trainer.engine.evaluation import Evaluation
-from trainer.engine.experiment import Experiment
-from trainer.engine.step import RUN_KEYS, State, cast_floats, train_step
+from trainer.engine.experiment import Experiment, build_experiment
+from trainer.engine.first_state import FirstState
+from trainer.engine.inputs import Inputs, find_inputs
+from trainer.engine.step import State, train_step
 
 
 class Program:
@@ -30,11 +29,13 @@ class Program:
 
     Args:
         experiment: the experiment.
-        optimizer_from: builds the optimizer from lifted floats (see
-            `experiment.optimizer_builder`); None if no float is lifted.
+        inputs: the floats that the compiled program takes as an array, from `inputs.find_inputs`;
+            without them all floats are constants of the program.
 
     Attributes:
         experiment: the experiment.
+        inputs: the inputs. Those that turn out not to be traceable become structure when the
+            program is first traced.
         mesh: the mesh of devices that it runs on.
 
     Raises:
@@ -43,18 +44,16 @@ class Program:
         ComponentError: the model or a metric does not keep its contract.
     """
 
-    def __init__(
-        self,
-        experiment: Experiment,
-        optimizer_from: Callable[[Mapping[str, Any]], optim.Optimizer] | None = None,
-    ):
+    def __init__(self, experiment: Experiment, inputs: Inputs | None = None):
         self.experiment = experiment
+        self.inputs = inputs or Inputs()
         self.mesh = sharding.make_mesh(experiment.mesh)
-        self._optimizer_from = optimizer_from or (lambda _: experiment.optimizer)
-        self._evaluation = Evaluation(experiment, self.mesh, self._optimizer)
+        self._element_spec = dict(experiment.data.element_spec)  # read once: some make it anew
+        self._evaluation = Evaluation(experiment, self.mesh, self._insert)
         check_model(experiment.model)
-        self._start = jax.jit(self._init)
-        self._traced: dict[frozenset[str], jax.stages.Traced] = {}
+        self._first = FirstState(experiment, self.mesh, self.inputs)
+        self._abstract_state: State | None = None
+        self._traced: jax.stages.Traced | None = None
         self._step: Any = None
         self._params_finite: Any = None
         self._check_batch()
@@ -70,11 +69,8 @@ class Program:
 
     # Initialization.
 
-    def abstract_state(self, hyper: Mapping[str, float] | None = None) -> State:
+    def abstract_state(self) -> State:
         """Returns shapes, dtypes and shardings of the state, without device work.
-
-        Args:
-            hyper: config path -> lifted float.
 
         Returns:
             A `State` of `jax.ShapeDtypeStruct`, shardings included.
@@ -82,54 +78,65 @@ class Program:
         Raises:
             GroupError: the optimizer's groups do not fit the model's parameters.
         """
-        shapes = self._start.eval_shape(self._hyper(0, hyper))
-        shardings = sharding.state_shardings(self.mesh, shapes, shapes.params)
-        return jax.tree.map(
-            lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), shapes, shardings
-        )
+        if self._abstract_state is None:
+            state = self._first.find_shapes()
+            if self.inputs.values and not self._traces(state):
+                self._drop_inputs()
+                state = self._first.find_shapes()
+            self._abstract_state = state
+        return self._abstract_state
 
-    def init(self, seed: int | None = None, hyper: Mapping[str, float] | None = None) -> State:
+    def _traces(self, state: State) -> bool:
+        try:
+            self.trace(state)
+        except Exception:  # the caller traces again, and then it is raised
+            return False
+        return True
+
+    def _drop_inputs(self) -> None:
+        """Makes the inputs that cannot be traced structure, unless something else is wrong."""
+
+        def traces(inputs: Inputs) -> bool:
+            program = Program(self.experiment, inputs)
+            return program._traces(program._first.find_shapes())
+
+        if traces(Inputs()):
+            self.inputs = self.inputs.traceable(traces)
+            self._first = FirstState(self.experiment, self.mesh, self.inputs)
+
+    def init(self, seed: int | None = None, hyperparams: np.ndarray | None = None) -> State:
         """Computes the state before the first step, in one compiled program.
 
         Args:
             seed: the seed of the parameters; None for the experiment's.
-            hyper: config path -> lifted float.
+            hyperparams: the values of the inputs, [inputs]; None for the experiment's.
 
         Returns:
             The state, on its devices.
         """
-        shardings = jax.tree.map(lambda x: x.sharding, self.abstract_state(hyper))
+        shardings = jax.tree.map(lambda x: x.sharding, self.abstract_state())
         seed = self.experiment.seed if seed is None else seed
-        return jax.jit(self._init, out_shardings=shardings)(self._hyper(seed, hyper))
+        return self._first.compute(seed, hyperparams, shardings)
 
-    def _hyper(self, seed: int, hyper: Mapping[str, float] | None) -> dict[str, Any]:
-        lifted: dict[str, Any] = {path: np.float32(x) for path, x in (hyper or {}).items()}
-        if self.experiment.on_nonfinite == "rollback":
-            lifted["rollback"] = np.zeros(4, np.int32)
-        return {"seed": np.uint32(seed), **lifted}
+    def saved(self, state: State) -> State:
+        """Returns what a checkpoint saves of a state: all but the hyperparams.
 
-    def _optimizer(self, hyper: Mapping[str, Any]) -> optim.Optimizer:
-        return self._optimizer_from({k: v for k, v in hyper.items() if k not in RUN_KEYS})
+        Args:
+            state: a `State` of arrays or of `jax.ShapeDtypeStruct`.
+        """
+        return state._replace(hyperparams=())
 
-    def _init(self, hyper: dict[str, Any]) -> State:
-        batch = {
-            name: jnp.zeros(x.shape, x.dtype)
-            for name, x in self.experiment.data.element_spec.items()
-        }
-        key = jax.random.fold_in(jax.random.key(hyper["seed"]), 0)
-        with calling("model"):
-            params, model_state = self.experiment.model.init(key, batch)
-        if self.experiment.precision == "bfloat16":
-            params = cast_floats(params, jnp.bfloat16)
-        averages = self.experiment.ema_decay is not None
-        return State(
-            step=jnp.zeros((), jnp.int32),
-            params=params,
-            model_state=model_state,
-            opt_state=self._optimizer(hyper).init(params),
-            ema=jax.tree.map(lambda x: x + 0, widen(params, integers=True)) if averages else {},
-            hyper={name: jnp.asarray(value) for name, value in hyper.items()},
-        )
+    def restored(self, saved: State) -> State:
+        """Returns the state whose `saved` part was read from a checkpoint.
+
+        Args:
+            saved: a `State` of arrays without hyperparams.
+        """
+        where = sharding.replicated(self.mesh)
+        return saved._replace(hyperparams=jax.device_put(self.inputs.pack(), where))
+
+    def _insert(self, hyperparams: Any) -> Experiment:
+        return self.inputs.insert(self.experiment, hyperparams)
 
     # Updates.
 
@@ -151,23 +158,22 @@ class Program:
             state: a `State` of arrays or of `jax.ShapeDtypeStruct` with shardings.
 
         Returns:
-            The traced step; repeated calls with the same lifted floats return the same object.
+            The traced step; repeated calls return the same object.
         """
-        lifted = frozenset(state.hyper)
-        if lifted not in self._traced:
+        if self._traced is None:
             shardings = jax.tree.map(lambda x: x.sharding, state)
             mesh = self.mesh.abstract_mesh if self.mesh.size > 1 else None
             one = partial(self.traced_step, mesh=mesh)
             step = jax.jit(one, donate_argnums=0, out_shardings=(shardings, None))
-            self._traced[lifted] = step.trace(state, self.abstract_batch())
-        return self._traced[lifted]
+            self._traced = step.trace(state, self.abstract_batch())
+        return self._traced
 
     def abstract_batch(self) -> dict[str, jax.ShapeDtypeStruct]:
         """Returns shapes, dtypes and shardings of a training batch."""
         spread = sharding.batch_sharding(self.mesh)
         return {
             name: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=spread)
-            for name, x in self.experiment.data.element_spec.items()
+            for name, x in self._element_spec.items()
         }
 
     def batches(self, batch_index: int) -> Iterator[Batch]:
@@ -193,7 +199,7 @@ class Program:
         Raises:
             ComponentError: the batch does not fit the data set's element_spec.
         """
-        check_batch(batch, self.experiment.data.element_spec, jax.process_count())
+        check_batch(batch, self._element_spec, jax.process_count())
         sharding.make_read_only(batch)
         return sharding.to_devices(self.mesh, batch)
 
@@ -241,7 +247,7 @@ class Program:
         Returns:
             The results of `step`.
         """
-        return train_step(self.experiment, self._optimizer(state.hyper), state, batch, mesh)
+        return train_step(self._insert(state.hyperparams), state, batch, mesh)
 
     # Evaluation.
 
@@ -274,3 +280,21 @@ class Program:
                 training batches has a mask.
         """
         self._evaluation.check(state)
+
+
+def load(config: Config, vocabulary: Sequence[str] = ()) -> Program:
+    """Builds the program of a config.
+
+    Args:
+        config: the config, from `trainer.config.load`.
+        vocabulary: further packages whose public functions the config may name.
+
+    Returns:
+        The program, whose inputs are the floats of the config; it is not compiled.
+
+    Raises:
+        ConfigError: the config has a mistake; the message has its file and line.
+        ValueError: see `Program`.
+    """
+    experiment = build_experiment(config, vocabulary)
+    return Program(experiment, find_inputs(config, vocabulary, experiment))

@@ -84,8 +84,10 @@ def param_shardings(mesh: Mesh, params: Any) -> Any:
 def state_shardings(mesh: Mesh, state: Any, params: Any) -> Any:
     """Returns shardings of a state whose leaves are split as the parameters that they belong to.
 
-    A leaf belongs to a parameter of its shape whose path is the end of the leaf's path, the longest
-    such: `opt_state/groups/rest/1/mu/head/kernel` is split as `head/kernel` is.
+    A leaf belongs to the parameter whose path is the end of the leaf's path, the longest such, and
+    whose shape is the end of its shape: `opt_state/groups/rest/1/mu/head/kernel` is split as
+    `head/kernel` is. Further axes before those of the parameter are not split: they count the
+    trials of a stacked state, or the past steps that L-BFGS keeps.
 
     Args:
         mesh: the mesh, from `make_mesh`.
@@ -102,8 +104,11 @@ def state_shardings(mesh: Mesh, state: Any, params: Any) -> Any:
         names = path_name(path).split("/")
         tails = ("/".join(names[i:]) for i in range(len(names)))
         for tail in tails:
-            if tail in shapes and shapes[tail].shape == x.shape:
-                return by_path[tail]
+            if tail not in shapes:
+                continue
+            more = len(x.shape) - len(shapes[tail].shape)
+            if more >= 0 and x.shape[more:] == shapes[tail].shape:
+                return NamedSharding(mesh, PartitionSpec(*[None] * more, *by_path[tail].spec))
         return replicated(mesh)
 
     return jax.tree_util.tree_map_with_path(place, state)

@@ -20,11 +20,11 @@ from trainer.engine.experiment import Experiment
 # other random numbers than the model.
 _ROUNDING, _EXAMPLES = 0x5EED, 0x5EEE
 
-RUN_KEYS = ("seed", "rollback")  # the keys of `State.hyper` that are not lifted floats
-
 
 class State(NamedTuple):
-    """The complete state of a run, which a checkpoint saves.
+    """The complete state of a run.
+
+    A checkpoint saves all of it but `hyperparams`, which are those of the config.
 
     Attributes:
         step: number of finished updates, int32 scalar.
@@ -33,9 +33,10 @@ class State(NamedTuple):
         opt_state: an `optim.OptimizerState`.
         ema: the exponential moving average of the parameters that the optimizer would evaluate, in
             at least float32; an empty dict without `ema_decay`.
-        hyper: "seed", uint32, and the lifted floats by config path, float32: the values in which
-            trials of a sweep differ. With on_nonfinite="rollback" also "rollback", int32 [4]; see
-            `nonfinite.Counters`.
+        hyperparams: the floats of the config that are inputs of the program, [inputs], in the order
+            of `inputs.Inputs.values`.
+        run_state: "seed", uint32; with on_nonfinite="rollback" also "rollback", int32 [4], see
+            `rollback.Counters`.
     """
 
     step: Any
@@ -43,12 +44,12 @@ class State(NamedTuple):
     model_state: Any
     opt_state: Any
     ema: Any
-    hyper: dict[str, Any]
+    hyperparams: Any
+    run_state: dict[str, Any]
 
 
 def train_step(
     experiment: Experiment,
-    optimizer: optim.Optimizer,
     state: State,
     batch: Batch,
     mesh: AbstractMesh | None = None,
@@ -56,8 +57,8 @@ def train_step(
     """Computes one update.
 
     Args:
-        experiment: the model, the loss, and the options of the step.
-        optimizer: the optimizer; its floats may be traced.
+        experiment: the model, the loss, the optimizer and the options of the step; its floats may
+            be traced (see `inputs.Inputs.insert`).
         state: the state before the update.
         batch: field name -> array, whose first axis counts the examples.
         mesh: the devices among which optimizers of matrices divide their work (see
@@ -73,7 +74,8 @@ def train_step(
         checks its parameters with `Program.params_finite` instead, at some steps only, because that
         is cheaper.
     """
-    key = jax.random.fold_in(jax.random.key(state.hyper["seed"]), state.step + 1)
+    optimizer = experiment.optimizer
+    key = jax.random.fold_in(jax.random.key(state.run_state["seed"]), state.step + 1)
     (loss, model_state), grads = _gradients(experiment, optimizer, state, batch, key)
     norm = optax.tree.norm(widen(grads)).astype(jnp.float32)
     finite = jnp.isfinite(loss) & jnp.isfinite(norm)
@@ -116,8 +118,8 @@ def train_step(
         metrics["skipped"] = skipped
     elif experiment.on_nonfinite == "rollback":
         finite &= all_finite(optimizer.trainable(params))
-    if "rollback" in state.hyper:
-        metrics["rollbacks"] = state.hyper["rollback"][0]
+    if "rollback" in state.run_state:
+        metrics["rollbacks"] = state.run_state["rollback"][0]
     metrics["finite"] = finite
     metrics |= _scheduled(optimizer, optimizer.position(state.opt_state))
     return State(
@@ -126,7 +128,8 @@ def train_step(
         model_state=model_state,
         opt_state=opt_state,
         ema=ema,
-        hyper=state.hyper,
+        hyperparams=state.hyperparams,
+        run_state=state.run_state,
     ), metrics
 
 
@@ -217,7 +220,7 @@ def apply_model(
     return outputs, new_state
 
 
-def _average(decay: float, ema: Any, params: Any) -> Any:
+def _average(decay: Any, ema: Any, params: Any) -> Any:
     return jax.tree.map(lambda e, p: decay * e + (1 - decay) * p.astype(e.dtype), ema, params)
 
 

@@ -149,7 +149,7 @@ class Loop:
     def _apply_rollback(self, state: State, step: int) -> tuple[State, Iterator[Batch]]:
         """Applies the rollback to a step, if there is one; returns the state and its batches."""
         state = apply_rollback(state, self._rollback_log.at(step))
-        self._counters = counters_of(state.hyper)
+        self._counters = counters_of(state.run_state)
         return state, self.program.batches(step + self._counters.skipped_batches)
 
     def _after_step(self, state: State, step: int) -> bool:
@@ -174,7 +174,7 @@ class Loop:
         start = time.perf_counter()
         with self._stopwatch.stopped():
             if self._all_written():
-                self.checkpoints.save(step, state, metric=metric)
+                self.checkpoints.save(step, self.program.saved(state), metric=metric)
         self.consensus.saved(time.perf_counter() - start)
 
     def _all_written(self) -> bool:

@@ -29,7 +29,7 @@ _KEYS = {  # field of Counters -> its key in rollbacks.json
 
 
 class Counters(NamedTuple):
-    """How a run went back so far; `State.hyper["rollback"]` holds these four integers.
+    """How a run went back so far; `State.run_state["rollback"]` holds these four integers.
 
     Attributes:
         rollbacks: how many times the run went back.
@@ -59,18 +59,18 @@ class RollBack(Exception):
         self.counters = counters
 
 
-def counters_of(hyper: Mapping[str, jax.Array]) -> Counters:
+def counters_of(run_state: Mapping[str, jax.Array]) -> Counters:
     """Reads the counters of a state.
 
     Args:
-        hyper: the state's `hyper`.
+        run_state: the state's `run_state`.
 
     Returns:
         The counters; zeros if the run's `on_nonfinite` is not "rollback".
     """
-    if "rollback" not in hyper:
+    if "rollback" not in run_state:
         return Counters()
-    return Counters(*(int(n) for n in np.asarray(hyper["rollback"])))
+    return Counters(*(int(n) for n in np.asarray(run_state["rollback"])))
 
 
 def go_back(
@@ -168,7 +168,7 @@ class RollbackLog:
         newest = self._counters.get(self.newest)
         if newest is None or int(state.step) <= self.newest:
             return True
-        return counters_of(state.hyper).rollbacks >= newest.rollbacks
+        return counters_of(state.run_state).rollbacks >= newest.rollbacks
 
 
 def apply_rollback(state: State, counters: Counters | None) -> State:
@@ -181,10 +181,10 @@ def apply_rollback(state: State, counters: Counters | None) -> State:
     Returns:
         A state that shares all other arrays with `state`.
     """
-    if counters is None or "rollback" not in state.hyper:
+    if counters is None or "rollback" not in state.run_state:
         return state
-    array = jax.device_put(np.asarray(counters, np.int32), state.hyper["rollback"].sharding)
-    return state._replace(hyper={**state.hyper, "rollback": array})
+    array = jax.device_put(np.asarray(counters, np.int32), state.run_state["rollback"].sharding)
+    return state._replace(run_state={**state.run_state, "rollback": array})
 
 
 def read_rollbacks(folder: Path) -> dict[int, Counters]:

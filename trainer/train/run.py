@@ -9,7 +9,7 @@ import jax
 
 from trainer import config as configs
 from trainer import writers
-from trainer.checkpoint import CheckpointError, Checkpoints, check_not_lost, misfits
+from trainer.checkpoint import CheckpointError, Checkpoints, check_not_lost
 from trainer.config import Config
 from trainer.engine.plan import Plan, make_plan
 from trainer.engine.plan_text import render
@@ -21,6 +21,7 @@ from trainer.train.autosave import AutosavePolicy, was_killed
 from trainer.train.consensus import StopSaveConsensus
 from trainer.train.loop import Loop, Observer
 from trainer.train.nonfinite import NonFinite, NonFiniteLog
+from trainer.train.restoring import check_fits, restore
 from trainer.train.rollback import RollBack, RollbackLog
 from trainer.train.rows import MetricsError, Rows
 from trainer.train.signals import StopSignals
@@ -113,17 +114,10 @@ class Run:
         check_name(workdir)
         try:
             newest = Checkpoints(workdir / "checkpoints").latest()
-            wrong = []
-            if changed and newest is not None:
-                wrong = misfits(workdir, newest, self.program.abstract_state())
+            if newest is not None:
+                check_fits(self.program, workdir, newest, may_differ=changed)
         except CheckpointError as error:
             raise UserError(str(error)) from error
-        if wrong:
-            raise UserError(
-                f"The run in {workdir} cannot continue with this config: its checkpoint of step "
-                f"{newest} does not fit.\n  " + "\n  ".join(wrong[:3]) + "\n"
-                "Start in another --workdir; experiment.warm_start can take over its parameters."
-            )
         steps = self.experiment.steps
         if newest is not None and newest > steps:
             raise UserError(
@@ -248,7 +242,7 @@ class Run:
     ) -> tuple[State, int | None]:
         """Restores the newest checkpoint, or creates the state before the first step."""
         while checkpoints.latest() is not None:
-            state = checkpoints.restore(self.program.abstract_state())
+            state = restore(self.program, checkpoints)
             if rollback_log.is_on_path(state):
                 self.log(f"Restored step {int(state.step):,}.")
                 return state, int(state.step)
@@ -267,7 +261,7 @@ class Run:
         if self._warm_start is not None:
             state = self._warm_start.apply(state)
             # Save it at once: the other run may be changed or removed before the next checkpoint.
-            checkpoints.save(0, state)
+            checkpoints.save(0, self.program.saved(state))
             checkpoints.wait()
         return state
 

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 
-__all__ = ["points", "poisoned", "impure", "sleepy", "loss", "idle"]
+__all__ = ["points", "poisoned", "impure", "sleepy", "loss", "idle", "branching"]
 
 
 class Points:
@@ -149,3 +150,13 @@ def loss():
         return jnp.log(distance)
 
     return of
+
+
+def branching(learning_rate: float, power: float = 1.0) -> optax.GradientTransformation:
+    """Branches in Python on one of its floats, only when it updates."""
+
+    def update(updates, state, params=None):
+        factor = 1.0 if power == 1.0 else 2.0
+        return jax.tree.map(lambda g: -learning_rate * factor * g, updates), state
+
+    return optax.GradientTransformation(lambda params: optax.EmptyState(), update)

@@ -45,13 +45,13 @@ def make_program(read: Config, vocabulary: Sequence[str]) -> "Program":
         ConfigError: the config has a mistake, or its parts do not fit together.
     """
     from optim.declarations import OptimizerWarning
-    from trainer.engine.experiment import build_experiment
-    from trainer.engine.program import Program
+    from trainer.engine.program import load
 
     warnings.simplefilter("ignore", OptimizerWarning)  # the plan has the same warnings, once
-    experiment = build_experiment(read, vocabulary)
     try:
-        return Program(experiment)
+        return load(read, vocabulary)
+    except ConfigError:
+        raise
     except ValueError as error:
         places = [getattr(error, "component", ""), "mesh", "data"]
         place = next((read.sources[path] for path in places if path in read.sources), "")

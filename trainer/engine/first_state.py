@@ -1,0 +1,86 @@
+"""Computes the state before the first step."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+
+from optim.dtypes import widen
+from trainer.engine import sharding
+from trainer.engine.contracts import calling
+from trainer.engine.experiment import Experiment
+from trainer.engine.inputs import Inputs
+from trainer.engine.step import State, cast_floats
+
+
+class FirstState:
+    """The state before the first step, as a function of the seed and the inputs.
+
+    Args:
+        experiment: the experiment.
+        mesh: the mesh of devices that it runs on.
+        inputs: the floats that the compiled program takes as an array.
+    """
+
+    def __init__(self, experiment: Experiment, mesh: Mesh, inputs: Inputs):
+        self._experiment = experiment
+        self._mesh = mesh
+        self._inputs = inputs
+
+    def find_shapes(self) -> State:
+        """Returns a `State` of `jax.ShapeDtypeStruct`, shardings included, without device work.
+
+        Raises:
+            GroupError: the optimizer's groups do not fit the model's parameters, or an argument is
+                out of range.
+        """
+        shapes = jax.eval_shape(self._compute, self._run_state(0), self._inputs.pack())
+        shardings = sharding.state_shardings(self._mesh, shapes, shapes.params)
+        return jax.tree.map(
+            lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), shapes, shardings
+        )
+
+    def compute(self, seed: int, hyperparams: np.ndarray | None, shardings: State) -> State:
+        """Computes the state in one compiled program.
+
+        Args:
+            seed: the seed of the parameters.
+            hyperparams: the values of the inputs, [inputs]; None for the experiment's.
+            shardings: the sharding of every leaf.
+
+        Returns:
+            The state, on its devices.
+        """
+        packed = self._inputs.pack() if hyperparams is None else hyperparams
+        return jax.jit(self._compute, out_shardings=shardings)(self._run_state(seed), packed)
+
+    def _run_state(self, seed: int) -> dict[str, Any]:
+        run_state: dict[str, Any] = {"seed": np.uint32(seed)}
+        if self._experiment.on_nonfinite == "rollback":
+            run_state["rollback"] = np.zeros(4, np.int32)
+        return run_state
+
+    def _compute(self, run_state: dict[str, Any], hyperparams: Any) -> State:
+        experiment = self._experiment
+        batch = {
+            name: jnp.zeros(x.shape, x.dtype) for name, x in experiment.data.element_spec.items()
+        }
+        key = jax.random.fold_in(jax.random.key(run_state["seed"]), 0)
+        with calling("model"):
+            params, model_state = experiment.model.init(key, batch)
+        if experiment.precision == "bfloat16":
+            params = cast_floats(params, jnp.bfloat16)
+        averages = experiment.ema_decay is not None
+        experiment.optimizer.bind(params).check()  # as numbers: traced arguments are not compared
+        optimizer = self._inputs.insert(experiment, hyperparams).optimizer
+        return State(
+            step=jnp.zeros((), jnp.int32),
+            params=params,
+            model_state=model_state,
+            opt_state=optimizer.init(params),
+            ema=jax.tree.map(lambda x: x + 0, widen(params, integers=True)) if averages else {},
+            hyperparams=jnp.asarray(hyperparams),
+            run_state={name: jnp.asarray(value) for name, value in run_state.items()},
+        )

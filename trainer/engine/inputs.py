@@ -1,0 +1,150 @@
+"""Finds the floats of a config that are inputs of the compiled program.
+
+A program is compiled for the structure of a config: its functions, integers, strings and shapes.
+The floats of the optimizer, its schedules included, are inputs of the program instead, in a single
+run as in a sweep, so that another learning rate needs no compilation. The train step builds the
+optimizer from them while it is traced.
+"""
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, get_args
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from optim.instantiation import instantiate
+from optim.optax_schedules import traceable
+from trainer.config import Builder, Config, Floats, leaves
+from trainer.engine.experiment import Experiment, as_optimizer, units_of
+
+INPUT = "input"  # in an annotation: Annotated[float, "input"], for floats outside the optimizer
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """The floats of an experiment that its compiled program takes as an array.
+
+    Attributes:
+        values: config path -> value, sorted by path.
+        structure: config path -> (value, why it is not an input), for the other floats that might
+            have been.
+        rebuild: builds the fields "optimizer", "loss" and "ema_decay" of the experiment with some
+            floats replaced by path.
+    """
+
+    values: Mapping[str, float] = field(default_factory=dict)
+    structure: Mapping[str, tuple[float, str]] = field(default_factory=dict)
+    rebuild: Callable[[Mapping[str, Any]], Mapping[str, Any]] = lambda _: {}
+
+    def pack(self) -> np.ndarray:
+        """Returns the values as one array, [inputs], in JAX's default float type."""
+        return np.asarray(list(self.values.values()), jnp.result_type(float))
+
+    def insert(self, experiment: Experiment, hyperparams: Any) -> Experiment:
+        """Returns an experiment with its inputs replaced.
+
+        Args:
+            experiment: the experiment that the inputs were found in.
+            hyperparams: the values in the order of `pack`, [inputs]; they may be traced.
+        """
+        if not self.values:
+            return experiment
+        # Not dataclasses.replace, which would compare the traced values with their ranges.
+        inserted = copy.copy(experiment)
+        by_path = {path: hyperparams[index] for index, path in enumerate(self.values)}
+        for name, value in self.rebuild(by_path).items():
+            object.__setattr__(inserted, name, value)
+        return inserted
+
+    def traceable(self, traces: Callable[["Inputs"], bool]) -> "Inputs":
+        """Returns these inputs without those that cannot be traced, which become structure.
+
+        Args:
+            traces: whether the program can be traced with some of these inputs.
+        """
+
+        def find(paths: list[str]) -> list[str]:
+            """Finds the paths that cannot be traced even alone, by bisection."""
+            if not paths or traces(self._only(paths)):
+                return []
+            half = len(paths) // 2
+            return find(paths[:half]) + find(paths[half:]) if half else paths
+
+        wrong = set(find(list(self.values)))
+        why = "its function decides by it in Python"
+        constants = {path: (self.values[path], why) for path in self.values if path in wrong}
+        inputs = self._only([path for path in self.values if path not in wrong])
+        return replace(inputs, structure={**self.structure, **constants})
+
+    def _only(self, paths: Sequence[str]) -> "Inputs":
+        return replace(self, values={path: self.values[path] for path in paths})
+
+
+def find_inputs(config: Config, vocabulary: Sequence[str], experiment: Experiment) -> Inputs:
+    """Finds the inputs of an experiment.
+
+    These are the floats of the config's optimizer, `ema_decay`, and the arguments of the loss that
+    are annotated as `Annotated[float, "input"]`: values, and defaults of the functions that it
+    names. A float that a function uses to decide something in Python cannot be traced, and is part
+    of the structure.
+
+    Args:
+        config: the config of the experiment.
+        vocabulary: further packages whose public functions the config may name.
+        experiment: what `build_experiment` made of them.
+
+    Returns:
+        The inputs.
+    """
+    builder = Builder(config, vocabulary)
+    units = units_of(config, experiment.data)
+    roots = [name for name in ("optimizer", "loss", "ema_decay") if name in config.sources]
+
+    def build(change: Callable[[str, float, Any], Any], **kwargs: Any) -> dict[str, Any]:
+        floats = Floats(change, **kwargs)
+        return {name: builder.build(name, units=units, floats=floats) for name in roots}
+
+    found: dict[str, float] = {}
+
+    def collect(path: str, value: float, hint: Any) -> float:
+        if path.split(".")[0] != "loss" or INPUT in get_args(hint):
+            found[path] = value
+        return value
+
+    build(collect)
+
+    def rebuild(by_path: Mapping[str, Any]) -> Mapping[str, Any]:
+        fields = build(lambda path, value, _: by_path.get(path, value), function=traceable)
+        return {**fields, "optimizer": as_optimizer(fields["optimizer"])}
+
+    others = {
+        path: (value, f"it belongs to {path.split('.')[0]}")
+        for path, value in leaves(config.root)
+        if isinstance(value, float) and path not in found
+    }
+    inputs = Inputs(dict(sorted(found.items())), others, rebuild)
+
+    return inputs.traceable(_factories_trace)
+
+
+def _factories_trace(inputs: Inputs) -> bool:
+    """Returns whether all schedules and factories of the optimizer can be called with the inputs.
+
+    This is faster than to trace the program, which finds what they do later.
+    """
+
+    def call(hyperparams: jax.Array, step: jax.Array) -> Any:
+        by_path = dict(zip(inputs.values, hyperparams, strict=True))
+        optimizer = inputs.rebuild(by_path)["optimizer"]
+        for group in optimizer.groups.values():
+            instantiate(group.optimizer, step, hyperparams.dtype)
+        return optimizer.hyperparameters(step)
+
+    try:
+        jax.eval_shape(call, inputs.pack(), jax.ShapeDtypeStruct((), jnp.int32))
+    except Exception:  # whatever a function raises for an argument that is traced
+        return False
+    return True

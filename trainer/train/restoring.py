@@ -1,0 +1,51 @@
+"""Restores a program's state from a checkpoint of a run."""
+
+from pathlib import Path
+
+from trainer.checkpoint import Checkpoints, misfits
+from trainer.engine.program import Program
+from trainer.engine.step import State
+from trainer.messages import UserError
+
+
+def restore(program: Program, checkpoints: Checkpoints, step: int | None = None) -> State:
+    """Reads a checkpoint. The floats that are inputs of the program are those of its config.
+
+    Args:
+        program: the program.
+        checkpoints: the run's checkpoints.
+        step: the step to read; None for the newest intact one.
+
+    Returns:
+        The state, on the program's devices.
+
+    Raises:
+        CheckpointError: there is no such checkpoint, or it is damaged.
+        ValueError: its leaves are not those of the program.
+    """
+    wanted = program.saved(program.abstract_state())
+    return program.restored(checkpoints.restore(wanted, step))
+
+
+def check_fits(program: Program, workdir: Path, step: int, *, may_differ: bool) -> None:
+    """Raises UserError if a checkpoint cannot be continued by this program or this version.
+
+    Args:
+        program: the program.
+        workdir: the run's folder.
+        step: the step of the checkpoint.
+        may_differ: whether the config may be another than the run's, so that each leaf is compared.
+    """
+    wrong = misfits(workdir, step, program.saved(program.abstract_state()))
+    if any(line.startswith("hyper/") for line in wrong):
+        raise UserError(
+            f"The run in {workdir} was begun by an earlier version of Lockstep, and this version "
+            "cannot read its checkpoints. Finish it with that version, or start again in another "
+            "--workdir."
+        )
+    if wrong and may_differ:
+        raise UserError(
+            f"The run in {workdir} cannot continue with this config: its checkpoint of step "
+            f"{step} does not fit.\n  " + "\n  ".join(wrong[:3]) + "\n"
+            "Start in another --workdir; experiment.warm_start can take over its parameters."
+        )
