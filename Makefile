@@ -42,7 +42,7 @@ train: $(VENV)/.project
 	$(RUN) -m trainer --config=$(CONFIG) $(ARGS)
 
 test: lint
-	$(RUN) -m pytest $(ARGS)
+	$(RUN) -m pytest -n auto --maxprocesses=8 --dist=loadfile $(ARGS)
 
 # From the network, or from Debian's package dataset-fashion-mnist.
 fashion_mnist: $(VENV)/.project
@@ -54,6 +54,7 @@ benchmarks: $(VENV)/.project
 	$(RUN) -m benchmarks.optimizer
 	$(RUN) -m benchmarks.checkpointing
 	$(RUN) -m benchmarks.nonfinite
+	$(RUN) -m benchmarks.inputs
 	$(RUN) -m benchmarks.division
 
 chaos: $(VENV)/.test

@@ -111,7 +111,7 @@ def test_a_new_folder_contains_the_config_the_plan_and_the_record(
     assert record(folder)["fingerprint"] == PRINT
     assert (entry["pid"], entry["host"]) == (os.getpid(), socket.gethostname())
     assert (entry["exit"], entry["restored"], entry["epoch"]) == (None, None, 1)
-    assert "pytest" in " ".join(entry["command"])
+    assert entry["command"][1:] == sys.orig_argv[1:]
     assert not [path.name for path in folder.iterdir() if path.name.endswith(".tmp")]
 
 
