@@ -70,7 +70,8 @@ def make_step(
     ) -> tuple[Any, Any, Any, Any]:
         def mean_loss(params: optax.Params) -> jax.Array:
             outputs, _ = model.apply(params, {}, batch, key=None, train=True)
-            return loss(outputs, batch).mean()
+            values: Any = loss(outputs, batch)
+            return values.mean()
 
         value, grads = jax.value_and_grad(mean_loss)(params)
         updates, opt_state = tx.update(grads, opt_state, params)

@@ -13,7 +13,8 @@ import jax
 
 from benchmarks.interleave import interleave, report
 from trainer import config
-from trainer.engine.program import Program, load
+from trainer.engine.loading import load
+from trainer.engine.program import Program
 from trainer.train import runtime
 
 CASES = {

@@ -54,7 +54,8 @@ def by_hand(experiment: Experiment, clip_norm: float | None) -> Callable[[int], 
 
         def mean_loss(params: optax.Params) -> jax.Array:
             outputs, _ = model.apply(params, {}, batch, key=None, train=True)
-            return experiment.loss(outputs, batch).mean()
+            values: Any = experiment.loss(outputs, batch)
+            return values.mean()
 
         value, grads = jax.value_and_grad(mean_loss)(params)
         updates, opt_state = tx.update(grads, opt_state, params)

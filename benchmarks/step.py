@@ -13,7 +13,7 @@ import jax
 from benchmarks import by_hand
 from benchmarks.interleave import interleave, report
 from trainer import config
-from trainer.engine.program import load
+from trainer.engine.loading import load
 from trainer.train import runtime
 
 
@@ -35,7 +35,7 @@ def main() -> None:
     experiment = program.experiment
     host = next(experiment.data.train(0, 0))
     step, params, opt_state = by_hand.make_step(
-        experiment.data.element_spec, arguments.width, arguments.depth
+        dict(experiment.data.element_spec), arguments.width, arguments.depth
     )
     hand = {"params": params, "opt_state": opt_state}
     mine = {"state": program.init()}

@@ -81,7 +81,7 @@ class Restarts:
 
     def __init__(self, recorded: Recorded, folder: Path):
         from trainer import config as configs
-        from trainer.engine.program import load
+        from trainer.engine.loading import load
         from trainer.train.run import Run
         from trainer.train.signals import StopSignals
 

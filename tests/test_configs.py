@@ -10,8 +10,8 @@ import pytest
 from trainer import config as configs
 from trainer.__main__ import main
 from trainer.config import ConfigError
+from trainer.engine.loading import load
 from trainer.engine.plan import make_plan
-from trainer.engine.program import load
 
 ROOT = Path(__file__).parent.parent
 CONFIGS = ROOT / "configs"

@@ -113,7 +113,7 @@ def test_element_spec_describes_the_batches():
     spec = {key: (value.shape, value.dtype) for key, value in dataset.element_spec.items()}
     assert spec == {key: (value.shape, value.dtype) for key, value in batch.items()}
     assert spec["image"] == ((4, 2, 3, 2), np.float32) and spec["number"] == ((4,), np.int32)
-    assert (dataset.num_examples, dataset.num_eval_examples, dataset.batch_size) == (10, 7, 4)
+    assert (dataset.num_examples, dataset.splits, dataset.batch_size) == (10, {"test": 7}, 4)
 
 
 @pytest.mark.parametrize(("size", "masks"), [(None, [4, 3]), (7, [7]), (2, [2, 2, 2, 1]), (9, [7])])
@@ -124,6 +124,17 @@ def test_evaluation_serves_the_test_split_in_order(size: int | None, masks: list
     assert {batch["mask"].dtype for batch in batches} == {np.dtype(np.float32)}
     real = [batch["number"][batch["mask"] == 1] for batch in batches]
     assert np.concatenate(real).tolist() == list(range(100, 107))
+
+
+def test_a_mask_of_positions_is_kept_in_training_and_zero_in_padding():
+    mask = (np.arange(12).reshape(4, 3) % 5 > 0).astype(np.float32)
+    arrays = {"number": np.arange(4), "mask": mask}
+    dataset = data.ArrayDataset(arrays, arrays, batch_size=2, eval_batch_size=3)
+    assert dataset.element_spec["mask"].shape == (2, 3)
+    for _, batch in zip(range(5), dataset.train(0, 0), strict=False):
+        np.testing.assert_array_equal(batch["mask"], mask[batch["number"]])
+    seen = np.concatenate([batch["mask"] for batch in dataset.evaluate()])
+    np.testing.assert_array_equal(seen, np.concatenate([mask, np.zeros((2, 3))]))
 
 
 def test_processes_share_every_batch(monkeypatch: pytest.MonkeyPatch):
@@ -154,7 +165,7 @@ def test_the_fingerprint_covers_the_values_that_the_model_sees():
     assert len({changed(), changed(examples=11), changed(tests=8)}) == 3
     assert changed(pixels={"image": Pixels(mean=0.1)}) != changed(pixels={"image": Pixels()})
     moved = toy()
-    moved._test["number"][3] += 1
+    moved._eval["test"]["number"][3] += 1
     assert moved.fingerprint != toy().fingerprint
 
 
@@ -178,7 +189,11 @@ def test_the_fingerprint_covers_the_values_that_the_model_sees():
         ),
         (
             lambda: data.ArrayDataset({"mask": np.ones(3)}, {"mask": np.ones(3)}, batch_size=1),
-            ["'mask'", "another name"],
+            ["'mask', float64[3]", "another name"],
+        ),
+        (
+            lambda: data.ArrayDataset({"mask": np.full(3, 0.5, "f4")}, {}, batch_size=1),
+            ["'mask', float32[3]", "1 for what counts"],
         ),
     ],
 )
@@ -284,7 +299,7 @@ def test_digits_are_scikit_learns_split_as_documented(digits_dir: Path):
     counts = [142, 146, 141, 147, 144, 146, 145, 143, 139, 144]  # as the docstring says
     assert np.bincount(batch["label"]).tolist() == counts
     assert abs(batch["image"].mean()) < 1e-3 and abs(batch["image"].std() - 1) < 1e-3
-    assert (dataset.num_examples, dataset.num_eval_examples) == (1437, 360)
+    assert (dataset.num_examples, dataset.splits) == (1437, {"test": 360})
 
 
 def test_digits_are_prepared_as_array_record_by_tfds(prepared: Path):

@@ -5,6 +5,7 @@ import importlib.metadata
 import re
 import subprocess
 import sys
+import textwrap
 import tomllib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -27,7 +28,7 @@ OPTIM_KNOWS = {"optim", "jax", "optax", "numpy"}
 # stands on one line does not import each other.
 ORDER = [
     {"optim"},
-    {"trainer.messages"},
+    {"trainer.messages", "trainer.protocols"},
     {"trainer.config"},
     {"trainer.models", "trainer.data", "trainer.losses", "trainer.writers"},
     {"trainer.metrics"},
@@ -41,7 +42,13 @@ ORDER = [
 ]
 
 # The only modules of trainer/ that are not in one of its packages.
-LOOSE = {"trainer.__main__", "trainer.losses", "trainer.messages", "trainer.metrics"}
+LOOSE = {
+    "trainer.__main__",
+    "trainer.losses",
+    "trainer.messages",
+    "trainer.metrics",
+    "trainer.protocols",
+}
 
 # Who alone may know a package.
 ONLY_IN = {
@@ -185,7 +192,10 @@ def files_run_nothing(module: Module) -> Iterator[str]:
 
 
 def public_things_are_described(module: Module) -> Iterator[str]:
-    """Modules, and their public functions and classes, have a docstring; functions have types."""
+    """Modules, public functions and classes have a docstring; functions have types.
+
+    A function of several arguments describes each under "Args:".
+    """
     if not ast.get_docstring(module.tree):
         yield "1: the module has no docstring."
     for node in module.tree.body:
@@ -198,6 +208,12 @@ def public_things_are_described(module: Module) -> Iterator[str]:
             bare = [argument.arg for argument in arguments if argument.annotation is None]
             if bare or node.returns is None:
                 yield f"{node.lineno}: {node.name} lacks the types of {bare or 'its result'}."
+            rest = [each for each in (node.args.vararg, node.args.kwarg) if each is not None]
+            said = (ast.get_docstring(node) or "").partition("Args:")[2]
+            names = [each.arg for each in [*arguments, *rest]]
+            silent = [name for name in names if not re.search(rf"\b{name}\b", said)]
+            if len(names) > 1 and silent:
+                yield f"{node.lineno}: the docstring of {node.name} does not describe {silent}."
 
 
 def no_file_is_for_leftovers(module: Module) -> Iterator[str]:
@@ -462,6 +478,14 @@ def test_each_file_and_test_that_a_page_names_exists(page: str) -> None:
         sources = "".join(path.read_text() for path in sorted((ROOT / "tests").glob("test_*.py")))
         for title, more in re.findall(r"`(test_\w+?)(\.\.\.)?`", text):
             assert f"def {title}{'' if more else '('}" in sources, title
+
+
+def test_the_readme_quotes_the_protocols() -> None:
+    source = (ROOT / "trainer" / "protocols.py").read_text(encoding="utf-8")
+    classes = [node for node in ast.parse(source).body if isinstance(node, ast.ClassDef)]
+    quoted = textwrap.dedent(_page("README.md", "protocols")).strip()
+    assert [node.name for node in classes] == ["Model", "Dataset", "Loss", "Metric"]
+    assert quoted == "\n\n\n".join(str(ast.get_source_segment(source, node)) for node in classes)
 
 
 def _committed() -> list[Path]:

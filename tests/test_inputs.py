@@ -15,9 +15,10 @@ import pytest
 from tests import runs
 from trainer import config as configs
 from trainer.__main__ import main
+from trainer.engine.loading import load
 from trainer.engine.plan import make_plan
 from trainer.engine.plan_text import render
-from trainer.engine.program import Program, load
+from trainer.engine.program import Program
 
 CONFIGS = runs.ROOT / "configs"
 

@@ -20,7 +20,8 @@ import pytest
 from tests import runs
 from trainer import checkpoint
 from trainer.__main__ import main
-from trainer.engine.program import Program, load
+from trainer.engine.loading import load
+from trainer.engine.program import Program
 from trainer.train.autosave import AutosavePolicy, Stopwatch, was_killed
 from trainer.train.nonfinite import NonFinite
 from trainer.train.rollback import (

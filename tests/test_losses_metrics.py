@@ -22,7 +22,7 @@ TARGETS = RANDOM.normal(size=(6, 5)).astype(np.float32)
 
 def value(loss: Any, outputs: Any = LOGITS, **batch: Any) -> np.ndarray:
     result = jax.jit(loss)(jnp.asarray(outputs), {k: jnp.asarray(v) for k, v in batch.items()})
-    assert result.dtype == jnp.float32 and result.shape == outputs.shape[:1]
+    assert result.dtype == jnp.float32 and result.shape == outputs.shape[: max(1, outputs.ndim - 1)]
     return np.asarray(result)
 
 
@@ -57,12 +57,29 @@ def test_softmax_cross_entropy_of_equal_and_of_huge_logits():
     np.testing.assert_array_equal(value(loss, huge, label=np.array([0, 2], np.int32)), [0, 1e4])
 
 
-def test_sequences_average_over_their_places():
+def test_sequences_have_a_loss_for_each_position():
     logits = RANDOM.normal(size=(2, 7, 5)).astype(np.float32)
     labels = RANDOM.integers(5, size=(2, 7)).astype(np.int32)
     flat = value(losses.softmax_cross_entropy(), logits.reshape(14, 5), label=labels.reshape(14))
     ours = value(losses.softmax_cross_entropy(), logits, label=labels)
-    np.testing.assert_allclose(ours, flat.reshape(2, 7).mean(1), rtol=1e-5)
+    np.testing.assert_allclose(ours, flat.reshape(2, 7), rtol=1e-5)
+    for loss in (losses.squared_error(), losses.huber(0.3), losses.sigmoid_binary_cross_entropy()):
+        targets = RANDOM.uniform(size=(2, 7, 5)).astype(np.float32)
+        batch = {"target": targets, "label": targets}
+        flat = {key: x.reshape(14, 5) for key, x in batch.items()}
+        one_by_one = value(loss, logits.reshape(14, 5), **flat).reshape(2, 7)
+        np.testing.assert_allclose(value(loss, logits, **batch), one_by_one, rtol=1e-5)
+
+
+def test_images_average_over_their_pixels():
+    logits = RANDOM.normal(size=(2, 3, 4, 5)).astype(np.float32)
+    labels = RANDOM.integers(5, size=(2, 3, 4)).astype(np.int32)
+    batch = {"label": jnp.asarray(labels), "target": jnp.zeros(logits.shape)}
+    by_pixel = optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean((1, 2))
+    ours = losses.softmax_cross_entropy()(jnp.asarray(logits), batch)
+    np.testing.assert_allclose(ours, by_pixel, rtol=1e-5)
+    ours = losses.squared_error()(jnp.asarray(logits), batch)
+    np.testing.assert_allclose(ours, (logits**2).mean((1, 2, 3)), rtol=1e-5)
 
 
 def test_sigmoid_binary_cross_entropy_agrees_with_torch(torch: Any):

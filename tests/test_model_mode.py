@@ -13,9 +13,9 @@ import pytest
 from flax import nnx
 
 from trainer import config, models
+from trainer.engine.loading import load
 from trainer.engine.plan import make_plan
 from trainer.engine.plan_text import render
-from trainer.engine.program import load
 from trainer.models.mode import KNOWN, describe_mode
 
 KEY = jax.random.key(7)

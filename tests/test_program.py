@@ -269,14 +269,34 @@ def test_a_batch_of_padding_does_not_change_the_result():
     assert results[0] == results[1]
 
 
-def test_a_mask_in_a_training_batch_is_refused():
+@pytest.mark.parametrize(
+    ("shape", "dtype", "words"),
+    [
+        ((7,), np.float32, r"float32\[7\]\. It must be float32\[8\]"),
+        ((8,), np.int32, r"int32\[8\]\. It must be float32\[8\]"),
+        ((8, 2, 2), np.float32, r"float32\[8, 2, 2\].*float32\[8, positions\]"),
+        ((8, 3), np.float32, r"float32\[8, 3\], and the loss returned float32\[8\]"),
+    ],
+)
+def test_a_mask_of_training_that_does_not_fit_is_refused(shape, dtype, words):
     class MaskedInTraining(Points):
-        element_spec = Points.element_spec | {"mask": jax.ShapeDtypeStruct((8,), jnp.float32)}
+        element_spec = Points.element_spec | {"mask": jax.ShapeDtypeStruct(shape, dtype)}
 
-    program = Program(experiment(data=MaskedInTraining()))
-    with pytest.raises(ComponentError, match="'mask' in its element_spec.*must not") as caught:
-        program.check_evaluation(program.abstract_state())
+    with pytest.raises(ComponentError, match=f"'mask' .*{words}") as caught:
+        program = Program(experiment(data=MaskedInTraining()))
+        program.trace(program.abstract_state())
     assert caught.value.component == "data"
+
+
+@pytest.mark.parametrize("value", [0.5, np.nan, -1])
+def test_a_mask_of_training_is_one_or_zero(value):
+    class MaskedInTraining(Points):
+        element_spec = Points.element_spec | {"mask": jax.ShapeDtypeStruct((8,), np.float32)}
+
+    data = MaskedInTraining()
+    batch = next(data.train(0, 0)) | {"mask": np.full(8, value, np.float32)}
+    with pytest.raises(ComponentError, match=f"train.. yielded a 'mask' with the value {value}"):
+        Program(experiment(data=data)).to_devices(batch)
 
 
 @pytest.mark.parametrize("name", ["x=__import__('os').abort()):\n y='#", "top-1", "class", "a/b"])
@@ -327,8 +347,22 @@ def bad_model(**changes):
         ({"model": bad_model(apply=None)}, "model", "init.* and apply"),
         ({"model": bad_model()}, "model", r"RuntimeError: .*capacitor.*test_program.py:\d+"),
         ({"model": bad_model(init=lambda key, batch: None)}, "model", "TypeError"),
-        ({"loss": scalar_loss}, "loss", r"shape \(8,\) here, but this one returned float32\[\]"),
-        ({"loss": lambda o, b: o}, "loss", r"returned float32\[8, 3\]"),
+        ({"loss": scalar_loss}, "loss", r"\(8,\) .* here, .* but this one returned float32\[\]"),
+        ({"loss": lambda o, b: o[None]}, "loss", r"returned float32\[1, 8, 3\]"),
+        ({"loss": lambda o, b: o[:7]}, "loss", r"returned float32\[7, 3\]"),
+        ({"loss": lambda o, b: (o, o, o)}, "loss", "returned a tuple"),
+        ({"loss": lambda o, b: (o, o)}, "loss", r"\(losses, aux\), .* is float32\[8, 3\]"),
+        ({"loss": lambda o, b: (o, {"a": o})}, "loss", r"'a' as float32\[8, 3\]. It must be a sc"),
+        ({"loss": lambda o, b: (o, {"a": "b"})}, "loss", "'a' as a str. It must be a scalar"),
+        (
+            {"loss": lambda o, b: (o, {1: 0.0})},
+            "loss",
+            "names to scalars, .* a dict with the keys 1",
+        ),
+        ({"loss": lambda o, b: (o, {"loss": 0.0})}, "loss", "called 'loss', which is the name"),
+        ({"loss": lambda o, b: (o, {"accuracy": 0.0})}, "loss", "'accuracy', and metrics has"),
+        ({"train_metrics": clu_metrics.Accuracy}, "train_metrics", "a dict from names to metrics"),
+        ({"train_metrics": {"loss": clu_metrics.Accuracy}}, "train_metrics", "always computed"),
         ({"loss": lambda o, b: o.argmax(-1)}, "loss", "returned int32"),
         ({"loss": lambda o, b: None}, "loss", "returned None"),
         ({"loss": loss_of_other_data}, "loss", r"KeyError: 'target' \(.*test_program.py:\d+\)"),
@@ -519,7 +553,7 @@ def test_a_batch_that_is_not_finite_is_skipped():
     program = Program(experiment(on_nonfinite="skip", model=NetWithStatistics(), ema_decay=0.9))
     state, _ = run(program, 2)
     kept = jax.device_get(state)
-    bad = next(program.experiment.data.train(2, 0))
+    bad = dict(next(program.experiment.data.train(2, 0)))
     bad["image"] = np.full_like(bad["image"], np.inf)
     state, metrics = program.step(state, program.to_devices(bad))
     for name in ("params", "model_state", "ema"):

@@ -167,7 +167,9 @@ def test_written_values_are_read_back(calls: list[Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    "value", [np.zeros(2), "0.5", None, 1j, np.array([object()]), np.zeros(0)], ids=repr
+    "value",
+    [np.zeros(2), "0.5", None, 1j, np.array([object()]), np.zeros(0)],
+    ids=["two", "text", "None", "complex", "object", "empty"],
 )
 @pytest.mark.parametrize("kind", [JsonlWriter, TensorBoardWriter])
 def test_a_value_that_is_not_a_number_is_refused(value: Any, kind: Any, tmp_path: Path) -> None:
@@ -621,6 +623,15 @@ def test_a_pipe_gets_every_metric_the_most_important_first() -> None:
     writer.write_scalars(100, METRICS)
     writer.close()
     assert stream.getvalue() == "  ".join(BY_IMPORTANCE) + "\n"
+
+
+def test_metrics_of_training_and_of_validation_come_before_those_of_the_test_split() -> None:
+    stream = io.StringIO()
+    writer = ConsoleWriter(1000, stream=stream)
+    writer.write_scalars(100, {"train/accuracy": 0.25, **METRICS, "validation/loss": 1.5})
+    writer.close()
+    more = ["train/accuracy 0.25", "validation/loss 1.5"]
+    assert stream.getvalue() == "  ".join([*BY_IMPORTANCE[:2], *more, *BY_IMPORTANCE[2:]]) + "\n"
 
 
 def printed(stream: io.StringIO) -> list[str]:

@@ -1,21 +1,22 @@
 """The losses a config can name: each factory returns a function `loss(outputs, batch)`.
 
 That function returns the losses of the examples, float32 [batch], computed in float32 whatever the
-dtype of the outputs. If the outputs have more axes than batch and classes (a sequence, for
-example), the loss of an example is the mean over those axes.
+dtype of the outputs. If the outputs have an axis of positions (a sequence: [batch, positions,
+classes]), it returns the losses of the positions, [batch, positions]. If they have more axes (an
+image: [batch, height, width, classes]), the loss of an example is the mean over those axes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Annotated
 
 import jax
 import jax.numpy as jnp
 
-__all__ = ["huber", "sigmoid_binary_cross_entropy", "softmax_cross_entropy", "squared_error"]
+from trainer.protocols import Loss
 
-Loss = Callable[[jax.Array, Mapping[str, jax.Array]], jax.Array]
+__all__ = ["huber", "sigmoid_binary_cross_entropy", "softmax_cross_entropy", "squared_error"]
 
 Input = Annotated[float, "input"]
 """A float that is an input of the compiled program, so that another value compiles nothing.
@@ -67,10 +68,10 @@ def softmax_cross_entropy(label_smoothing: Input = 0.0, labels: str = "label") -
         else:
             _check_shape(target.shape, outputs.shape, labels, "losses.softmax_cross_entropy")
             log_likelihood = jnp.sum(target.astype(jnp.float32) * log_probabilities, axis=-1)
-        if label_smoothing != 0 if is_known else True:
+        if not is_known or label_smoothing:
             uniform = jnp.mean(log_probabilities, axis=-1)
             log_likelihood = (1 - label_smoothing) * log_likelihood + label_smoothing * uniform
-        return _per_example(-log_likelihood)
+        return per_position(-log_likelihood)
 
     return loss
 
@@ -101,16 +102,17 @@ def sigmoid_binary_cross_entropy(labels: str = "label") -> Loss:
         _check_shape(target.shape, outputs.shape, labels, "losses.sigmoid_binary_cross_entropy")
         logits, target = outputs.astype(jnp.float32), target.astype(jnp.float32)
         likelihood = target * jax.nn.log_sigmoid(logits)
-        return _per_example(-likelihood - (1 - target) * jax.nn.log_sigmoid(-logits))
+        return over_features(-likelihood - (1 - target) * jax.nn.log_sigmoid(-logits))
 
     return loss
 
 
 def squared_error(targets: str = "target") -> Loss:
-    """Returns the squared error, averaged over all axes except the batch axis.
+    """Returns the squared error, averaged over the features.
 
     Args:
-        targets: key of the targets in the batch, in the shape of the outputs.
+        targets: key of the targets in the batch, in the shape of the outputs: [batch, features] or
+            [batch, positions, features].
 
     Returns:
         A function of outputs and a batch. It raises ValueError if the batch has no such key, or if
@@ -127,20 +129,21 @@ def squared_error(targets: str = "target") -> Loss:
     def loss(outputs: jax.Array, batch: Mapping[str, jax.Array]) -> jax.Array:
         target = pick(batch, targets, "losses.squared_error")
         _check_shape(target.shape, outputs.shape, targets, "losses.squared_error")
-        return _per_example(jnp.square(outputs.astype(jnp.float32) - target.astype(jnp.float32)))
+        return over_features(jnp.square(outputs.astype(jnp.float32) - target.astype(jnp.float32)))
 
     return loss
 
 
 def huber(delta: float = 1.0, targets: str = "target") -> Loss:
-    """Returns Huber's loss, averaged over all axes except the batch axis.
+    """Returns Huber's loss, averaged over the features.
 
     For an error e the loss is e²/2 if |e| <= delta, and delta (|e| - delta/2) otherwise. Huber,
     "Robust Estimation of a Location Parameter" (1964).
 
     Args:
         delta: the error at which the quadratic function continues as a linear one, positive.
-        targets: key of the targets in the batch, in the shape of the outputs.
+        targets: key of the targets in the batch, in the shape of the outputs: [batch, features] or
+            [batch, positions, features].
 
     Returns:
         A function of outputs and a batch. It raises ValueError if the batch has no such key, or if
@@ -164,7 +167,7 @@ def huber(delta: float = 1.0, targets: str = "target") -> Loss:
         _check_shape(target.shape, outputs.shape, targets, "losses.huber")
         error = jnp.abs(outputs.astype(jnp.float32) - target.astype(jnp.float32))
         quadratic = jnp.minimum(error, delta)
-        return _per_example(0.5 * quadratic * quadratic + delta * (error - quadratic))
+        return over_features(0.5 * quadratic * quadratic + delta * (error - quadratic))
 
     return loss
 
@@ -196,5 +199,16 @@ def _check_shape(shape: tuple[int, ...], wanted: tuple[int, ...], key: str, name
         )
 
 
-def _per_example(losses: jax.Array) -> jax.Array:
-    return losses.mean(axis=tuple(range(1, losses.ndim)))
+def per_position(values: jax.Array) -> jax.Array:
+    """Averages values [batch, ...] over the axes behind the batch, unless there is only one."""
+    return values if values.ndim == 2 else values.mean(axis=tuple(range(1, values.ndim)))
+
+
+def over_features(values: jax.Array) -> jax.Array:
+    """Averages values [batch, features] or [batch, positions, features] over the last axis.
+
+    Values of more axes are averaged over all of them but the batch.
+    """
+    return (
+        values.mean(axis=-1) if values.ndim == 3 else values.mean(axis=tuple(range(1, values.ndim)))
+    )

@@ -1,7 +1,8 @@
 """The metrics a config can name: each factory returns a class of clu.metrics.
 
 `from_model_output(outputs=, batch=, loss=, mask=)` of that class accumulates one batch, without the
-examples whose mask is 0; `merge` adds the values of two batches; `compute` returns the metric.
+examples or positions whose mask is 0; `merge` adds the values of two batches; `compute` returns the
+metric. Outputs [batch, positions, classes] have a value for each position, as in `trainer.losses`.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import clu.metrics
 import jax
 import jax.numpy as jnp
 
-from trainer.losses import pick
+from trainer.losses import over_features, per_position, pick
 
 __all__ = ["accuracy", "mean_absolute_error", "mean_squared_error", "top_k_accuracy"]
 
@@ -35,7 +36,7 @@ def accuracy(labels: str = "label") -> type[clu.metrics.Metric]:
 
     def correct(*, outputs: Any, batch: Any, **_: Any) -> jax.Array:
         classes = _classes(outputs, pick(batch, labels, "metrics.accuracy"))
-        return _per_example(jnp.argmax(outputs, axis=-1).astype(classes.dtype) == classes)
+        return per_position(_float(jnp.argmax(outputs, axis=-1).astype(classes.dtype) == classes))
 
     return clu.metrics.Average.from_fun(correct)
 
@@ -76,7 +77,7 @@ def top_k_accuracy(k: int = 5, labels: str = "label") -> type[clu.metrics.Metric
         # Counting the outputs behind the label makes a row with NaN at its label wrong: comparisons
         # with NaN are False.
         behind = (outputs < at_label) | ((outputs == at_label) & not_before)
-        return _per_example((~behind).sum(axis=-1) < k)
+        return per_position(_float((~behind).sum(axis=-1) < k))
 
     return clu.metrics.Average.from_fun(correct)
 
@@ -98,7 +99,7 @@ def mean_squared_error(targets: str = "target") -> type[clu.metrics.Metric]:
 
     def error(*, outputs: Any, batch: Any, **_: Any) -> jax.Array:
         wanted = pick(batch, targets, "metrics.mean_squared_error")
-        return _per_example(jnp.square(_difference(outputs, wanted)))
+        return over_features(jnp.square(_difference(outputs, wanted)))
 
     return clu.metrics.Average.from_fun(error)
 
@@ -120,7 +121,7 @@ def mean_absolute_error(targets: str = "target") -> type[clu.metrics.Metric]:
 
     def error(*, outputs: Any, batch: Any, **_: Any) -> jax.Array:
         wanted = pick(batch, targets, "metrics.mean_absolute_error")
-        return _per_example(jnp.abs(_difference(outputs, wanted)))
+        return over_features(jnp.abs(_difference(outputs, wanted)))
 
     return clu.metrics.Average.from_fun(error)
 
@@ -134,5 +135,5 @@ def _classes(outputs: jax.Array, labels: jax.Array) -> jax.Array:
     return labels if labels.ndim < outputs.ndim else jnp.argmax(labels, axis=-1)
 
 
-def _per_example(values: jax.Array) -> jax.Array:
-    return values.astype(jnp.float32).mean(axis=tuple(range(1, values.ndim)))
+def _float(values: jax.Array) -> jax.Array:
+    return values.astype(jnp.float32)

@@ -45,7 +45,7 @@ def make_program(read: Config, vocabulary: Sequence[str]) -> "Program":
         ConfigError: the config has a mistake, or its parts do not fit together.
     """
     from optim.declarations import OptimizerWarning
-    from trainer.engine.program import load
+    from trainer.engine.loading import load
 
     warnings.simplefilter("ignore", OptimizerWarning)  # the plan has the same warnings, once
     try:

@@ -188,7 +188,7 @@ def is_protocol(part: Any) -> bool:
     Args:
         part: an annotation that is not a union.
     """
-    return getattr(part, "is_protocol", False)
+    return getattr(part, "_is_protocol", False)
 
 
 def is_scalar(part: Any) -> bool:

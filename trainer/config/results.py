@@ -82,4 +82,7 @@ def _may_return_function(wanted: Any) -> bool:
 
 
 def _is_function(part: Any) -> bool:
-    return (typing.get_origin(part) or part) in (collections.abc.Callable, type)
+    origin = typing.get_origin(part) or part
+    if is_protocol(origin):
+        return "__call__" in dir(origin)
+    return origin in (collections.abc.Callable, type)

@@ -14,7 +14,7 @@ from trainer.data.images import Pixels
 
 
 class ArrayDataset:
-    """A data set of two dicts of arrays, for training and for evaluation.
+    """A data set of two dicts of arrays, to train on and to test on.
 
     The training stream concatenates one permutation of the examples per epoch and is cut into
     batches, so that all batches are full and a batch may span two epochs. A permutation depends on
@@ -22,18 +22,30 @@ class ArrayDataset:
     Numbers: As Easy as 1, 2, 3", 2011), so that training can start at any step. If the batch size
     is the number of examples, every batch has all of them, in the order stored.
 
+    With `validation`, a share of the training examples, drawn at random, is a split of its own and
+    not trained on. The cut depends on `validation_seed` and the number of examples only.
+
     Args:
-        train: key -> array [examples, ...].
+        train: key -> array [examples, ...]. An array "mask", float32 [examples] or [examples,
+            positions], is 1 for what counts in the loss and the metrics, and 0 for padding.
         test: key -> array, with the keys, shapes and dtypes of `train` except for the first axis.
         batch_size: examples per training batch, over all processes; None for all examples.
         eval_batch_size: examples per evaluation batch, over all processes; None for `batch_size`.
         pixels: key -> conversion of the stored images to the model's inputs.
+        validation: the share of the training examples that are the validation split, between 0 and
+            1; None for no such split.
+        validation_seed: seed of the choice of these examples.
         name: the name of the data set in error messages.
 
+    Attributes:
+        splits: split -> number of examples, of the splits that `evaluate` takes: "test", and before
+            it "validation" if there is one.
+
     Raises:
-        ValueError: an array is called "mask", a batch size is not positive, larger than the
-            training data or not divisible by the number of processes, the arrays do not fit
-            together, or a crop is as large as the images.
+        ValueError: a mask has another shape, dtype or value, a batch size is not positive, larger
+            than the training data or not divisible by the number of processes, the arrays do not
+            fit together, a crop is as large as the images, or `validation` is not between 0 and 1
+            or leaves a split without an example.
 
     Example:
         >>> import numpy as np
@@ -45,6 +57,9 @@ class ArrayDataset:
         (2,)
         >>> [batch["mask"].tolist() for batch in dataset.evaluate()]
         [[1.0, 1.0], [1.0, 0.0]]
+        >>> dataset = ArrayDataset(train, test, batch_size=2, validation=0.5)
+        >>> dataset.splits, dataset.num_examples
+        ({'validation': 3, 'test': 3}, 3)
     """
 
     def __init__(
@@ -55,16 +70,25 @@ class ArrayDataset:
         batch_size: int | None,
         eval_batch_size: int | None = None,
         pixels: Mapping[str, Pixels] | None = None,
+        validation: float | None = None,
+        validation_seed: int = 0,
         name: str = "data.ArrayDataset",
     ):
-        self.num_examples = _count(train, name, "training")
-        self.num_eval_examples = _count(test, name, "test")
+        count = _count(train, name, "training")
+        self.splits = {"test": _count(test, name, "test")}
         _check_same(train, test, name)
+        self._train, self._eval = dict(train), {"test": dict(test)}
+        if validation is not None:
+            chosen = _choose(validation, validation_seed, count, name)
+            held_out = {key: array[chosen] for key, array in train.items()}
+            self._train = {key: array[~chosen] for key, array in train.items()}
+            self._eval = {"validation": held_out, **self._eval}
+            self.splits = {"validation": int(chosen.sum()), **self.splits}
+        self.num_examples = count - self.splits.get("validation", 0)
         self.batch_size = self.num_examples if batch_size is None else batch_size
         _check_batch_size(self.batch_size, self.num_examples, name, "batch_size")
         self.eval_batch_size = self.batch_size if eval_batch_size is None else eval_batch_size
         _check_batch_size(self.eval_batch_size, None, name, "eval_batch_size")
-        self._train, self._test = dict(train), dict(test)
         self._pixels = dict(pixels or {})
         for key, seen in self._pixels.items():
             seen.check(self._train[key])
@@ -84,7 +108,7 @@ class ArrayDataset:
     def fingerprint(self) -> str:
         """sha256 of the arrays and of their conversion."""
         digest = hashlib.sha256()
-        for split in (self._train, self._test):
+        for split in (self._train, *reversed(self._eval.values())):
             for key in sorted(split):
                 array = np.ascontiguousarray(split[key])
                 digest.update(f"{key} {array.dtype.str} {array.shape}\n".encode())
@@ -109,18 +133,25 @@ class ArrayDataset:
             words = random_words(seed, index, 1, self.batch_size)[rows] if random else None
             yield self._seen(self._train, indices, words)
 
-    def evaluate(self) -> Iterator[dict[str, np.ndarray]]:
-        """Yields this process's shard of the test split in order, once.
+    def evaluate(self, split: str = "test") -> Iterator[dict[str, np.ndarray]]:
+        """Yields this process's shard of a split in order, once.
 
         The last batch is padded to full size. Besides the arrays a batch has `mask`, float32
-        [batch], 1 for an example of the split and 0 for padding.
+        [batch], 1 for an example of the split and 0 for padding. A mask of the data set's own is 0
+        for padded examples.
+
+        Args:
+            split: one of `splits`.
         """
-        rows = self._rows(self.eval_batch_size)
-        for start in range(0, self.num_eval_examples, self.eval_batch_size):
+        rows, count = self._rows(self.eval_batch_size), self.splits[split]
+        for start in range(0, count, self.eval_batch_size):
             indices = np.arange(start, start + self.eval_batch_size)[rows]
-            real = indices < self.num_eval_examples
-            batch = self._seen(self._test, np.where(real, indices, 0), None)
-            yield {**batch, "mask": real.astype(np.float32)}
+            real = indices < count
+            batch = self._seen(self._eval[split], np.where(real, indices, 0), None)
+            mask = real.astype(np.float32)
+            if "mask" in batch:
+                mask = batch["mask"] * mask.reshape(-1, *[1] * (batch["mask"].ndim - 1))
+            yield {**batch, "mask": mask}
 
     def _rows(self, batch_size: int) -> slice:
         """Returns the slice of a batch of all processes that is this process's shard."""
@@ -182,15 +213,44 @@ def random_words(seed: int, number: int, purpose: int, count: int) -> np.ndarray
 
 
 def permutation(seed: int, epoch: int, size: int) -> np.ndarray:
-    """Returns the order of `size` examples in an epoch, a pure function of the arguments."""
+    """Returns the order of the examples in an epoch, a pure function of the arguments.
+
+    Args:
+        seed: the seed of the data.
+        epoch: the number of the epoch, from 0.
+        size: the number of examples.
+
+    Returns:
+        The indices of the examples, int [size], in the order of the epoch.
+    """
     return np.argsort(random_words(seed, epoch, 0, size), kind="stable")
 
 
-def _count(split: Mapping[str, np.ndarray], name: str, which: str) -> int:
-    if "mask" in split:
+def _choose(share: float, seed: int, count: int, name: str) -> np.ndarray:
+    """Returns which of `count` examples are the validation split, as booleans."""
+    if not 0 < share < 1:
         raise ValueError(
-            f"{name} has {which} arrays with the key 'mask', which is reserved for evaluation "
-            "batches. Give that array another name."
+            f"{name} takes for validation a share of the training examples between 0 and 1, such "
+            f"as 0.1, but got {share}. None makes no validation split."
+        )
+    size = round(share * count)
+    if size in (0, count):
+        raise ValueError(
+            f"{name} has {count} training examples, of which validation={share} leaves "
+            f"{count - size} to train on and {size} to validate on. Both need at least 1."
+        )
+    chosen = np.zeros(count, bool)
+    chosen[np.argsort(random_words(seed, 0, 2, count), kind="stable")[:size]] = True
+    return chosen
+
+
+def _count(split: Mapping[str, np.ndarray], name: str, which: str) -> int:
+    mask = split.get("mask", np.ones(1, np.float32))
+    if mask.dtype != np.float32 or mask.ndim > 2 or not np.isin(mask, (0, 1)).all():
+        raise ValueError(
+            f"{name} has a {which} array 'mask', {mask.dtype}{list(mask.shape)}. It must be "
+            "float32 [examples] or [examples, positions], 1 for what counts in the loss and the "
+            "metrics and 0 for padding. Give an array that is something else another name."
         )
     lengths = {key: len(array) for key, array in split.items()}
     if not lengths or len(set(lengths.values())) > 1 or 0 in lengths.values():

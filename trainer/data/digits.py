@@ -21,6 +21,8 @@ def digits(
     crop: int = 0,
     eval_batch_size: int | None = None,
     data_dir: str | None = None,
+    validation: float | None = None,
+    validation_seed: int = 0,
 ) -> ArrayDataset:
     """Returns scikit-learn's digits: 1797 images of 8 by 8 pixels, one channel, 10 classes.
 
@@ -38,6 +40,9 @@ def digits(
         crop: in training, take random crops of the image padded by this number of black pixels.
         eval_batch_size: examples per evaluation batch, over all processes; None for `batch_size`.
         data_dir: the folder of data sets; None for $LOCKSTEP_DATA_DIR or ~/.cache/lockstep/data.
+        validation: the share of the training examples that are a validation split and not trained
+            on, between 0 and 1, such as 0.1; None for no such split.
+        validation_seed: seed of the choice of these examples.
 
     Raises:
         ValueError: an argument is out of range, or the data can neither be read nor prepared.
@@ -57,6 +62,8 @@ def digits(
         batch_size=batch_size,
         eval_batch_size=eval_batch_size,
         pixels={"image": pixels},
+        validation=validation,
+        validation_seed=validation_seed,
         name="data.digits",
     )
 

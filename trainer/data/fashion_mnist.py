@@ -14,6 +14,8 @@ def fashion_mnist(
     flip: bool = False,
     eval_batch_size: int | None = None,
     data_dir: str | None = None,
+    validation: float | None = None,
+    validation_seed: int = 0,
 ) -> ArrayDataset:
     """Returns Fashion-MNIST: 60000 training and 10000 test images, 28 by 28 pixels, 10 classes.
 
@@ -28,6 +30,9 @@ def fashion_mnist(
         flip: in training, mirror images left to right with probability 1/2.
         eval_batch_size: examples per evaluation batch, over all processes; None for `batch_size`.
         data_dir: the folder of data sets; None for $LOCKSTEP_DATA_DIR or ~/.cache/lockstep/data.
+        validation: the share of the training examples that are a validation split and not trained
+            on, between 0 and 1, such as 0.1; None for no such split.
+        validation_seed: seed of the choice of these examples.
 
     Raises:
         ValueError: the data set is not prepared (the message has the command), it cannot be read,
@@ -48,5 +53,7 @@ def fashion_mnist(
         batch_size=batch_size,
         eval_batch_size=eval_batch_size,
         pixels={"image": pixels},
+        validation=validation,
+        validation_seed=validation_seed,
         name="data.fashion_mnist",
     )

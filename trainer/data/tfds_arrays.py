@@ -37,6 +37,8 @@ def tfds(
     test_split: str = "test",
     eval_batch_size: int | None = None,
     data_dir: str | None = None,
+    validation: float | None = None,
+    validation_seed: int = 0,
 ) -> ArrayDataset:
     """Returns an image classification data set of TFDS, in memory.
 
@@ -55,6 +57,9 @@ def tfds(
         test_split: the split to evaluate on.
         eval_batch_size: examples per evaluation batch, over all processes; None for `batch_size`.
         data_dir: the folder of data sets; None for $LOCKSTEP_DATA_DIR or ~/.cache/lockstep/data.
+        validation: the share of the training examples that are a validation split and not trained
+            on, between 0 and 1, such as 0.1; None for no such split.
+        validation_seed: seed of the choice of these examples.
 
     Raises:
         ValueError: the name is not in TFDS's form, the data set is not prepared or cannot be read,
@@ -74,6 +79,8 @@ def tfds(
         batch_size=batch_size,
         eval_batch_size=eval_batch_size,
         pixels={"image": pixels},
+        validation=validation,
+        validation_seed=validation_seed,
         name="data.tfds",
     )
 

@@ -13,7 +13,8 @@ from trainer import config as configs
 from trainer.checkpoint import CheckpointError, Checkpoints
 from trainer.diagnose import nan_origin
 from trainer.engine.contracts import Batch
-from trainer.engine.program import Program, load
+from trainer.engine.loading import load
+from trainer.engine.program import Program
 from trainer.engine.step import State
 from trainer.messages import UserError
 from trainer.train.batch_faults import find_fault
@@ -73,7 +74,7 @@ def replay(
     batch_index = step - 1 + counters_of(state.run_state).skipped_batches
     if event is not None:
         batch_index = event["batch_number"]
-    batch = next(iter(experiment.data.train(batch_index, experiment.seed)))
+    batch = next(experiment.batches(batch_index))
     if event is not None and event["batch_sha256"] != digest_batch(batch):
         lines.append("The batch is not the one that the run recorded: the data changed.")
     lines += _changed_code(folder, vocabulary)
@@ -184,7 +185,7 @@ def _train_step(program: Program, state: State, at: int) -> tuple[State, bool]:
     """Trains one step; returns the state after it, and whether the step was finite."""
     experiment = program.experiment
     batch_index = at + counters_of(state.run_state).skipped_batches
-    batch = next(iter(experiment.data.train(batch_index, experiment.seed)))
+    batch = next(experiment.batches(batch_index))
     state, metrics = program.step(state, program.to_devices(batch))
     finite = bool(metrics["finite"])
     if experiment.on_nonfinite == "halt":

@@ -3,20 +3,17 @@
 A component that does not is reported by name, with the line of the user's code where it raised.
 """
 
-import inspect
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from clu import metrics as clu_metrics
 
+from trainer import protocols
 from trainer.config import ConfigError, blame, build_errors
-
-# Field name -> array (numpy's, jax's or traced), whose first axis counts the examples.
-Batch = Mapping[str, Any]
+from trainer.protocols import Batch
 
 
 class ComponentError(ConfigError):
@@ -47,47 +44,61 @@ def calling(component: str) -> Iterator[None]:
         raise ComponentError(component, text) from error
 
 
-def check_model(model: Any) -> None:
-    """Raises ComponentError if `model` does not have the methods of a `models.Model`."""
+def check_components(experiment: Any) -> None:
+    """Checks what is known of an experiment's components before one is called.
+
+    Args:
+        experiment: an `experiment.Experiment`.
+
+    Raises:
+        ComponentError: the model does not have the methods of a model, a metric of training is not
+            a Metric class, or the mask of a training batch does not fit.
+    """
+    model, spec = experiment.model, experiment.data.element_spec
     if not all(callable(getattr(model, name, None)) for name in ("init", "apply")):
         raise ComponentError(
             "model",
-            f"model is {_kind(model)}; it must be a `models.Model`, with init(key, batch) and "
-            f"apply(params, model_state, batch, *, key, train), or a flax linen module.",
+            f"model is {describe(model)}; it must be a flax linen module or have "
+            f"{protocols.members(protocols.Model)}; see trainer/protocols.py.",
         )
+    check_metrics(experiment.train_metrics, "train_metrics")
+    if "mask" in spec:
+        size = experiment.data.batch_size
+        _check_mask(spec["mask"], size, "The element_spec of the data set has")
 
 
-def example_losses(loss: Any, outputs: Any, batch: Batch) -> Any:
-    """Computes the losses of the examples of a batch.
+def check_metrics(metrics: Any, field: str) -> None:
+    """Checks the metrics of an experiment.
 
     Args:
-        loss: the experiment's loss.
-        outputs: the model's outputs for the batch.
-        batch: field name -> array.
-
-    Returns:
-        Floating-point losses [batch].
+        metrics: metric name -> a class of `clu.metrics`.
+        field: the field of the experiment, "metrics" or "train_metrics".
 
     Raises:
-        ComponentError: the loss raises, or it returns anything but one float per example.
+        ComponentError: a value is not a Metric class, or a metric has the reserved name "loss".
     """
-    with calling("loss"):
-        losses = loss(outputs, batch)
-    size = next(iter(batch.values())).shape[0]
-    shape, dtype = getattr(losses, "shape", None), getattr(losses, "dtype", None)
-    if shape != (size,) or dtype is None or not jnp.issubdtype(dtype, jnp.floating):
-        raise ComponentError(
-            "loss",
-            f"A loss must return one float for each example, of shape ({size},) here, but this one "
-            f"returned {_kind(losses)}. Do not average over the examples: the step does.",
-        )
-    return losses
+    if not isinstance(metrics, Mapping):
+        text = f"{field} is {describe(metrics)}; it must be a dict from names to metrics."
+        raise ComponentError(field, text)
+    for name, metric in metrics.items():
+        if name == "loss":
+            text = f"{field} has an entry 'loss', which is always computed; use another name."
+            raise ComponentError(field, text)
+        if not (isinstance(metric, type) and issubclass(metric, clu_metrics.Metric)):
+            raise ComponentError(
+                field,
+                f"The metric {name!r} is {describe(metric)}; it must be a class of clu.metrics, "
+                f"such as a call of `metrics.accuracy` returns, with "
+                f"{protocols.members(protocols.Metric)}.",
+            )
 
 
-def _kind(value: Any) -> str:
+def describe(value: Any) -> str:
+    """Describes a value in a message: dtype and shape of an array, the type of anything else."""
     if isinstance(value, jax.Array | np.ndarray | jax.ShapeDtypeStruct):
         return f"{value.dtype}{list(value.shape)}"
-    return "None" if value is None else f"a {type(value).__name__}"
+    name = type(value).__name__
+    return "None" if value is None else f"{'an' if name[0] in 'aeiouAEIOU' else 'a'} {name}"
 
 
 def check_batch(batch: Any, spec: Mapping[str, Any], processes: int) -> None:
@@ -102,7 +113,7 @@ def check_batch(batch: Any, spec: Mapping[str, Any], processes: int) -> None:
         ComponentError: the fields, a shape or a dtype differ.
     """
     if not isinstance(batch, Mapping) or batch.keys() != spec.keys():
-        found = ", ".join(map(str, batch)) if isinstance(batch, Mapping) else _kind(batch)
+        found = ", ".join(map(str, batch)) if isinstance(batch, Mapping) else describe(batch)
         raise ComponentError(
             "data",
             f"The element_spec of the data set has {', '.join(spec)}, but it yielded {found}.",
@@ -114,8 +125,10 @@ def check_batch(batch: Any, spec: Mapping[str, Any], processes: int) -> None:
             raise ComponentError(
                 "data",
                 f"The element_spec of the data set has {name} as {wanted.dtype}{list(shape)}, but "
-                f"it yielded {_kind(x)}.",
+                f"it yielded {describe(x)}.",
             )
+    if "mask" in batch:
+        _check_mask_values(batch["mask"], "The data set's train() yielded")
 
 
 def check_eval_batch(batch: Any) -> Batch:
@@ -132,7 +145,7 @@ def check_eval_batch(batch: Any) -> Batch:
             other than 0 and 1; or the arrays differ in their numbers of examples.
     """
     if not isinstance(batch, Mapping) or "mask" not in batch or len(batch) == 1:
-        found = ", ".join(map(str, batch)) if isinstance(batch, Mapping) else _kind(batch)
+        found = ", ".join(map(str, batch)) if isinstance(batch, Mapping) else describe(batch)
         found = "no batch" if batch is None else found
         raise ComponentError(
             "data",
@@ -140,130 +153,43 @@ def check_eval_batch(batch: Any) -> Batch:
             f"example and 0 for padding, beside the arrays. It yielded {found}.",
         )
     arrays = {name: x for name, x in batch.items() if name != "mask"}
-    sizes = {x.shape[0] if getattr(x, "shape", ()) else None for x in arrays.values()}
-    if len(sizes) > 1 or None in sizes:
-        found = ", ".join(f"{name} as {_kind(x)}" for name, x in arrays.items())
+    sizes = {x.shape[0] if getattr(x, "shape", ()) else -1 for x in arrays.values()}
+    if len(sizes) > 1 or -1 in sizes:
+        found = ", ".join(f"{name} as {describe(x)}" for name, x in arrays.items())
         raise ComponentError(
             "data",
             "The data set's evaluate() must yield arrays with the same number of examples on their "
             f"first axes. It yielded {found}.",
         )
-    mask, size = batch["mask"], sizes.pop()
-    if getattr(mask, "shape", None) != (size,) or mask.dtype != np.float32:
+    _check_mask(batch["mask"], sizes.pop(), "The data set's evaluate() yielded")
+    _check_mask_values(batch["mask"], "The data set's evaluate() yielded")
+    return batch
+
+
+def _check_mask(mask: Any, size: int, who: str) -> None:
+    """Raises ComponentError if a mask of `size` examples has another shape or dtype."""
+    shape = tuple(getattr(mask, "shape", ()))
+    if len(shape) not in (1, 2) or shape[:1] != (size,) or mask.dtype != np.float32:
         raise ComponentError(
             "data",
-            f"The data set's evaluate() yielded a 'mask' of {_kind(mask)}. It must be "
-            f"float32[{size}] beside arrays of {size} examples: 1 for an example and 0 for "
-            "padding.",
+            f"{who} a 'mask' of {describe(mask)}. It must be float32[{size}] or "
+            f"float32[{size}, positions] beside arrays of {size} examples: 1 for an example or "
+            "position that counts, and 0 for padding.",
         )
+
+
+def _check_mask_values(mask: Any, who: str) -> None:
     values = np.asarray(mask)
     wrong = values[(values != 0) & (values != 1)]
     if wrong.size:
         raise ComponentError(
             "data",
-            f"The data set's evaluate() yielded a 'mask' with the value {wrong[0]:.6g}. It must be "
-            "1 for an example and 0 for padding; weights belong in the loss and the metrics.",
+            f"{who} a 'mask' with the value {wrong[0]:.6g}. It must be 1 for an example that "
+            "counts and 0 for padding; weights belong in the loss and the metrics.",
         )
-    return batch
 
 
 def endless(batches: Iterator[Batch]) -> Iterator[Batch]:
     """Yields the batches of a data set; raises ComponentError if they end."""
     yield from batches
     raise ComponentError("data", "The data set's train(batch_index, seed) ended. It must not.")
-
-
-def _metric_error(name: str, metric: Any, keywords: Mapping[str, Any], error: Exception) -> str:
-    """Returns an error message that compares a metric's keywords with those that it is passed.
-
-    Args:
-        name: the metric's name in the config.
-        metric: a class of `clu.metrics`.
-        keywords: the arguments of the call.
-        error: the exception that the metric raised.
-    """
-    parameters = inspect.signature(metric.from_model_output).parameters.values()
-    reads = [each.name for each in parameters if each.kind is not each.VAR_KEYWORD]
-    shown = f"{metric.__module__}.{metric.__qualname__}"
-    said = build_errors.exception_text(error).rstrip(".")
-    text = f"The metric {name!r} cannot be computed: {said}{blame.location(error)}."
-    if reads and "<locals>" not in shown:
-        text += f"\n{shown} reads the keywords {', '.join(reads)}."
-    outputs, batch = keywords["outputs"], keywords["batch"]
-    fields = ", ".join(f"{key} {_kind(x)}" for key, x in batch.items() if key != "mask")
-    model = "the model's outputs"
-    if isinstance(outputs, Mapping):
-        model += f", with the fields {', '.join(map(str, outputs))}"
-    else:
-        model += f", {_kind(outputs)}"
-    text += (
-        f"\nA metric is passed the keywords outputs and logits ({model}), labels (the field "
-        f"'label' of the batch), batch, loss and mask.\nThe batch has the fields {fields}."
-    )
-    if "label" not in batch:
-        text += (
-            " None is called 'label'. The argument `labels` of metrics.accuracy names the field "
-            "that it reads."
-        )
-    return text
-
-
-class MetricAccumulator:
-    """Accumulates the loss and the metrics over the batches of a split.
-
-    The accumulated value is a dict, metric name -> clu metric.
-
-    Args:
-        metrics: metric name -> a class of `clu.metrics`.
-
-    Raises:
-        ComponentError: a value is not a Metric class, or a metric has the reserved name "loss".
-    """
-
-    def __init__(self, metrics: Mapping[str, Any]):
-        if not isinstance(metrics, Mapping):
-            text = f"metrics is {_kind(metrics)}; it must be a dict from names to metrics."
-            raise ComponentError("metrics", text)
-        for name, metric in metrics.items():
-            if name == "loss":
-                text = "metrics has an entry 'loss', which is always computed; use another name."
-                raise ComponentError("metrics", text)
-            if not (isinstance(metric, type) and issubclass(metric, clu_metrics.Metric)):
-                raise ComponentError(
-                    "metrics",
-                    f"The metric {name!r} is {_kind(metric)}; it must be a class of clu.metrics, "
-                    f"such as a call of `metrics.accuracy` returns.",
-                )
-        self._metrics = {"loss": clu_metrics.Average.from_output("loss"), **metrics}
-
-    def empty(self) -> dict[str, Any]:
-        """Returns the value before any batch."""
-        with calling("metrics"):
-            return {name: metric.empty() for name, metric in self._metrics.items()}
-
-    def add(self, total: Mapping[str, Any], outputs: Any, batch: Batch, loss: Any) -> dict:
-        """Returns the value with a batch added; examples whose mask is 0 do not count."""
-        keywords = {"outputs": outputs, "logits": outputs, "labels": batch.get("label")}
-        keywords |= {"batch": batch, "loss": loss, "mask": batch["mask"]}
-        counted = {}
-        for name, metric in self._metrics.items():
-            try:
-                counted[name] = total[name].merge(metric.from_model_output(**keywords))
-            except ConfigError:
-                raise
-            except Exception as error:
-                raise ComponentError(
-                    "metrics", _metric_error(name, metric, keywords, error)
-                ) from error
-        return counted
-
-    def results(self, total: Mapping[str, Any]) -> dict[str, float]:
-        """Computes the loss and the metrics; raises ComponentError if no example was counted."""
-        if int(total["loss"].count) == 0:
-            raise ComponentError(
-                "data",
-                "The data set's evaluate() yielded no example: either no batch, or only batches "
-                "whose 'mask' is all 0. The loss and the metrics cannot be computed.",
-            )
-        with calling("metrics"):
-            return {name: float(total[name].compute()) for name in self._metrics}

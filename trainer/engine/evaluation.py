@@ -4,19 +4,19 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from trainer.engine import sharding
 from trainer.engine.contracts import (
     Batch,
     ComponentError,
-    MetricAccumulator,
     calling,
     check_eval_batch,
-    example_losses,
 )
 from trainer.engine.experiment import Experiment
+from trainer.engine.losses import compute_losses
+from trainer.engine.metrics import MetricAccumulator
+from trainer.engine.splits import eval_batches, split_sizes
 from trainer.engine.step import State, apply_model
 
 
@@ -45,29 +45,29 @@ class Evaluation:
         self._metric_accumulator = MetricAccumulator(experiment.metrics)
         self._evaluate = jax.jit(self._accumulate)
         self._averages = jax.jit(self._eval_params)
+        self._aux: tuple[str, ...] | None = None  # None until the evaluation was traced
 
     def run(self, state: State, batches: Iterable[Batch]) -> dict[str, float]:
         """Computes the metrics over all batches of a split; see `Program.evaluate`."""
-        params = self._averages(state)
-        total = jax.device_put(self._metric_accumulator.empty(), sharding.replicated(self._mesh))
+        params, total = self._averages(state), self._empty()
         for batch in batches:
             sent = sharding.to_devices(self._mesh, check_eval_batch(batch))
+            if self._aux is None:
+                self._trace(params, state, sent)
+                total = self._empty()
             total = self._evaluate(total, params, state.model_state, state.hyperparams, sent)
             # Without this, all batches would queue on the devices and fill their memory.
             jax.block_until_ready(total)
         return self._metric_accumulator.results(total)
 
     def check(self, state: State) -> None:
-        """Traces the evaluation of the first batch; see `Program.check_evaluation`."""
-        if "mask" in self._experiment.data.element_spec:
-            raise ComponentError(
-                "data",
-                "The data set has a 'mask' in its element_spec, but a training batch must not have "
-                "one, because all of its examples count. Leave it out, or give it another name if "
-                "the model or the loss reads it.",
-            )
+        """Traces the evaluation of a batch of each split; see `Program.check_evaluation`."""
+        for split in split_sizes(self._experiment.data):
+            self._check_split(state, split)
+
+    def _check_split(self, state: State, split: str) -> None:
         with calling("data"):
-            batch = next(iter(self._experiment.data.evaluate()), None)
+            batch = next(eval_batches(self._experiment.data, split), None)
         batch = check_eval_batch(batch)
         processes = jax.process_count()
         shapes = {
@@ -81,9 +81,19 @@ class Evaluation:
                 f"A batch of evaluation has {size} examples, which do not divide over "
                 f"{self._mesh.size} devices. Choose another eval_batch_size, or a smaller mesh.",
             )
-        params = self._averages.eval_shape(state)
+        self._trace(self._averages.eval_shape(state), state, shapes)
+
+    def _empty(self) -> Any:
+        total = self._metric_accumulator.empty(self._aux or ())
+        return jax.device_put(total, sharding.replicated(self._mesh))
+
+    def _trace(self, params: Any, state: State, batch: Any) -> None:
+        """Traces the evaluation of a batch, and notes which aux values the loss returns."""
         nothing = jax.eval_shape(self._metric_accumulator.empty)
-        self._evaluate.eval_shape(nothing, params, state.model_state, state.hyperparams, shapes)
+        total = self._evaluate.eval_shape(
+            nothing, params, state.model_state, state.hyperparams, batch
+        )
+        self._aux = tuple(name for name in total if name not in nothing)
 
     def _eval_params(self, state: State) -> Any:
         if self._experiment.ema_decay is not None:
@@ -96,5 +106,5 @@ class Evaluation:
     ) -> Any:
         experiment = self._insert(hyperparams)
         outputs, _ = apply_model(experiment, params, model_state, batch, key=None, train=False)
-        loss = example_losses(experiment.loss, outputs, batch).astype(jnp.float32)
-        return self._metric_accumulator.add(total, outputs, batch, loss)
+        losses = compute_losses(experiment.loss, outputs, batch)
+        return self._metric_accumulator.add(total, outputs, batch, losses)

@@ -1,6 +1,6 @@
 """Defines an experiment, the complete description of a run, and builds it from a config."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
@@ -12,14 +12,22 @@ import optax
 import optim
 from trainer import models
 from trainer.config import Builder, Call, Config, ConfigError, Units, build_errors
+from trainer.engine.splits import best_row, split_sizes
+from trainer.protocols import Dataset, Loss, Model, members
 from trainer.writers import check_names
 
 if TYPE_CHECKING:  # the types of an experiment's fields
     Steps = int
+    AnyModel = Model
+    AnyDataset = Dataset
+    AnyLoss = Loss
     AnyOptimizer = optim.Optimizer
 else:  # the types that a config may pass; the builder reads these annotations
     from optim.schedules import Steps
 
+    AnyModel = models.Model | nn.Module
+    AnyDataset = Any
+    AnyLoss = Callable[..., jax.Array]
     AnyOptimizer = partial | optim.Optimizer | optax.GradientTransformation
 
 _2_PERCENT: Any = "2%"
@@ -32,18 +40,19 @@ class Experiment:
     """Describes a run completely; each field is an argument of the config's root.
 
     Attributes:
-        model: a `models.Model`, or a flax linen module, which reads `batch["image"]`.
-        data: the data set, such as a `data.ArrayDataset`, with element_spec, batch_size,
-            num_examples, train(batch_index, seed) and evaluate(). Do not reuse buffers between
-            batches: the arrays of a batch become read-only. All examples of a training batch
-            count, and it must not have an array "mask". An evaluation batch must have a "mask",
-            float32 [batch], 1 for an example and 0 for padding; single batches may consist of
-            padding only.
-        loss: `loss(outputs, batch)`, which returns the losses of the examples, float32 [batch].
+        model: a `trainer.protocols.Model`, such as a `models.Model`, or a flax linen module, which
+            reads `batch["image"]`.
+        data: the data set, a `trainer.protocols.Dataset`, such as a `data.ArrayDataset`.
+        loss: `loss(outputs, batch)`, a `trainer.protocols.Loss`.
         optimizer: an `optim.optimizer` of groups, or a single optimizer for all parameters.
         steps: number of updates, at least 1.
         seed: seed of the parameters, the order of the data and dropout, in [0, 2**32).
-        metrics: metric name -> a clu metric, computed over the test split in addition to the loss.
+        data_seed: seed of the order and the augmentation of the data, in [0, 2**32); None for
+            `seed`.
+        metrics: metric name -> a clu metric, computed over every split of the data set that is
+            evaluated, in addition to the loss.
+        train_metrics: metric name -> a clu metric, computed over the training batch of the logged
+            step, from the outputs that its loss is computed from, and logged as "train/<name>".
         precision: dtype of the parameters and of the model's computation: "float32"; "bfloat16";
             or "mixed" for float32 parameters and bfloat16 computation. Losses, norms and the
             optimizer always compute in at least float32.
@@ -56,17 +65,22 @@ class Experiment:
         warm_start: starts with the parameters of another run: {"from": its folder, "rename":
             rules, ...}; see `warm_start.WarmStart`. None initializes the parameters.
         log_every: steps between two rows of metrics.
-        eval_every: steps between two evaluations on the test split.
+        eval_every: steps between two evaluations.
         save_every: steps between two checkpoints.
         keep_latest: number of the newest checkpoints to keep.
-        best_metric: the metric, such as "accuracy", whose best checkpoint is kept as well; None
-            keeps the newest only.
+        best_metric: the metric, such as "accuracy", whose best checkpoint is kept as well: of the
+            validation split if the data set has one, or else of the test split.
+            "validation/accuracy" and "eval/accuracy" name the split. None keeps the newest only.
         best_mode: whether the best value is the largest ("max") or the smallest ("min").
         on_nonfinite: the reaction to a loss or gradient that is not finite: "halt" stops the run;
             "skip" keeps the parameters of the step before; "rollback" restores the state before the
             step and continues with the next batch.
         watchdog: the stacks of all threads are printed if a step takes longer than this multiple of
             the median step, above 1; None disables it.
+        hooks: functions called every `log_every` steps and after the last step, as
+            `hook(step, metrics, params)`: the number of finished steps, the metrics of the last of
+            them (name -> float), and the parameters after it. A hook must copy the parameters that
+            it keeps.
         writers: destinations of the metrics besides metrics.jsonl: "tensorboard", "console", or a
             writer of clu, such as "clu.SummaryWriter".
 
@@ -74,13 +88,15 @@ class Experiment:
         ValueError: a field is out of its range, or does not fit another.
     """
 
-    model: models.Model | nn.Module
-    data: Any
-    loss: Callable[..., jax.Array]
+    model: AnyModel
+    data: AnyDataset
+    loss: AnyLoss
     optimizer: AnyOptimizer
     steps: Steps
     seed: int = 0
+    data_seed: int | None = None
     metrics: Mapping[str, type] = field(default_factory=dict)
+    train_metrics: Mapping[str, type] = field(default_factory=dict)
     precision: Literal["float32", "bfloat16", "mixed"] = "float32"
     mesh: Mapping[str, int] | None = None
     microbatches: int = 1
@@ -94,6 +110,7 @@ class Experiment:
     best_mode: Literal["max", "min"] = "max"
     on_nonfinite: Literal["halt", "skip", "rollback"] = "halt"
     watchdog: float | None = 20.0
+    hooks: Sequence[Callable[..., Any]] = ()
     writers: Sequence[str] = ("tensorboard", "console")
 
     def __post_init__(self) -> None:
@@ -108,8 +125,9 @@ class Experiment:
             value = getattr(self, name)
             if not isinstance(value, int) or value < 1:
                 raise ValueError(f"{name} must be at least 1, got {value!r}.")
-        if not 0 <= self.seed < 2**32:
-            raise ValueError(f"seed must be between 0 and 2**32 - 1, got {self.seed}.")
+        for name, seed in (("seed", self.seed), ("data_seed", self.data_seed)):
+            if seed is not None and not 0 <= seed < 2**32:
+                raise ValueError(f"{name} must be between 0 and 2**32 - 1, got {seed}.")
         if self.ema_decay is not None and not 0 <= self.ema_decay < 1:
             raise ValueError(f"ema_decay must be at least 0 and less than 1, got {self.ema_decay}.")
         if self.data.batch_size % self.microbatches:
@@ -121,20 +139,48 @@ class Experiment:
             raise ValueError(
                 f"watchdog must be above 1, as a multiple of the median step, got {self.watchdog}."
             )
-        if self.best_metric is not None and self.best_metric not in {"loss", *self.metrics}:
-            raise ValueError(
-                f"best_metric is {self.best_metric!r}, but the metrics are "
-                f"{', '.join(['loss', *self.metrics])}."
-            )
+        if self.best_row is None:  # raises ValueError for a metric or a split that does not exist
+            split_sizes(self.data)
         try:
             check_names(self.writers)
         except ConfigError as error:
             raise ValueError(f"writers is {list(self.writers)}. {error}") from None
         if not callable(self.loss):
             raise ValueError(f"loss must be a function of (outputs, batch), got {self.loss!r}.")
-        if isinstance(self.model, nn.Module):
-            object.__setattr__(self, "model", models.from_linen(self.model))
+        for index, hook in enumerate(self.hooks):
+            if not callable(hook):
+                raise ValueError(
+                    f"hooks[{index}] must be a function of (step, metrics, params), got {hook!r}."
+                )
+        object.__setattr__(self, "model", as_model(self.model))
         object.__setattr__(self, "optimizer", as_optimizer(self.optimizer))
+
+    @property
+    def seed_of_data(self) -> int:
+        """The seed that the data set is passed: `data_seed`, or `seed` if that is None."""
+        return self.seed if self.data_seed is None else self.data_seed
+
+    @property
+    def best_row(self) -> str | None:
+        """The name in metrics.jsonl of `best_metric`, such as "eval/accuracy"."""
+        if self.best_metric is None:
+            return None
+        return best_row(self.best_metric, ["loss", *self.metrics], split_sizes(self.data))
+
+    def batches(self, batch_index: int) -> Iterator[Mapping[str, Any]]:
+        """Returns this process's shards of the training batches.
+
+        Args:
+            batch_index: the index of the first batch, from 0.
+        """
+        return iter(self.data.train(batch_index, self.seed_of_data))
+
+
+def as_model(configured: Any) -> Model:
+    """Converts the model of a config, a flax linen module perhaps, to a model."""
+    if isinstance(configured, nn.Module):
+        return models.from_linen(configured)
+    return configured
 
 
 def as_optimizer(configured: Any) -> optim.Optimizer:
@@ -189,8 +235,7 @@ def units_of(config: Config, data: Any) -> Units:
         if not hasattr(data, name):
             raise ConfigError(
                 f"{config.sources.get('data', '')}: the data set {_name(node)} has no {name!r}. "
-                f"A data set must have element_spec, batch_size, num_examples, "
-                f"train(batch_index, seed) and evaluate(); see trainer/data."
+                f"A data set must have {members(Dataset)}; see trainer/protocols.py."
                 + (build_errors.call_hint(node) if isinstance(node, Call) and node.partial else "")
             )
     configured = config.root.kwargs.get("steps")

@@ -18,6 +18,7 @@ from trainer.engine.flops import count_flops
 from trainer.engine.memory import too_large
 from trainer.engine.plan_matrices import Matrices, find_matrices
 from trainer.engine.program import Program
+from trainer.engine.splits import split_sizes
 from trainer.models.mode import describe_mode
 
 Sampled = tuple[np.ndarray, np.ndarray]  # steps, values
@@ -65,6 +66,8 @@ class Plan:
         devices: such as "1 cpu".
         steps: number of updates of the run.
         batch_size: examples per batch.
+        examples: split -> number of examples, "train" first; None if the data set does not say.
+        data_seed: the seed of the data, if it is not that of the run; None if it is.
         mode: a line about the arguments that tell the model whether it trains; "" if they are not
             known.
         schedules: group name -> (steps, learning rates), sampled over the run.
@@ -81,6 +84,8 @@ class Plan:
     devices: str
     steps: int
     batch_size: int
+    examples: dict[str, int | None]
+    data_seed: int | None
     mode: str
     schedules: dict[str, tuple[np.ndarray, np.ndarray]]
     matrices: Matrices
@@ -143,6 +148,8 @@ def make_plan(program: Program, config: Config | None = None) -> Plan:
         devices=f"{program.mesh.size} {program.mesh.devices.flat[0].platform}",
         steps=experiment.steps,
         batch_size=experiment.data.batch_size,
+        examples={"train": experiment.data.num_examples, **split_sizes(experiment.data)},
+        data_seed=None if experiment.seed_of_data == experiment.seed else experiment.seed_of_data,
         mode=mode,
         schedules={
             name: values["learning_rate"]

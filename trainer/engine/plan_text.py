@@ -40,6 +40,7 @@ def render(plan: Plan) -> str:
         f"{total:,} parameters; state {plan.state_bytes:,} bytes; {plan.flops:,} FLOPs a step "
         f"(matrix products and convolutions)",
         f"{plan.steps:,} steps of {plan.batch_size:,} examples on {plan.devices}",
+        _examples(plan),
         *([plan.mode] if plan.mode else []),
         *matrices.lines,
         *_inputs(plan),
@@ -65,6 +66,16 @@ def _inputs(plan: Plan) -> list[str]:
         lines.append("Floats that are constants of the program; another value compiles it again:")
     lines += [f"  {path} {_number(x)}: {why}" for path, (x, why) in plan.structure.items()]
     return lines
+
+
+def _examples(plan: Plan) -> str:
+    """Returns "examples: train 1,294, validation 143, test 360; data_seed 3"."""
+    sizes = [
+        f"{split} {'of unknown number' if count is None else f'{count:,}'}"
+        for split, count in plan.examples.items()
+    ]
+    seed = "" if plan.data_seed is None else f"; data_seed {plan.data_seed}"
+    return f"examples: {', '.join(sizes)}{seed}"
 
 
 def _number(x: float | None) -> str:

@@ -1,6 +1,6 @@
 """Compiles an experiment: the programs that initialize, update and evaluate a run."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any
 
@@ -9,18 +9,18 @@ import numpy as np
 from jax.sharding import AbstractMesh
 
 from optim.norms import all_finite
-from trainer.config import Config
 from trainer.engine import sharding
 from trainer.engine.contracts import (
     Batch,
     check_batch,
-    check_model,
+    check_components,
     endless,
 )
 from trainer.engine.evaluation import Evaluation
-from trainer.engine.experiment import Experiment, build_experiment
+from trainer.engine.experiment import Experiment
 from trainer.engine.first_state import FirstState
-from trainer.engine.inputs import Inputs, find_inputs
+from trainer.engine.inputs import Inputs
+from trainer.engine.splits import PREFIXES, eval_batches, split_sizes
 from trainer.engine.step import State, train_step
 
 
@@ -50,7 +50,7 @@ class Program:
         self.mesh = sharding.make_mesh(experiment.mesh)
         self._element_spec = dict(experiment.data.element_spec)  # read once: some make it anew
         self._evaluation = Evaluation(experiment, self.mesh, self._insert)
-        check_model(experiment.model)
+        check_components(experiment)
         self._first = FirstState(experiment, self.mesh, self.inputs)
         self._abstract_state: State | None = None
         self._traced: jax.stages.Traced | None = None
@@ -118,23 +118,6 @@ class Program:
         seed = self.experiment.seed if seed is None else seed
         return self._first.compute(seed, hyperparams, shardings)
 
-    def saved(self, state: State) -> State:
-        """Returns what a checkpoint saves of a state: all but the hyperparams.
-
-        Args:
-            state: a `State` of arrays or of `jax.ShapeDtypeStruct`.
-        """
-        return state._replace(hyperparams=())
-
-    def restored(self, saved: State) -> State:
-        """Returns the state whose `saved` part was read from a checkpoint.
-
-        Args:
-            saved: a `State` of arrays without hyperparams.
-        """
-        where = sharding.replicated(self.mesh)
-        return saved._replace(hyperparams=jax.device_put(self.inputs.pack(), where))
-
     def _insert(self, hyperparams: Any) -> Experiment:
         return self.inputs.insert(self.experiment, hyperparams)
 
@@ -185,7 +168,7 @@ class Program:
         Raises:
             ComponentError: the data set ends.
         """
-        return endless(self.experiment.data.train(batch_index, self.experiment.seed))
+        return endless(self.experiment.batches(batch_index))
 
     def to_devices(self, batch: Batch) -> dict[str, Any]:
         """Sends this process's shard of a training batch to the devices.
@@ -256,45 +239,46 @@ class Program:
 
         Args:
             state: the state; it is not donated.
-            batches: this process's shards of the evaluation batches; their "mask", float32 [batch],
-                is 1 for an example and 0 for padding. A batch may consist of padding only, so that
-                all processes have equally many batches.
+            batches: this process's shards of the evaluation batches; their "mask", float32 [batch]
+                or [batch, positions], is 1 for what counts and 0 for padding. A batch may consist
+                of padding only, so that all processes have equally many batches.
 
         Returns:
-            "loss" and every metric of the experiment, in which all examples have equal weights.
+            "loss", every metric of the experiment and every aux value of the loss, in which all
+            examples, or all positions, have equal weights.
 
         Raises:
             ComponentError: a mask does not fit, or no batch has an example.
         """
         return self._evaluation.run(state, batches)
 
+    def evaluate_splits(
+        self, state: State, through: Callable[[Iterator[Batch]], Iterator[Batch]] = iter
+    ) -> dict[str, float]:
+        """Evaluates every split of the data set.
+
+        Args:
+            state: the state; it is not donated.
+            through: called with the batches of each split; what it yields is evaluated.
+
+        Returns:
+            The metrics by their names in metrics.jsonl, such as "validation/accuracy".
+        """
+        data = self.experiment.data
+        return {
+            PREFIXES[split] + name: value
+            for split in split_sizes(data)
+            for name, value in self.evaluate(state, through(eval_batches(data, split))).items()
+        }
+
     def check_evaluation(self, state: State) -> None:
-        """Traces the evaluation of the first batch of the test split.
+        """Traces the evaluation of the first batch of every split.
 
         Args:
             state: a `State` of arrays or of `jax.ShapeDtypeStruct`.
 
         Raises:
             ComponentError: there is no batch; its mask does not fit; it does not divide over the
-                devices; the model, the loss or a metric raises for it; or the element_spec of the
-                training batches has a mask.
+                devices; or the model, the loss or a metric raises for it.
         """
         self._evaluation.check(state)
-
-
-def load(config: Config, vocabulary: Sequence[str] = ()) -> Program:
-    """Builds the program of a config.
-
-    Args:
-        config: the config, from `trainer.config.load`.
-        vocabulary: further packages whose public functions the config may name.
-
-    Returns:
-        The program, whose inputs are the floats of the config; it is not compiled.
-
-    Raises:
-        ConfigError: the config has a mistake; the message has its file and line.
-        ValueError: see `Program`.
-    """
-    experiment = build_experiment(config, vocabulary)
-    return Program(experiment, find_inputs(config, vocabulary, experiment))

@@ -13,8 +13,10 @@ from optim.checks import needing, needs_examples
 from optim.dtypes import widen
 from optim.norms import all_finite
 from optim.paths import flatten, unflatten
-from trainer.engine.contracts import Batch, calling, example_losses
+from trainer.engine.contracts import Batch, calling
 from trainer.engine.experiment import Experiment
+from trainer.engine.losses import compute_losses, mask_mean
+from trainer.engine.metrics import TrainMetrics, merge_microbatches, train_metrics, train_rows
 
 # Folded into the step's key, so that stochastic rounding and the gradients of single examples draw
 # other random numbers than the model.
@@ -66,7 +68,8 @@ def train_step(
 
     Returns:
         The state after the update, with unchanged shapes, dtypes and weak types; and the metrics of
-        the step, scalars: "train/loss", "grad_norm", "learning_rate/<group>",
+        the step, scalars: "train/loss", "train/<name>" for every aux value of the loss and every
+        entry of the experiment's `train_metrics`, "grad_norm", "learning_rate/<group>",
         "<argument>/<group>" for every other argument that follows a schedule, and "finite". With
         on_nonfinite="skip" also "skipped", with "rollback" also "rollbacks": the number of steps of
         the run that were not finite. "finite" is whether the loss and the gradients are finite and,
@@ -76,7 +79,7 @@ def train_step(
     """
     optimizer = experiment.optimizer
     key = jax.random.fold_in(jax.random.key(state.run_state["seed"]), state.step + 1)
-    (loss, model_state), grads = _gradients(experiment, optimizer, state, batch, key)
+    (loss, model_state, computed), grads = _gradients(experiment, optimizer, state, batch, key)
     norm = optax.tree.norm(widen(grads)).astype(jnp.float32)
     finite = jnp.isfinite(loss) & jnp.isfinite(norm)
 
@@ -102,7 +105,7 @@ def train_step(
             obj_fn=value_fn,
             grad_fn=lambda params, *_: jax.tree.map(jnp.conj, jax.grad(value_fn)(params)),
         )
-    metrics = {"train/loss": loss, "grad_norm": norm}
+    metrics = {"train/loss": loss, **train_rows(computed), "grad_norm": norm}
     ema = state.ema
     if experiment.ema_decay is not None:
         ema = _average(experiment.ema_decay, ema, optimizer.eval_params(opt_state, params))
@@ -135,15 +138,20 @@ def train_step(
 
 def _gradients(
     experiment: Experiment, optimizer: optim.Optimizer, state: State, batch: Batch, key: Any
-) -> tuple[tuple[Any, Any], dict[str, Any]]:
-    """Computes the gradients of the trainable parameters, averaged over the microbatches."""
+) -> tuple[tuple[Any, Any, TrainMetrics], dict[str, Any]]:
+    """Computes the gradients of the trainable parameters, averaged over the microbatches.
+
+    Returns:
+        The loss, the new model state and the metrics of the batch; and the gradients by path.
+    """
     count = experiment.microbatches
     by_path = flatten(state.params)
     trainable = optimizer.trainable(state.params)
+    share = mask_mean(batch)
 
     def objective(trainable: Any, model_state: Any, batch: Batch, key: Any) -> tuple[Any, Any]:
         params = unflatten(state.params, {**by_path, **trainable})
-        return _loss(experiment, params, model_state, batch, key)
+        return _loss(experiment, params, model_state, batch, key, share)
 
     def differentiate(*args: Any) -> tuple[tuple[Any, Any], dict[str, Any]]:
         out, grads = jax.value_and_grad(objective, has_aux=True)(*args)
@@ -151,19 +159,22 @@ def _gradients(
         return out, jax.tree.map(jnp.conj, grads)
 
     if count == 1:
-        return differentiate(trainable, state.model_state, batch, key)
+        (loss, out), grads = differentiate(trainable, state.model_state, batch, key)
+        return (loss, *out), grads
 
-    def one(carry: Any, indexed: Any) -> tuple[Any, None]:
+    def one(carry: Any, indexed: Any) -> tuple[Any, TrainMetrics]:
         loss, model_state, grads = carry
         microbatch, index = indexed
         own_key = jax.random.fold_in(key, index)
-        (value, model_state), more = differentiate(trainable, model_state, microbatch, own_key)
-        return (loss + value, model_state, jax.tree.map(jnp.add, grads, widen(more))), None
+        (value, out), more = differentiate(trainable, model_state, microbatch, own_key)
+        model_state, computed = out
+        return (loss + value, model_state, jax.tree.map(jnp.add, grads, widen(more))), computed
 
     start = (jnp.zeros(()), state.model_state, jax.tree.map(jnp.zeros_like, widen(trainable)))
     microbatches = (_split(batch, count), jnp.arange(count))
-    (loss, model_state, grads), _ = jax.lax.scan(one, start, microbatches)
-    return (loss / count, model_state), jax.tree.map(lambda g: g / count, grads)
+    (loss, model_state, grads), stacked = jax.lax.scan(one, start, microbatches)
+    grads = jax.tree.map(lambda g: g / count, grads)
+    return (loss / count, model_state, merge_microbatches(stacked)), grads
 
 
 def _example_gradients(
@@ -200,19 +211,48 @@ def _example_gradients(
 
 
 def _loss(
-    experiment: Experiment, params: Any, model_state: Any, batch: Batch, key: Any
-) -> tuple[Any, Any]:
-    """Computes the mean loss of a batch, float32, and the updated model state."""
+    experiment: Experiment,
+    params: Any,
+    model_state: Any,
+    batch: Batch,
+    key: Any,
+    share: Any = None,
+) -> tuple[Any, tuple[Any, TrainMetrics]]:
+    """Computes the mean loss of a batch, float32, the updated model state and the metrics.
+
+    Args:
+        experiment: the model, the loss and the metrics.
+        params: the parameters.
+        model_state: the model state.
+        batch: a batch, a microbatch or a single example.
+        key: the key of dropout.
+        share: the mean of the mask of the whole batch; None if `batch` is the whole batch and no
+            metrics are needed.
+    """
     outputs, new_state = apply_model(experiment, params, model_state, batch, key=key, train=True)
-    losses = example_losses(experiment.loss, outputs, batch)
+    losses = compute_losses(experiment.loss, outputs, batch)
     new_state = jax.tree.map(lambda new, old: new.astype(old.dtype), new_state, model_state)
-    return jnp.mean(losses.astype(jnp.float32)), new_state
+    computed = TrainMetrics({}, {})
+    if share is not None:
+        computed = train_metrics(experiment.train_metrics, outputs, batch, losses, share)
+    return losses.mean(batch, share), (new_state, computed)
 
 
 def apply_model(
     experiment: Experiment, params: Any, model_state: Any, batch: Batch, **kwargs: Any
 ) -> tuple[Any, Any]:
-    """Applies the model in the experiment's precision; see `models.Model` for `apply`."""
+    """Applies the model in the experiment's precision.
+
+    Args:
+        experiment: the model and the precision.
+        params: the parameters.
+        model_state: the state of the model.
+        batch: field name -> array.
+        **kwargs: "key" and "train"; see `apply` of `protocols.Model`.
+
+    Returns:
+        The model's outputs, and the new model state.
+    """
     if experiment.precision != "float32":
         params, batch = cast_floats(params, jnp.bfloat16), cast_floats(batch, jnp.bfloat16)
     with calling("model"):
@@ -244,7 +284,12 @@ def _split(batch: Batch, count: int) -> dict[str, Any]:
 
 
 def cast_floats(tree: Any, dtype: Any) -> Any:
-    """Casts the leaves of floating dtypes."""
+    """Casts the leaves of floating dtypes, and returns the others unchanged.
+
+    Args:
+        tree: a pytree of arrays.
+        dtype: the floating dtype to cast to.
+    """
     return jax.tree.map(
         lambda x: x.astype(dtype) if jnp.issubdtype(x.dtype, jnp.floating) else x, tree
     )

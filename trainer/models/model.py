@@ -1,4 +1,4 @@
-"""The interface of a model: two pure functions over nested dicts of arrays."""
+"""A model as a pair of functions, and what models read from a batch."""
 
 from __future__ import annotations
 
@@ -7,14 +7,11 @@ from typing import Any, NamedTuple
 
 
 class Model(NamedTuple):
-    """A model as two pure functions, which transformations of jax can trace.
+    """The two functions of a `trainer.protocols.Model`.
 
     Args:
-        init: `init(key, batch) -> (params, model_state)`, both nested dicts of arrays. Only the
-            shapes and dtypes of `batch` (a dict of arrays, leading axis the batch) matter.
-        apply: `apply(params, model_state, batch, *, key, train) -> (outputs, model_state)`. `key`
-            is the PRNG key of dropout and may be None if `train`, a Python bool, is False. With
-            `train=False` the model state is returned unchanged.
+        init: the protocol's `init`.
+        apply: the protocol's `apply`.
         mode: `mode(train)` returns the mode arguments of the model's module, such as `train` and
             `deterministic`, by name, for the plan; None if the module has none.
     """

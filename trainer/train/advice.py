@@ -21,7 +21,7 @@ def advise(program: Program, step: int, counters: Counters) -> str:
     """
     experiment = program.experiment
     batch_index = step - 1 + counters.skipped_batches
-    batch = next(iter(experiment.data.train(batch_index, experiment.seed)))
+    batch = next(experiment.batches(batch_index))
     fault = find_fault(program, batch)
     skip = "" if experiment.on_nonfinite == "rollback" else ", or set on_nonfinite='skip'"
     if fault is not None:

@@ -6,7 +6,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from trainer.engine.contracts import Batch, example_losses
+from trainer.engine.contracts import Batch
+from trainer.engine.losses import compute_losses
 from trainer.engine.program import Program
 from trainer.engine.step import apply_model
 
@@ -57,7 +58,8 @@ def _labels(program: Program, batch: dict[str, np.ndarray]) -> str | None:
 
     def finite(batch: dict[str, np.ndarray]) -> bool:
         given = {name: jnp.asarray(x) for name, x in batch.items()}
-        return bool(jnp.isfinite(example_losses(experiment.loss, jnp.asarray(zeros), given)).all())
+        losses = compute_losses(experiment.loss, jnp.asarray(zeros), given)
+        return bool(jnp.isfinite(losses.counted(given)).all())
 
     if finite(batch):
         return None

@@ -13,9 +13,12 @@ from trainer.messages import DONE, FAILED, STOPPED
 from trainer.train.advice import advise, replay_command
 from trainer.train.autosave import Stopwatch
 from trainer.train.consensus import StopSaveConsensus
+from trainer.train.evaluations import Evaluations
+from trainer.train.hooks import call_hooks
 from trainer.train.multihost import broadcast_from_host0
 from trainer.train.nonfinite import NonFinite, NonFiniteLog, describe
 from trainer.train.pending import Metrics, PendingSteps
+from trainer.train.restoring import to_save
 from trainer.train.rollback import (
     Counters,
     RollBack,
@@ -28,10 +31,6 @@ from trainer.train.watchdog import Watchdog
 from trainer.writers import MultiWriter
 
 Observer = Callable[[int, Batch, State], None]
-
-
-class _Interrupted(Exception):
-    """Raised when a signal arrives during evaluation."""
 
 
 class Loop:
@@ -73,13 +72,13 @@ class Loop:
         self.writer = writer
         self.consensus = consensus
         self.log = log
-        self.results: dict[str, float] = {}
         self._nonfinite_log = nonfinite_log
         self._rollback_log = rollback_log
         self._end = min(self.experiment.steps, until or self.experiment.steps)
         self._vocabulary = vocabulary
         self._observe = observe or (lambda *_: None)
         self._watchdog = Watchdog(self.experiment.watchdog, log)
+        self._evaluations = Evaluations(program, writer, consensus, self._watchdog)
         self._waiting: Metrics | None = None
         self._counters = Counters()
         self._behind: str | None = None  # why nothing can be saved now
@@ -156,11 +155,10 @@ class Loop:
         """Evaluates and saves if they are due; returns False if the evaluation was interrupted."""
         experiment = self.experiment
         last, evaluated, metric = step == experiment.steps, True, None
+        if experiment.hooks and (last or step % experiment.log_every == 0):
+            self._call_hooks(state, step)
         if last or step % experiment.eval_every == 0:
-            try:
-                metric = self._evaluate(state, step)
-            except _Interrupted:
-                evaluated = False
+            evaluated, metric = self._evaluate(state, step)
         asked = last or step % experiment.save_every == 0 or step == self._end
         if asked or self.consensus.stop or self.consensus.save_now():
             self._save(state, step, metric)
@@ -174,7 +172,7 @@ class Loop:
         start = time.perf_counter()
         with self._stopwatch.stopped():
             if self._all_written():
-                self.checkpoints.save(step, self.program.saved(state), metric=metric)
+                self.checkpoints.save(step, to_save(state), metric=metric)
         self.consensus.saved(time.perf_counter() - start)
 
     def _all_written(self) -> bool:
@@ -243,32 +241,33 @@ class Loop:
         speed = self._stopwatch.speed(self.experiment.data.batch_size)
         self.writer.write_scalars(waiting.step, waiting.fetch() | speed)
 
-    def _evaluate(self, state: State, step: int) -> float | None:
-        """Evaluates, writes the results, and returns the metric that ranks checkpoints."""
+    def _evaluate(self, state: State, step: int) -> tuple[bool, float | None]:
+        """Returns whether the evaluation came to its end, and the metric that ranks checkpoints."""
         self._settle()
         self._flush()
         with self._stopwatch.stopped():
-            self.results = self.program.evaluate(state, self._eval_batches(step))
-        self.writer.write_scalars(step, {f"eval/{k}": v for k, v in self.results.items()})
-        return self.results.get(self.experiment.best_metric or "")
-
-    def _eval_batches(self, step: int) -> Iterator[Batch]:
-        for batch in self.experiment.data.evaluate():
-            self._watchdog.other(f"the evaluation at step {step}")
-            self.consensus.sync("batch")
-            if self.consensus.stop:
-                raise _Interrupted
-            yield batch
+            finished = self._evaluations.run(state, step)
+        return finished, self._evaluations.best() if finished else None
 
     def _evaluate_again(self, state: State, step: int) -> bool:
-        try:
-            metric = self._evaluate(state, step)
-        except _Interrupted:
-            return False
+        finished, metric = self._evaluate(state, step)
         self.writer.flush()
         if metric is not None:
             self.checkpoints.record_metric(step, metric)
-        return True
+        return finished
+
+    def _call_hooks(self, state: State, step: int) -> None:
+        """Calls the user's functions; saves the state and raises UserError if one raises."""
+        self._settle()
+        metrics = self._waiting.fetch() if self._waiting is not None else {}
+        self._flush()
+        self._watchdog.other(f"the hooks after step {step}")
+        with self._stopwatch.stopped():
+            error = call_hooks(self.experiment.hooks, step, metrics, state.params)
+        if error is not None:
+            self._save(state, step, None)
+            self.checkpoints.wait()
+            raise error
 
     # The end.
 
@@ -294,6 +293,8 @@ class Loop:
                 f"Stopped at step {step} by {why}; saved. Start the same command again to resume."
             )
             return STOPPED
-        results = ", ".join(f"{name} {value:.4g}" for name, value in self.results.items())
+        results = ", ".join(
+            f"{name} {value:.4g}" for name, value in self._evaluations.results.items()
+        )
         self.log(f"Done: {step:,} steps. {results}")
         return DONE

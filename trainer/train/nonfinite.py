@@ -130,7 +130,7 @@ class NonFiniteLog:
         if known or len(self._events) >= _KEPT:
             return
         seed = self._experiment.seed
-        batch = next(iter(self._experiment.data.train(batch_index, seed)))
+        batch = next(self._experiment.batches(batch_index))
         key = jax.random.fold_in(jax.random.key(seed), step)
         self._events.append(
             {
@@ -141,6 +141,7 @@ class NonFiniteLog:
                 "batch_number": batch_index,
                 "batch_sha256": digest_batch(batch),
                 "seed": seed,
+                "data_seed": self._experiment.seed_of_data,
                 "rng": [int(word) for word in jax.random.key_data(key).ravel()],
             }
         )

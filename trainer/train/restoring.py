@@ -1,15 +1,31 @@
-"""Restores a program's state from a checkpoint of a run."""
+"""Decides what of a state a checkpoint saves, and restores a state from a checkpoint.
+
+The hyperparameters are not saved: they are those of the config, so that a run that continues with a
+changed learning rate uses it.
+"""
 
 from pathlib import Path
 
+import jax
+
 from trainer.checkpoint import Checkpoints, misfits
 from trainer.engine.program import Program
+from trainer.engine.sharding import replicated
 from trainer.engine.step import State
 from trainer.messages import UserError
 
 
+def to_save(state: State) -> State:
+    """Returns what a checkpoint saves of a state: all but the hyperparameters.
+
+    Args:
+        state: a `State` of arrays or of `jax.ShapeDtypeStruct`.
+    """
+    return state._replace(hyperparams=())
+
+
 def restore(program: Program, checkpoints: Checkpoints, step: int | None = None) -> State:
-    """Reads a checkpoint. The floats that are inputs of the program are those of its config.
+    """Reads a checkpoint, and adds the hyperparameters of the program.
 
     Args:
         program: the program.
@@ -23,8 +39,9 @@ def restore(program: Program, checkpoints: Checkpoints, step: int | None = None)
         CheckpointError: there is no such checkpoint, or it is damaged.
         ValueError: its leaves are not those of the program.
     """
-    wanted = program.saved(program.abstract_state())
-    return program.restored(checkpoints.restore(wanted, step))
+    saved = checkpoints.restore(to_save(program.abstract_state()), step)
+    packed = jax.device_put(program.inputs.pack(), replicated(program.mesh))
+    return saved._replace(hyperparams=packed)
 
 
 def check_fits(program: Program, workdir: Path, step: int, *, may_differ: bool) -> None:
@@ -36,7 +53,7 @@ def check_fits(program: Program, workdir: Path, step: int, *, may_differ: bool) 
         step: the step of the checkpoint.
         may_differ: whether the config may be another than the run's, so that each leaf is compared.
     """
-    wrong = misfits(workdir, step, program.saved(program.abstract_state()))
+    wrong = misfits(workdir, step, to_save(program.abstract_state()))
     if any(line.startswith("hyper/") for line in wrong):
         raise UserError(
             f"The run in {workdir} was begun by an earlier version of Lockstep, and this version "

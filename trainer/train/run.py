@@ -14,6 +14,7 @@ from trainer.config import Config
 from trainer.engine.plan import Plan, make_plan
 from trainer.engine.plan_text import render
 from trainer.engine.program import Program
+from trainer.engine.splits import PREFIXES, split_sizes
 from trainer.engine.step import State
 from trainer.messages import DONE, FAILED, STOPPED, UserError
 from trainer.train import multihost
@@ -21,7 +22,7 @@ from trainer.train.autosave import AutosavePolicy, was_killed
 from trainer.train.consensus import StopSaveConsensus
 from trainer.train.loop import Loop, Observer
 from trainer.train.nonfinite import NonFinite, NonFiniteLog
-from trainer.train.restoring import check_fits, restore
+from trainer.train.restoring import check_fits, restore, to_save
 from trainer.train.rollback import RollBack, RollbackLog
 from trainer.train.rows import MetricsError, Rows
 from trainer.train.signals import StopSignals
@@ -138,6 +139,7 @@ class Run:
                 config=configs.digest(self.read.root),
                 data=getattr(data, "fingerprint", ""),
                 seed=self.experiment.seed,
+                data_seed=self.experiment.seed_of_data,
                 batch_size=data.batch_size,
                 code=code.hashes(self.vocabulary),
             ),
@@ -221,9 +223,10 @@ class Run:
 
         Returns the steps of the checkpoints that were evaluated.
         """
-        name = f"eval/{self.experiment.best_metric}"
+        name = self.experiment.best_row
+        prefix = PREFIXES[next(iter(split_sizes(self.experiment.data)))]
         kept, evaluated = set(checkpoints.steps()), set()
-        for row in writers.iterate_metrics(folder.path, "eval/"):
+        for row in writers.iterate_metrics(folder.path, prefix):
             if row["step"] in kept:
                 evaluated.add(row["step"])
                 if name in row:
@@ -261,7 +264,7 @@ class Run:
         if self._warm_start is not None:
             state = self._warm_start.apply(state)
             # Save it at once: the other run may be changed or removed before the next checkpoint.
-            checkpoints.save(0, self.program.saved(state))
+            checkpoints.save(0, to_save(state))
             checkpoints.wait()
         return state
 

@@ -45,12 +45,13 @@ REFUSED = {
     "threefry_partitionable": "program",
     "matmul_precision": "program",
     "seed": "data",
+    "data_seed": "data",
     "batch_size": "data",
     "data": "data",
     "processes": "data",
 }
 # Keys that the first versions did not record: a fingerprint without them has not changed.
-_ADDED = {"code"}
+_ADDED = {"code", "data_seed"}
 
 
 class Change(NamedTuple):
@@ -95,6 +96,7 @@ def fingerprint(
     config: str = "",
     data: str = "",
     seed: int | None = None,
+    data_seed: int | None = None,
     batch_size: int | None = None,
     code: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
@@ -104,6 +106,7 @@ def fingerprint(
         config: digest of the resolved config.
         data: fingerprint of the data set.
         seed: of the run.
+        data_seed: that the data set is passed.
         batch_size: of all processes together, in examples.
         code: of the user's packages, file -> hash, as `code.hashes` returns it.
 
@@ -117,6 +120,7 @@ def fingerprint(
         "config": config,
         "data": data,
         "seed": seed,
+        "data_seed": data_seed,
         "batch_size": batch_size,
         "code": dict(code or {}),
         "processes": jax.process_count(),

@@ -17,7 +17,16 @@ if TYPE_CHECKING:
 
 SPEED = "perf/steps_per_second"
 # How the names of metrics begin, the most important first; all others come after them.
-_ORDER = ("train/loss", "eval/", "grad_norm", "skipped", "rollbacks", "learning_rate/")
+_ORDER = (
+    "train/loss",
+    "train/",
+    "validation/",
+    "eval/",
+    "grad_norm",
+    "skipped",
+    "rollbacks",
+    "learning_rate/",
+)
 _WIDE = 60  # from this many columns the bar also shows the speed
 _REFRESH = 0.1  # seconds between two updates of the bar
 

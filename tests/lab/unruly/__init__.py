@@ -1,15 +1,31 @@
 """Data sets that misbehave, for tests of what a run does then."""
 
+import functools
 import itertools
+import json
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 
-__all__ = ["points", "poisoned", "impure", "sleepy", "loss", "idle", "branching"]
+from optim.paths import flatten
+
+__all__ = [
+    "points",
+    "poisoned",
+    "impure",
+    "sleepy",
+    "validated",
+    "loss_returning",
+    "loss",
+    "idle",
+    "branching",
+    "note",
+    "broken_hook",
+]
 
 
 class Points:
@@ -104,6 +120,20 @@ def short() -> Short:
     return Short()
 
 
+class Validated(Points):
+    """Has a validation split, and no test split."""
+
+    splits = ("validation",)
+
+    def evaluate(self, split):
+        assert split == "validation"
+        return super().evaluate()
+
+
+def validated() -> Validated:
+    return Validated()
+
+
 def points() -> Points:
     return Points()
 
@@ -152,6 +182,24 @@ def loss():
     return of
 
 
+def loss_returning(what: str):
+    """Returns a loss that returns what a loss may return, and what it may not."""
+
+    def of(outputs, batch):
+        log_p = jax.nn.log_softmax(outputs)
+        losses = -jnp.take_along_axis(log_p, batch["label"][:, None], axis=1)[:, 0]
+        mask = batch.get("mask", jnp.ones_like(losses))
+        mean = (losses * mask).sum() / mask.sum()
+        return {
+            "aux": (losses, {"double": 2 * mean}),
+            "third shape": losses[:, None, None],
+            "vector": (losses, {"each": losses}),
+            "taken": (losses, {"accuracy": mean}),
+        }[what]
+
+    return of
+
+
 def branching(learning_rate: float, power: float = 1.0) -> optax.GradientTransformation:
     """Branches in Python on one of its floats, only when it updates."""
 
@@ -160,3 +208,25 @@ def branching(learning_rate: float, power: float = 1.0) -> optax.GradientTransfo
         return jax.tree.map(lambda g: -learning_rate * factor * g, updates), state
 
     return optax.GradientTransformation(lambda params: optax.EmptyState(), update)
+
+
+def note(file: str) -> Callable[..., None]:
+    """Returns a hook that appends what it is called with to a file, as lines of JSON."""
+
+    def hook(step, metrics, params):
+        leaves = {k: np.asarray(x).tolist() for k, x in flatten(params).items()}
+        with open(file, "a", encoding="utf-8") as out:
+            print(json.dumps([step, metrics, leaves]), file=out)
+        metrics.clear()  # the run's own rows must not depend on what a hook does with its copy
+
+    return hook
+
+
+def broken_hook(at: int) -> Callable[..., None]:
+    """Returns a hook that raises after a step."""
+    return functools.partial(_fail, at)
+
+
+def _fail(at, step, metrics, params):
+    if step == at:
+        raise RuntimeError("the disk of the lab is on fire")

@@ -1,0 +1,202 @@
+"""The splits that a data set evaluates: a validation split of ours, and those of a user's."""
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests import runs
+from trainer import data
+from trainer.__main__ import main
+from trainer.engine.contracts import ComponentError
+from trainer.engine.splits import eval_batches, split_sizes
+
+DIGITS = """
+model: !models.mlp {width: 4}
+data: !data.digits {batch_size: 64, validation: 0.1}
+loss: !losses.softmax_cross_entropy
+metrics: {accuracy: !metrics.accuracy }
+optimizer: !optax.adamw {learning_rate: 3e-2}
+steps: 6
+log_every: 3
+eval_every: 3
+save_every: 3
+writers: []
+"""
+
+
+@pytest.fixture(autouse=True)
+def lab(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(runs.LAB)
+
+
+def toy(**options: Any) -> data.ArrayDataset:
+    train = {"number": np.arange(50, dtype=np.int32)}
+    test = {"number": np.arange(100, 107, dtype=np.int32)}
+    return data.ArrayDataset(train, test, **({"batch_size": 5} | options))
+
+
+def evaluated(dataset: data.ArrayDataset, split: str) -> list[int]:
+    batches = list(dataset.evaluate(split))
+    return [int(n) for b in batches for n in b["number"][b["mask"] == 1]]
+
+
+def epoch(dataset: data.ArrayDataset, seed: int) -> list[int]:
+    batches = dataset.train(0, seed)
+    count = dataset.num_examples // dataset.batch_size
+    return sorted(int(n) for _ in range(count) for n in next(batches)["number"])
+
+
+def test_validation_examples_are_never_trained_on_and_none_is_lost():
+    dataset = toy(validation=0.2)
+    held_out = evaluated(dataset, "validation")
+    assert dataset.splits == {"validation": 10, "test": 7} and dataset.num_examples == 40
+    assert held_out == sorted(set(held_out)) and held_out != list(range(10))
+    assert epoch(dataset, 0) == epoch(dataset, 1) == sorted(set(range(50)) - set(held_out))
+    assert evaluated(dataset, "test") == evaluated(toy(), "test") == list(range(100, 107))
+
+
+def test_the_cut_depends_on_its_own_seed_only():
+    first = evaluated(toy(validation=0.2), "validation")
+    assert first == evaluated(toy(validation=0.2, batch_size=20), "validation")
+    second = toy(validation=0.2, validation_seed=1)
+    assert first != evaluated(second, "validation")
+    assert second.fingerprint != toy(validation=0.2).fingerprint != toy().fingerprint
+
+
+def test_every_example_is_equally_often_in_the_validation_split():
+    counts = np.zeros(50)
+    for seed in range(400):
+        counts[evaluated(toy(validation=0.2, validation_seed=seed), "validation")] += 1
+    # 80 is expected of each; a binomial of 400 and 0.2 has a deviation of 8.
+    assert abs(counts - 80).max() < 5 * 8
+
+
+@pytest.mark.parametrize("share", [0.0, 1.0, -0.1, 1.5, 1e-5, 0.99999])
+def test_a_validation_split_that_cannot_be_cut_is_refused(tmp_path, capfd, share):
+    path = tmp_path / "mine.yaml"
+    path.write_text(DIGITS)
+    options = [f"--config={path}", f"--workdir={tmp_path / 'run'}", "--set=data.batch_size=8"]
+    assert main([*options, f"--set=data.validation={share}"]) == 2
+    said = capfd.readouterr().err
+    cut = 0 < share < 1
+    words = "Both need at least 1" if cut else "a share of the training examples between 0 and 1"
+    assert words in said and "data.digits" in said and "Traceback" not in said
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """Trains the digits with a validation split, and returns the run's folder."""
+
+    def train(name: str, *more: str) -> Path:
+        folder = tmp_path_factory.mktemp(name)
+        (folder / "mine.yaml").write_text(DIGITS)
+        options = [f"--config={folder / 'mine.yaml'}", f"--workdir={folder / 'run'}"]
+        assert main([*options, *more]) == 0
+        return folder / "run"
+
+    return train
+
+
+def test_both_splits_are_evaluated_and_the_plan_lists_them(trained, capfd):
+    run = trained("both", "--set=data_seed=3")
+    rows = [row for row in runs.lines(run) if "eval/loss" in row]
+    names = {name for name in rows[0] if not name.startswith("train/")}
+    wanted = {
+        f"{split}/{name}" for split in ("validation", "eval") for name in ("loss", "accuracy")
+    }
+    assert wanted <= names and [row["step"] for row in rows] == [3, 6]
+    plan = (run / "plan.txt").read_text()
+    assert "examples: train 1,293, validation 144, test 360; data_seed 3" in plan
+    said = capfd.readouterr().err
+    assert re.search(
+        r"Done: .*validation/loss \d\.\d+, validation/accuracy .*, eval/loss .*, eval/accuracy",
+        said,
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "row"),
+    [
+        ("loss", "validation/loss"),
+        ("validation/loss", "validation/loss"),
+        ("eval/loss", "eval/loss"),
+    ],
+)
+def test_the_best_checkpoint_is_chosen_on_the_split_that_best_metric_names(trained, name, row):
+    often = ["eval_every=1", "save_every=1", "keep_latest=1", "steps=20", "best_mode=min"]
+    noisy = ["data.validation=0.01", "optimizer.learning_rate=0.3", f"best_metric={name}"]
+    run = trained("best", *(f"--set={each}" for each in often + noisy))
+    rows = {line["step"]: line for line in runs.lines(run) if "eval/loss" in line}
+
+    def best(name: str) -> int:
+        return min(rows, key=lambda step: rows[step][name])
+
+    assert len({best("validation/loss"), best("eval/loss"), 20}) == 3
+    kept = {int(path.name) for path in (run / "checkpoints").iterdir() if path.name.isdigit()}
+    assert kept == {best(row), 20}
+
+
+def test_epochs_count_the_examples_that_are_trained_on(tmp_path, capfd):
+    path = tmp_path / "mine.yaml"
+    path.write_text(DIGITS)
+    options = [f"--config={path}", "--set=steps=2 epochs", "--set=data.batch_size=1293"]
+    assert main(["config", *options]) == 0 and main(["explain", *options]) == 0
+    assert "2 steps of 1,293 examples" in capfd.readouterr().out
+
+
+class Digits(data.ArrayDataset):
+    """A data set of a user's, with the splits that the test gives it."""
+
+    def __init__(self, splits: Any) -> None:
+        arrays = {"number": np.arange(8, dtype=np.int32)}
+        super().__init__(arrays, arrays, batch_size=4)
+        self.splits = splits
+
+
+@pytest.mark.parametrize("splits", [(), "test", ("test", "train"), 3, None, {"tests": 7}])
+def test_splits_of_other_names_are_refused(splits):
+    with pytest.raises(ValueError, match="must list what evaluate.split. takes"):
+        split_sizes(Digits(splits))
+
+
+class Overriding(data.ArrayDataset):
+    """Overrides evaluate() without its argument, as a class of a user's may."""
+
+    def evaluate(self) -> Any:
+        yield from super().evaluate()
+
+
+def test_an_evaluate_without_an_argument_yields_the_test_split():
+    arrays = {"number": np.arange(10, dtype=np.int32)}
+    one = Overriding(arrays, arrays, batch_size=5)
+    assert [batch["number"].tolist() for batch in eval_batches(one, "test")][1] == [5, 6, 7, 8, 9]
+    two = Overriding(arrays, arrays, batch_size=5, validation=0.5)
+    with pytest.raises(ComponentError, match="has a validation split, but its evaluate.. takes no"):
+        eval_batches(two, "validation")
+
+
+def test_splits_without_numbers_of_examples_are_listed():
+    assert split_sizes(Digits(("test", "validation"))) == {"validation": None, "test": None}
+    assert split_sizes(Digits(["validation"])) == {"validation": None}
+    assert split_sizes(object()) == {"test": None}
+
+
+def test_a_users_data_set_may_have_a_validation_split_only(tmp_path, capfd):
+    more = "experiment.data = @unruly.validated()\nexperiment.best_metric = 'accuracy'\n"
+    config = runs.write_config(tmp_path, more)
+    assert runs.train(config, tmp_path / "run") == 0
+    rows = [row for row in runs.lines(tmp_path / "run") if "validation/loss" in row]
+    assert [row["step"] for row in rows] == [5, 10, 15, 20] and "eval/loss" not in rows[0]
+    assert runs.train(config, tmp_path / "run") == 0
+    assert "Nothing to do: the run has its 20 steps." in capfd.readouterr().err
+    best = "--set=best_metric=eval/accuracy"
+    assert runs.train(config, tmp_path / "other", best) == 2
+    words = (
+        "best_metric is 'eval/accuracy', but the metrics are loss, accuracy; with their splits, "
+    )
+    assert words + "validation/loss, validation/accuracy." in capfd.readouterr().err

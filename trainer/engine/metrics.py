@@ -1,0 +1,214 @@
+"""Computes the metrics of an experiment, over the batches of a split and of a training batch."""
+
+import inspect
+from collections.abc import Collection, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from clu import metrics as clu_metrics
+
+from trainer.config import ConfigError, blame, build_errors
+from trainer.engine.contracts import Batch, ComponentError, calling, check_metrics, describe
+from trainer.engine.losses import Losses, mask_mean
+
+
+def _check_names(aux: Mapping[str, Any], metrics: Mapping[str, Any], field: str) -> None:
+    for name in aux:
+        if name in metrics:
+            raise ComponentError(
+                "loss",
+                f"The loss returned an aux value called {name!r}, and {field} has an entry of this "
+                "name. Rename one of them.",
+            )
+
+
+def _of_batch(
+    metrics: Mapping[str, Any], field: str, outputs: Any, batch: Batch, loss: Any
+) -> dict[str, Any]:
+    """Computes each metric of one batch: name -> clu metric, to be merged with others."""
+    keywords = {"outputs": outputs, "logits": outputs, "labels": batch.get("label")}
+    keywords |= {"batch": batch, "loss": loss, "mask": batch["mask"]}
+    computed = {}
+    for name, metric in metrics.items():
+        try:
+            computed[name] = metric.from_model_output(**keywords)
+        except ConfigError:
+            raise
+        except Exception as error:
+            raise ComponentError(field, _metric_error(name, metric, keywords, error)) from error
+    return computed
+
+
+class TrainMetrics(NamedTuple):
+    """The aux values of the loss and the `train_metrics` of a batch.
+
+    Attributes:
+        aux: name -> scalar, times the share of the batch's mask in that of the whole batch.
+        metrics: name -> clu metric.
+    """
+
+    aux: dict[str, Any]
+    metrics: dict[str, Any]
+
+
+def train_metrics(
+    metrics: Mapping[str, Any], outputs: Any, batch: Batch, losses: Losses, share: Any
+) -> TrainMetrics:
+    """Computes the aux values and the metrics of a training batch from the outputs of its step.
+
+    Args:
+        metrics: the experiment's `train_metrics`.
+        outputs: the model's outputs for the batch.
+        batch: the batch, or a microbatch.
+        losses: what the loss returned for it.
+        share: the mean of the mask of the whole batch.
+    """
+    _check_names(losses.aux, metrics, "train_metrics")
+    aux = losses.aux
+    if aux and "mask" in batch:
+        weight = mask_mean(batch) / jnp.maximum(share, jnp.finfo(jnp.float32).tiny)
+        aux = {name: jnp.where(weight > 0, weight * x, 0.0) for name, x in aux.items()}
+    if not metrics:
+        return TrainMetrics(aux, {})
+    if "mask" not in batch:
+        size = next(iter(batch.values())).shape[0]
+        batch = {**batch, "mask": jnp.ones(size, jnp.float32)}
+    outputs, values = jax.lax.stop_gradient((outputs, losses.values.astype(jnp.float32)))
+    return TrainMetrics(aux, _of_batch(metrics, "train_metrics", outputs, batch, values))
+
+
+def merge_microbatches(stacked: TrainMetrics) -> TrainMetrics:
+    """Merges the results of `train_metrics` of microbatches, stacked on their first axes."""
+    aux = {name: jnp.mean(x, axis=0) for name, x in stacked.aux.items()}
+    if not stacked.metrics:
+        return TrainMetrics(aux, {})
+
+    def merge(total: Any, metrics: Any) -> tuple[Any, None]:
+        with calling("train_metrics"):
+            return {name: total[name].merge(metrics[name]) for name in total}, None
+
+    first = jax.tree.map(lambda x: x[0], stacked.metrics)
+    rest = jax.tree.map(lambda x: x[1:], stacked.metrics)
+    return TrainMetrics(aux, jax.lax.scan(merge, first, rest)[0])
+
+
+def train_rows(computed: TrainMetrics) -> dict[str, Any]:
+    """Returns the values of `train_metrics` by their names in metrics.jsonl, float32 scalars."""
+    rows = {f"train/{name}": x for name, x in computed.aux.items()}
+    for name, metric in computed.metrics.items():
+        try:
+            value = jnp.asarray(metric.compute(), jnp.float32)
+        except Exception as error:
+            said = build_errors.exception_text(error).rstrip(".")
+            raise ComponentError(
+                "train_metrics",
+                f"The metric {name!r} cannot be computed in a training step, in which jax traces "
+                f"its compute(): {said}{blame.location(error)}.",
+            ) from error
+        if value.shape != ():
+            raise ComponentError(
+                "train_metrics",
+                f"The metric {name!r} computes {describe(value)} for a training batch, and must "
+                "compute a scalar.",
+            )
+        rows[f"train/{name}"] = value
+    return rows
+
+
+class MetricAccumulator:
+    """Accumulates the loss, its aux values and the metrics over the batches of a split.
+
+    The accumulated value is a dict, metric name -> clu metric.
+
+    Args:
+        metrics: metric name -> a class of `clu.metrics`.
+
+    Raises:
+        ComponentError: a value is not a Metric class, or a metric has the reserved name "loss".
+    """
+
+    def __init__(self, metrics: Mapping[str, Any]):
+        check_metrics(metrics, "metrics")
+        self._metrics = {"loss": clu_metrics.Average.from_output("loss"), **metrics}
+
+    def empty(self, aux: Collection[str] = ()) -> dict[str, Any]:
+        """Returns the value before any batch; `aux` has the names of the loss's aux values."""
+        with calling("metrics"):
+            total = {name: metric.empty() for name, metric in self._metrics.items()}
+        return total | {name: _mean_of(0.0, 0.0) for name in aux}
+
+    def add(self, total: Mapping[str, Any], outputs: Any, batch: Batch, losses: Losses) -> dict:
+        """Returns the value with a batch added; what has the mask 0 does not count.
+
+        Args:
+            total: the value so far. Aux values that it lacks are added to it.
+            outputs: the model's outputs for the batch.
+            batch: the batch, with its mask.
+            losses: what the loss returned for the batch.
+        """
+        _check_names(losses.aux, self._metrics, "metrics")
+        values = losses.values.astype(jnp.float32)
+        metrics = _of_batch(self._metrics, "metrics", outputs, batch, values)
+        if losses.aux:
+            weight = jnp.sum(batch["mask"])
+            metrics |= {name: _mean_of(x, weight) for name, x in losses.aux.items()}
+        with calling("metrics"):
+            return {
+                name: total[name].merge(metric) if name in total else metric
+                for name, metric in metrics.items()
+            }
+
+    def results(self, total: Mapping[str, Any]) -> dict[str, float]:
+        """Computes the values; raises ComponentError if no example was counted."""
+        if int(total["loss"].count) == 0:
+            raise ComponentError(
+                "data",
+                "The data set's evaluate() yielded no example: either no batch, or only batches "
+                "whose 'mask' is all 0. The loss and the metrics cannot be computed.",
+            )
+        aux = [name for name in total if name not in self._metrics]
+        with calling("metrics"):
+            return {name: float(total[name].compute()) for name in [*self._metrics, *aux]}
+
+
+def _mean_of(value: Any, weight: Any) -> clu_metrics.Average:
+    """Returns a weighted mean of one value, to be merged; a value of weight 0 may be NaN."""
+    weight = jnp.asarray(weight, jnp.float32)
+    average: Any = clu_metrics.Average  # a dataclass of flax, whose fields pyright does not see
+    return average(total=jnp.where(weight > 0, weight * value, 0.0), count=weight)
+
+
+def _metric_error(name: str, metric: Any, keywords: Mapping[str, Any], error: Exception) -> str:
+    """Returns an error message that compares a metric's keywords with those that it is passed.
+
+    Args:
+        name: the metric's name in the config.
+        metric: a class of `clu.metrics`.
+        keywords: the arguments of the call.
+        error: the exception that the metric raised.
+    """
+    parameters = inspect.signature(metric.from_model_output).parameters.values()
+    reads = [each.name for each in parameters if each.kind is not each.VAR_KEYWORD]
+    shown = f"{metric.__module__}.{metric.__qualname__}"
+    said = build_errors.exception_text(error).rstrip(".")
+    text = f"The metric {name!r} cannot be computed: {said}{blame.location(error)}."
+    if reads and "<locals>" not in shown:
+        text += f"\n{shown} reads the keywords {', '.join(reads)}."
+    outputs, batch = keywords["outputs"], keywords["batch"]
+    fields = ", ".join(f"{key} {describe(x)}" for key, x in batch.items() if key != "mask")
+    model = "the model's outputs"
+    if isinstance(outputs, Mapping):
+        model += f", with the fields {', '.join(map(str, outputs))}"
+    else:
+        model += f", {describe(outputs)}"
+    text += (
+        f"\nA metric is passed the keywords outputs and logits ({model}), labels (the field "
+        f"'label' of the batch), batch, loss and mask.\nThe batch has the fields {fields}."
+    )
+    if "label" not in batch:
+        text += (
+            " None is called 'label'. The argument `labels` of metrics.accuracy names the field "
+            "that it reads."
+        )
+    return text

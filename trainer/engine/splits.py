@@ -1,0 +1,79 @@
+"""The splits that a data set evaluates, and the names of their metrics."""
+
+import inspect
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any
+
+from trainer.engine.contracts import Batch, ComponentError
+
+# Split -> how the names of its metrics begin in metrics.jsonl.
+PREFIXES = {"validation": "validation/", "test": "eval/"}
+
+
+def split_sizes(data: Any) -> dict[str, int | None]:
+    """Returns the splits that a data set evaluates.
+
+    Args:
+        data: the data set. A data set without an attribute `splits` has a test split only.
+
+    Returns:
+        Split -> number of examples, None if the data set does not say; validation comes first.
+
+    Raises:
+        ValueError: `splits` is not a collection of "validation" and "test".
+    """
+    splits = getattr(data, "splits", ("test",))
+    listed = isinstance(splits, Collection) and not isinstance(splits, str)
+    if not listed or not splits or not set(splits) <= set(PREFIXES):
+        raise ValueError(
+            f"The data set has splits {splits!r}. The attribute must list what evaluate(split) "
+            "takes: 'validation', 'test' or both; or be a dict from these names to numbers of "
+            "examples. A data set without it is evaluated with evaluate(), as its test split."
+        )
+    sizes = splits if isinstance(splits, Mapping) else dict.fromkeys(splits)
+    return {split: sizes[split] for split in PREFIXES if split in sizes}
+
+
+def eval_batches(data: Any, split: str) -> Iterator[Batch]:
+    """Yields this process's shards of the batches of a split, once.
+
+    Args:
+        data: the data set. `evaluate` gets no argument if it takes none, as in a class that
+            overrides that of `ArrayDataset`, or if the data set has no attribute `splits`.
+        split: one of `split_sizes`.
+
+    Raises:
+        ComponentError: `evaluate` takes no argument, and `split` is not the test split.
+    """
+    if hasattr(data, "splits") and inspect.signature(data.evaluate).parameters:
+        return iter(data.evaluate(split))
+    if split != "test":
+        raise ComponentError(
+            "data",
+            f"The data set has a {split} split, but its evaluate() takes no argument. It must be "
+            "evaluate(split), which yields the batches of that split.",
+        )
+    return iter(data.evaluate())
+
+
+def best_row(best_metric: str, metrics: Sequence[str], splits: Collection[str]) -> str:
+    """Returns the name in metrics.jsonl of the metric that ranks checkpoints.
+
+    Args:
+        best_metric: "accuracy" means that of the validation split, or of the test split if there is
+            no other; "validation/accuracy" and "eval/accuracy" name the split.
+        metrics: the names of the metrics that are evaluated.
+        splits: the splits that the data set evaluates.
+
+    Raises:
+        ValueError: there is no such metric.
+    """
+    rows = [PREFIXES[split] + name for split in PREFIXES if split in splits for name in metrics]
+    if best_metric in metrics:
+        return rows[list(metrics).index(best_metric)]
+    if best_metric not in rows:
+        raise ValueError(
+            f"best_metric is {best_metric!r}, but the metrics are {', '.join(metrics)}; with their "
+            f"splits, {', '.join(rows)}."
+        )
+    return best_metric

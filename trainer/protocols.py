@@ -1,0 +1,164 @@
+"""What a model, a data set, a loss and a metric must be.
+
+Nothing needs to inherit from these protocols: an object with these attributes and methods is a
+model or a data set. `trainer.engine.contracts` checks them. In the shapes below, `batch` is the
+number of examples of a batch and `positions` is the length of a sequence.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Mapping
+from typing import Any, Protocol
+
+import jax
+
+Batch = Mapping[str, Any]
+"""Field name -> array [batch, ...] (numpy's, jax's or traced)."""
+
+
+class Model(Protocol):
+    """Two pure functions, which transformations of jax can trace."""
+
+    def init(self, key: jax.Array, batch: Batch) -> tuple[Any, Any]:
+        """Returns (params, model_state), both nested dicts of arrays.
+
+        Args:
+            key: the PRNG key of the parameters.
+            batch: a training batch, of which only shapes and dtypes matter.
+        """
+        ...
+
+    def apply(
+        self, params: Any, model_state: Any, batch: Batch, *, key: jax.Array | None, train: bool
+    ) -> tuple[Any, Any]:
+        """Returns (outputs, model_state); the outputs are what the loss and the metrics read.
+
+        Args:
+            params: as `init` returned them, in the dtype of the experiment's precision.
+            model_state: as `init` or the last step returned it. With `train=False` it is returned
+                unchanged.
+            batch: a batch, whose floats have the dtype of the experiment's precision.
+            key: the PRNG key of dropout; None if `train` is False.
+            train: whether this is a training step, a Python bool.
+        """
+        ...
+
+
+class Dataset(Protocol):
+    """Batches to train on, and the batches of one or two splits to evaluate.
+
+    An attribute `splits` is optional. It lists what `evaluate` takes, "validation", "test" or both,
+    or is a dict from these names to numbers of examples. `evaluate` of a data set without it is
+    called without an argument, and yields the test split.
+    """
+
+    @property
+    def element_spec(self) -> Mapping[str, jax.ShapeDtypeStruct]:
+        """Field name -> shape [batch, ...] and dtype of a training batch, over all processes."""
+        ...
+
+    @property
+    def batch_size(self) -> int:
+        """Number of examples in a training batch, over all processes."""
+        ...
+
+    @property
+    def num_examples(self) -> int:
+        """Number of examples in an epoch."""
+        ...
+
+    def train(self, batch_index: int, seed: int) -> Iterator[Batch]:
+        """Yields this process's shards of the training batches, without end.
+
+        A batch is a pure function of `seed` and its index. Its arrays [batch / processes, ...]
+        become read-only: do not reuse them. A field "mask", float32 [batch] or [batch, positions],
+        is optional: 1 for what counts in the loss and the metrics, and 0 for what does not.
+
+        Args:
+            batch_index: the index of the first batch, from 0.
+            seed: the experiment's `data_seed`, or its `seed`.
+        """
+        ...
+
+    def evaluate(self, split: str) -> Iterator[Batch]:
+        """Yields this process's shards of the batches of a split, once, in equally many batches.
+
+        The arrays are those of a training batch, and "mask", which is required: 0 for padding.
+
+        Args:
+            split: one of `splits`.
+        """
+        ...
+
+
+class Loss(Protocol):
+    """A function, which transformations of jax can trace."""
+
+    def __call__(
+        self, outputs: Any, batch: Batch
+    ) -> jax.Array | tuple[jax.Array, Mapping[str, jax.Array]]:
+        """Returns the losses, or a pair (losses, aux).
+
+        The losses are floats [batch] or [batch, positions]: do not average over the examples. The
+        step averages them over all examples or positions whose mask is not 0. `aux` is a dict of
+        scalars, which are logged as train/<name>, validation/<name> and eval/<name>; over
+        microbatches and over the batches of a split they are averaged with the weights of the
+        losses.
+
+        Args:
+            outputs: the model's outputs.
+            batch: the batch, in its own dtypes.
+        """
+        ...
+
+
+class Metric(Protocol):
+    """A class of `clu.metrics`, whose objects hold sums over the batches that were added."""
+
+    @classmethod
+    def empty(cls) -> Metric:
+        """Returns the sums of no batch."""
+        ...
+
+    @classmethod
+    def from_model_output(
+        cls, *, outputs: Any, logits: Any, labels: Any, batch: Batch, loss: Any, mask: Any
+    ) -> Metric:
+        """Returns the sums of one batch; a metric takes those of these keywords that it reads.
+
+        Args:
+            outputs: the model's outputs.
+            logits: the model's outputs, under the name that classes of clu read.
+            labels: the field "label" of the batch; None if there is no such field.
+            batch: the batch.
+            loss: float32 [batch] or [batch, positions], without the weights of the mask.
+            mask: float32 [batch] or [batch, positions], 1 for what counts and 0 for padding.
+        """
+        ...
+
+    def merge(self, other: Any) -> Any:
+        """Returns the sums of both."""
+        ...
+
+    def compute(self) -> Any:
+        """Returns the value of the metric, a scalar; for `train_metrics`, jax traces it."""
+        ...
+
+
+def members(protocol: type) -> str:
+    """Names what a protocol requires, for error messages: "batch_size, train(batch_index, seed)".
+
+    Args:
+        protocol: one of the classes of this file.
+    """
+    names = []
+    for name, member in vars(protocol).items():
+        function = getattr(member, "__func__", member)  # of a classmethod
+        if isinstance(member, property):
+            names.append(name)
+        elif inspect.isfunction(function) and not name.startswith("_"):
+            taken = list(inspect.signature(function).parameters.values())[1:]
+            bare = [each.replace(annotation=inspect.Parameter.empty) for each in taken]
+            names.append(f"{name}{inspect.Signature(bare)}")
+    return f"{', '.join(names[:-1])} and {names[-1]}"

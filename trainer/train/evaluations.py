@@ -1,0 +1,71 @@
+"""Evaluates during a run, until it is done or the run is to stop."""
+
+from collections.abc import Iterator
+from functools import partial
+
+from trainer.engine.contracts import Batch
+from trainer.engine.program import Program
+from trainer.engine.step import State
+from trainer.train.consensus import StopSaveConsensus
+from trainer.train.watchdog import Watchdog
+from trainer.writers import MultiWriter
+
+
+class _Stopped(Exception):
+    """Raised between two batches if the run is to stop."""
+
+
+class Evaluations:
+    """The evaluations of a run.
+
+    Args:
+        program: the compiled experiment.
+        writer: writes the results.
+        consensus: whether the run is to stop.
+        watchdog: watches every batch.
+
+    Attributes:
+        results: the results of the last complete evaluation, by their names in metrics.jsonl.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        writer: MultiWriter,
+        consensus: StopSaveConsensus,
+        watchdog: Watchdog,
+    ):
+        self.results: dict[str, float] = {}
+        self._program = program
+        self._writer = writer
+        self._consensus = consensus
+        self._watchdog = watchdog
+
+    def run(self, state: State, step: int) -> bool:
+        """Evaluates every split of the data set, and writes the results.
+
+        Args:
+            state: the state after a step.
+            step: that step.
+
+        Returns:
+            True; False if the run is to stop, and nothing was written.
+        """
+        try:
+            self.results = self._program.evaluate_splits(state, partial(self._until_stopped, step))
+        except _Stopped:
+            return False
+        self._writer.write_scalars(step, self.results)
+        return True
+
+    def best(self) -> float | None:
+        """Returns the result that ranks checkpoints; None if the experiment has no best_metric."""
+        return self.results.get(self._program.experiment.best_row or "")
+
+    def _until_stopped(self, step: int, batches: Iterator[Batch]) -> Iterator[Batch]:
+        for batch in batches:
+            self._watchdog.other(f"the evaluation at step {step}")
+            self._consensus.sync("batch")
+            if self._consensus.stop:
+                raise _Stopped
+            yield batch
