@@ -45,14 +45,15 @@ def make_program(read: Config, vocabulary: Sequence[str]) -> "Program":
         ConfigError: the config has a mistake, or its parts do not fit together.
     """
     from optim.declarations import OptimizerWarning
+    from trainer.engine.contracts import ComponentError
     from trainer.engine.loading import load
 
     warnings.simplefilter("ignore", OptimizerWarning)  # the plan has the same warnings, once
     try:
         return load(read, vocabulary)
-    except ConfigError:
-        raise
     except ValueError as error:
+        if isinstance(error, ConfigError) and not isinstance(error, ComponentError):
+            raise  # its message begins with its place
         places = [getattr(error, "component", ""), "mesh", "data"]
         place = next((read.sources[path] for path in places if path in read.sources), "")
         raise ConfigError(f"{place}: {error}") from error

@@ -53,7 +53,7 @@ def _inputs(plan: Plan) -> list[str]:
     """Lists the floats that are inputs of the program, a line a call, and those that are not."""
     by_call: dict[str, list[str]] = {}
     for path, value in plan.inputs.items():
-        call, _, name = path.rpartition(".")
+        call, _, name = printable(path).rpartition(".")
         by_call.setdefault(call, []).append(f"{name} {_number(value)}")
     lines = []
     if by_call:
@@ -64,7 +64,9 @@ def _inputs(plan: Plan) -> list[str]:
     ]
     if plan.structure:
         lines.append("Floats that are constants of the program; another value compiles it again:")
-    lines += [f"  {path} {_number(x)}: {why}" for path, (x, why) in plan.structure.items()]
+    lines += [
+        f"  {printable(path)} {_number(x)}: {why}" for path, (x, why) in plan.structure.items()
+    ]
     return lines
 
 
