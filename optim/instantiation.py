@@ -80,7 +80,7 @@ def _called(recipe: Recipe) -> optax.GradientTransformationExtraArgs:
             raise ValueError(
                 f"{name_of(recipe)} branches in Python on the value of one of its arguments "
                 f"({', '.join(n for n, v in given.arguments.items() if isinstance(v, jax.Array))}),"
-                f" which must be a number, not a schedule or a value that a sweep lifts."
+                f" which must be a number, not a schedule or a traced value."
             ) from error
     return standardize(made, name_of(recipe))
 
