@@ -43,7 +43,9 @@ def descend(
         The optimizer; its updates have the parameters' dtypes.
     """
     direction = optax.with_extra_args_support(direction)
+    # In a group, `adapter` has replaced schedules by their values, and there is no count to keep.
     scheduled = callable(learning_rate) or callable(weight_decay)
+    # A schedule or a traced scalar may be 0, too, but is known only at the step.
     decays = not (isinstance(weight_decay, float | int) and weight_decay == 0)
 
     def init(params: optax.Params) -> DescentState:
@@ -112,6 +114,7 @@ def bias_correction(decay: ArrayLike, count: ArrayLike, like: jax.Array) -> jax.
         count: the number of terms; 0 counts as 1, so that nothing is divided by zero.
         like: an array with the dtype of the result.
     """
+    # At count 0 the divisor would be 0; the average is 0 there as well.
     terms = jnp.maximum(jnp.asarray(count), 1).astype(like.dtype)
     return 1 - scalar(decay, like) ** terms
 
@@ -128,6 +131,7 @@ def map_unzip(function: Callable[..., tuple[Any, ...]], length: int, tree: Any, 
     Returns:
         A tuple of trees, one for each item.
     """
+    # Not jax.tree.map with tuples as leaves, which would take tuples in `tree` for results.
     leaves, structure = jax.tree.flatten(tree)
     columns = [structure.flatten_up_to(other) for other in rest]
     rows = [function(*row) for row in zip(leaves, *columns, strict=True)]

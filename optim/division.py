@@ -68,6 +68,7 @@ def divide(
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty or mesh.size == 1 or set(mesh.axis_types) != {AxisType.Auto}:
         return [function(*row) for row in rows]
+    # Only matrices of equal shapes and dtypes, in every one of `batches`, can be stacked.
     kinds: dict[Any, list[int]] = {}
     for place, row in enumerate(rows):
         kinds.setdefault(tuple((x.shape[1:], x.dtype) for x in row), []).append(place)
@@ -78,6 +79,7 @@ def divide(
     for places, share in zip(kinds.values(), shares, strict=True):
         columns = zip(*(rows[place] for place in places), strict=True)
         stacks = [jnp.concatenate(arrays) for arrays in columns]
+        # Arrays [matrices of the kind, ...], in the order of `places`.
         found = _on_shares(function, stacks, share, mesh)
         ends = np.cumsum([sizes[place] for place in places])
         for place, end in zip(places, ends.tolist(), strict=True):
@@ -105,6 +107,7 @@ def deal(numbers: Sequence[int], costs: Sequence[float], devices: int) -> list[n
         [[2, 1], [0, 4]]
     """
     shares = [np.zeros(devices, int) for _ in numbers]
+    # Equal loads are ordered by device: every process deals by itself, and all must deal alike.
     loads = [(0.0, device) for device in range(devices)]
     for kind in sorted(range(len(numbers)), key=lambda kind: -costs[kind]):
         for _ in range(numbers[kind]):
@@ -138,6 +141,7 @@ def _on_shares(
         for slot in range(filled, slots):
             one = [x[slot : slot + 1] for x in mine]
             shapes = jax.eval_shape(function, *one)
+            # Empty slots return zeros, which are dropped below.
             zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
             results.append(jax.lax.cond(slot < taken, function, lambda *_, z=zeros: z, *one))
         if len(results) == 1:

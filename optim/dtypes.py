@@ -17,6 +17,8 @@ def compute_dtype(params: optax.Params) -> DTypeLike:
     Returns:
         float64 if any parameter has 64 bits, else float32.
     """
+    # finfo describes the parts of a complex dtype: complex128 has 64 bits here, complex64 has 32.
+    # It raises for integers, which are left out.
     has_64_bits = any(
         jnp.finfo(x.dtype).bits == 64
         for x in jax.tree.leaves(params)

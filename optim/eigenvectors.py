@@ -31,11 +31,13 @@ def eigenvectors(gram: jax.Array) -> jax.Array:
     """
     size = gram.shape[-1]
     gram, like = replicate(gram), gram
+    # The diagonal of a mean of G G^T is 0 only for rows whose gradients were all 0.
     untouched = jnp.diagonal(gram, axis1=-2, axis2=-1) == 0
     values, vectors = eigh(gram)
     null = _is_null(values)[..., None, :]
     spanned = jnp.where(null | untouched[..., :, None], 0, vectors)
     outside = jnp.eye(size, dtype=gram.dtype) - product(spanned, transpose(spanned))
+    # Distinct, so that its eigenvectors are unique, and at least 1, unlike the zeros of the span.
     diagonal = jnp.arange(size, dtype=gram.dtype) / size + jnp.where(untouched, 3.0, 1.0)
     # Negative, so that the null space comes first, as it does in `vectors`; in it, untouched rows.
     completion = eigh(-product(outside * diagonal[..., None, :], outside))[1]

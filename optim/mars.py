@@ -93,6 +93,7 @@ def mars(
             variance = keep2 * variance + (1 - keep2) * c * c
             root = jnp.sqrt(variance / bias_correction(b2, count, g)) + scalar(eps, g)
             step = mean / bias_correction(b1, count, g) / root
+            # The next step compares with this gradient itself, not with the corrected one.
             news = (mean, variance, g)
             return step, *(n.astype(o.dtype) for n, o in zip(news, moments, strict=True))
 

@@ -81,11 +81,14 @@ class Matrices:
                 may be a shard of a matrix, whose norm is not the norm of the matrix.
         """
         leaves, structure = jax.tree.flatten(trees[0])
+        # Each item of `kept` has a tree of arrays for a parameter, or () where there is no matrix.
         columns = [structure.flatten_up_to(tree) for tree in (*trees, *kept)]
         found = self.layouts(trees[0])
         whole = [list(map(self._matrices, column, found)) for column in columns[: len(trees)]]
         stacked = [list(map(self._stack, column, found)) for column in columns[len(trees) :]]
         made = function(*whole, *stacked)
+        # The results come in the order of the arguments: shaped like parameters, then kept as they
+        # are.
         back = [list(map(_parameter, column, found, leaves)) for column in made[: len(trees)]]
         rest = [list(map(_unstack, column, found)) for column in made[len(trees) :]]
         return [structure.unflatten(column) for column in (*back, *rest)]
@@ -104,6 +107,8 @@ class Matrices:
         return jax.tree.map(one, tree)
 
     def _require_whole(self, x: jax.Array) -> None:
+        # The mesh axes of a surrounding shard_map along which the array differs; none outside of
+        # one.
         varying = jax.typeof(x).manual_axis_type.varying
         if varying:
             axes = ", ".join(sorted(map(str, varying)))
@@ -136,6 +141,7 @@ def _unstack(tree: Any, layout: Layout) -> Any:
 def _parameter(x: jax.Array, layout: Layout, like: jax.Array) -> jax.Array:
     """Inverts `Matrices._matrices`, with the sharding of another array."""
     x = jnp.reshape(x, [layout.shape[axis] for axis in layout.order])
+    # The inverse of the permutation `order`.
     back = [layout.order.index(axis) for axis in range(len(layout.order))]
     return scatter(jnp.transpose(x, back), like)
 

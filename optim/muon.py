@@ -115,6 +115,7 @@ def muon(
         return MuonState(jax.tree.map(lambda p: wide_zeros(p, momentum_dtype), params))
 
     def orthogonal(batches: list[jax.Array]) -> list[list[jax.Array]]:
+        # Each array is [matrices, inputs, outputs].
         found = orthogonalize_all(batches, triples, eps, ns_dtype)
         return [[shape_factor(scale, *x.shape[-2:]) * x for x in found]]
 
@@ -128,7 +129,9 @@ def muon(
 
         grads = widen(updates)
         moments = jax.tree.map(follow, grads, state.momentum)
+        # Nesterov: the gradient enters the new momentum once more, with the same weights.
         mixed = jax.tree.map(follow, grads, moments) if nesterov else moments
+        # Only the stored momentum is rounded to momentum_dtype; this step uses the exact one.
         kept = jax.tree.map(lambda m, old: m.astype(old.dtype), moments, state.momentum)
         [steps] = over.map(orthogonal, [mixed])
         return steps, MuonState(kept)

@@ -64,6 +64,7 @@ def polynomials(ns_coefficients: str | Sequence[Any], steps: int) -> list[Triple
     if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
         raise ValueError(f"ns_steps must be an integer, at least 1, got {steps!r}.")
     if isinstance(ns_coefficients, str):
+        # Dividing the argument of a s + b s^3 + c s^5 by a scale divides a, b and c by its powers.
         scales = [_SAFETY**2, *[_SAFETY] * (len(_POLAR_EXPRESS) - 2), 1.0]
         known = {
             "jordan": [_JORDAN],
@@ -86,6 +87,7 @@ def polynomials(ns_coefficients: str | Sequence[Any], steps: int) -> list[Triple
             f"ns_coefficients must be a triple (a, b, c), or one for each step, got"
             f" {ns_coefficients!r}."
         )
+    # The last triple of the Polar Express converges to 1 when it is repeated.
     rest = [triples[-1]] * (steps - len(triples))
     return [(a, b, c) for a, b, c in [*triples[:steps], *rest]]
 
@@ -109,15 +111,18 @@ def orthogonalize(
         An array like `x`; its singular values are p(s / max(norm, eps)), where s are those of `x`
         and p is the composition of the steps' polynomials a s + b s^3 + c s^5.
     """
+    # The products of a step are then of the smaller side.
     tall = x.shape[-2] > x.shape[-1]
     x = transpose(x) if tall else x
     # The largest value is scaled to 1, so that neither the squares nor the norm under- or overflow;
     # a power of two comes first, because the reciprocal of a very large number underflows.
+    # initial: for arrays without elements.
     largest = jnp.max(jnp.abs(x), axis=(-2, -1), keepdims=True, initial=0.0)
     power = jnp.where(largest > 1, scalar(2.0**-8, x), scalar(2.0**8, x))
     largest = jnp.where(largest > 0, largest * power, jnp.ones_like(largest))
     x = x * power / largest
     norm = jnp.linalg.norm(x, axis=(-2, -1), keepdims=True)
+    # eps bounds the norm of the matrix that was given, which is norm * largest / power here.
     x = x / jnp.maximum(norm, scalar(eps, x) * power / largest)
     kept = x.dtype
     x = x if dtype is None else x.astype(dtype)
@@ -170,11 +175,14 @@ def flops(rows: int, columns: int, steps: int, itemsize: int) -> float:
     cube, rectangle = float(rows) ** 3, float(rows) * rows * columns
     if not _prefers_gram(rows, columns, itemsize):
         return steps * (4 * rectangle + 2 * cube)
+    # Four products of m^3 a step, less one in the first step and two in the last of each batch, and
+    # two of m^2 n a batch.
     return 8 * steps * cube + -(-steps // _RESTART) * (4 * rectangle - 6 * cube)
 
 
 def _prefers_gram(rows: int, columns: int, itemsize: int) -> bool:
     """Returns whether the Gram form is cheaper and accurate enough; in bfloat16 it is not."""
+    # From the counts in `flops`, for a batch of any number of steps above 1.
     return 2 * columns > 3 * rows and itemsize >= 4
 
 
@@ -195,6 +203,8 @@ def _gram_steps(x: jax.Array, triples: Sequence[Triple]) -> jax.Array:
         a, b, c = (scalar(value, x) for value in triple)
         step = a * identity + b * gram + c * product(gram, gram)
         whole = step if whole is None else product(step, whole)
+        # `step` and `gram` are polynomials of the first Gram matrix: they are symmetric and
+        # commute.
         if i + 1 < len(triples):
             gram = product(product(step, gram), step)
     return x if whole is None else product(whole, x)

@@ -19,6 +19,7 @@ def all_finite(by_path: Mapping[str, jax.Array]) -> jax.Array:
     Returns:
         A boolean scalar.
     """
+    # jnp.stack raises for an empty list: without trainable parameters, all are finite.
     return jnp.stack(
         [jnp.isfinite(x).all() for x in by_path.values()] or [jnp.ones((), bool)]
     ).all()
@@ -43,5 +44,8 @@ def clip(
     require_whole(optax.tree.norm, (grads, ()), "clip_norm")
     norm = optax.tree.norm(grads)
     bound = jnp.asarray(clip_norm(step) if callable(clip_norm) else clip_norm, norm.dtype)
+    # One scalar, so that no `where` reads the gradients. Gradients of 0 give 1 and not 0 / 0,
+    # because clip_norm is positive. A norm that is NaN makes all gradients NaN, as in optax.
     scale = jnp.where(norm < bound, jnp.ones_like(norm), bound / norm)
+    # g.real: a complex gradient is scaled by a real number.
     return {path: g * scale.astype(g.real.dtype) for path, g in grads.items()}

@@ -92,9 +92,11 @@ def rprop(
         ) -> tuple[jax.Array, ...]:
             g = widen(g)
             size, last = size.astype(g.dtype), last.astype(g.dtype)
+            # Signs, because the product of two small gradients underflows to 0.
             turn = jnp.sign(g) * jnp.sign(last)
             eta = jnp.where(turn > 0, scalar(eta_plus, g), scalar(eta_minus, g))
             size = jnp.where(turn == 0, size, size * eta)
+            # Clipped at a turn of 0 as well, as in torch: the first size may be outside the limits.
             size = jnp.clip(size, scalar(min_step_size, g), scalar(max_step_size, g))
             g = jnp.where(turn < 0, 0, g)
             return (-size * jnp.sign(g)).astype(like.dtype), size, g

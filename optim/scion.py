@@ -121,6 +121,7 @@ def scion(
     def farthest(batches: list[jax.Array]) -> list[list[jax.Array]]:
         if norm in ("spectral", "spectral_conv"):
             found = orthogonalize_all(batches, triples, eps)
+            # Arrays are [matrices, inputs, outputs], so this is sqrt(outputs / inputs).
             return [[(x.shape[-1] / x.shape[-2]) ** 0.5 * x for x in found]]
         return [list(map(normalized, batches))]
 
@@ -129,6 +130,7 @@ def scion(
         small = scalar(eps, m)
         if norm == "sign":
             return jnp.sign(m) / inputs
+        # A column of the authors' [outputs, inputs] is a row here: the mean is over the outputs.
         if norm == "col_norm":
             return m / (jnp.sqrt(jnp.mean(m**2, -1, keepdims=True)) + small)
         length = jnp.sqrt(jnp.sum(m**2, -2, keepdims=True))
@@ -144,6 +146,8 @@ def scion(
         if not conv:
             return found
         leaves, structure = jax.tree.flatten(found)
+        # `farthest` has multiplied by sqrt(o / (c * k)) for k positions: 1 / sqrt(k) more makes it
+        # sqrt(o / c) / k.
         factors = [at.window**-0.5 for at in over.layouts(moments)]
         return structure.unflatten([f * x for f, x in zip(factors, leaves, strict=True)])
 
@@ -162,6 +166,7 @@ def scion(
         return steps, ScionState(kept)
 
     tx = optax.GradientTransformation(init, update)
+    # (1 - learning_rate) * W is weight decay with a factor of 1.
     return descend(tx, learning_rate, 1.0 if constrained else 0.0)
 
 

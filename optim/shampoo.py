@@ -124,6 +124,8 @@ def shampoo(
         def start_from(zeros: list[jax.Array]) -> Sequence[Any]:
             sides = [gram_matrices(x, max_precond_dim) for x in zeros]
             left, right = ([x[i] for x in sides] for i in (0, 1))
+            # Left and right are [matrices, m, m] and [matrices, n, n], or () for a side that is too
+            # long.
             return zeros, *(jax.tree.map(jnp.zeros_like, x) for x in (left, right, left, right))
 
         mean, *sides = over.map(start_from, [jax.tree.map(wide_zeros, params)])
@@ -153,6 +155,7 @@ def shampoo(
         def step_along(mean: jax.Array, variance: jax.Array, *roots: Any) -> jax.Array:
             corrected = mean / bias_correction(b1, count, mean)
             adam = corrected / (jnp.sqrt(variance / correction(mean)) + scalar(graft_eps, mean))
+            # Before `start`, the roots are still zeros, and `_graft` of zeros is 0, not 0 / 0.
             step = jnp.where(count < start, adam, _graft(_precondition(corrected, roots), adam))
             return step if jax.tree.leaves(roots) else adam
 
@@ -199,7 +202,10 @@ def _roots(
         return scatter(root, gram)
 
     def power_of(left: Any, right: Any) -> Any:
+        # -1/4 for two sides, -1/2 for one.
         power = -0.5 / max(len(jax.tree.leaves((left, right))), 1)
+        # One power for each matrix, because `divide` stacks matrices of parameters with one and two
+        # sides.
         return jax.tree.map(lambda x: jnp.full((len(x), 1, 1), power, x.dtype), (left, right))
 
     pairs = list(map(power_of, *sides))
@@ -217,4 +223,5 @@ def _precondition(x: jax.Array, roots: tuple[Any, Any]) -> jax.Array:
 def _graft(direction: jax.Array, length: jax.Array) -> jax.Array:
     """Scales each matrix of `direction` to the Frobenius norm of its counterpart in `length`."""
     norms = [jnp.linalg.norm(x, axis=(-2, -1), keepdims=True) for x in (length, direction)]
+    # 1e-16 keeps a direction of zeros from being divided by 0.
     return direction * (norms[0] / (norms[1] + scalar(1e-16, direction)))

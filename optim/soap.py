@@ -159,8 +159,11 @@ def soap(
         ) -> tuple[Any, ...]:
             keep1, keep2 = scalar(b1, whole), scalar(b2, whole)
             turned = _turn(whole, bases)
+            # The first gradient only computes the bases: the averages begin with the second one.
             mean = jnp.where(first, 0, moving_average(mean, turned, keep1))
             variance = jnp.where(first, 0, moving_average(variance, turned**2, keep2))
+            # As in the authors' program, eps is added to a root without bias correction. The first
+            # update adds nothing to the averages, so `count` is the number of their terms.
             rate = jnp.sqrt(bias_correction(b2, count, whole)) / bias_correction(b1, count, whole)
             direction = mean / (jnp.sqrt(variance) + scalar(eps, whole))
             if jax.tree.leaves(bases):
@@ -193,6 +196,7 @@ def soap(
         updates: optax.Updates, state: Any, params: optax.Params | None = None, **extra: Any
     ) -> tuple[optax.Updates, Any]:
         moves, new = tx.update(updates, state, params, **extra)
+        # Weight decay too is left out of the first update.
         first = state.direction.count == 0
         return jax.tree.map(lambda u: jnp.where(first, jnp.zeros_like(u), u), moves), new
 
@@ -242,6 +246,8 @@ def _follow(
     mean: list[jax.Array], variance: list[jax.Array], grams: list[_Sides], bases: list[_Sides]
 ) -> _Moved:
     """Rotates the bases towards the eigenvectors by one power iteration."""
+    # The mean is rotated to the new bases. Variances cannot be rotated: they are sorted with the
+    # columns to which they belong.
     back = list(map(_turn_back, mean, bases))
     orders = jax.tree.map(falling_order, grams, bases)
 

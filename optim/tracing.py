@@ -39,9 +39,13 @@ def reads_of_leaves(function: Callable[[Any], Any], arguments: Mapping[str, Any]
 def _trace(function: Callable[[Any], Any], arguments: Mapping[str, Any]) -> tuple[Any, list[str]]:
     """Returns the jaxpr of a function, and the argument's name of each of its inputs."""
     jaxpr = jax.make_jaxpr(function)(dict(arguments)).jaxpr
+    # jax flattens a dict in the order of its sorted keys, so the inputs of the jaxpr are in that
+    # order.
     return jaxpr, [name for name in sorted(arguments) for _ in jax.tree.leaves(arguments[name])]
 
 
 def _used(jaxpr: Any, owners: list[str], results: list[bool]) -> set[str]:
+    # dce_jaxpr also looks into the bodies of scan, while, cond and pjit: an argument that a loop
+    # only passes on, without effect on the results asked for, is not counted.
     _, used = partial_eval.dce_jaxpr(jaxpr, results)
     return {name for name, is_used in zip(owners, used, strict=True) if is_used}
