@@ -82,6 +82,7 @@ def update(
     updates: Any
     updates, new_state = _unsharded(tx, grads, state, params, extra)
     for path, p in params.items():
+        # Without the check, the sum of parameter and update would be broadcast.
         if jnp.shape(updates[path]) != p.shape:
             raise ValueError(
                 f"It returned an update of shape {jnp.shape(updates[path])} for the parameter "
@@ -106,6 +107,7 @@ def _refuse_schedules_of_init(
     computes the next step sizes from the stored ones.
     """
     dtype = compute_dtype(params)
+    # Ones, because nothing is computed with them: only what depends on what is traced.
     scheduled = {
         path: jnp.ones((), dtype) for path, value in float_paths(recipe).items() if callable(value)
     }
@@ -114,6 +116,7 @@ def _refuse_schedules_of_init(
         return instantiate(map_floats(recipe, lambda path, x: values.get(path, x)), 0, dtype)
 
     from_init = reads_of_leaves(lambda values: made(values).init(params), scheduled)
+    # The usual case: init makes zeros, and the update need not be traced.
     if not any(from_init):
         return
     leaves, structure = jax.tree.flatten(state)
@@ -123,6 +126,7 @@ def _refuse_schedules_of_init(
         return _unsharded(made(scheduled), grads, old, params, extra)[1]
 
     read = reads_of_leaves(update, {str(i): leaf for i, leaf in enumerate(leaves)})
+    # Leaves whose new value depends on their old one.
     lasting = [i for i, of_leaf in enumerate(read) if str(i) in of_leaf]
     for path in sorted(path for i in lasting for path in from_init[i]):
         raise ArgumentError(
@@ -154,6 +158,7 @@ def _unsharded(
         sharding = jax.typeof(x).sharding
         return NamedSharding(mesh, PartitionSpec()) if sharding.mesh.empty else sharding
 
+    # auto_axes takes arrays only.
     functions = {name: x for name, x in extra.items() if callable(x)}
     arrays = {name: x for name, x in extra.items() if name not in functions}
     places = jax.tree.map(place, (params, state))
@@ -207,6 +212,8 @@ def match_avals(
                 f"cast to {o.dtype} would truncate the value at every step. Let the optimizer's "
                 f"init use {jnp.asarray(n).dtype}, or its update cast to {o.dtype}."
             )
+        # Strongly typed as well: a weak type is part of an aval, and the next step would be
+        # compiled again.
         return jax.lax.convert_element_type(n, o.dtype)
 
     return jax.tree_util.tree_map_with_path(cast, new, old)
@@ -214,6 +221,7 @@ def match_avals(
 
 def _loses(new: Any, old: Any) -> bool:
     """Returns whether a cast to the dtype of `old` can lose more than rounding does."""
+    # Extended dtypes are those of typed PRNG keys.
     kind = jax.typeof(new)
     if kind.dtype == old.dtype or jnp.issubdtype(kind.dtype, jax.dtypes.extended):
         return False
@@ -224,6 +232,7 @@ def _loses(new: Any, old: Any) -> bool:
 
 
 def _strong(x: ArrayLike) -> jax.Array:
+    # optax's line searches start with weakly typed scalars, and the step would be compiled twice.
     return jax.lax.convert_element_type(x, jnp.asarray(x).dtype)
 
 
@@ -237,6 +246,9 @@ def own_buffers(state: optax.OptState, others: optax.Params) -> optax.OptState:
     Returns:
         The state, in which no leaf is a leaf of `others` or another leaf of the state.
     """
+    # Several optimizers of optax keep parameters or gradients in their state as they are, L-BFGS
+    # and SAM among them. Donating one buffer twice fails; on several devices, jaxlib 0.10.2
+    # crashes.
     seen = {id(x) for x in jax.tree.leaves(others)}
 
     def distinct(x: Any) -> Any:

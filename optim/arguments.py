@@ -64,6 +64,8 @@ def _kind(function: Callable[..., Any], name: str) -> str | None:
     parameter = parameters(function).get(name)
     if parameter is not None and name in FLOATS:
         return "float"
+    # An integer default is a count or a flag, whatever the annotation says: for ns_steps of optax,
+    # it is a union with float.
     if parameter is None or isinstance(parameter.default, bool | int):
         return None
     if isinstance(parameter.default, float):

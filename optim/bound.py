@@ -100,6 +100,7 @@ class BoundOptimizer(NamedTuple):
         unpacked = self._init_unpacked(trainable)
         for name, group_params in self.split(widen(trainable)).items():
             with group_error_context(name, self.groups[name]):
+                # Raises before the first step what the first evaluation would raise.
                 jax.eval_shape(evaluation.eval_params, unpacked["groups"][name], group_params)
                 if self.layer_decay is not None:
                     refuse_states(unpacked["groups"][name])
@@ -134,6 +135,7 @@ class BoundOptimizer(NamedTuple):
         trainable = self.trainable()
         given = flatten(grads)
         old = self._unpacked(state)
+        # The copies of low_precision="master" replace the rounded parameters.
         wide = {**widen(trainable), **state.master}
         moves, groups = self._moves({path: given[path] for path in trainable}, old, wide, extra)
         after = {path: w + moves[path].astype(w.dtype) for path, w in wide.items()}
@@ -141,6 +143,7 @@ class BoundOptimizer(NamedTuple):
         master = {path: after[path] for path in state.master}
         count = old["skipped"]
         if skip is not None:
+            # The rounded parameters, because float16 has no finite numbers above 65504.
             skip = jnp.asarray(skip) | ~all_finite(back)
             back, master, groups = jax.tree.map(
                 lambda o, n: jnp.where(skip, o, n),
@@ -200,6 +203,9 @@ class BoundOptimizer(NamedTuple):
                     within,
                 )
             moves |= {
-                path: u * scales[path] if path in scales else u for path, u in updates.items()
+                # After the optimizer, as a factor of the learning rate: Adam would cancel a factor
+                # of the gradient.
+                path: u * scales[path] if path in scales else u
+                for path, u in updates.items()
             }
         return moves, groups

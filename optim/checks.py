@@ -24,6 +24,7 @@ _DECAYS = (
     *("b1", "b2", "b3", "beta", "betas", "beta3", "adam_b1", "adam_b2", "shampoo_beta"),
     *("decay", "momentum", "rho"),
 )
+# Bounds of the loss, the factor of optax.scale, and coefficients of Newton-Schulz.
 _ANY_SIGN = ("f_min", "lower_bound", "step_size", "ns_coeffs", "ns_coefficients")
 
 # Exceptions that may be 1: with b2=1 Shampoo's averages are sums, and Scion's momentum is the
@@ -94,6 +95,7 @@ def wrong_float(name: str, value: Any, default: Any = None) -> str | None:
     values, name = np.asarray(value), name.split("[")[0].split(".")[-1]
     if values.dtype.kind not in "iuf":
         return None
+    # np.min of values with a NaN is NaN.
     least, most = (float(f(values)) for f in (np.min, np.max))
     if math.isnan(least):
         return "is not a number (NaN)."
@@ -101,6 +103,7 @@ def wrong_float(name: str, value: Any, default: Any = None) -> str | None:
         return "is infinite."
     if least <= 0 and name == "clip_norm":
         return f"must be positive, got {least:g}. Set it to None to disable clipping."
+    # What a factory has as its default is in the range: below 0, or a decay of 1.
     bound = float(default) if isinstance(default, int | float) else 0.0
     if least < min(0.0, bound) and name not in _ANY_SIGN:
         climb = name == "learning_rate"
@@ -137,6 +140,7 @@ def wrong_option(
             f"clip_norm scales the gradient of the whole batch, but in group {group!r} {name} "
             f"clips the gradient of every example. Remove clip_norm."
         )
+    # NaN fails every comparison, so that what is not a number is refused, too.
     scale = layer_decay if isinstance(layer_decay, int | float) else math.nan
     is_known = layer_decay is not None and not isinstance(layer_decay, Tracer)
     if is_known and not 0 < scale <= 1:

@@ -31,6 +31,7 @@ def eval_params(state: optax.OptState, params: Mapping[str, jax.Array]) -> dict[
         if not isinstance(node, kinds):
             continue
         held = node.slow if isinstance(node, SlowParams) else node.z
+        # `z` and the slow parameters are shaped like the parameters that the optimizer received.
         if not isinstance(held, Mapping) or held.keys() != params.keys():
             raise ValueError(
                 "It keeps averages for evaluation, but a wrapper such as optax.flatten changes the "
@@ -39,6 +40,7 @@ def eval_params(state: optax.OptState, params: Mapping[str, jax.Array]) -> dict[
         # Inside optax.partition or optax.masked, other parameters are MaskedNodes.
         averages: Any = {p: x for p, x in held.items() if not isinstance(x, optax.MaskedNode)}
         if isinstance(node, optax.contrib.ScheduleFreeState):
+            # optax computes (y - (1 - b1) * z) / b1, where z is at least float32.
             wide = widen({path: params[path] for path in averages})
             averages = optax.contrib.schedule_free_eval_params(node._replace(z=averages), wide)
         found |= {path: x.astype(params[path].dtype) for path, x in averages.items()}

@@ -36,6 +36,7 @@ def extra_arguments(
     dtype, whole = jnp.result_type(float), jax.tree.structure(params)
 
     def cut(tree: Any) -> Any:
+        # Where the parameters are a single array, any scalar has their structure.
         if jax.tree.structure(tree) == whole and not jax.tree_util.treedef_is_leaf(whole):
             by_path = flatten(tree)
             return widen({path: by_path[path] for path in group_params})
@@ -48,8 +49,12 @@ def extra_arguments(
 
     def restrict(function: Callable[..., Any]) -> Callable[..., Any]:
         def of_own(wide: dict[str, Any], *args: Any, **others: Any) -> Any:
+            # The loss needs all parameters, in their own dtypes: the others are those before the
+            # step.
             by_path = flatten(params)
             true = {path: w.astype(by_path[path].dtype) for path, w in wide.items()}
+            # optax passes on the extra arguments that `arguments` lists; the function itself has
+            # none.
             taken = {name: value for name, value in others.items() if name not in extra}
             return cut(function(unflatten(params, {**by_path, **true}), *args, **taken))
 
@@ -63,6 +68,7 @@ def extra_arguments(
         *(kind(name, kind.KEYWORD_ONLY) for name in extra if name.isidentifier()),
         kind("args", kind.VAR_POSITIONAL),
     ]
+    # A Signature must have *args before arguments that are passed by name.
     arguments.sort(key=lambda argument: argument.kind)
     return {name: restrict(x) if callable(x) else cut(x) for name, x in extra.items()}
 
@@ -83,6 +89,7 @@ def negated(extra: Any) -> Any:
         if not callable(x):
             return jax.tree.map(jnp.negative, x)
 
+        # wraps copies __signature__, which optax's line searches read.
         @functools.wraps(x)
         def function(*args: Any, **kwargs: Any) -> Any:
             return jax.tree.map(jnp.negative, x(*args, **kwargs))

@@ -137,6 +137,7 @@ def floats(recipe: partial) -> Iterator[tuple[str, Any, Any]]:
                 yield name, value, default
         elif takes_floats(recipe.func, name) and isinstance(value, list | tuple):
             for i, x in enumerate(value):
+                # optax.contrib.muon's ns_coeffs may be a name, a triple or a tuple of triples.
                 if not isinstance(x, str | list | tuple | None):
                     known = isinstance(default, tuple) and i < len(default)
                     yield f"{name}[{i}]", x, default[i] if known else None
@@ -172,6 +173,7 @@ def learning_rate_of(recipe: Recipe) -> Any:
     }
     if not found:
         raise ValueError(f"{name_of(recipe)} has no learning_rate to multiply weight_decay by.")
+    # An outer recipe has a shorter path than those inside it; "" is the recipe itself.
     outer = min(found, key=len)
     others = [path for path in found if path != outer and not f".{path}".startswith(f".{outer}.")]
     if outer and others:
@@ -209,6 +211,7 @@ def map_floats(recipe: object, change: Callable[[str, Any], Any], path: str = ""
     for name, parameter in parameters(recipe.func).items():
         if name not in given.arguments:
             default = parameter.default
+            # Only what changes is bound: `bound` lists the arguments that a recipe was given.
             value = change(below(name), default) if isinstance(default, float) else default
             if value is not default:
                 given.arguments[name] = value
@@ -234,5 +237,6 @@ def float_paths(recipe: object) -> dict[str, Any]:
         Path, such as "base_optimizer.b1" -> number, traced scalar, schedule or None.
     """
     found: dict[str, Any] = {}
+    # setdefault returns the value, so that nothing changes.
     map_floats(recipe, lambda path, value: found.setdefault(path, value))
     return found

@@ -203,6 +203,8 @@ def _dead_group(
         why = f"It matches {matching[0]}, but its bounds exclude parameters of {axes} axes"
         advice = "Change min_ndim or max_ndim."
     else:
+        # Where the pattern occurs within a path, .* is probably missing; with a cutoff of 0,
+        # difflib names some paths even if none is like the pattern.
         partly = [path for path in by_path if occurs(group.match, path)]
         near = difflib.get_close_matches(group.match.pattern, by_path, n=3, cutoff=0.0)
         why = f"The nearest parameters are {', '.join(partly[:3] or near)}"
@@ -233,6 +235,7 @@ def group_error_context(name: str, group: Group) -> Iterator[None]:
     """
     try:
         yield
+    # A GroupError is a ValueError, too, and names its group already.
     except GroupError:
         raise
     except (TypeError, ValueError, LookupError, AttributeError, NotImplementedError) as error:

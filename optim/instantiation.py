@@ -33,6 +33,7 @@ def at_step(recipe: Recipe, step: ArrayLike, dtype: DTypeLike) -> Any:
     def number(path: str, value: Any) -> Any:
         name = path.split(".")[-1]
         value = _scheduled(value, step, name.split("[")[0]) if callable(value) else value
+        # A Python number stays one: a factory may compare it with 0, as `descend` does.
         inexact = isinstance(value, jax.Array) and jnp.issubdtype(value.dtype, jnp.inexact)
         return jnp.asarray(value, dtype) if inexact else value
 
@@ -72,6 +73,7 @@ def _called(recipe: Recipe) -> optax.GradientTransformationExtraArgs:
     if isinstance(recipe, partial):
         given = bound(recipe)
         for name, value in given.arguments.items():
+            # `cautious` calls its base itself, with other weight decays.
             if takes_recipe(recipe.func, name) and not takes_partial(recipe.func, name):
                 given.arguments[name] = optimizers(value)
         try:

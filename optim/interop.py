@@ -89,6 +89,8 @@ def transformation(optimizer: Any) -> optax.GradientTransformationExtraArgs:
         trainable, after = bound.trainable(), flatten(new_params)
         moves = {
             path: after[path] - x if path in trainable else jnp.zeros_like(x)
+            # Frozen parameters have an update, too: optax.apply_updates needs a tree like the
+            # parameters.
             for path, x in flatten(bound.params).items()
         }
         is_tree = isinstance(state, TransformationState)
@@ -160,6 +162,8 @@ def to_paths(bound: BoundOptimizer, state: Any) -> OptimizerState:
 
 
 def _is_of_group(x: Any, group_params: dict[str, Any]) -> bool:
+    # A dict whose keys are the paths of a group has values for its parameters. The state of an
+    # optimizer may have other dicts, which stay as they are.
     return isinstance(x, dict) and x.keys() == group_params.keys()
 
 

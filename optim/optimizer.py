@@ -133,6 +133,7 @@ class Optimizer(NamedTuple):
         Returns:
             An int32 scalar.
         """
+        # jax sorts the keys of a dict, and `pack` keeps that order: "groups", "skipped", "step".
         return state.scalars["int32"][-1]
 
     def skipped(self, state: OptimizerState) -> jax.Array:

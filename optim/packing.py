@@ -29,6 +29,7 @@ class OptimizerState(NamedTuple):
 
 
 def _is_scalar(x: Any) -> bool:
+    # Extended dtypes are those of typed PRNG keys.
     return x.ndim == 0 and not jnp.issubdtype(x.dtype, jax.dtypes.extended)
 
 
@@ -46,6 +47,7 @@ def pack(state: optax.OptState) -> tuple[dict[str, jax.Array], Any]:
     scalars: dict[str, list[Any]] = {}
     for x in filter(_is_scalar, leaves):
         scalars.setdefault(x.dtype.name, []).append(x)
+    # None is a tree without leaves, so the rest has the arrays only.
     rest = structure.unflatten([None if _is_scalar(x) else x for x in leaves])
     return {dtype: jnp.stack(values) for dtype, values in scalars.items()}, rest
 
@@ -62,6 +64,7 @@ def unpack(scalars: Mapping[str, jax.Array], rest: Any, template: Any) -> Any:
         The state.
     """
     leaves, structure = jax.tree.flatten(template)
+    # Both were taken from the leaves in their order, and return to them in that order.
     tensors = iter(jax.tree.leaves(rest))
     values = {
         dtype: iter([vector[i] for i in range(vector.size)]) for dtype, vector in scalars.items()

@@ -20,9 +20,11 @@ def path_name(path: tuple[Any, ...]) -> str:
         The name on one line, with control characters escaped; "params" for the path of a bare
         array.
     """
+    # The path of parameters that are a single array is empty.
     name = jax.tree_util.keystr(path, simple=True, separator="/") if path else "params"
     if name.isprintable():
         return name
+    # A key may be any string, and names are printed: a line break would end a line of the plan.
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in name)
 
 
@@ -44,6 +46,8 @@ def names(tree: Any) -> list[str]:
     """
     paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(tree)]
     if any(path and path[-1] == _VALUE for path in paths):
+        # The number of leaves below each node. A node with other children than `value` keeps the
+        # key: without it, one leaf's name would be the beginning of the others'.
         below = Counter(path[:end] for path in paths for end in range(len(path)))
         alone = [len(path) > 1 and path[-1] == _VALUE and below[path[:-1]] == 1 for path in paths]
         paths = [path[:-1] if cut else path for path, cut in zip(paths, alone, strict=True)]
@@ -64,6 +68,7 @@ def as_arrays(tree: Any) -> Any:
     Returns:
         A tree of the same structure.
     """
+    # ShapeDtypeStructs and tracers stay as they are.
     kinds = (bool, int, float, complex, np.ndarray, np.generic)
     return jax.tree.map(lambda x: jnp.asarray(x) if isinstance(x, kinds) else x, tree)
 

@@ -66,6 +66,7 @@ def _limit(pattern: re.Pattern[str], path: str) -> Iterator[None]:
         )
 
     # SIGVTALRM counts processor time and is rarely used; `re` handles signals while it matches.
+    # A process has one such timer: where it runs already, setting it again would cancel it.
     is_main = threading.current_thread() is threading.main_thread()
     if not is_main or signal.getitimer(signal.ITIMER_VIRTUAL)[0]:
         yield
@@ -75,5 +76,6 @@ def _limit(pattern: re.Pattern[str], path: str) -> Iterator[None]:
         signal.setitimer(signal.ITIMER_VIRTUAL, _SECONDS)
         yield
     finally:
+        # In this order: the default action of SIGVTALRM ends the process.
         signal.setitimer(signal.ITIMER_VIRTUAL, 0)
         signal.signal(signal.SIGVTALRM, before)

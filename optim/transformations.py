@@ -20,6 +20,8 @@ def standardize(made: Any, name: str) -> optax.GradientTransformationExtraArgs:
     Raises:
         ValueError: if `made` is not a transformation.
     """
+    # In this order: with_extra_args_support wraps `update`, and the annotation of the argument
+    # `params`, by which a lookahead is recognized, would be lost.
     return _with_known_extras(_with_slow_params(_finished(made, name)))
 
 
@@ -84,6 +86,7 @@ def _with_slow_params(tx: optax.GradientTransformation) -> optax.GradientTransfo
         pair: Any = optax.LookaheadParams(fast=params, slow=state.slow)
         moves: Any
         moves, inner = tx.update(updates, state.state, pair)
+        # The caller applies the first; the slow parameters are ours, and so is their update.
         return moves.fast, SlowParams(optax.apply_updates(state.slow, moves.slow), inner)
 
     return optax.GradientTransformation(init, update)
