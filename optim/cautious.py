@@ -89,6 +89,7 @@ def cautious(
     """
 
     def mask(step: jax.Array, g: jax.Array) -> jax.Array:
+        # Signs, because the product of two small numbers underflows to 0.
         agrees = (jnp.sign(step) * jnp.sign(g.astype(step.dtype)) < 0).astype(step.dtype)
         return step * agrees / jnp.maximum(jnp.mean(agrees), scalar(least_mean, step))
 
@@ -218,11 +219,14 @@ def _split(
             _check_finished(recipe, updates, state, params, extra, name)
         return steps, None, inner
     ones = {path: jnp.ones_like(value) for path, value in decays.items()}
+    # Decoupled decay is linear: neither its derivative nor the state depends on it.
     coupled = reads(lambda d: (slope(d, ones)[1], run(d)[1]), decays)
     if not coupled:
         zeros = {path: jnp.zeros_like(value) for path, value in decays.items()}
+        # The update at d = 0, and its derivative in the direction d, which is d * v.
         steps, decay = slope(zeros, {path: jnp.asarray(x) for path, x in decays.items()})
         return steps, decay, run(zeros)[1]
+    # Among the inputs of a program, a weight decay of 0 is traced like any other, and must pass.
     known = sorted(path for path in coupled if not isinstance(decays[path], Tracer))
     if known:
         raise ValueError(

@@ -60,6 +60,8 @@ def declare(
     if listener is not None:
         listener.append(Declaration(optimizer, found, doubts))
         return
+    # The frames are this one, `Matrices.declare`, the optimizer's `init` and its caller, who is
+    # warned.
     for doubt in doubts:
         warnings.warn(doubt, OptimizerWarning, stacklevel=4)
 
@@ -87,6 +89,8 @@ def declarations(init: Callable[[Any], Any], params: optax.Params) -> list[Decla
     found: list[Declaration] = []
     token = _LISTENER.set(found)
     try:
+        # A new function at every call: jax keeps traces by function, and a trace that it has kept
+        # calls no `declare`.
         jax.eval_shape(lambda tree: init(tree), params)
     finally:
         _LISTENER.reset(token)
@@ -129,6 +133,7 @@ def _kind(path: str, found: Mapping[str, Layout]) -> str | None:
     The text has "<path>" in place of the path, so that equal layers have equal texts.
     """
     shape = found[path].shape
+    # A raw nnx.State ends its paths in /value.
     keys = re.sub(r"/value$", "", path).lower().split("/")
     if keys[-1] in ("bias", "scale"):
         return (
@@ -141,6 +146,8 @@ def _kind(path: str, found: Mapping[str, Layout]) -> str | None:
             " out]. Set matrices to 'attention' for one matrix a kernel, to 'attention_per_head'"
             " for one a head, or to 'dense' if the last two axes are the matrix."
         )
+    # A 1x1 convolution is left out, because its last two axes are its matrix. So is a fused kernel,
+    # [layers, 3, in, out], which three layers give a square window.
     window = shape[-4:-2]
     looks_like_conv = any("conv" in key for key in keys) and len(shape) > 2 and shape[:-2] != (1, 1)
     square = window[:1] == window[1:] and window[:1] and window[0] in _SMALL_WINDOWS

@@ -113,6 +113,7 @@ def layer_scales(
         elif place.kind == "stacked":
             x = by_path[path]
             powers = [decay ** (depth - i) for i in range(place.end)]
+            # finfo gives the real dtype of complex parameters.
             dtype = jnp.promote_types(jnp.finfo(x.dtype).dtype, jnp.float32)
             scales[path] = jnp.asarray(powers, dtype).reshape((place.end,) + (1,) * (x.ndim - 1))
         else:
@@ -157,6 +158,7 @@ class _Place(NamedTuple):
 def _place(path: str, x: Any, layers: Layers) -> _Place | None:
     for pattern, where in [*layers.items(), *_USUAL]:
         compiled = re.compile(pattern)
+        # The rules of this file need no time limit.
         match = fullmatch(compiled, path) if pattern in layers else compiled.fullmatch(path)
         if match is None:
             continue
@@ -172,6 +174,7 @@ def _place(path: str, x: Any, layers: Layers) -> _Place | None:
                 argument="layers",
             )
         number = where + int(found[0] if found else 0)
+        # The path up to the number is the name of the stack: "encoder/layer_".
         return _Place(pattern, "layer", number + 1, path[: match.start(1)] if found else "")
     return None
 
@@ -192,6 +195,7 @@ def _check_places(
                 f"not match. A pattern matches a whole path; the nearest are {', '.join(near)}.",
                 argument="layers",
             )
+    # A model with blocks/... may have parameters there that are not stacked.
     stacked = {p: by_path[p] for p, place in places.items() if place and place.kind == "stacked"}
     if len({x.shape[:1] for x in stacked.values()}) > 1:
         described = [f"{path} {tuple(x.shape)}" for path, x in stacked.items()]

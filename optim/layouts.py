@@ -131,6 +131,8 @@ def rules(matrices: MatrixSpec) -> list[Rule]:
             ) from None
         if not isinstance(value, str):
             raise _unreadable(value)
+        # A path must match the pattern given and, if the value is a preset such as 'attention', its
+        # own.
         found += [rule._replace(patterns=(compiled, *rule.patterns)) for rule in rules(value)]
     return found
 
@@ -140,6 +142,7 @@ def _parse(spec: Any) -> Rule:
         raise _unreadable(spec)
     left, _, right = spec.partition("->")
     axes = left.split()
+    # An item is a name or names in brackets: "heads", "(heads head_dim)".
     items = re.findall(r"\([^()]*\)|[^\s()]+", right)
     if axes[:1] == items[:1] == ["..."]:
         axes, items = axes[1:], items[1:]
@@ -147,6 +150,8 @@ def _parse(spec: Any) -> Rule:
     names = [name for group in groups for name in group]
     brackets = sum(item.startswith("(") for item in items)
     if (
+        # Rows and columns; brackets in pairs, not nested and not empty; each name once on either
+        # side.
         len(groups) < 2
         or right.count("(") != brackets
         or right.count(")") != brackets
@@ -212,6 +217,7 @@ def _layout(path: str, x: Any, known: list[Rule], optimizer: str) -> Layout:
             " put it in another group, for example one with optax.adamw."
         )
     rule = _rule_of(path, known)
+    # The axes that the spec does not name; they come first and are batch.
     lead = len(shape) - len(rule.axes)
     if lead < 0:
         raise ValueError(
@@ -220,6 +226,7 @@ def _layout(path: str, x: Any, known: list[Rule], optimizer: str) -> Layout:
             " spec, by a separate pattern: matrices={pattern: spec}."
         )
     batch, rows, columns = (
+        # From names to positions among the axes of the parameter.
         tuple(lead + rule.axes.index(name) for name in names)
         for names in (rule.batch, rule.rows, rule.columns)
     )

@@ -58,6 +58,7 @@ def _exponential_decay(
         if end_value is not None:
             lowest, highest = jnp.maximum(value, end_value), jnp.minimum(value, end_value)
             value = jnp.where(jnp.asarray(decay_rate) < 1.0, lowest, highest)
+        # With a decay_rate of 0, optax's schedule is constant.
         return jnp.where(jnp.asarray(decay_rate) == 0, init_value, value)
 
     return schedule
@@ -89,6 +90,8 @@ def _warmup_cosine_decay(
     exponent: Any = 1.0,
 ) -> Schedule:
     peak = jnp.asarray(peak_value)
+    # As in optax, alpha is 0 for a peak of 0. Both sides are computed: the inner `where` avoids 0 /
+    # 0.
     alpha = jnp.where(peak == 0, 0.0, end_value / jnp.where(peak == 0, 1.0, peak))
     rising = optax.linear_schedule(init_value, peak_value, warmup_steps)
     falling = optax.cosine_decay_schedule(peak_value, decay_steps - warmup_steps, alpha, exponent)
@@ -97,6 +100,7 @@ def _warmup_cosine_decay(
 
 def _sgdr(cosine_kwargs: Iterable[Mapping[str, Any]]) -> Schedule:
     cycles = list(cosine_kwargs)
+    # The steps at which a cycle ends and the next one begins.
     ends = [sum(each["decay_steps"] for each in cycles[: i + 1]) for i in range(len(cycles) - 1)]
     return optax.join_schedules([_warmup_cosine_decay(**each) for each in cycles], ends)
 
@@ -127,6 +131,7 @@ def _piecewise_interpolate(
         result = values[-1]
         for i in reversed(range(len(boundaries))):
             start = boundaries[i - 1] if i else 0
+            # At least 1: the first boundary may be at step 0.
             share = (jnp.asarray(count) - start) / max(boundaries[i] - start, 1)
             share = 0.5 * (1.0 - jnp.cos(jnp.pi * share)) if cosine else share
             piece = values[i] + (values[i + 1] - values[i]) * share
@@ -162,6 +167,7 @@ def _cosine_onecycle(
 ) -> Schedule:
     scales = {
         int(pct_start * transition_steps): div_factor,
+        # In contrast to the linear schedule, optax divides by both factors here.
         int(transition_steps): 1.0 / (div_factor * final_div_factor),
     }
     return _piecewise_interpolate("cosine", peak_value / div_factor, scales)

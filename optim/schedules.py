@@ -225,6 +225,7 @@ def rsqrt(
 
     def schedule(step: ArrayLike) -> jax.Array:
         rising = interpolate(init_value, peak_value, fraction(step, 0, warmup))
+        # At least 0, because `where` computes the square root of the other side as well.
         after = default_float(jnp.maximum(jnp.asarray(step) - warmup, 0))
         falling = default_float(peak_value) / jnp.sqrt(1.0 + after / scale)
         if cooldown:
@@ -288,6 +289,7 @@ def piecewise(
 
     def schedule(step: ArrayLike) -> jax.Array:
         value = default_float(values[-1])
+        # The last assignment decides: the earliest piece whose end is after the step.
         for i in reversed(range(len(ends))):
             x = rise(fraction(step, starts[i], ends[i]))
             piece = interpolate(values[i], values[i + 1], x)
