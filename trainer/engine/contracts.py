@@ -37,6 +37,7 @@ def calling(component: str) -> Iterator[None]:
     """Converts an exception of a component to a ComponentError with the line of the user's code."""
     try:
         yield
+    # A mistake that is described already, perhaps by a nested `calling`.
     except ConfigError:
         raise
     except Exception as error:
@@ -120,6 +121,7 @@ def check_batch(batch: Any, spec: Mapping[str, Any], processes: int) -> None:
         )
     for name, wanted in spec.items():
         x = batch[name]
+        # The spec is of the batch of all processes, and this is the shard of one.
         shape = (wanted.shape[0] // processes, *wanted.shape[1:])
         if getattr(x, "shape", None) != shape or x.dtype != wanted.dtype:
             raise ComponentError(
@@ -153,6 +155,7 @@ def check_eval_batch(batch: Any) -> Batch:
             f"example and 0 for padding, beside the arrays. It yielded {found}.",
         )
     arrays = {name: x for name, x in batch.items() if name != "mask"}
+    # -1 for what has no axes.
     sizes = {x.shape[0] if getattr(x, "shape", ()) else -1 for x in arrays.values()}
     if len(sizes) > 1 or -1 in sizes:
         found = ", ".join(f"{name} as {describe(x)}" for name, x in arrays.items())

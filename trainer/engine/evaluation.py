@@ -49,6 +49,7 @@ class Evaluation:
 
     def run(self, state: State, batches: Iterable[Batch]) -> dict[str, float]:
         """Computes the metrics over all batches of a split; see `Program.evaluate`."""
+        # Once for all batches: averages are functions of the state alone.
         params, total = self._averages(state), self._empty()
         for batch in batches:
             sent = sharding.to_devices(self._mesh, check_eval_batch(batch))
@@ -89,6 +90,8 @@ class Evaluation:
 
     def _trace(self, params: Any, state: State, batch: Any) -> None:
         """Traces the evaluation of a batch, and notes which aux values the loss returns."""
+        # `run` starts with zeros for every aux value: if they appeared with the first batch, the
+        # second would be compiled again.
         nothing = jax.eval_shape(self._metric_accumulator.empty)
         total = self._evaluate.eval_shape(
             nothing, params, state.model_state, state.hyperparams, batch
@@ -104,6 +107,7 @@ class Evaluation:
     def _accumulate(
         self, total: Any, params: Any, model_state: Any, hyperparams: Any, batch: Batch
     ) -> Any:
+        # The loss may have inputs, such as label_smoothing.
         experiment = self._insert(hyperparams)
         outputs, _ = apply_model(experiment, params, model_state, batch, key=None, train=False)
         losses = compute_losses(experiment.loss, outputs, batch)

@@ -126,6 +126,7 @@ class Experiment:
             if not isinstance(value, int) or value < 1:
                 raise ValueError(f"{name} must be at least 1, got {value!r}.")
         for name, seed in (("seed", self.seed), ("data_seed", self.data_seed)):
+            # The state keeps it as uint32.
             if seed is not None and not 0 <= seed < 2**32:
                 raise ValueError(f"{name} must be between 0 and 2**32 - 1, got {seed}.")
         if self.ema_decay is not None and not 0 <= self.ema_decay < 1:
@@ -135,6 +136,7 @@ class Experiment:
                 f"microbatches is {self.microbatches}, which does not divide the batch size "
                 f"{self.data.batch_size}."
             )
+        # In this form, NaN is refused, too.
         if self.watchdog is not None and not self.watchdog > 1:
             raise ValueError(
                 f"watchdog must be above 1, as a multiple of the median step, got {self.watchdog}."
@@ -152,6 +154,7 @@ class Experiment:
                 raise ValueError(
                     f"hooks[{index}] must be a function of (step, metrics, params), got {hook!r}."
                 )
+        # A frozen dataclass does not allow self.model = ...
         object.__setattr__(self, "model", as_model(self.model))
         object.__setattr__(self, "optimizer", as_optimizer(self.optimizer))
 
@@ -215,6 +218,7 @@ def build_experiment(config: Config, vocabulary: Sequence[str] = ()) -> Experime
     """
     builder = Builder(config, vocabulary)
     builder.check()
+    # Before the rest, because '3 epochs' anywhere else is converted by its number of examples.
     data = builder.build("data")
     units = units_of(config, data)
     return builder.build("", units=units, overrides={"data": data})
@@ -239,6 +243,7 @@ def units_of(config: Config, data: Any) -> Units:
                 + (build_errors.call_hint(node) if isinstance(node, Call) and node.partial else "")
             )
     configured = config.root.kwargs.get("steps")
+    # `steps` itself may be '3 epochs', but not a share of the steps.
     without_total = Units(None, data.batch_size, data.num_examples)
     source = config.sources.get("steps")
     total = None if configured is None else without_total.steps(configured, source)

@@ -59,6 +59,7 @@ class FirstState:
     def _run_state(self, seed: int) -> dict[str, Any]:
         run_state: dict[str, Any] = {"seed": np.uint32(seed)}
         if self._experiment.on_nonfinite == "rollback":
+            # The fields of `Counters` in trainer/train/rollback.py, a package above this one.
             run_state["rollback"] = np.zeros(4, np.int32)
         return run_state
 
@@ -80,6 +81,7 @@ class FirstState:
             params=params,
             model_state=model_state,
             opt_state=optimizer.init(params),
+            # New arrays, because the step donates both parameters and averages.
             ema=jax.tree.map(lambda x: x + 0, widen(params, integers=True)) if averages else {},
             hyperparams=jnp.asarray(hyperparams),
             run_state={name: jnp.asarray(value) for name, value in run_state.items()},

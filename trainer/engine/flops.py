@@ -30,22 +30,27 @@ def count_flops(jaxpr: Any) -> int:
 def _count_equation(equation: Any) -> int:
     name, params = equation.primitive.name, equation.params
     if name == "dot_general":
+        # A multiply-add counts as two operations.
         (contracted, _), _ = params["dimension_numbers"]
         shape = equation.invars[0].aval.shape
         return 2 * equation.outvars[0].aval.size * math.prod(shape[i] for i in contracted)
     if name == "conv_general_dilated":
         kernel = equation.invars[1].aval
+        # An output is a sum over the window and the inputs of its group: the kernel without
+        # outputs.
         features = kernel.shape[params["dimension_numbers"].rhs_spec[0]]
         return 2 * equation.outvars[0].aval.size * kernel.size // features
     inner = [count_flops(sub) for value in params.values() for sub in _jaxprs(value)]
     if name == "cond":
         return max(inner, default=0)
     if name == "shard_map":
+        # The jaxpr inside is the program of one device.
         sizes = [params["mesh"].shape[axis] for axis in params["newly_manual_axes"]]
         return sum(inner) * math.prod(sizes)
     return sum(inner) * (params["length"] if name == "scan" else 1)
 
 
 def _jaxprs(value: Any) -> list[Any]:
+    # `cond` has a tuple of branches.
     values = value if isinstance(value, list | tuple) else [value]
     return [x for x in values if hasattr(getattr(x, "jaxpr", x), "eqns")]

@@ -41,6 +41,7 @@ class Inputs:
 
     def pack(self) -> np.ndarray:
         """Returns the values as one array, [inputs], in JAX's default float type."""
+        # One array, because every leaf of the state adds to the time of a dispatch.
         return np.asarray(list(self.values.values()), jnp.result_type(float))
 
     def insert(self, experiment: Experiment, hyperparams: Any) -> Experiment:
@@ -70,6 +71,8 @@ class Inputs:
             """Finds the paths that cannot be traced even alone, by bisection."""
             if not paths or traces(self._only(paths)):
                 return []
+            # Each call of `traces` is a trace: where one of n paths is wrong, about 2 log2(n) of
+            # them.
             half = len(paths) // 2
             return find(paths[:half]) + find(paths[half:]) if half else paths
 
@@ -117,6 +120,7 @@ def find_inputs(config: Config, vocabulary: Sequence[str], experiment: Experimen
     build(collect)
 
     def rebuild(by_path: Mapping[str, Any]) -> Mapping[str, Any]:
+        # `traceable` replaces the schedules of optax that branch in Python on their floats.
         fields = build(lambda path, value, _: by_path.get(path, value), function=traceable)
         return {**fields, "optimizer": as_optimizer(fields["optimizer"])}
 
@@ -125,6 +129,7 @@ def find_inputs(config: Config, vocabulary: Sequence[str], experiment: Experimen
         for path, value in leaves(config.root)
         if isinstance(value, float) and path not in found
     }
+    # Sorted, so that a program does not depend on the order of the entries in a config.
     inputs = Inputs(dict(sorted(found.items())), others, rebuild)
 
     return inputs.traceable(_factories_trace)

@@ -39,10 +39,12 @@ class Losses(NamedTuple):
                 if it is the whole batch. The average of such means over microbatches of equal size
                 is the weighted mean over the whole batch.
         """
+        # Over all losses, those that do not count included; the division corrects it.
         total = jnp.mean(self.counted(batch))
         if "mask" not in batch:
             return total
         share = mask_mean(batch) if share is None else share
+        # 0 for a batch in which nothing counts, and not NaN.
         return total / jnp.maximum(share, jnp.finfo(jnp.float32).tiny)
 
 
@@ -103,6 +105,7 @@ def _checked_aux(aux: Any) -> dict[str, Any]:
         )
     scalars = {}
     for name, x in aux.items():
+        # A Python number has no dtype and no shape.
         value = jnp.asarray(x) if isinstance(x, bool | int | float) else x
         dtype = getattr(value, "dtype", None)
         real = dtype is not None and (

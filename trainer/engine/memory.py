@@ -10,6 +10,7 @@ import jax
 
 from optim.paths import flatten
 
+# The limits of cgroups v2 and v1; v1 without a limit has a number larger than any memory.
 _GROUPS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
 
 
@@ -29,6 +30,7 @@ def too_large(state: Any, batch: Any, devices: Sequence[Any]) -> str | None:
     """
     on_cpu = devices[0].platform == "cpu"
     limit = of_host() if on_cpu else of_device(devices[0])
+    # Simulated devices are one machine.
     sharing = len(devices) if on_cpu else 1
     size = sharing * _bytes(state)
     needed = size + sharing * _bytes(batch)
@@ -59,6 +61,7 @@ def of_host() -> int | None:
             found.append(int(file.read_text()))  # a container's limit; "max" means unlimited
         except (OSError, ValueError):
             pass
+    # os.sysconf returns -1 for what it does not know.
     return min((size for size in found if size > 0), default=None)
 
 

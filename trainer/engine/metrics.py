@@ -27,6 +27,7 @@ def _of_batch(
     metrics: Mapping[str, Any], field: str, outputs: Any, batch: Batch, loss: Any
 ) -> dict[str, Any]:
     """Computes each metric of one batch: name -> clu metric, to be merged with others."""
+    # The metrics of clu, such as clu.metrics.Accuracy, read `logits` and `labels`.
     keywords = {"outputs": outputs, "logits": outputs, "labels": batch.get("label")}
     keywords |= {"batch": batch, "loss": loss, "mask": batch["mask"]}
     computed = {}
@@ -67,6 +68,8 @@ def train_metrics(
     _check_names(losses.aux, metrics, "train_metrics")
     aux = losses.aux
     if aux and "mask" in batch:
+        # `merge_microbatches` averages over microbatches, whose share of the examples that count
+        # differs. The weight is 1 without microbatches.
         weight = mask_mean(batch) / jnp.maximum(share, jnp.finfo(jnp.float32).tiny)
         aux = {name: jnp.where(weight > 0, weight * x, 0.0) for name, x in aux.items()}
     if not metrics:
@@ -74,6 +77,8 @@ def train_metrics(
     if "mask" not in batch:
         size = next(iter(batch.values())).shape[0]
         batch = {**batch, "mask": jnp.ones(size, jnp.float32)}
+    # jax.value_and_grad traces everything that the objective returns under differentiation, and a
+    # metric may use operations without a derivative.
     outputs, values = jax.lax.stop_gradient((outputs, losses.values.astype(jnp.float32)))
     return TrainMetrics(aux, _of_batch(metrics, "train_metrics", outputs, batch, values))
 
@@ -88,6 +93,7 @@ def merge_microbatches(stacked: TrainMetrics) -> TrainMetrics:
         with calling("train_metrics"):
             return {name: total[name].merge(metrics[name]) for name in total}, None
 
+    # One by one in their order, by a loop that is traced once for any number of microbatches.
     first = jax.tree.map(lambda x: x[0], stacked.metrics)
     rest = jax.tree.map(lambda x: x[1:], stacked.metrics)
     return TrainMetrics(aux, jax.lax.scan(merge, first, rest)[0])
@@ -155,6 +161,7 @@ class MetricAccumulator:
             metrics |= {name: _mean_of(x, weight) for name, x in losses.aux.items()}
         with calling("metrics"):
             return {
+                # While the evaluation is traced for the first time, `total` has no aux values.
                 name: total[name].merge(metric) if name in total else metric
                 for name, metric in metrics.items()
             }

@@ -211,6 +211,7 @@ def _sample(program: Program) -> dict[str, dict[str, Sampled]]:
             for name in optimizer.groups
         }, jax.vmap(clip_norm)(at) if callable(clip_norm) else 1.0
 
+    # A plan uses no accelerator.
     with jax.default_device(jax.local_devices(backend="cpu")[0]):
         values, bounds = jax.device_get(scheduled(program.inputs.pack(), at))
     if (why := wrong_float("clip_norm", bounds)) is not None:
@@ -225,6 +226,7 @@ def _sample(program: Program) -> dict[str, dict[str, Sampled]]:
             )
     return {
         name: {
+            # `get` makes its default in any case, and np.full does not take a function.
             key: (at, values[name].get(key, np.full(at.shape, 0.0 if callable(value) else value)))
             for key, value in arguments.items()
         }
@@ -239,6 +241,7 @@ def _bytes(tree: Any) -> int:
 def _located(error: Exception, config: Config | None) -> ConfigError:
     """Prefixes an error with the file and line of the config where the mistake is."""
     for path, value in leaves(config.root) if config else ():
+        # Such an integer raises somewhere inside of jax, in words that do not name it.
         if isinstance(value, int) and value > _LARGEST:
             text = f"{path} is {value}, and a size in a program is at most 2**63 - 1: lower it."
             return ConfigError(text, config.sources[path] if config else None)
@@ -252,6 +255,7 @@ def _located(error: Exception, config: Config | None) -> ConfigError:
         # Without groups, the optimizer's arguments are directly below `optimizer`.
         places = [*_upwards(f"optimizer.groups.{error.group}.{argument}"), *_upwards(argument)]
         places += _upwards(f"optimizer.{argument}")
+        # The most specific place that the config has.
         places = sorted(places, key=lambda place: -place.count("."))
     place = next((place for place in places if config and place in config.sources), None)
     source = config.source_of_error(place, str(error)) if config and place is not None else None

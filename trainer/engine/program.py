@@ -80,6 +80,8 @@ class Program:
         """
         if self._abstract_state is None:
             state = self._first.find_shapes()
+            # `find_inputs` has traced schedules and factories only; other functions are traced
+            # here.
             if self.inputs.values and not self._traces(state):
                 self._drop_inputs()
                 state = self._first.find_shapes()
@@ -100,6 +102,8 @@ class Program:
             program = Program(self.experiment, inputs)
             return program._traces(program._first.find_shapes())
 
+        # Otherwise the inputs are not what cannot be traced, and the caller's trace raises the
+        # error.
         if traces(Inputs()):
             self.inputs = self.inputs.traceable(traces)
             self._first = FirstState(self.experiment, self.mesh, self.inputs)
@@ -147,6 +151,9 @@ class Program:
             shardings = jax.tree.map(lambda x: x.sharding, state)
             mesh = self.mesh.abstract_mesh if self.mesh.size > 1 else None
             one = partial(self.traced_step, mesh=mesh)
+            # With the shardings of the old state: the compiler could choose others for some leaves,
+            # such as those of a factored Adafactor, and the compiled step would not take the new
+            # state.
             step = jax.jit(one, donate_argnums=0, out_shardings=(shardings, None))
             self._traced = step.trace(state, self.abstract_batch())
         return self._traced
@@ -199,6 +206,8 @@ class Program:
         """
         if self._step is None:
             self.compile(state)
+        # Raises for other shapes, dtypes and shardings, where a jitted function would compile
+        # again.
         compiled: Any = self._step
         return compiled(state, batch)
 

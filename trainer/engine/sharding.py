@@ -71,6 +71,7 @@ def param_shardings(mesh: Mesh, params: Any) -> Any:
     shards = mesh.shape.get("fsdp", 1)
 
     def sharding_of(x: Any) -> NamedSharding:
+        # An axis of length 0 divides evenly, too, but has nothing to split.
         fitting = [i for i, n in enumerate(x.shape) if n % shards == 0 and n >= shards]
         if shards == 1 or not fitting:
             return replicated(mesh)
@@ -106,6 +107,7 @@ def state_shardings(mesh: Mesh, state: Any, params: Any) -> Any:
         for tail in tails:
             if tail not in shapes:
                 continue
+            # The number of axes before those of the parameter.
             more = len(x.shape) - len(shapes[tail].shape)
             if more >= 0 and x.shape[more:] == shapes[tail].shape:
                 return NamedSharding(mesh, PartitionSpec(*[None] * more, *by_path[tail].spec))
@@ -125,6 +127,7 @@ def make_read_only(batch: Mapping[str, np.ndarray]) -> None:
         batch: field name -> array.
     """
     for array in batch.values():
+        # The flag of a view does not protect the array that it shows.
         while isinstance(array, np.ndarray):
             array.flags.writeable = False
             array = array.base
@@ -145,4 +148,5 @@ def to_devices(mesh: Mesh, batch: Mapping[str, np.ndarray]) -> dict[str, Any]:
     sharding = batch_sharding(mesh)
     if jax.process_count() == 1:
         return jax.device_put(dict(batch), sharding)
+    # jax.device_put would need the whole batch in every process.
     return {k: jax.make_array_from_process_local_data(sharding, x) for k, x in batch.items()}

@@ -31,6 +31,7 @@ def split_sizes(data: Any) -> dict[str, int | None]:
             "examples. A data set without it is evaluated with evaluate(), as its test split."
         )
     sizes = splits if isinstance(splits, Mapping) else dict.fromkeys(splits)
+    # In the order in which the splits are evaluated.
     return {split: sizes[split] for split in PREFIXES if split in sizes}
 
 
@@ -70,6 +71,7 @@ def best_row(best_metric: str, metrics: Sequence[str], splits: Collection[str]) 
     """
     rows = [PREFIXES[split] + name for split in PREFIXES if split in splits for name in metrics]
     if best_metric in metrics:
+        # A name without a split: of the first split in PREFIXES that the data set has.
         return rows[list(metrics).index(best_metric)]
     if best_metric not in rows:
         raise ValueError(

@@ -78,6 +78,7 @@ def train_step(
         is cheaper.
     """
     optimizer = experiment.optimizer
+    # At least 1: first_state.py folds in 0 for the initial parameters.
     key = jax.random.fold_in(jax.random.key(state.run_state["seed"]), state.step + 1)
     (loss, model_state, computed), grads = _gradients(experiment, optimizer, state, batch, key)
     norm = optax.tree.norm(widen(grads)).astype(jnp.float32)
@@ -92,7 +93,7 @@ def train_step(
             )
         return _loss(experiment, params, state.model_state, batch, key)[0]
 
-    grads |= _example_gradients(experiment, optimizer, state, batch, key)
+    grads |= _example_gradients(experiment, optimizer, state, batch, key)  # [examples, ...]
     with nullcontext() if mesh is None else jax.sharding.use_abstract_mesh(mesh):
         params, opt_state = optimizer.update(
             grads,
@@ -147,6 +148,7 @@ def _gradients(
     count = experiment.microbatches
     by_path = flatten(state.params)
     trainable = optimizer.trainable(state.params)
+    # Of the whole batch: a microbatch with fewer examples that count has a smaller weight.
     share = mask_mean(batch)
 
     def objective(trainable: Any, model_state: Any, batch: Batch, key: Any) -> tuple[Any, Any]:
@@ -170,6 +172,7 @@ def _gradients(
         model_state, computed = out
         return (loss + value, model_state, jax.tree.map(jnp.add, grads, widen(more))), computed
 
+    # Sums of many microbatches in bfloat16 would lose small terms.
     start = (jnp.zeros(()), state.model_state, jax.tree.map(jnp.zeros_like, widen(trainable)))
     microbatches = (_split(batch, count), jnp.arange(count))
     (loss, model_state, grads), stacked = jax.lax.scan(one, start, microbatches)
@@ -278,6 +281,7 @@ def _scheduled(optimizer: optim.Optimizer, position: Any) -> dict[str, Any]:
 def _split(batch: Batch, count: int) -> dict[str, Any]:
     """Splits a batch into microbatches without moving examples between devices."""
     return {
+        # Microbatch i has the examples i, i + count, ...: each device has its share of all of them.
         name: x.reshape(x.shape[0] // count, count, *x.shape[1:]).swapaxes(0, 1)
         for name, x in batch.items()
     }
