@@ -57,6 +57,7 @@ class Drawn(struct.PyTreeNode, nn.meta.AxisMetadata):
 
 
 def _draw(key: Any, shape: Sequence[int], mean: float, deviation: float) -> Drawn:
+    # `one_draw` uses only the shape; values are computed if flax itself initializes the module.
     value = jnp.full(shape, mean, jnp.float32)
     if deviation:
         value = value + deviation * jax.random.normal(key, shape, jnp.float32)
@@ -141,10 +142,12 @@ def one_draw(shapes: Mapping[str, Any], key: jax.Array) -> Any:
         The tree with a float32 array for each leaf.
     """
     leaves, structure = jax.tree.flatten(shapes, is_leaf=lambda node: isinstance(node, Drawn))
+    # Constants take no random numbers.
     sizes = [math.prod(leaf.value.shape) if leaf.deviation else 0 for leaf in leaves]
     noise = jax.random.normal(key, (sum(sizes),), jnp.float32)
     arrays, start = [], 0
     for leaf, size in zip(leaves, sizes, strict=True):
+        # The leaves are sorted by their paths, so that the same key gives the same parameters.
         array = jnp.full(leaf.value.shape, leaf.mean, jnp.float32)
         if size:
             piece = noise[start : start + size].reshape(leaf.value.shape)

@@ -90,6 +90,8 @@ class BatchNorm(nn.Module):
         if train:
             axes = tuple(range(x.ndim - 1))
             new_mean = wide.mean(axis=axes)
+            # The biased variance, also in the running average, as in flax; torch's running one is
+            # unbiased.
             new_var = jnp.square(wide - new_mean).mean(axis=axes)
             if not self.is_initializing():
                 running_mean.value = self.momentum * mean + (1 - self.momentum) * new_mean
@@ -128,6 +130,8 @@ def run_stack(
             x = call(make(name=f"block_{index}"), x)
         return x
     policy = jax.checkpoint_policies.dots_with_no_batch_dims_saveable
+    # prevent_cse=False: within a scan, the compiler cannot merge the recomputation with the forward
+    # pass, and the barriers against that are unnecessary.
     step = nn.remat(lambda layer, x, _: (call(layer, x), None), policy=policy, prevent_cse=False)
     scan = nn.scan(
         step,

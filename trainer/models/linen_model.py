@@ -76,6 +76,7 @@ def from_linen(
     ) -> tuple[dict[str, Any], dict[str, Any]]:
         params_key, dropout_key = jax.random.split(key)
         rngs = {"params": params_key, "dropout": dropout_key}
+        # Boxes, such as those of partitioned parameters, are not part of a state.
         variables = dict(nn.unbox(module.init(rngs, *pick_inputs(batch, inputs), **mode(False))))
         return variables.pop("params", {}), variables
 
@@ -89,6 +90,7 @@ def from_linen(
     ) -> tuple[Any, Mapping[str, Any]]:
         variables = {"params": params, **model_state}
         arguments = pick_inputs(batch, inputs)
+        # Without a key, a module whose dropout is active raises.
         rngs = None if key is None else {"dropout": key}
         if not train or not model_state:
             return module.apply(variables, *arguments, rngs=rngs, **mode(train)), model_state
@@ -111,12 +113,14 @@ def from_our_linen(module: nn.Module, inputs: str | Sequence[str]) -> Model:
         The Model.
     """
     model = from_linen(module, inputs)
+    # The modules of this package have mode arguments and no mode fields.
     eval_arguments = model.mode(False) if model.mode else {}
 
     def init(
         key: jax.Array, batch: Mapping[str, jax.Array]
     ) -> tuple[dict[str, Any], dict[str, Any]]:
         declare = functools.partial(module.init, **eval_arguments)
+        # Only shapes, means and deviations come from flax: the module computes nothing here.
         variables = one_draw(dict(jax.eval_shape(declare, key, *pick_inputs(batch, inputs))), key)
         return variables.pop("params"), variables
 

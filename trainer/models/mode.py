@@ -92,6 +92,7 @@ def call_mode(
             )
 
     def mode(train: bool) -> dict[str, Any]:
+        # KNOWN has the values in training.
         known = {name: value == train for name, value in KNOWN.items() if name in named}
         return {**known, **keywords[train]}
 
@@ -181,6 +182,7 @@ def _parameters(call: Callable[..., Any]) -> dict[str, inspect.Parameter]:
 def _is_boolean(parameter: inspect.Parameter) -> bool:
     hint = parameter.annotation
     if isinstance(hint, str):
+        # A string that could not be evaluated: "bool", "bool | None", "Optional[bool]".
         words = hint.replace("typing.", "").removeprefix("Optional[").removesuffix("]").split("|")
         return type(parameter.default) is bool or "bool" in [word.strip() for word in words]
     if typing.get_origin(hint) in (typing.Union, types.UnionType, typing.Annotated):

@@ -64,6 +64,8 @@ def from_nnx(
         )
     from flax import nnx  # slow to import, so only here
 
+    # nnx.split returns the graph and a state for each of these kinds, in this order; `...` is the
+    # rest.
     kinds = (nnx.Param, nnx.RngState, nnx.Intermediate, ...)
 
     modes: dict[type, Mode] = {}
@@ -76,6 +78,7 @@ def from_nnx(
 
     @functools.cache
     def structure() -> tuple[Any, ...]:
+        # A graph definition is not an array, and cannot be a result of eval_shape.
         graphs = []
 
         def build() -> Any:
@@ -100,6 +103,7 @@ def from_nnx(
     def init(
         key: jax.Array, batch: Mapping[str, jax.Array]
     ) -> tuple[dict[str, Any], dict[str, Any]]:
+        # Raises if the batch has no such field; nnx modules are built without inputs.
         pick_inputs(batch, inputs)
         params_key, other_key = jax.random.split(key)
         module = constructor(rngs=nnx.Rngs(other_key, params=params_key))
@@ -119,6 +123,7 @@ def from_nnx(
         module: Any = nnx.merge(
             graph,
             _filled(params_like, params),
+            # Merging needs a key for every stream, also in evaluation, where none is used.
             _started(streams, jax.random.key(0) if key is None else key),
             sown,
             _filled(rest_like, model_state),
@@ -189,6 +194,7 @@ def _started(streams: Any, key: jax.Array) -> Any:
     def at(path: Sequence[Any], stream: Any) -> Any:
         if not issubclass(stream.type, nnx.RngKey):
             return jax.numpy.zeros(stream.shape, stream.dtype)
+        # Streams of one model must not draw equal numbers.
         own = jax.random.fold_in(key, numbers[tuple(path)])
         return jax.random.split(own, stream.shape) if stream.shape else own
 

@@ -25,7 +25,9 @@ class Attention(nn.Module):
         """Maps [batch, tokens, width] to an array of the same shape."""
         batch, tokens, width = x.shape
         qkv = Qkv(name="qkv")(x).reshape(batch, tokens, 3, self.num_heads, width // self.num_heads)
+        # [batch, tokens, heads, head_dim]
         query, key, value = qkv[:, :, 0], qkv[:, :, 1], qkv[:, :, 2]
+        # [batch, heads, queries, keys]
         scores = jnp.einsum("bqhd,bkhd->bhqk", query, key).astype(jnp.float32)
         weights = jax.nn.softmax(scores * query.shape[-1] ** -0.5).astype(x.dtype)
         weights = nn.Dropout(self.dropout, deterministic=not train)(weights)
@@ -40,6 +42,7 @@ class Qkv(nn.Module):
     def __call__(self, x: jax.Array) -> jax.Array:
         """Maps [batch, tokens, width] to queries, keys and values [batch, tokens, 3 * width]."""
         width = x.shape[-1]
+        # Three matrices, so that Muon orthogonalizes each of them, but one product.
         kernel = self.param("kernel", matrix, (3, width, width))
         return rows_times(x, kernel.transpose(1, 0, 2).reshape(width, 3 * width))
 
@@ -90,6 +93,8 @@ class Embed(nn.Module):
                 f"are {height} by {width}. Choose a patch_size that divides both."
             )
         patches = images.reshape(batch, height // size, size, width // size, size, channels)
+        # From [batch, rows, size, columns, size, channels] to [batch, rows, columns, size, size,
+        # channels]
         patches = patches.transpose(0, 1, 3, 2, 4, 5).reshape(batch, -1, size * size * channels)
         kernel = self.param("kernel", matrix, (patches.shape[-1], self.width))
         x = rows_times(patches, kernel)
