@@ -50,6 +50,7 @@ def softmax_cross_entropy(label_smoothing: Input = 0.0, labels: str = "label") -
         >>> print(loss(jnp.log(jnp.array([[0.25, 0.75]])), {"label": jnp.array([1])}).round(4))
         [0.2877]
     """
+    # A traced value was checked as a number when the experiment was built.
     is_known = isinstance(label_smoothing, int | float)
     if is_known and not 0 <= label_smoothing < 1:
         raise ValueError(
@@ -101,6 +102,7 @@ def sigmoid_binary_cross_entropy(labels: str = "label") -> Loss:
             target = jax.nn.one_hot(target, outputs.shape[-1])
         _check_shape(target.shape, outputs.shape, labels, "losses.sigmoid_binary_cross_entropy")
         logits, target = outputs.astype(jnp.float32), target.astype(jnp.float32)
+        # log_sigmoid(-x) is log(1 - sigmoid(x)), without its cancellation for large x.
         likelihood = target * jax.nn.log_sigmoid(logits)
         return over_features(-likelihood - (1 - target) * jax.nn.log_sigmoid(-logits))
 
@@ -166,6 +168,7 @@ def huber(delta: float = 1.0, targets: str = "target") -> Loss:
         target = pick(batch, targets, "losses.huber")
         _check_shape(target.shape, outputs.shape, targets, "losses.huber")
         error = jnp.abs(outputs.astype(jnp.float32) - target.astype(jnp.float32))
+        # Without a branch: e²/2 up to delta, and delta²/2 + delta (|e| - delta) above it.
         quadratic = jnp.minimum(error, delta)
         return over_features(0.5 * quadratic * quadratic + delta * (error - quadratic))
 

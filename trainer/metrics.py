@@ -132,6 +132,7 @@ def _difference(outputs: jax.Array, targets: jax.Array) -> jax.Array:
 
 def _classes(outputs: jax.Array, labels: jax.Array) -> jax.Array:
     labels = jnp.asarray(labels)
+    # Labels with an axis of classes are probabilities or one-hot vectors.
     return labels if labels.ndim < outputs.ndim else jnp.argmax(labels, axis=-1)
 
 

@@ -127,6 +127,7 @@ class ArrayDataset:
         rows = self._rows(self.batch_size)
         order = _Order(seed, self.num_examples)
         random = any(pixels.random for pixels in self._pixels.values())
+        # From batch index and seed alone, so that a resumed run reads the same batches.
         for index in itertools.count(batch_index):
             indices = order.positions(index * self.batch_size, self.batch_size)[rows]
             # Words for the batch of all processes, so that it does not depend on their number.
@@ -147,6 +148,7 @@ class ArrayDataset:
         for start in range(0, count, self.eval_batch_size):
             indices = np.arange(start, start + self.eval_batch_size)[rows]
             real = indices < count
+            # Padding repeats example 0.
             batch = self._seen(self._eval[split], np.where(real, indices, 0), None)
             mask = real.astype(np.float32)
             if "mask" in batch:
@@ -182,6 +184,7 @@ class _Order:
 
     def __init__(self, seed: int, size: int):
         self._size = size
+        # A batch may span two epochs.
         self._permutation = functools.lru_cache(maxsize=2)(
             lambda epoch: permutation(seed, epoch, size)
         )
@@ -209,6 +212,8 @@ def random_words(seed: int, number: int, purpose: int, count: int) -> np.ndarray
         count: number of words.
     """
     key = np.array([seed % 2**64, number], np.uint64)
+    # Philox counts in the first word, so that purposes never share a counter: 0 is the order, 1 are
+    # crops and flips, 2 is the cut of the validation split.
     return np.random.Philox(key=key, counter=[0, 0, 0, purpose]).random_raw(count)
 
 
@@ -223,6 +228,7 @@ def permutation(seed: int, epoch: int, size: int) -> np.ndarray:
     Returns:
         The indices of the examples, int [size], in the order of the epoch.
     """
+    # A stable sort has one result, also for equal words.
     return np.argsort(random_words(seed, epoch, 0, size), kind="stable")
 
 

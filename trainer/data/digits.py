@@ -71,6 +71,7 @@ def digits(
 def _load(root: Path) -> Splits:
     """Reads the data set; prepares it first if it is absent, incomplete or damaged."""
     directory = root / "sklearn_digits" / "1.0.0"
+    # `read` raises if the data set is missing or damaged.
     with contextlib.suppress(ValueError):
         splits = read(directory)
         if _digest(splits) == _SHA256:
@@ -101,6 +102,7 @@ def _build(aside: Path) -> Path:
 
     builder = SklearnDigits(data_dir=aside, file_format="array_record")
     tensorflow_datasets.disable_progress_bar()
+    # TFDS prints to standard output, which belongs to the command.
     with contextlib.redirect_stdout(io.StringIO()):
         builder.download_and_prepare()
     return Path(builder.data_dir)

@@ -70,6 +70,7 @@ def prepared_directory(name: str, root: Path) -> Path | None:
         return None
     except OSError as error:
         raise ValueError(f"{home} cannot be listed ({error.strerror}).") from error
+    # As numbers: 1.10.0 is newer than 1.9.0.
     newest = max(found, key=lambda each: [int(number) for number in each.split(".")], default=None)
     return None if newest is None else home / newest
 
@@ -90,6 +91,7 @@ def check_folder(directory: Path) -> None:
         OSError: the directory or one of the two files cannot be read.
     """
     for path in directory.iterdir():
+        # Opening a pipe would wait for its writer.
         if not (path.is_file() or path.is_dir()):
             raise Refused(
                 f"{path} is not a regular file, so the data set in {directory} is not read."
@@ -108,6 +110,7 @@ def check_folder(directory: Path) -> None:
                 _check_file_name(value, directory)
         if file == "dataset_info.json" and isinstance(content, dict):
             splits = content.get("splits")
+            # The name of the data set and the names of its splits begin the names of its files.
             named = [content, *(splits if isinstance(splits, list) else [])]
             for each in named:
                 if isinstance(each, dict) and isinstance(each.get("name"), str):

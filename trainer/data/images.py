@@ -84,7 +84,9 @@ class Pixels:
             picked = self._moved(images)[indices, down.astype(np.intp), right.astype(np.intp)]
         if words is not None and self.flip:
             mirrored = (words >> np.uint64(63)).astype(bool)
+            # In place: indexing by arrays has copied the images.
             picked[mirrored] = picked[mirrored, :, ::-1]
+        # Stored images may be in Fortran order, which indexing and astype would keep.
         converted = picked.astype(np.float32, order="C")
         converted *= self._factor
         converted += self._offset
@@ -95,6 +97,7 @@ class Pixels:
         if self._windows is None or self._windows[0] is not images:
             border = (self.crop, self.crop)
             padded = np.pad(images, ((0, 0), border, border, (0, 0)))
+            # A view: only the padded images take memory.
             view = sliding_window_view(padded, images.shape[1:3], axis=(1, 2))  # type: ignore[call-overload]
             self._windows = (images, view.transpose(0, 1, 2, 4, 5, 3))
         return self._windows[1]

@@ -50,6 +50,7 @@ def prepare_aside(root: Path, build: Callable[[Path], Path]) -> Path:
     root.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".preparing-", dir=root) as aside:
         fresh = build(Path(aside))
+        # Before the move: raises for damaged records, and saves the arrays beside them.
         read(fresh)
         place = root / fresh.relative_to(aside)
         place.parent.mkdir(parents=True, exist_ok=True)
@@ -113,6 +114,8 @@ def _manual_files(files: Path, directory: Path) -> Path:
         content = file.read_bytes()
         time = _FASHION_TIMES.get(file.stem)
         if file.suffix == ".gz" and time is not None and content[:4] == b"\x1f\x8b\x08\x00":
+            # RFC 1952: magic, deflate, FNAME; the time; no extra flags, Unix. Ten bytes without the
+            # name.
             header = b"\x1f\x8b\x08\x08" + struct.pack("<I", time) + b"\x00\x03"
             content = header + file.stem.encode() + b"\0" + content[10:]
         (directory / file.name).write_bytes(content)

@@ -99,6 +99,7 @@ def read(directory: Path, names: Sequence[str] = ("train", "test")) -> Splits:
     splits = _read_arrays(directory / _ARRAYS, names)
     if splits is None:
         try:
+            # Before TFDS, which imports the classes that the files name.
             check_folder(directory)
             splits = {name: _read_records(directory, name) for name in names}
         except Refused:
@@ -139,6 +140,7 @@ def _read_arrays(path: Path, names: Sequence[str]) -> Splits | None:
 
 def _write_arrays(path: Path, splits: Splits) -> None:
     """Saves the arrays in the folder of the records, if it can be written."""
+    # Another name in each process: several may write at once, and the last to rename wins.
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     flat = {f"{name}/{key}": splits[name][key] for name in splits for key in _KEYS}
     with contextlib.suppress(OSError):
@@ -146,6 +148,8 @@ def _write_arrays(path: Path, splits: Splits) -> None:
             with temporary.open("wb") as file:
                 np.savez(file, allow_pickle=False, **flat)
                 file.flush()
+                # Before the rename: after a power loss, the file could be empty under its final
+                # name.
                 os.fsync(file.fileno())
             temporary.replace(path)
         finally:
