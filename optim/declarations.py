@@ -60,8 +60,6 @@ def declare(
     if listener is not None:
         listener.append(Declaration(optimizer, found, doubts))
         return
-    # The frames are this one, `Matrices.declare`, the optimizer's `init` and its caller, who is
-    # warned.
     for doubt in doubts:
         warnings.warn(doubt, OptimizerWarning, stacklevel=4)
 

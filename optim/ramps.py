@@ -97,6 +97,7 @@ def step_count(name: str, steps: int | str) -> int:
         length = operator.index(steps)
     except TypeError:
         length = -1
+    # True is an integer for operator.index.
     if isinstance(steps, bool) or length < 0:
         raise ValueError(f"{name} must be an integer number of steps, at least 0, got {steps!r}.")
     return length

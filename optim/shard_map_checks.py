@@ -72,5 +72,6 @@ def _mixes(equation: Any) -> bool:
     name = equation.primitive.name
     if not name.startswith(_MIXING):
         return False
+    # A draw reads no gradient, but its numbers follow from the shape of the shard.
     drawn = name.startswith(("random", "threefry"))
     return drawn or any(_varying(v.aval) for v in equation.invars if v.aval.shape)

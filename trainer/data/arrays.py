@@ -148,7 +148,7 @@ class ArrayDataset:
         for start in range(0, count, self.eval_batch_size):
             indices = np.arange(start, start + self.eval_batch_size)[rows]
             real = indices < count
-            # Padding repeats example 0.
+            # Any example may stand for padding, whose mask is 0.
             batch = self._seen(self._eval[split], np.where(real, indices, 0), None)
             mask = real.astype(np.float32)
             if "mask" in batch:

@@ -38,7 +38,7 @@ def fashion_mnist(
         ValueError: the data set is not prepared (the message has the command), it cannot be read,
             or an argument is out of range.
     """
-    # Of the training split, whose pixels are scaled to 0..1.
+    # Mean and standard deviation of the training split, with pixels scaled to 0..1.
     pixels = Pixels(mean=0.286, std=0.353, crop=crop, flip=flip, name="data.fashion_mnist")
     root = data_root(data_dir)
     directory = prepared_directory("fashion_mnist", root)

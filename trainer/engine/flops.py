@@ -36,8 +36,7 @@ def _count_equation(equation: Any) -> int:
         return 2 * equation.outvars[0].aval.size * math.prod(shape[i] for i in contracted)
     if name == "conv_general_dilated":
         kernel = equation.invars[1].aval
-        # An output is a sum over the window and the inputs of its group: the kernel without
-        # outputs.
+        # Each output sums over the window and over the inputs of its group.
         features = kernel.shape[params["dimension_numbers"].rhs_spec[0]]
         return 2 * equation.outvars[0].aval.size * kernel.size // features
     inner = [count_flops(sub) for value in params.values() for sub in _jaxprs(value)]

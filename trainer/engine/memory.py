@@ -30,7 +30,7 @@ def too_large(state: Any, batch: Any, devices: Sequence[Any]) -> str | None:
     """
     on_cpu = devices[0].platform == "cpu"
     limit = of_host() if on_cpu else of_device(devices[0])
-    # Simulated devices are one machine.
+    # Simulated devices share the memory of one machine.
     sharing = len(devices) if on_cpu else 1
     size = sharing * _bytes(state)
     needed = size + sharing * _bytes(batch)

@@ -56,6 +56,7 @@ class ConvNet(nn.Module):
         """Maps images [batch, height, width, channels] to logits [batch, num_classes]."""
         index = 0
         for level, width in enumerate(self.widths):
+            # Pooling would make a side of 1 empty.
             if level and min(x.shape[1:3]) > 1:
                 x = nn.max_pool(x, (2, 2), (2, 2))
             for _ in range(self.blocks_per_width):

@@ -57,7 +57,7 @@ class Drawn(struct.PyTreeNode, nn.meta.AxisMetadata):
 
 
 def _draw(key: Any, shape: Sequence[int], mean: float, deviation: float) -> Drawn:
-    # `one_draw` uses only the shape; values are computed if flax itself initializes the module.
+    # Of this, `one_draw` uses only the shape; numbers are drawn if flax initializes the module.
     value = jnp.full(shape, mean, jnp.float32)
     if deviation:
         value = value + deviation * jax.random.normal(key, shape, jnp.float32)
