@@ -39,6 +39,7 @@ __all__ = [
     "replace",
 ]
 
+# Names that reading a config does not need: __getattr__ imports their modules when first used.
 _LATER = {
     "Builder": "build",
     "Floats": "floats",

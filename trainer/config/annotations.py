@@ -39,6 +39,7 @@ def or_type_of_default(hint: Any, default: Any) -> Any:
         return hint
     if default is inspect.Parameter.empty or default is None:
         return Any
+    # The type of a function would refuse a partial and a class.
     if callable(default):
         return Any
     if isinstance(default, list | tuple):
@@ -57,6 +58,7 @@ def widen_to_float(hint: Any, default: Any) -> Any:
         The annotation or a union with float; for a parameter without an annotation a float or a
         schedule, and None if that is its default.
     """
+    # Union, because `float | hint` raises TypeError if the hint is a string.
     if hint is not inspect.Parameter.empty:
         return hint if takes_float(hint) else typing.Union[float, hint]  # noqa: UP007
     scheduled = float | collections.abc.Callable[..., Any]
@@ -85,7 +87,7 @@ def union_members(hint: Any) -> list[Any]:
             hint = hint.__supertype__
         elif isinstance(hint, typing.TypeVar):
             hint = hint.__bound__ or Any
-        elif type(hint).__name__ == "TypeAliasType":
+        elif type(hint).__name__ == "TypeAliasType":  # a `type` statement of Python 3.12
             hint = hint.__value__
         elif origin in (typing.Final, typing.ClassVar) or str(origin) == "typing.Required":
             hint = (typing.get_args(hint) or (Any,))[0]
@@ -122,6 +124,7 @@ def is_optimizer(part: Any) -> bool:
     Args:
         part: an annotation that is not a union; see `union_members`.
     """
+    # By name: this package imports none of the packages whose functions a config names.
     part = typing.get_origin(part) or part
     if part is functools.partial:
         return True
@@ -165,6 +168,7 @@ def takes_leaf(hint: Any) -> bool:
 
 def takes_dtype(hint: Any) -> bool:
     """Returns whether an annotation accepts a dtype, as `jax.typing.DTypeLike` does."""
+    # numpy.dtype is one of the members of jax.typing.DTypeLike.
     return any(getattr(part, "__name__", "") == "dtype" for part in union_members(hint))
 
 
@@ -179,6 +183,7 @@ def _takes_function(part: Any) -> bool:
         return True
     if not inspect.isclass(origin):
         return not is_literal(part)
+    # dir(), because hasattr(origin, '__call__') is true of every class: its metaclass has one.
     return is_protocol(origin) or "__call__" in dir(origin) and not is_scalar(origin)
 
 

@@ -13,6 +13,7 @@ def summary(error: BaseException, package: str) -> str:
         package: the name of the package, or of a module or function in it.
     """
     text = f"{type(error).__name__}: {' '.join(str(error).split())}".rstrip(": ")
+    # The file of a syntax error was never executed, so it is not in the traceback.
     if isinstance(error, SyntaxError) and error.filename:
         return f"{type(error).__name__}: {error.msg} ({_shown(error.filename)}:{error.lineno or 0})"
     where = location(error, package)

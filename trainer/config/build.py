@@ -126,6 +126,7 @@ class _Traversal:
                 return slot.of_entry(key)
             return slot.of_elements(len(tree))[0][int(key)]
         except TypeMismatch:
+            # `check` reports this value; here only the part of it at the path is built.
             return replace(slot, hint=Any, default=None)
 
     def value(self, tree: Tree, slot: Slot, path: str) -> Any:
@@ -141,6 +142,8 @@ class _Traversal:
             if slot.takes_mask and not (tree is None or isinstance(tree, bool)):
                 raise TypeMismatch
             leaf = self._leaf(tree, slot, path)
+            # The leaf is converted: a 1 in the place of a float is 1.0, and can be replaced as
+            # well.
             if self._floats is not None and type(leaf) is float:
                 return self._floats.replace(path, leaf, slot.hint)
             return leaf
@@ -155,6 +158,7 @@ class _Traversal:
         if isinstance(value, str) and slot.takes_steps:
             if quantity(value) is not None:
                 return self._steps(value, self._config.sources[path])
+            # An annotation that takes strings too would let '3 epoks' pass.
             if is_steps(slot.hint) or looks_like_quantity(value):
                 raise TypeMismatch
         return conversion.leaf(value, slot.hint, slot.default)
@@ -162,6 +166,7 @@ class _Traversal:
     def _steps(self, value: str, source: Source | None) -> int:
         if self._calling:
             return (self._units or Units()).steps(value, source)
+        # A check knows no data set, so that it cannot convert units; the result is not used.
         return 0
 
     def _list(self, tree: list, slot: Slot, path: str) -> Any:
@@ -179,6 +184,7 @@ class _Traversal:
             except TypeMismatch:
                 source = self._config.argument_source(below)
                 raise ConfigError(build_errors.key_type_mismatch(key, key_slot), source) from None
+            # Two keys may be equal once their units are converted. In a check all of them are 0.
             if built_key in built and self._calling:
                 source = self._config.argument_source(below)
                 raise ConfigError(f"Two keys of {path!r} are {built_key!r}. Remove one.", source)
@@ -190,6 +196,7 @@ class _Traversal:
         # Optimizers need all required arguments now; another function may get the rest when called.
         is_waiting = call.partial and (not is_factory or annotations.takes_callable(slot.hint))
         function = self._function(call, path, complete=not is_waiting)
+        # A schedule may stand for any float of an optimizer, although no annotation says so.
         is_schedule = slot.in_factory and annotations.takes_float(slot.hint)
         if is_factory:
             fits = results.returns_optimizer(slot.hint, function.returns)
@@ -213,6 +220,7 @@ class _Traversal:
         if is_factory:
             return bound
         if call.partial:
+            # A partial without arguments would hide that the function is a class.
             return bound if bound.args or bound.keywords else function.call
         return self._result(bound, function.name, path)
 
@@ -224,6 +232,7 @@ class _Traversal:
         except Exception as error:  # a function may reject its arguments with any exception
             said = build_errors.exception_text(error)
             source = self._config.source_of_error(path, said)
+            # An error of the user's code that is not a ValueError may be a bug: name its line.
             if not isinstance(error, ValueError) and not self._vocabulary.is_ours(name):
                 said = blame.summary(error, name)
             raise ConfigError(f"{name} refuses its arguments: {said}", source) from error

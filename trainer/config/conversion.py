@@ -41,15 +41,17 @@ def leaf(value: Tree, hint: Any, default: Any = None) -> Any:
         3.0
     """
     parts = union_members(hint)
-    if accepts_anything(hint) or collections.abc.Hashable in parts:
+    if accepts_anything(hint) or collections.abc.Hashable in parts:  # every leaf is hashable
         return value
     for part in parts:
+        # 1 == 1.0 == True in Python, so that the types are compared as well.
         if is_literal(part) and any(
             type(value) is type(choice) and value == choice for choice in typing.get_args(part)
         ):
             return value
     if value is None and type(None) in parts:
         return value
+    # Before the numbers: True is an instance of int.
     if isinstance(value, bool):
         return _bool(value, parts)
     if isinstance(value, int | float):
@@ -68,6 +70,8 @@ def _bool(value: bool, parts: list[Any]) -> bool:
 
 def _number(value: int | float, parts: list[Any], default: Any) -> int | float:
     if isinstance(value, int):
+        # optax annotates floats as ArrayLike, which includes int. A 1 in the place of 0.9 becomes
+        # 1.0, because only floats follow schedules and are inputs of the program.
         if int in parts and not isinstance(default, float):
             return value
         if float in parts or _holds_numbers(parts):
@@ -85,6 +89,7 @@ def _holds_numbers(parts: list[Any]) -> bool:
 
 
 def _string(value: str, parts: list[Any]) -> Any:
+    # jax takes a dtype by its name.
     if str in parts or any(takes_dtype(part) for part in parts):
         return value
     if any((typing.get_origin(part) or part) in (pathlib.Path, os.PathLike) for part in parts):

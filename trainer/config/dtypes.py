@@ -34,6 +34,7 @@ def exists(value: Any) -> bool:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about float64 if x64 is disabled
+            # jnp.dtype alone also accepts 'datetime64' and 'U8', of which jax has no arrays.
             jax.eval_shape(lambda: jnp.zeros((), jnp.dtype(value)))
     except TypeError:
         return False

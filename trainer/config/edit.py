@@ -54,7 +54,7 @@ def override(config: Config, sets: Sequence[str]) -> Config:
         if not sign or not path.strip() or not value.strip():
             raise ConfigError("A setting has the form path=value, as in --set steps=100.", source)
         new = yaml_reader.read(value, source)
-        if new is None:
+        if new is None:  # the value is only a comment
             raise ConfigError("A setting has the form path=value, as in --set steps=100.", source)
         try:
             root = _replace(root, path.strip(), new, source, "")
@@ -121,6 +121,7 @@ def _replace(node: Node, path: str, new: Node, source: Source, above: str) -> No
         )
     if key is None:
         _check_new(node, path, source, above)
+        # A dict such as boundaries_and_scales has integer keys; that of a path is text.
         only_integers = items and all(isinstance(each, int) for each in items)
         key = int(path) if only_integers and path.isdecimal() else path
         return with_children(node, {**items, key: Node(new.value, source, source)})
@@ -171,12 +172,13 @@ def _hint_for_function_path(root: Node, path: str, value: str) -> str:
     found: dict[str, str] = {}  # the right path -> the function that is called there
     for name, place in calls:
         parts = name.split(".")
+        # A short name of a function, such as adamw, may be a key of the tree as well.
         for start in range(1 if in_tree else len(parts)):
             short = ".".join(parts[start:])
             if f"{path}.".startswith(f"{short}."):
                 rest = path[len(short) + 1 :]
                 found[join(place, rest) if rest else place] = name
-    found.pop("", None)
+    found.pop("", None)  # the root, which is not a value that can be set
     if found:
         settings = [f"--set {quote(f'{each}={value[:60]}')}" for each in found]
         names, count = listing(list(dict.fromkeys(found.values()))), len(settings)
@@ -223,5 +225,6 @@ def merge(base: Node, over: Node) -> Node:
     items = dict(children(base))
     for key, node in children(over).items():
         items[key] = merge(items[key], node) if key in items else node
+    # A dict over a call changes arguments of it; the call itself was written in the base.
     source = over if isinstance(old, Call) == isinstance(new, Call) else base
     return with_children(Node(old, source.source, source.key_source), items)

@@ -13,6 +13,7 @@ from trainer.config.resolved import Config, ConfigFile, Unused
 from trainer.config.tree import Call, ConfigError, Source
 from trainer.config.wording import describe
 
+# Cycles are refused, but files that include others twice each could still multiply.
 MAX_FILES = 100
 
 
@@ -117,7 +118,7 @@ class _FileReader:
         text = self._enter(path, included_at)
         with self._without_quotes(path, included_at):
             self.gin_text(text, Source(path, 1), os.path.dirname(path), included_at)
-        self._open.pop()
+        self._open.pop()  # not in `finally`: an error ends the reading
 
     def gin_text(
         self, text: str, source: Source, directory: str, included_at: Source | None
@@ -133,9 +134,12 @@ class _FileReader:
                 if source.file.startswith("--"):  # the command line names it
                     self._places.allow_quotes(os.path.dirname(statement.file))
                 self.gin(self._places.find_include(statement.file, directory, at), at)
+                # Statements after an include may override it, so they are a section of their own.
                 self._section += 1
                 continue
             if isinstance(statement, gin_reader.Binding):
+                # Within one file a second binding is a slip. Gin itself silently lets the last one
+                # win.
                 if statement.key in first:
                     raise ConfigError(
                         f"This binds {statement} for the second time; the first is at"
@@ -199,6 +203,7 @@ class _FileReader:
             raise ConfigError(
                 f"The files include each other: {' -> '.join(names[-6:])}.", included_at
             )
+        # A folder of somebody else may contain a link to any file of the user's.
         if included_at is not None and not self._places.may_quote(path):
             self._check_target(path, real, included_at)
         text, sha256 = read_text(

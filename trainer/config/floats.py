@@ -34,6 +34,8 @@ class Floats(NamedTuple):
         found = dict(values)
         for name, parameter in function.parameters.items():
             default = parameter.default
+            # A default that is a float is an input of the program as well: which floats are inputs
+            # must not depend on whether the config repeats a default.
             if name not in values and type(default) is float:
                 value = self.replace(join(path, name), default, parameter.hint)
                 if value is not default:

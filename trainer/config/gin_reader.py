@@ -16,7 +16,7 @@ from trainer.config import hints
 from trainer.config.nodes import MAX_DEPTH, Node, check_argument, check_leaf, is_name
 from trainer.config.tree import ConfigError, Source
 
-MACRO = "gin.macro"
+MACRO = "gin.macro"  # Gin's own name of the function that a macro calls
 _MAX_STRINGS = 1000
 
 
@@ -132,6 +132,7 @@ def read(text: str, source: Source) -> Iterator[Binding | Include | Block]:
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # about '\d', which patterns need
+                # The constructor reads the first token, and may raise as well.
                 parser = parser or _Parser(text, _Delegate())
                 statement = parser.parse_statement()
         except tokenize.TokenError as error:
@@ -184,6 +185,7 @@ def _binding(statement: Any, at: Source, source: Source) -> Binding:
     scope, name, argument, located, _ = statement
     scopes = tuple(scope.split("/")) if scope else ()
     if not argument:
+        # `name = value` is Gin's spelling of `name/gin.macro.value = value`.
         scopes, name, argument = (*scopes, name), MACRO, "value"
     elif name == "macro":
         name = MACRO

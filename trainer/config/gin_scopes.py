@@ -17,6 +17,7 @@ from trainer.config.resolved import Unused
 from trainer.config.tree import Call, ConfigError, Key, Source
 from trainer.config.wording import known_names, listing
 
+# Gin defines this macro for values that another file or a binding must provide.
 _REQUIRED = ("REQUIRED", "gin.REQUIRED")
 
 
@@ -78,6 +79,7 @@ class _Resolver:
 
     def _bound(self, name: str, scope: Scope) -> dict[str, Binding]:
         bound: dict[str, Binding] = {}
+        # From the outermost scope to the innermost, which overrides.
         for length in range(len(scope) + 1):
             bound.update(self._table.bound(name, scope[:length]))
         self.called.setdefault(name, set()).add(scope)
@@ -141,6 +143,7 @@ class _Resolver:
     def _dict(self, pairs: Pairs, scope: Scope, caller: Scope, depth: int) -> dict[Key, Node]:
         items: dict[Key, Node] = {}
         for key_node, value_node in pairs.items:
+            # Only now: a key may be a macro, and two macros may have the same value.
             key = self._value(key_node, scope, caller, depth + 1).value
             at = key_node.source
             check_key(plain(Node(key, at)), at)

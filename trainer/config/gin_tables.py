@@ -111,6 +111,9 @@ class Table:
         for position, each in enumerate(all_bindings.bindings, 1):
             binding = each.content
             assert isinstance(binding, Binding)
+            # The highest rank wins. Up to the section `last` that is the last binding; later ones
+            # have negative ranks, of which the first is the highest, and count only if there is no
+            # earlier one.
             rank = position if last is None or each.section <= last else -position
             entries = self._entries.setdefault((binding.scopes, binding.name), {})
             if binding.argument not in entries or rank > entries[binding.argument][0]:
@@ -143,6 +146,7 @@ class Table:
             for argument, entry in self._entries.get((scope, spelling), {}).items():
                 if argument in found:
                     first, second = sorted([found[argument], entry], key=lambda each: each[0])
+                    # In a later section, another spelling of the same argument overrides this one.
                     if first[1].section == second[1].section:
                         raise ConfigError(
                             f"This binds {argument!r} of {name} for the second time; the first is"

@@ -98,6 +98,8 @@ class UnusedBindings:
         elif any(_covers(binding.scopes, scope) for scope in self._scopes_since(statement)):
             why = "A later file or binding replaces the call that would read it."
         elif self._scopes(name):
+            # Called, but in no scope that would take this binding: most likely a misspelt scope,
+            # also if the file is included.
             raise ConfigError(self._why_scope(binding), binding.source)
         elif statement.included:
             why, unknown = f"This config never calls {name}.", name
@@ -144,8 +146,9 @@ class UnusedBindings:
                 each.content
             )
         named: set[Scope] = set()
-        while waiting:
+        while waiting:  # each macro is popped below, so that a cycle of macros ends
             for reference in references(waiting.pop().value):
+                # A macro %a/b also reads the value of %a, because its scope is inside of a.
                 for length in range(1, len(reference.scopes) + 1 if reference.name == MACRO else 0):
                     named.add(reference.scopes[:length])
                     waiting += macros.pop(reference.scopes[:length], [])

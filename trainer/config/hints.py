@@ -4,6 +4,7 @@ import re
 
 _NAME = r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)+"
 _WORDS = {"true": "True", "false": "False", "null": "None", "none": "None"}
+# (pattern of a whole line, advice) for each; the first pattern that matches is used.
 _IN_GIN = [
     (r"\s*[\w./]+\s*:\s+\S.*|\s*-\s.*", "This looks like YAML, whose files end in .yaml."),
     (
@@ -85,4 +86,5 @@ def list_for_call(tag: str) -> str:
 
 
 def _first(hints: list[tuple[str, str]], line: str) -> str:
+    # The bound on the line bounds the time that the patterns take to backtrack.
     return next((hint for pattern, hint in hints if re.fullmatch(pattern, line[:200])), "")

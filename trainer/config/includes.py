@@ -47,6 +47,7 @@ class SearchPath:
             ConfigError: two search paths contain different files of this name.
         """
         found = file
+        # lexists: a broken link is an error of its own, and not replaced by a file elsewhere.
         if not os.path.lexists(file) and not os.path.isabs(file):
             found = self._only([os.path.join(each, file) for each in self._search_paths], file)
         self.allow_quotes(os.path.dirname(found))
@@ -121,6 +122,7 @@ def _same(one: str, other: str) -> bool:
 
 def _read(path: str) -> bytes:
     with open(path, "rb") as stream:
+        # One byte more shows that a file is too large, without reading all of it.
         return stream.read(MAX_BYTES + 1)
 
 
@@ -169,18 +171,19 @@ def read_text(path: str, included_at: Source | None, searched: str = "") -> tupl
             raise ConfigError(f"{which} is {kind}: name a .gin or .yaml file.", source)
         data = _read(path)
     except (OSError, ValueError) as error:
-        if isinstance(error, ConfigError):
+        if isinstance(error, ConfigError):  # which is a ValueError, too
             raise
         reason = getattr(error, "strerror", None) or str(error)
         raise ConfigError(f"{which} cannot be read: {reason}.", source) from None
     if len(data) > MAX_BYTES:
         raise ConfigError(f"{which} is larger than {MAX_BYTES // 1024} KiB, the limit.", source)
     try:
-        text = data.decode("utf-8-sig")
+        text = data.decode("utf-8-sig")  # without the byte order mark that some editors write
     except UnicodeDecodeError as error:
         line = data[: error.start].count(b"\n") + 1
         at = included_at or Source(path, line)
         raise ConfigError(f"{which} is not UTF-8 text: is it a binary file?", at) from None
+    # One kind of line end, so that both readers count lines as an editor does.
     text = text.replace("\r\n", "\n").replace("\r", "\n")
     check_text(text, source)
     if not text.strip():
@@ -198,6 +201,8 @@ def check_text(text: str, source: Source) -> None:
     Raises:
         ConfigError: the text is too long, or contains NUL or half of a surrogate pair.
     """
+    # Python decodes bytes of an option that are not UTF-8 to half surrogates, which config.yaml
+    # cannot contain.
     match = re.search("[\0\ud800-\udfff]", text)
     if match is not None:
         raise ConfigError(f"The text contains {match[0]!r}, which is not allowed.", source)

@@ -10,6 +10,7 @@ from trainer.config.resolved import Config
 from trainer.config.tree import Call, ConfigError, Key, Source, Tree, child_trees, join
 from trainer.config.wording import brief, describe
 
+# PyYAML parses an alias bomb of a few lines in a millisecond; it explodes when it is copied.
 MAX_DEPTH = 64
 MAX_NODES = 20_000
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*")
@@ -80,6 +81,7 @@ def to_config(root: Node) -> Config:
 
     def visit(node: Node, path: str, depth: int) -> None:
         budget.spend(depth, node.source)
+        # A key 'a.b' has the same path as a key 'b' inside of 'a'.
         if path in sources and path:
             raise ConfigError(
                 f"Two values of this config have the path {path!r}: rename one of the keys.",
@@ -157,12 +159,14 @@ def check_leaf(value: Any, source: Source) -> None:
         ConfigError: it is NaN, an integer of more than 64 bits, a string with half of a surrogate
             pair, or an object of another type.
     """
+    # NaN is not equal to itself: such a config would differ from its own config.yaml.
     if isinstance(value, float) and math.isnan(value):
         raise ConfigError("The value is NaN, which a config cannot contain.", source)
     if isinstance(value, int) and not -(2**63) <= value < 2**64:
         raise ConfigError("The integer does not fit into 64 bits.", source)
     if isinstance(value, str) and any("\ud800" <= char <= "\udfff" for char in value):
         raise ConfigError("The string has half of a surrogate pair, which is not text.", source)
+    # Not isinstance: PyYAML's safe dumper takes no subclasses, such as numpy.float64.
     if value is not None and type(value) not in (str, int, float, bool):
         kind = type(value).__name__
         raise ConfigError(

@@ -8,6 +8,8 @@ from trainer.config.tree import Call, Source, Tree, child_trees, join, split_pat
 
 __all__ = ["Config", "ConfigFile", "Unused"]
 
+# A word that is not a part of a dotted name. Group 2 is set in "width is" and "width=", which name
+# an argument with more certainty than the bare word.
 _WORD = re.compile(r"(?<![\w.])([A-Za-z_]\w*)(?!\w|\.\w)(\s+is\b|=(?!=))?")
 
 

@@ -31,6 +31,7 @@ def takes_result(hint: Any, returns: Any) -> bool:
         return any(is_protocol(part) for part in parts)
     if not all(is_scalar(part) for part in parts):
         return True
+    # As for Python's own annotations, an int fits a float.
     return any(part in parts or (part is int and float in parts) for part in union_members(returns))
 
 

@@ -62,6 +62,8 @@ class Function:
         Returns:
             A partial of the function, in which positional-only arguments are in their positions.
         """
+        # Python takes the values of *args only behind all positional arguments, so that these are
+        # passed by position as well, their defaults included.
         spread = any(
             name in values and parameter.kind is inspect.Parameter.VAR_POSITIONAL
             for name, parameter in self.parameters.items()
@@ -138,6 +140,7 @@ def _hints(call: Any) -> dict[str, Any]:
     hints: dict[str, Any] = {}
     for part in [call, call.__init__] if inspect.isclass(call) else [call]:
         try:
+            # It raises for all annotations of a function if one of them cannot be evaluated.
             hints.update(typing.get_type_hints(part, include_extras=True))
         except Exception:  # an annotation may be any expression; see _evaluated
             continue
@@ -150,6 +153,7 @@ def _evaluated(hint: Any, call: Any) -> Any:
     if not isinstance(hint, str):
         return hint
     module = sys.modules.get(home(call))
+    # get_type_hints evaluates a string only as the annotation of an object.
     holder = types.SimpleNamespace(__annotations__={"hint": hint})
     try:
         names = dict(vars(module)) if module else {}

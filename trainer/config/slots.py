@@ -68,6 +68,7 @@ class Slot:
         )
         if is_factory and name in _FLOATS:
             hint = annotations.widen_to_float(parameter.hint, default)
+        # A default such as '5%' also says that the argument counts steps.
         counts = names_steps(name) or isinstance(default, str) and quantity(default) is not None
         return Slot(hint, default, function.name, name, is_factory, counts)
 

@@ -96,6 +96,7 @@ def same(a: Tree, b: Tree) -> bool:
         >>> same([1, 2.0], [1, 2.0]), same(1, 1.0), same(0.0, -0.0)
         (True, False, False)
     """
+    # 1 == 1.0 == True in Python, but they build different programs.
     if type(a) is not type(b):
         return False
     if isinstance(a, Call):
@@ -103,11 +104,13 @@ def same(a: Tree, b: Tree) -> bool:
             return False
         return all(same(value, b.kwargs[key]) for key, value in a.kwargs.items())
     if isinstance(a, dict):
+        # The first group that matches a parameter wins, so that the order of keys counts.
         if len(a) != len(b) or not all(same(x, y) for x, y in zip(a, b, strict=True)):
             return False
         return all(same(a[key], b[key]) for key in a)
     if isinstance(a, list):
         return len(a) == len(b) and all(map(same, a, b))
+    # 0.0 == -0.0, but their canonical YAML differs, and with it the config's digest.
     return a == b and (not isinstance(a, float) or math.copysign(1, a) == math.copysign(1, b))
 
 

@@ -17,8 +17,10 @@ _QUANTITY = re.compile(rf"\s*{_NUMBER}\s*(%|steps?|epochs?|examples?)\s*")
 # An integer argument is a number of steps, which may have a unit, if its annotation says so, as in
 # Annotated[int, "steps"], or if it has the name of such an argument of optax's schedules.
 _STEPS = "steps"
+# ns_steps and max_backtracking_steps count iterations within a step.
 _NAME = re.compile(r"(?!ns_|max_)(\w+_)?steps|transition_begin|boundaries(_and_scales)?")
 
+# Python refuses to convert more than 4,300 digits to a number.
 _LONGEST = 60
 _NEARLY = re.compile(rf"\s*[-+]?{_NUMBER}\s*[%A-Za-z]*\s*")
 
@@ -36,6 +38,7 @@ def quantity(text: str) -> tuple[Fraction, str] | None:
         >>> quantity("1_000 examples"), quantity("5 %"), quantity("fast")
         ((Fraction(1000, 1), 'example'), (Fraction(5, 1), '%'), None)
     """
+    # A Fraction is exact: as floats, 0.29 * 100 is 28.999999999999996.
     match = _QUANTITY.fullmatch(text) if len(text) <= _LONGEST else None
     return (Fraction(match[1].replace("_", "")), match[2].rstrip("s")) if match else None
 
@@ -120,6 +123,7 @@ class Units:
             return self._whole(number, value, source)
         if unit == "%":
             total = self._known(self.total_steps, value, "the number of steps of the run", source)
+            # round() would round a half to the even neighbour.
             return max(math.floor(number * total / 100 + Fraction(1, 2)), 1 if number else 0)
         batch = self._known(self.batch_size, value, "the batch size", source)
         examples = number

@@ -29,6 +29,7 @@ ROOTS: Mapping[str, str] = {
 # act on files or the network. In optax and packages of the user all public functions are allowed.
 _LISTED = frozenset(module for module in ROOTS.values() if module != "optax")
 EXPERIMENT = "experiment"
+# A name and not an import, because trainer.engine is above this package.
 _ROOT = "trainer.engine.experiment.Experiment"
 _PACKAGE = re.compile(r"[A-Za-z]\w*(\.[A-Za-z]\w*)*", re.ASCII)
 
@@ -201,6 +202,7 @@ def _import(package: str, source: Source | None) -> ModuleType:
         return importlib.import_module(package)
     except (Exception, SystemExit) as error:  # importing a package of the user can raise anything
         if isinstance(error, ModuleNotFoundError) and package.startswith(f"{error.name}"):
+            # The package itself is missing, and not a module that it imports.
             reason = f"there is no module named {error.name!r}; it must be in the current folder"
             reason += " or be installed"
         else:
@@ -246,6 +248,7 @@ def _public_callable(
     """Returns a public function or class that a module's package defines itself, or None."""
     value = _attribute(module, name, source)
     package = module.__name__.split(".")[0]
+    # Aliases such as dict[str, float] are callable, but are not functions.
     if name.startswith("_") or not callable(value) or typing.get_origin(value) is not None:
         return None
     is_own = name in getattr(module, "__all__", ())

@@ -22,6 +22,7 @@ def nearest(word: str, known: Iterable[Key]) -> str | None:
         'adamw'
     """
     names = {str(name).lower(): str(name) for name in known}
+    # difflib takes time that grows with the product of the lengths.
     close = difflib.get_close_matches(word[:100].lower(), names, n=1)
     return names[close[0]] if close else None
 
@@ -80,7 +81,7 @@ def describe(tree: Tree) -> str:
     if tree is None:
         return "null"
     kinds: list[tuple[type, str]] = [
-        (bool, "the boolean"),
+        (bool, "the boolean"),  # before int: True is an instance of int
         (int, "the integer"),
         (float, "the float"),
         (str, "the string"),

@@ -20,6 +20,7 @@ _DIGITS = "[0-9]+(_[0-9]+)*"
 
 # The scalars that are not strings. YAML 1.1 reads 1e-3 as a string, `no` as false, 010 as 8 and
 # 12:30:00 as 45000. Here numbers are written as in Python, and everything else is a string.
+# Each is (kind, pattern, first characters), where \0 stands for an empty scalar.
 SCALARS = [
     ("null", r"~|null|Null|NULL|", "~nN\0"),
     ("bool", r"true|True|TRUE|false|False|FALSE", "tTfF"),
@@ -41,6 +42,8 @@ class Loader(yaml.SafeLoader):
 
     def scan_tag(self) -> TagToken:
         """Scans a tag, which ends before a comma or bracket of a flow collection."""
+        # PyYAML's own method takes commas and brackets as parts of a tag: in [!a, !b] it reads the
+        # tags "a," and "b]".
         start = self.get_mark()
         length = 0
         ends = _BLANK + (",[]{}" if self.flow_level else "")
@@ -85,7 +88,7 @@ def read(text: str, source: Source) -> Node | None:
         hint = _hint(error, text, line)
         raise ConfigError(f"This is not valid YAML: {words}. {hint}".rstrip(), at) from None
     except yaml.YAMLError as error:
-        reason = getattr(error, "reason", error)
+        reason = getattr(error, "reason", error)  # of a character that YAML forbids; it has no mark
         raise ConfigError(f"This is not valid YAML: {reason}.", source) from None
     except RecursionError:
         raise ConfigError("This YAML is nested too deeply: make it flatter.", source) from None
@@ -160,6 +163,7 @@ class _Reader:
         name = name.removeprefix(PARTIAL)
         if not is_name(name):
             raise ConfigError(_unknown_tag(node.tag), source)
+        # A tag alone is a call without arguments; `!f ''`, whose style is a quote, is a string.
         if isinstance(node, ScalarNode) and not node.value and not node.style:
             return Call(name, {}, partial)
         if isinstance(node, SequenceNode):
@@ -190,6 +194,7 @@ class _Reader:
                     f"The key {key!r} is given twice; the first is at {first}. Remove one.", at
                 )
             own[key] = self.node(value_node, at, depth + 1)
+        # As YAML 1.1 says of <<: own keys override merged ones, in any order.
         return {**merged, **own}
 
     def _merge(self, into: dict[Key, Node], value: yaml.Node, tag: str, depth: int) -> None:
@@ -203,7 +208,7 @@ class _Reader:
                 raise ConfigError("This merge is inside its own anchor, so it never ends.", at)
             self._open.add(id(node))
             for key, item in self._items(node, depth + 1).items():
-                into.setdefault(key, item)
+                into.setdefault(key, item)  # of several mappings, the earlier one overrides
             self._open.remove(id(node))
 
     def _key(self, node: yaml.Node, source: Source) -> Key:
@@ -237,6 +242,7 @@ def _scalar(kind: str, text: str, source: Source) -> str | int | float | bool | 
         elif kind == "float":
             word = text.lower().lstrip("+-") in (".inf", ".nan")
             value = float(text.lower().replace(".", "") if word else text)
+            # float() silently makes an infinity of 1e999.
             if math.isinf(value) and not word:
                 raise ConfigError(
                     f"{text[:60]!r} is larger than any float; infinity is .inf.", source

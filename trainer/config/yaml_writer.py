@@ -26,6 +26,7 @@ class _Dumper(yaml.SafeDumper):
     }
 
     def ignore_aliases(self, data: Any) -> bool:
+        # Equal trees must have equal text; anchors would depend on which objects they share.
         return True
 
     def increase_indent(self, flow: bool = False, indentless: bool = False) -> None:
@@ -79,6 +80,8 @@ def dump(root: Call) -> str:
     """
     bare = root.name == "experiment" and not root.partial
     tree = dict(sorted(root.kwargs.items())) if bare else root
+    # Keys stay in order, because that of groups counts. The width is that of no line, so that
+    # PyYAML does not fold long strings.
     return yaml.dump(tree, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=2**30)
 
 
@@ -108,6 +111,7 @@ def diff(a: Call, b: Call) -> list[str]:
     return list(_diff(a, b, ""))
 
 
+# None is a value of a config.
 _ABSENT = object()
 
 
