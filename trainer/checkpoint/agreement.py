@@ -23,6 +23,7 @@ def gather(values: Sequence[int]) -> np.ndarray:
         return np.asarray(values, np.int32)[None]
     from jax.experimental import multihost_utils
 
+    # int32, because jax truncates int64 unless jax_enable_x64 is set.
     gathered = multihost_utils.process_allgather(np.asarray(values, np.int32))
     return np.asarray(gathered).reshape(jax.process_count(), -1)
 

@@ -71,7 +71,11 @@ class BackgroundSaver:
         """
         if self._manager is None:
             raise ValueError("The saver must be opened before it saves.")
+        # force: `Checkpoints` has decided that this step is saved, and orbax's own policy is not
+        # asked.
         self._manager.save(step, args=storage().save_args(manifest, leaves), force=True)
+        # Another thread waits for orbax's, so that older checkpoints are removed behind the steps
+        # too.
         self._pending = step, self._thread.submit(self._finish, self._manager)
 
     def _finish(self, manager: CheckpointManager) -> None:

@@ -33,6 +33,7 @@ def commit(temporary: Path, final: Path, before: Callable[[], None], fence: Fenc
         OSError: the disk cannot be written, or the folder has no arrays.
         Exception: any exception of `before` and `fence`.
     """
+    # tensorstore encodes paths in UTF-8; under another encoding it writes to another folder.
     if not (temporary / ARRAYS).is_file():
         raise OSError(f"the index of its arrays, {ARRAYS}, was not written to {temporary}")
     listing = {"format": integrity.FORMAT, "files": file_list(temporary)}
@@ -40,10 +41,11 @@ def commit(temporary: Path, final: Path, before: Callable[[], None], fence: Fenc
     (temporary / COMMITTED).write_text(f"Committed as {final.name}.\n")
     before()
     sync_tree(temporary)
+    # As late as possible: syncing takes time, in which another process may take the workdir over.
     fence()
     temporary.rename(final)
     sync(final.parent)
-    sync(final.parent.parent)
+    sync(final.parent.parent)  # checkpoints/ itself may be new
 
 
 def remove(directory: Path, steps: Collection[int], fence: Fence) -> None:
@@ -70,6 +72,7 @@ def remove(directory: Path, steps: Collection[int], fence: Fence) -> None:
         fence()
         home.mkdir(mode=0o700, exist_ok=True)
         (directory / str(step)).rename(free_name(home, step))
+    # The new names first: what has the name of a step must have all of its files.
     sync(directory)
     sweep(directory)
 

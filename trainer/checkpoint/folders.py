@@ -29,6 +29,7 @@ def step_directories(directory: str | os.PathLike[str]) -> dict[int, Path]:
         root = root.absolute()  # orbax does not accept relative paths
         if not root.is_dir():
             return {}
+        # Names as a save writes them: int() would also read '007' and '1_0'. 18 digits fit int64.
         names = [path for path in root.iterdir() if re.fullmatch(r"0|[1-9][0-9]{0,17}", path.name)]
         return dict(sorted((int(path.name), path) for path in names if path.is_dir()))
     except OSError as e:

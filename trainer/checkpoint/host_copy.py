@@ -63,6 +63,7 @@ def _host_leaf(known: Spec, array: np.ndarray | jax.Array) -> HostLeaf:
     pieces = [
         (_bounds(shard.index, array.shape), np.asarray(shard.data))
         for shard in array.addressable_shards
+        # Of the copies of a shard on several devices, only this one is saved.
         if shard.replica_id == 0
     ]
     return HostLeaf(known, array, pieces)

@@ -127,9 +127,11 @@ def _difference(a: np.ndarray, b: np.ndarray) -> str:
     if a.tobytes() == b.tobytes():
         return ""
     width = a.dtype.itemsize
+    # [values, bytes of a value]: compared as bits, so that NaNs are equal and -0.0 and 0.0 are not.
     raw = [np.ascontiguousarray(x).reshape(-1).view(np.uint8).reshape(-1, width) for x in (a, b)]
     count = int((raw[0] != raw[1]).any(axis=1).sum())
     text = f"{count} of {a.size} values differ"
+    # Unsigned integers are mostly the data of PRNG keys, whose distance means nothing.
     if a.dtype == np.bool_ or np.issubdtype(a.dtype, np.unsignedinteger):
         return text
     with np.errstate(invalid="ignore", over="ignore"):

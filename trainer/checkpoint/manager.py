@@ -116,6 +116,7 @@ class Checkpoints:
         manifest = {
             "format": integrity.FORMAT,
             "step": step,
+            # JSON has no NaN and no infinity; float() reads their texts.
             "metric": value if value is None or math.isfinite(value) else repr(value),
             "processes": jax.process_count(),
         }
@@ -221,7 +222,7 @@ class Checkpoints:
         later = [number for number in self.steps() if number > step]
         self._retention.forget_after(step)
         if later:
-            self._saver.close_manager()
+            self._saver.close_manager()  # it would still list them
         why = ""
         if jax.process_index() == 0:
             try:
@@ -270,6 +271,8 @@ class Checkpoints:
         if outcome is None:
             return
         step, problem = outcome
+        # Only the folder tells whether the step was committed: an exception may be of what comes
+        # after.
         if self._saver.was_fenced or step not in step_directories(self.directory):
             self._failed(step, problem or OSError("its files disappeared after they were written"))
             return

@@ -127,6 +127,7 @@ def read_in_all_processes(
         arrays = read_for(step_directory, targets)
     except (CorruptCheckpoint, OSError) as e:
         problem = e
+    # Asked apart: a disk that cannot be read now must not set the checkpoint aside as damaged.
     if not all_agree(not isinstance(problem, OSError)):
         why = reason(problem) if problem else "another process cannot read it"
         raise CheckpointError(
@@ -153,6 +154,7 @@ def read_state(step_directory: Path, abstract_state: Any) -> Any:
     """
     targets = flatten(abstract_state, verbatim=True)
     arrays = read_in_all_processes(step_directory, targets)
+    # Popped, so that the host does not keep what is on the devices.
     leaves = [place(arrays.pop(name), target) for name, target in targets.items()]
     return jax.tree.unflatten(jax.tree.structure(abstract_state), leaves)
 
@@ -194,6 +196,8 @@ def place(array: np.ndarray, target: Any) -> jax.Array:
             return jax.device_put(keys, sharding)
         return jax.make_array_from_callback(keys.shape, sharding, lambda index: keys[index])
     if sharding.is_fully_addressable:
+        # A copy: the first step takes the state as donated buffers, and on a CPU jax does not
+        # donate a buffer that a numpy array shares.
         return jax.device_put(array, sharding, may_alias=False)
     return jax.make_array_from_callback(array.shape, sharding, lambda index: array[index])
 
@@ -212,6 +216,8 @@ def read_manifest(step_directory: Path) -> dict[str, Any]:
         OSError: the disk cannot be read.
     """
     path = step_directory / "integrity" / integrity.MANIFEST
+    # That of process 0 lists all leaves. Those of the others add the checksums of the shards that
+    # process 0 does not have.
     manifest = _sealed(path)
     for process in range(1, manifest["processes"]):
         part = _sealed(path.with_name(f"{integrity.MANIFEST}.{process}"))

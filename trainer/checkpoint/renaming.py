@@ -83,6 +83,7 @@ def _expand(match: re.Match[str], replacement: str) -> str:
 
 
 def _nest_clash(a: str, b: str) -> bool:
+    # The parameters are nested: with a leaf a/b, there cannot be a leaf a.
     return a == b or a.startswith(b + "/") or b.startswith(a + "/")
 
 

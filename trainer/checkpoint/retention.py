@@ -29,7 +29,7 @@ class Retention:
             raise ValueError(f"best_mode={mode!r} was given; it must be 'max' or 'min'.")
         self._latest = latest
         self._best = best
-        self._sign = -1 if mode == "max" else 1
+        self._sign = -1 if mode == "max" else 1  # sorted() puts the best metric first
         self._always = frozenset(always)
         self._metrics: dict[int, float] = {}
         self._later_metrics: dict[int, float] = {}
@@ -79,6 +79,7 @@ class Retention:
             steps: of all checkpoints.
         """
         metrics = {step: self._metrics.get(step, math.nan) for step in steps}
+        # NaN has no order: orbax's own policy took a NaN for the best metric.
         finite = [step for step in steps if math.isfinite(metrics[step])]
         best = sorted(finite, key=lambda step: (self._sign * metrics[step], step))[: self._best]
         return set(steps) - set(sorted(steps)[-self._latest :]) - set(best) - self._always

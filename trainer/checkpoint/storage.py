@@ -69,6 +69,7 @@ class _ManifestHandler(ocp.AsyncCheckpointHandler):
             leaves = {n: leaf for n, leaf in leaves.items() if isinstance(leaf.data, jax.Array)}
         manifest = {**args.manifest, "leaves": entries(leaves)}
         name = integrity.MANIFEST if process == 0 else f"{integrity.MANIFEST}.{process}"
+        # Synced by the process that writes it: process 0, which commits, may be on another machine.
         with open(directory / name, "w") as file:
             file.write(integrity.seal(manifest))
             file.flush()
@@ -166,11 +167,11 @@ def open_manager(directory: Path, commit: Commit) -> ocp.CheckpointManager:
     registry.add("integrity", _ManifestSave, _ManifestHandler())
     options = ocp.CheckpointManagerOptions(
         cleanup_tmp_directories=True,
-        save_root_metadata=False,
+        save_root_metadata=False,  # it would be a file beside the steps
         lightweight_initialize=True,  # does not read steps, which may be damaged
         async_options=ocp.AsyncOptions(create_directories_asynchronously=False),
         temporary_path_class=_committed_by(commit, directory),
-        file_options=ocp.options.FileOptions(path_permission_mode=0o700),
+        file_options=ocp.options.FileOptions(path_permission_mode=0o700),  # as that of the workdir
     )
     return ocp.CheckpointManager(directory, options=options, handler_registry=registry)
 
@@ -183,6 +184,7 @@ def save_args(manifest: dict[str, Any], leaves: Mapping[str, HostLeaf]) -> ocp.a
         leaves: path -> leaf. Empty ones are left out, because orbax cannot store them.
     """
     stored = {name: leaf.data for name, leaf in leaves.items() if 0 not in leaf.data.shape}
+    # Orbax refuses an item without leaves.
     return ocp.args.Composite(
         state=ocp.args.PyTreeSave(stored or {"nothing": np.zeros(1, np.uint8)}),
         integrity=_ManifestSave(manifest, leaves),

@@ -41,6 +41,7 @@ def refuse(path: Path, changes: Sequence[Change], allowed: Sequence[str]) -> Non
     refused = [
         change
         for change in changes
+        # What can change bits at most is logged, and never refused.
         if change.kind != "bits"
         and change.kind not in allowed
         and not any(name == change.key or name.endswith(f".{change.key}") for name in allowed)

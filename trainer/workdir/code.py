@@ -85,6 +85,7 @@ def _file(name: str) -> Path | None:
 
 def _folder(name: str, file: Path) -> Path:
     """Returns the folder in which the import of a module starts."""
+    # For a.b that is two levels above a/b.py, and one more above a/b/__init__.py.
     depth = name.count(".") + (file.name == "__init__.py")
     return file.parents[depth] if depth < len(file.parents) else file.parent
 

@@ -170,6 +170,7 @@ def _devices(devices: Sequence[Any]) -> str:
 
 def _versions() -> dict[str, str]:
     found = {"python": platform.python_version()}
+    # XLA's compiler for GPUs is in these packages.
     plugins = (f"jax-cuda{n}-{part}" for n in (12, 13) for part in ("plugin", "pjrt"))
     for name in (*_PACKAGES, *plugins):
         try:
@@ -188,10 +189,11 @@ def _processor() -> dict[str, str | int | None]:
                 model = value.strip()
             elif key.strip() in ("flags", "Features"):
                 flags = value
-                break
+                break  # the next processors are listed in the same way
     except OSError:
         pass  # not Linux
     isa = [flag for flag in flags.split() if flag.startswith(_ISA)]
+    # Those that this process may use: results have other bits on one core than on two.
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return {
         "machine": f"{platform.system()} {platform.machine()}",

@@ -71,6 +71,7 @@ class Workdir:
         self.metrics_file = self.path / "metrics.jsonl"
         self.checkpoints = self.path / "checkpoints"
         check_allowed(allow_changed, config, fingerprint)
+        # Before the folder is created, so that a refused run leaves nothing behind.
         self._check(config, fingerprint, allow_changed)
         place.make(self.path)
         self.lock = self._lock(take_over)
@@ -83,6 +84,7 @@ class Workdir:
             )
             self.write("config.yaml", configs.dump(config))
             self.write("plan.txt", plan)
+            # Last, because a folder with a run.json counts as that of a run.
             self._save_record()
         except OSError as e:
             self.lock.close()
@@ -132,7 +134,7 @@ class Workdir:
         """
         if self.metrics_file.exists():
             sync(self.metrics_file)
-        sync(self.path)
+        sync(self.path)  # the name of a new metrics.jsonl
 
     def restored(self, step: int | None, rows: Mapping[str, int] | None = None) -> None:
         """Records in run.json which step this process started from, and the rows of metrics then.
@@ -251,6 +253,7 @@ class Workdir:
                 for change in compare(record["fingerprint"], fingerprint)
                 if change.key != "config"
             ]
+            # The first ones are those of the config, which were refused or allowed above.
             refuse(self.path, differing[len(changes) :], allowed)
         return record, differing
 

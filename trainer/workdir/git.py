@@ -25,6 +25,8 @@ def changes(root: Path, within: Path | None = None) -> bytes | None:
         root: the top folder of the checkout.
         within: limits the changes to a file or folder; None for the whole checkout.
     """
+    # Diff drivers and text conversions are programs that the checkout's settings name, and a
+    # submodule has settings of its own.
     quiet = ("--no-ext-diff", "--no-textconv", "--ignore-submodules=dirty")
     paths = () if within is None else ("--", str(within))
     return _git(root, "diff", *quiet, "HEAD", *paths, environment=_no_filters(root))
@@ -47,9 +49,11 @@ def _no_filters(root: Path) -> dict[str, str]:
     """Returns environment variables that disable every filter in the checkout's settings."""
     names = _git(root, "config", "-z", "--name-only", "--get-regexp", r"^filter\.") or b""
     variables = sorted({os.fsdecode(name) for name in names.split(b"\0") if name})
+    # git reads these variables after the checkout's settings, so that they override them.
     before = int(os.environ.get("GIT_CONFIG_COUNT") or 0)
     found = {"GIT_CONFIG_COUNT": str(before + len(variables))}
     for number, name in enumerate(variables, before):
+        # An empty command is no filter; git would fail for a required filter that is empty.
         empty = "false" if name.endswith(".required") else ""
         found |= {f"GIT_CONFIG_KEY_{number}": name, f"GIT_CONFIG_VALUE_{number}": empty}
     return found
@@ -63,6 +67,7 @@ def _git(root: Path, *command: str, environment: Mapping[str, str] | None = None
             ["git", "-C", str(root), *safe, *command],
             capture_output=True,
             timeout=20,
+            # Otherwise git may lock and rewrite the index, which the user's own git needs.
             env={**os.environ, "GIT_OPTIONAL_LOCKS": "0", **(environment or {})},
         )
     except (OSError, subprocess.SubprocessError):

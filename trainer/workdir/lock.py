@@ -25,6 +25,7 @@ from trainer.messages import UserError
 from trainer.writers.files import replace_file
 
 _TRIES, _PAUSE = 5, 0.1  # how often a dead holder's lock is tried, and seconds between two tries
+# The errors of flock on file systems that have no locks.
 _UNSUPPORTED = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EINVAL}
 
 
@@ -98,9 +99,11 @@ class Lock:
     def _acquire(self, take_over: bool) -> int:
         tries_left = _TRIES
         while True:
+            # O_CLOEXEC: git and other programs that this process starts must not keep the lock.
             descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             try:
                 if _flock(descriptor):
+                    # Otherwise the file was replaced meanwhile, and nobody else looks at this lock.
                     if _same_file(descriptor, self.path):
                         return descriptor
                 else:
@@ -110,6 +113,7 @@ class Lock:
                         raise UserError(_refusal(self.directory, holder))
                     tries_left -= 1
                     if take_over or tries_left < 0:
+                        # Once: afterwards the new file may have a holder that is alive.
                         take_over = False
                         self._replace(descriptor)
                     else:  # its new holder may not have written its name yet
@@ -201,6 +205,7 @@ def _machine() -> str | None:
 def _started(pid: int) -> str | None:
     """Returns when a process started, in ticks since boot, because process ids are reused."""
     try:
+        # Field 22 of proc(5); field 2, the name in parentheses, may contain spaces and parentheses.
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
     except (OSError, IndexError):
         return None

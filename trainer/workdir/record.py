@@ -36,6 +36,7 @@ def begin(
     """
     lineage = list(before["lineage"]) if before else []
     for entry in lineage:
+        # Every other end was recorded by `Workdir.close`.
         if entry.get("exit") is None:
             entry["exit"] = "killed"
     # A run that was stopped or killed has not yet ended with the exit code for lost rows.
@@ -80,6 +81,7 @@ def read_record(path: Path) -> dict[str, Any] | None:
         record = json.loads(path.read_text())
         if record["format"] != FORMAT:
             raise ValueError(f"its format is {record['format']}, not {FORMAT}")
+        # Both raise if run.json was edited to have values of other types.
         compare(record["fingerprint"], {})
         _ = [entry.get("exit") for entry in record["lineage"]]
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as e:
