@@ -64,7 +64,7 @@ class MultiWriter(Writer):
 
     def __init__(self, writers: Sequence[Any]) -> None:
         self.writers = tuple(writers)
-        self._progress = [w.progress for w in writers if hasattr(w, "progress")]
+        self._progress = [w.progress for w in writers if hasattr(w, "progress")]  # clu's have none
 
     def progress(self, step: int) -> None:
         """Passes a finished step to the writers that show progress."""
@@ -131,6 +131,8 @@ def number(name: str, value: ArrayLike) -> int | float | bool:
         ValueError: the value is not one real number.
     """
     array = np.asarray(value)
+    # O objects, U and S text, M and m times, c complex. bfloat16 has the kind V, as records do, but
+    # unlike them no names.
     if array.size != 1 or array.dtype.kind in "OUSMmc" or array.dtype.names:
         raise ValueError(
             f"The metric {name!r} must be one real number, got {value!r}. "

@@ -121,6 +121,7 @@ class ConsoleWriter(Writer):
             speed = self._speed_text() if console.width >= _WIDE else ""
             bar.update(bar.task_ids[0], completed=step, speed=speed)
             line = _line_that_fits(fields, console.width)
+            # Without markup: rich would read a name in brackets as a style.
             console.print(line, highlight=False, markup=False, no_wrap=True, overflow="ellipsis")
         else:
             tail = [text for text in (self._speed_text(), self._eta(step)) if text]
@@ -135,13 +136,14 @@ class ConsoleWriter(Writer):
         if self._bar is not None:
             self._bar.stop()
             self._bar = None
-            self._total = None
+            self._total = None  # so that a later flush() opens no other bar
 
     def _measure_speed(self, step: int) -> None:
         now = self._clock()
         if self._speed_from is None:
             self._speed_from = (step, now)
         elif step > self._speed_from[0] and now > self._speed_from[1]:
+            # The loop's own speed leaves out evaluations and saves, which this one cannot.
             if not self._loop_writes_speed:
                 self._speed = (step - self._speed_from[0]) / (now - self._speed_from[1])
             self._speed_from = (step, now)

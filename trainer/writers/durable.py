@@ -40,6 +40,7 @@ def sync_tree(directory: Path) -> None:
     Raises:
         OSError: as `sync` raises it.
     """
+    # From the bottom: first the content, then the folder that names it.
     for folder, _, names in os.walk(directory, topdown=False, onerror=_raise):
         for name in names:
             sync(os.path.join(folder, name))
@@ -58,6 +59,7 @@ def make_folder(path: Path, mode: int = 0o777) -> None:
     """
     missing = [folder for folder in (path, *path.parents) if not folder.exists()]
     path.mkdir(mode=mode, parents=True, exist_ok=True)
+    # The name of a folder is an entry of its parent, from the topmost one that is new.
     for folder in reversed(missing):
         sync(folder.parent)
 

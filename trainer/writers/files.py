@@ -32,6 +32,7 @@ def replace_file(
         Exception: any exception of `fence`.
     """
     pieces = [content] if isinstance(content, bytes) else content
+    # In the same folder, because a rename is atomic only within a file system.
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with open(temporary, "wb") as file:
@@ -45,7 +46,7 @@ def replace_file(
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
-    sync(path.parent)
+    sync(path.parent)  # until then a loss of power may undo the rename
 
 
 def remove_temporaries(directory: Path) -> None:

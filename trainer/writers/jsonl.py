@@ -67,7 +67,7 @@ class JsonlWriter(Writer):
         """Why the newest values are not in the file, or None."""
         return self._file.error
 
-    behind = error
+    behind = error  # MultiWriter asks only the writer of metrics.jsonl for it
 
     def truncate_after(self, step: int) -> int:
         """Drops the lines of later steps, and incomplete lines, before anything is written.
@@ -125,6 +125,8 @@ class JsonlWriter(Writer):
                 self.rows = sum(1 for _ in lines_of(self.path)) if self._last else 0
         lines, at = self._pending, None
         if self._last is not None and self._last[0] in lines:
+            # The row of that step is the first: its line is at the end of the file, and is replaced
+            # from `at` on.
             step, values, at = self._last
             lines = {step: values | lines[step]} | {s: v for s, v in lines.items() if s != step}
         encoded = [encode(step, values) for step, values in lines.items()]
@@ -148,7 +150,7 @@ class JsonlWriter(Writer):
         if not self._file.restore(merge, self._fence):
             return False
         missing = max(0, (self.rows or 0) - kept)
-        self.rows, self._read_last_line = kept, False
+        self.rows, self._read_last_line = kept, False  # the last line may be another one now
         sentence = f"{self.path} {change} by another program while this run was writing to it"
         if missing:
             sentence += f": {missing} rows before step {self._first_step()} are lost for good."

@@ -102,6 +102,7 @@ class RecordFile:
             return "was deleted"
         except OSError:  # the next write reports the reason
             return None
+        # The open file is still ours, even if the path names another one now.
         ours = os.fstat(self._file.fileno())
         if (now.st_dev, now.st_ino) != (ours.st_dev, ours.st_ino):
             return "was replaced"
@@ -132,6 +133,7 @@ class RecordFile:
         def replace() -> None:
             content = merge(self._lines_now(), self._before())
             replace_file(self.path, content, fence)
+            # Opened before the old one is closed, so that the old one stays in use if this fails.
             file = open(self.path, "r+b", buffering=0)  # noqa: SIM115
             self.close()
             self._attach(file, file.seek(0, os.SEEK_END))
@@ -167,6 +169,7 @@ class RecordFile:
             self._recent, self._recent_from = bytearray(), start
         del self._recent[start - self._recent_from :]
         self._recent += data
+        # At twice the size, so that the bytes are not moved at every write.
         if len(self._recent) > 2 * _REMEMBERED:
             self._recent_from += len(self._recent) - _REMEMBERED
             del self._recent[:-_REMEMBERED]
@@ -189,9 +192,11 @@ class RecordFile:
     def _append(self, data: bytes) -> None:
         file = self._open()
         try:
+            # A write that failed may have left bytes after the last whole record.
             file.seek(self.end)
             done = 0
             while done < len(data):
+                # An unbuffered write may take a part only, on a full disk for example.
                 done += file.write(data[done:])
         except OSError:
             with contextlib.suppress(OSError):
@@ -212,6 +217,7 @@ class RecordFile:
     def _open(self) -> BinaryIO:
         if self._file is None:
             flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
+            # Without a buffer, which would keep the bytes of a failed write for the next one.
             file = open(os.open(self.path, flags, 0o644), "r+b", buffering=0)
             self._attach(file, self._whole_records(file) if self._whole_records else 0)
             return file

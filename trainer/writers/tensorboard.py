@@ -119,10 +119,12 @@ class TensorBoardWriter(Writer):
         events, now = _proto("event"), time.time()
         if not self._started:
             self._started = True
+            # The first event of a file has the version of its format.
             self._unwritten.append(
                 _record(events.Event(wall_time=now, file_version="brain.Event:2"))
             )
             if self._purge_step is not None:
+                # At this event TensorBoard drops what it has read of this step and later ones.
                 start = events.SessionLog(status=events.SessionLog.START)
                 self._unwritten.append(
                     _record(events.Event(wall_time=now, step=self._purge_step, session_log=start))
