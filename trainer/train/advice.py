@@ -20,7 +20,7 @@ def advise(program: Program, step: int, counters: Counters) -> str:
         counters: of the rollbacks before the step.
     """
     experiment = program.experiment
-    batch_index = step - 1 + counters.skipped_batches
+    batch_index = step - 1 + counters.skipped_batches  # steps count from 1, batches from 0
     batch = next(experiment.batches(batch_index))
     fault = find_fault(program, batch)
     skip = "" if experiment.on_nonfinite == "rollback" else ", or set on_nonfinite='skip'"

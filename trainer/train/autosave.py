@@ -43,6 +43,7 @@ class AutosavePolicy:
         Args:
             held_up: seconds for which the save delayed the steps.
         """
+        # A save by `save_every` that comes earlier leaves the pause as it is.
         if self._since is not None and self.due():
             self._pause = max(2 * self._pause, _SHORTEST_PAUSE)
         self._pause = max(self._pause, _COST_RATIO * held_up)
@@ -90,7 +91,7 @@ class Stopwatch:
         start = self._clock()
         yield
         step, since = self._last
-        self._last = step, since + self._clock() - start
+        self._last = step, since + self._clock() - start  # the lap began later by this time
 
 
 def was_killed(run_file: Path) -> bool:

@@ -51,6 +51,7 @@ def _labels(program: Program, batch: dict[str, np.ndarray]) -> str | None:
     def apply(params: Any, model_state: Any, batch: Batch) -> Any:
         return apply_model(experiment, params, model_state, batch, key=None, train=False)[0]
 
+    # Shapes suffice for outputs of zeros, so that the model is not run.
     outputs = jax.eval_shape(apply, state.params, state.model_state, batch)
     if not hasattr(outputs, "shape") or not outputs.shape:
         return None

@@ -44,6 +44,7 @@ class Connection:
             message: of JSON values; None for a heartbeat.
         """
         text = json.dumps(message) if message else ""
+        # Two threads send: the main one, and the one that watches.
         with self._lock, contextlib.suppress(OSError):
             self.socket.sendall(f"{text}\n".encode())
 
@@ -55,6 +56,7 @@ class Connection:
             messages = [json.loads(line) for line in whole if line]
         except (OSError, ValueError):
             return None
+        # A message of ours is far shorter than 1 MiB: this is another program.
         if not read or len(self._unread) > 1 << 20:
             return None
         self.heard = time.monotonic()

@@ -29,6 +29,7 @@ class _SyncInterval:
 
     def milliseconds(self) -> int:
         """Returns the time since the interval began."""
+        # The processes exchange int32.
         return min(int(1000 * (time.monotonic() - self._start)), 10**9)
 
 
@@ -66,8 +67,9 @@ class StopSaveConsensus:
             return
         received = self._signals.received
         names = [signal.name for signal in self._signals.SIGNALS]
-        number = names.index(received) + 1 if received else 0
+        number = names.index(received) + 1 if received else 0  # integers are exchanged; 0 is none
         mine = [number, int(self._autosave.due()), interval.milliseconds()]
+        # [processes, 3]: the wish of one process counts for all, and the time of the slowest one.
         stop, save, slowest = gather(mine).max(axis=0)
         self._stop = names[stop - 1] if stop else self._stop
         self._save = bool(save)

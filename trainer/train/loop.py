@@ -186,7 +186,7 @@ class Loop:
         self._behind = self._rollback_log.flush() or self.writer.behind
         if self._behind and not before:
             self.log("Until then no state is saved.")
-        return broadcast_from_host0(self._behind is None)
+        return broadcast_from_host0(self._behind is None)  # only process 0 has the files
 
     # Steps that are not finite.
 
@@ -207,7 +207,7 @@ class Loop:
         self._nonfinite_log.add(bad.step, batch_index, bad.values)
         if self.experiment.on_nonfinite == "skip":
             return
-        self._unchecked.clear()
+        self._unchecked.clear()  # the steps after it build on it
         if self._waiting is not None and self._waiting.step >= bad.step:
             self._waiting = None
         self._flush()

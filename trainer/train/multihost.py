@@ -58,6 +58,7 @@ def joined(join_timeout: float, peer_timeout: float) -> Iterator[Callable[[int],
         if _may_be_of_a_lost_process(error) and (news := peers.news(_NEWS)):
             peers.end(FAILED, news)
         traceback.print_exc()
+        # The process ends by os._exit(), which flushes nothing.
         sys.stdout.flush()
         sys.stderr.flush()
         peers.fail("".join(traceback.format_exception_only(error)).strip())
@@ -83,6 +84,7 @@ def _join(join_timeout: float, peer_timeout: float) -> Peers:
             address,
             count,
             index,
+            # `connect` has found all processes, so that this timeout is not the one that is met.
             initialization_timeout=int(join_timeout) + 1,
             heartbeat_timeout_seconds=_JAX_HEARTBEAT,
             shutdown_timeout_seconds=_SHUTDOWN,
@@ -162,6 +164,7 @@ def require_same(given: Mapping[str, str]) -> None:
     Raises:
         UserError: a text differs between two processes.
     """
+    # 31 bits: the processes exchange int32.
     sums = gather([zlib.crc32(text.encode()) & 0x7FFFFFFF for text in given.values()])
     for column, name in zip(sums.T, given, strict=True):
         if len(set(column.tolist())) > 1:

@@ -126,16 +126,19 @@ class NonFiniteLog:
             batch_index: of the step's batch in the data stream, from 0.
             metrics: of the step.
         """
+        # By the batch and not by the step, which has another batch after a rollback.
         known = any(event["batch_number"] == batch_index for event in self._events)
         if known or len(self._events) >= _KEPT:
             return
         seed = self._experiment.seed
         batch = next(self._experiment.batches(batch_index))
+        # The key of the step, as `train_step` derives it.
         key = jax.random.fold_in(jax.random.key(seed), step)
         self._events.append(
             {
                 "step": step,
                 "action": self._experiment.on_nonfinite,
+                # As text, because JSON has no NaN and no infinity.
                 "train/loss": str(float(metrics["train/loss"])),
                 "grad_norm": str(float(metrics["grad_norm"])),
                 "batch_number": batch_index,

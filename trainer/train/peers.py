@@ -103,11 +103,15 @@ class Peers:
             code: the exit code.
             sentence: printed to stderr as an error, if it is not empty.
         """
+        # Another thread is ending the process: wait for that, because this call must not return.
         if not self._end_once.acquire(blocking=False):
             threading.Event().wait()
         if sentence:
             with contextlib.suppress(OSError):
+                # Not print(): another thread may hold the lock of the stream, also where it aborts.
                 os.write(2, f"error: {sentence}\n".encode())
+        # Not sys.exit(): the main thread may be blocked in a collective, and jax's own exit handler
+        # waits for the processes that are gone.
         os._exit(code)
 
     def _all_closed(self) -> bool:
@@ -180,6 +184,7 @@ class Peers:
         self._news = (code, sentence)
         self._has_news.set()
         self._until = min(self._until, time.monotonic() + soon)
+        # Only process 0 is connected to all others, so that it passes the news on.
         if self._index == 0:
             for connection in self._connections:
                 own = _LATE if connection.process == about else sentence

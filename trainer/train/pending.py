@@ -68,6 +68,7 @@ class PendingSteps:
             values: the step's metrics.
             state: the state after it.
         """
+        # The steps after which a row of metrics, an evaluation or a checkpoint needs the check.
         due = step == self._last or any(step % every == 0 for every in self._every)
         checked = self._program.params_finite(state) if self._halts and due else None
         self._newest = Metrics(step, values, checked)

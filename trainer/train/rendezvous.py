@@ -59,6 +59,7 @@ def _split(address: str, name: str) -> tuple[str, int]:
 
 def _listener(port: int) -> socket.socket:
     """Listens where jax's coordinator will; raises UserError if the port is in use."""
+    # The default of jax. Its coordinator listens there as soon as this listener is closed.
     bind = os.environ.get("JAX_COORDINATOR_BIND_ADDRESS") or f"[::]:{port}"
     host, port = _split(bind, "JAX_COORDINATOR_BIND_ADDRESS")
     both = host == "::" and socket.has_dualstack_ipv6()
@@ -116,6 +117,7 @@ def _accept_all(
         twice = before is not None and not _has_ended(before)
         if before is not None and not twice:
             before.close()  # that process was started again
+        # Under -1 if the number is taken, so that `refuse` tells both of them why.
         connection.process, connections[-1 if twice else number] = number, connection
         if of != count or not 0 < number < count:
             refuse(

@@ -54,6 +54,7 @@ def check_fits(program: Program, workdir: Path, step: int, *, may_differ: bool) 
         may_differ: whether the config may be another than the run's, so that each leaf is compared.
     """
     wrong = misfits(workdir, step, to_save(program.abstract_state()))
+    # `hyper` was a field of the state before the floats of the optimizer were inputs.
     if any(line.startswith("hyper/") for line in wrong):
         raise UserError(
             f"The run in {workdir} was begun by an earlier version of Lockstep, and this version "

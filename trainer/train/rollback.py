@@ -20,6 +20,7 @@ from trainer.train.nonfinite import ADVICE, NonFinite, RetriedFile
 
 ROLLBACKS_FILE = "rollbacks.json"
 MOST_ROLLBACKS = 10
+# The keys are part of the file's format, and stay when a field is renamed.
 _KEYS = {  # field of Counters -> its key in rollbacks.json
     "rollbacks": "rollbacks",
     "skipped_batches": "left_out",
@@ -99,6 +100,7 @@ def go_back(
             f"{advice()}"
         )
     retries = counters.retries + 1 if counters.rollbacks and bad <= counters.last else 0
+    # The first time to the state before the bad step, then 1, 3, 7, ... steps before that.
     target = max(0, bad - 2**retries)
     return target, Counters(
         rollbacks=counters.rollbacks + 1,

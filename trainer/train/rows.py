@@ -48,6 +48,7 @@ def expected_rows(spans: Sequence[Logged], restored: int) -> int | None:
     """
     for last in reversed(spans):
         if last.step <= restored:
+            # [2:] is what decides which steps have rows: log_every, eval_every and steps.
             if any(other[2:] != last[2:] for other in _after(spans, last)):
                 return None  # the rows after last.step may be of this process or of a later one
             return last.rows + _between(last, restored)
@@ -68,15 +69,16 @@ def _between(last: Logged, restored: int) -> int:
         return restored // of - last.step // of
 
     log_every, eval_every = last.log_every, last.eval_every
+    # A step that is logged and evaluated has one row.
     both = lcm(log_every, eval_every)
     rows = multiples(log_every) + multiples(eval_every) - multiples(both)
     if last.step < restored:
         logged = restored % log_every == 0
         evaluated = restored % eval_every == 0
         if restored == last.steps:
-            rows += not (logged or evaluated)
+            rows += not (logged or evaluated)  # the last step always has a row
         elif evaluated and not logged:
-            rows -= 1
+            rows -= 1  # that evaluation may have been interrupted
     return rows
 
 

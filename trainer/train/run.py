@@ -179,7 +179,7 @@ class Run:
         rows = Rows(folder, experiment, self.log)
         unmoved = Unmoved(self.program, self.log)
         again = False
-        check_not_lost(folder.checkpoints)
+        check_not_lost(folder.checkpoints)  # before metrics are dropped
         with checkpoints:
             while True:
                 evaluated = self._record_metrics(checkpoints, folder)
@@ -216,6 +216,8 @@ class Run:
                     again, began = True, None
                 finally:
                     writer.close()
+                # The rollback is recorded: if this process is killed here, the next one finds it,
+                # and discards the checkpoints itself.
                 checkpoints.discard_after(rollback_log.newest)
 
     def _record_metrics(self, checkpoints: Checkpoints, folder: Workdir) -> set[int]:

@@ -49,5 +49,6 @@ def keep_compiled_programs() -> None:
         status = folder.stat()
     except (OSError, RuntimeError):
         return  # without a writable home, programs are compiled again
+    # Whoever can write there can have this user run any code.
     if status.st_uid == os.getuid() and not stat.S_IMODE(status.st_mode) & 0o077:
         jax.config.update("jax_compilation_cache_dir", str(folder))

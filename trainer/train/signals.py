@@ -28,7 +28,7 @@ class StopSignals:
 
     def __enter__(self) -> "StopSignals":
         reading, writing = self._pipe = os.pipe()
-        os.set_blocking(writing, False)
+        os.set_blocking(writing, False)  # set_wakeup_fd refuses a pipe that blocks
         thread = threading.Thread(target=self._read, args=(reading,), name="signals", daemon=True)
         thread.start()
         self._wakeup_before = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
@@ -54,7 +54,7 @@ class StopSignals:
         name = signal.Signals(number).name
         if self.received is not None:
             _print_to_stderr(f"{name} again: stopping at once.")
-            os._exit(128 + number)
+            os._exit(128 + number)  # the exit code that shells give a process killed by a signal
         self.received = name
         _print_to_stderr(f"{name}: stopping after a checkpoint; once more to stop at once.")
 

@@ -129,6 +129,7 @@ def _measure(optimizer: optim.Optimizer, state: State) -> dict[str, dict[str, ja
     return {
         group: {
             "checksums": jnp.stack([_checksum(x) for x in own.values()]),
+            # An optimizer without a learning rate is expected to move its parameters.
             "learning_rate": jnp.asarray(now[group].get("learning_rate", 1.0)),
             "skipped": optimizer.skipped(state.opt_state),
         }

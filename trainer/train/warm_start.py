@@ -121,6 +121,7 @@ class WarmStart:
         theirs = self._read("params")
         rules = self._options.get("rename") or {}
         try:
+            # Renames the numbers of the parameters, which tell afterwards where each came from.
             marked = {path: np.asarray(i) for i, path in enumerate(theirs)}
             renamed = flatten(checkpoint.rename(nested(marked), rules))
         except ValueError as error:
@@ -177,6 +178,8 @@ class WarmStart:
         theirs = self._read({"optimizer": "opt_state"}.get(part, part)) if wanted else {}
         found = {}
         for path, value in theirs.items():
+            # A state of a parameter has its path at the end: mu/blocks/qkv/kernel. The longest one
+            # counts, because a parameter may be called kernel alone.
             tail = max((p for p in names if path.endswith("/" + p)), key=len, default=None)
             found[path if tail is None else path[: -len(tail)] + names[tail]] = value
         missing = [path for path in wanted if path not in found]

@@ -43,6 +43,7 @@ class Watchdog:
         """
         now = time.monotonic()
         before = self._state
+        # Only a step that follows a step: what else was done between them is not its time.
         if before is not None and before[0].startswith("step"):
             self._seconds.append(now - before[1])
         self._state = (f"step {step}", now)
