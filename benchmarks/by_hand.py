@@ -75,6 +75,7 @@ def make_step(
 
         value, grads = jax.value_and_grad(mean_loss)(params)
         updates, opt_state = tx.update(grads, opt_state, params)
+        # A run logs the norm of the gradients, so that this step computes it, too.
         return optax.apply_updates(params, updates), opt_state, value, optax.tree.norm(grads)
 
     return step, *init(jax.random.key(seed))

@@ -75,6 +75,8 @@ class Side:
         last = time.perf_counter()
         for _ in range(EVERY):
             self.state, metrics = self.program.step(self.state, self.batch)
+            # Each step is waited for, so that its time includes what a save in another thread
+            # takes.
             jax.block_until_ready(metrics["train/loss"])
             self.steps += 1
             if self.checkpoints is not None and self.steps % EVERY == 0:
@@ -106,6 +108,7 @@ def main() -> None:
         ours, theirs = Side(program, checkpoints), Side(program, None)
         size = sum(x.size for x in jax.tree.leaves(ours.state.params))
         print(f"{size:,} parameters, batch {arguments.batch_size}, {jax.devices()[0].device_kind}")
+        # The first save imports orbax, and the first step compiles.
         for side in (ours, theirs):
             side.whole_round()
             side.seconds.clear()

@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 
 import optax
 
+# Before jax is imported and looks for devices: neither is read again.
 os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8"
 
@@ -128,6 +129,7 @@ def work_of(compiled: Any) -> tuple[float, float]:
     decomposed = 0.0
     for line in compiled.as_text().splitlines():
         called = rf'= \(?f32\[([\d,]+)\].*custom_call_target="\w*(?:{_DECOMPOSITIONS})'
+        # f32[..., m, m]: leading axes are a batch of matrices.
         found = re.search(called, line)
         if found:
             *lead, _, size = (int(n) for n in found[1].split(","))
@@ -149,6 +151,7 @@ def received_by(compiled: Any) -> dict[str, float]:
         if found := re.search(rf"= (.*?) ({_COLLECTIVES})(?:-start)?\(", line):
             shapes = re.findall(r"[fsu]32\[([\d,]*)\]", found[1])
             numbers = sum(np.prod([int(n) for n in x.split(",") if n]) for x in shapes)
+            # 4 bytes a number.
             sums[found[2]] = sums.get(found[2], 0.0) + 4e-6 * float(numbers)
     return sums
 
@@ -178,9 +181,11 @@ def dealt(name: str, layers: int, width: int) -> float:
         width: the size of a token.
     """
     if name in ("muon", "scion"):
+        # A layer has four matrices [width, width], three of them in qkv, and two [width, 4 width].
         numbers = [4 * layers, 2 * layers]
         costs = [flops(width, width, 5, 4), flops(width, 4 * width, 5, 4)]
     else:
+        # Each matrix has two sides: up and down have one of width and one of 4 width.
         numbers = [4 * 2 * layers + 2 * layers, 2 * layers]
         costs = [square_cost((width, width)), square_cost((4 * width, 4 * width))]
     shares = deal(numbers, costs, DEVICES)

@@ -126,7 +126,7 @@ class Side:
 
     def compile_seconds(self) -> float:
         """Traces, lowers and compiles the step again, and returns the seconds."""
-        jax.clear_caches()
+        jax.clear_caches()  # which have the traced and lowered step
         begin = time.perf_counter()
         step_of(self.optimizer).lower(self.params, self.state, self.x).compile()
         return time.perf_counter() - begin
@@ -152,7 +152,7 @@ class Side:
         return (
             memory.argument_size_in_bytes
             + memory.output_size_in_bytes
-            - memory.alias_size_in_bytes
+            - memory.alias_size_in_bytes  # donated arguments are outputs, too
             + memory.temp_size_in_bytes
         )
 

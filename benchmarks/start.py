@@ -47,6 +47,8 @@ class Process:
             shutil.rmtree(self.workdir, ignore_errors=True)
             command.append(f"--workdir={self.workdir}")
         if self.new_rate:
+            # A rate that no earlier run had: floats are inputs of the program, which is in the
+            # cache.
             rate = 0.02 + 1e-4 * len(self.first_step)
             command.append(
                 f"--set=optimizer.groups.matrices.optimizer.learning_rate.peak_value={rate}"
@@ -63,11 +65,12 @@ class Process:
         for line in process.stdout:
             if line.startswith("First step"):
                 self.first_step.append(time.perf_counter() - start)
+        # resource.getrusage would give the largest of all children so far.
         _, status, usage = os.wait4(process.pid, 0)
         process.returncode = os.waitstatus_to_exitcode(status)
         if process.returncode:
             raise SystemExit(f"{' '.join(command)} ended with {process.returncode}.")
-        self.peak.append(usage.ru_maxrss / 1024)
+        self.peak.append(usage.ru_maxrss / 1024)  # KiB on Linux
 
 
 def main() -> None:

@@ -35,11 +35,13 @@ def train(arguments: argparse.Namespace) -> int:
     began = time.perf_counter()
     read = read_config(arguments)
     workdir = arguments.workdir or default_workdir(arguments.files, read)
+    # Before jax starts its threads, which would get memory arenas of their own.
     runtime.keep_freed_memory()
     runtime.keep_compiled_programs()
     if arguments.distributed:
         from trainer.train import multihost
 
+        # Not defaults of the parser: without --distributed, it must show that an option was given.
         join, peer = arguments.join_timeout or 120, arguments.peer_timeout or 60
         if peer < 5:
             raise UserError(f"--peer_timeout must be at least 5 seconds, got {peer}.")
@@ -89,6 +91,7 @@ def _observer(arguments: argparse.Namespace, workdir: str) -> "Observer | None":
     if arguments.trace:
         observers.append(Trace(workdir))
     if arguments.kill_after is not None:
+        # At the last step but one: a run that has made its last step cannot be killed any more.
         latest = (arguments.until or 2 * arguments.kill_after) - 1
         observers.append(KillAfterCheckpoint(workdir, arguments.kill_after, latest))
 
@@ -212,6 +215,7 @@ def explain(arguments: argparse.Namespace) -> int:
     read = read_config(arguments)
     program = make_program(read, arguments.vocabulary)
     plan = make_plan(program, read)
+    # Reads the other run's checkpoint, so that its mistakes are found here as well.
     if program.experiment.warm_start:
         WarmStart(program, read)
     show(render(plan))

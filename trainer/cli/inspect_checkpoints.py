@@ -55,6 +55,7 @@ def _diff(arguments: argparse.Namespace) -> int:
     a = max(ours) if arguments.step is None else arguments.step
     b = arguments.other_step
     if b is None:
+        # Within one run, the checkpoint before; in another run, any.
         before = [step for step in theirs if arguments.other or step < a]
         if not before:
             raise UserError(

@@ -230,6 +230,7 @@ def _folder(text: str) -> str:
         raise argparse.ArgumentTypeError(
             "it is empty, maybe from a shell variable that is not set; name a folder"
         )
+    # Path('gs://bucket/run') is the folder gs:/bucket/run of this machine.
     if "://" in text:
         raise argparse.ArgumentTypeError(
             f"{text!r} is not a folder of this machine; name one, on a disk that is mounted here"

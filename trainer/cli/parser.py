@@ -23,6 +23,7 @@ class Parser(argparse.ArgumentParser):
         Returns:
             The namespace.
         """
+        # argparse's own parse_args only lists the unknown arguments, and suggests nothing.
         arguments, unknown = self.parse_known_args(args, namespace)
         if unknown:
             command = self._commands().get(arguments.command, self)

@@ -15,6 +15,7 @@ import numpy as np
 from jax.extend import source_info_util
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal
 
+# Operations that only move, cast or repeat values: their result still is the input by name.
 _KEEPS_NAME = {
     "broadcast_in_dim",
     "convert_element_type",
@@ -108,6 +109,7 @@ def _run(
 def _operation(eqn: JaxprEqn, operands: list[_Value], place: str) -> list[_Value]:
     """Runs one operation; searches loops and calls only if their results are not finite."""
     parameters = eqn.primitive.get_bind_params(eqn.params)
+    # The context in which it was traced, its mesh for example, decides what it does.
     with eqn.ctx.manager:
         data = eqn.primitive.bind(*[x.data for x in operands], **parameters)
     data = list(data) if eqn.primitive.multiple_results else [data]
@@ -121,6 +123,7 @@ def _operation(eqn: JaxprEqn, operands: list[_Value], place: str) -> list[_Value
             _Value(x, origin=None if _finite(x) else v.origin)
             for x, v in zip(data, inner, strict=True)
         ]
+    # The origin of an operand is that of the result: this operation only passed it on.
     inherited = next((x.origin for x in operands if x.origin), None)
     return [
         _Value(x, origin=None if _finite(x) else inherited or _origin(eqn, operands, x, place))
@@ -158,8 +161,10 @@ def _run_scan(eqn: JaxprEqn, operands: list[_Value], place: str) -> list[_Value]
         carry = out[:carried]
         for i, value in enumerate(out[carried:]):
             if value.origin is not None:
+                # The earliest step of the loop in which an output is not finite is its origin.
                 pieces.setdefault(i, value)
     count = len(eqn.outvars) - carried
+    # The caller has the data of the whole scan, and takes only the origins from here.
     return [*carry, *(pieces.get(i, _Value(None)) for i in range(count))]
 
 

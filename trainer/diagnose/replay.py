@@ -62,6 +62,7 @@ def replay(
     if newest is not None:
         check_fits(program, folder, newest, may_differ=False)
     event = next((e for e in reversed(events) if e["step"] == step), None)
+    # The step from n to n + 1 takes the batch n + skipped_batches.
     skipped_batches = None if event is None else event["batch_number"] - (step - 1)
     try:
         state, lines = _state_before(program, folder, step, skipped_batches)
@@ -148,6 +149,7 @@ def _state_before(
         start_line.append("Started from the initial state.")
         return program.init()
 
+    # Rollbacks after the event skipped batches that the run still used when it computed the step.
     rollbacks = {at: counters for at, counters in read_rollbacks(folder).items() if known(counters)}
     try:
         state = _advance(program, first, step - 1, rollbacks)
@@ -202,12 +204,15 @@ def _compute_with_checks(
     state, placed = jax.device_put(jax.device_get((state, dict(batch))), home)
     # With "skip" the step would replace the values that are not finite.
     plain = Program(dataclasses.replace(program.experiment, on_nonfinite="halt"), program.inputs)
+    # The parts of the state are named by their own paths, "params/...": it has no name itself.
     with jax.default_device(home):
         (_, metrics), origins = nan_origin.find(plain.traced_step, (state, placed), ("", "batch"))
     loss, norm = (float(metrics[name]) for name in ("train/loss", "grad_norm"))
     lines = [f"Step {step} with batch {batch_index}: train/loss {loss:.6g}, grad_norm {norm:.6g}."]
     if not origins:
         return [*lines, "Every result of the step is finite."], True
+    # The step returns (state, metrics): 1 is the metrics. The loss first, because everything else
+    # follows from it.
     wanted = [path for path in ("1/train/loss", "1/grad_norm") if path in origins]
     path = wanted[0] if wanted else next(iter(origins))
     origin = origins[path]

@@ -44,6 +44,7 @@ class Trace:
         if self._first and not self._begun:
             writers.truncate_after(self._path, step - 1)
             self._begun = True
+        # The key of this step: `train_step` folds in the number of finished steps after it.
         key = jax.random.fold_in(jax.random.key(state.run_state["seed"]), state.step)
         row = {
             "step": step,
@@ -137,6 +138,7 @@ class KillAfterCheckpoint:
         if step <= self._step:
             return
         give_up = time.monotonic() + 60
+        # A small model may make all of its steps before the save is committed.
         while step >= self._latest and not self._committed.is_dir():
             if time.monotonic() > give_up:
                 return

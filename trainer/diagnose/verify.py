@@ -67,6 +67,7 @@ def verify(
     with _folder(workdir) as folder:
         whole, killed = folder / "whole", folder / "killed"
         log(f"Runs {2 * half} steps at once; and {half} steps, a kill, and {half} more steps.")
+        # The undisturbed run goes on in parallel, which changes its times but not its bits.
         with _Trainer(command, whole) as undisturbed:
             with _Trainer([*command, f"--kill_after={half}"], killed) as first:
                 first.wait(-signal.SIGKILL)
@@ -152,11 +153,13 @@ class _Trainer:
 
     def __init__(self, command: Sequence[str], workdir: Path):
         workdir.parent.mkdir(parents=True, exist_ok=True)
+        # Not a pipe: nobody reads while the process runs, and a full pipe would block it.
         self._log = tempfile.TemporaryFile("w+", encoding="utf-8")  # noqa: SIM115
         self._process = subprocess.Popen(
             [*command, f"--workdir={workdir}"],
             stdout=self._log,
             stderr=subprocess.STDOUT,
+            # A package of --vocabulary may have been found by a path that only this process has.
             env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
         )
         self.output = ""

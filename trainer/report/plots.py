@@ -32,7 +32,7 @@ def draw_in_terminal(
     xs = np.concatenate([np.asarray(x, float) for x, _ in curves.values()])
     ys = np.concatenate([np.asarray(y, float) for _, y in curves.values()])
     ys = ys[np.isfinite(ys)] if np.isfinite(ys).any() else np.zeros(1)
-    low, high = min(0.0, ys.min()), max(ys.max(), ys.min() + 1e-12)
+    low, high = min(0.0, ys.min()), max(ys.max(), ys.min() + 1e-12)  # never an empty range
     grid = [[" "] * width for _ in range(height)]
     for mark, (x, y) in zip(itertools.cycle("*o+x#@"), curves.values(), strict=False):
         at = np.linspace(xs.min(), xs.max(), width)
@@ -67,6 +67,7 @@ def save_png(
         OSError: the file cannot be written.
         ValueError: the suffix of the file is not that of a format of matplotlib.
     """
+    # Not pyplot, which chooses a backend for the display and keeps every figure.
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(7, 4), dpi=150, layout="constrained")
