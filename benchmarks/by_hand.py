@@ -39,6 +39,7 @@ def make_step(
     """
     model = models.vit(width=width, depth=depth)
     loss = losses.softmax_cross_entropy()
+    # As in the config, whose warmup is 5% of the steps.
     schedule = partial(
         optax.warmup_cosine_decay_schedule, 0.0, warmup_steps=STEPS // 20, decay_steps=STEPS
     )

@@ -53,6 +53,7 @@ def main() -> None:
     runtime.keep_freed_memory()
     for name, (file, sets) in CASES.items():
         program = load(config.load([file], [], sets))
+        # A step of the MLP is short, so that a round has more of them.
         steps = arguments.steps * (1 if "ViT" in name else 20)
         ours, constants = (stepper(each, steps) for each in (program, Program(program.experiment)))
         for warm_up in (ours, constants):

@@ -48,6 +48,7 @@ def report(
     Returns:
         The median ratio.
     """
+    # Of neighbours in time, so that a slow change of the machine's speed cancels.
     ratios = [a / b for a, b in zip(ours, theirs, strict=True)]
     low, middle, high = statistics.quantiles(ratios, n=4) if len(ratios) > 1 else ratios * 3
     print(

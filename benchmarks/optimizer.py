@@ -120,13 +120,13 @@ class Side:
         x: jax.Array,
     ):
         self.optimizer, self.x = optimizer, x
-        self.params = jax.tree.map(jnp.copy, params)
+        self.params = jax.tree.map(jnp.copy, params)  # its own, because the step donates them
         self.state = jax.jit(optimizer.init)(params)
         self.step = step_of(optimizer)
 
     def compile_seconds(self) -> float:
         """Traces, lowers and compiles the step again, and returns the seconds."""
-        jax.clear_caches()  # which have the traced and lowered step
+        jax.clear_caches()  # which keep the traces of what a step calls
         begin = time.perf_counter()
         step_of(self.optimizer).lower(self.params, self.state, self.x).compile()
         return time.perf_counter() - begin

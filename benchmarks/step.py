@@ -47,6 +47,7 @@ def main() -> None:
 
     def theirs() -> None:
         for _ in range(arguments.steps):
+            # Both sides send the batch to the device at every step, as a loop must.
             p, s, value, _ = step(hand["params"], hand["opt_state"], jax.device_put(host))
             hand.update(params=p, opt_state=s)
         jax.block_until_ready(value)

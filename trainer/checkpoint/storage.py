@@ -220,6 +220,8 @@ def load(directory: Path, names: Collection[str], wanted: Collection[str]) -> di
     except (MemoryError, CorruptCheckpoint):
         raise
     except Exception as e:  # orbax and tensorstore raise many types for damaged files
+        # A busy or full system does not mean that the files are damaged, and must not set them
+        # aside.
         if transient := _transient_error(e):
             raise transient from e
         raise CorruptCheckpoint(f"its arrays cannot be read: {reason(e)}") from e

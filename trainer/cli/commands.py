@@ -13,6 +13,8 @@ from trainer.cli.terminal import show
 from trainer.config import Config
 from trainer.messages import DONE, FAILED, UserError
 
+# Modules that import jax are imported by the commands that need them: jax takes long, and the
+# memory of a process must be configured before.
 if TYPE_CHECKING:
     from trainer.report.plots import Curve
     from trainer.train.loop import Observer

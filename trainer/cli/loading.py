@@ -89,4 +89,5 @@ def default_workdir(files: Sequence[str], read: Config) -> str:
         raise UserError(
             f"Without --workdir the run's folder is created in the current one, but {options.GONE}."
         )
+    # The digest gives a changed config another folder, and lets the same command resume.
     return f"runs/{Path(files[0]).stem}-{configs.digest(read.root)[:8]}"

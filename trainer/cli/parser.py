@@ -73,6 +73,7 @@ def _unknown(command: str, unknown: Sequence[str], options: Iterable[str]) -> st
         else:
             joined.append(argument)
     text = f"{command} does not take {' '.join(unknown)}."
+    # Strict, because the default of 0.6 would take --steps for --set.
     near = [difflib.get_close_matches(each.partition("=")[0], options, 1, 0.85) for each in joined]
     if any(near):
         return f"{text} Did you mean {' and '.join(dict.fromkeys(sum(near, [])))}?"

@@ -60,6 +60,7 @@ def load(
     for text in sets:
         check_text(text, Source("--set"))
     config = dataclasses.replace(to_config(root), files=tuple(reader.read), unused=tuple(unused))
+    # Last: settings change the resolved tree, from whichever file a value comes.
     return override(config, sets)
 
 

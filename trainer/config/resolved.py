@@ -96,6 +96,7 @@ class Config:
             path: the path of the call.
             text: the message.
         """
+        # (rank, not from the command line, position in the message, place): the least counts.
         spoken: list[tuple[int, bool, int, Source]] = []
 
         def add(rank: int, start: int, at: str) -> None:

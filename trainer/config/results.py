@@ -28,6 +28,7 @@ def takes_result(hint: Any, returns: Any) -> bool:
     if accepts_anything(hint) or returns is inspect.Parameter.empty or accepts_anything(returns):
         return True
     if all(is_optimizer(part) for part in union_members(returns)):
+        # The argument is not one for optimizers, which `returns_optimizer` compares.
         return any(is_protocol(part) for part in parts)
     if not all(is_scalar(part) for part in parts):
         return True

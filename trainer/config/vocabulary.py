@@ -253,6 +253,7 @@ def _public_callable(
         return None
     is_own = name in getattr(module, "__all__", ())
     if module.__name__ not in _LISTED:
+        # Not what it imports: a config must not reach the functions of os through a package.
         is_own |= _lies_in(home(value), package)
     return value if is_own and not isinstance(value, typing.TypeVar) else None
 

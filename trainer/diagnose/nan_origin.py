@@ -146,6 +146,7 @@ def _run_scan(eqn: JaxprEqn, operands: list[_Value], place: str) -> list[_Value]
     """Runs the body of a scan for each of its steps."""
     body, p = eqn.params["jaxpr"], eqn.params
     fixed, carried = _fixed_and_carried(p)
+    # The operands of a scan are its constants, the first carry, and arrays [length, ...].
     consts, carry = operands[:fixed], operands[fixed : fixed + carried]
     stacked, pieces = operands[fixed + carried :], {}
     for step in range(p["length"]):
@@ -184,6 +185,7 @@ def _run_while(eqn: JaxprEqn, operands: list[_Value], place: str) -> list[_Value
     """Runs the test and the body of a while loop until the test is false."""
     p = eqn.params
     cut = p["cond_nconsts"], p["cond_nconsts"] + p["body_nconsts"]
+    # Those of a while loop are constants of the test, constants of the body, and the carry.
     of_test, of_body, carry = operands[: cut[0]], operands[cut[0] : cut[1]], operands[cut[1] :]
     test, body = p["cond_jaxpr"], p["body_jaxpr"]
     while bool(_run(test.jaxpr, [_Value(x) for x in test.consts], [*of_test, *carry])[0].data):

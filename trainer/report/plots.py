@@ -33,7 +33,7 @@ def draw_in_terminal(
     ys = np.concatenate([np.asarray(y, float) for _, y in curves.values()])
     ys = ys[np.isfinite(ys)] if np.isfinite(ys).any() else np.zeros(1)
     low, high = min(0.0, ys.min()), max(ys.max(), ys.min() + 1e-12)  # never an empty range
-    grid = [[" "] * width for _ in range(height)]
+    grid = [[" "] * width for _ in range(height)]  # [row from the top][column]
     for mark, (x, y) in zip(itertools.cycle("*o+x#@"), curves.values(), strict=False):
         at = np.linspace(xs.min(), xs.max(), width)
         for column, value in enumerate(np.interp(at, np.asarray(x, float), np.asarray(y, float))):

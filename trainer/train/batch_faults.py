@@ -55,6 +55,7 @@ def _labels(program: Program, batch: dict[str, np.ndarray]) -> str | None:
     outputs = jax.eval_shape(apply, state.params, state.model_state, batch)
     if not hasattr(outputs, "shape") or not outputs.shape:
         return None
+    # [batch, classes], or [batch, positions, classes] for a sequence.
     zeros, classes = np.zeros(outputs.shape, outputs.dtype), outputs.shape[-1]
 
     def finite(batch: dict[str, np.ndarray]) -> bool:

@@ -127,6 +127,7 @@ class Peers:
                 selector.register(connection.socket, selectors.EVENT_READ, connection)
                 connection.heard = last_heartbeat  # the last process may have connected much later
             while True:
+                # More often than a heartbeat is due, because the checks below depend on it.
                 for key, _ in selector.select(_HEARTBEAT / 4):
                     if not self._handle_messages(key.data):
                         selector.unregister(key.fileobj)

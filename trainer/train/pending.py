@@ -26,6 +26,7 @@ class Metrics(NamedTuple):
 
     def fetch(self) -> dict[str, float]:
         """Waits for the step, and returns its metrics as floats."""
+        # In one call, which starts all transfers before it waits for the first.
         values = jax.device_get({k: x for k, x in self.values.items() if k != "finite"})
         return {name: float(x) for name, x in values.items()}
 
@@ -96,6 +97,7 @@ class PendingSteps:
             The metrics of the step, and whether everything that was checked is finite.
         """
         metrics = self._steps.popleft()
+        # Waits until the device has computed the step.
         finite = np.asarray(metrics.values["finite"]).item()
         if finite and metrics.params_finite is not None:
             finite = np.asarray(metrics.params_finite).item()

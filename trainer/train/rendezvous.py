@@ -107,6 +107,7 @@ def _accept_all(
             connection = Connection(listener.accept()[0], 0)
         except OSError:
             continue
+        # One connection at a time: a program that connects and says nothing costs _HELLO seconds.
         reply = connection.first(min(_HELLO, left))
         number, of, host = reply.get("lockstep"), reply.get("of"), reply.get("host")
         if type(number) is not int or type(of) is not int or not isinstance(host, str):

@@ -170,6 +170,7 @@ class RollbackLog:
         newest = self._counters.get(self.newest)
         if newest is None or int(state.step) <= self.newest:
             return True
+        # A later state was computed before the newest rollback or after it, and counts which.
         return counters_of(state.run_state).rollbacks >= newest.rollbacks
 
 
@@ -185,6 +186,7 @@ def apply_rollback(state: State, counters: Counters | None) -> State:
     """
     if counters is None or "rollback" not in state.run_state:
         return state
+    # With the sharding that it had: the step is compiled for that one, and takes no other.
     array = jax.device_put(np.asarray(counters, np.int32), state.run_state["rollback"].sharding)
     return state._replace(run_state={**state.run_state, "rollback": array})
 

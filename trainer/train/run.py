@@ -90,6 +90,7 @@ class Run:
         Raises:
             UserError: the folder holds another run, or cannot be written.
         """
+        # Several processes stop together, at their first synchronization.
         if self.signals.received and jax.process_count() == 1:
             self.log(f"Stopped by {self.signals.received} before the run began.")
             return STOPPED
@@ -98,7 +99,7 @@ class Run:
             lambda: self._open(workdir, allow_changed, take_over), Path(workdir).absolute()
         )
         kinds = {DONE: "done", FAILED: "failed", STOPPED: "stopped"}
-        end = FAILED
+        end = FAILED  # for exceptions that are not caught here
         try:
             self.log(f"{workdir}: {self._summary()}")
             for warning in self.plan.matrices.warnings:
@@ -125,6 +126,7 @@ class Run:
                 f"The run in {workdir} has made {newest:,} steps, and this config asks for "
                 f"{steps:,}. Ask for more, or choose another --workdir."
             )
+        # Read before the folder is created, so that a mistake in its rules leaves nothing behind.
         if self.experiment.warm_start and newest is None:
             self._warm_start = WarmStart(self.program, self.read)
 
@@ -187,6 +189,7 @@ class Run:
                 unevaluated = self._unevaluated(evaluated, restored)
                 writer = rows.open(restored)
                 try:
+                    # Only once: a rollback may also lead back to the first state.
                     if restored is None and not again:
                         writer.write_texts(0, {"plan": f"```\n{render(self.plan)}```"})
                         writer.write_hparams(_hyperparameters(self.read))

@@ -128,7 +128,7 @@ def _measure(optimizer: optim.Optimizer, state: State) -> dict[str, dict[str, ja
     now = optimizer.hyperparameters(optimizer.position(state.opt_state))
     return {
         group: {
-            "checksums": jnp.stack([_checksum(x) for x in own.values()]),
+            "checksums": jnp.stack([_checksum(x) for x in own.values()]),  # uint32 [parameters]
             # An optimizer without a learning rate is expected to move its parameters.
             "learning_rate": jnp.asarray(now[group].get("learning_rate", 1.0)),
             "skipped": optimizer.skipped(state.opt_state),

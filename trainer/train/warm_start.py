@@ -77,6 +77,8 @@ class WarmStart:
             ema = jax.tree.map(jax.numpy.copy, _put(ema, self._params))
         opt_state = _put(state.opt_state, self._parts.get("optimizer", {}))
         if "optimizer" not in self._parts:  # some states start as copies of the parameters
+            # Without out_shardings a compiled `init` loses the shardings of most optimizers'
+            # states.
             shardings = jax.tree.map(lambda x: x.sharding, opt_state)
             opt_state = jax.jit(self._optimizer.init, out_shardings=shardings)(params)
         numbers = np.array(opt_state.scalars["int32"])
@@ -220,6 +222,7 @@ def _put(tree: Any, values: Mapping[str, np.ndarray]) -> Any:
     """Replaces leaves by path; dtypes and shardings stay as they are."""
     named = flatten(tree)
     new = {
+        # Copied, because the first step takes the state as donated buffers.
         path: jax.device_put(np.array(values[path], x.dtype), x.sharding, may_alias=False)
         for path, x in named.items()
         if path in values

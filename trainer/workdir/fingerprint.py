@@ -156,6 +156,7 @@ def compare(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[Change]:
 
 def digest(print_: Mapping[str, Any]) -> str:
     """Returns the first 16 hex digits of the SHA-256 of a fingerprint."""
+    # Sorted: the order of its keys is not a part of a fingerprint.
     text = json.dumps(print_, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 

@@ -60,6 +60,7 @@ def _is_an_output_of_ours(file: Path) -> bool:
     """Returns whether a file is stdout or stderr of this process, as in `> WORKDIR/output`."""
     for stream in (1, 2):
         with contextlib.suppress(OSError):
+            # The shell creates that file before the command starts.
             if os.path.samestat(os.fstat(stream), file.stat()):
                 return True
     return False
