@@ -11,7 +11,7 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")  # before the first import of jax
 # compiled programs for the session nearly halves the time of such tests, and keeps them from
 # reading and filling the user's own. A cached program computes the same bits as a compiled one.
 os.environ["JAX_COMPILATION_CACHE_DIR"] = tempfile.mkdtemp(prefix="lockstep-compiled-")
-os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.05"
+os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
 
 import contextlib
 import functools

@@ -67,19 +67,20 @@ def parted(kind, shape, every):
     return np.linalg.norm(ends[0] - ends[1]), np.linalg.norm(ends[0])
 
 
-@pytest.mark.parametrize("every", [3, 10])
 @pytest.mark.parametrize(
-    "kind, shape",
+    "kind, shape, every",
     [
-        ("full rank", (16, 24)),
-        ("full rank", (64, 256)),
-        ("full rank", (2, 24, 16)),
-        ("full rank", (16, 16)),
-        ("rank 2", (16, 24)),
-        ("rank 2, always the same columns", (16, 24)),
-        ("rows of zeros", (16, 24)),
-        ("rows of zeros", (16, 16)),
-        ("columns that sum to zero", (24, 10)),
+        ("full rank", (16, 24), 3),
+        ("full rank", (16, 24), 10),
+        ("full rank", (64, 256), 3),
+        ("full rank", (2, 24, 16), 3),
+        ("full rank", (16, 16), 3),
+        ("rank 2", (16, 24), 3),
+        ("rank 2, always the same columns", (16, 24), 3),
+        ("rows of zeros", (16, 24), 3),
+        ("rows of zeros", (16, 16), 3),
+        ("columns that sum to zero", (24, 10), 3),
+        ("columns that sum to zero", (24, 10), 10),
     ],
 )
 def test_rounding_errors_in_a_gradient_are_not_magnified(kind, shape, every):
