@@ -162,7 +162,9 @@ def test_an_argument_that_does_not_take_a_schedule_is_refused_with_one():
     assert fixed
     for row in fixed:
         whole = optim.optimizer({"own": optim.group(".*", scheduled(row.recipe))})
-        with pytest.raises(optim.GroupError, match="a schedule or a traced value|its value at step 0"):
+        with pytest.raises(
+            optim.GroupError, match="a schedule or a traced value|its value at step 0"
+        ):
             start = laws_table.tree_of(row, "float32")
             jax.eval_shape(lambda p, o=whole, r=row: step(o, r, p, o.init(p)), start)
 
