@@ -83,6 +83,7 @@ def test_the_yaml_and_the_gin_example_of_the_readme_are_the_same_config_and_its_
     assert all(count > 0 for count, _ in plan.groups.values())
 
 
+@pytest.mark.laws  # law 5: an optimizer gets what it asks for
 @pytest.mark.parametrize("file", OPTIMIZERS, ids=lambda file: file.stem)
 def test_an_optimizer_that_needs_more_than_gradients_trains_from_five_lines(file):
     lines = [line for line in file.read_text().splitlines() if not line.startswith("#")]
