@@ -4,7 +4,7 @@ import time
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from trainer.config import Config, ConfigError, digest, dump, load
@@ -136,6 +136,7 @@ def test_any_setting_is_read_or_refused_with_a_config_error(path, value, tmp_pat
 
 @SETTINGS
 @given(name=st.text(max_size=30))
+@example(name="\0/0")
 def test_any_file_name_is_read_or_refused_with_a_config_error(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for each in (name, f"{name}.gin", f"{name}.yaml"):

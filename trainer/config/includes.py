@@ -76,7 +76,8 @@ class SearchPath:
         Args:
             folder: the folder; "" is the current one.
         """
-        self.folders.append(os.path.realpath(folder or "."))
+        if "\0" not in folder:  # no folder has such a name, and realpath would raise ValueError
+            self.folders.append(os.path.realpath(folder or "."))
 
     def may_quote(self, file: str) -> bool:
         """Returns whether messages may quote a file: whether the command names a folder above it.
