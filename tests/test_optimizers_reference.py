@@ -33,6 +33,8 @@ from tests.programs import (
     soap_by_the_paper,
 )
 
+pytestmark = pytest.mark.laws  # known answers, half a minute in all
+
 STEPS = 20
 
 
@@ -396,7 +398,6 @@ SHARDED = textwrap.dedent(
 )
 
 
-@pytest.mark.laws
 def test_sharded_updates_equal_the_unsharded_ones():
     # Devices are simulated when the backend starts, so this needs a process of its own.
     environment = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=4"}

@@ -20,6 +20,8 @@ import pytest
 
 from optim.soap import soap
 
+pytestmark = pytest.mark.laws  # known answers, half a minute in all
+
 STEPS = 20
 
 
@@ -148,7 +150,6 @@ SHARDED = textwrap.dedent(
 )
 
 
-@pytest.mark.laws
 def test_a_run_sharded_by_fsdp_takes_the_same_path():
     # Devices are simulated when the backend starts, so this needs a process of its own.
     done = subprocess.run(
