@@ -794,6 +794,7 @@ def test_a_process_whose_epoch_file_was_removed_cannot_write(tmp_path: Path) -> 
 
 ZOMBIE = """
     import sys
+    import time
     import jax, jax.numpy as jnp
     from trainer import writers
     from trainer.checkpoint import Checkpoints
@@ -813,6 +814,7 @@ ZOMBIE = """
             writer.flush()
             checkpoints.save(step, state)
             print(step, flush=True)
+            time.sleep(0.3)  # stopped here, not between a check of the lock and the write after it
     except WorkdirTakenOver as error:
         workdir.close("failed")
         sys.exit(f"fenced: {error}")
