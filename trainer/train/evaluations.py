@@ -62,6 +62,10 @@ class Evaluations:
         """Returns the result that ranks checkpoints; None if the experiment has no best_metric."""
         return self.results.get(self._program.experiment.best_row or "")
 
+    def describe(self) -> str:
+        """Returns the results as text: "eval/loss 0.03566, eval/accuracy 0.9806"."""
+        return ", ".join(f"{name} {value:.4g}" for name, value in self.results.items())
+
     def _until_stopped(self, step: int, batches: Iterator[Batch]) -> Iterator[Batch]:
         for batch in batches:
             self._watchdog.other(f"the evaluation at step {step}")

@@ -12,7 +12,7 @@ Hook = Callable[[int, Mapping[str, float], Any], object]
 
 def call_hooks(
     hooks: Sequence[Hook], step: int, metrics: Mapping[str, float], params: Any
-) -> UserError | None:
+) -> None:
     """Calls every hook, until one raises.
 
     Args:
@@ -22,16 +22,16 @@ def call_hooks(
         params: the parameters after that step, on the devices. The next step reuses their memory,
             so that a hook must copy what it keeps, for example with `jax.device_get`.
 
-    Returns:
-        What to tell the user if a hook raised; None if none did.
+    Raises:
+        UserError: a hook raised; the message names it.
     """
     for index, hook in enumerate(hooks):
         try:
             hook(step, dict(metrics), params)
         except Exception as error:  # whatever a user's function raises
             text = f"{build_errors.exception_text(error)}{blame.location(error)}"
-            return UserError(f"hooks[{index}], {_name(hook)}, failed after step {step}: {text}")
-    return None
+            name = f"hooks[{index}], {_name(hook)}"
+            raise UserError(f"{name}, failed after step {step}: {text}") from error
 
 
 def _name(hook: Any) -> str:

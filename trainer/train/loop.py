@@ -9,13 +9,13 @@ from trainer.checkpoint import Checkpoints
 from trainer.engine.contracts import Batch
 from trainer.engine.program import Program
 from trainer.engine.step import State
-from trainer.messages import DONE, FAILED, STOPPED
+from trainer.messages import DONE, FAILED, STOPPED, UserError
 from trainer.train.advice import advise, replay_command
 from trainer.train.autosave import Stopwatch
 from trainer.train.consensus import StopSaveConsensus
 from trainer.train.evaluations import Evaluations
 from trainer.train.hooks import call_hooks
-from trainer.train.multihost import broadcast_from_host0
+from trainer.train.multihost import broadcast_from_host0, raise_on_all
 from trainer.train.nonfinite import NonFinite, NonFiniteLog, describe
 from trainer.train.pending import Metrics, PendingSteps
 from trainer.train.restoring import to_save
@@ -262,12 +262,14 @@ class Loop:
         metrics = self._waiting.fetch() if self._waiting is not None else {}
         self._flush()
         self._watchdog.other(f"the hooks after step {step}")
-        with self._stopwatch.stopped():
-            error = call_hooks(self.experiment.hooks, step, metrics, state.params)
-        if error is not None:
+        hooks = self.experiment.hooks
+        try:
+            with self._stopwatch.stopped():
+                raise_on_all(lambda: call_hooks(hooks, step, metrics, state.params))
+        except UserError:  # in all processes, which save together
             self._save(state, step, None)
             self.checkpoints.wait()
-            raise error
+            raise
 
     # The end.
 
@@ -293,8 +295,5 @@ class Loop:
                 f"Stopped at step {step} by {why}; saved. Start the same command again to resume."
             )
             return STOPPED
-        results = ", ".join(
-            f"{name} {value:.4g}" for name, value in self._evaluations.results.items()
-        )
-        self.log(f"Done: {step:,} steps. {results}")
+        self.log(f"Done: {step:,} steps. {self._evaluations.describe()}")
         return DONE
