@@ -127,7 +127,9 @@ def find_inputs(config: Config, vocabulary: Sequence[str], experiment: Experimen
     others = {
         path: (value, f"it belongs to {path.split('.')[0]}")
         for path, value in leaves(config.root)
-        if isinstance(value, float) and path not in found
+        if path.split(".")[0] in ("model", "loss")  # others, as watchdog, are not in the program
+        and isinstance(value, float)
+        and path not in found
     }
     # Sorted, so that a program does not depend on the order of the entries in a config.
     inputs = Inputs(dict(sorted(found.items())), others, rebuild)
