@@ -7,7 +7,7 @@ optimizer from them while it is traced.
 """
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, get_args
 
@@ -31,8 +31,8 @@ class Inputs:
         values: config path -> value, sorted by path.
         structure: config path -> (value, why it is not an input), for the other floats that might
             have been.
-        rebuild: builds the fields "optimizer", "loss" and "ema_decay" of the experiment with some
-            floats replaced by path.
+        rebuild: builds the field "optimizer" of the experiment, and those of "loss" and "ema_decay"
+            that have inputs, with floats replaced by path.
     """
 
     values: Mapping[str, float] = field(default_factory=dict)
@@ -60,7 +60,7 @@ class Inputs:
             object.__setattr__(inserted, name, value)
         return inserted
 
-    def traceable(self, traces: Callable[["Inputs"], bool]) -> "Inputs":
+    def keep_traceable(self, traces: Callable[["Inputs"], bool]) -> "Inputs":
         """Returns these inputs without those that cannot be traced, which become structure.
 
         Args:
@@ -106,9 +106,8 @@ def find_inputs(config: Config, vocabulary: Sequence[str], experiment: Experimen
     units = units_of(config, experiment.data)
     roots = [name for name in ("optimizer", "loss", "ema_decay") if name in config.sources]
 
-    def build(change: Callable[[str, float, Any], Any], **kwargs: Any) -> dict[str, Any]:
-        floats = Floats(change, **kwargs)
-        return {name: builder.build(name, units=units, floats=floats) for name in roots}
+    def build(names: Iterable[str], floats: Floats) -> dict[str, Any]:
+        return {name: builder.build(name, units=units, floats=floats) for name in names}
 
     found: dict[str, float] = {}
 
@@ -117,11 +116,14 @@ def find_inputs(config: Config, vocabulary: Sequence[str], experiment: Experimen
             found[path] = value
         return value
 
-    build(collect)
+    build(roots, Floats(collect))
 
     def rebuild(by_path: Mapping[str, Any]) -> Mapping[str, Any]:
+        # A loss without inputs is not made again: its function may be slow, or read a file.
+        names = {"optimizer", *(path.split(".")[0] for path in by_path)}
         # `traceable` replaces the schedules of optax that branch in Python on their floats.
-        fields = build(lambda path, value, _: by_path.get(path, value), function=traceable)
+        floats = Floats(lambda path, value, _: by_path.get(path, value), function=traceable)
+        fields = build(names, floats)
         return {**fields, "optimizer": as_optimizer(fields["optimizer"])}
 
     others = {
@@ -134,7 +136,7 @@ def find_inputs(config: Config, vocabulary: Sequence[str], experiment: Experimen
     # Sorted, so that a program does not depend on the order of the entries in a config.
     inputs = Inputs(dict(sorted(found.items())), others, rebuild)
 
-    return inputs.traceable(_factories_trace)
+    return inputs.keep_traceable(_factories_trace)
 
 
 def _factories_trace(inputs: Inputs) -> bool:

@@ -105,7 +105,7 @@ class Program:
         # Otherwise the inputs are not what cannot be traced, and the caller's trace raises the
         # error.
         if traces(Inputs()):
-            self.inputs = self.inputs.traceable(traces)
+            self.inputs = self.inputs.keep_traceable(traces)
             self._first = FirstState(self.experiment, self.mesh, self.inputs)
 
     def init(self, seed: int | None = None, hyperparams: np.ndarray | None = None) -> State:

@@ -10,9 +10,7 @@ from trainer.messages import UserError
 Hook = Callable[[int, Mapping[str, float], Any], object]
 
 
-def call_hooks(
-    hooks: Sequence[Hook], step: int, metrics: Mapping[str, float], params: Any
-) -> None:
+def call_hooks(hooks: Sequence[Hook], step: int, metrics: Mapping[str, float], params: Any) -> None:
     """Calls every hook, until one raises.
 
     Args:

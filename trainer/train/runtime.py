@@ -34,14 +34,12 @@ def keep_compiled_programs() -> None:
     compile in less than a second, which jax does not keep by default, are kept as well: a run has a
     dozen of them, and a warm start takes 1.2 s instead of 1.65.
     """
-    if "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS" not in os.environ:
-        import jax
+    import jax
 
+    if "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS" not in os.environ:
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     if "JAX_COMPILATION_CACHE_DIR" in os.environ:
         return
-    import jax
-
     home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     folder = Path(home) / "lockstep" / "compiled"
     try:
