@@ -66,7 +66,7 @@ class Side:
     def __init__(self, program: Program, checkpoints: Checkpoints | None):
         self.program, self.checkpoints = program, checkpoints
         self.state, self.steps = program.init(), 0
-        self.batch = program.to_devices(next(program.experiment.data.train(0, 0)))
+        self.batch = program.feed.to_devices(next(program.experiment.data.train(0, 0)))
         self.seconds: list[float] = []
         self.held_up: list[float] = []
 

@@ -38,7 +38,7 @@ def stepper(program: Program, steps: int) -> Callable[[], None]:
 
     def run() -> None:
         for _ in range(steps):
-            held["state"], metrics = program.step(held["state"], program.to_devices(batch))
+            held["state"], metrics = program.step(held["state"], program.feed.to_devices(batch))
         jax.block_until_ready(metrics)
 
     return run

@@ -91,7 +91,7 @@ def ours(experiment: Experiment) -> Callable[[int], None]:
 
     def steps(number: int) -> None:
         for _ in range(number):
-            held["state"], metrics = program.step(held["state"], program.to_devices(host))
+            held["state"], metrics = program.step(held["state"], program.feed.to_devices(host))
         jax.block_until_ready(metrics)
 
     return steps

@@ -42,7 +42,7 @@ def main() -> None:
 
     def ours() -> None:
         for _ in range(arguments.steps):
-            mine["state"], metrics = program.step(mine["state"], program.to_devices(host))
+            mine["state"], metrics = program.step(mine["state"], program.feed.to_devices(host))
         jax.block_until_ready(metrics)
 
     def theirs() -> None:

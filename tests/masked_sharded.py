@@ -23,9 +23,9 @@ def steps(devices: int) -> dict[str, object]:
         train_metrics={"accuracy": metrics.accuracy()},
         data=data.ArrayDataset(cases.TRAIN, cases.TEST, batch_size=None, eval_batch_size=4),
     )
-    state, batches = program.init(), program.batches(0)
+    state, batches = program.init(), program.feed.batches(0)
     for _ in range(2):
-        state, values = program.step(state, program.to_devices(next(batches)))
+        state, values = program.step(state, program.feed.to_devices(next(batches)))
     return {
         "devices": program.mesh.size,
         "loss": float(values["train/loss"]),

@@ -92,7 +92,7 @@ def test_an_optimizer_that_needs_more_than_gradients_trains_from_five_lines(file
     state, batches = program.init(), program.experiment.data.train(0, 0)
     losses = []
     for _, batch in zip(range(30), batches, strict=False):
-        state, metrics = program.step(state, program.to_devices(batch))
+        state, metrics = program.step(state, program.feed.to_devices(batch))
         losses.append(float(metrics["train/loss"]))
     assert losses[-1] < 0.95 * losses[0]
     # What is evaluated has learned too, be it an average or the slow weights.

@@ -43,7 +43,7 @@ def advance(program: Program, steps: int, **kwargs) -> tuple:
     batches = program.experiment.data.train(0, 0)
     losses = []
     for _ in range(steps):
-        state, metrics = program.step(state, program.to_devices(next(batches)))
+        state, metrics = program.step(state, program.feed.to_devices(next(batches)))
         losses.append(float(metrics["train/loss"]))
     return state, losses
 

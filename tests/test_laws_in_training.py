@@ -47,7 +47,9 @@ ADDED = {
 def test_the_laws_hold_in_training(added, precision):
     program = Program(experiment(precision=precision, **ADDED[added]))
     state = program.init()
-    batches = [program.to_devices(b) for b, _ in zip(Points().train(0, 0), range(6), strict=False)]
+    batches = [
+        program.feed.to_devices(b) for b, _ in zip(Points().train(0, 0), range(6), strict=False)
+    ]
     if "nonfinite" in str(ADDED[added]):
         batches[2] = {**batches[2], "image": batches[2]["image"] * jnp.nan}
     before, start = avals_of(state), to_host(state)
@@ -88,7 +90,7 @@ def test_accumulation_computes_the_gradient_of_the_whole_batch():
         program = Program(experiment(optimizer=ADAM, microbatches=parts))
         state = program.init()
         for batch, _ in zip(Points().train(0, 0), range(5), strict=False):
-            state, _ = program.step(state, program.to_devices(batch))
+            state, _ = program.step(state, program.feed.to_devices(batch))
         ends.append(to_host(state.params))
     jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-6), *ends)
 
@@ -136,7 +138,7 @@ class WholeSet(Points):
 def test_an_optimizer_that_needs_more_than_gradients_learns(name):
     program = Program(experiment(optimizer=EXTRAS[name], data=WholeSet(), steps=30))
     state, losses = program.init(), []
-    batch = program.to_devices(next(program.experiment.data.train(0, 0)))
+    batch = program.feed.to_devices(next(program.experiment.data.train(0, 0)))
     evaluated = program.evaluate(state, program.experiment.data.evaluate())
     assert np.isfinite(evaluated["loss"])
     for _ in range(30):
@@ -154,6 +156,6 @@ def test_an_optimizer_that_evaluates_the_loss_refuses_accumulation(name):
     }
     program = Program(experiment(optimizer=partial(optim.optimizer, groups), microbatches=4))
     with pytest.raises(optim.GroupError, match="Set microbatches to 1") as caught:
-        jax.eval_shape(program.traced_step, program.abstract_state(), program.abstract_batch())
+        jax.eval_shape(program.traced_step, program.abstract_state(), program.feed.abstract_batch())
     assert caught.value.group == "search"
     assert "\n" not in str(caught.value)

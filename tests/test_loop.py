@@ -97,7 +97,7 @@ def by_hand(config: Path, batches: list[int]) -> dict[str, bytes]:
     program = load(configs.load([config.parent / "base.gin", config]), ["unruly"])
     state, data = program.init(), program.experiment.data
     for number in batches:
-        state, _ = program.step(state, program.to_devices(next(data.train(number, 0))))
+        state, _ = program.step(state, program.feed.to_devices(next(data.train(number, 0))))
     return {k: np.asarray(v).tobytes() for k, v in runs.leaves(state.params).items()}
 
 

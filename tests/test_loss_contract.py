@@ -68,7 +68,7 @@ def program(**changes: Any) -> Program:
 def one_step(program: Program) -> tuple[np.ndarray, dict[str, float]]:
     """Returns the kernel after the first step, and the metrics of the step."""
     state = program.init()
-    batch = program.to_devices(next(program.batches(0)))
+    batch = program.feed.to_devices(next(program.feed.batches(0)))
     state, metrics = program.step(state, batch)
     return np.asarray(state.params["kernel"]), {name: float(x) for name, x in metrics.items()}
 

@@ -92,7 +92,7 @@ def run(program, steps, seed=None, start=0):
     batches = program.experiment.data.train(start, program.experiment.seed)
     history = []
     for _ in range(steps):
-        state, metrics = program.step(state, program.to_devices(next(batches)))
+        state, metrics = program.step(state, program.feed.to_devices(next(batches)))
         history.append({k: float(v) for k, v in metrics.items()})
     return state, history
 
@@ -296,7 +296,7 @@ def test_a_mask_of_training_is_one_or_zero(value):
     data = MaskedInTraining()
     batch = next(data.train(0, 0)) | {"mask": np.full(8, value, np.float32)}
     with pytest.raises(ComponentError, match=f"train.. yielded a 'mask' with the value {value}"):
-        Program(experiment(data=data)).to_devices(batch)
+        Program(experiment(data=data)).feed.to_devices(batch)
 
 
 @pytest.mark.parametrize("name", ["x=__import__('os').abort()):\n y='#", "top-1", "class", "a/b"])
@@ -452,7 +452,7 @@ def test_the_readme_lists_the_keywords_of_metrics():
 def test_a_batch_that_differs_from_element_spec_is_refused(change, words):
     program = Program(experiment())
     with pytest.raises(ComponentError, match=words):
-        program.to_devices(change(next(program.experiment.data.train(0, 0))))
+        program.feed.to_devices(change(next(program.experiment.data.train(0, 0))))
 
 
 def test_evaluation_uses_the_average_of_the_parameters():
@@ -461,7 +461,7 @@ def test_evaluation_uses_the_average_of_the_parameters():
     average = jax.device_get(state.params)
     batches = program.experiment.data.train(0, 0)
     for _ in range(6):
-        state, _ = program.step(state, program.to_devices(next(batches)))
+        state, _ = program.step(state, program.feed.to_devices(next(batches)))
         average = jax.tree.map(lambda a, p: 0.8 * a + 0.2 * np.asarray(p), average, state.params)
     jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-5), state.ema, average)
     results = program.evaluate(state, program.experiment.data.evaluate())
@@ -501,7 +501,7 @@ def test_complex_parameters_keep_their_imaginary_part():
         return jnp.mean(cross_entropy(Waves().apply({"params": params}, batch["image"]), batch))
 
     wanted = optax.tree.norm(jax.grad(objective)(state.params))
-    state, metrics = program.step(state, program.to_devices(batch))
+    state, metrics = program.step(state, program.feed.to_devices(batch))
     assert float(metrics["grad_norm"]) == pytest.approx(float(wanted), rel=1e-5)
     jax.tree.map(np.testing.assert_array_equal, state.ema, state.params)
 
@@ -514,7 +514,7 @@ def test_model_state_is_carried_and_used():
     for _ in range(4):
         batch = next(batches)
         by_hand = 0.9 * by_hand + 0.1 * batch["image"].mean(0)
-        state, _ = program.step(state, program.to_devices(batch))
+        state, _ = program.step(state, program.feed.to_devices(batch))
     (mean,) = [
         x for p, x in jax.tree_util.tree_leaves_with_path(state.model_state) if "mean" in str(p)
     ]
@@ -528,7 +528,7 @@ def test_one_compilation_and_the_same_avals(compilations):
     batches = program.experiment.data.train(0, 0)
     with compilations() as names:
         for _ in range(5):
-            state, _ = program.step(state, program.to_devices(next(batches)))
+            state, _ = program.step(state, program.feed.to_devices(next(batches)))
     assert names == ["jit(traced_step)"]
     assert jax.tree.map(lambda x: (x.shape, x.dtype, x.weak_type, x.sharding), state) == before
 
@@ -555,7 +555,7 @@ def test_a_batch_that_is_not_finite_is_skipped():
     kept = jax.device_get(state)
     bad = dict(next(program.experiment.data.train(2, 0)))
     bad["image"] = np.full_like(bad["image"], np.inf)
-    state, metrics = program.step(state, program.to_devices(bad))
+    state, metrics = program.step(state, program.feed.to_devices(bad))
     for name in ("params", "model_state", "ema"):
         jax.tree.map(np.testing.assert_array_equal, getattr(state, name), getattr(kept, name))
     assert int(state.step) == 3 and int(metrics["skipped"]) == 1
@@ -601,7 +601,7 @@ def test_an_optimizer_gets_the_gradients_of_single_examples():
     scales = [min(1.0, 0.3 / norm) for norm in norms]
     clipped = [optax.tree.scale(s, g) for s, g in zip(scales, singles, strict=True)]
     assert max(norms) > 0.3
-    after, _ = program.step(state, program.to_devices(batch))
+    after, _ = program.step(state, program.feed.to_devices(batch))
     for name, grads in (("first", clipped), ("last", singles)):
         wanted = jax.tree.map(
             lambda p, *g: p - 0.5 * sum(g) / 8, start[name], *[g[name] for g in grads]

@@ -62,7 +62,10 @@ def _train(arguments: argparse.Namespace, read: Config, workdir: str, began: flo
     from trainer.workdir import code
 
     def build() -> Run:
-        program = make_program(read, arguments.vocabulary)
+        one = 1 if arguments.trace else None
+        program = make_program(read, arguments.vocabulary, steps_per_call=one)
+        if one and program.experiment.steps > 1:
+            _log("--trace computes one step at a time: steps_per_call is 1.")
         return Run(read, program, arguments.signals, _log, arguments.vocabulary)
 
     run = multihost.raise_on_all(build)
@@ -86,20 +89,20 @@ def _train(arguments: argparse.Namespace, read: Config, workdir: str, began: flo
 
 
 def _observer(arguments: argparse.Namespace, workdir: str) -> "Observer | None":
-    """Returns the function that observes every step for --trace and --kill_after, or None."""
+    """Returns the function that observes every block for --trace and --kill_after, or None."""
     from trainer.diagnose.trace import KillAfterCheckpoint, Trace
 
     observers = []
-    if arguments.trace:
+    if arguments.trace or arguments.trace_blocks:
         observers.append(Trace(workdir))
     if arguments.kill_after is not None:
         # At the last step but one: a run that has made its last step cannot be killed any more.
         latest = (arguments.until or 2 * arguments.kill_after) - 1
         observers.append(KillAfterCheckpoint(workdir, arguments.kill_after, latest))
 
-    def observe(*step) -> None:
+    def observe(*block) -> None:
         for observer in observers:
-            observer(*step)
+            observer(*block)
 
     return observe if observers else None
 
@@ -119,9 +122,9 @@ def verify(arguments: argparse.Namespace) -> int:
     from trainer.diagnose.verify import verify
 
     read = read_config(arguments)
-    experiment = make_program(read, arguments.vocabulary).experiment
+    program = make_program(read, arguments.vocabulary)
     verdict = verify(
-        experiment.steps,
+        program,
         config_options=config_options(arguments),
         half=arguments.steps,
         workdir=arguments.workdir,

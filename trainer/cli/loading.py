@@ -31,12 +31,15 @@ def read_config(arguments: argparse.Namespace) -> Config:
     return configs.load(arguments.files, arguments.bindings, arguments.sets, folders)
 
 
-def make_program(read: Config, vocabulary: Sequence[str]) -> "Program":
+def make_program(
+    read: Config, vocabulary: Sequence[str], steps_per_call: int | None = None
+) -> "Program":
     """Builds the experiment of a config, and the program that trains it.
 
     Args:
         read: the resolved config.
         vocabulary: the user's packages whose functions the config may name.
+        steps_per_call: replaces that of the config; None leaves it.
 
     Returns:
         The program, which is not compiled yet.
@@ -50,7 +53,7 @@ def make_program(read: Config, vocabulary: Sequence[str]) -> "Program":
 
     warnings.simplefilter("ignore", OptimizerWarning)  # the plan has the same warnings, once
     try:
-        return load(read, vocabulary)
+        return load(read, vocabulary, steps_per_call)
     except ValueError as error:
         if isinstance(error, ConfigError) and not isinstance(error, ComponentError):
             raise  # its message begins with its place

@@ -152,8 +152,11 @@ def _train(train: argparse.ArgumentParser) -> None:
     train.add_argument(
         "--trace",
         action="store_true",
-        help="write the hashes of every batch and of every leaf to trace.jsonl",
+        help="compute one step at a time, and write the hashes of every batch and of every leaf to "
+        "trace.jsonl",
     )
+    # For verify: the same with blocks of steps, with the leaves at their ends.
+    train.add_argument("--trace_blocks", action="store_true", help=argparse.SUPPRESS)
     train.add_argument(  # for verify: the process kills itself in the steps after a checkpoint
         "--kill_after", type=_positive, help=argparse.SUPPRESS
     )
@@ -163,9 +166,9 @@ def _verify(verify: argparse.ArgumentParser) -> None:
     verify.add_argument(
         "--steps",
         type=_positive,
-        default=10,
         metavar="K",
-        help="compare 2K steps with K, a kill, and K more; default 10",
+        help="compare 2K single steps with K in blocks, a kill, and K more; default 10, or the "
+        "steps of a block if these are more",
     )
     verify.add_argument(
         "--workdir",

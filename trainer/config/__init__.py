@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from trainer.config.build import Builder
     from trainer.config.floats import Floats
     from trainer.config.units import Units
-    from trainer.config.yaml_writer import diff, digest, dump
+    from trainer.config.yaml_writer import computed, diff, digest, dump
 
 __all__ = [
     "Builder",
@@ -29,6 +29,7 @@ __all__ = [
     "Source",
     "Tree",
     "Units",
+    "computed",
     "diff",
     "digest",
     "dump",
@@ -44,6 +45,7 @@ _LATER = {
     "Builder": "build",
     "Floats": "floats",
     "Units": "units",
+    "computed": "yaml_writer",
     "diff": "yaml_writer",
     "digest": "yaml_writer",
     "dump": "yaml_writer",

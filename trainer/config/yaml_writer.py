@@ -85,13 +85,27 @@ def dump(root: Call) -> str:
     return yaml.dump(tree, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=2**30)
 
 
+def computed(root: Call) -> Call:
+    """Returns a tree without the arguments of its root that do not change what a run computes.
+
+    Args:
+        root: the tree.
+
+    Example:
+        >>> computed(Call("experiment", {"steps": 100, "steps_per_call": 8})).kwargs
+        {'steps': 100}
+    """
+    kept = {name: x for name, x in root.kwargs.items() if name not in _NOT_COMPUTED}
+    return Call(root.name, kept, root.partial)
+
+
 def digest(root: Call) -> str:
-    """Returns the SHA-256 of the canonical YAML, in hexadecimal digits.
+    """Returns the SHA-256 of the canonical YAML of `computed(root)`, in hexadecimal digits.
 
     Args:
         root: the tree. Equal trees have equal digests.
     """
-    return hashlib.sha256(dump(root).encode()).hexdigest()
+    return hashlib.sha256(dump(computed(root)).encode()).hexdigest()
 
 
 def diff(a: Call, b: Call) -> list[str]:
@@ -110,6 +124,9 @@ def diff(a: Call, b: Call) -> list[str]:
     """
     return list(_diff(a, b, ""))
 
+
+# A run may change these when it continues.
+_NOT_COMPUTED = ("steps_per_call",)
 
 # None is a value of a config.
 _ABSENT = object()

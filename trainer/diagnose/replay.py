@@ -18,9 +18,10 @@ from trainer.engine.program import Program
 from trainer.engine.step import State
 from trainer.messages import UserError
 from trainer.train.batch_faults import find_fault
-from trainer.train.nonfinite import NONFINITE_FILE, NonFinite, digest_batch, read_events
+from trainer.train.nonfinite import NONFINITE_FILE, digest_batch, read_events
 from trainer.train.restoring import check_fits, restore
 from trainer.train.rollback import (
+    MOST_ROLLBACKS,
     Counters,
     apply_rollback,
     counters_of,
@@ -151,17 +152,19 @@ def _state_before(
 
     # Rollbacks after the event skipped batches that the run still used when it computed the step.
     rollbacks = {at: counters for at, counters in read_rollbacks(folder).items() if known(counters)}
-    try:
-        state = _advance(program, first, step - 1, rollbacks)
-    except NonFinite as error:
-        raise UserError(f"Step {step} cannot be reached: {error}") from error
+    state = _advance(program, first, step - 1, rollbacks)
+    if state is None:
+        raise UserError(
+            f"Step {step} cannot be reached: a step before it is not finite, and the run went back "
+            f"{MOST_ROLLBACKS} times before that."
+        )
     return state, [*dict.fromkeys(lines), start_line[-1]]
 
 
 def _advance(
     program: Program, first: Callable[[int], State], end: int, rollbacks: dict[int, Counters]
-) -> State:
-    """Advances to `end` as the run did, including its rollbacks."""
+) -> State | None:
+    """Advances to `end` as the run did, including its rollbacks; None if it went back too often."""
     latest = end
     while True:
         state = first(latest)
@@ -178,9 +181,12 @@ def _advance(
                 break
         if bad is None:
             return state
-        target, counters = go_back(counters_of(state.run_state), bad)
-        rollbacks = {at: c for at, c in rollbacks.items() if at < target} | {target: counters}
-        latest = target
+        back = go_back(counters_of(state.run_state), bad)
+        if back is None:
+            return None
+        rollbacks = {at: c for at, c in rollbacks.items() if at < back.step}
+        rollbacks[back.step] = back.counters
+        latest = back.step
 
 
 def _train_step(program: Program, state: State, at: int) -> tuple[State, bool]:
@@ -188,7 +194,7 @@ def _train_step(program: Program, state: State, at: int) -> tuple[State, bool]:
     experiment = program.experiment
     batch_index = at + counters_of(state.run_state).skipped_batches
     batch = next(experiment.batches(batch_index))
-    state, metrics = program.step(state, program.to_devices(batch))
+    state, metrics = program.step(state, program.feed.to_devices(batch))
     finite = bool(metrics["finite"])
     if experiment.on_nonfinite == "halt":
         finite = finite and bool(program.params_finite(state))

@@ -1,10 +1,10 @@
-"""Writes the hashes of every step, to find the first leaf in which two runs differ."""
+"""Writes the hashes of batches and states, to find the first leaf in which two runs differ."""
 
 import json
 import os
 import signal
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,7 +20,10 @@ FILE = "trace.jsonl"
 
 
 class Trace:
-    """Writes the hashes of the batch and of every leaf to WORKDIR/trace.jsonl, a line per step.
+    """Writes the hashes of batches and states to WORKDIR/trace.jsonl, a line for each step.
+
+    Every line has the hash of the step's batch, and the last line of a block those of every leaf of
+    the state as well.
 
     If there are several processes, process 0 writes, with the hash of its shard of the batch.
 
@@ -33,30 +36,28 @@ class Trace:
         self._first = jax.process_index() == 0
         self._begun = False
 
-    def __call__(self, step: int, batch: Batch, state: State) -> None:
-        """Writes the line of a step.
+    def __call__(self, step: int, batches: Sequence[Batch], state: State) -> None:
+        """Writes the lines of a block.
 
         Args:
-            step: the number of the step, from 1.
-            batch: its batch, on the host.
+            step: its last step, counted from 1.
+            batches: of its steps, on the host.
             state: the state after it.
         """
+        before = step - len(batches)
         if self._first and not self._begun:
-            writers.truncate_after(self._path, step - 1)
+            writers.truncate_after(self._path, before)
             self._begun = True
-        # The key of this step: `train_step` folds in the number of finished steps after it.
+        # The key of the last step: `train_step` folds in the number of finished steps after it.
         key = jax.random.fold_in(jax.random.key(state.run_state["seed"]), state.step)
-        row = {
-            "step": step,
-            "batch": digest_batch(batch),
-            "leaves": digests(state) | {"rng": digests(key)[""]},
-        }
+        rows: list[dict[str, Any]] = [
+            {"step": before + number, "batch": digest_batch(batch)}
+            for number, batch in enumerate(batches, 1)
+        ]
+        rows[-1]["leaves"] = digests(state) | {"rng": digests(key)[""]}
         if self._first:
-            self._append(row)
-
-    def _append(self, row: dict[str, Any]) -> None:
-        with open(self._path, "a", encoding="utf-8") as file:
-            file.write(json.dumps(row) + "\n")
+            with open(self._path, "a", encoding="utf-8") as file:
+                file.writelines(json.dumps(row) + "\n" for row in rows)
 
 
 def read_trace(workdir: str | Path) -> dict[int, dict[str, Any]]:
@@ -66,7 +67,7 @@ def read_trace(workdir: str | Path) -> dict[int, dict[str, Any]]:
         workdir: the run's folder, with a trace.jsonl.
 
     Returns:
-        Step -> {"batch": hash, "leaves": {path: hash}}.
+        Step -> {"batch": hash, "leaves": {path: hash}}; the leaves at the ends of blocks only.
 
     Raises:
         OSError: there is no trace.jsonl.
@@ -91,7 +92,7 @@ class Difference(NamedTuple):
 def first_difference(
     one: Mapping[int, Mapping[str, Any]], two: Mapping[int, Mapping[str, Any]]
 ) -> Difference | None:
-    """Compares two traces.
+    """Compares two traces; the leaves at the steps at which both traces have them.
 
     Args:
         one: the trace of a run, from `read_trace`.
@@ -106,6 +107,8 @@ def first_difference(
             return Difference(step, "only one run has this step")
         if one[step]["batch"] != two[step]["batch"]:
             return Difference(step, "batch")
+        if "leaves" not in one[step] or "leaves" not in two[step]:
+            continue  # inside of a block
         a, b = one[step]["leaves"], two[step]["leaves"]
         for name in dict.fromkeys([*a, *b]):
             if a.get(name) != b.get(name):
@@ -114,7 +117,7 @@ def first_difference(
 
 
 class KillAfterCheckpoint:
-    """Kills its own process by SIGKILL at a step after a checkpoint has been committed.
+    """Kills its own process by SIGKILL at a block after a checkpoint has been committed.
 
     Args:
         workdir: the run's folder.
@@ -127,12 +130,12 @@ class KillAfterCheckpoint:
         self._step = step
         self._latest = latest
 
-    def __call__(self, step: int, batch: Batch, state: State) -> None:
+    def __call__(self, step: int, batches: Sequence[Batch], state: State) -> None:
         """Kills the process if the checkpoint is committed.
 
         Args:
-            step: the number of the step, from 1.
-            batch: not used.
+            step: the last step of a block, counted from 1.
+            batches: not used.
             state: not used.
         """
         if step <= self._step:

@@ -1,4 +1,4 @@
-"""Proves exact resume on a user's config: 2k steps against k, SIGKILL, restore, and k more."""
+"""Proves exact resume on a user's config: single steps against blocks, a kill and a restore."""
 
 import contextlib
 import math
@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from trainer import checkpoint, writers
 from trainer.diagnose.trace import Difference, first_difference, read_trace
+from trainer.engine.program import Program
 from trainer.messages import DONE, STOPPED, UserError
 
 _FIELDS = ("params", "model_state", "opt_state", "ema", "run_state", "rng")
@@ -31,22 +32,24 @@ class Verdict(NamedTuple):
 
 
 def verify(
-    steps: int,
+    program: Program,
     *,
     config_options: Sequence[str],
-    half: int = 10,
+    half: int | None = None,
     workdir: str | None = None,
     log: Callable[[str], None],
 ) -> Verdict:
-    """Runs a config twice, once with a kill in the middle, and compares the results.
+    """Runs a config twice, once in blocks with a kill in the middle, and compares the results.
 
-    Each run is the trainer in its own process. Both log every step, and save and evaluate every
-    `half` steps, which does not change the computation.
+    Each run is the trainer in its own process. The undisturbed run computes one step at a time; the
+    one that is killed has the blocks of the config. Both save and evaluate every `half` steps,
+    which does not change the computation.
 
     Args:
-        steps: number of steps of the whole run.
+        program: of the config.
         config_options: the options for the config, such as ["--config=a.gin"].
-        half: the step of the kill, at least 1; `steps` // 2 if that is smaller.
+        half: the step of the kill, at least 1; `steps` // 2 of the run if that is smaller. None for
+            10, or the steps of a block if these are more.
         workdir: keeps the two runs in WORKDIR/whole and WORKDIR/killed; None removes them.
         log: called with each line of progress.
 
@@ -56,19 +59,26 @@ def verify(
     Raises:
         UserError: the run is too short, or a process of it failed.
     """
-    if steps < 2:
+    experiment, rule = program.experiment, program.block_rule
+    if experiment.steps < 2:
         raise UserError(
-            f"verify needs a run of at least 2 steps, to kill it between them, got {steps}."
+            "verify needs a run of at least 2 steps, to kill it between them, got "
+            f"{experiment.steps}."
         )
-    half = min(half, steps // 2)
-    sets = [f"--set={name}" for name in ("log_every=1", f"save_every={half}", f"eval_every={half}")]
-    command = [sys.executable, "-m", "trainer", "train", *config_options, *sets, "--trace"]
+    half = min(half or max(10, rule.steps), experiment.steps // 2)
+    # A larger log_every would not make the blocks longer, and write no row.
+    every = {"log_every": min(experiment.log_every, half), "save_every": half, "eval_every": half}
+    sets = [f"--set={name}={value}" for name, value in every.items()]
+    command = [sys.executable, "-m", "trainer", "train", *config_options, *sets, "--trace_blocks"]
     command += [f"--until={2 * half}"]
     with _folder(workdir) as folder:
         whole, killed = folder / "whole", folder / "killed"
-        log(f"Runs {2 * half} steps at once; and {half} steps, a kill, and {half} more steps.")
+        log(
+            f"Runs {2 * half} single steps; and in blocks of at most {rule.steps} "
+            f"({rule.form}): {half} steps, a kill, and {half} more steps."
+        )
         # The undisturbed run goes on in parallel, which changes its times but not its bits.
-        with _Trainer(command, whole) as undisturbed:
+        with _Trainer([*command, "--set=steps_per_call=1"], whole) as undisturbed:
             with _Trainer([*command, f"--kill_after={half}"], killed) as first:
                 first.wait(-signal.SIGKILL)
             with _Trainer(command, killed) as second:
@@ -83,7 +93,7 @@ def _compare(whole: Path, killed: Path, half: int) -> Verdict:
     """Compares traces, metrics and checkpoints of the two runs."""
     traces = read_trace(whole), read_trace(killed)
     found = first_difference(*traces) or _first_metric(whole, killed)
-    name = f"{2 * half} steps and {half} + kill -9 + restore + {half}"
+    name = f"{2 * half} single steps, and in blocks {half} + kill -9 + restore + {half},"
     if found is None:
         saved = checkpoint.diff(whole, 2 * half, 2 * half, other=killed)
         if saved:
@@ -97,7 +107,7 @@ def _compare(whole: Path, killed: Path, half: int) -> Verdict:
             True,
             [
                 f"Verified: {name} are the same, bit for bit.",
-                f"Equal at every step: the leaves ({counted}) and the order of the data.",
+                f"Equal after every block: the leaves ({counted}); at every step: the batch.",
                 f"Equal at the end: {rows} rows of metrics, and the checkpoint of step {2 * half}.",
             ],
         )
@@ -107,7 +117,10 @@ def _compare(whole: Path, killed: Path, half: int) -> Verdict:
             "Another batch was returned: train(batch_index, seed) must be a pure function."
         )
     if found.step <= half:
-        lines.append("This is before the kill: two runs of the same program have different bits.")
+        lines.append(
+            "This is before the kill: two runs of the same program have different bits, or steps "
+            "in a block have other bits than single steps. `--set steps_per_call=1` shows which."
+        )
     else:
         lines.append("All steps before are equal: this one depends on a value that is not saved.")
     return Verdict(False, lines)

@@ -60,6 +60,10 @@ class Experiment:
             devices.
         microbatches: number of microbatches that a batch is split into; the step averages their
             gradients.
+        steps_per_call: the most steps that are computed at once, at least 1; the host logs, saves
+            and reacts to signals between two such blocks. None chooses a power of two from the
+            operations of a step and the kind of device. It does not change what is computed, and
+            may change when a run continues.
         ema_decay: decay of the exponential moving average of the parameters that evaluation uses
             (Polyak and Juditsky 1992), in [0, 1); None evaluates the parameters themselves.
         warm_start: starts with the parameters of another run: {"from": its folder, "rename":
@@ -100,6 +104,7 @@ class Experiment:
     precision: Literal["float32", "bfloat16", "mixed"] = "float32"
     mesh: Mapping[str, int] | None = None
     microbatches: int = 1
+    steps_per_call: int | None = None
     ema_decay: float | None = None
     warm_start: Mapping[str, Any] | None = None
     log_every: Steps = _2_PERCENT
@@ -120,9 +125,12 @@ class Experiment:
             "eval_every",
             "save_every",
             "microbatches",
+            "steps_per_call",
             "keep_latest",
         ):
             value = getattr(self, name)
+            if value is None and name == "steps_per_call":
+                continue
             if not isinstance(value, int) or value < 1:
                 raise ValueError(f"{name} must be at least 1, got {value!r}.")
         for name, seed in (("seed", self.seed), ("data_seed", self.data_seed)):

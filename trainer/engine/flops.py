@@ -4,7 +4,7 @@ import math
 from typing import Any
 
 
-def count_flops(jaxpr: Any) -> int:
+def count_flops(jaxpr: Any, elementwise: bool = False) -> int:
     """Counts the operations of the matrix products and convolutions in a jaxpr.
 
     XLA's own analysis counts the body of a loop once. This one multiplies a scan by its length and
@@ -14,6 +14,8 @@ def count_flops(jaxpr: Any) -> int:
 
     Args:
         jaxpr: what `jax.make_jaxpr(function)(*shapes)` returned.
+        elementwise: whether to add one operation for each element of the result of every other
+            operation.
 
     Returns:
         Floating-point operations; a multiplication and the addition after it are two.
@@ -24,10 +26,23 @@ def count_flops(jaxpr: Any) -> int:
         60
     """
     jaxpr = getattr(jaxpr, "jaxpr", jaxpr)
-    return sum(_count_equation(equation) for equation in jaxpr.eqns)
+    return sum(_count_equation(equation, elementwise) for equation in jaxpr.eqns)
 
 
-def _count_equation(equation: Any) -> int:
+def has_convolution(jaxpr: Any) -> bool:
+    """Returns whether a jaxpr, or one inside of it, has a convolution.
+
+    Args:
+        jaxpr: what `jax.make_jaxpr(function)(*shapes)` returned.
+    """
+    return any(
+        equation.primitive.name == "conv_general_dilated"
+        or any(has_convolution(sub) for value in equation.params.values() for sub in _jaxprs(value))
+        for equation in getattr(jaxpr, "jaxpr", jaxpr).eqns
+    )
+
+
+def _count_equation(equation: Any, elementwise: bool) -> int:
     name, params = equation.primitive.name, equation.params
     if name == "dot_general":
         # A multiply-add counts as two operations.
@@ -39,7 +54,9 @@ def _count_equation(equation: Any) -> int:
         # Each output sums over the window and over the inputs of its group.
         features = kernel.shape[params["dimension_numbers"].rhs_spec[0]]
         return 2 * equation.outvars[0].aval.size * kernel.size // features
-    inner = [count_flops(sub) for value in params.values() for sub in _jaxprs(value)]
+    inner = [count_flops(sub, elementwise) for x in params.values() for sub in _jaxprs(x)]
+    if not inner and elementwise:
+        return sum(math.prod(getattr(x.aval, "shape", ())) for x in equation.outvars)
     if name == "cond":
         return max(inner, default=0)
     if name == "shard_map":

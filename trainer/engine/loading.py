@@ -1,5 +1,6 @@
 """Builds the program of a config."""
 
+import dataclasses
 from collections.abc import Sequence
 
 from trainer.config import Config
@@ -8,12 +9,15 @@ from trainer.engine.inputs import find_inputs
 from trainer.engine.program import Program
 
 
-def load(config: Config, vocabulary: Sequence[str] = ()) -> Program:
+def load(
+    config: Config, vocabulary: Sequence[str] = (), steps_per_call: int | None = None
+) -> Program:
     """Builds the program of a config.
 
     Args:
         config: the config, from `trainer.config.load`.
         vocabulary: further packages whose public functions the config may name.
+        steps_per_call: replaces that of the config; None leaves it.
 
     Returns:
         The program, whose inputs are the floats of the config; it is not compiled.
@@ -23,4 +27,7 @@ def load(config: Config, vocabulary: Sequence[str] = ()) -> Program:
         ValueError: see `Program`.
     """
     experiment = build_experiment(config, vocabulary)
-    return Program(experiment, find_inputs(config, vocabulary, experiment))
+    inputs = find_inputs(config, vocabulary, experiment)
+    if steps_per_call is not None:
+        experiment = dataclasses.replace(experiment, steps_per_call=steps_per_call)
+    return Program(experiment, inputs)

@@ -13,6 +13,7 @@ from optim.checks import needing, needs_full_batch, wrong_float, wrong_schedule
 from optim.factories import name_of
 from optim.paths import flatten
 from trainer.config import Config, ConfigError, leaves
+from trainer.engine.block import BlockRule
 from trainer.engine.contracts import ComponentError, calling
 from trainer.engine.flops import count_flops
 from trainer.engine.memory import too_large
@@ -71,6 +72,7 @@ class Plan:
         mode: a line about the arguments that tell the model whether it trains; "" if they are not
             known.
         schedules: group name -> (steps, learning rates), sampled over the run.
+        block: how many steps are computed at once, and in which form.
         matrices: the matrices that optimizers such as Muon work on.
         inputs: config path -> value of the floats that are inputs of the program: another value
             needs no compilation.
@@ -88,6 +90,7 @@ class Plan:
     data_seed: int | None
     mode: str
     schedules: dict[str, tuple[np.ndarray, np.ndarray]]
+    block: BlockRule
     matrices: Matrices
     inputs: Mapping[str, float]
     structure: Mapping[str, tuple[float, str]]
@@ -112,7 +115,7 @@ def make_plan(program: Program, config: Config | None = None) -> Plan:
     try:
         state = program.abstract_state()
         devices = list(program.mesh.local_devices)
-        if (wrong := too_large(state, program.abstract_batch(), devices)) is not None:
+        if (wrong := too_large(state, program.feed.abstract_batch(), devices)) is not None:
             raise ComponentError("model", wrong)
         if not optimizer.trainable(state.params):
             raise optim.GroupError("Every parameter is frozen, and nothing would be trained.")
@@ -156,6 +159,7 @@ def make_plan(program: Program, config: Config | None = None) -> Plan:
             for name, values in sampled.items()
             if "learning_rate" in values
         },
+        block=program.block_rule,
         matrices=matrices,
         inputs=program.inputs.values,
         structure=program.inputs.structure,

@@ -40,6 +40,7 @@ def render(plan: Plan) -> str:
         f"{total:,} parameters; state {plan.state_bytes:,} bytes; {plan.flops:,} FLOPs a step "
         f"(matrix products and convolutions)",
         f"{plan.steps:,} steps of {plan.batch_size:,} examples on {plan.devices}",
+        f"blocks of at most {plan.block.steps} steps ({plan.block.form}): {plan.block.why}",
         _examples(plan),
         *([plan.mode] if plan.mode else []),
         *matrices.lines,

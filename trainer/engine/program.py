@@ -1,7 +1,7 @@
 """Compiles an experiment: the programs that initialize, update and evaluate a run."""
 
-from collections.abc import Callable, Iterable, Iterator
-from functools import partial
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cached_property, partial
 from typing import Any
 
 import jax
@@ -10,18 +10,16 @@ from jax.sharding import AbstractMesh
 
 from optim.norms import all_finite
 from trainer.engine import sharding
-from trainer.engine.contracts import (
-    Batch,
-    check_batch,
-    check_components,
-    endless,
-)
+from trainer.engine.block import BlockRule, choose_block, loop_on_device
+from trainer.engine.contracts import Batch, check_components
 from trainer.engine.evaluation import Evaluation
 from trainer.engine.experiment import Experiment
+from trainer.engine.feed import Feed
 from trainer.engine.first_state import FirstState
 from trainer.engine.inputs import Inputs
 from trainer.engine.splits import PREFIXES, eval_batches, split_sizes
 from trainer.engine.step import State, train_step
+from trainer.engine.step_metrics import StepMetrics
 
 
 class Program:
@@ -37,6 +35,7 @@ class Program:
         inputs: the inputs. Those that turn out not to be traceable become structure when the
             program is first traced.
         mesh: the mesh of devices that it runs on.
+        feed: the training batches.
 
     Raises:
         ValueError: the batch does not divide over the microbatches and devices, or the mesh does
@@ -48,24 +47,15 @@ class Program:
         self.experiment = experiment
         self.inputs = inputs or Inputs()
         self.mesh = sharding.make_mesh(experiment.mesh)
-        self._element_spec = dict(experiment.data.element_spec)  # read once: some make it anew
         self._evaluation = Evaluation(experiment, self.mesh, self._insert)
         check_components(experiment)
         self._first = FirstState(experiment, self.mesh, self.inputs)
+        self.feed = Feed(experiment, self.mesh)
         self._abstract_state: State | None = None
         self._traced: jax.stages.Traced | None = None
         self._step: Any = None
+        self._block: Any = None
         self._params_finite: Any = None
-        self._check_batch()
-
-    def _check_batch(self) -> None:
-        size, devices = self.experiment.data.batch_size, self.mesh.size
-        microbatches = self.experiment.microbatches
-        if size // microbatches % devices:
-            raise ValueError(
-                f"A batch of {size} examples in {microbatches} microbatches does not divide over "
-                f"{devices} devices. Choose another batch_size, or a smaller mesh."
-            )
 
     # Initialization.
 
@@ -127,13 +117,23 @@ class Program:
 
     # Updates.
 
+    @cached_property
+    def block_rule(self) -> BlockRule:
+        """How many steps the program computes at once, and in which form."""
+        batch = self.feed.abstract_batch()
+        jaxpr = self.trace(self.abstract_state()).jaxpr
+        return choose_block(self.experiment, self.mesh, jaxpr, batch)
+
     def compile(self, state: State) -> None:
-        """Compiles the step for the shapes of a state; the first call of `step` does so if needed.
+        """Compiles what `advance` calls; its first call does so if needed.
 
         Args:
             state: a `State` of arrays or of `jax.ShapeDtypeStruct` with shardings.
         """
-        self._step = self.trace(state).lower().compile()
+        if self.block_rule.form == "device_loop":
+            self._block = self._trace_block(state).lower().compile()
+        else:
+            self._step = self.trace(state).lower().compile()
         if self.experiment.on_nonfinite == "halt":
             check = jax.jit(lambda params: all_finite(self.experiment.optimizer.trainable(params)))
             self._params_finite = check.lower(state.params).compile()
@@ -148,68 +148,66 @@ class Program:
             The traced step; repeated calls return the same object.
         """
         if self._traced is None:
-            shardings = jax.tree.map(lambda x: x.sharding, state)
-            mesh = self.mesh.abstract_mesh if self.mesh.size > 1 else None
-            one = partial(self.traced_step, mesh=mesh)
             # With the shardings of the old state: the compiler could choose others for some leaves,
             # such as those of a factored Adafactor, and the compiled step would not take the new
             # state.
+            shardings = jax.tree.map(lambda x: x.sharding, state)
+            mesh = self.mesh.abstract_mesh if self.mesh.size > 1 else None
+            one = partial(self._packed_step, mesh=mesh)
             step = jax.jit(one, donate_argnums=0, out_shardings=(shardings, None))
-            self._traced = step.trace(state, self.abstract_batch())
+            self._traced = step.trace(state, self.feed.abstract_batch())
         return self._traced
 
-    def abstract_batch(self) -> dict[str, jax.ShapeDtypeStruct]:
-        """Returns shapes, dtypes and shardings of a training batch."""
-        spread = sharding.batch_sharding(self.mesh)
-        return {
-            name: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=spread)
-            for name, x in self._element_spec.items()
-        }
+    def _trace_block(self, state: State) -> jax.stages.Traced:
+        """Traces the loop over the steps of a block; the program has one device."""
+        stops = self.experiment.on_nonfinite != "skip"
+        block = jax.jit(partial(loop_on_device, self._packed_step, stops=stops), donate_argnums=0)
+        batches = self.feed.abstract_batch(self.block_rule.steps)
+        return block.trace(state, batches, jax.ShapeDtypeStruct((), np.int32))
 
-    def batches(self, batch_index: int) -> Iterator[Batch]:
-        """Yields this process's shards of the training batches, without end.
-
-        Args:
-            batch_index: the index of the first batch, from 0.
-
-        Raises:
-            ComponentError: the data set ends.
-        """
-        return endless(self.experiment.batches(batch_index))
-
-    def to_devices(self, batch: Batch) -> dict[str, Any]:
-        """Sends this process's shard of a training batch to the devices.
-
-        Args:
-            batch: field name -> numpy array; the arrays become read-only.
-
-        Returns:
-            The global batch.
-
-        Raises:
-            ComponentError: the batch does not fit the data set's element_spec.
-        """
-        check_batch(batch, self._element_spec, jax.process_count())
-        sharding.make_read_only(batch)
-        return sharding.to_devices(self.mesh, batch)
-
-    def step(self, state: State, batch: Batch) -> tuple[State, dict[str, jax.Array]]:
+    def step(self, state: State, batch: Batch) -> tuple[State, StepMetrics]:
         """Computes one update, asynchronously.
 
         Args:
             state: the state before the update; its buffers are donated.
-            batch: a batch from `to_devices`.
+            batch: a batch from `feed.to_devices`.
 
         Returns:
             The state after the update and the metrics of the step, as `step.train_step` returns
             them, on the devices.
         """
         if self._step is None:
-            self.compile(state)
+            self._step = self.trace(state).lower().compile()
         # Raises for other shapes, dtypes and shardings, where a jitted function would compile
         # again.
-        compiled: Any = self._step
-        return compiled(state, batch)
+        return self._step(state, batch)
+
+    def advance(
+        self, state: State, batches: Sequence[Batch]
+    ) -> tuple[State, Sequence[StepMetrics]]:
+        """Computes the updates of a block, asynchronously, in the form of `block_rule`.
+
+        Args:
+            state: the state before the block; its buffers are donated.
+            batches: one for each step, from `feed.batches`; at most `block_rule.steps`.
+
+        Returns:
+            The state after the block, and the metrics on the devices: one for each step, or one of
+            arrays [steps]. Unless on_nonfinite is "skip", the steps after one that is not finite
+            have no meaning, and neither has the state.
+        """
+        if self.block_rule.form == "device_loop":
+            if self._block is None:
+                self.compile(state)
+            compiled: Any = self._block
+            stacked = self.feed.stack(batches, self.block_rule.steps)
+            state, metrics = compiled(state, stacked, np.int32(len(batches)))
+            return state, [metrics]
+        found = []
+        for batch in batches:
+            state, metrics = self.step(state, self.feed.to_devices(batch))
+            found.append(metrics)
+        return state, found
 
     def params_finite(self, state: State) -> jax.Array:
         """Computes whether all trainable parameters are finite; for on_nonfinite="halt" only.
@@ -237,9 +235,15 @@ class Program:
                 divide it.
 
         Returns:
-            The results of `step`.
+            The results of `step`, the metrics as scalars by their names.
         """
         return train_step(self._insert(state.hyperparams), state, batch, mesh)
+
+    def _packed_step(
+        self, state: State, batch: Batch, mesh: AbstractMesh | None = None
+    ) -> tuple[State, StepMetrics]:
+        state, metrics = self.traced_step(state, batch, mesh)
+        return state, StepMetrics.pack(metrics)
 
     # Evaluation.
 

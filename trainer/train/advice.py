@@ -8,19 +8,16 @@ from pathlib import Path
 from trainer.engine.program import Program
 from trainer.train.batch_faults import find_fault
 from trainer.train.nonfinite import ADVICE
-from trainer.train.rollback import Counters
 
 
-def advise(program: Program, step: int, counters: Counters) -> str:
-    """Returns sentences that name the cause, if it is in the batch, and a remedy.
+def advise(program: Program, batch_index: int) -> str:
+    """Returns sentences that name the cause of a bad step, if it is in the batch, and a remedy.
 
     Args:
         program: the experiment.
-        step: counted from 1.
-        counters: of the rollbacks before the step.
+        batch_index: of the step's batch in the data stream, from 0.
     """
     experiment = program.experiment
-    batch_index = step - 1 + counters.skipped_batches  # steps count from 1, batches from 0
     batch = next(experiment.batches(batch_index))
     fault = find_fault(program, batch)
     skip = "" if experiment.on_nonfinite == "rollback" else ", or set on_nonfinite='skip'"

@@ -1,7 +1,9 @@
-"""Runs a program: steps, writes metrics, evaluates and saves, in the order given here."""
+"""Runs a program: computes blocks of steps, writes metrics, evaluates and saves, in this order."""
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
+from typing import NamedTuple
 
 import jax
 
@@ -16,12 +18,13 @@ from trainer.train.consensus import StopSaveConsensus
 from trainer.train.evaluations import Evaluations
 from trainer.train.hooks import call_hooks
 from trainer.train.multihost import broadcast_from_host0, raise_on_all
-from trainer.train.nonfinite import NonFinite, NonFiniteLog, describe
-from trainer.train.pending import Metrics, PendingSteps
+from trainer.train.nonfinite import NonFiniteLog, describe
+from trainer.train.pending import CheckedBlock, PendingBlocks
 from trainer.train.restoring import to_save
 from trainer.train.rollback import (
+    MOST_ROLLBACKS,
     Counters,
-    RollBack,
+    GoBack,
     RollbackLog,
     apply_rollback,
     counters_of,
@@ -30,11 +33,33 @@ from trainer.train.rollback import (
 from trainer.train.watchdog import Watchdog
 from trainer.writers import MultiWriter
 
-Observer = Callable[[int, Batch, State], None]
+Observer = Callable[[int, Sequence[Batch], State], None]
+
+
+class Ended(NamedTuple):
+    """The run ended with an exit code: 0 done, 75 stopped after a saved checkpoint, 1 not saved."""
+
+    code: int
+
+
+class Halted(NamedTuple):
+    """A step was not finite, and the run must end; `why` is the error message."""
+
+    why: str
+
+
+class _Due(NamedTuple):
+    """What follows a block."""
+
+    log: bool
+    hooks: bool
+    evaluate: bool
+    save: bool
+    rollback: bool
 
 
 class Loop:
-    """Runs the steps from a state to the last one.
+    """Runs the blocks from a state to the last step.
 
     No checkpoint is ahead of metrics.jsonl: all metrics up to a step are on disk before the state
     of that step is saved. A state after a step that was not finite is never saved.
@@ -48,7 +73,7 @@ class Loop:
         nonfinite_log: records the steps that are not finite.
         rollback_log: the rollbacks before now, whose counters the state takes at their steps.
         until: stop after this step as after a signal; None for the last step.
-        observe: called after every step with the step, its batch and the state after it.
+        observe: called after every block with its last step, its batches and the state after it.
         vocabulary: the user's packages, for the command that an error suggests.
     """
 
@@ -79,95 +104,158 @@ class Loop:
         self._observe = observe or (lambda *_: None)
         self._watchdog = Watchdog(self.experiment.watchdog, log)
         self._evaluations = Evaluations(program, writer, consensus, self._watchdog)
-        self._waiting: Metrics | None = None
+        self._newest: dict[str, float] = {}  # the metrics that were written last
         self._counters = Counters()
         self._behind: str | None = None  # why nothing can be saved now
-        # Steps that the host may be ahead of the device: enough to keep it busy, and few, because
-        # simulated devices on few cores deadlock in their collectives when many are in flight.
+        # All processes compute the same blocks.
+        self._steps_per_call = broadcast_from_host0(program.block_rule.steps)
+        # Blocks that the host may be ahead of the devices: enough to keep them busy, and few,
+        # because simulated devices on few cores deadlock if many collectives are in flight.
         self._simulated = program.mesh.size > 1 and program.mesh.devices.flat[0].platform == "cpu"
         self._ahead = 1 if self._simulated else 2
 
-    def run(self, state: State, began: float | None = None, *, unevaluated: bool = False) -> int:
-        """Runs to the last step, or until a signal.
+    def run(
+        self, state: State, began: float | None = None, *, unevaluated: bool = False
+    ) -> Ended | GoBack | Halted:
+        """Runs to the last step, or until a signal or a step that is not finite.
 
         Args:
             state: the first state; its buffers are donated.
             began: the `time.perf_counter()` at which the process started, to log the time until
-                the first step; None logs nothing.
+                the end of the first block; None logs nothing.
             unevaluated: whether the evaluation of this state was interrupted, and is done first.
 
         Returns:
-            The exit code: 0 done, 75 stopped by a signal after a saved checkpoint, 1 if the last
-            state or the last metrics could not be saved.
-
-        Raises:
-            NonFinite: a loss or a gradient is not finite, and on_nonfinite is "halt".
-            RollBack: a loss or a gradient is not finite, and on_nonfinite is "rollback".
+            How the run ended, or where it continues under on_nonfinite="rollback".
         """
-        step = start = int(state.step)
-        evaluated = not unevaluated
+        step = int(state.step)
+        evaluated, metric = not unevaluated, None
         self._stopwatch = Stopwatch(step)
-        self._unchecked = PendingSteps(self.program, step)
+        self._pending = PendingBlocks(self.program, step)
         with self._watchdog:
             if unevaluated and not self.consensus.stop:
                 evaluated = self._evaluate_again(state, step)
-            for step, state in self._steps(state, start):  # noqa: B020
-                if began is not None and step == start + 1:
-                    jax.block_until_ready(state)
-                    self.log(f"First step after {time.perf_counter() - began:.1f} s.")
-                evaluated = self._after_step(state, step)
+            state, batches = self._apply_rollback(state, step)
+            stop = self.consensus.stop
+            while step < self._end and not stop:
+                first, steps = step + 1, self._steps_to_next_cut(step)
+                self._watchdog.block(first, steps)
+                block = list(islice(batches, steps))
+                state, metrics = self.program.advance(state, block)
+                step += steps
+                self.consensus.sync()
+                stop = self.consensus.stop
+                due = self._due(step, stop)
+                self._pending.add(first, steps, metrics, state, check=any(due))
+                if (bad := self._check(self._may_be_pending(due))) is not None:
+                    return self._not_finite(bad)
+                if began is not None:
+                    self._log_first(began, steps, state)
+                    began = None
+                self._observe(step, block, state)
+                self.writer.progress(step)
+                if due.hooks:
+                    self._call_hooks(state, step)
+                evaluated, metric = True, None
+                if due.evaluate:
+                    evaluated, metric = self._evaluate(state, step)
+                    stop = self.consensus.stop
+                    due = self._due(step, stop)  # an evaluation may be long
+                if due.save:
+                    self._save(state, step, metric)
+                if due.rollback:
+                    state, batches = self._apply_rollback(state, step)
             return self._finish(state, step, evaluated)
 
-    # Steps.
-
-    def _steps(self, state: State, step: int) -> Iterator[tuple[int, State]]:
-        """Yields (finished steps, state) after every step, until the last step or a signal."""
-        experiment = self.experiment
-        state, batches = self._apply_rollback(state, step)
-        while step < self._end and not self.consensus.stop:
-            self._watchdog.step(step + 1)
-            batch = next(batches)
-            state, metrics = self.program.step(state, self.program.to_devices(batch))
-            step += 1
-            newest = self._unchecked.add(step, metrics, state)
-            if len(self._unchecked) > self._ahead:
-                self._check_oldest()
-            if step % experiment.log_every == 0 or step == experiment.steps:
-                self._flush()
-                self._waiting = newest
-            if self._simulated and newest.params_finite is not None:
-                self._settle()  # the check runs collectives, too
-            self._observe(step, batch, state)
-            self.writer.progress(step)
-            self.consensus.sync()
-            yield step, state
-            if self._rollback_log.at(step) is not None:
-                self._settle()
-                state, batches = self._apply_rollback(state, step)
+    # Blocks.
 
     def _apply_rollback(self, state: State, step: int) -> tuple[State, Iterator[Batch]]:
         """Applies the rollback to a step, if there is one; returns the state and its batches."""
         state = apply_rollback(state, self._rollback_log.at(step))
         self._counters = counters_of(state.run_state)
-        return state, self.program.batches(step + self._counters.skipped_batches)
+        return state, self.program.feed.batches(step + self._counters.skipped_batches)
 
-    def _after_step(self, state: State, step: int) -> bool:
-        """Evaluates and saves if they are due; returns False if the evaluation was interrupted."""
+    def _steps_to_next_cut(self, step: int) -> int:
+        """Returns the steps of the next block, which ends where something else is due."""
         experiment = self.experiment
-        last, evaluated, metric = step == experiment.steps, True, None
-        if experiment.hooks and (last or step % experiment.log_every == 0):
-            self._call_hooks(state, step)
-        if last or step % experiment.eval_every == 0:
-            evaluated, metric = self._evaluate(state, step)
+        every = (experiment.log_every, experiment.eval_every, experiment.save_every)
+        cuts = [step + n - step % n for n in every]
+        back = self._rollback_log.next_after(step)
+        return min(step + self._steps_per_call, self._end, back or self._end, *cuts) - step
+
+    def _due(self, step: int, stop: str | None) -> _Due:
+        experiment = self.experiment
+        last = step == experiment.steps
+        log = last or step % experiment.log_every == 0
         asked = last or step % experiment.save_every == 0 or step == self._end
-        if asked or self.consensus.stop or self.consensus.save_now():
-            self._save(state, step, metric)
-        return evaluated
+        return _Due(
+            log=log,
+            hooks=log and bool(experiment.hooks),
+            evaluate=last or step % experiment.eval_every == 0,
+            save=asked or stop is not None or self.consensus.save_now(),
+            rollback=self._rollback_log.at(step) is not None,
+        )
+
+    def _may_be_pending(self, due: _Due) -> int:
+        """Returns how many blocks may stay unchecked: none before anything but a log line."""
+        if any(due[1:]) or (self._simulated and due.log):
+            return 0
+        return self._ahead
+
+    def _check(self, pending: int) -> CheckedBlock | None:
+        """Checks the oldest blocks until so many are left, and writes their rows of metrics.
+
+        Returns:
+            The first block with a step for which the run must stop; None if there is none.
+        """
+        experiment = self.experiment
+        while len(self._pending) > pending:
+            block = self._pending.check_oldest()
+            for step in block.bad:
+                self._nonfinite_log.add(step, self._batch_index(step), block.row(step))
+            if block.bad and experiment.on_nonfinite != "skip":
+                self._pending.clear()  # the steps after it build on it
+                return block
+            if block.last % experiment.log_every == 0 or block.last == experiment.steps:
+                self._stopwatch.lap(block.last)
+                self._newest = block.row(block.last)
+                speed = self._stopwatch.speed(experiment.data.batch_size)
+                self.writer.write_scalars(block.last, self._newest | speed)
+        return None
+
+    def _log_first(self, began: float, steps: int, state: State) -> None:
+        jax.block_until_ready(state)
+        which = "First step" if steps == 1 else f"First {steps} steps"
+        self.log(f"{which} after {time.perf_counter() - began:.1f} s.")
+
+    # What follows a block.
+
+    def _evaluate(self, state: State, step: int) -> tuple[bool, float | None]:
+        """Returns whether the evaluation came to its end, and the metric that ranks checkpoints."""
+        with self._stopwatch.stopped():
+            finished = self._evaluations.run(state, step)
+        return finished, self._evaluations.best() if finished else None
+
+    def _evaluate_again(self, state: State, step: int) -> bool:
+        finished, metric = self._evaluate(state, step)
+        self.writer.flush()
+        if metric is not None:
+            self.checkpoints.record_metric(step, metric)
+        return finished
+
+    def _call_hooks(self, state: State, step: int) -> None:
+        """Calls the user's functions; saves the state and raises UserError if one raises."""
+        self._watchdog.other(f"the hooks after step {step}")
+        hooks, metrics = self.experiment.hooks, self._newest
+        try:
+            with self._stopwatch.stopped():
+                raise_on_all(lambda: call_hooks(hooks, step, metrics, state.params))
+        except UserError:  # in all processes, which save together
+            self._save(state, step, None)
+            self.checkpoints.wait()
+            raise
 
     def _save(self, state: State, step: int, metric: float | None) -> None:
-        self._unchecked.add_check(state)
-        self._settle()
-        self._flush()
         self._watchdog.other(f"the save of step {step}")
         start = time.perf_counter()
         with self._stopwatch.stopped():
@@ -190,92 +278,32 @@ class Loop:
 
     # Steps that are not finite.
 
-    def _settle(self) -> None:
-        """Waits for every dispatched step, and checks whether it was finite."""
-        while self._unchecked:
-            self._check_oldest()
+    def _batch_index(self, step: int) -> int:
+        return step - 1 + self._counters.skipped_batches  # steps count from 1, batches from 0
 
-    def _check_oldest(self) -> None:
-        oldest, finite = self._unchecked.check_oldest()
-        if self._waiting is not None and oldest.step == self._waiting.step:
-            self._stopwatch.lap(oldest.step)
-        if not finite:
-            self._not_finite(oldest)
-
-    def _not_finite(self, bad: Metrics) -> None:
-        batch_index = bad.step - 1 + self._counters.skipped_batches
-        self._nonfinite_log.add(bad.step, batch_index, bad.values)
-        if self.experiment.on_nonfinite == "skip":
-            return
-        self._unchecked.clear()  # the steps after it build on it
-        if self._waiting is not None and self._waiting.step >= bad.step:
-            self._waiting = None
-        self._flush()
-        values = bad.fetch()
-        description = describe(values, (self._unchecked.params_finite_at + 1, bad.step))
-
-        def advice() -> str:
-            return advise(self.program, bad.step, self._counters)
-
+    def _not_finite(self, block: CheckedBlock) -> GoBack | Halted:
+        bad = block.bad[0]
+        values = block.row(bad)
+        found = f"At step {bad} {describe(values, (self._pending.params_finite_at + 1, bad))}."
         if self.experiment.on_nonfinite == "rollback":
-            step, counters = go_back(self._counters, bad.step, advice)
-            self.log(
-                f"At step {bad.step} {description}. The run goes back to step {step} and skips the "
-                "batch."
+            back = go_back(self._counters, bad)
+            if back is not None:
+                self.log(f"{found} The run goes back to step {back.step} and skips the batch.")
+                return back
+            advice = advise(self.program, self._batch_index(bad))
+            return Halted(
+                f"Step {bad} is not finite, and the run went back {MOST_ROLLBACKS} times before. "
+                f"{advice}"
             )
-            raise RollBack(step, counters)
-        self.writer.write_scalars(bad.step, values)
-        command = replay_command(self.checkpoints.directory.parent, bad.step, self._vocabulary)
+        self.writer.write_scalars(bad, values)
+        advice = advise(self.program, self._batch_index(bad))
+        command = replay_command(self.checkpoints.directory.parent, bad, self._vocabulary)
         kept = f"The checkpoints before it are kept, and `{command}` names the operation."
-        raise NonFinite(f"At step {bad.step} {description}. {advice()} {kept}")
-
-    # Metrics.
-
-    def _flush(self) -> None:
-        """Writes the metrics of the last log interval, which the device has long computed."""
-        while self._unchecked and self._waiting and self._unchecked.oldest() <= self._waiting.step:
-            self._check_oldest()
-        if self._waiting is None:
-            return
-        waiting, self._waiting = self._waiting, None
-        speed = self._stopwatch.speed(self.experiment.data.batch_size)
-        self.writer.write_scalars(waiting.step, waiting.fetch() | speed)
-
-    def _evaluate(self, state: State, step: int) -> tuple[bool, float | None]:
-        """Returns whether the evaluation came to its end, and the metric that ranks checkpoints."""
-        self._settle()
-        self._flush()
-        with self._stopwatch.stopped():
-            finished = self._evaluations.run(state, step)
-        return finished, self._evaluations.best() if finished else None
-
-    def _evaluate_again(self, state: State, step: int) -> bool:
-        finished, metric = self._evaluate(state, step)
-        self.writer.flush()
-        if metric is not None:
-            self.checkpoints.record_metric(step, metric)
-        return finished
-
-    def _call_hooks(self, state: State, step: int) -> None:
-        """Calls the user's functions; saves the state and raises UserError if one raises."""
-        self._settle()
-        metrics = self._waiting.fetch() if self._waiting is not None else {}
-        self._flush()
-        self._watchdog.other(f"the hooks after step {step}")
-        hooks = self.experiment.hooks
-        try:
-            with self._stopwatch.stopped():
-                raise_on_all(lambda: call_hooks(hooks, step, metrics, state.params))
-        except UserError:  # in all processes, which save together
-            self._save(state, step, None)
-            self.checkpoints.wait()
-            raise
+        return Halted(f"{found} {advice} {kept}")
 
     # The end.
 
-    def _finish(self, state: State, step: int, evaluated: bool) -> int:
-        self._settle()
-        self._flush()
+    def _finish(self, state: State, step: int, evaluated: bool) -> Ended:
         self.writer.flush()
         self.checkpoints.wait()
         if self.checkpoints.latest() != step:
@@ -284,16 +312,16 @@ class Loop:
         if self.checkpoints.latest() != step:
             why = self._behind or self.checkpoints.error
             self.log(f"The state at step {step} could not be saved: {why}")
-            return FAILED
+            return Ended(FAILED)
         if self.writer.error:
             self.log(f"The metrics up to step {step} could not be written: {self.writer.error}")
-            return FAILED
+            return Ended(FAILED)
         self.checkpoints.prune()
         if step < self.experiment.steps or not evaluated:
             why = self.consensus.stop or "--until"
             self.log(
                 f"Stopped at step {step} by {why}; saved. Start the same command again to resume."
             )
-            return STOPPED
+            return Ended(STOPPED)
         self.log(f"Done: {step:,} steps. {self._evaluations.describe()}")
-        return DONE
+        return Ended(DONE)

@@ -24,6 +24,7 @@ from trainer.train.rendezvous import connect
 from trainer.workdir import Workdir
 
 Made = TypeVar("Made")
+Number = TypeVar("Number", bool, int)
 
 _SHUTDOWN = 600  # seconds that a process that has finished waits for the others to finish
 _JAX_HEARTBEAT = 600  # seconds until jax counts a process as gone; `peers` must notice it first
@@ -190,15 +191,15 @@ def open_on_host0(open_folder: Callable[[], Workdir], path: Path) -> Workdir:
     return raise_on_all(open_folder)
 
 
-def broadcast_from_host0(value: bool) -> bool:
-    """Returns the value of process 0, in every process.
+def broadcast_from_host0(value: Number) -> Number:
+    """Returns the number or boolean of process 0, in every process.
 
     All processes must call it.
 
     Args:
         value: used in process 0 only.
     """
-    return bool(gather([value])[0, 0])
+    return type(value)(gather([value])[0, 0])
 
 
 class NullWorkdir:

@@ -19,10 +19,6 @@ ADVICE = "Lower the learning rate, or clip the gradients (clip_norm)."
 _KEPT = 100  # events in the file: a run that skips steps forever must not fill the disk
 
 
-class NonFinite(RuntimeError):
-    """Raised when a loss or a gradient is not finite and the run must end."""
-
-
 class RetriedFile:
     """A small file of the run's folder; text that a full disk does not take is written later.
 
@@ -118,7 +114,7 @@ class NonFiniteLog:
         self._experiment = experiment
         self._events = read_events(folder)
 
-    def add(self, step: int, batch_index: int, metrics: Mapping[str, jax.Array]) -> None:
+    def add(self, step: int, batch_index: int, metrics: Mapping[str, float]) -> None:
         """Adds an event, unless the file has one for this batch or has 100 events.
 
         Args:
@@ -139,8 +135,8 @@ class NonFiniteLog:
                 "step": step,
                 "action": self._experiment.on_nonfinite,
                 # As text, because JSON has no NaN and no infinity.
-                "train/loss": str(float(metrics["train/loss"])),
-                "grad_norm": str(float(metrics["grad_norm"])),
+                "train/loss": str(metrics["train/loss"]),
+                "grad_norm": str(metrics["grad_norm"]),
                 "batch_number": batch_index,
                 "batch_sha256": digest_batch(batch),
                 "seed": seed,

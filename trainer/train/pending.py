@@ -1,6 +1,7 @@
-"""Keeps the steps that were dispatched and not yet checked for values that are not finite."""
+"""Keeps the blocks that were dispatched and not yet checked for values that are not finite."""
 
 import collections
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax
@@ -8,31 +9,39 @@ import numpy as np
 
 from trainer.engine.program import Program
 from trainer.engine.step import State
+from trainer.engine.step_metrics import StepMetrics
 
 
-class Metrics(NamedTuple):
-    """The metrics of a step, still on the device.
+class _Pending(NamedTuple):
+    first: int
+    metrics: Sequence[StepMetrics]
+    params_finite: jax.Array | None
+    steps: int
+
+
+class CheckedBlock(NamedTuple):
+    """A block that the devices have computed.
 
     Attributes:
-        step: counted from 1.
-        values: name -> scalar, as `step.train_step` returns them.
-        params_finite: whether the parameters after the step are finite; None if they were not
-            checked with the step.
+        first, last: its first and its last step, counted from 1.
+        metrics: [steps], on the host.
+        bad: the steps that are not finite; only the first of them, unless on_nonfinite is "skip".
     """
 
-    step: int
-    values: dict[str, jax.Array]
-    params_finite: jax.Array | None = None
+    first: int
+    last: int
+    metrics: StepMetrics
+    bad: list[int]
 
-    def fetch(self) -> dict[str, float]:
-        """Waits for the step, and returns its metrics as floats."""
-        # In one call, which starts all transfers before it waits for the first.
-        values = jax.device_get({k: x for k, x in self.values.items() if k != "finite"})
-        return {name: float(x) for name, x in values.items()}
+    def row(self, step: int) -> dict[str, float]:
+        """Returns the metrics of a step, as they are logged."""
+        values = {name: float(x[step - self.first]) for name, x in self.metrics.items()}
+        del values["finite"]
+        return values
 
 
-class PendingSteps:
-    """A queue of dispatched steps, each to be checked once the device has computed it.
+class PendingBlocks:
+    """A queue of dispatched blocks, each to be checked once the devices have computed it.
 
     Under on_nonfinite="halt" a step checks its loss and its gradients. The parameters are checked
     only at log steps, evaluations and checkpoints: a parameter that is not finite makes nearly
@@ -49,62 +58,46 @@ class PendingSteps:
     """
 
     def __init__(self, program: Program, step: int):
-        experiment = program.experiment
         self.params_finite_at = step
         self._program = program
-        self._halts = experiment.on_nonfinite == "halt"
-        self._every = (experiment.log_every, experiment.eval_every, experiment.save_every)
-        self._last = experiment.steps
-        self._steps: collections.deque[Metrics] = collections.deque()
-        self._newest: Metrics | None = None
+        self._policy = program.experiment.on_nonfinite
+        self._blocks: collections.deque[_Pending] = collections.deque()
 
     def __len__(self) -> int:
-        return len(self._steps)
+        return len(self._blocks)
 
-    def add(self, step: int, values: dict[str, jax.Array], state: State) -> Metrics:
-        """Adds a dispatched step, and returns its metrics.
-
-        Args:
-            step: counted from 1.
-            values: the step's metrics.
-            state: the state after it.
-        """
-        # The steps after which a row of metrics, an evaluation or a checkpoint needs the check.
-        due = step == self._last or any(step % every == 0 for every in self._every)
-        checked = self._program.params_finite(state) if self._halts and due else None
-        self._newest = Metrics(step, values, checked)
-        self._steps.append(self._newest)
-        return self._newest
-
-    def add_check(self, state: State) -> None:
-        """Checks the parameters after the newest step, unless they are being checked already.
+    def add(
+        self, first: int, steps: int, metrics: Sequence[StepMetrics], state: State, check: bool
+    ) -> None:
+        """Adds a dispatched block.
 
         Args:
+            first: its first step, counted from 1.
+            steps: how many steps it has.
+            metrics: of its steps, as `Program.advance` returned them.
             state: the state after it.
+            check: whether to check the parameters of the state as well.
         """
-        if self._halts and self._newest is not None and self._newest.params_finite is None:
-            self._newest = self._newest._replace(params_finite=self._program.params_finite(state))
-            self._steps.append(self._newest)
+        checked = None
+        if check and self._policy == "halt":
+            checked = self._program.params_finite(state)
+        self._blocks.append(_Pending(first, metrics, checked, steps))
 
-    def oldest(self) -> int:
-        """Returns the oldest step that was not checked."""
-        return self._steps[0].step
-
-    def check_oldest(self) -> tuple[Metrics, bool]:
-        """Waits for the oldest step and removes it from the queue.
-
-        Returns:
-            The metrics of the step, and whether everything that was checked is finite.
-        """
-        metrics = self._steps.popleft()
-        # Waits until the device has computed the step.
-        finite = np.asarray(metrics.values["finite"]).item()
-        if finite and metrics.params_finite is not None:
-            finite = np.asarray(metrics.params_finite).item()
-        if finite and (metrics.params_finite is not None or not self._halts):
-            self.params_finite_at = metrics.step
-        return metrics, finite
+    def check_oldest(self) -> CheckedBlock:
+        """Waits for the oldest block, and removes it from the queue."""
+        block = self._blocks.popleft()
+        last = block.first + block.steps - 1
+        metrics = StepMetrics.stack_on_host(block.metrics)
+        finite = metrics.column("finite")[: block.steps]
+        bad = [block.first + int(index) for index in np.flatnonzero(finite == 0)]
+        if self._policy != "skip":
+            bad = bad[:1]
+        if not bad and block.params_finite is not None and not block.params_finite:
+            bad = [last]
+        if not bad and (block.params_finite is not None or self._policy != "halt"):
+            self.params_finite_at = last
+        return CheckedBlock(block.first, last, metrics, bad)
 
     def clear(self) -> None:
-        """Removes every step."""
-        self._steps.clear()
+        """Removes every block."""
+        self._blocks.clear()

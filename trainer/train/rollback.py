@@ -16,7 +16,7 @@ import numpy as np
 
 from trainer.engine.step import State
 from trainer.messages import UserError
-from trainer.train.nonfinite import ADVICE, NonFinite, RetriedFile
+from trainer.train.nonfinite import RetriedFile
 
 ROLLBACKS_FILE = "rollbacks.json"
 MOST_ROLLBACKS = 10
@@ -46,18 +46,16 @@ class Counters(NamedTuple):
     retries: int = 0
 
 
-class RollBack(Exception):
-    """Raised when the run must go back to an earlier state.
+class GoBack(NamedTuple):
+    """Where a run continues after a step that was not finite.
 
-    Args:
-        step: finished steps of that state.
+    Attributes:
+        step: finished steps of the state to go back to.
         counters: of the run from there on.
     """
 
-    def __init__(self, step: int, counters: Counters):
-        super().__init__(step)
-        self.step = step
-        self.counters = counters
+    step: int
+    counters: Counters
 
 
 def counters_of(run_state: Mapping[str, jax.Array]) -> Counters:
@@ -74,9 +72,7 @@ def counters_of(run_state: Mapping[str, jax.Array]) -> Counters:
     return Counters(*(int(n) for n in np.asarray(run_state["rollback"])))
 
 
-def go_back(
-    counters: Counters, bad: int, advice: Callable[[], str] = lambda: ADVICE
-) -> tuple[int, Counters]:
+def go_back(counters: Counters, bad: int) -> GoBack | None:
     """Computes where a run continues after a bad step.
 
     The batch of that step is skipped for good. If the run did not get past the bad step of the last
@@ -86,27 +82,23 @@ def go_back(
     Args:
         counters: of the state.
         bad: the step, counted from 1, whose loss or gradient was not finite.
-        advice: returns what the error tells the user to do; called for the error alone.
 
     Returns:
-        The finished steps of the state to go back to, and its counters from there on.
-
-    Raises:
-        NonFinite: the run went back `MOST_ROLLBACKS` times before.
+        Where the run continues; None if it went back `MOST_ROLLBACKS` times before.
     """
     if counters.rollbacks == MOST_ROLLBACKS:
-        raise NonFinite(
-            f"Step {bad} is not finite, and the run went back {MOST_ROLLBACKS} times before. "
-            f"{advice()}"
-        )
+        return None
     retries = counters.retries + 1 if counters.rollbacks and bad <= counters.last else 0
     # The first time to the state before the bad step, then 1, 3, 7, ... steps before that.
     target = max(0, bad - 2**retries)
-    return target, Counters(
-        rollbacks=counters.rollbacks + 1,
-        skipped_batches=counters.skipped_batches + bad - target,
-        last=max(bad, counters.last),
-        retries=retries,
+    return GoBack(
+        target,
+        Counters(
+            rollbacks=counters.rollbacks + 1,
+            skipped_batches=counters.skipped_batches + bad - target,
+            last=max(bad, counters.last),
+            retries=retries,
+        ),
     )
 
 
@@ -134,13 +126,13 @@ class RollbackLog:
         """The step that the run went back to last; 0 if it never did."""
         return max(self._counters, default=0)
 
-    def add(self, step: int, counters: Counters) -> None:
+    def add(self, back: GoBack) -> None:
         """Adds a rollback; those to later steps are no longer on the run's path.
 
         Args:
-            step: finished steps of the state that the run goes back to.
-            counters: of the state from there on.
+            back: where the run continues.
         """
+        step, counters = back
         earlier = {s: c for s, c in self._counters.items() if s < step}
         self._counters = earlier | {step: counters}
         rows = [
@@ -160,6 +152,10 @@ class RollbackLog:
             step: finished steps of the state.
         """
         return self._counters.get(step)
+
+    def next_after(self, step: int) -> int | None:
+        """Returns the first step after `step` at which counters are replaced; None if none is."""
+        return min((at for at in self._counters if at > step), default=None)
 
     def is_on_path(self, state: State) -> bool:
         """Returns whether the run still builds on a state, and did not go back to before it.

@@ -1,9 +1,11 @@
 """Opens a run's folder, restores its state or creates a new one, and calls the loop."""
 
+import contextlib
 import dataclasses
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import jax
 
@@ -20,10 +22,10 @@ from trainer.messages import DONE, FAILED, STOPPED, UserError
 from trainer.train import multihost
 from trainer.train.autosave import AutosavePolicy, was_killed
 from trainer.train.consensus import StopSaveConsensus
-from trainer.train.loop import Loop, Observer
-from trainer.train.nonfinite import NonFinite, NonFiniteLog
+from trainer.train.loop import Ended, Halted, Loop, Observer
+from trainer.train.nonfinite import NonFiniteLog
 from trainer.train.restoring import check_fits, restore, to_save
-from trainer.train.rollback import RollBack, RollbackLog
+from trainer.train.rollback import GoBack, RollbackLog
 from trainer.train.rows import MetricsError, Rows
 from trainer.train.signals import StopSignals
 from trainer.train.unmoved import Unmoved
@@ -80,7 +82,8 @@ class Run:
             allow_changed: what may differ from the run in the folder; see `Workdir`.
             take_over: whether to take the folder from a holder on a host that is gone.
             until: stop after this step as after a signal; None for the last step.
-            observe: called after every step with the step, its batch and the state after it.
+            observe: called after every block of steps with its last step, its batches and the
+                state after it.
             began: the `time.perf_counter()` at which the process started, for the log.
 
         Returns:
@@ -105,7 +108,7 @@ class Run:
             for warning in self.plan.matrices.warnings:
                 self.log(f"warning: {warning}")
             end = self._run_in(folder, until, observe, began)
-        except (CheckpointError, WorkdirTakenOver, MetricsError, NonFinite) as error:
+        except (CheckpointError, WorkdirTakenOver, MetricsError) as error:
             self.log(f"error: {error}")
         finally:
             folder.close(kinds[end])
@@ -163,65 +166,90 @@ class Run:
         observe: Observer | None,
         began: float | None,
     ) -> int:
-        experiment = self.experiment
-        checkpoints = Checkpoints(
-            folder.checkpoints,
-            keep_latest=experiment.keep_latest,
-            keep_best=0 if experiment.best_metric is None else 1,
-            best_mode=experiment.best_mode,
-            keep_always=[] if experiment.warm_start is None else [0],  # it cannot be computed again
-            log=self.log,
-            fence=folder.check_fence,
-            before_commit=folder.sync_metrics,
-        )
-        autosave = AutosavePolicy(after_kill=was_killed(folder.run_file))
-        consensus = StopSaveConsensus(self.signals, autosave)
-        nonfinite_log = NonFiniteLog(folder.path, folder.write, experiment, self.log)
-        rollback_log = RollbackLog(folder.path, folder.write, self.log)
-        rows = Rows(folder, experiment, self.log)
-        unmoved = Unmoved(self.program, self.log)
-        again = False
+        """Runs in an open folder, again from an earlier state after every rollback."""
+        services = self._services(folder)
+        checkpoints, rollback_log = services.checkpoints, services.rollback_log
         check_not_lost(folder.checkpoints)  # before metrics are dropped
+        first = True
         with checkpoints:
             while True:
-                evaluated = self._record_metrics(checkpoints, folder)
-                state, restored = self._first_state(checkpoints, rollback_log)
-                unevaluated = self._unevaluated(evaluated, restored)
-                writer = rows.open(restored)
-                try:
-                    # Only once: a rollback may also lead back to the first state.
-                    if restored is None and not again:
-                        writer.write_texts(0, {"plan": f"```\n{render(self.plan)}```"})
-                        writer.write_hparams(_hyperparameters(self.read))
-                    if restored == experiment.steps and not unevaluated:
-                        checkpoints.prune()
-                        self.log(f"Nothing to do: the run has its {restored:,} steps.")
-                        return rows.end(DONE)
-                    self._compile(state)
-                    loop = Loop(
-                        self.program,
-                        checkpoints,
-                        writer,
-                        consensus,
-                        self.log,
-                        nonfinite_log=nonfinite_log,
-                        rollback_log=rollback_log,
-                        until=until,
-                        observe=unmoved.before(observe),
-                        vocabulary=self.vocabulary,
-                    )
-                    unmoved.begin(int(state.step), state)
-                    end = loop.run(state, began, unevaluated=unevaluated)
-                    writer.flush()  # puts back rows that another program removed from metrics.jsonl
-                    return rows.end(end)
-                except RollBack as back:
-                    rollback_log.add(back.step, back.counters)
-                    again, began = True, None
-                finally:
-                    writer.close()
+                outcome = self._attempt(services, until, observe, began, first)
+                if isinstance(outcome, Ended):
+                    return outcome.code
+                if isinstance(outcome, Halted):
+                    self.log(f"error: {outcome.why}")
+                    return FAILED
+                rollback_log.add(outcome)
                 # The rollback is recorded: if this process is killed here, the next one finds it,
                 # and discards the checkpoints itself.
                 checkpoints.discard_after(rollback_log.newest)
+                first, began = False, None
+
+    def _services(self, folder: Workdir) -> "_Services":
+        experiment = self.experiment
+        return _Services(
+            folder=folder,
+            checkpoints=Checkpoints(
+                folder.checkpoints,
+                keep_latest=experiment.keep_latest,
+                keep_best=0 if experiment.best_metric is None else 1,
+                best_mode=experiment.best_mode,
+                # It cannot be computed again.
+                keep_always=[] if experiment.warm_start is None else [0],
+                log=self.log,
+                fence=folder.check_fence,
+                before_commit=folder.sync_metrics,
+            ),
+            consensus=StopSaveConsensus(
+                self.signals, AutosavePolicy(after_kill=was_killed(folder.run_file))
+            ),
+            nonfinite_log=NonFiniteLog(folder.path, folder.write, experiment, self.log),
+            rollback_log=RollbackLog(folder.path, folder.write, self.log),
+            rows=Rows(folder, experiment, self.log),
+            unmoved=Unmoved(self.program, self.log),
+        )
+
+    def _attempt(
+        self,
+        services: "_Services",
+        until: int | None,
+        observe: Observer | None,
+        began: float | None,
+        first: bool,
+    ) -> Ended | GoBack | Halted:
+        """Runs from the newest checkpoint to the end, or to a step that is not finite."""
+        checkpoints, rows = services.checkpoints, services.rows
+        evaluated = self._record_metrics(checkpoints, services.folder)
+        state, restored = self._first_state(checkpoints, services.rollback_log)
+        unevaluated = self._unevaluated(evaluated, restored)
+        with contextlib.closing(rows.open(restored)) as writer:
+            # Only once: a rollback may also lead back to the first state.
+            if restored is None and first:
+                writer.write_texts(0, {"plan": f"```\n{render(self.plan)}```"})
+                writer.write_hparams(_hyperparameters(self.read))
+            if restored == self.experiment.steps and not unevaluated:
+                checkpoints.prune()
+                self.log(f"Nothing to do: the run has its {restored:,} steps.")
+                return Ended(rows.end(DONE))
+            self._compile(state)
+            loop = Loop(
+                self.program,
+                checkpoints,
+                writer,
+                services.consensus,
+                self.log,
+                nonfinite_log=services.nonfinite_log,
+                rollback_log=services.rollback_log,
+                until=until,
+                observe=services.unmoved.before(observe),
+                vocabulary=self.vocabulary,
+            )
+            services.unmoved.begin(int(state.step), state)
+            outcome = loop.run(state, began, unevaluated=unevaluated)
+            if isinstance(outcome, Ended):
+                writer.flush()  # puts back rows that another program removed from metrics.jsonl
+                return Ended(rows.end(outcome.code))
+            return outcome
 
     def _record_metrics(self, checkpoints: Checkpoints, folder: Workdir) -> set[int]:
         """Reads the metrics of checkpoints that were evaluated after they were saved.
@@ -281,6 +309,18 @@ class Run:
         start = time.perf_counter()
         self.program.compile(state)
         self.log(f"Compiled in {time.perf_counter() - start:.1f} s.")
+
+
+class _Services(NamedTuple):
+    """What a run needs besides its program, for all of its attempts in a process."""
+
+    folder: Workdir
+    checkpoints: Checkpoints
+    consensus: StopSaveConsensus
+    nonfinite_log: NonFiniteLog
+    rollback_log: RollbackLog
+    rows: Rows
+    unmoved: Unmoved
 
 
 def _hyperparameters(read: Config) -> dict[str, object]:

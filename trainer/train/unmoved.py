@@ -1,6 +1,6 @@
 """Warns if rounding to bfloat16 or float16 cancels every update of a parameter group."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -62,10 +62,10 @@ class Unmoved:
             observe: the other observer; None if there is none.
         """
 
-        def look_and_observe(step: int, batch: Batch, state: State) -> None:
+        def look_and_observe(step: int, batches: Sequence[Batch], state: State) -> None:
             self.look(step, state)
             if observe is not None:
-                observe(step, batch, state)
+                observe(step, batches, state)
 
         return look_and_observe
 

@@ -7,18 +7,24 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import TextIO
+from typing import NamedTuple, TextIO
 
 _SHORTEST = 1.0  # seconds; shorter pauses occur on any machine and are not reported
 _BETWEEN_STEPS = 60.0  # seconds that a batch of an evaluation, or a save, may take
-_ENOUGH = 5  # steps that must be timed before their median is used
+_ENOUGH = 5  # blocks that must be timed before the median of their steps is used
+
+
+class _Activity(NamedTuple):
+    what: str
+    began: float  # of the monotonic clock
+    steps: int  # of the block; 0 for anything else
 
 
 class Watchdog:
     """Watches the steps from a separate thread; used as a context manager around them.
 
     Args:
-        multiple: how many times as long as the median step a step may take; None disables it.
+        multiple: how many times as long as the median a step may take; None disables it.
         log: takes a line for the user.
         stream: a file with a descriptor, to which the stacks are written; None for stderr.
     """
@@ -30,31 +36,35 @@ class Watchdog:
         self._log = log
         self._stream = stream
         self._seconds: deque[float] = deque(maxlen=101)
-        self._state: tuple[str, float] | None = None  # the current activity, and when it began
-        self._reported: tuple[str, float] | None = None
+        self._state: _Activity | None = None
+        self._reported: _Activity | None = None
         self._end = threading.Event()
         self._thread: threading.Thread | None = None
 
-    def step(self, step: int) -> None:
-        """Records that a step begins; cheap enough to be called at every step.
+    def block(self, first: int, steps: int) -> None:
+        """Records that a block of steps begins; cheap enough to be called at every block.
 
         Args:
-            step: the number of the step.
+            first: the number of its first step.
+            steps: the number of its steps.
         """
         now = time.monotonic()
         before = self._state
-        # Only a step that follows a step: what else was done between them is not its time.
-        if before is not None and before[0].startswith("step"):
-            self._seconds.append(now - before[1])
-        self._state = (f"step {step}", now)
+        # Only a block that follows a block: what else was done between them is not its time.
+        if before is not None and before.steps:
+            self._seconds.append((now - before.began) / before.steps)
+        name = (
+            f"step {first}" if steps == 1 else f"the block of steps {first} to {first + steps - 1}"
+        )
+        self._state = _Activity(name, now, steps)
 
     def other(self, what: str) -> None:
-        """Records that something else than a step begins.
+        """Records that something else than a block begins.
 
         Args:
             what: such as "a save"; used in the warning "Slow: a save has taken 70.0 s so far".
         """
-        self._state = (what, time.monotonic())
+        self._state = _Activity(what, time.monotonic(), 0)
 
     def __enter__(self) -> "Watchdog":
         if self._multiple is not None:
@@ -72,14 +82,14 @@ class Watchdog:
             state = self._state
             if state is None or state is self._reported or len(self._seconds) < _ENOUGH:
                 continue
-            seconds = time.monotonic() - state[1]
-            if seconds > self._limit(state[0]):
+            seconds = time.monotonic() - state.began
+            if seconds > self._limit(state.steps):
                 self._reported = state
-                self._report(state[0], seconds)
+                self._report(state.what, seconds)
 
-    def _limit(self, what: str) -> float:
-        limit = (self._multiple or 0) * self._median()
-        return max(limit, _SHORTEST if what.startswith("step") else _BETWEEN_STEPS)
+    def _limit(self, steps: int) -> float:
+        limit = (self._multiple or 0) * self._median() * max(1, steps)
+        return max(limit, _SHORTEST if steps else _BETWEEN_STEPS)
 
     def _median(self) -> float:
         try:

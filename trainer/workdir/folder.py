@@ -269,7 +269,7 @@ class Workdir:
                 )
             return []
         old = configs.load([self.config_file]).root
-        return configs.diff(old, config)
+        return configs.diff(configs.computed(old), configs.computed(config))
 
     def _save_record(self) -> None:
         self.write("run.json", json.dumps(self._record, indent=1) + "\n")

@@ -1,0 +1,121 @@
+"""Chooses how many steps a run computes at once, and in which form; and computes them in a loop."""
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh
+
+from trainer.engine.experiment import Experiment
+from trainer.engine.flops import count_flops, has_convolution
+from trainer.engine.step_metrics import StepMetrics
+
+Step = Callable[[Any, Any], tuple[Any, StepMetrics]]
+
+# Operations of a block: about a tenth of a second on two cores, and milliseconds on an accelerator.
+# A signal, a save or a log line waits for the end of the block.
+_CPU_OPERATIONS, _ACCELERATOR_OPERATIONS = 2**32, 2**40
+_MOST_STEPS = 64  # beyond, the time of the host between two blocks no longer shows
+_MOST_BYTES = 2**26  # of the batches of a block, which are on the device together
+
+
+class BlockRule(NamedTuple):
+    """How a run advances: by at most `steps` steps at once, in a form.
+
+    Both forms compute the same bits.
+
+    Attributes:
+        steps: the most steps of a block.
+        form: "dispatch" calls the compiled step once for each step; "device_loop" computes all
+            steps in a loop inside of one program, without the host.
+        why: why this form was chosen, for the plan.
+    """
+
+    steps: int
+    form: Literal["dispatch", "device_loop"]
+    why: str
+
+
+def choose_block(experiment: Experiment, mesh: Mesh, jaxpr: Any, batch: Any) -> BlockRule:
+    """Chooses the steps of a block from the operations of a step and the kind of device.
+
+    Args:
+        experiment: the experiment, whose `steps_per_call` overrides the choice of the steps.
+        mesh: the devices.
+        jaxpr: of the step.
+        batch: field name -> `jax.ShapeDtypeStruct` of a training batch.
+
+    Returns:
+        The rule; its number of steps is a power of two, unless `steps_per_call` is another number.
+    """
+    steps = experiment.steps_per_call or _choose_steps(experiment, mesh, jaxpr, batch)
+    if steps == 1:
+        return BlockRule(1, "dispatch", "a block is one step")
+    if mesh.size > 1:
+        return BlockRule(steps, "dispatch", "a sharded step has other bits inside a loop")
+    if mesh.devices.flat[0].platform != "cpu":
+        return BlockRule(steps, "dispatch", "equal bits inside a loop were tested on CPUs only")
+    if has_convolution(jaxpr):
+        # https://github.com/jax-ml/jax/issues/12868
+        why = "inside a loop on a CPU, gradients of convolutions are slow and have other bits"
+        return BlockRule(steps, "dispatch", why)
+    return BlockRule(steps, "device_loop", "the step has the same bits inside a loop")
+
+
+def _choose_steps(experiment: Experiment, mesh: Mesh, jaxpr: Any, batch: Any) -> int:
+    on_cpu = mesh.devices.flat[0].platform == "cpu"
+    if on_cpu and mesh.size > 1:
+        return 1  # simulated devices deadlock if many steps are in flight
+    operations = count_flops(jaxpr, elementwise=True) / mesh.size
+    limit = _CPU_OPERATIONS if on_cpu else _ACCELERATOR_OPERATIONS
+    size = sum(math.prod(x.shape) * x.dtype.itemsize for x in batch.values())
+    # A block ends at a log step, so that a longer one would be filled by nothing.
+    intervals = (experiment.log_every, experiment.eval_every, experiment.save_every)
+    shortest = 2 ** math.ceil(math.log2(min(intervals)))
+    most = min(limit // max(1, operations), _MOST_BYTES // max(1, size), _MOST_STEPS, shortest)
+    return 2 ** int(math.log2(max(1, most)))
+
+
+def loop_on_device(
+    step: Step, state: Any, batches: Mapping[str, Any], count: Any, *, stops: bool
+) -> tuple[Any, StepMetrics]:
+    """Computes consecutive steps in a loop, as a pure function.
+
+    Args:
+        step: (state, batch) -> (state, metrics), which have "finite".
+        state: the state before the first step.
+        batches: field name -> array [steps, batch, ...].
+        count: how many of the steps to compute, an int32 scalar; it may be traced.
+        stops: whether the loop ends after a step that is not finite.
+
+    Returns:
+        The state after the last step that was computed, and the metrics [steps]: those of steps
+        that were not computed are 0.
+    """
+
+    def batch_at(index: Any) -> dict[str, Any]:
+        return {
+            name: jax.lax.dynamic_index_in_dim(x, index, keepdims=False)
+            for name, x in batches.items()
+        }
+
+    def body(carry: Any) -> Any:
+        index, _, state, rows = carry
+        state, metrics = step(state, batch_at(index))
+        rows = jax.tree.map(
+            lambda rows, row: jax.lax.dynamic_update_index_in_dim(rows, row, index, 0),
+            rows,
+            metrics,
+        )
+        proceed = metrics.column("finite") > 0 if stops else jnp.array(True)
+        return index + 1, proceed, state, rows
+
+    size = next(iter(batches.values())).shape[0]
+    row = jax.eval_shape(step, state, batch_at(0))[1]
+    rows = jax.tree.map(lambda x: jnp.zeros((size, *x.shape), x.dtype), row)
+    # The number of steps is a value and not a shape, so that one program serves all lengths.
+    start = (jnp.int32(0), jnp.array(True), state, rows)
+    *_, state, rows = jax.lax.while_loop(lambda c: (c[0] < count) & c[1], body, start)
+    return state, rows

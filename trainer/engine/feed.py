@@ -1,0 +1,100 @@
+"""Checks the training batches of a data set, and sends them to the devices."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from trainer.engine import sharding
+from trainer.engine.contracts import Batch, check_batch, endless
+from trainer.engine.experiment import Experiment
+
+
+class Feed:
+    """The training batches of an experiment.
+
+    Args:
+        experiment: the experiment.
+        mesh: the mesh of devices that it runs on.
+
+    Raises:
+        ValueError: the batch does not divide over the microbatches and devices.
+    """
+
+    def __init__(self, experiment: Experiment, mesh: Mesh):
+        self._experiment = experiment
+        self._mesh = mesh
+        self._element_spec = dict(experiment.data.element_spec)  # read once: some make it anew
+        size, microbatches = experiment.data.batch_size, experiment.microbatches
+        if size // microbatches % mesh.size:
+            raise ValueError(
+                f"A batch of {size} examples in {microbatches} microbatches does not divide over "
+                f"{mesh.size} devices. Choose another batch_size, or a smaller mesh."
+            )
+
+    def abstract_batch(self, steps: int | None = None) -> dict[str, jax.ShapeDtypeStruct]:
+        """Returns shapes, dtypes and shardings of a training batch.
+
+        Args:
+            steps: the number of batches that are stacked; None for one batch.
+        """
+        spread = sharding.batch_sharding(self._mesh) if steps is None else None
+        stacked = () if steps is None else (steps,)
+        return {
+            name: jax.ShapeDtypeStruct((*stacked, *x.shape), x.dtype, sharding=spread)
+            for name, x in self._element_spec.items()
+        }
+
+    def batches(self, batch_index: int) -> Iterator[Batch]:
+        """Yields this process's shards of the training batches, without end.
+
+        Args:
+            batch_index: the index of the first batch, from 0.
+
+        Raises:
+            ComponentError: the data set ends.
+        """
+        return endless(self._experiment.batches(batch_index))
+
+    def to_devices(self, batch: Batch) -> dict[str, Any]:
+        """Sends this process's shard of a training batch to the devices.
+
+        Args:
+            batch: field name -> numpy array; the arrays become read-only.
+
+        Returns:
+            The global batch.
+
+        Raises:
+            ComponentError: the batch does not fit the data set's element_spec.
+        """
+        self._check(batch)
+        return sharding.to_devices(self._mesh, batch)
+
+    def stack(self, batches: Sequence[Batch], steps: int) -> dict[str, np.ndarray]:
+        """Stacks batches of a mesh of one device.
+
+        Args:
+            batches: at most `steps` batches; their arrays become read-only.
+            steps: the size of the first axis; what lies behind the batches is undefined.
+
+        Returns:
+            Field name -> array [steps, batch, ...].
+
+        Raises:
+            ComponentError: a batch does not fit the data set's element_spec.
+        """
+        for batch in batches:
+            self._check(batch)
+        stacked = {
+            name: np.empty((steps, *x.shape), x.dtype) for name, x in self._element_spec.items()
+        }
+        for name, array in stacked.items():
+            np.stack([batch[name] for batch in batches], out=array[: len(batches)])
+        return stacked
+
+    def _check(self, batch: Batch) -> None:
+        check_batch(batch, self._element_spec, jax.process_count())
+        sharding.make_read_only(batch)
