@@ -32,7 +32,7 @@ def steps(devices: int) -> dict[str, object]:
         "bits": float(values["train/bits"]),
         "accuracy": float(values["train/accuracy"]),
         "kernel": np.asarray(state.params["kernel"]).tolist(),
-        "eval": list(program.evaluate_splits(state).values()),
+        "eval": list(program.evaluation.run_splits(state).values()),
     }
 
 

@@ -53,7 +53,7 @@ def test_the_laws_hold_in_training(added, precision):
     if "nonfinite" in str(ADDED[added]):
         batches[2] = {**batches[2], "image": batches[2]["image"] * jnp.nan}
     before, start = avals_of(state), to_host(state)
-    with compilations_of("traced_step") as compiled:
+    with compilations_of("_packed_step") as compiled:
         for t, batch in enumerate(batches):
             if t == 3:
                 middle = to_host(state)
@@ -139,13 +139,13 @@ def test_an_optimizer_that_needs_more_than_gradients_learns(name):
     program = Program(experiment(optimizer=EXTRAS[name], data=WholeSet(), steps=30))
     state, losses = program.init(), []
     batch = program.feed.to_devices(next(program.experiment.data.train(0, 0)))
-    evaluated = program.evaluate(state, program.experiment.data.evaluate())
+    evaluated = program.evaluation.run(state, program.experiment.data.evaluate())
     assert np.isfinite(evaluated["loss"])
     for _ in range(30):
         state, metrics = program.step(state, batch)
         losses.append(float(metrics["train/loss"]))
     assert losses[-1] < 0.9 * losses[0]
-    assert np.isfinite(program.evaluate(state, program.experiment.data.evaluate())["loss"])
+    assert np.isfinite(program.evaluation.run(state, program.experiment.data.evaluate())["loss"])
 
 
 @pytest.mark.parametrize("name", ["sgd, backtracking", "lbfgs", "sophia", "sam"])

@@ -20,13 +20,14 @@ import pytest
 from tests import runs
 from trainer import checkpoint
 from trainer.__main__ import main
+from trainer.engine.evaluation import Evaluation
 from trainer.engine.loading import load
 from trainer.engine.program import Program
 from trainer.train.autosave import AutosavePolicy, Stopwatch, was_killed
-from trainer.train.nonfinite import NonFinite
 from trainer.train.rollback import (
     MOST_ROLLBACKS,
     Counters,
+    GoBack,
     RollbackLog,
     go_back,
     read_rollbacks,
@@ -256,7 +257,7 @@ def test_rollbacks_json_keeps_the_keys_that_earlier_versions_wrote(tmp_path):
     assert (read[9].skipped_batches, read[9].last, read[9].retries) == (4, 11, 2)
     written = {}
     log = RollbackLog(tmp_path, written.__setitem__, print)
-    log.add(7, Counters(4, 8, 12, 3))
+    log.add(GoBack(7, Counters(4, 8, 12, 3)))
     new = {"step": 7, "rollbacks": 4, "left_out": 8, "last": 12, "again": 3}
     assert json.loads(written["rollbacks.json"]) == [rows[0], new]
 
@@ -268,17 +269,21 @@ def test_a_run_ends_when_rollbacks_run_out(tmp_path, capfd):
 
 
 def test_repeated_rollbacks_go_back_further():
-    step, counters = go_back(Counters(), 11)
+    def back(counters, bad):
+        found = go_back(counters, bad)
+        assert found is not None
+        return found
+
+    step, counters = back(Counters(), 11)
     assert (step, counters.skipped_batches) == (10, 1)
-    step, again = go_back(counters, 11)  # no step further: one state further back
+    step, again = back(counters, 11)  # no step further: one state further back
     assert (step, again.skipped_batches, again.retries) == (9, 3, 1)
-    step, third = go_back(again, 10)
+    step, third = back(again, 10)
     assert (step, third.skipped_batches, third.retries) == (6, 7, 2)
-    step, later = go_back(third, 12)  # past the trouble: that batch alone
+    step, later = back(third, 12)  # past the trouble: that batch alone
     assert (step, later.skipped_batches, later.retries) == (11, 8, 0)
-    assert go_back(Counters(1, 1, 3, 5), 3)[0] == 0
-    with pytest.raises(NonFinite):
-        go_back(Counters(MOST_ROLLBACKS), 11)
+    assert back(Counters(1, 1, 3, 5), 3).step == 0
+    assert go_back(Counters(MOST_ROLLBACKS), 11) is None
 
 
 # Replay.
@@ -458,11 +463,20 @@ def test_the_speed_counts_only_the_time_of_steps():
     assert stopwatch.speed(8)["perf/examples_per_second"] == pytest.approx(40)
 
 
-def test_every_step_is_passed_to_the_progress_bar(tmp_path, config, monkeypatch):
+@pytest.mark.parametrize(
+    ("more", "ends"),
+    [
+        # log_every 3, save_every 4 and eval_every 5 end blocks, too.
+        (["--set=steps_per_call=1"], [*range(1, 21)]),
+        (["--set=steps_per_call=2"], [2, 3, 4, 5, 6, 8, 9, 10, 12, 14, 15, 16, 18, 20]),
+        (["--set=steps_per_call=64"], [3, 4, 5, 6, 8, 9, 10, 12, 15, 16, 18, 20]),
+    ],
+)
+def test_every_block_is_passed_to_the_progress_bar(tmp_path, config, monkeypatch, more, ends):
     told = []
     monkeypatch.setattr(ConsoleWriter, "progress", lambda self, step: told.append(step))
-    assert runs.train(config, tmp_path / "run", "--set", "writers=[console]") == 0
-    assert told == list(range(1, 21))
+    assert runs.train(config, tmp_path / "run", "--set", "writers=[console]", *more) == 0
+    assert told == ends
 
 
 def test_the_speed_that_is_logged_adds_up_to_the_time_of_the_run(tmp_path):
@@ -501,21 +515,25 @@ def test_a_kill_is_recognized_by_the_lineage(tmp_path):
 
 
 def test_a_run_killed_more_often_than_save_every_still_ends(tmp_path):
-    config = runs.write_config(tmp_path, "experiment.save_every = 1000\nexperiment.steps = 4\n")
+    config = runs.write_config(
+        tmp_path,
+        "experiment.save_every = 1000\nexperiment.steps = 4\nexperiment.steps_per_call = 1\n",
+    )
     code = f"""
         import os, signal, sys
         from trainer.train import loop
         from trainer.__main__ import main
-        after = loop.Loop._after_step
-        made = []
-        def dying(self, state, step):
-            result = after(self, state, step)
-            made.append(step)
-            if len(made) == 2 and step < 4:
-                self.checkpoints.wait()
+        save, next_block = loop.Loop._save, loop.Boundaries.steps_to_next
+        begun = []
+        def saving(self, *args):
+            save(self, *args)
+            self.checkpoints.wait()
+        def dying(self, *args):
+            begun.append(args)
+            if len(begun) == 3:  # what followed the second step is done
                 os.kill(os.getpid(), signal.SIGKILL)
-            return result
-        loop.Loop._after_step = dying
+            return next_block(self, *args)
+        loop.Loop._save, loop.Boundaries.steps_to_next = saving, dying
         sys.exit(main({runs.options(config, tmp_path / "run")}))
     """
     codes = []
@@ -551,13 +569,13 @@ def test_a_slow_step_is_reported_once_with_the_stacks_of_all_threads(tmp_path):
     with open(tmp_path / "stacks", "w+") as stream:
         with Watchdog(5.0, said.append, stream) as watchdog:
             for step in range(8):
-                watchdog.step(step)
+                watchdog.block(step, 1)
                 time.sleep(0.002)
-            watchdog.step(8)
+            watchdog.block(8, 1)
             while not said:
                 time.sleep(0.05)
             time.sleep(0.6)
-            watchdog.step(9)
+            watchdog.block(9, 1)
         stream.seek(0)
         stacks = stream.read()
     assert len(said) == 1, said
@@ -572,17 +590,17 @@ def test_steps_as_slow_as_the_others_are_not_reported(tmp_path):
     with open(tmp_path / "stacks", "w+") as stream:
         with Watchdog(30.0, said.append, stream) as watchdog:
             for step in range(7):
-                watchdog.step(step)
+                watchdog.block(step, 1)
                 time.sleep(0.15)
-            watchdog.step(7)
+            watchdog.block(7, 1)
             time.sleep(1.5)  # ten times the median: slower than the others, and not far too slow
-            watchdog.step(8)
+            watchdog.block(8, 1)
         assert said == []
         with Watchdog(5.0, said.append, stream) as watchdog:  # what this one would tell
             for step in range(7):
-                watchdog.step(step)
+                watchdog.block(step, 1)
                 time.sleep(0.15)
-            watchdog.step(7)
+            watchdog.block(7, 1)
             time.sleep(1.5)
     assert len(said) == 1
 
@@ -590,26 +608,30 @@ def test_steps_as_slow_as_the_others_are_not_reported(tmp_path):
 def test_without_a_multiple_steps_are_not_watched():
     with Watchdog(None, pytest.fail) as watchdog:
         assert not [thread for thread in threading.enumerate() if thread.name == "watchdog"]
-        watchdog.step(1)
+        watchdog.block(1, 1)
 
 
-def test_a_run_is_watched(tmp_path, capfd):
+@pytest.mark.parametrize(
+    ("steps_per_call", "what"), [(1, "step 16"), (2, "the block of steps 15 to 16")]
+)
+def test_a_run_is_watched(tmp_path, capfd, steps_per_call, what):
     more = "experiment.data = @unruly.sleepy()\nunruly.sleepy.at = 15\n"
-    more += "experiment.watchdog = 4.0\n"
+    more += "experiment.watchdog = 4.0\nexperiment.log_every = 20\nexperiment.eval_every = 20\n"
+    more += f"experiment.save_every = 20\nexperiment.steps_per_call = {steps_per_call}\n"
     assert runs.train(runs.write_config(tmp_path, more), tmp_path / "run") == 0
     said = capfd.readouterr().err
-    assert said.count("Slow: step 16") == 1
+    assert said.count(f"Slow: {what} has taken") == 1
     assert "unruly/__init__.py" in said and "in batch" in said
 
 
 def test_a_second_stop_before_the_last_evaluation_does_not_lose_it(tmp_path, config, monkeypatch):
     whole, workdir = tmp_path / "whole", tmp_path / "run"
     assert runs.train(config, whole) == 0
-    stop_in(monkeypatch, "evaluate", lambda state: int(state.step) == 20)
+    stop_in(monkeypatch, Evaluation, "run", lambda state: int(state.step) == 20)
     assert runs.train(config, workdir) == 75
     monkeypatch.undo()
     monkeypatch.syspath_prepend(runs.LAB)
-    stop_in(monkeypatch, "abstract_state", lambda: True)  # while it restores
+    stop_in(monkeypatch, Program, "abstract_state", lambda: True)  # while it restores
     assert runs.train(config, workdir) == 75
     monkeypatch.undo()
     monkeypatch.syspath_prepend(runs.LAB)
@@ -617,9 +639,9 @@ def test_a_second_stop_before_the_last_evaluation_does_not_lose_it(tmp_path, con
     assert runs.lines(workdir) == runs.lines(whole)
 
 
-def stop_in(monkeypatch: pytest.MonkeyPatch, method: str, when) -> None:
-    """Sends SIGTERM as a method of the program begins, in a run that is under way."""
-    inner = getattr(Program, method)
+def stop_in(monkeypatch: pytest.MonkeyPatch, of: type, method: str, when) -> None:
+    """Sends SIGTERM as a method of a class begins, in a run that is under way."""
+    inner = getattr(of, method)
 
     def interrupted(self, *args):
         if any(frame.name == "_run_in" for frame in traceback.extract_stack()):
@@ -627,7 +649,7 @@ def stop_in(monkeypatch: pytest.MonkeyPatch, method: str, when) -> None:
                 runs.stop()
         return inner(self, *args)
 
-    monkeypatch.setattr(Program, method, interrupted)
+    monkeypatch.setattr(of, method, interrupted)
 
 
 def test_an_evaluation_after_a_save_can_make_the_checkpoint_the_best(tmp_path, monkeypatch):

@@ -115,7 +115,7 @@ def test_a_mask_of_examples_counts_for_all_their_positions(microbatches):
     expected = by_position[mask == 1].mean()
     masked = program(data=dataset, microbatches=microbatches)
     assert one_step(masked)[1]["train/loss"] == pytest.approx(expected, rel=1e-5)
-    results = masked.evaluate_splits(masked.init())
+    results = masked.evaluation.run_splits(masked.init())
     assert results["eval/loss"] == pytest.approx(expected, rel=1e-5)
 
 
@@ -239,7 +239,7 @@ def test_named_scalars_are_averaged_with_the_weights_of_the_losses(microbatches)
     _, values = one_step(masked)
     assert values["train/bits"] == pytest.approx(values["train/loss"] / np.log(2), rel=1e-5)
     assert values["train/two"] == pytest.approx(2)
-    results = masked.evaluate_splits(masked.init())
+    results = masked.evaluation.run_splits(masked.init())
     by_position, _, right = by_hand(TEST)
     expected = np.average(by_position, weights=TEST["mask"])
     assert results["eval/loss"] == pytest.approx(expected, rel=1e-5)
@@ -255,7 +255,7 @@ def test_a_microbatch_and_an_evaluation_batch_of_padding_may_have_a_scalar_of_na
     masked = program(loss=with_aux, data=dataset, microbatches=4)
     _, values = one_step(masked)
     assert values["train/bits"] == pytest.approx(values["train/loss"] / np.log(2), rel=1e-5)
-    results = masked.evaluate_splits(masked.init())
+    results = masked.evaluation.run_splits(masked.init())
     assert results["eval/bits"] == pytest.approx(results["eval/loss"] / np.log(2), rel=1e-5)
 
 
@@ -264,16 +264,16 @@ def test_an_evaluation_with_named_scalars_is_compiled_once(compilations, checked
     masked = program(loss=with_aux)
     state = masked.init()
     if checked:
-        masked.check_evaluation(masked.abstract_state())
+        masked.evaluation.check(masked.abstract_state())
     with compilations() as names:
-        masked.evaluate_splits(state)
-        masked.evaluate_splits(state)
+        masked.evaluation.run_splits(state)
+        masked.evaluation.run_splits(state)
     assert names.count("jit(_accumulate)") == 1
 
 
 def test_the_metrics_of_a_split_count_positions():
     masked = program(metrics={"accuracy": metrics.accuracy(), "top": metrics.top_k_accuracy(1)})
-    results = masked.evaluate_splits(masked.init())
+    results = masked.evaluation.run_splits(masked.init())
     logits = TEST["x"] @ KERNEL
     known = accuracy_score(
         np.maximum(TEST["label"], 0).reshape(-1),

@@ -145,7 +145,7 @@ def test_a_run_equals_a_loop_written_by_hand():
 def test_the_last_partial_batch_has_its_own_weight():
     program = Program(experiment())
     state, _ = run(program, 3)
-    results = program.evaluate(state, program.experiment.data.evaluate())
+    results = program.evaluation.run(state, program.experiment.data.evaluate())
     data = program.experiment.data
     outputs = Net().apply({"params": state.params}, data.x[40:])
     wanted = float(np.mean(np.argmax(outputs, -1) == data.y[40:]))
@@ -193,9 +193,9 @@ def test_an_impossible_evaluation_is_reported_before_the_first_step(monkeypatch,
             return map(change, super().evaluate())
 
     program = Program(experiment(data=Odd()))
-    monkeypatch.setattr(program._evaluation, "_mesh", SimpleNamespace(size=2))
+    monkeypatch.setattr(program.evaluation, "_mesh", SimpleNamespace(size=2))
     with pytest.raises(Exception, match=words):
-        program.check_evaluation(program._first.find_shapes())
+        program.evaluation.check(program._first.find_shapes())
 
 
 class Masked(Points):
@@ -240,10 +240,10 @@ def test_a_mask_without_one_float_per_example_is_refused(change, words, when):
     program = Program(experiment(data=Masked(wrong)))
     with pytest.raises(ComponentError, match=rf"'mask'.*{words}") as caught:
         if when == "run":
-            program.check_evaluation(program.abstract_state())
-            program.evaluate(program.init(), program.experiment.data.evaluate())
+            program.evaluation.check(program.abstract_state())
+            program.evaluation.run(program.init(), program.experiment.data.evaluate())
         else:
-            program.check_evaluation(program.abstract_state())
+            program.evaluation.check(program.abstract_state())
     assert caught.value.component == "data"
 
 
@@ -251,7 +251,7 @@ def test_a_mask_without_one_float_per_example_is_refused(change, words, when):
 def test_an_evaluation_without_an_example_is_an_error(data):
     program = Program(experiment(data=data))
     with pytest.raises(ComponentError, match=r"evaluate\(\) yielded no example") as caught:
-        program.evaluate(program.init(), program.experiment.data.evaluate())
+        program.evaluation.run(program.init(), program.experiment.data.evaluate())
     assert caught.value.component == "data"
 
 
@@ -263,7 +263,7 @@ def test_a_batch_of_padding_does_not_change_the_result():
             yield from [nothing, *whole, nothing, last]
 
     results = [
-        program.evaluate(program.init(), program.experiment.data.evaluate())
+        program.evaluation.run(program.init(), program.experiment.data.evaluate())
         for program in (Program(experiment()), Program(experiment(data=Filled())))
     ]
     assert results[0] == results[1]
@@ -303,7 +303,7 @@ def test_a_mask_of_training_is_one_or_zero(value):
 def test_a_metric_may_have_any_name_and_names_are_not_executed(name):
     accuracy = clu_metrics.Average.from_fun(hit)
     program = Program(experiment(metrics={name: accuracy, "merge": accuracy}))
-    results = program.evaluate(program.init(), program.experiment.data.evaluate())
+    results = program.evaluation.run(program.init(), program.experiment.data.evaluate())
     assert set(results) == {"loss", name, "merge"} and results[name] == results["merge"]
 
 
@@ -315,7 +315,7 @@ class WholeBatches(Points):
 def test_metrics_of_clu_are_accepted():
     metrics = {"theirs": clu_metrics.Accuracy, "ours": clu_metrics.Average.from_fun(hit)}
     program = Program(experiment(metrics=metrics, data=WholeBatches()))
-    results = program.evaluate(program.init(), program.experiment.data.evaluate())
+    results = program.evaluation.run(program.init(), program.experiment.data.evaluate())
     assert results["theirs"] == pytest.approx(results["ours"])
 
 
@@ -371,7 +371,7 @@ def bad_model(**changes):
 def test_a_component_that_breaks_its_contract_is_named(changes, component, words):
     with pytest.raises(ComponentError, match=words) as caught:
         program = Program(experiment(**changes))
-        program.check_evaluation(program.abstract_state())
+        program.evaluation.check(program.abstract_state())
     assert caught.value.component == component and len(str(caught.value).splitlines()) <= 3
 
 
@@ -415,7 +415,7 @@ def test_an_unknown_keyword_of_a_metric_gets_a_list_of_keywords_and_fields(metri
 
     program = Program(experiment(data=Targets(), metrics={"acc": metric}, loss=loss))
     with pytest.raises(ComponentError) as caught:
-        program.check_evaluation(program.abstract_state())
+        program.evaluation.check(program.abstract_state())
     text = str(caught.value)
     assert text.startswith("The metric 'acc' cannot be computed: ") and words in text
     assert "outputs and logits (the model's outputs, float32[8, 3])" in text
@@ -432,7 +432,7 @@ def test_the_readme_lists_the_keywords_of_metrics():
         return given["loss"]
 
     program = Program(experiment(metrics={"acc": clu_metrics.Average.from_fun(note)}))
-    program.check_evaluation(program.abstract_state())
+    program.evaluation.check(program.abstract_state())
     page = (Path(__file__).parent.parent / "README.md").read_text()
     table = page.partition("`from_model_output` is called with these keywords:")[2].split("\n\n")[1]
     listed = re.findall(r"`(\w+)`", "".join(row.split("|")[1] for row in table.splitlines()))
@@ -464,7 +464,7 @@ def test_evaluation_uses_the_average_of_the_parameters():
         state, _ = program.step(state, program.feed.to_devices(next(batches)))
         average = jax.tree.map(lambda a, p: 0.8 * a + 0.2 * np.asarray(p), average, state.params)
     jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-5), state.ema, average)
-    results = program.evaluate(state, program.experiment.data.evaluate())
+    results = program.evaluation.run(state, program.experiment.data.evaluate())
     outputs = Net().apply({"params": average}, program.experiment.data.x[40:])
     losses = cross_entropy(outputs, {"label": program.experiment.data.y[40:]})
     assert results["loss"] == pytest.approx(float(np.mean(losses)), rel=1e-4)
@@ -476,7 +476,7 @@ def test_the_average_is_taken_of_the_optimizers_evaluation_parameters():
     for decay in (None, 0.0):  # an average that forgets all but the last
         program = Program(experiment(optimizer=free, ema_decay=decay))
         state, _ = run(program, 5)
-        ends.append(program.evaluate(state, program.experiment.data.evaluate()))
+        ends.append(program.evaluation.run(state, program.experiment.data.evaluate()))
     assert ends[0] == pytest.approx(ends[1], rel=1e-6)
 
 
@@ -529,7 +529,7 @@ def test_one_compilation_and_the_same_avals(compilations):
     with compilations() as names:
         for _ in range(5):
             state, _ = program.step(state, program.feed.to_devices(next(batches)))
-    assert names == ["jit(traced_step)"]
+    assert names == ["jit(_packed_step)"]
     assert jax.tree.map(lambda x: (x.shape, x.dtype, x.weak_type, x.sharding), state) == before
 
 
@@ -626,7 +626,7 @@ def test_another_seed_changes_the_first_state_and_does_not_compile_again(compila
     program = Program(experiment())
     with compilations() as names:
         (one, _), (same, _), (other, _) = (run(program, 2, seed) for seed in (1, 1, 2))
-    assert names.count("jit(traced_step)") == 1
+    assert names.count("jit(_packed_step)") == 1
     jax.tree.map(np.testing.assert_array_equal, one.params, same.params)
     assert not np.array_equal(one.params["first"]["kernel"], other.params["first"]["kernel"])
 

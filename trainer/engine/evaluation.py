@@ -1,6 +1,6 @@
 """Evaluates a state on the batches of a split, by two compiled programs."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import jax
@@ -16,7 +16,7 @@ from trainer.engine.contracts import (
 from trainer.engine.experiment import Experiment
 from trainer.engine.losses import compute_losses
 from trainer.engine.metrics import MetricAccumulator
-from trainer.engine.splits import eval_batches, split_sizes
+from trainer.engine.splits import PREFIXES, eval_batches, split_sizes
 from trainer.engine.step import State, apply_model
 
 
@@ -48,7 +48,21 @@ class Evaluation:
         self._aux: tuple[str, ...] | None = None  # None until the evaluation was traced
 
     def run(self, state: State, batches: Iterable[Batch]) -> dict[str, float]:
-        """Computes the metrics over all batches of a split; see `Program.evaluate`."""
+        """Computes the metrics over all batches of a split.
+
+        Args:
+            state: the state; it is not donated.
+            batches: this process's shards of the evaluation batches; their "mask", float32 [batch]
+                or [batch, positions], is 1 for what counts and 0 for padding. A batch may consist
+                of padding only, so that all processes have equally many batches.
+
+        Returns:
+            "loss", every metric of the experiment and every aux value of the loss, in which all
+            examples, or all positions, have equal weights.
+
+        Raises:
+            ComponentError: a mask does not fit, or no batch has an example.
+        """
         # Once for all batches: averages are functions of the state alone.
         params, total = self._averages(state), self._empty()
         for batch in batches:
@@ -61,8 +75,35 @@ class Evaluation:
             jax.block_until_ready(total)
         return self._metric_accumulator.results(total)
 
+    def run_splits(
+        self, state: State, through: Callable[[Iterator[Batch]], Iterator[Batch]] = iter
+    ) -> dict[str, float]:
+        """Evaluates every split of the data set.
+
+        Args:
+            state: the state; it is not donated.
+            through: called with the batches of each split; what it yields is evaluated.
+
+        Returns:
+            The metrics by their names in metrics.jsonl, such as "validation/accuracy".
+        """
+        data = self._experiment.data
+        return {
+            PREFIXES[split] + name: value
+            for split in split_sizes(data)
+            for name, value in self.run(state, through(eval_batches(data, split))).items()
+        }
+
     def check(self, state: State) -> None:
-        """Traces the evaluation of a batch of each split; see `Program.check_evaluation`."""
+        """Traces the evaluation of the first batch of every split.
+
+        Args:
+            state: a `State` of arrays or of `jax.ShapeDtypeStruct`.
+
+        Raises:
+            ComponentError: there is no batch; its mask does not fit; it does not divide over the
+                devices; or the model, the loss or a metric raises for it.
+        """
         for split in split_sizes(self._experiment.data):
             self._check_split(state, split)
 

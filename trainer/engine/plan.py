@@ -123,7 +123,7 @@ def make_plan(program: Program, config: Config | None = None) -> Plan:
         sampled = _sample(program)
         matrices = find_matrices(optimizer, state.params)
         jaxpr = program.trace(state).jaxpr
-        program.check_evaluation(state)
+        program.evaluation.check(state)
         with calling("model"):
             told = getattr(experiment.model, "mode", None)
             mode = describe_mode(told) if told is not None else ""

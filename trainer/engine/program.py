@@ -1,6 +1,6 @@
 """Compiles an experiment: the programs that initialize, update and evaluate a run."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from functools import cached_property, partial
 from typing import Any
 
@@ -17,7 +17,6 @@ from trainer.engine.experiment import Experiment
 from trainer.engine.feed import Feed
 from trainer.engine.first_state import FirstState
 from trainer.engine.inputs import Inputs
-from trainer.engine.splits import PREFIXES, eval_batches, split_sizes
 from trainer.engine.step import State, train_step
 from trainer.engine.step_metrics import StepMetrics
 
@@ -36,6 +35,9 @@ class Program:
             program is first traced.
         mesh: the mesh of devices that it runs on.
         feed: the training batches.
+        evaluation: evaluates states.
+        simulated: whether several devices share a CPU. They deadlock on few cores if many
+            collectives are in flight, so that the host must not be far ahead.
 
     Raises:
         ValueError: the batch does not divide over the microbatches and devices, or the mesh does
@@ -47,9 +49,10 @@ class Program:
         self.experiment = experiment
         self.inputs = inputs or Inputs()
         self.mesh = sharding.make_mesh(experiment.mesh)
-        self._evaluation = Evaluation(experiment, self.mesh, self._insert)
+        self.evaluation = Evaluation(experiment, self.mesh, self._insert)
         check_components(experiment)
         self._first = FirstState(experiment, self.mesh, self.inputs)
+        self.simulated = self.mesh.size > 1 and self.mesh.devices.flat[0].platform == "cpu"
         self.feed = Feed(experiment, self.mesh)
         self._abstract_state: State | None = None
         self._traced: jax.stages.Traced | None = None
@@ -135,8 +138,11 @@ class Program:
         else:
             self._step = self.trace(state).lower().compile()
         if self.experiment.on_nonfinite == "halt":
-            check = jax.jit(lambda params: all_finite(self.experiment.optimizer.trainable(params)))
-            self._params_finite = check.lower(state.params).compile()
+            self._compile_check(state)
+
+    def _compile_check(self, state: State) -> None:
+        check = jax.jit(lambda params: all_finite(self.experiment.optimizer.trainable(params)))
+        self._params_finite = check.lower(state.params).compile()
 
     def trace(self, state: State) -> jax.stages.Traced:
         """Traces the step, whose state is donated.
@@ -205,6 +211,8 @@ class Program:
             return state, [metrics]
         found = []
         for batch in batches:
+            if self.simulated and found:
+                jax.block_until_ready(found[-1].arrays)
             state, metrics = self.step(state, self.feed.to_devices(batch))
             found.append(metrics)
         return state, found
@@ -221,7 +229,10 @@ class Program:
         Returns:
             A boolean scalar, on the devices.
         """
-        return self._params_finite(state.params)
+        if self._params_finite is None:
+            self._compile_check(state)
+        compiled: Any = self._params_finite
+        return compiled(state.params)
 
     def traced_step(
         self, state: State, batch: Batch, mesh: AbstractMesh | None = None
@@ -244,54 +255,3 @@ class Program:
     ) -> tuple[State, StepMetrics]:
         state, metrics = self.traced_step(state, batch, mesh)
         return state, StepMetrics.pack(metrics)
-
-    # Evaluation.
-
-    def evaluate(self, state: State, batches: Iterable[Batch]) -> dict[str, float]:
-        """Computes the metrics over all batches of a split.
-
-        Args:
-            state: the state; it is not donated.
-            batches: this process's shards of the evaluation batches; their "mask", float32 [batch]
-                or [batch, positions], is 1 for what counts and 0 for padding. A batch may consist
-                of padding only, so that all processes have equally many batches.
-
-        Returns:
-            "loss", every metric of the experiment and every aux value of the loss, in which all
-            examples, or all positions, have equal weights.
-
-        Raises:
-            ComponentError: a mask does not fit, or no batch has an example.
-        """
-        return self._evaluation.run(state, batches)
-
-    def evaluate_splits(
-        self, state: State, through: Callable[[Iterator[Batch]], Iterator[Batch]] = iter
-    ) -> dict[str, float]:
-        """Evaluates every split of the data set.
-
-        Args:
-            state: the state; it is not donated.
-            through: called with the batches of each split; what it yields is evaluated.
-
-        Returns:
-            The metrics by their names in metrics.jsonl, such as "validation/accuracy".
-        """
-        data = self.experiment.data
-        return {
-            PREFIXES[split] + name: value
-            for split in split_sizes(data)
-            for name, value in self.evaluate(state, through(eval_batches(data, split))).items()
-        }
-
-    def check_evaluation(self, state: State) -> None:
-        """Traces the evaluation of the first batch of every split.
-
-        Args:
-            state: a `State` of arrays or of `jax.ShapeDtypeStruct`.
-
-        Raises:
-            ComponentError: there is no batch; its mask does not fit; it does not divide over the
-                devices; or the model, the loss or a metric raises for it.
-        """
-        self._evaluation.check(state)

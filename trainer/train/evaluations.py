@@ -52,7 +52,9 @@ class Evaluations:
             True; False if the run is to stop, and nothing was written.
         """
         try:
-            self.results = self._program.evaluate_splits(state, partial(self._until_stopped, step))
+            self.results = self._program.evaluation.run_splits(
+                state, partial(self._until_stopped, step)
+            )
         except _Stopped:
             return False
         self._writer.write_scalars(step, self.results)

@@ -14,6 +14,7 @@ from trainer.engine.step import State
 from trainer.messages import DONE, FAILED, STOPPED, UserError
 from trainer.train.advice import advise, replay_command
 from trainer.train.autosave import Stopwatch
+from trainer.train.boundaries import Boundaries
 from trainer.train.consensus import StopSaveConsensus
 from trainer.train.evaluations import Evaluations
 from trainer.train.hooks import call_hooks
@@ -46,16 +47,6 @@ class Halted(NamedTuple):
     """A step was not finite, and the run must end; `why` is the error message."""
 
     why: str
-
-
-class _Due(NamedTuple):
-    """What follows a block."""
-
-    log: bool
-    hooks: bool
-    evaluate: bool
-    save: bool
-    rollback: bool
 
 
 class Loop:
@@ -99,7 +90,7 @@ class Loop:
         self.log = log
         self._nonfinite_log = nonfinite_log
         self._rollback_log = rollback_log
-        self._end = min(self.experiment.steps, until or self.experiment.steps)
+        self._boundaries = Boundaries(program, rollback_log, until)
         self._vocabulary = vocabulary
         self._observe = observe or (lambda *_: None)
         self._watchdog = Watchdog(self.experiment.watchdog, log)
@@ -109,10 +100,8 @@ class Loop:
         self._behind: str | None = None  # why nothing can be saved now
         # All processes compute the same blocks.
         self._steps_per_call = broadcast_from_host0(program.block_rule.steps)
-        # Blocks that the host may be ahead of the devices: enough to keep them busy, and few,
-        # because simulated devices on few cores deadlock if many collectives are in flight.
-        self._simulated = program.mesh.size > 1 and program.mesh.devices.flat[0].platform == "cpu"
-        self._ahead = 1 if self._simulated else 2
+        # Blocks that the host may be ahead of the devices: enough to keep them busy.
+        self._ahead = 1 if program.simulated else 2
 
     def run(
         self, state: State, began: float | None = None, *, unevaluated: bool = False
@@ -128,7 +117,7 @@ class Loop:
         Returns:
             How the run ended, or where it continues under on_nonfinite="rollback".
         """
-        step = int(state.step)
+        boundaries, step = self._boundaries, int(state.step)
         evaluated, metric = not unevaluated, None
         self._stopwatch = Stopwatch(step)
         self._pending = PendingBlocks(self.program, step)
@@ -137,17 +126,17 @@ class Loop:
                 evaluated = self._evaluate_again(state, step)
             state, batches = self._apply_rollback(state, step)
             stop = self.consensus.stop
-            while step < self._end and not stop:
-                first, steps = step + 1, self._steps_to_next_cut(step)
+            while step < boundaries.end and not stop:
+                first, steps = step + 1, boundaries.steps_to_next(step, self._steps_per_call)
                 self._watchdog.block(first, steps)
                 block = list(islice(batches, steps))
                 state, metrics = self.program.advance(state, block)
                 step += steps
                 self.consensus.sync()
                 stop = self.consensus.stop
-                due = self._due(step, stop)
-                self._pending.add(first, steps, metrics, state, check=any(due))
-                if (bad := self._check(self._may_be_pending(due))) is not None:
+                due = boundaries.due(step, self._save_now(stop))
+                self._pending.add(first, steps, metrics, state, check=due.check)
+                if (bad := self._check(0 if due.wait else self._ahead)) is not None:
                     return self._not_finite(bad)
                 if began is not None:
                     self._log_first(began, steps, state)
@@ -160,7 +149,7 @@ class Loop:
                 if due.evaluate:
                     evaluated, metric = self._evaluate(state, step)
                     stop = self.consensus.stop
-                    due = self._due(step, stop)  # an evaluation may be long
+                    due = boundaries.due(step, self._save_now(stop))  # it may have been long
                 if due.save:
                     self._save(state, step, metric)
                 if due.rollback:
@@ -175,32 +164,8 @@ class Loop:
         self._counters = counters_of(state.run_state)
         return state, self.program.feed.batches(step + self._counters.skipped_batches)
 
-    def _steps_to_next_cut(self, step: int) -> int:
-        """Returns the steps of the next block, which ends where something else is due."""
-        experiment = self.experiment
-        every = (experiment.log_every, experiment.eval_every, experiment.save_every)
-        cuts = [step + n - step % n for n in every]
-        back = self._rollback_log.next_after(step)
-        return min(step + self._steps_per_call, self._end, back or self._end, *cuts) - step
-
-    def _due(self, step: int, stop: str | None) -> _Due:
-        experiment = self.experiment
-        last = step == experiment.steps
-        log = last or step % experiment.log_every == 0
-        asked = last or step % experiment.save_every == 0 or step == self._end
-        return _Due(
-            log=log,
-            hooks=log and bool(experiment.hooks),
-            evaluate=last or step % experiment.eval_every == 0,
-            save=asked or stop is not None or self.consensus.save_now(),
-            rollback=self._rollback_log.at(step) is not None,
-        )
-
-    def _may_be_pending(self, due: _Due) -> int:
-        """Returns how many blocks may stay unchecked: none before anything but a log line."""
-        if any(due[1:]) or (self._simulated and due.log):
-            return 0
-        return self._ahead
+    def _save_now(self, stop: str | None) -> bool:
+        return stop is not None or self.consensus.save_now()
 
     def _check(self, pending: int) -> CheckedBlock | None:
         """Checks the oldest blocks until so many are left, and writes their rows of metrics.
@@ -208,20 +173,23 @@ class Loop:
         Returns:
             The first block with a step for which the run must stop; None if there is none.
         """
-        experiment = self.experiment
-        while len(self._pending) > pending:
+        bad, rows = None, {}
+        while len(self._pending) > pending and bad is None:
             block = self._pending.check_oldest()
             for step in block.bad:
                 self._nonfinite_log.add(step, self._batch_index(step), block.row(step))
-            if block.bad and experiment.on_nonfinite != "skip":
+            if block.bad and self.experiment.on_nonfinite != "skip":
                 self._pending.clear()  # the steps after it build on it
-                return block
-            if block.last % experiment.log_every == 0 or block.last == experiment.steps:
-                self._stopwatch.lap(block.last)
-                self._newest = block.row(block.last)
-                speed = self._stopwatch.speed(experiment.data.batch_size)
-                self.writer.write_scalars(block.last, self._newest | speed)
-        return None
+                bad = block
+            elif self._boundaries.due(block.last).log:
+                rows[block.last] = self._newest = block.row(block.last)
+        if rows:
+            # One lap for all: when the devices finished the earlier ones was not observed.
+            self._stopwatch.lap(max(rows))
+            speed = self._stopwatch.speed(self.experiment.data.batch_size)
+            for step, row in rows.items():
+                self.writer.write_scalars(step, row | speed)
+        return bad
 
     def _log_first(self, began: float, steps: int, state: State) -> None:
         jax.block_until_ready(state)

@@ -10,13 +10,11 @@ from typing import NamedTuple
 import jax
 
 from trainer import config as configs
-from trainer import writers
 from trainer.checkpoint import CheckpointError, Checkpoints, check_not_lost
 from trainer.config import Config
 from trainer.engine.plan import Plan, make_plan
 from trainer.engine.plan_text import render
 from trainer.engine.program import Program
-from trainer.engine.splits import PREFIXES, split_sizes
 from trainer.engine.step import State
 from trainer.messages import DONE, FAILED, STOPPED, UserError
 from trainer.train import multihost
@@ -24,10 +22,11 @@ from trainer.train.autosave import AutosavePolicy, was_killed
 from trainer.train.consensus import StopSaveConsensus
 from trainer.train.loop import Ended, Halted, Loop, Observer
 from trainer.train.nonfinite import NonFiniteLog
-from trainer.train.restoring import check_fits, restore, to_save
+from trainer.train.restoring import check_fits
 from trainer.train.rollback import GoBack, RollbackLog
 from trainer.train.rows import MetricsError, Rows
 from trainer.train.signals import StopSignals
+from trainer.train.starting import find_start
 from trainer.train.unmoved import Unmoved
 from trainer.train.warm_start import WarmStart
 from trainer.workdir import Workdir, WorkdirTakenOver, check_name, code, fingerprint
@@ -219,9 +218,14 @@ class Run:
     ) -> Ended | GoBack | Halted:
         """Runs from the newest checkpoint to the end, or to a step that is not finite."""
         checkpoints, rows = services.checkpoints, services.rows
-        evaluated = self._record_metrics(checkpoints, services.folder)
-        state, restored = self._first_state(checkpoints, services.rollback_log)
-        unevaluated = self._unevaluated(evaluated, restored)
+        state, restored, unevaluated = find_start(
+            self.program,
+            services.folder.path,
+            checkpoints,
+            services.rollback_log,
+            self._warm_start,
+            self.log,
+        )
         with contextlib.closing(rows.open(restored)) as writer:
             # Only once: a rollback may also lead back to the first state.
             if restored is None and first:
@@ -250,56 +254,6 @@ class Run:
                 writer.flush()  # puts back rows that another program removed from metrics.jsonl
                 return Ended(rows.end(outcome.code))
             return outcome
-
-    def _record_metrics(self, checkpoints: Checkpoints, folder: Workdir) -> set[int]:
-        """Reads the metrics of checkpoints that were evaluated after they were saved.
-
-        Returns the steps of the checkpoints that were evaluated.
-        """
-        name = self.experiment.best_row
-        prefix = PREFIXES[next(iter(split_sizes(self.experiment.data)))]
-        kept, evaluated = set(checkpoints.steps()), set()
-        for row in writers.iterate_metrics(folder.path, prefix):
-            if row["step"] in kept:
-                evaluated.add(row["step"])
-                if name in row:
-                    checkpoints.record_metric(row["step"], float(row[name]))
-        return evaluated
-
-    def _unevaluated(self, evaluated: set[int], restored: int | None) -> bool:
-        """Returns whether the evaluation of the restored state was interrupted."""
-        experiment = self.experiment
-        if not restored or (restored % experiment.eval_every and restored != experiment.steps):
-            return False
-        return multihost.broadcast_from_host0(restored not in evaluated)
-
-    def _first_state(
-        self, checkpoints: Checkpoints, rollback_log: RollbackLog
-    ) -> tuple[State, int | None]:
-        """Restores the newest checkpoint, or creates the state before the first step."""
-        while checkpoints.latest() is not None:
-            state = restore(self.program, checkpoints)
-            if rollback_log.is_on_path(state):
-                self.log(f"Restored step {int(state.step):,}.")
-                return state, int(state.step)
-            # The previous process was killed during a rollback.
-            checkpoints.discard_after(rollback_log.newest)
-        return self._fresh_state(checkpoints), None
-
-    def _fresh_state(self, checkpoints: Checkpoints) -> State:
-        if self.experiment.warm_start and self._warm_start is None:
-            raise CheckpointError(
-                f"There is no checkpoint in {checkpoints.directory} that the run can go back to. "
-                "It began with a warm start, so that its first state cannot be made again: start "
-                "it in another --workdir."
-            )
-        state = self.program.init()
-        if self._warm_start is not None:
-            state = self._warm_start.apply(state)
-            # Save it at once: the other run may be changed or removed before the next checkpoint.
-            checkpoints.save(0, to_save(state))
-            checkpoints.wait()
-        return state
 
     def _compile(self, state: State) -> None:
         stopped = self.signals.received and jax.process_count() == 1
