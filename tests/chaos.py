@@ -62,7 +62,7 @@ class Life(NamedTuple):
 
 def _announce(where: Path) -> None:
     from trainer import checkpoint
-    from trainer.engine import program
+    from trainer.engine import evaluation, program
     from trainer.train import loop, run
 
     file = os.open(where, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
@@ -84,10 +84,10 @@ def _announce(where: Path) -> None:
         setattr(owner, name, outer)
 
     told(program.Program, "compile", "compile")
-    told(program.Program, "evaluate", "evaluate")
+    told(evaluation.Evaluation, "run", "evaluate")
     told(checkpoint.Checkpoints, "save", "save")
     told(checkpoint.Checkpoints, "restore", "restore")
-    told(loop.Loop, "_steps", "step")
+    told(loop.Loop, "_apply_rollback", "step")  # before the first block
     assert run.Loop is loop.Loop
 
 
@@ -95,13 +95,13 @@ def _slowly(steps_per_second: float) -> None:
     """Makes steps take as long as those of a real model, so that moments fall between them."""
     from trainer.engine.program import Program
 
-    inner = Program.step
+    inner = Program.advance
 
-    def step(self, *args):
-        time.sleep(1 / steps_per_second)
-        return inner(self, *args)
+    def advance(self, state, batches):
+        time.sleep(len(batches) / steps_per_second)
+        return inner(self, state, batches)
 
-    Program.step = step
+    Program.advance = advance
 
 
 def _child(config: Path, workdir: Path, phases: Path) -> int:

@@ -308,15 +308,15 @@ def test_changed_log_intervals_do_not_count_as_lost_rows(stopped, capfd):
 
 def in_mid_run(monkeypatch: pytest.MonkeyPatch, change: Callable[[], None], at: int = 12) -> None:
     """Does something to the files while a run is at a step."""
-    step, made = Program.step, []
+    advance, made = Program.advance, []
 
-    def changing(self, state, batch):
-        made.append(1)
-        if len(made) == at:
+    def changing(self, state, batches):
+        if len(made) < at <= len(made) + len(batches):
             change()
-        return step(self, state, batch)
+        made.extend(batches)
+        return advance(self, state, batches)
 
-    monkeypatch.setattr(Program, "step", changing)
+    monkeypatch.setattr(Program, "advance", changing)
 
 
 @pytest.mark.parametrize("change", [delete, truncate])

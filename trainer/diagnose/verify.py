@@ -93,7 +93,7 @@ def _compare(whole: Path, killed: Path, half: int) -> Verdict:
     """Compares traces, metrics and checkpoints of the two runs."""
     traces = read_trace(whole), read_trace(killed)
     found = first_difference(*traces) or _first_metric(whole, killed)
-    name = f"{2 * half} single steps, and in blocks {half} + kill -9 + restore + {half},"
+    name = f"{2 * half} single steps, and {half} + kill -9 + restore + {half} in blocks,"
     if found is None:
         saved = checkpoint.diff(whole, 2 * half, 2 * half, other=killed)
         if saved:

@@ -52,7 +52,7 @@ def choose_block(experiment: Experiment, mesh: Mesh, jaxpr: Any, batch: Any) -> 
     """
     steps = experiment.steps_per_call or _choose_steps(experiment, mesh, jaxpr, batch)
     if steps == 1:
-        return BlockRule(1, "dispatch", "a block is one step")
+        return BlockRule(1, "dispatch", "nothing is gained by a loop")
     if mesh.size > 1:
         return BlockRule(steps, "dispatch", "a sharded step has other bits inside a loop")
     if mesh.devices.flat[0].platform != "cpu":

@@ -40,7 +40,7 @@ def render(plan: Plan) -> str:
         f"{total:,} parameters; state {plan.state_bytes:,} bytes; {plan.flops:,} FLOPs a step "
         f"(matrix products and convolutions)",
         f"{plan.steps:,} steps of {plan.batch_size:,} examples on {plan.devices}",
-        f"blocks of at most {plan.block.steps} steps ({plan.block.form}): {plan.block.why}",
+        _block(plan),
         _examples(plan),
         *([plan.mode] if plan.mode else []),
         *matrices.lines,
@@ -69,6 +69,13 @@ def _inputs(plan: Plan) -> list[str]:
         f"  {printable(path)} {_number(x)}: {why}" for path, (x, why) in plan.structure.items()
     ]
     return lines
+
+
+def _block(plan: Plan) -> str:
+    """Returns "blocks of at most 8 steps (device_loop): the step has the same bits ..."."""
+    steps, form, why = plan.block
+    length = "1 step" if steps == 1 else f"at most {steps} steps"
+    return f"blocks of {length} ({form}): {why}"
 
 
 def _examples(plan: Plan) -> str:
