@@ -66,6 +66,12 @@ def test_random_words_are_those_of_philox():
         assert words.tolist() == blocks[0] + blocks[1]
 
 
+def test_equal_random_words_keep_their_order(monkeypatch):
+    words = np.random.default_rng(0).integers(0, 30, 500).astype(np.uint64)
+    monkeypatch.setattr(arrays, "random_words", lambda *_: words)
+    assert arrays.permutation(0, 0, 500).tolist() == sorted(range(500), key=lambda i: words[i])
+
+
 def test_a_permutation_is_the_order_of_the_random_words():
     order = arrays.permutation(3, 5, 100)
     assert sorted(order.tolist()) == list(range(100))

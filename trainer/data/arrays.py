@@ -228,8 +228,12 @@ def permutation(seed: int, epoch: int, size: int) -> np.ndarray:
     Returns:
         The indices of the examples, int [size], in the order of the epoch.
     """
-    # A stable sort has one result, also for equal words.
-    return np.argsort(random_words(seed, epoch, 0, size), kind="stable")
+    words = random_words(seed, epoch, 0, size)
+    order = np.argsort(words)  # a third of the time of a stable sort
+    ordered = words[order]
+    if (ordered[1:] == ordered[:-1]).any():
+        order = np.argsort(words, kind="stable")  # it has one result, also for equal words
+    return order
 
 
 def _choose(share: float, seed: int, count: int, name: str) -> np.ndarray:

@@ -8,6 +8,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
+_CONVERTED_BYTES = 2**26  # of a split, up to which all of its converted images are kept
+
 
 @dataclasses.dataclass(eq=False)
 class Pixels:
@@ -42,6 +44,7 @@ class Pixels:
         self._factor = (1 / (self.unit * std)).astype(np.float32)
         self._offset = (-np.asarray(self.mean, np.float64) / std).astype(np.float32)
         self._windows: tuple[np.ndarray, np.ndarray] | None = None
+        self._converted: list[tuple[np.ndarray, np.ndarray]] = []  # stored, and converted
 
     def check(self, images: np.ndarray) -> None:
         """Raises ValueError if a crop could consist of padding only.
@@ -76,6 +79,9 @@ class Pixels:
             words: [batch] random words, uint64, from which the crop and the flip of each image are
                 derived; None for neither.
         """
+        if words is None and 4 * images.size <= _CONVERTED_BYTES:
+            # Small images are converted once and not in every epoch.
+            return self._convert_once(images)[indices]
         if words is None or not self.crop:
             picked = images[indices]
         else:
@@ -86,11 +92,22 @@ class Pixels:
             mirrored = (words >> np.uint64(63)).astype(bool)
             # In place: indexing by arrays has copied the images.
             picked[mirrored] = picked[mirrored, :, ::-1]
+        return self._convert(picked)
+
+    def _convert(self, images: np.ndarray) -> np.ndarray:
         # Stored images may be in Fortran order, which indexing and astype would keep.
-        converted = picked.astype(np.float32, order="C")
+        converted = images.astype(np.float32, order="C")
         converted *= self._factor
         converted += self._offset
         return converted
+
+    def _convert_once(self, images: np.ndarray) -> np.ndarray:
+        """Converts all stored images, and returns the same array when called again."""
+        for stored, converted in self._converted:
+            if stored is images:
+                return converted
+        self._converted.append((images, self._convert(images)))
+        return self._converted[-1][1]
 
     def _moved(self, images: np.ndarray) -> np.ndarray:
         """Returns a view [examples, down, right, height, width, channels] of all possible crops."""
