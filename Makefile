@@ -50,6 +50,7 @@ fashion_mnist: $(VENV)/.project
 
 benchmarks: $(VENV)/.project
 	$(RUN) -m benchmarks.step
+	$(RUN) -m benchmarks.loop
 	$(RUN) -m benchmarks.start
 	$(RUN) -m benchmarks.optimizer
 	$(RUN) -m benchmarks.checkpointing

@@ -2,9 +2,9 @@
 
     python -m benchmarks.loop [--rounds=5]
 
-A run reads batches, logs, evaluates and saves checkpoints, all by its defaults; the other side calls
-the compiled step with one batch again and again, and waits at the end. Both are timed alternately in
-one process, after everything is compiled and the first block is computed.
+A run reads batches, logs, evaluates and saves checkpoints, all by its defaults; the other side
+calls the compiled step with one batch again and again, and waits at the end. Both are timed
+alternately in one process, after everything is compiled and the first block is computed.
 """
 
 import argparse

@@ -197,7 +197,7 @@ def test_other_values_of_the_inputs_are_those_of_their_config_and_compile_nothin
     _, first = advance(program, 4)
     with compilations() as names:
         state, changed = advance(program, 4, hyperparams=other.inputs.pack())
-    assert "jit(_packed_step)" not in names
+    assert "jit(packed_step)" not in names
     wanted_state, wanted = advance(other, 4)
     assert changed == wanted and changed != first
     jax.tree.map(np.testing.assert_array_equal, state, wanted_state)

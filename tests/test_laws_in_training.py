@@ -53,7 +53,7 @@ def test_the_laws_hold_in_training(added, precision):
     if "nonfinite" in str(ADDED[added]):
         batches[2] = {**batches[2], "image": batches[2]["image"] * jnp.nan}
     before, start = avals_of(state), to_host(state)
-    with compilations_of("_packed_step") as compiled:
+    with compilations_of("packed_step") as compiled:
         for t, batch in enumerate(batches):
             if t == 3:
                 middle = to_host(state)

@@ -159,7 +159,7 @@ class Program:
             # state.
             shardings = jax.tree.map(lambda x: x.sharding, state)
             mesh = self.mesh.abstract_mesh if self.mesh.size > 1 else None
-            one = partial(self._packed_step, mesh=mesh)
+            one = partial(self.packed_step, mesh=mesh)
             step = jax.jit(one, donate_argnums=0, out_shardings=(shardings, None))
             self._traced = step.trace(state, self.feed.abstract_batch())
         return self._traced
@@ -167,7 +167,7 @@ class Program:
     def _trace_block(self, state: State) -> jax.stages.Traced:
         """Traces the loop over the steps of a block; the program has one device."""
         stops = self.experiment.on_nonfinite != "skip"
-        block = jax.jit(partial(loop_on_device, self._packed_step, stops=stops), donate_argnums=0)
+        block = jax.jit(partial(loop_on_device, self.packed_step, stops=stops), donate_argnums=0)
         batches = self.feed.abstract_batch(self.block_rule.steps)
         return block.trace(state, batches, jax.ShapeDtypeStruct((), np.int32))
 
@@ -250,8 +250,15 @@ class Program:
         """
         return train_step(self._insert(state.hyperparams), state, batch, mesh)
 
-    def _packed_step(
+    def packed_step(
         self, state: State, batch: Batch, mesh: AbstractMesh | None = None
     ) -> tuple[State, StepMetrics]:
+        """Computes one update as a pure function, as `step` returns it.
+
+        Args:
+            state: the state before the update.
+            batch: a training batch.
+            mesh: see `traced_step`.
+        """
         state, metrics = self.traced_step(state, batch, mesh)
         return state, StepMetrics.pack(metrics)
