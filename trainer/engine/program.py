@@ -5,6 +5,7 @@ from functools import cached_property, partial
 from typing import Any
 
 import jax
+import jax.extend
 import numpy as np
 from jax.sharding import AbstractMesh
 
@@ -166,8 +167,16 @@ class Program:
 
     def _trace_block(self, state: State) -> jax.stages.Traced:
         """Traces the loop over the steps of a block; the program has one device."""
+        traced = self.trace(state)
+        results = jax.tree.structure(traced.out_info)
+
+        def step(state: State, batch: Batch) -> Any:
+            # The step is not traced a second time.
+            found = jax.extend.core.jaxpr_as_fun(traced.jaxpr)(*jax.tree.leaves((state, batch)))
+            return jax.tree.unflatten(results, found)
+
         stops = self.experiment.on_nonfinite != "skip"
-        block = jax.jit(partial(loop_on_device, self.packed_step, stops=stops), donate_argnums=0)
+        block = jax.jit(partial(loop_on_device, step, stops=stops), donate_argnums=0)
         batches = self.feed.abstract_batch(self.block_rule.steps)
         return block.trace(state, batches, jax.ShapeDtypeStruct((), np.int32))
 
