@@ -540,6 +540,19 @@ def test_the_abstract_state_is_the_state():
     assert program.abstract_state().params["first"]["kernel"].dtype == jnp.bfloat16
 
 
+def test_the_first_state_is_traced_once():
+    program = Program(experiment())
+    init, traces = program.experiment.model.init, []
+    counting = SimpleNamespace(
+        init=lambda *given: traces.append(1) or init(*given), apply=program.experiment.model.apply
+    )
+    object.__setattr__(program.experiment, "model", counting)
+    program.abstract_state()
+    program.init()
+    program.init(seed=7)
+    assert len(traces) == 1
+
+
 @pytest.mark.parametrize("precision", ["bfloat16", "mixed"])
 def test_low_precision_still_learns(precision):
     program = Program(experiment(precision=precision, steps=60))

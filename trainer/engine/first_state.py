@@ -28,6 +28,9 @@ class FirstState:
         self._experiment = experiment
         self._mesh = mesh
         self._inputs = inputs
+        # One object: jax traces it once, for `find_shapes` and `compute`. Each `self._compute` is
+        # another.
+        self._initial = self._compute
 
     def find_shapes(self) -> State:
         """Returns a `State` of `jax.ShapeDtypeStruct`, shardings included, without device work.
@@ -36,7 +39,7 @@ class FirstState:
             GroupError: the optimizer's groups do not fit the model's parameters, or an argument is
                 out of range.
         """
-        shapes = jax.eval_shape(self._compute, self._run_state(0), self._inputs.pack())
+        shapes = jax.eval_shape(self._initial, self._run_state(0), self._inputs.pack())
         shardings = sharding.state_shardings(self._mesh, shapes, shapes.params)
         return jax.tree.map(
             lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), shapes, shardings
@@ -54,7 +57,7 @@ class FirstState:
             The state, on its devices.
         """
         packed = self._inputs.pack() if hyperparams is None else hyperparams
-        return jax.jit(self._compute, out_shardings=shardings)(self._run_state(seed), packed)
+        return jax.jit(self._initial, out_shardings=shardings)(self._run_state(seed), packed)
 
     def _run_state(self, seed: int) -> dict[str, Any]:
         run_state: dict[str, Any] = {"seed": np.uint32(seed)}
