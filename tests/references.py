@@ -231,9 +231,7 @@ AUTHORS = [
         _authors(
             partial(optim.mars, 0.03, 0.9, 0.95, 0.05, 1e-6, 0.1),
             MARS,
-            partial(
-                mars_by_the_paper, rate=0.03, b1=0.9, b2=0.95, gamma=0.05, eps=1e-6, decay=0.1
-            ),
+            partial(mars_by_the_paper, rate=0.03, b1=0.9, b2=0.95, gamma=0.05, eps=1e-6, decay=0.1),
             remarks=f"the approximate variant; gradients {remarks}",
             scale=scale,
         )
