@@ -12,6 +12,7 @@ import sys
 import textwrap
 import threading
 import time
+import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -285,7 +286,7 @@ def test_a_save_returns_before_anything_is_written(
     may_write, write_step = threading.Event(), writing.write_step
 
     def slow(*args: Any) -> Any:
-        assert may_write.wait(60)
+        assert may_write.wait(20)
         return write_step(*args)
 
     monkeypatch.setattr(writing, "write_step", slow)
@@ -1176,6 +1177,12 @@ def test_a_rename_rule_that_cannot_be_applied_is_refused(
 ) -> None:
     with pytest.raises(ValueError, match=said):
         checkpoint.rename(TREE, rules)
+
+
+@pytest.mark.parametrize("size", [0, 1, (1 << 18) - 1, 1 << 18, (1 << 18) + 1, 3 << 18])
+def test_a_checksum_is_the_crc_32_of_the_bytes(size: int) -> None:
+    array = np.random.default_rng(size).integers(0, 256, size, np.uint8)
+    assert integrity.checksum(array) == f"{zlib.crc32(array.tobytes()):08x}"
 
 
 def test_digests_tell_bits_apart() -> None:

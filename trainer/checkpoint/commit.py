@@ -141,5 +141,5 @@ def free_name(home: Path, step: int) -> Path:
         home: the folder, which may already have that step.
         step: the number of the step.
     """
-    names = [str(step), *(f"{step}.{i}" for i in range(1, 1000))]
+    names = (f"{step}.{i}" if i else str(step) for i in range(1000))
     return next(home / name for name in names if not (home / name).exists())

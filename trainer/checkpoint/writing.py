@@ -106,7 +106,7 @@ def _write_arrays(state: Path, arrays: Mapping[str, np.ndarray]) -> None:
             opened[name].result().write(array, can_reference_source_data_indefinitely=True)
             for name, array in arrays.items()
         ]
-        for write in writes:  # one that is not waited for is not in the transaction
+        for write in writes:  # one that is dropped before it is done writes nothing
             write.copy.result()
         transaction.commit_async().result()
     except BaseException:
