@@ -1,17 +1,28 @@
-"""Compares the step time of a run that saves every 20 steps with one that never saves.
+"""Measures what checkpoints cost the steps: of a large model every 20 steps, and of a small one.
 
-    python -m benchmarks.checkpointing [--rounds=15] [--width=1024]
+    python -m benchmarks.checkpointing [--rounds=15] [--width=1024] [--small_rounds=60]
 
-The model has 20 million parameters and is trained by Adam, so a checkpoint has 240 MB. Both sides
-use the trainer's own loop and run alternately in one process; a round is 20 steps and one save. The
-time of the checksums is measured separately, on the same state.
+The large model has 20 million parameters and is trained by Adam, so a checkpoint has 240 MB. A
+round is 20 steps, with a save that is started after the first of them and waited for after the
+last, over 20 steps without one: wall time, and CPU time of the whole process. The time of the
+checksums is measured separately, on the same state.
+
+The small model has 9 thousand parameters and is trained by AdamW. Two numbers are compared with a
+save by hand, np.savez, a sync and a rename in the thread of the steps: for how long the call that
+saves holds the steps up, and by how much 200 steps with a save take longer than 200 without one,
+which includes what the threads of the save take from the steps.
+
+All sides use the trainer's own program and run alternately in one process.
 """
 
 import argparse
+import os
 import statistics
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -25,15 +36,19 @@ from trainer.engine.experiment import Experiment, as_optimizer
 from trainer.engine.program import Program
 from trainer.train import runtime
 
-EVERY = 20
+EVERY, SMALL_EVERY = 20, 200
 
 
-def make_program(width: int, batch_size: int) -> Program:
-    """Compiles the program of a perceptron whose hidden layers have about 20 million parameters.
+def make_program(
+    width: int, depth: int, batch_size: int, optimizer: optax.GradientTransformation
+) -> Program:
+    """Compiles the program of a perceptron for images of 64 pixels.
 
     Args:
-        width: the width of the hidden layers, from which their number follows.
+        width: the width of the hidden layers.
+        depth: the number of hidden layers.
         batch_size: the number of examples in a batch, and in the data set.
+        optimizer: updates all parameters.
     """
     draw = np.random.default_rng(0)
     shape = (batch_size, 8, 8, 1)
@@ -43,10 +58,10 @@ def make_program(width: int, batch_size: int) -> Program:
     }
     return Program(
         Experiment(
-            model=models.mlp(width=width, depth=1 + round(20e6 / width**2)),
+            model=models.mlp(width=width, depth=depth),
             data=ArrayDataset(split, split, batch_size=batch_size),
             loss=losses.softmax_cross_entropy(),
-            optimizer=as_optimizer(optax.adam(1e-4)),
+            optimizer=as_optimizer(optimizer),
             steps=10**6,
             log_every=10**6,
             eval_every=10**6,
@@ -56,88 +71,137 @@ def make_program(width: int, batch_size: int) -> Program:
 
 
 class Side:
-    """A loop over the program with a state of its own, with or without checkpoints.
+    """Rounds of steps with a state of its own, with or without a save.
+
+    Args:
+        program: makes the steps.
+        every: the number of steps of a round.
+        save: takes the number of steps and the state; None saves nothing.
+        wait: called at the end of a round.
 
     Attributes:
-        seconds: the time of each step, with the start of a save if there is one.
-        held_up: the time of each call that starts a save.
+        steps_seconds: the time of each step, without the saves.
+        held_up: the time of each call of `save`.
+        cpu: the CPU time of each round, of all threads, with the wait for its save.
+        wall: the time of the steps of each round and of the call of `save`, without the wait.
     """
 
-    def __init__(self, program: Program, checkpoints: Checkpoints | None):
-        self.program, self.checkpoints = program, checkpoints
+    def __init__(
+        self,
+        program: Program,
+        every: int,
+        save: Callable[[int, Any], object] | None = None,
+        wait: Callable[[], None] = lambda: None,
+    ):
+        self.program, self.every, self.save, self.wait = program, every, save, wait
         self.state, self.steps = program.init(), 0
         self.batch = program.feed.to_devices(next(program.experiment.data.train(0, 0)))
-        self.seconds: list[float] = []
+        self.forget()
+
+    def forget(self) -> None:
+        """Drops what was measured until now."""
+        self.steps_seconds: list[float] = []
         self.held_up: list[float] = []
+        self.cpu: list[float] = []
+        self.wall: list[float] = []
 
     def round(self) -> None:
-        """Runs 20 steps and starts one save, which continues during the next steps."""
-        last = time.perf_counter()
-        for _ in range(EVERY):
+        """Runs the steps of a round; the first is followed by a save, which the others share."""
+        began, cpu = time.perf_counter(), time.process_time()
+        for number in range(self.every):
+            start = time.perf_counter()
             self.state, metrics = self.program.step(self.state, self.batch)
             # Each step is waited for, so that its time includes what a save in another thread
             # takes.
             jax.block_until_ready(metrics["train/loss"])
             self.steps += 1
-            if self.checkpoints is not None and self.steps % EVERY == 0:
+            self.steps_seconds.append(time.perf_counter() - start)
+            if self.save is not None and number == 0:
                 start = time.perf_counter()
-                self.checkpoints.save(self.steps, self.state)
+                self.save(self.steps, self.state)
                 self.held_up.append(time.perf_counter() - start)
-            now = time.perf_counter()
-            self.seconds.append(now - last)
-            last = now
-
-    def whole_round(self) -> None:
-        """Runs a round and waits for its save, so that the other side is not slowed."""
-        self.round()
-        if self.checkpoints is not None:
-            self.checkpoints.wait()
+        self.wall.append(time.perf_counter() - began)
+        self.wait()
+        self.cpu.append(time.process_time() - cpu)
 
 
-def main() -> None:
-    """Times rounds with and without a checkpoint and prints the ratio."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--width", type=int, default=1024)
-    parser.add_argument("--batch_size", type=int, default=256)
-    arguments = parser.parse_args()
-    runtime.keep_freed_memory()
-    program = make_program(arguments.width, arguments.batch_size)
-    with tempfile.TemporaryDirectory() as folder:
-        checkpoints = Checkpoints(Path(folder) / "checkpoints", keep_best=0)
-        ours, theirs = Side(program, checkpoints), Side(program, None)
-        size = sum(x.size for x in jax.tree.leaves(ours.state.params))
-        print(f"{size:,} parameters, batch {arguments.batch_size}, {jax.devices()[0].device_kind}")
-        # The first save imports orbax, and the first step compiles.
-        for side in (ours, theirs):
-            side.whole_round()
-            side.seconds.clear()
-            side.held_up.clear()
-        # The steps of the next round run while the save before them is written.
-        rounds = interleave(lambda: two(ours), lambda: two(theirs), arguments.rounds)
-        checkpoints.wait()
-        per_step = [[1e3 * x / (2 * EVERY) for x in side] for side in rounds]
-        report("mean step, with its share of the saves", *per_step, target=1.05, unit="ms")
-        count = len(rounds[0])
-        medians = [
-            [1e3 * statistics.median(part) for part in np.array_split(side.seconds, count)]
-            for side in (ours, theirs)
-        ]
-        report("median step", *medians, target=1.05, unit="ms")
-        held_up, sums = statistics.median(ours.held_up), seconds_of_checksums(ours)
-        print(f"a save holds the steps up for {1e3 * held_up:.1f} ms")
-        print(f"its checksums take {1e3 * sums:.1f} ms of one core, in a thread beside the steps")
-        checkpoints.close()
-
-
-def two(side: Side) -> None:
-    """Runs two rounds: the steps of the second run while the save of the first is written.
+def large(folder: Path, rounds: int, width: int, batch_size: int) -> None:
+    """Prints the ratios of steps with a checkpoint every 20 steps to steps without.
 
     Args:
-        side: one of the two sides.
+        folder: takes the checkpoints.
+        rounds: the number of rounds of each side.
+        width: the width of the hidden layers, from which their number follows.
+        batch_size: the number of examples in a batch.
     """
-    side.round()
-    side.whole_round()
+    program = make_program(width, 1 + round(20e6 / width**2), batch_size, optax.adam(1e-4))
+    checkpoints = Checkpoints(folder / "large", keep_best=0)
+    ours, theirs = Side(program, EVERY, checkpoints.save, checkpoints.wait), Side(program, EVERY)
+    _print_size(ours, batch_size)
+    _warm_up(ours, theirs)
+    seconds = interleave(ours.round, theirs.round, rounds)
+    wall = [[1e3 * x / EVERY for x in side] for side in seconds]
+    report(
+        "wall time a step, with its share of a save", *wall, target=1.05, unit="ms", other="without"
+    )
+    cpu = [[1e3 * x / EVERY for x in side.cpu] for side in (ours, theirs)]
+    report(
+        "CPU time a step, with its share of a save", *cpu, target=1.05, unit="ms", other="without"
+    )
+    medians = [
+        [1e3 * statistics.median(part) for part in np.array_split(side.steps_seconds, rounds)]
+        for side in (ours, theirs)
+    ]
+    report("median step", *medians, target=1.05, unit="ms", other="without")
+    print(f"a save holds the steps up for {_median_and_quartiles(ours.held_up)}")
+    sums = 1e3 * seconds_of_checksums(ours)
+    print(f"its checksums take {sums:.1f} ms of one core, in a thread beside the steps")
+    checkpoints.close()
+
+
+def small(folder: Path, rounds: int, batch_size: int) -> None:
+    """Prints for how long a save of a small model delays its steps.
+
+    Args:
+        folder: takes the checkpoints.
+        rounds: the number of rounds of each side.
+        batch_size: the number of examples in a batch.
+    """
+    program = make_program(64, 2, batch_size, optax.adamw(1e-3))
+    checkpoints = Checkpoints(folder / "small", keep_best=0)
+    ours = Side(program, SMALL_EVERY, checkpoints.save, checkpoints.wait)
+    by_hand = Side(program, SMALL_EVERY, lambda step, state: save_by_hand(folder, state))
+    without = Side(program, SMALL_EVERY)
+    _print_size(ours, batch_size)
+    _warm_up(ours, by_hand, without)
+    for _ in range(rounds):
+        for side in (ours, without, by_hand):
+            side.round()
+    held_up = [[1e3 * x for x in side.held_up] for side in (ours, by_hand)]
+    report("a save holds the steps up", *held_up, target=1.0, unit="ms", other="np.savez, synced")
+    for name, side in (("a save", ours), ("np.savez, synced,", by_hand)):
+        delays = [a - b for a, b in zip(side.wall, without.wall, strict=True)]
+        print(f"{name} delays {SMALL_EVERY} steps by {_median_and_quartiles(delays)}")
+        cpu = [a - b for a, b in zip(side.cpu, without.cpu, strict=True)]
+        print(f"{name} takes {_median_and_quartiles(cpu)} of CPU")
+    step = 1e3 * statistics.median(without.steps_seconds)
+    print(f"a step without a save takes {step:.3f} ms")
+    checkpoints.close()
+
+
+def save_by_hand(folder: Path, state: Any) -> None:
+    """Saves a state as a script does that has to survive a loss of power.
+
+    Args:
+        folder: takes the file.
+        state: pytree of arrays and typed PRNG keys.
+    """
+    arrays: dict[str, Any] = host_copy.to_store(host_copy.to_host(state))
+    with open(folder / "state.tmp", "wb") as file:
+        np.savez(file, **{name.replace("/", "."): array for name, array in arrays.items()})
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(folder / "state.tmp", folder / "state.npz")
 
 
 def seconds_of_checksums(side: Side) -> float:
@@ -150,6 +214,39 @@ def seconds_of_checksums(side: Side) -> float:
     start = time.perf_counter()
     host_copy.entries(leaves)
     return time.perf_counter() - start
+
+
+def _warm_up(*sides: Side) -> None:
+    """Runs a round of each side: the first step compiles, and the first save imports."""
+    for side in sides:
+        side.round()
+        side.forget()
+
+
+def _print_size(side: Side, batch_size: int) -> None:
+    size = sum(x.size for x in jax.tree.leaves(side.state.params))
+    print(f"{size:,} parameters, batch {batch_size}, {jax.devices()[0].device_kind}")
+
+
+def _median_and_quartiles(seconds: list[float]) -> str:
+    low, middle, high = (1e3 * x for x in statistics.quantiles(seconds, n=4))
+    return f"{middle:.2f} ms (quartiles {low:.2f} to {high:.2f}, {len(seconds)} rounds)"
+
+
+def main() -> None:
+    """Measures the large model, and then the small one."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=15, help="of the large model; 0 for none")
+    parser.add_argument("--width", type=int, default=1024)
+    parser.add_argument("--batch_size", type=int, default=256)
+    parser.add_argument("--small_rounds", type=int, default=60, help="of the small model")
+    arguments = parser.parse_args()
+    runtime.keep_freed_memory()
+    with tempfile.TemporaryDirectory() as folder:
+        if arguments.rounds:
+            large(Path(folder), arguments.rounds, arguments.width, arguments.batch_size)
+        if arguments.small_rounds:
+            small(Path(folder), arguments.small_rounds, arguments.batch_size)
 
 
 if __name__ == "__main__":

@@ -53,6 +53,7 @@ LOOSE = {
 # Who alone may know a package.
 ONLY_IN = {
     "orbax": "trainer.checkpoint",
+    "tensorstore": "trainer.checkpoint",
     "clu.metric_writers": "trainer.writers",
     "clu.periodic_actions": "trainer.writers",
     "tensorboardX": "trainer.writers",

@@ -20,7 +20,7 @@ import pytest
 from tests import runs
 from trainer import checkpoint
 from trainer.__main__ import main
-from trainer.checkpoint import storage
+from trainer.checkpoint import writing
 from trainer.train.consensus import steps_to_next_sync
 
 pytestmark = pytest.mark.laws
@@ -68,7 +68,7 @@ def test_another_encoding_of_file_names_is_refused(tmp_path, config):
 def test_a_folder_that_is_deleted_under_a_run_can_be_used_again(
     tmp_path, config, monkeypatch, capfd
 ):
-    workdir, entries, deleted = tmp_path / "run", storage.entries, []
+    workdir, entries, deleted = tmp_path / "run", writing.entries, []
 
     def deleting(leaves):
         if not deleted:
@@ -78,7 +78,7 @@ def test_a_folder_that_is_deleted_under_a_run_can_be_used_again(
             (workdir / "checkpoints/4.orbax-checkpoint-tmp/state").mkdir(parents=True)
         return entries(leaves)
 
-    monkeypatch.setattr(storage, "entries", deleting)
+    monkeypatch.setattr(writing, "entries", deleting)
     assert runs.train(config, workdir) == 1
     assert "was removed. This process writes nothing more there" in capfd.readouterr().err
     assert [path.name for path in workdir.iterdir()] == ["checkpoints"]

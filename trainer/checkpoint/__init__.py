@@ -1,6 +1,7 @@
 """Checkpoints: saved in the background, verified by checksums, restored bit for bit.
 
-Only this package imports orbax, and does so when a checkpoint is first written or read.
+Only this package imports orbax and tensorstore, and does so when a checkpoint is first written or
+read.
 """
 
 from trainer.checkpoint.errors import CheckpointError, CorruptCheckpoint

@@ -8,19 +8,25 @@ is synced before older checkpoints are removed.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
 from trainer.checkpoint import integrity
 from trainer.checkpoint.errors import CheckpointError, reason
-from trainer.checkpoint.file_list import ARRAYS, COMMITTED, FILES, file_list
+from trainer.checkpoint.file_list import ARRAYS, COMMITTED, FILES, SizeAndCrc, file_list
 from trainer.checkpoint.folders import DAMAGED, REMOVED, TEMPORARY
 from trainer.writers.durable import sync, sync_tree
 
 Fence = Callable[[], None]
 
 
-def commit(temporary: Path, final: Path, before: Callable[[], None], fence: Fence) -> None:
+def commit(
+    temporary: Path,
+    final: Path,
+    before: Callable[[], None],
+    fence: Fence,
+    known: Mapping[str, SizeAndCrc] | None = None,
+) -> None:
     """Writes the list of a step's files, syncs them, and renames the step to its final name.
 
     Args:
@@ -28,6 +34,7 @@ def commit(temporary: Path, final: Path, before: Callable[[], None], fence: Fenc
         final: its path in checkpoints/.
         before: syncs the files that the checkpoint must not be ahead of.
         fence: called just before the rename.
+        known: files of the step whose size and CRC-32 were computed as they were written.
 
     Raises:
         OSError: the disk cannot be written, or the folder has no arrays.
@@ -36,7 +43,7 @@ def commit(temporary: Path, final: Path, before: Callable[[], None], fence: Fenc
     # tensorstore encodes paths in UTF-8; under another encoding it writes to another folder.
     if not (temporary / ARRAYS).is_file():
         raise OSError(f"the index of its arrays, {ARRAYS}, was not written to {temporary}")
-    listing = {"format": integrity.FORMAT, "files": file_list(temporary)}
+    listing = {"format": integrity.FORMAT, "files": file_list(temporary, known)}
     (temporary / FILES).write_text(integrity.seal(listing))
     (temporary / COMMITTED).write_text(f"Committed as {final.name}.\n")
     before()
@@ -92,14 +99,14 @@ def sweep(directory: Path) -> None:
     shutil.rmtree(home, ignore_errors=True)
 
 
-def remove_unfinished(directory: Path, step: int) -> None:
-    """Deletes the temporary folders that a failed save of a step left.
+def remove_unfinished(directory: Path, step: int | None = None) -> None:
+    """Deletes the temporary folders that a failed or killed save left.
 
     Args:
         directory: checkpoints/ of a run.
-        step: the step that was being saved.
+        step: the step that was being saved; None for those of any step.
     """
-    for rest in directory.glob(f"{step}{TEMPORARY}*"):
+    for rest in directory.glob(f"{'*' if step is None else step}{TEMPORARY}*"):
         shutil.rmtree(rest, ignore_errors=True)
 
 
@@ -134,5 +141,5 @@ def free_name(home: Path, step: int) -> Path:
         home: the folder, which may already have that step.
         step: the number of the step.
     """
-    names = [str(step), *(f"{step}.{i}" for i in range(1, 1000))]
+    names = (f"{step}.{i}" if i else str(step) for i in range(1000))
     return next(home / name for name in names if not (home / name).exists())

@@ -10,16 +10,20 @@ from pathlib import Path
 FILES = "integrity/files.json"
 ARRAYS = "state/manifest.ocdbt"  # the index of the arrays
 COMMITTED = "commit_success.txt"
-_LATER = ("_CHECKPOINT_METADATA", COMMITTED)  # must exist with any content, so they are not listed
+STEP_METADATA = "_CHECKPOINT_METADATA"
+_LATER = (STEP_METADATA, COMMITTED)  # must exist with any content, so they are not listed
 
 SizeAndCrc = tuple[int, str]  # bytes, and the CRC-32 as eight hex digits; a list if read from JSON
 
 
-def file_list(directory: Path) -> dict[str, SizeAndCrc]:
+def file_list(
+    directory: Path, known: Mapping[str, SizeAndCrc] | None = None
+) -> dict[str, SizeAndCrc]:
     """Computes the size and the CRC-32 of every file of a step.
 
     Args:
         directory: the step's folder.
+        known: files that are not read again: those whose size and CRC-32 were computed already.
 
     Returns:
         Path relative to the folder -> size and CRC-32.
@@ -32,7 +36,7 @@ def file_list(directory: Path) -> dict[str, SizeAndCrc]:
         for path in (Path(folder, name) for name in names):
             name = path.relative_to(directory).as_posix()
             if name not in (FILES, *_LATER) and path.is_file():
-                listing[name] = _size_and_crc(path)
+                listing[name] = (known or {}).get(name) or size_and_crc(path)
     return listing
 
 
@@ -66,9 +70,17 @@ def _raise(error: OSError) -> None:
     raise error
 
 
-def _size_and_crc(path: Path) -> SizeAndCrc:
+def size_and_crc(path: Path) -> SizeAndCrc:
+    """Reads a file, and returns its size in bytes and its CRC-32.
+
+    Args:
+        path: the file.
+
+    Raises:
+        OSError: the file cannot be read.
+    """
     size, crc = 0, 0
     with open(path, "rb") as file:
-        while chunk := file.read(1 << 20):
+        while chunk := file.read(1 << 18):  # which stays in a cache of the processor
             size, crc = size + len(chunk), zlib.crc32(chunk, crc)
     return size, f"{crc:08x}"

@@ -100,3 +100,13 @@ def entries(leaves: Mapping[str, HostLeaf]) -> dict[str, dict[str, Any]]:
         }
         for name, leaf in leaves.items()
     }
+
+
+def to_store(leaves: Mapping[str, HostLeaf]) -> dict[str, np.ndarray | jax.Array]:
+    """Returns the arrays that are written for leaves, at least one.
+
+    Args:
+        leaves: path -> leaf. Empty ones are left out, because orbax cannot store them.
+    """
+    stored = {name: leaf.data for name, leaf in leaves.items() if 0 not in leaf.data.shape}
+    return stored or {"nothing": np.zeros(1, np.uint8)}  # orbax refuses an item without leaves

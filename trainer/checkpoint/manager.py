@@ -159,7 +159,7 @@ class Checkpoints:
         self._collect()
 
     def close(self) -> None:
-        """Waits for the save in progress, and releases orbax's threads and files."""
+        """Waits for the save in progress, and ends the threads."""
         try:
             self._collect()
         finally:

@@ -1,7 +1,7 @@
-"""Writes and reads the files of a checkpoint; the only module that imports orbax.
+"""Reads checkpoints, and writes those of several processes; the only module that imports orbax.
 
 Orbax writes the arrays and the manifest into a temporary folder, which a function of the caller
-commits.
+commits. A run of one process writes with `writing` instead, which takes a fraction of the time.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from etils import epath
 from trainer.checkpoint import integrity
 from trainer.checkpoint.errors import ABSENT, CorruptCheckpoint, reason, system_error
 from trainer.checkpoint.file_list import ARRAYS
-from trainer.checkpoint.host_copy import HostLeaf, entries
+from trainer.checkpoint.host_copy import HostLeaf, entries, to_store
+from trainer.writers.durable import sync
 
 Commit = Callable[[Path, Path], None]
 
@@ -69,11 +70,9 @@ class _ManifestHandler(ocp.AsyncCheckpointHandler):
             leaves = {n: leaf for n, leaf in leaves.items() if isinstance(leaf.data, jax.Array)}
         manifest = {**args.manifest, "leaves": entries(leaves)}
         name = integrity.MANIFEST if process == 0 else f"{integrity.MANIFEST}.{process}"
+        (directory / name).write_text(integrity.seal(manifest))
         # Synced by the process that writes it: process 0, which commits, may be on another machine.
-        with open(directory / name, "w") as file:
-            file.write(integrity.seal(manifest))
-            file.flush()
-            os.fsync(file.fileno())
+        sync(directory / name)
 
 
 ocp.args.register_with_handler(_ManifestHandler, for_save=True)(_ManifestSave)
@@ -181,12 +180,10 @@ def save_args(manifest: dict[str, Any], leaves: Mapping[str, HostLeaf]) -> ocp.a
 
     Args:
         manifest: of the checkpoint, without its leaves.
-        leaves: path -> leaf. Empty ones are left out, because orbax cannot store them.
+        leaves: path -> leaf.
     """
-    stored = {name: leaf.data for name, leaf in leaves.items() if 0 not in leaf.data.shape}
-    # Orbax refuses an item without leaves.
     return ocp.args.Composite(
-        state=ocp.args.PyTreeSave(stored or {"nothing": np.zeros(1, np.uint8)}),
+        state=ocp.args.PyTreeSave(to_store(leaves)),
         integrity=_ManifestSave(manifest, leaves),
     )
 
