@@ -1,6 +1,6 @@
 """Measures a run as a user starts it over the bare compiled step in a tight loop.
 
-    python -m benchmarks.loop [--rounds=5]
+    python -m benchmarks.loop [--rounds=3]
 
 A run reads batches, logs, evaluates and saves checkpoints, all by its defaults; the other side
 calls the compiled step with one batch again and again, and waits at the end. Both are timed
@@ -95,8 +95,8 @@ class Side:
 def main() -> None:
     """Times both configs and prints the ratios."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--vit_steps", type=int, default=300)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--vit_steps", type=int, default=1000)
     parser.add_argument("--mlp_steps", type=int, default=10_000)
     arguments = parser.parse_args()
     runtime.keep_freed_memory()
