@@ -50,9 +50,12 @@ def choose_block(experiment: Experiment, mesh: Mesh, jaxpr: Any, batch: Any) -> 
     Returns:
         The rule; its number of steps is a power of two, unless `steps_per_call` is another number.
     """
-    steps = experiment.steps_per_call or _choose_steps(experiment, mesh, jaxpr, batch)
+    if experiment.steps_per_call is None:
+        steps, why = _choose_steps(experiment, mesh, jaxpr, batch)
+    else:
+        steps, why = experiment.steps_per_call, "steps_per_call is 1"
     if steps == 1:
-        return BlockRule(1, "dispatch", "nothing is gained by a loop")
+        return BlockRule(1, "dispatch", why)
     if mesh.size > 1:
         return BlockRule(steps, "dispatch", "a sharded step has other bits inside a loop")
     if mesh.devices.flat[0].platform != "cpu":
@@ -64,18 +67,26 @@ def choose_block(experiment: Experiment, mesh: Mesh, jaxpr: Any, batch: Any) -> 
     return BlockRule(steps, "device_loop", "the step has the same bits inside a loop")
 
 
-def _choose_steps(experiment: Experiment, mesh: Mesh, jaxpr: Any, batch: Any) -> int:
+def _choose_steps(experiment: Experiment, mesh: Mesh, jaxpr: Any, batch: Any) -> tuple[int, str]:
+    """Returns the steps of a block, and why they are not more."""
     on_cpu = mesh.devices.flat[0].platform == "cpu"
     if on_cpu and mesh.size > 1:
-        return 1  # simulated devices deadlock if many steps are in flight
-    operations = count_flops(jaxpr, elementwise=True) / mesh.size
-    limit = _CPU_OPERATIONS if on_cpu else _ACCELERATOR_OPERATIONS
-    size = sum(math.prod(x.shape) * x.dtype.itemsize for x in batch.values())
+        return 1, "simulated devices deadlock if many steps are in flight"
+    operations = max(1, count_flops(jaxpr, elementwise=True) // mesh.size)
+    size = max(1, sum(math.prod(x.shape) * x.dtype.itemsize for x in batch.values()))
     # A block ends at a log step, so that a longer one would be filled by nothing.
-    intervals = (experiment.log_every, experiment.eval_every, experiment.save_every)
-    shortest = 2 ** math.ceil(math.log2(min(intervals)))
-    most = min(limit // max(1, operations), _MOST_BYTES // max(1, size), _MOST_STEPS, shortest)
-    return 2 ** int(math.log2(max(1, most)))
+    shortest = min(experiment.log_every, experiment.eval_every, experiment.save_every)
+    limits = {
+        f"a step has {operations:,} operations": (
+            (_CPU_OPERATIONS if on_cpu else _ACCELERATOR_OPERATIONS) // operations
+        ),
+        f"a batch has {size:,} bytes": _MOST_BYTES // size,
+        "a log line, an evaluation or a save is due after every step": 2
+        ** math.ceil(math.log2(shortest)),
+        "the host's time no longer shows": _MOST_STEPS,
+    }
+    why = min(limits, key=lambda name: limits[name])
+    return 2 ** int(math.log2(max(1, limits[why]))), why
 
 
 def loop_on_device(
