@@ -1,6 +1,8 @@
 """Blocks of steps: their bits in both forms, where they are cut, and which form is chosen."""
 
+import itertools
 import json
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,7 +19,7 @@ import optim
 from optim import schedules
 from tests import runs
 from tests.test_program import experiment
-from trainer import checkpoint, config
+from trainer import checkpoint, config, models
 from trainer.engine.block import choose_block, loop_on_device
 from trainer.engine.loading import load
 from trainer.engine.program import Program
@@ -197,6 +199,85 @@ def test_a_block_has_the_bits_of_single_steps(name):
     restored = jax.tree.map(lambda x, like: jax.device_put(x, like.sharding), kept, end)
     end, found = advance(program(4), [4], restored, bad)
     assert numbers(end) == wanted and found == second
+
+
+class Images:
+    """Random images of 8x8 pixels in three classes, in batches of 32."""
+
+    batch_size, num_examples, fingerprint = 32, 64, "images"
+    element_spec = {
+        "image": jax.ShapeDtypeStruct((32, 8, 8, 1), jnp.float32),
+        "label": jax.ShapeDtypeStruct((32,), jnp.int32),
+    }
+
+    def train(self, batch_index: int, seed: int) -> Iterator[dict[str, np.ndarray]]:
+        for index in itertools.count(batch_index):
+            draw = np.random.default_rng((seed, index))
+            image = draw.normal(size=(32, 8, 8, 1)).astype(np.float32)
+            yield {"image": image, "label": draw.integers(0, 3, 32).astype(np.int32)}
+
+    def evaluate(self) -> Iterator[dict[str, np.ndarray]]:
+        yield {**next(self.train(0, 9)), "mask": np.ones(32, np.float32)}
+
+
+def flat(x: jax.Array) -> jax.Array:
+    return x.reshape(x.shape[0], -1)
+
+
+def square(layer: nn.Module) -> jax.Array:
+    return layer.param("square", nn.initializers.normal(1.0), (16, 16))
+
+
+def positive(x: jax.Array) -> jax.Array:
+    return jnp.linalg.cholesky(x @ x.T + jnp.eye(16))
+
+
+def attend(layer: nn.Module, x: jax.Array) -> jax.Array:
+    x = nn.Dense(16)(x[..., 0])
+    return nn.LayerNorm()(x + nn.MultiHeadDotProductAttention(4)(x, x)).mean(1)
+
+
+# What a model may compute besides products of matrices. Convolutions have other bits in a loop.
+LAYERS: dict[str, Callable[[nn.Module, jax.Array], jax.Array]] = {
+    "attention": attend,
+    "lstm": lambda _, x: nn.RNN(nn.LSTMCell(16))(x[..., 0])[:, -1],
+    "max pooling": lambda _, x: flat(nn.max_pool(nn.Dense(8)(x), (2, 2), (2, 2))),
+    "average pooling": lambda _, x: flat(nn.avg_pool(nn.Dense(8)(x), (3, 3), (2, 2))),
+    "group norm": lambda _, x: flat(nn.GroupNorm(2)(nn.Dense(8)(x))),
+    "fft": lambda _, x: flat(jnp.abs(jnp.fft.rfft2(nn.Dense(8)(x), axes=(1, 2)))),
+    "embedding": lambda _, x: nn.Embed(16, 16)(flat(x > 0).astype(jnp.int32)).mean(1),
+    "sort": lambda _, x: jnp.sort(nn.Dense(16)(flat(x)), -1),
+    "cumulative sum": lambda _, x: jnp.cumsum(nn.Dense(16)(flat(x)), -1),
+    "singular values": lambda layer, x: (
+        nn.Dense(16)(flat(x)) * jnp.linalg.svd(square(layer), compute_uv=False)
+    ),
+    "qr": lambda layer, x: nn.Dense(16)(flat(x)) @ jnp.linalg.qr(square(layer))[0],
+    "cholesky": lambda layer, x: nn.Dense(16)(flat(x)) @ positive(square(layer)),
+    "wide": lambda _, x: nn.Dense(512)(nn.relu(nn.Dense(1024)(flat(x)))),
+}
+
+
+class WithLayer(nn.Module):
+    kind: str
+
+    @nn.compact
+    def __call__(self, x: jax.Array, train: bool) -> jax.Array:
+        return nn.Dense(3)(nn.gelu(LAYERS[self.kind](self, x)))
+
+
+@pytest.mark.laws
+@pytest.mark.parametrize("kind", [*LAYERS, "vit"])
+def test_a_block_has_the_bits_of_single_steps_for_every_kind_of_layer(kind):
+    model = models.vit(width=16, depth=2, num_classes=3) if kind == "vit" else WithLayer(kind)
+
+    def program(steps_per_call: int) -> Program:
+        return Program(experiment(model=model, data=Images(), steps_per_call=steps_per_call))
+
+    single, block = program(1), program(8)
+    assert block.block_rule.form == "device_loop"
+    end, rows = advance(single, [1] * 9, single.init())
+    found, found_rows = advance(block, [8, 1], block.init())
+    assert numbers(found) == numbers(end) and found_rows == rows
 
 
 @pytest.mark.laws
