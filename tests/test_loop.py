@@ -1,7 +1,6 @@
 """What a run does when it is stopped, when it hangs, and when a value is not finite."""
 
 import errno
-import gc
 import json
 import os
 import re
@@ -24,7 +23,6 @@ from trainer.__main__ import main
 from trainer.engine.evaluation import Evaluation
 from trainer.engine.loading import load
 from trainer.engine.program import Program
-from trainer.train import run as train_run
 from trainer.train.autosave import AutosavePolicy, Stopwatch, was_killed
 from trainer.train.rollback import (
     MOST_ROLLBACKS,
@@ -423,25 +421,6 @@ def test_a_run_stops_at_the_step_of_until(tmp_path, config):
     assert runs.train(config, tmp_path / "run", "--until=6") == 75
     assert runs.train(config, tmp_path / "run") == 0
     assert runs.train(config, tmp_path / "run") == 0  # nothing to do
-
-
-def test_garbage_is_collected_seldom_only_until_the_plan_is_made(tmp_path, config, monkeypatch):
-    default, seen = gc.get_threshold(), {}
-
-    def noting(owner, name):
-        given = getattr(owner, name)
-
-        def note(*args, **kwargs):
-            seen[name] = gc.get_threshold()
-            return given(*args, **kwargs)
-
-        monkeypatch.setattr(owner, name, note)
-
-    noting(train_run, "make_plan")
-    noting(train_run.Run, "start")
-    assert runs.train(config, tmp_path / "run", "--until=1") == 75
-    assert seen["make_plan"][0] > 10_000
-    assert seen["start"] == gc.get_threshold() == default
 
 
 # Saving.

@@ -37,7 +37,6 @@ def train(arguments: argparse.Namespace) -> int:
     began = time.perf_counter()
     read = read_config(arguments)
     workdir = arguments.workdir or default_workdir(arguments.files, read)
-    runtime.collect_seldom()
     # Before jax starts its threads, which would get memory arenas of their own.
     runtime.keep_freed_memory()
     runtime.keep_compiled_programs()
@@ -58,7 +57,7 @@ def train(arguments: argparse.Namespace) -> int:
 
 
 def _train(arguments: argparse.Namespace, read: Config, workdir: str, began: float) -> int:
-    from trainer.train import multihost, runtime
+    from trainer.train import multihost
     from trainer.train.run import Run
     from trainer.workdir import code
 
@@ -69,10 +68,7 @@ def _train(arguments: argparse.Namespace, read: Config, workdir: str, began: flo
             _log("--trace computes one step at a time: steps_per_call is 1.")
         return Run(read, program, arguments.signals, _log, arguments.vocabulary)
 
-    try:
-        run = multihost.raise_on_all(build)
-    finally:
-        runtime.collect_as_usual()
+    run = multihost.raise_on_all(build)
     if arguments.distributed:
         multihost.require_same(
             {

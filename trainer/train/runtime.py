@@ -1,16 +1,12 @@
-"""Prepares the process before jax starts: memory, garbage collection, the compilation cache."""
+"""Prepares the process before jax starts: memory allocation and the compilation cache."""
 
 import ctypes
-import gc
 import os
 import stat
 from pathlib import Path
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8  # from glibc's malloc.h
 _KEEP = 1 << 30
-_COLLECT_EVERY = 50_000  # new objects between two collections; Python's default is 700
-
-_default_threshold = gc.get_threshold()
 
 
 def keep_freed_memory() -> None:
@@ -28,23 +24,6 @@ def keep_freed_memory() -> None:
         libc.mallopt(_M_ARENA_MAX, 1)
     except (OSError, AttributeError):
         pass
-
-
-def collect_seldom() -> None:
-    """Makes Python's garbage collections rare, until `collect_as_usual`.
-
-    Imports and the trace of a program create some 300,000 objects that stay, and the default
-    collects after every 700 of them, which takes a tenth of the time until the plan is made. Some
-    collections remain, because a user's data set may leave cycles that hold much memory.
-    """
-    gc.unfreeze()  # what an earlier run in this process left
-    gc.set_threshold(_COLLECT_EVERY, *_default_threshold[1:])
-
-
-def collect_as_usual() -> None:
-    """Restores the default, and exempts all objects that exist now from further collections."""
-    gc.freeze()  # collections would look at each of jax's modules and traces again
-    gc.set_threshold(*_default_threshold)
 
 
 def keep_compiled_programs() -> None:
