@@ -1,10 +1,12 @@
 """Checks the trials of a sweep by what their configs build, before any of them runs."""
 
 from collections.abc import Sequence
+from typing import Any
 
 from trainer.config import Builder, Config, ConfigError, Tree, replace
 from trainer.config.wording import known_names
 from trainer.engine.experiment import Experiment, build_experiment
+from trainer.engine.plan import located
 from trainer.engine.splits import PREFIXES, split_sizes
 from trainer.sweep.plan import SweepPlan, Trial
 from trainer.sweep.reading import ArmConfig
@@ -26,26 +28,36 @@ def check_types(arm: ArmConfig, trials: Sequence[Trial], vocabulary: Sequence[st
     Raises:
         ConfigError: a value does not fit.
     """
+    try:
+        Builder(arm.config, vocabulary).check()  # first, because a trial may replace the mistake
+    except ConfigError as error:
+        raise placed(error, arm, arm.title) from error
+    # Values of a space that no trial drew are mistakes as well, if they do not fit.
+    listed = [(path, value) for path, values in arm.listed.items() for value in values]
+    drawn = [item for trial in trials for item in trial.values.items()]
     seen: set[tuple[str, str]] = set()
-    for trial in trials:
-        for path, value in trial.values.items():
-            # Of the floats of an interval one is enough: all have the same type.
-            key = path, "float" if type(value) is float else repr(value)
-            if key not in seen:
-                seen.add(key)
-                config = replace(arm.config, {path: value}, arm.source_of(path, value))
-                try:
-                    Builder(config, vocabulary).check()
-                except ConfigError as error:
-                    raise placed(error, arm, f"The arm {arm.name!r}") from error
+    for path, value in [*listed, *drawn]:
+        # Of the floats of an interval one is enough: all have the same type.
+        key = path, "float" if type(value) is float else repr(value)
+        if key in seen:
+            continue
+        seen.add(key)
+        config = replace(arm.config, {path: value}, arm.source_of(path, value))
+        try:
+            Builder(config, vocabulary).check()
+        except ConfigError as error:
+            raise placed(error, arm, arm.title) from error
 
 
-def check_extremes(arm: ArmConfig, trials: Sequence[Trial], vocabulary: Sequence[str]) -> None:
+def check_extremes(
+    arm: ArmConfig, trials: Sequence[Trial], params: Any, vocabulary: Sequence[str]
+) -> None:
     """Builds the trials with the smallest and the largest value of each path.
 
     Args:
         arm: the arm.
-        trials: its trials.
+        trials: the trials of one program of the arm.
+        params: the parameters of the program, a tree of `jax.ShapeDtypeStruct`.
         vocabulary: further packages whose public functions the configs may name.
 
     Raises:
@@ -59,8 +71,13 @@ def check_extremes(arm: ArmConfig, trials: Sequence[Trial], vocabulary: Sequence
                 trial = pick(numbers, key=lambda trial: trial.values[path])
                 chosen[trial.number] = trial
     for trial in chosen.values():
+        config = with_places(arm, trial)
         try:
-            build_experiment(with_places(arm, trial), vocabulary)
+            experiment = build_experiment(config, vocabulary)
+            try:
+                experiment.optimizer.bind(params).check()
+            except (ValueError, TypeError) as error:
+                raise located(error, config) from error
         except ConfigError as error:
             raise placed(error, arm, f"The trial {trial.name}") from error
 
@@ -111,7 +128,7 @@ def check_goal(plan: SweepPlan, arm: ArmConfig, experiment: Experiment) -> None:
     places = ("goal.metric", "goal.select_on", "goal")
     known = ["loss", *experiment.metrics]
     if goal.metric not in known:
-        text = f"The arm {arm.name!r} never writes the metric {goal.metric!r}. "
+        text = f"{arm.title} never writes the metric {goal.metric!r}. "
         prefix, _, bare = goal.metric.rpartition("/")
         if f"{prefix}/" in PREFIXES.values() and bare in known:
             text += f"Write metric: {bare}, without the split, which is select_on."
@@ -125,8 +142,8 @@ def check_goal(plan: SweepPlan, arm: ArmConfig, experiment: Experiment) -> None:
         (only,) = splits
         how = " (validation: 0.1 for those of Lockstep)" if goal.select_on == "validation" else ""
         raise ConfigError(
-            f"The data set of the arm {arm.name!r} has no {goal.select_on} split to select trials"
-            f" on. Write select_on: {only} in goal, which the report repeats, or give the data set"
-            f" a {goal.select_on} split{how}.",
+            f"{arm.title} has a data set without a {goal.select_on} split, on which trials are"
+            f" compared. Write select_on: {only} in goal, which the report repeats, or give the"
+            f" data set a {goal.select_on} split{how}.",
             source or arm.source(),
         )

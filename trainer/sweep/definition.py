@@ -175,13 +175,13 @@ class Sweep:
         for name in map(str, self.arms):
             if not _ARM.fullmatch(name):
                 raise ValueError(
-                    f"The arm {name!r} cannot be the name of a folder: use letters, digits, '_',"
-                    " '-' and '.', beginning with a letter or digit."
+                    f"arms has the name {name!r}, which cannot be that of a folder: use letters,"
+                    " digits, '_', '-' and '.', beginning with a letter or digit."
                 )
             # Folders are named after arms, and some file systems ignore the case.
             other = lower.setdefault(name.lower(), name)
             if other != name:
                 raise ValueError(
-                    f"The arms {other!r} and {name!r} differ only in upper and lower case, and"
-                    " would share a folder: rename one."
+                    f"arms has the names {other!r} and {name!r}, which differ only in upper and"
+                    " lower case and would share a folder: rename one."
                 )

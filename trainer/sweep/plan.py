@@ -126,23 +126,23 @@ def _count(arm: ArmConfig) -> int:
     try:
         counted = arm.method.count(arm.space)
     except ValueError as error:
-        raise ConfigError(f"{_named(arm)}: {error}", arm.source("space", "method")) from error
+        raise ConfigError(f"{arm.title}: {error}", arm.source("space", "method")) from error
     wanted, source = arm.trials, arm.source("trials", "method")
     if counted is None and wanted is None:
         raise ConfigError(
-            f"{_named(arm)}: {arm.method.text.split(',')[0]} needs a number of trials: add trials.",
+            f"{arm.title} needs a number of trials for its method ({arm.method.text}): add trials.",
             source,
         )
     if counted is not None and wanted not in (None, counted):
         if not arm.paths:
             raise ConfigError(
-                f"{_named(arm)} has no space, so that its {wanted} trials would be equal: give it a"
+                f"{arm.title} has no space, so that its {wanted} trials would be equal: give it a"
                 " space, or trials: 1.",
-                arm.source("space") if arm.source("space") else source,
+                source,
             )
         raise ConfigError(
-            f"{_named(arm)}: {arm.method.text} has {counted:,} trials, and trials is {wanted:,}:"
-            " remove trials, or change the values.",
+            f"{arm.title} has {counted:,} trials by its method ({arm.method.text}), and trials is"
+            f" {wanted:,}: remove trials, or change the values.",
             source,
         )
     count = wanted if counted is None else counted
@@ -152,15 +152,11 @@ def _count(arm: ArmConfig) -> int:
         size = math.prod(size or 1 for size in sizes)
         if count > size:
             raise ConfigError(
-                f"{_named(arm)}: its space has {size:,} points, so that {count:,} trials would"
+                f"{arm.title} has a space of {size:,} points, so that {count:,} trials would"
                 " repeat some: lower trials, or use method.grid, which takes each point once.",
                 source,
             )
     return count
-
-
-def _named(arm: ArmConfig) -> str:
-    return f"The arm {arm.name!r}" if arm.at else "The sweep"
 
 
 def refuse_unequal(definition: Definition, what: str, budgets: Mapping[str, int]) -> None:
@@ -200,17 +196,20 @@ def _seeds(definition: Definition) -> tuple[tuple[int, ...], tuple[int, ...]]:
         seeds = tuple(range(start, start + sweep.seeds))
     else:
         seeds = tuple(sweep.seeds)
-    if sweep.final is None:
-        return seeds, ()
-    final = sweep.final.seeds
+    final = () if sweep.final is None else sweep.final.seeds
     if isinstance(final, int):
-        return seeds, tuple(range(max(seeds) + 1, max(seeds) + 1 + final))
+        final = range(max(seeds) + 1, max(seeds) + 1 + final)
     both = [str(seed) for seed in final if seed in seeds]
     if both:
         raise ConfigError(
             f"The final runs have seeds of the trials ({listing(both)}), on which the winners were"
             " selected: use other seeds.",
             config.sources.get("final.seeds"),
+        )
+    if (most := max(*seeds, *final)) >= 2**32:
+        raise ConfigError(
+            f"The seeds reach {most}, but a seed is at most 2**32 - 1: use lower ones.",
+            config.sources.get("seeds") or config.sources[""],
         )
     return seeds, tuple(final)
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from trainer.config import Tree
 from trainer.config.wording import brief
 from trainer.messages import printable, table
-from trainer.sweep.plan import SweepPlan, Trial
+from trainer.sweep.plan import SweepPlan
 from trainer.sweep.programs import Programs
 
 _SHOWN_TRIALS = 5
@@ -28,8 +28,9 @@ def render(plan: SweepPlan, programs: Programs) -> str:
         *programs.reasons,
         *_totals(plan, programs),
         _goal(plan),
+        *_repeats(plan),
         "",
-        *_first_trials(plan.trials),
+        *_first_trials(plan),
         "",
         f"plan {plan.digest}",
     ]
@@ -101,15 +102,29 @@ def _goal(plan: SweepPlan) -> str:
     return f"goal: the {best} {goal.metric} of the {goal.select_on} split{warning}{target}"
 
 
-def _first_trials(trials: Sequence[Trial]) -> list[str]:
+def _repeats(plan: SweepPlan) -> list[str]:
+    """Counts the points that a method drew again, from values of which there are few."""
+    lines = []
+    for arm in plan.definition.arms:
+        points = [repr(t.values) for t in plan.of_arm(arm.name) if t.seed == plan.seeds[0]]
+        if repeated := len(points) - len(set(points)):
+            verb = "repeats" if repeated == 1 else "repeat"
+            lines.append(
+                f"{repeated:,} of the {len(points):,} trials of {arm.name} {verb} an earlier one."
+            )
+    return lines
+
+
+def _first_trials(plan: SweepPlan) -> list[str]:
     lines = ["first runs of each arm:"]
-    for arm in dict.fromkeys(trial.arm for trial in trials):
-        of_arm = [trial for trial in trials if trial.arm == arm]
+    for arm in plan.definition.arms:
+        of_arm = plan.of_arm(arm.name)
+        paths = {key: paths[0] for key, paths in arm.paths.items()}
         for trial in of_arm[:_SHOWN_TRIALS]:
-            values = ", ".join(f"{path} {_value(x)}" for path, x in trial.values.items())
+            values = ", ".join(f"{key} {_value(trial.values[at])}" for key, at in paths.items())
             lines.append(f"  {trial.name}  {values}".rstrip())
         if len(of_arm) > _SHOWN_TRIALS:
-            lines.append(f"  and {len(of_arm) - _SHOWN_TRIALS:,} more of {arm}")
+            lines.append(f"  and {len(of_arm) - _SHOWN_TRIALS:,} more of {arm.name}")
     return lines
 
 

@@ -4,6 +4,7 @@ Trials whose configs differ only in inputs of the program, which are floats and 
 program. One trial of each program is built; the others are compared with it as trees.
 """
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -29,6 +30,7 @@ _NOT_STRUCTURE = ("seed", "data_seed", "steps_per_call")
 _INPUT = "(an input of the program)"
 _KINDS = {
     int: "an integer",
+    float: "a float",
     str: "a string",
     bool: "a boolean",
     Call: "a call of a function",
@@ -42,7 +44,8 @@ class ProgramGroup:
 
     Attributes:
         trials: the trials, in the order of the plan.
-        structure: the config without the inputs of the program.
+        inputs: the config paths of the floats that are inputs of the program, sorted.
+        structure: the config without these inputs.
         constants: config path -> why this float is not an input of the program.
         steps: number of updates of each trial.
         batch_size: examples per batch.
@@ -50,6 +53,7 @@ class ProgramGroup:
     """
 
     trials: tuple[Trial, ...]
+    inputs: tuple[str, ...]
     structure: Call
     constants: Mapping[str, str]
     steps: int
@@ -87,23 +91,28 @@ def find_programs(plan: SweepPlan, vocabulary: Sequence[str] = ()) -> Programs:
             never written, or the arms' budgets are unequal.
     """
     by_arm: dict[str, list[ProgramGroup]] = {}
+    titles = {arm.name: arm.title for arm in plan.definition.arms}
     for arm in plan.definition.arms:
         trials = plan.of_arm(arm.name)
         check_types(arm, trials, vocabulary)
         by_arm[arm.name] = _group(plan, arm, trials, vocabulary)
-        check_extremes(arm, trials, vocabulary)
     for what, of in (("steps", _steps), ("examples", _examples)):
         budgets = {name: sum(map(of, groups)) for name, groups in by_arm.items()}
         refuse_unequal(plan.definition, what, budgets)
-    merged: dict[str, ProgramGroup] = {}
-    for group in (each for groups in by_arm.values() for each in groups):
-        key = dump(group.structure)
+    reasons = [line for name in by_arm for line in _reasons_within(titles[name], by_arm[name])]
+    groups = _merge([group for groups in by_arm.values() for group in groups])
+    return Programs(tuple(groups), (*reasons, *_reasons_between(by_arm)))
+
+
+def _merge(groups: Sequence[ProgramGroup]) -> list[ProgramGroup]:
+    """Merges the groups of equal structure."""
+    merged: dict[tuple, ProgramGroup] = {}
+    for group in groups:
+        key = dump(group.structure), group.inputs
         if key in merged:
-            trials = (*merged[key].trials, *group.trials)
-            group = ProgramGroup(trials, *list(vars(group).values())[1:])
+            group = dataclasses.replace(group, trials=(*merged[key].trials, *group.trials))
         merged[key] = group
-    reasons = [line for name in by_arm for line in _reasons_within(name, by_arm[name])]
-    return Programs(tuple(merged.values()), (*reasons, *_reasons_between(by_arm)))
+    return list(merged.values())
 
 
 def _steps(group: ProgramGroup) -> int:
@@ -130,12 +139,14 @@ def _group(
             raise placed(error, arm, f"The trial {first.name}") from error
         check_goal(plan, arm, program.experiment)
         inputs = set(traced.inputs)
-        key = _structural(first.values, inputs)
-        shared = [trial for trial in rest if _structural(trial.values, inputs) == key]
-        rest = [trial for trial in rest if _structural(trial.values, inputs) != key]
+        keys = [_structural(trial.values, inputs) for trial in rest]
+        shared = [trial for trial, key in zip(rest, keys, strict=True) if key == keys[0]]
+        rest = [trial for trial, key in zip(rest, keys, strict=True) if key != keys[0]]
+        check_extremes(arm, shared, program.abstract_state().params, vocabulary)
         groups.append(
             ProgramGroup(
                 trials=tuple(shared),
+                inputs=tuple(traced.inputs),
                 structure=_without_inputs(first.config.root, inputs),
                 constants={path: why for path, (_, why) in traced.structure.items()},
                 steps=traced.steps,
@@ -143,7 +154,7 @@ def _group(
                 flops=traced.flops,
             )
         )
-    return groups
+    return _merge(groups)
 
 
 def _structural(values: Mapping[str, Tree], inputs: set[str]) -> str:
@@ -184,14 +195,17 @@ def _reasons_within(name: str, groups: Sequence[ProgramGroup]) -> list[str]:
         for trial in trials:
             values.setdefault(brief(trial.values[path]), trial.values[path])
         constant = next((g.constants[path] for g in groups if path in g.constants), None)
+        shown = list(values)
+        if all(map(is_number, values.values())):
+            shown = sorted(values, key=lambda text: values[text])
         first = next(iter(values.values()))
-        if len(values) < 2 or (type(first) is float and constant is None):
+        lifted = all(path in group.inputs for group in groups)
+        if len(values) < 2 or (lifted and all(map(is_number, values.values()))):
             continue
         why = _KINDS.get(type(first), "part of the program")
-        why = f"a float that is not an input of the program: {constant}" if constant else why
+        why += f" that is not an input of the program: {constant}" if constant else ""
         lines.append(
-            f"The arm {name!r} needs {len(groups)} programs because of {path}, {why}"
-            f" ({listing(list(values))})."
+            f"{name} needs {len(groups)} programs because of {path}, {why} ({listing(shown)})."
         )
     return lines
 

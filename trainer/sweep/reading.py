@@ -1,7 +1,6 @@
 """Reads the file of a sweep, and the configs of its arms; builds nothing of a run."""
 
 import os
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -10,12 +9,12 @@ from trainer.config.nodes import Node, children, to_config, to_node, with_childr
 from trainer.config.tree import child_trees, same
 from trainer.sweep.definition import Arm, Sweep
 from trainer.sweep.methods import Explicit, Method
+from trainer.sweep.paths import ArmPaths
 from trainer.sweep.spaces import Space
 
 # Arguments whose values stay trees: they are values of a config, and are not built here.
 _TREES = {("sweep", "set"), ("arm", "set"), ("space.values", "values")}
 _TREES |= {("method.explicit", "trials")}
-_SELECTOR = re.compile(r"(\w+/)*\w+(\.\w+)*")
 
 
 @dataclass(frozen=True)
@@ -24,6 +23,7 @@ class ArmConfig:
 
     Attributes:
         name: the name of the arm.
+        title: the arm as the subject of a sentence.
         config: the base with the arm's files and settings.
         space: key -> space, in the order of the file.
         paths: path or selector of the space -> the paths of `config` that it sets.
@@ -35,6 +35,7 @@ class ArmConfig:
     """
 
     name: str
+    title: str
     config: Config
     space: Mapping[str, Space]
     paths: Mapping[str, tuple[str, ...]]
@@ -43,6 +44,17 @@ class ArmConfig:
     trials: int | None
     at: str
     sweep: Config
+
+    @property
+    def listed(self) -> dict[str, list[Tree]]:
+        """The values that the space lists, by the paths of `config`."""
+        found: dict[str, list[Tree]] = {}
+        for key, space in self.space.items():
+            for value in space.grid or () if space.size else ():
+                for inner, one in (value if space.paths else {key: value}).items():
+                    for path in self.paths[inner]:
+                        found.setdefault(path, []).append(one)
+        return found
 
     def source(self, *names: str) -> Source:
         """Returns the place of an argument of the arm, or of the arm itself.
@@ -105,7 +117,8 @@ def read_sweep(
             have a path.
 
     Example:
-        >>>         >>> config = load(["tests/sweeps/muon.yaml"], language=SWEEP)
+        >>> from trainer.config.languages import SWEEP
+        >>> config = load(["tests/sweeps/muon.yaml"], language=SWEEP)
         >>> [arm.name for arm in read_sweep(config).arms]
         ['muon', 'adamw']
     """
@@ -159,26 +172,39 @@ class _Reader:
         self._search_paths = search_paths
 
     def arm(self, name: str, arm: Arm, at: str) -> ArmConfig:
+        """Returns an arm; `at` is its path in the config of the sweep."""
         place = join(at, "files") if arm.files else "base"
         files = [*self._files("base", self._sweep.base), *self._files(join(at, "files"), arm.files)]
+        title = f"The arm {name!r}" if at else "The base"
         try:
             config = load(files, search_paths=self._search_paths)
         except ConfigError as error:
-            text = f"The config of the arm {name!r} cannot be read: {error}"
+            text = f"{title} cannot be read: {error}"
             raise ConfigError(text, self._config.sources[place]) from error
-        settings = {"set": self._sweep.set, join(at, "set"): arm.set if at else {}}
+        paths = ArmPaths(title, files, self._search_paths)
+        settings = {"set": self._sweep.set} | ({join(at, "set"): arm.set} if at else {})
         for place, values in settings.items():
             for key, value in values.items():
-                source = self._config.sources[join(place, key)]
-                _check_seed(key, source)
-                paths = self._reach(name, config, files, key, value, source)
-                config = replace(config, dict.fromkeys(paths, value), source)
-        method = arm.method or self._sweep.method
-        space = arm.space or {}
+                source = self._config.argument_source(join(place, key)) or self._config.sources[at]
+                reached = paths.reached(config, key, value, source)
+                config = replace(config, dict.fromkeys(reached, value), source)
+        method, space = arm.method or self._sweep.method, arm.space or {}
         places = self._places(space, method, at)
-        paths = self._paths(name, config, files, places)
-        trials = arm.trials if arm.trials is not None else self._sweep.trials
-        return ArmConfig(name, config, space, paths, places, method, trials, at, self._config)
+        return ArmConfig(
+            name=name,
+            title=title,
+            config=config,
+            space=space,
+            paths=paths.all_reached(
+                config,
+                {key: self._config.argument_source(each) for key, each in places.items()},
+            ),
+            places=places,
+            method=method,
+            trials=arm.trials if arm.trials is not None else self._sweep.trials,
+            at=at,
+            sweep=self._config,
+        )
 
     def _files(self, place: str, names: str | Sequence[str]) -> list[str]:
         """Returns the paths of files, relative to the file that names them."""
@@ -193,91 +219,17 @@ class _Reader:
             found.append(os.path.join(beside, name))
         return found
 
-    def _paths(
-        self, name: str, config: Config, files: Sequence[str], places: Mapping[str, str]
-    ) -> dict[str, tuple[str, ...]]:
-        """Returns what each path or selector of the space of an arm sets."""
-        found: dict[str, tuple[str, ...]] = {}
-        taken: dict[str, str] = {}
-        for key, place in places.items():
-            source = self._config.argument_source(place) or self._config.sources[""]
-            _check_seed(key, source)
-            found[key] = self._reach(name, config, files, key, 0, source)
-            for path in found[key]:
-                for other, by in taken.items():
-                    if f"{path}.".startswith(f"{other}.") or f"{other}.".startswith(f"{path}."):
-                        raise ConfigError(
-                            f"{by!r} and {key!r} both set {max(path, other, key=len)}: remove one.",
-                            source,
-                        )
-                taken[path] = key
-        return found
-
     def _places(self, space: Mapping[str, Space], method: Method, at: str) -> dict[str, str]:
         """Returns where the file of the sweep has the values of each path or selector."""
         places: dict[str, str] = {}
         for key, each in space.items():
             entry = join(join(at, "space"), key)
-            for path in each.paths or ():
-                places[path] = join(join(entry, "spaces"), path)
             if each.paths is None:
                 places[key] = entry
+            for path in each.paths or ():
+                places[path] = join(join(entry, "spaces"), path)
         if isinstance(method, Explicit):
             own = join(at, "method")
             place = join(own if own in self._config.sources else "method", "trials")
             places |= dict.fromkeys(method.trials[0], place)
         return places
-
-    def _reach(
-        self,
-        arm: str,
-        config: Config,
-        files: Sequence[str],
-        key: str,
-        value: Tree,
-        source: Source,
-    ) -> tuple[str, ...]:
-        """Returns the paths of a config that a path or a selector sets.
-
-        Args:
-            arm: the name of the arm, for messages.
-            config: the config of the arm.
-            files: the files that it was read from.
-            key: the path or selector.
-            value: a value to try.
-            source: the place of the key in the file of the sweep.
-        """
-        if key in config.sources:
-            return (key,)
-        told = f"The arm {arm!r} has no path {key!r}"
-        is_gin = files[0].lower().endswith(".gin")
-        if is_gin and _SELECTOR.fullmatch(key):
-            binding = f"{key} = 0"  # which paths it reaches does not depend on the value
-            try:
-                bound = load(files, [binding], search_paths=self._search_paths)
-            except ConfigError as error:
-                why = str(error).removeprefix(f"{error.source}: ")
-                told = f"The arm {arm!r} has neither a path nor a Gin binding {key!r}. {why}"
-            else:
-                option = Source(f"--gin_bindings={binding}")
-                reached = [path for path, each in bound.sources.items() if each.file == option.file]
-                if reached:
-                    return tuple(reached)
-                told = f"The Gin binding {key!r} reaches nothing in the arm {arm!r}"
-        try:
-            replace(config, {key: value}, source)
-        except ConfigError as error:
-            why = str(error).removeprefix(f"{source}: ")
-            head = key.partition(".")[0]
-            if is_gin and head not in config.root.kwargs:
-                raise ConfigError(told, source) from error
-            raise ConfigError(f"{told}: {why}" if not is_gin else why, source) from error
-        return (key,)
-
-
-def _check_seed(key: str, source: Source) -> None:
-    if key == "seed":
-        raise ConfigError(
-            "The seeds of the trials are set by seeds at the root of the sweep: remove seed here.",
-            source,
-        )
