@@ -319,6 +319,7 @@ STRUCTURE = [
         "optimizer.nesterov, a boolean",
     ),
     ("ema_decay: !space.values {values: [null, 0.9, 0.99]}", 2, "ema_decay"),
+    ("ema_decay: !space.values {values: [0.9, null, 0.99]}", 2, "ema_decay"),
     (
         "optimizer: !space.values {values: [!optax.sgd {learning_rate: 0.1}, "
         "!optax.lion {learning_rate: 0.1}]}",
@@ -565,6 +566,12 @@ MISTAKES = {
     "a path inside of another": (
         "trials",
         "  optimizer: !space.values {values: [1]}\ntrials",
+        4,
+        "both set optimizer.learning_rate",
+    ),
+    "a path around another": (
+        RATE,
+        f"optimizer: !space.values {{values: [1]}}\n  {RATE}",
         4,
         "both set optimizer.learning_rate",
     ),
