@@ -487,6 +487,9 @@ MISTAKES = {
     ),
     "a method": ("method.random", "method.randon", 5, "Did you mean 'method.random'?"),
     "a method's name": ("!method.random {seed: 0}", "random", 5, "sweep takes a Method"),
+    "a space as a method": ("!method.random {seed: 0}", "!arm {}", 5, "method must be a call of"),
+    "a function as a method": ("!method", "!partial:method", 5, "method must be a call of"),
+    "a goal as final": ("trials", "final: !goal {}\ntrials", 4, "final must be a call of"),
     "a value of the wrong type": (
         RATE,
         "model.width: !space.values\n    values:\n"

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from trainer.sweep.methods import Grid, Method
+from trainer.sweep.methods import Explicit, Grid, Method, Sampled
 from trainer.sweep.spaces import Space
 
 _ARM = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
@@ -26,6 +26,16 @@ def _check_space(space: Mapping[str, Space] | None) -> None:
     for key, each in (space or {}).items():
         if not isinstance(each, Space):
             raise ValueError(f"The entry {key!r} of space must be a call of a function of space.")
+
+
+def _check_kind(name: str, value: Any, *kinds: type) -> None:
+    """Raises ValueError for an object of another class, which a call may have returned."""
+    if value is not None and not isinstance(value, kinds):
+        near = {"method": "a function of method, such as method.grid", "arms": "arm"}.get(
+            name, name
+        )
+        # Without the object, whose fields would be taken for the places of the mistake.
+        raise ValueError(f"{name} must be a call of {near}.")
 
 
 def _check_trials(trials: int | None) -> None:
@@ -80,6 +90,7 @@ class Arm:
     def __post_init__(self) -> None:
         _check_space(self.space)
         _check_trials(self.trials)
+        _check_kind("method", self.method, Grid, Sampled, Explicit)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -171,6 +182,11 @@ class Sweep:
         _check_space(self.space)
         _check_trials(self.trials)
         _check_seeds(self.seeds)
+        _check_kind("method", self.method, Grid, Sampled, Explicit)
+        _check_kind("goal", self.goal, Goal)
+        _check_kind("final", self.final, Final)
+        for arm in self.arms.values():
+            _check_kind("arms", arm, Arm)
         lower: dict[str, str] = {}
         for name in map(str, self.arms):
             if not _ARM.fullmatch(name):
