@@ -10,6 +10,8 @@ from trainer.sweep.spaces import Space
 
 _ARM = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 _MOST_SEEDS = 10_000
+# What an argument must be a call of, if it is not the function of the same name.
+_KINDS = {"method": "a function of method, such as method.grid", "arms": "arm"}
 
 
 def _check_space(space: Mapping[str, Space] | None) -> None:
@@ -31,11 +33,8 @@ def _check_space(space: Mapping[str, Space] | None) -> None:
 def _check_kind(name: str, value: Any, *kinds: type) -> None:
     """Raises ValueError for an object of another class, which a call may have returned."""
     if value is not None and not isinstance(value, kinds):
-        near = {"method": "a function of method, such as method.grid", "arms": "arm"}.get(
-            name, name
-        )
         # Without the object, whose fields would be taken for the places of the mistake.
-        raise ValueError(f"{name} must be a call of {near}.")
+        raise ValueError(f"{name} must be a call of {_KINDS.get(name, name)}.")
 
 
 def _check_trials(trials: int | None) -> None:
