@@ -18,7 +18,9 @@ import jax
 import numpy as np
 
 from trainer.config import Builder, Units, load
-from trainer.config.vocabulary import ROOTS, Vocabulary, _public_names
+from trainer.config.languages import RUN, SWEEP
+from trainer.config.vocabulary import Vocabulary, _public_names
+from trainer.sweep import methods, spaces
 
 ACTS = ("open", "os.", "shutil.", "socket.", "subprocess.", "tempfile.", "glob.", "pathlib.")
 ACTS += (
@@ -32,6 +34,7 @@ ACTS += (
     "ctypes.dlopen",
 )
 SGD = "!optax.sgd {learning_rate: 0.1}"
+INTEGERS = "!space.integers {low: 1, high: 2}"
 
 # What our functions are called with; a function that needs nothing may be called with nothing.
 ARGUMENTS: dict[str, list[str]] = {
@@ -54,6 +57,11 @@ ARGUMENTS: dict[str, list[str]] = {
     "data.ArrayDataset": ["{train: !audited.arrays {}, test: !audited.arrays {}, batch_size: 2}"],
     "data.digits": ["{}", "{data_dir: DATA}", "{data_dir: DATA/empty}"],
     "data.fashion_mnist": ["{}", "{data_dir: DATA}"],
+    "space.log_uniform": ["{low: 0.1, high: 1.0, points: 3}"],
+    "space.uniform": ["{low: 0.1, high: 1.0, points: 3}"],
+    "space.integers": ["{low: 1, high: 3}"],
+    "space.zip": ["{spaces: {a: INTEGERS, b: INTEGERS}}"],
+    "method.explicit": ["{trials: [{a: 1}]}"],
     "data.tfds": ["{name: sklearn_digits}", "{name: sklearn_digits, data_dir: DATA}"],
 }
 
@@ -77,6 +85,7 @@ def snippets(name: str, required: list[str], data: str) -> list[str]:
     """Returns the calls of a function to try, in YAML; of our own all must succeed."""
     if name in ARGUMENTS:
         given = [each.replace("DATA", data).replace("SGD", SGD) for each in ARGUMENTS[name]]
+        given = [each.replace("INTEGERS", INTEGERS) for each in given]
         return [f"!{name} {arguments}" for arguments in given]
     tried = [f"!{name} {{{', '.join(f'{key}: {x}' for key in required)}}}" for x in CANDIDATES]
     return tried if required else tried[:1]
@@ -110,9 +119,25 @@ def _importing() -> bool:
     return False
 
 
+def configs(name: str, snippet: str) -> list[str]:
+    """Returns the configs to try, each of one line, in which a call of a function is."""
+    if name.startswith("space."):
+        return [f"space: {{x: {snippet}}}\n"]
+    if name.startswith("method."):
+        return [f"method: {snippet}\n"]
+    # As an optimizer, if it is one.
+    return [f"data: !audited.hold {{optimizer: {snippet}}}\n", f"data: {snippet}\n"]
+
+
 def build(builder: Builder) -> None:
     """Builds, then takes what a run takes of a data set, or begins with an optimizer."""
-    built = builder.build("data", units=Units(100, 10, 50))
+    (name,) = builder.config.root.kwargs
+    built = builder.build(name, units=Units(100, 10, 50))
+    if name == "space":
+        assert built["x"].at(0.5) is not None
+    if name == "method":
+        space = {} if isinstance(built, methods.Explicit) else {"x": spaces.integers(1, 3)}
+        assert len(built.points(space, 1)) == 1
     if hasattr(built, "evaluate") and hasattr(built, "train"):
         next(built.train(0, 0))
         next(iter(built.evaluate()))
@@ -127,10 +152,10 @@ def main(data: str, cache: str) -> None:
     warnings.simplefilter("ignore")
     sys.path.insert(0, str(Path(__file__).parent / "lab"))
     jax.numpy.ones(2).block_until_ready()  # what jax reads of the machine when it starts
-    vocabulary, watch = Vocabulary(), Watch()
+    vocabulary, watch = Vocabulary(language=SWEEP), Watch()
     file = Path(cache) / "call.yaml"
     names: dict[Any, list[str]] = {}
-    for root, home in ROOTS.items():
+    for root, home in SWEEP.modules.items():
         for place, module in modules(root, importlib.import_module(home)).items():
             for last in _public_names(module):
                 function = vocabulary.function(f"{place}.{last}")
@@ -141,10 +166,10 @@ def main(data: str, cache: str) -> None:
         required = [key for key, parameter in parameters.items() if parameter.required]
         told: dict[str, Any] = {"called": False, "why": "", "acts": []}
         for snippet in snippets(name, required, data):
-            # As an optimizer, if it is one.
-            for text in (f"data: !audited.hold {{optimizer: {snippet}}}\n", f"data: {snippet}\n"):
+            for text in configs(name, snippet):
                 file.write_text(text)
-                builder = Builder(load([file]), ["audited"])
+                language = SWEEP if text.startswith(("space", "method")) else RUN
+                builder = Builder(load([file], language=language), ["audited"])
                 watch.acts = told["acts"]
                 try:
                     if name.startswith("data."):

@@ -16,6 +16,7 @@ from trainer.config import Call, ConfigError, Source, Tree, diff, dump, load
 from trainer.config.gin_reader import read
 from trainer.config.gin_scopes import resolve
 from trainer.config.gin_tables import Statement
+from trainer.config.languages import RUN
 from trainer.config.nodes import plain
 from trainer.config.tree import same
 from trainer.config.yaml_reader import read as yaml_read
@@ -35,7 +36,7 @@ def ours(texts: Sequence[str]) -> Tree:
         for section, text in enumerate(texts)
         for statement in read(text, Source(f"{section}.gin", 1))
     ]
-    return plain(resolve(statements, Source("0.gin"))[0])
+    return plain(resolve(statements, Source("0.gin"), RUN)[0])
 
 
 SINGLE = sorted(path.name for path in CORPUS.glob("*.gin"))

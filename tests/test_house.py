@@ -15,7 +15,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from trainer.config.vocabulary import ROOTS
+from trainer.config.languages import SWEEP
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -36,7 +36,7 @@ ORDER = [
     {"trainer.workdir"},
     {"trainer.engine"},
     {"trainer.train"},
-    {"trainer.report", "trainer.diagnose"},
+    {"trainer.report", "trainer.diagnose", "trainer.sweep"},
     {"trainer.cli"},
     {"trainer.__main__"},
 ]
@@ -430,8 +430,8 @@ def test_the_diagram_of_the_packages_has_an_arrow_for_each_import() -> None:
     }
     assert sorted(drawn) == sorted(short)
     found_by_name = re.findall(r"^ *config -\. .* \.-> (\w+)$", diagram, re.MULTILINE)
-    roots = {root.removeprefix("trainer.") for root in ROOTS.values()}
-    assert sorted(found_by_name) == sorted(roots - {"optax", "optim.schedules"})
+    modules = {module.removeprefix("trainer.").split(".")[0] for module in SWEEP.modules.values()}
+    assert sorted(found_by_name) == sorted(modules - {"optax"})
 
 
 def _defined(path: str) -> set[str]:

@@ -170,6 +170,23 @@ def checkpoint(arguments: argparse.Namespace) -> int:
     return inspect_checkpoints.run(arguments)
 
 
+def sweep(arguments: argparse.Namespace) -> int:
+    """Prints the plan of a sweep.
+
+    Args:
+        arguments: the parsed options of the command.
+
+    Returns:
+        DONE.
+
+    Raises:
+        UserError: the file has a mistake, or --dry_run is missing.
+    """
+    from trainer.cli import sweeps
+
+    return sweeps.run(arguments)
+
+
 def _log(line: str) -> None:
     show(line, sys.stderr)
 

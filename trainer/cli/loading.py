@@ -8,18 +8,20 @@ from typing import TYPE_CHECKING
 
 from trainer import config as configs
 from trainer.cli import options
-from trainer.config import Config, ConfigError
+from trainer.config import Config
+from trainer.config.languages import RUN, Language
 from trainer.messages import UserError
 
 if TYPE_CHECKING:
     from trainer.engine.program import Program
 
 
-def read_config(arguments: argparse.Namespace) -> Config:
+def read_config(arguments: argparse.Namespace, language: Language = RUN) -> Config:
     """Reads the config that the options name.
 
     Args:
         arguments: the parsed options of a command that takes a config.
+        language: the kind of the config, of a run or of a sweep.
 
     Returns:
         The resolved config.
@@ -27,8 +29,13 @@ def read_config(arguments: argparse.Namespace) -> Config:
     Raises:
         ConfigError: a file cannot be read, or the config has a mistake.
     """
-    folders = [folder for each in arguments.search_paths for folder in each]
-    return configs.load(arguments.files, arguments.bindings, arguments.sets, folders)
+    folders = search_paths(arguments)
+    return configs.load(arguments.files, arguments.bindings, arguments.sets, folders, language)
+
+
+def search_paths(arguments: argparse.Namespace) -> list[str]:
+    """Returns the folders of `--gin_search_paths`."""
+    return [folder for each in arguments.search_paths for folder in each]
 
 
 def make_program(
@@ -48,18 +55,10 @@ def make_program(
         ConfigError: the config has a mistake, or its parts do not fit together.
     """
     from optim.declarations import OptimizerWarning
-    from trainer.engine.contracts import ComponentError
-    from trainer.engine.loading import load
+    from trainer.engine.loading import load_located
 
     warnings.simplefilter("ignore", OptimizerWarning)  # the plan has the same warnings, once
-    try:
-        return load(read, vocabulary, steps_per_call)
-    except ValueError as error:
-        if isinstance(error, ConfigError) and not isinstance(error, ComponentError):
-            raise  # its message begins with its place
-        places = [getattr(error, "component", ""), "mesh", "data"]
-        place = next((read.sources[path] for path in places if path in read.sources), "")
-        raise ConfigError(f"{place}: {error}") from error
+    return load_located(read, vocabulary, steps_per_call)
 
 
 def config_options(arguments: argparse.Namespace) -> list[str]:

@@ -38,6 +38,12 @@ def parser() -> argparse.ArgumentParser:
     plot.add_argument("workdirs", nargs="+", type=_folder, metavar="WORKDIR")
     plot.add_argument("--metric", default="train/loss", help="default train/loss")
     plot.add_argument("--png", metavar="FILE", help="draw into a PNG instead of the terminal")
+    sweep = commands.add_parser("sweep", parents=[config], help="plan many runs from one file")
+    sweep.add_argument(
+        "--dry_run",
+        action="store_true",
+        help="print the arms, the programs, the cost and the first runs, and start nothing",
+    )
     _verify(
         commands.add_parser(
             "verify",

@@ -8,6 +8,7 @@ from typing import Any
 from trainer.config import annotations, blame, build_errors, conversion, dtypes, results
 from trainer.config.conversion import TypeMismatch
 from trainer.config.floats import Floats
+from trainer.config.languages import LANGUAGES
 from trainer.config.resolved import Config, Unused
 from trainer.config.signatures import Function
 from trainer.config.slots import Slot
@@ -39,7 +40,7 @@ class Builder:
 
     def __init__(self, config: Config, vocabulary: Sequence[str] = ()):
         self.config = config
-        self._vocabulary = Vocabulary(vocabulary)
+        self._vocabulary = Vocabulary(vocabulary, LANGUAGES[config.root.name])
 
     def check(self) -> None:
         """Raises ConfigError for a wrong name, argument or type anywhere; calls nothing."""
@@ -249,6 +250,7 @@ class _Traversal:
                 text = build_errors.unknown_argument(function, name)
                 if not path:
                     text += build_errors.other_places(name, self._config.sources)
+                    text += build_errors.other_language(name)
                 raise ConfigError(text, source)
         missing = [
             name

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Sequence
 
 from trainer.config import annotations, dtypes
+from trainer.config.languages import LANGUAGES
 from trainer.config.signatures import Function
 from trainer.config.slots import Slot
 from trainer.config.tree import Call, Key, Tree
@@ -60,6 +61,19 @@ def other_places(name: str, paths: Iterable[str]) -> str:
     """
     below = [path for path in paths if path.endswith(f".{name}")]
     return f" This config has {name} at {listing(below, 4)}." if below else ""
+
+
+def other_language(name: str) -> str:
+    """Returns a sentence about an argument that only the root of another kind of config has.
+
+    Args:
+        name: the name of the argument, which the root does not take.
+
+    Returns:
+        The sentence; "" if no other kind of config is known by this argument.
+    """
+    found = [each for each in LANGUAGES.values() if each.mark == name]
+    return "".join(f" This is the config of {each.what}: {each.command}." for each in found)
 
 
 def missing_arguments(function: Function, missing: Sequence[str]) -> str:

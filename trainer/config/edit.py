@@ -162,7 +162,7 @@ def _hint_for_function_path(root: Node, path: str, value: str) -> str:
         path: the path of a setting, such as "optim.muon.learning_rate".
         value: the setting's value, as it was written.
     """
-    from trainer.config.vocabulary import ROOTS
+    from trainer.config.languages import RUN
 
     path = path[path.rfind("/", 0, path.find(".")) + 1 :]  # the tree contains no scopes of Gin
     head, _, below = path.partition(".")
@@ -186,7 +186,7 @@ def _hint_for_function_path(root: Node, path: str, value: str) -> str:
             return f"{told} This config calls {names} in one place: write {settings[0]}."
         shown = "\n  ".join(settings[:4] + [f"and {count - 4} more"] * (count > 4))
         return f"{told} This config calls {names} in {count} places; write one of:\n  {shown}"
-    packages = {*ROOTS, *(name.split(".")[0] for name, _ in calls)}
+    packages = {*RUN.modules, *(name.split(".")[0] for name, _ in calls)}
     packages -= {"data", "metrics"}  # which are arguments of the root as well
     if below and not in_tree and head in packages:
         name = path.rpartition(".")[0]

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from trainer.config import hints
 from trainer.config.edit import merge, override
 from trainer.config.includes import EMPTY, SearchPath, check_text, read_text, suffix_kind
+from trainer.config.languages import RUN, Language
 from trainer.config.nodes import Node, check_argument, plain, to_config
 from trainer.config.resolved import Config, ConfigFile, Unused
 from trainer.config.tree import Call, ConfigError, Source
@@ -22,6 +23,7 @@ def load(
     bindings: Sequence[str] = (),
     sets: Sequence[str] = (),
     search_paths: Sequence[str] = (),
+    language: Language = RUN,
 ) -> Config:
     """Reads a config, without executing or importing anything that it names.
 
@@ -34,6 +36,7 @@ def load(
         bindings: Gin statements that override the files; for Gin files only.
         sets: settings of the form path=value, with the value in YAML; they override all else.
         search_paths: folders for files that are not found otherwise.
+        language: the kind of the config, of a run or of a sweep.
 
     Raises:
         ConfigError: a file cannot be read, or the config contains a mistake.
@@ -54,7 +57,7 @@ def load(
         )
     places = SearchPath(search_paths)
     paths = [places.find_file(path) for path in paths]
-    reader = _FileReader(kinds[0], places)
+    reader = _FileReader(kinds[0], places, language)
     load_kind = _load_gin if kinds[0] == "gin" else _load_yaml
     root, unused = load_kind(reader, paths, bindings)
     for text in sets:
@@ -90,7 +93,7 @@ def _load_gin(
         source = _binding_source(text, 1 if "\n" in text.strip() else 0)
         check_text(text, source)
         reader.gin_text(text, source, "", included_at=None)
-    return gin_scopes.resolve(reader.statements, Source(paths[0]))
+    return gin_scopes.resolve(reader.statements, Source(paths[0]), reader.language)
 
 
 def _binding_source(text: str, line: int) -> Source:
@@ -102,11 +105,13 @@ class _FileReader:
     """Reads files and the files that they include.
 
     Attributes:
+        language: the kind of the config.
         statements: the Gin statements, in order.
         read: the files, in order.
     """
 
-    def __init__(self, kind: str, places: SearchPath):
+    def __init__(self, kind: str, places: SearchPath, language: Language):
+        self.language = language
         self._kind = kind
         self._places = places
         self._open: list[str] = []
@@ -173,21 +178,22 @@ class _FileReader:
             given = describe(plain(document))
             hint = hints.in_yaml(str(document.value))
             raise ConfigError(
-                f"The root of a config must be a mapping (model, data, steps, ...), not {given}."
+                f"The root of a config must be a mapping ({self.language.keys}, ...), not {given}."
                 f" {hint}".rstrip(),
                 document.source,
             )
         items = dict(document.value)
-        if "experiment" in items:
+        root = self.language.root
+        if root in items:
             raise ConfigError(
-                "The root of a YAML config is the experiment itself: write model, data, steps and"
+                f"The root of a YAML config is the {root} itself: write {self.language.keys} and"
                 " the rest without this key. If this is Gin, name the file .gin.",
-                items["experiment"].argument_source,
+                items[root].argument_source,
             )
         include = items.pop("include", None)
         for key, item in items.items():
             check_argument(key, item.argument_source)
-        return Node(Call("experiment", items), document.source), include
+        return Node(Call(root, items), document.source), include
 
     def _enter(self, path: str, included_at: Source | None) -> str:
         """Returns the text of a file, and adds it to `_open`; the caller removes it."""

@@ -8,10 +8,12 @@ it, in the scope of that function.
 """
 
 from collections.abc import Sequence
+from functools import partial
 
 from trainer.config.gin_reader import MACRO, Binding, Pairs, Reference
-from trainer.config.gin_tables import ROOT, Bindings, Calls, Scope, Statement, Table
+from trainer.config.gin_tables import Bindings, Calls, Scope, Statement, Table
 from trainer.config.gin_unused import UnusedBindings
+from trainer.config.languages import LANGUAGES, Language
 from trainer.config.nodes import Budget, Node, check_key, plain
 from trainer.config.resolved import Unused
 from trainer.config.tree import Call, ConfigError, Key, Source
@@ -21,28 +23,37 @@ from trainer.config.wording import known_names, listing
 _REQUIRED = ("REQUIRED", "gin.REQUIRED")
 
 
-def resolve(statements: Sequence[Statement], where: Source) -> tuple[Node, list[Unused]]:
+def resolve(
+    statements: Sequence[Statement], where: Source, language: Language
+) -> tuple[Node, list[Unused]]:
     """Returns the tree of the statements, and the bindings that have no effect on it.
 
     Args:
         statements: the statements in the order of the text.
-        where: the place to name if `experiment` has no binding.
+        where: the place to name if the root has no binding.
+        language: the kind of the config, which has the name of the root.
 
     Raises:
         ConfigError: a macro is not defined, references form a cycle, or a binding without effect is
             a mistake; see `gin_unused`.
     """
-    bindings = Bindings(statements)
+    root_name = language.root
+    bindings = Bindings(statements, root_name)
     table = bindings.at_end()
-    if not any(each.content.name == ROOT for each in table.in_force):
+    bound = {each.content.name for each in table.in_force}
+    if root_name not in bound:
+        others = [each for each in LANGUAGES.values() if each.root in bound]
+        found = "".join(f" It is the config of {x.what}: {x.command}." for x in others)
         raise ConfigError(
-            "The config binds no argument of experiment, so there is nothing to run: write"
-            " experiment.model = @models.vit(), and so on.",
+            f"The config binds no argument of {root_name}, so there is nothing to run: write"
+            f" {language.example}, and so on.{found}",
             where,
         )
-    resolver = _Resolver(table)
+    resolver = _Resolver(table, root_name)
     root = resolver.root(where)
-    unused_bindings = UnusedBindings(bindings, resolver.called, resolver.where, _calls)
+    unused_bindings = UnusedBindings(
+        bindings, resolver.called, resolver.where, partial(_calls, root_name)
+    )
     for statement in [*table.in_force, *bindings.blocks]:
         unused_bindings.refuse_ambiguous(statement)
     idle = [each for each in table.in_force if id(each.content) not in resolver.read]
@@ -52,9 +63,9 @@ def resolve(statements: Sequence[Statement], where: Source) -> tuple[Node, list[
     return root, unused
 
 
-def _calls(table: Table) -> Calls:
+def _calls(root: str, table: Table) -> Calls:
     """Returns the calls that a config makes with the bindings of a table, up to the first error."""
-    resolver = _Resolver(table)
+    resolver = _Resolver(table, root)
     try:
         resolver.root(Source(""))
     except ConfigError:
@@ -65,8 +76,9 @@ def _calls(table: Table) -> Calls:
 class _Resolver:
     """Follows the references of one table from the root; calls no function."""
 
-    def __init__(self, table: Table):
+    def __init__(self, table: Table, root: str):
         self._table = table
+        self._root = root
         self._budget = Budget()
         self._open: list[tuple[Scope, str]] = []
         self.read: set[int] = set()  # the ids of the bindings that were read
@@ -74,8 +86,10 @@ class _Resolver:
         self.where: dict[str, Source] = {}  # where each function was called first
 
     def root(self, where: Source) -> Node:
-        own = [each.content.source for each in self._table.in_force if each.content.name == ROOT]
-        return self._call(Reference((), ROOT, True), (), (), own[0] if own else where, 0)
+        own = [
+            each.content.source for each in self._table.in_force if each.content.name == self._root
+        ]
+        return self._call(Reference((), self._root, True), (), (), own[0] if own else where, 0)
 
     def _bound(self, name: str, scope: Scope) -> dict[str, Binding]:
         bound: dict[str, Binding] = {}

@@ -11,8 +11,6 @@ Scope = tuple[str, ...]
 Calls = Mapping[str, set[Scope]]
 """The scopes in which each function is called. The key MACRO has the macros that are read."""
 
-ROOT = "experiment"
-
 
 @dataclass(frozen=True)
 class Statement:
@@ -67,6 +65,7 @@ class Bindings:
 
     Args:
         statements: the statements in the order of the text.
+        root: the name of the call at the root of the tree.
 
     Attributes:
         bindings: the statements that are bindings.
@@ -75,10 +74,10 @@ class Bindings:
             called function whose name ends with it.
     """
 
-    def __init__(self, statements: Sequence[Statement]):
+    def __init__(self, statements: Sequence[Statement], root: str):
         self.bindings = [each for each in statements if isinstance(each.content, Binding)]
         self.blocks = [each for each in statements if isinstance(each.content, Block)]
-        self.full = {ROOT, MACRO}
+        self.full = {root, MACRO}
         for each in self.bindings:
             assert isinstance(each.content, Binding)
             self.full |= {reference.name for reference in references(each.content.value)}

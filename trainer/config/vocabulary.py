@@ -7,30 +7,24 @@ import re
 import sys
 import typing
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
 
 from trainer.config import blame, signatures
+from trainer.config.languages import LANGUAGES, RUN, Language
 from trainer.config.signatures import Function, home
 from trainer.config.tree import ConfigError, Source
 from trainer.config.wording import known_names, listing, nearest
 
-ROOTS: Mapping[str, str] = {
-    "optim": "optim",
-    "optax": "optax",
-    "schedules": "optim.schedules",
-    "models": "trainer.models",
-    "data": "trainer.data",
-    "losses": "trainer.losses",
-    "metrics": "trainer.metrics",
-}
 # A config may name only what `__all__` of these packages lists: their modules have functions that
 # act on files or the network. In optax and packages of the user all public functions are allowed.
-_LISTED = frozenset(module for module in ROOTS.values() if module != "optax")
-EXPERIMENT = "experiment"
-# A name and not an import, because trainer.engine is above this package.
-_ROOT = "trainer.engine.experiment.Experiment"
+_LISTED = frozenset(
+    module
+    for language in LANGUAGES.values()
+    for module in language.modules.values()
+    if module != "optax"
+)
 _PACKAGE = re.compile(r"[A-Za-z]\w*(\.[A-Za-z]\w*)*", re.ASCII)
 
 
@@ -40,13 +34,15 @@ class Vocabulary:
     Args:
         packages: packages of the user, such as "my_lab.zoo"; a config spells the names of their
             functions in full.
+        language: what a config may name besides.
 
     Raises:
         ConfigError: a package has an invalid name, a name that is taken, or cannot be imported.
     """
 
-    def __init__(self, packages: Sequence[str] = ()):
+    def __init__(self, packages: Sequence[str] = (), language: Language = RUN):
         self._packages = tuple(packages)
+        self._language = language
         self._functions: dict[str, Function] = {}
         for package in self._packages:
             self._check_package(package)
@@ -77,7 +73,10 @@ class Vocabulary:
         """
         modules = [each for each in sys.modules if any(_lies_in(each, p) for p in self._packages)]
         found = []
-        for full in [name, *(f"{root}.{name}" for root in [*ROOTS, "optax.contrib", *modules])]:
+        for full in [
+            name,
+            *(f"{root}.{name}" for root in [*self._language.modules, "optax.contrib", *modules]),
+        ]:
             with contextlib.suppress(ConfigError):
                 found.append(self.function(full, source))
         return found or [self.function(name, source)]
@@ -88,14 +87,16 @@ class Vocabulary:
         Args:
             name: the dotted name of the function.
         """
-        return name == EXPERIMENT or name.split(".")[0] in ROOTS
+        language = self._language
+        return name in language.nodes or name.split(".")[0] in language.modules
 
     def _check_package(self, package: str) -> None:
         source = Source(f"--vocabulary={package[:60]}")
         if not _PACKAGE.fullmatch(package):
             raise ConfigError("This is not the name of a package, such as my_lab.zoo.", source)
         root = package.split(".")[0]
-        taken = {**ROOTS, EXPERIMENT: "the root", "trainer": "this program"}
+        nodes = {name: f"the {name} itself" for name in self._language.nodes}
+        taken = {**self._language.modules, **nodes, "trainer": "this program"}
         if root in taken:
             raise ConfigError(
                 f"The name {root!r} is taken: {root}.* means {taken[root]} in a"
@@ -105,8 +106,8 @@ class Vocabulary:
         _import(package, source)
 
     def _find(self, name: str, source: Source | None) -> Any:
-        if name == EXPERIMENT:
-            module, _, last = _ROOT.rpartition(".")
+        if name in self._language.nodes:
+            module, _, last = self._language.nodes[name].rpartition(".")
             return getattr(importlib.import_module(module), last)
         *steps, last = name.split(".")
         private = next((step for step in (*steps, last) if step.startswith("_")), None)
@@ -127,13 +128,14 @@ class Vocabulary:
     def _root(
         self, name: str, steps: list[str], source: Source | None
     ) -> tuple[ModuleType, list[str]]:
-        if steps and steps[0] in ROOTS:
-            return importlib.import_module(ROOTS[steps[0]]), steps[1:]
+        modules = self._language.modules
+        if steps and steps[0] in modules:
+            return importlib.import_module(modules[steps[0]]), steps[1:]
         fitting = [each for each in self._packages if f"{name}.".startswith(f"{each}.")]
         if fitting and steps:
             package = max(fitting, key=len)
             return _import(package, source), steps[package.count(".") + 1 :]
-        roots = [*ROOTS, *self._packages]
+        roots = [*modules, *self._packages]
         near = nearest(steps[0], roots) if steps else None
         if near:
             hint = f"Did you mean {near + name[len(steps[0]) :]!r}? "
@@ -191,7 +193,7 @@ class Vocabulary:
         """Suggests a function of the same name in another package."""
         last = name.rsplit(".", 1)[-1]
         others = ["optax.contrib", *self._packages]
-        for root, package in [*ROOTS.items(), *zip(others, others, strict=True)]:
+        for root, package in [*self._language.modules.items(), *zip(others, others, strict=True)]:
             if last in _public_names(importlib.import_module(package)):
                 return f"Did you mean {f'{root}.{last}'!r}? "
         return ""

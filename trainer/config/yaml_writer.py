@@ -6,6 +6,7 @@ from typing import Any
 
 import yaml
 
+from trainer.config.languages import LANGUAGES
 from trainer.config.tree import Call, Tree, join, same
 from trainer.config.wording import brief
 from trainer.config.yaml_reader import PARTIAL, Loader
@@ -71,14 +72,15 @@ def dump(root: Call) -> str:
     Equal trees have equal text: arguments are sorted, and keys of dicts keep their order.
 
     Args:
-        root: the tree; a call of `experiment` is written as the root mapping of a file.
+        root: the tree; a call of `experiment` or `sweep` is written as the root mapping of a
+            file.
 
     Example:
         >>> print(dump(Call("experiment", {"steps": 100, "loss": Call("losses.huber")})), end="")
         loss: !losses.huber {}
         steps: 100
     """
-    bare = root.name == "experiment" and not root.partial
+    bare = root.name in LANGUAGES and not root.partial
     tree = dict(sorted(root.kwargs.items())) if bare else root
     # Keys stay in order, because that of groups counts. The width is that of no line, so that
     # PyYAML does not fold long strings.

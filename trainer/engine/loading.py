@@ -3,7 +3,8 @@
 import dataclasses
 from collections.abc import Sequence
 
-from trainer.config import Config
+from trainer.config import Config, ConfigError
+from trainer.engine.contracts import ComponentError
 from trainer.engine.experiment import build_experiment
 from trainer.engine.inputs import find_inputs
 from trainer.engine.program import Program
@@ -31,3 +32,26 @@ def load(
     if steps_per_call is not None:
         experiment = dataclasses.replace(experiment, steps_per_call=steps_per_call)
     return Program(experiment, inputs)
+
+
+def load_located(
+    config: Config, vocabulary: Sequence[str] = (), steps_per_call: int | None = None
+) -> Program:
+    """Builds the program of a config as `load` does, and names the place of every mistake.
+
+    Args:
+        config: the config, from `trainer.config.load`.
+        vocabulary: further packages whose public functions the config may name.
+        steps_per_call: replaces that of the config; None leaves it.
+
+    Raises:
+        ConfigError: the config has a mistake, or its parts do not fit together.
+    """
+    try:
+        return load(config, vocabulary, steps_per_call)
+    except ValueError as error:
+        if isinstance(error, ConfigError) and not isinstance(error, ComponentError):
+            raise  # its message begins with its place
+        places = [getattr(error, "component", ""), "mesh", "data"]
+        source = next((config.sources[path] for path in places if path in config.sources), None)
+        raise ConfigError(str(error), source) from error

@@ -128,7 +128,7 @@ def make_plan(program: Program, config: Config | None = None) -> Plan:
             told = getattr(experiment.model, "mode", None)
             mode = describe_mode(told) if told is not None else ""
     except (ValueError, TypeError) as error:
-        raise _located(error, config) from error
+        raise located(error, config) from error
     named = flatten(state.params)
     labels = flatten(optimizer.label(state.params))
     scales = optimizer.layer_scales(state.params)
@@ -242,8 +242,13 @@ def _bytes(tree: Any) -> int:
     return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(tree))
 
 
-def _located(error: Exception, config: Config | None) -> ConfigError:
-    """Prefixes an error with the file and line of the config where the mistake is."""
+def located(error: Exception, config: Config | None) -> ConfigError:
+    """Prefixes an error with the file and line of the config where the mistake is.
+
+    Args:
+        error: an error of an optimizer, a model or another part of an experiment.
+        config: the config of the experiment; None if it was not built from one.
+    """
     for path, value in leaves(config.root) if config else ():
         # Such an integer raises somewhere inside of jax, in words that do not name it.
         if isinstance(value, int) and value > _LARGEST:

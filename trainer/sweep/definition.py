@@ -1,0 +1,202 @@
+"""What the file of a sweep says: the arguments of its root, of its arms, its goal and its final."""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from trainer.sweep.methods import Explicit, Grid, Method, Sampled
+from trainer.sweep.spaces import Space
+
+_ARM = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
+_MOST_SEEDS = 10_000
+# What an argument must be a call of, if it is not the function of the same name.
+_KINDS = {"method": "a function of method, such as method.grid", "arms": "arm"}
+
+
+def _check_space(space: Mapping[str, Space] | None) -> None:
+    """Raises ValueError for a space without paths, or an entry that is not a space.
+
+    Args:
+        space: the space of an arm; None if it has none.
+    """
+    if space is not None and not space:
+        raise ValueError(
+            "space is empty: give it a path and its values, or remove it for an arm of a single"
+            " trial."
+        )
+    for key, each in (space or {}).items():
+        if not isinstance(each, Space):
+            raise ValueError(f"The entry {key!r} of space must be a call of a function of space.")
+
+
+def _check_kind(name: str, value: Any, *kinds: type) -> None:
+    """Raises ValueError for an object of another class, which a call may have returned."""
+    if value is not None and not isinstance(value, kinds):
+        # Without the object, whose fields would be taken for the places of the mistake.
+        raise ValueError(f"{name} must be a call of {_KINDS.get(name, name)}.")
+
+
+def _check_trials(trials: int | None) -> None:
+    """Raises ValueError for a number of trials below 1.
+
+    Args:
+        trials: the number; None passes.
+    """
+    if trials is not None and trials < 1:
+        raise ValueError(f"trials is {trials}, but an arm has at least one trial.")
+
+
+def _check_seeds(seeds: int | Sequence[int]) -> None:
+    """Raises ValueError for a number of seeds out of its range, or a list that repeats one.
+
+    Args:
+        seeds: the number of seeds, or the seeds.
+    """
+    if isinstance(seeds, int):
+        if not 1 <= seeds <= _MOST_SEEDS:
+            raise ValueError(f"seeds is {seeds}, but must be at least 1 and at most {_MOST_SEEDS}.")
+        return
+    if not seeds:
+        raise ValueError("seeds is empty: give a number of seeds, or list them.")
+    for index, seed in enumerate(seeds):
+        if not 0 <= seed < 2**32:
+            raise ValueError(f"seeds has {seed}, but a seed is between 0 and 2**32 - 1.")
+        if seed in seeds[:index]:
+            raise ValueError(f"seeds has {seed} twice: remove one.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Arm:
+    """One side of a comparison: a config, laid over the base, and a space.
+
+    Attributes:
+        files: configs that are laid over the base, in its language; relative to the file that
+            names them.
+        set: path -> value, laid over the files. In Gin a path may also be a selector, as in Gin's
+            bindings: "optim.muon.weight_decay" sets the argument wherever that binding would.
+        space: path or selector -> the values among which to search.
+        trials: number of trials; None for the sweep's.
+        method: how the trials are chosen; None for the sweep's.
+    """
+
+    files: str | Sequence[str] = ()
+    set: Mapping[str, Any] = field(default_factory=dict)
+    space: Mapping[str, Space] | None = None
+    trials: int | None = None
+    method: Method | None = None
+
+    def __post_init__(self) -> None:
+        _check_space(self.space)
+        _check_trials(self.trials)
+        _check_kind("method", self.method, Grid, Sampled, Explicit)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Goal:
+    """What makes one trial better than another.
+
+    Attributes:
+        metric: the name of a metric of the experiment, without a split: "loss", "accuracy".
+        mode: whether the best value is the smallest ("min") or the largest ("max"); None is "min"
+            for the loss, and must not be None for another metric.
+        select_on: the split on which trials are compared. The winners are reported on the test
+            split. A data set without a validation split needs `select_on: test`, which the report
+            repeats.
+        target: a value of the metric; the report says how many steps each trial needs to reach it.
+    """
+
+    metric: str = "loss"
+    mode: Literal["min", "max"] | None = None
+    select_on: Literal["validation", "test"] = "validation"
+    target: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.mode is None and self.metric != "loss":
+            raise ValueError(
+                f"mode is missing for the metric {self.metric!r}: write 'max' if larger values are"
+                " better, or else 'min'."
+            )
+
+    @property
+    def better(self) -> Literal["min", "max"]:
+        """The mode, with its default."""
+        return self.mode or "min"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Final:
+    """The runs that follow the search: the winner of each arm on seeds that no trial used.
+
+    Attributes:
+        seeds: the number of seeds, which follow those of the trials; or a list of seeds.
+    """
+
+    seeds: int | Sequence[int] = 8
+
+    def __post_init__(self) -> None:
+        _check_seeds(self.seeds)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sweep:
+    """Describes a sweep completely; each field is an argument of the root of its file.
+
+    Attributes:
+        base: the config of a run, or several files of which later ones override earlier ones; Gin
+            or YAML; relative to the file that names them.
+        arms: name -> arm, in the order of the report; empty for one arm, the base, with `space`.
+        set: path -> value, laid over the files of every arm; see `Arm`.
+        space: path or selector -> the values among which to search; only without arms.
+        trials: number of trials for each arm; None for as many as the method determines, such as a
+            grid.
+        seeds: for each trial, the number of seeds, counted from the seed of the base; or a list of
+            seeds.
+        method: how the trials of an arm are chosen.
+        goal: what makes one trial better than another.
+        final: the runs of each arm's winner on fresh seeds; None for no such runs.
+        budgets: "equal" refuses arms that differ in their numbers of trials, steps or examples;
+            "unequal" allows it, and the report says so.
+    """
+
+    base: str | Sequence[str]
+    arms: Mapping[str, Arm] = field(default_factory=dict)
+    set: Mapping[str, Any] = field(default_factory=dict)
+    space: Mapping[str, Space] | None = None
+    trials: int | None = None
+    seeds: int | Sequence[int] = 1
+    method: Method = Grid()
+    goal: Goal = Goal()
+    final: Final | None = Final()
+    budgets: Literal["equal", "unequal"] = "equal"
+
+    def __post_init__(self) -> None:
+        if not self.base:
+            raise ValueError("base is empty: name the config of a run.")
+        if self.arms and self.space is not None:
+            raise ValueError(
+                "The sweep has arms and space. With arms, each has a space of its own: move space"
+                " into the arms."
+            )
+        _check_space(self.space)
+        _check_trials(self.trials)
+        _check_seeds(self.seeds)
+        _check_kind("method", self.method, Grid, Sampled, Explicit)
+        _check_kind("goal", self.goal, Goal)
+        _check_kind("final", self.final, Final)
+        for arm in self.arms.values():
+            _check_kind("arms", arm, Arm)
+        lower: dict[str, str] = {}
+        for name in map(str, self.arms):
+            if not _ARM.fullmatch(name):
+                raise ValueError(
+                    f"arms has the name {name!r}, which cannot be that of a folder: use letters,"
+                    " digits, '_', '-' and '.', beginning with a letter or digit."
+                )
+            # Folders are named after arms, and some file systems ignore the case.
+            other = lower.setdefault(name.lower(), name)
+            if other != name:
+                raise ValueError(
+                    f"arms has the names {other!r} and {name!r}, which differ only in upper and"
+                    " lower case and would share a folder: rename one."
+                )

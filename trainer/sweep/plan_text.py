@@ -1,0 +1,132 @@
+"""Formats the plan of a sweep as plain text, for the terminal."""
+
+from collections.abc import Sequence
+
+from trainer.config import Tree
+from trainer.config.wording import brief
+from trainer.messages import printable, table
+from trainer.sweep.plan import SweepPlan
+from trainer.sweep.programs import Programs
+
+_SHOWN_TRIALS = 5
+
+
+def render(plan: SweepPlan, programs: Programs) -> str:
+    """Formats a plan: the arms, the programs, what they cost, and the first trials.
+
+    Args:
+        plan: the plan.
+        programs: its programs.
+
+    Returns:
+        Lines of text; the last ends with a newline.
+    """
+    lines = [
+        *_arms(plan),
+        "",
+        *_programs(programs),
+        *programs.reasons,
+        *_totals(plan, programs),
+        _goal(plan),
+        *_repeats(plan),
+        "",
+        *_first_trials(plan),
+        "",
+        f"plan {plan.digest}",
+    ]
+    return "".join(f"{printable(line)}\n" for line in lines)
+
+
+def _arms(plan: SweepPlan) -> list[str]:
+    rows: list[Sequence[str]] = [("arm", "trials", "method", "path", "space")]
+    for arm in plan.definition.arms:
+        head = (arm.name, f"{plan.counts[arm.name]:,}", arm.method.text)
+        spaces = [(key, space.text) for key, space in arm.space.items()]
+        spaces += [(key, "listed") for key in arm.paths if not arm.space]
+        for path, text in spaces or [("-", "-")]:
+            rows.append((*head, path, text))
+            head = ("", "", "")
+    return table(rows, right=(1,))
+
+
+def _programs(programs: Programs) -> list[str]:
+    rows = [("program", "runs", "steps", "batch", "FLOPs a step", "first run")]
+    for number, group in enumerate(programs.groups, 1):
+        rows.append(
+            (
+                str(number),
+                f"{len(group.trials):,}",
+                f"{group.steps:,}",
+                f"{group.batch_size:,}",
+                f"{group.flops:,}",
+                group.trials[0].name,
+            )
+        )
+    return table(rows, right=(0, 1, 2, 3, 4))
+
+
+def _totals(plan: SweepPlan, programs: Programs) -> list[str]:
+    steps = sum(group.total_steps for group in programs.groups)
+    flops = sum(group.total_steps * group.flops for group in programs.groups)
+    seeds = _seeds(plan.seeds)
+    lines = [f"{len(plan.trials):,} runs ({seeds}): {steps:,} steps, {flops:.3g} FLOPs"]
+    if plan.final_seeds:
+        steps = flops = 0
+        for arm in plan.definition.arms:
+            of_arm = [g for g in programs.groups if any(t.arm == arm.name for t in g.trials)]
+            steps += len(plan.final_seeds) * max(group.steps for group in of_arm)
+            flops += len(plan.final_seeds) * max(group.steps * group.flops for group in of_arm)
+        runs = len(plan.final_seeds) * len(plan.definition.arms)
+        lines.append(
+            f"final: the winner of each arm again ({_seeds(plan.final_seeds)}), {runs:,} runs: at"
+            f" most {steps:,} steps, {flops:.3g} FLOPs"
+        )
+    if plan.definition.sweep.budgets == "unequal":
+        lines.append("The file allows the arms to have unequal budgets.")
+    return lines
+
+
+def _seeds(seeds: Sequence[int]) -> str:
+    if len(seeds) == 1:
+        return f"seed {seeds[0]}"
+    if list(seeds) == list(range(seeds[0], seeds[0] + len(seeds))):
+        return f"seeds {seeds[0]} to {seeds[-1]}"
+    return f"seeds {', '.join(map(str, seeds[:8]))}{', ...' if len(seeds) > 8 else ''}"
+
+
+def _goal(plan: SweepPlan) -> str:
+    goal = plan.definition.sweep.goal
+    best = "smallest" if goal.better == "min" else "largest"
+    target = "" if goal.target is None else f"; target {goal.target:g}"
+    warning = "" if goal.select_on == "validation" else ": not an independent test of the winners"
+    return f"goal: the {best} {goal.metric} of the {goal.select_on} split{warning}{target}"
+
+
+def _repeats(plan: SweepPlan) -> list[str]:
+    """Counts the points that a method drew again, from values of which there are few."""
+    lines = []
+    for arm in plan.definition.arms:
+        points = [repr(t.values) for t in plan.of_arm(arm.name) if t.seed == plan.seeds[0]]
+        if repeated := len(points) - len(set(points)):
+            verb = "repeats" if repeated == 1 else "repeat"
+            lines.append(
+                f"{repeated:,} of the {len(points):,} trials of {arm.name} {verb} an earlier one."
+            )
+    return lines
+
+
+def _first_trials(plan: SweepPlan) -> list[str]:
+    lines = ["first runs of each arm:"]
+    for arm in plan.definition.arms:
+        of_arm = plan.of_arm(arm.name)
+        paths = {key: paths[0] for key, paths in arm.paths.items()}
+        for trial in of_arm[:_SHOWN_TRIALS]:
+            values = ", ".join(f"{key} {_value(trial.values[at])}" for key, at in paths.items())
+            lines.append(f"  {trial.name}  {values}".rstrip())
+        if len(of_arm) > _SHOWN_TRIALS:
+            lines.append(f"  and {len(of_arm) - _SHOWN_TRIALS:,} more of {arm.name}")
+    return lines
+
+
+def _value(value: Tree) -> str:
+    return f"{value:.6g}" if isinstance(value, float) else brief(value)

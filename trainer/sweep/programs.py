@@ -1,0 +1,224 @@
+"""Finds out which programs the trials of a sweep need, and checks that all of them build.
+
+Trials whose configs differ only in inputs of the program, which are floats and seeds, are one
+program. One trial of each program is built; the others are compared with it as trees.
+"""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from trainer.config import Call, ConfigError, Tree, diff, dump, join
+from trainer.config.tree import child_trees
+from trainer.config.wording import brief, listing
+from trainer.engine.loading import load_located
+from trainer.engine.plan import make_plan
+from trainer.sweep.checks import (
+    check_extremes,
+    check_goal,
+    check_types,
+    is_number,
+    placed,
+    with_places,
+)
+from trainer.sweep.plan import SweepPlan, Trial, refuse_unequal
+from trainer.sweep.reading import ArmConfig
+
+# Arguments of the root that are inputs of the program, or that do not change what it computes.
+_NOT_STRUCTURE = ("seed", "data_seed", "steps_per_call")
+_INPUT = "(an input of the program)"
+_KINDS = {
+    int: "an integer",
+    float: "a float",
+    str: "a string",
+    bool: "a boolean",
+    Call: "a call of a function",
+    list: "a list",
+}
+
+
+@dataclass(frozen=True)
+class ProgramGroup:
+    """The trials of one program.
+
+    Attributes:
+        trials: the trials, in the order of the plan.
+        inputs: the config paths of the floats that are inputs of the program, sorted.
+        structure: the config without these inputs.
+        constants: config path -> why this float is not an input of the program.
+        steps: number of updates of each trial.
+        batch_size: examples per batch.
+        flops: floating-point operations of a step.
+    """
+
+    trials: tuple[Trial, ...]
+    inputs: tuple[str, ...]
+    structure: Call
+    constants: Mapping[str, str]
+    steps: int
+    batch_size: int
+    flops: int
+
+    @property
+    def total_steps(self) -> int:
+        """The number of updates of all trials."""
+        return self.steps * len(self.trials)
+
+
+@dataclass(frozen=True)
+class Programs:
+    """The programs of a sweep.
+
+    Attributes:
+        groups: the programs, in the order of their first trials.
+        reasons: sentences about what makes more than one program.
+    """
+
+    groups: tuple[ProgramGroup, ...]
+    reasons: tuple[str, ...]
+
+
+def find_programs(plan: SweepPlan, vocabulary: Sequence[str] = ()) -> Programs:
+    """Groups the trials of a sweep by their programs, and checks their configs.
+
+    Args:
+        plan: the plan of the sweep.
+        vocabulary: further packages whose public functions the configs may name.
+
+    Raises:
+        ConfigError: a trial does not build, a value does not fit its argument, the goal's metric is
+            never written, or the arms' budgets are unequal.
+    """
+    by_arm: dict[str, list[ProgramGroup]] = {}
+    titles = {arm.name: arm.title for arm in plan.definition.arms}
+    for arm in plan.definition.arms:
+        trials = plan.of_arm(arm.name)
+        check_types(arm, trials, vocabulary)
+        by_arm[arm.name] = _group(plan, arm, trials, vocabulary)
+    for what, of in (("steps", _steps), ("examples", _examples)):
+        budgets = {name: sum(map(of, groups)) for name, groups in by_arm.items()}
+        refuse_unequal(plan.definition, what, budgets)
+    reasons = [line for name in by_arm for line in _reasons_within(titles[name], by_arm[name])]
+    groups = _merge([group for groups in by_arm.values() for group in groups])
+    return Programs(tuple(groups), (*reasons, *_reasons_between(by_arm)))
+
+
+def _merge(groups: Sequence[ProgramGroup]) -> list[ProgramGroup]:
+    """Merges the groups of equal structure."""
+    merged: dict[tuple, ProgramGroup] = {}
+    for group in groups:
+        key = dump(group.structure), group.inputs
+        if key in merged:
+            group = dataclasses.replace(group, trials=(*merged[key].trials, *group.trials))
+        merged[key] = group
+    return list(merged.values())
+
+
+def _steps(group: ProgramGroup) -> int:
+    return group.total_steps
+
+
+def _examples(group: ProgramGroup) -> int:
+    return group.total_steps * group.batch_size
+
+
+def _group(
+    plan: SweepPlan, arm: ArmConfig, trials: Sequence[Trial], vocabulary: Sequence[str]
+) -> list[ProgramGroup]:
+    """Builds one trial of each program of an arm, and finds the trials that share it."""
+    groups = []
+    rest = list(trials)
+    while rest:
+        first = rest[0]
+        config = with_places(arm, first)
+        try:
+            program = load_located(config, vocabulary)
+            traced = make_plan(program, config)
+        except ConfigError as error:
+            raise placed(error, arm, f"The trial {first.name}") from error
+        check_goal(plan, arm, program.experiment)
+        inputs = set(traced.inputs)
+        keys = [_structural(trial.values, inputs) for trial in rest]
+        shared = [trial for trial, key in zip(rest, keys, strict=True) if key == keys[0]]
+        rest = [trial for trial, key in zip(rest, keys, strict=True) if key != keys[0]]
+        check_extremes(arm, shared, program.abstract_state().params, vocabulary)
+        groups.append(
+            ProgramGroup(
+                trials=tuple(shared),
+                inputs=tuple(traced.inputs),
+                structure=_without_inputs(first.config.root, inputs),
+                constants={path: why for path, (_, why) in traced.structure.items()},
+                steps=traced.steps,
+                batch_size=traced.batch_size,
+                flops=traced.flops,
+            )
+        )
+    return _merge(groups)
+
+
+def _structural(values: Mapping[str, Tree], inputs: set[str]) -> str:
+    """Returns a text that is equal for trials of an arm that share a program."""
+    kept = {path: x for path, x in values.items() if not (path in inputs and is_number(x))}
+    return dump(Call("values", {"values": kept}))
+
+
+def _without_inputs(tree: Tree, inputs: set[str], path: str = "") -> Any:
+    """Returns a tree without the values of inputs.
+
+    The arguments of calls are removed, because a default is an input as well: configs that differ
+    in whether they repeat a default are one program. Other values are replaced by a mark.
+    """
+    items = {
+        key: _without_inputs(child, inputs, join(path, key))
+        for key, child in child_trees(tree).items()
+    }
+    if isinstance(tree, Call):
+        left = _NOT_STRUCTURE if not path else ()
+        kept = {key: x for key, x in items.items() if x != _INPUT and key not in left}
+        return Call(tree.name, kept, tree.partial)
+    if isinstance(tree, dict):
+        return items
+    if isinstance(tree, list):
+        return list(items.values())
+    return _INPUT if path in inputs and is_number(tree) else tree
+
+
+def _reasons_within(name: str, groups: Sequence[ProgramGroup]) -> list[str]:
+    """Says which paths of an arm make more than one program."""
+    if len(groups) < 2:
+        return []
+    lines = []
+    trials = [group.trials[0] for group in groups]
+    for path in trials[0].values:
+        values: dict[str, Tree] = {}
+        for trial in trials:
+            values.setdefault(brief(trial.values[path]), trial.values[path])
+        constant = next((g.constants[path] for g in groups if path in g.constants), None)
+        shown = list(values)
+        if all(map(is_number, values.values())):
+            shown = sorted(values, key=lambda text: values[text])
+        first = next(iter(values.values()))
+        lifted = all(path in group.inputs for group in groups)
+        if len(values) < 2 or (lifted and all(map(is_number, values.values()))):
+            continue
+        why = _KINDS.get(type(first), "part of the program")
+        why += f" that is not an input of the program: {constant}" if constant else ""
+        lines.append(
+            f"{name} needs {len(groups)} programs because of {path}, {why} ({listing(shown)})."
+        )
+    return lines
+
+
+def _reasons_between(by_arm: Mapping[str, Sequence[ProgramGroup]]) -> list[str]:
+    """Says where the programs of the arms differ from those of the first arm."""
+    (first, groups), *others = by_arm.items()
+    lines = []
+    for name, theirs in others:
+        changed = diff(groups[0].structure, theirs[0].structure)
+        if changed:
+            lines.append(
+                f"The arms {first!r} and {name!r} have different programs: they differ in"
+                f" {listing([line.partition(': ')[0] for line in changed], 4)}."
+            )
+    return lines

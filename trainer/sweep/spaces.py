@@ -1,0 +1,216 @@
+"""The values among which a sweep searches; a config names them as space.log_uniform and so on."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from trainer.config import Tree
+from trainer.config.tree import same
+from trainer.config.wording import brief
+
+__all__ = ["integers", "log_uniform", "uniform", "values", "zip"]
+
+
+@dataclass(frozen=True)
+class Space:
+    """The values that a path, or several paths together, take in a sweep.
+
+    Attributes:
+        at: returns the value at a coordinate in [0, 1), which a method chose.
+        grid: the values of a grid, in order; None if the space has no grid.
+        size: how many different values there are; None if they are floats of an interval.
+        text: the space as one line, such as "log_uniform 0.001 to 0.1".
+        paths: the paths that the space sets, if its values are dicts from path to value; None if it
+            sets the path that it is written for.
+    """
+
+    at: Callable[[float], Tree]
+    grid: tuple[Tree, ...] | None
+    size: int | None
+    text: str
+    paths: tuple[str, ...] | None = None
+
+
+def uniform(low: float, high: float, points: int | None = None) -> Space:
+    """Returns the floats of an interval, with equal probability.
+
+    Values are rounded to eight significant digits, so that they are the same on every machine.
+
+    Args:
+        low: the smallest value.
+        high: the largest value.
+        points: for `method.grid`, how many values with equal distances, both ends included.
+
+    Raises:
+        ValueError: `low` is not below `high`, or `points` is below 2.
+
+    Example:
+        >>> uniform(0.0, 0.2).at(0.25), uniform(0.0, 0.2, points=3).grid
+        (0.05, (0.0, 0.1, 0.2))
+    """
+    _check_interval(low, high, points)
+    return _interval(low, high, points, "uniform", lambda x: x, lambda x: x)
+
+
+def log_uniform(low: float, high: float, points: int | None = None) -> Space:
+    """Returns the floats of an interval, whose logarithms have equal probability.
+
+    The value at the coordinate u is low * (high / low)**u, rounded as in `uniform`.
+
+    Args:
+        low: the smallest value, above 0.
+        high: the largest value.
+        points: for `method.grid`, how many values with equal ratios, both ends included.
+
+    Raises:
+        ValueError: `low` is not above 0 or not below `high`, or `points` is below 2.
+
+    Example:
+        >>> log_uniform(1e-4, 1e-2).at(0.5), log_uniform(1e-4, 1e-2, points=3).grid
+        (0.001, (0.0001, 0.001, 0.01))
+    """
+    if not low > 0:
+        raise ValueError(
+            f"low is {low:g}, which has no logarithm: it must be above 0. For an interval that"
+            " includes 0, use space.uniform."
+        )
+    _check_interval(low, high, points)
+    return _interval(low, high, points, "log_uniform", math.log, math.exp)
+
+
+def integers(low: int, high: int) -> Space:
+    """Returns the integers of an interval, with equal probability; a grid has all of them.
+
+    Args:
+        low: the smallest value.
+        high: the largest value, which is included.
+
+    Raises:
+        ValueError: `low` is not below `high`.
+
+    Example:
+        >>> integers(1, 4).at(0.99), integers(1, 4).grid
+        (4, (1, 2, 3, 4))
+    """
+    _check_order(low, high)
+    size = high - low + 1
+    # A grid of more would be refused for its number of trials.
+    grid = tuple(range(low, high + 1)) if size <= 10**6 else None
+    return Space(lambda u: low + _index(u, size), grid, size, f"integers {low} to {high}")
+
+
+def values(values: Sequence[Any]) -> Space:
+    """Returns some values, with equal probability; a grid has all of them, in this order.
+
+    Args:
+        values: numbers, strings, lists or calls, all different.
+
+    Raises:
+        ValueError: there is no value, or two are equal.
+
+    Example:
+        >>> values([0.9, 0.95, 0.99]).at(0.5)
+        0.95
+    """
+    if not values:
+        raise ValueError("values is empty: list the values that the path takes.")
+    for index, value in enumerate(values):
+        for earlier in values[:index]:
+            if _equal(value, earlier):
+                raise ValueError(
+                    f"values has {brief(value)} twice, which would repeat trials: remove one. Equal"
+                    " trials with several seeds are set by seeds."
+                )
+    size = len(values)
+    return Space(
+        lambda u: values[_index(u, size)], tuple(values), size, f"values {brief([*values])}"
+    )
+
+
+def zip(spaces: Mapping[str, Space]) -> Space:
+    """Returns the values of several paths that move together.
+
+    All of them take the same coordinate: two `log_uniform` with equal ends have equal values, and
+    the first of `values` meets the first of the others. The key of a zip in the file of a sweep is
+    a name for it.
+
+    Args:
+        spaces: path -> its space, at least two. Those with a number of values must have equal
+            numbers, and so must those with a grid.
+
+    Raises:
+        ValueError: there are fewer than two, or the numbers of values differ.
+
+    Example:
+        >>> rates = zip({"a": values([1, 2, 3]), "b": values([10, 20, 30])})
+        >>> rates.at(0.5)
+        {'a': 2, 'b': 20}
+    """
+    if len(spaces) < 2:
+        raise ValueError(f"spaces has {len(spaces)} entries; a zip has at least two paths.")
+    for path, space in spaces.items():
+        if not isinstance(space, Space) or space.paths is not None:
+            raise ValueError(f"The entry {path!r} of spaces must be a space that is not a zip.")
+    sizes = {path: space.size for path, space in spaces.items()}
+    lengths = {path: None if x.grid is None else len(x.grid) for path, x in spaces.items()}
+    for found in (sizes, lengths):
+        if len(set(found.values())) > 1:
+            shown = ", ".join(f"{path}: {number or 'any'}" for path, number in found.items())
+            raise ValueError(f"The spaces of a zip have different numbers of values ({shown}).")
+
+    def together(pick: Callable[[Space], Tree]) -> dict[str, Tree]:
+        return {path: pick(space) for path, space in spaces.items()}
+
+    count = next(iter(lengths.values()))
+    grid = None
+    if count is not None:
+        grid = tuple(together(lambda x, i=i: (x.grid or ())[i]) for i in range(count))
+    text = "; ".join(f"{path}: {space.text}" for path, space in spaces.items())
+    size = next(iter(sizes.values()))
+    return Space(lambda u: together(lambda x: x.at(u)), grid, size, text, tuple(spaces))
+
+
+def _interval(
+    low: float,
+    high: float,
+    points: int | None,
+    name: str,
+    forth: Callable[[float], float],
+    back: Callable[[float], float],
+) -> Space:
+    """Returns an interval whose values have equal distances after the function `forth`."""
+    start, length = forth(low), forth(high) - forth(low)
+
+    def at(u: float) -> float:
+        # exp and log differ in their last bits between machines, and a plan must not.
+        return min(max(float(f"{back(start + u * length):.8g}"), low), high)
+
+    grid = None
+    if points is not None:
+        inner = (at(index / (points - 1)) for index in range(1, points - 1))
+        grid = (low, *inner, high)
+    return Space(at, grid, None, f"{name} {low:g} to {high:g}")
+
+
+def _check_interval(low: float, high: float, points: int | None) -> None:
+    if not math.isfinite(low) or not math.isfinite(high):
+        raise ValueError(f"low is {low:g} and high is {high:g}, but both must be finite.")
+    _check_order(low, high)
+    if points is not None and not 2 <= points <= 10**6:
+        raise ValueError(f"points is {points}, but must be at least 2 and at most 10**6.")
+
+
+def _check_order(low: float, high: float) -> None:
+    if not low < high:
+        raise ValueError(f"low is {low:g}, which is not below high, {high:g}.")
+
+
+def _index(u: float, size: int) -> int:
+    return min(int(u * size), size - 1)
+
+
+def _equal(a: Tree, b: Tree) -> bool:
+    """Returns whether two values build the same: 1 and 1.0 do for an argument that is a float."""
+    numbers = all(type(x) in (int, float) for x in (a, b))
+    return a == b if numbers else same(a, b)
