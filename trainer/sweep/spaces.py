@@ -147,17 +147,7 @@ def zip(spaces: Mapping[str, Space]) -> Space:
         >>> rates.at(0.5)
         {'a': 2, 'b': 20}
     """
-    if len(spaces) < 2:
-        raise ValueError(f"spaces has {len(spaces)} entries; a zip has at least two paths.")
-    for path, space in spaces.items():
-        if not isinstance(space, Space) or space.paths is not None:
-            raise ValueError(f"The entry {path!r} of spaces must be a space that is not a zip.")
-    sizes = {path: space.size for path, space in spaces.items()}
-    lengths = {path: None if x.grid is None else len(x.grid) for path, x in spaces.items()}
-    for found in (sizes, lengths):
-        if len(set(found.values())) > 1:
-            shown = ", ".join(f"{path}: {number or 'any'}" for path, number in found.items())
-            raise ValueError(f"The spaces of a zip have different numbers of values ({shown}).")
+    sizes, lengths = _check_zip(spaces)
 
     def together(pick: Callable[[Space], Tree]) -> dict[str, Tree]:
         return {path: pick(space) for path, space in spaces.items()}
@@ -169,6 +159,24 @@ def zip(spaces: Mapping[str, Space]) -> Space:
     text = "; ".join(f"{path}: {space.text}" for path, space in spaces.items())
     size = next(iter(sizes.values()))
     return Space(lambda u: together(lambda x: x.at(u)), grid, size, text, tuple(spaces))
+
+
+def _check_zip(
+    spaces: Mapping[str, Space],
+) -> tuple[dict[str, int | None], dict[str, int | None]]:
+    """Returns the sizes and the lengths of the grids of the spaces of a zip; raises ValueError."""
+    if len(spaces) < 2:
+        raise ValueError(f"spaces has {len(spaces)} entries; a zip has at least two paths.")
+    for path, space in spaces.items():
+        if not isinstance(space, Space) or space.paths is not None:
+            raise ValueError(f"The entry {path!r} of spaces must be a space that is not a zip.")
+    sizes = {path: space.size for path, space in spaces.items()}
+    lengths = {path: None if x.grid is None else len(x.grid) for path, x in spaces.items()}
+    for found in (sizes, lengths):
+        if len(set(found.values())) > 1:
+            shown = ", ".join(f"{path}: {number or 'any'}" for path, number in found.items())
+            raise ValueError(f"The spaces of a zip have different numbers of values ({shown}).")
+    return sizes, lengths
 
 
 def _interval(
