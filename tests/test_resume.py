@@ -21,7 +21,7 @@ from tests import runs
 from trainer import checkpoint
 from trainer.__main__ import main
 from trainer.checkpoint import writing
-from trainer.train.consensus import steps_to_next_sync
+from trainer.train.consensus import calls_to_next_sync
 
 pytestmark = pytest.mark.laws
 
@@ -548,7 +548,7 @@ def test_a_user_error_in_one_process_ends_all_with_exit_code_2(tmp_path, config)
 def test_processes_agree_on_stops_about_every_two_seconds():
     steps, met = 1, []
     for seconds_a_step in [1 / 64] * 9 + [5.0] * 3 + [0.5] * 4:
-        steps = steps_to_next_sync(steps, steps * seconds_a_step)
+        steps = calls_to_next_sync(steps, steps * seconds_a_step)
         met.append(steps)
     assert met == [2, 4, 8, 16, 32, 64, 128, 128, 128, 1, 1, 1, 2, 4, 4, 4]
 

@@ -10,6 +10,7 @@ from jax.sharding import Mesh
 
 from trainer.engine.experiment import Experiment
 from trainer.engine.flops import count_flops, has_convolution
+from trainer.engine.sharding import is_simulated
 from trainer.engine.step_metrics import StepMetrics
 
 Step = Callable[[Any, Any], tuple[Any, StepMetrics]]
@@ -69,10 +70,10 @@ def choose_block(experiment: Experiment, mesh: Mesh, jaxpr: Any, batch: Any) -> 
 
 def _choose_steps(experiment: Experiment, mesh: Mesh, jaxpr: Any, batch: Any) -> tuple[int, str]:
     """Returns the steps of a block, and why they are not more."""
-    on_cpu = mesh.devices.flat[0].platform == "cpu"
-    if on_cpu and mesh.size > 1:
+    if is_simulated(mesh):
         return 1, "simulated devices deadlock if many steps are in flight"
     operations = max(1, count_flops(jaxpr, elementwise=True) // mesh.size)
+    on_cpu = mesh.devices.flat[0].platform == "cpu"
     size = max(1, sum(math.prod(x.shape) * x.dtype.itemsize for x in batch.values()))
     # A block ends at a log step, so that a longer one would be filled by nothing.
     shortest = min(experiment.log_every, experiment.eval_every, experiment.save_every)

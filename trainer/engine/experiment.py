@@ -79,8 +79,8 @@ class Experiment:
         on_nonfinite: the reaction to a loss or gradient that is not finite: "halt" stops the run;
             "skip" keeps the parameters of the step before; "rollback" restores the state before the
             step and continues with the next batch.
-        watchdog: the stacks of all threads are printed if a step takes longer than this multiple of
-            the median step, above 1; None disables it.
+        watchdog: the stacks of all threads are printed if a block of steps takes longer, for each
+            of its steps, than this multiple of the median step, above 1; None disables it.
         hooks: functions called every `log_every` steps and after the last step, as
             `hook(step, metrics, params)`: the number of finished steps, the metrics of the last of
             them (name -> float), and the parameters after it. A hook must copy the parameters that

@@ -37,8 +37,7 @@ class Program:
         mesh: the mesh of devices that it runs on.
         feed: the training batches.
         evaluation: evaluates states.
-        simulated: whether several devices share a CPU. They deadlock on few cores if many
-            collectives are in flight, so that the host must not be far ahead.
+        simulated: whether several devices share a CPU; see `sharding.is_simulated`.
 
     Raises:
         ValueError: the batch does not divide over the microbatches and devices, or the mesh does
@@ -53,7 +52,7 @@ class Program:
         self.evaluation = Evaluation(experiment, self.mesh, self._insert)
         check_components(experiment)
         self._first = FirstState(experiment, self.mesh, self.inputs)
-        self.simulated = self.mesh.size > 1 and self.mesh.devices.flat[0].platform == "cpu"
+        self.simulated = sharding.is_simulated(self.mesh)
         self.feed = Feed(experiment, self.mesh)
         self._abstract_state: State | None = None
         self._traced: jax.stages.Traced | None = None

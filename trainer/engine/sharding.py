@@ -45,6 +45,18 @@ def make_mesh(axes: Mapping[str, int] | None) -> Mesh:
     return Mesh(grid, tuple(axes))
 
 
+def is_simulated(mesh: Mesh) -> bool:
+    """Returns whether several devices of a mesh share a CPU.
+
+    They deadlock on few cores if many collectives are in flight, so that the host must not be far
+    ahead.
+
+    Args:
+        mesh: the mesh, from `make_mesh`.
+    """
+    return mesh.size > 1 and mesh.devices.flat[0].platform == "cpu"
+
+
 def batch_sharding(mesh: Mesh) -> NamedSharding:
     """Returns the sharding of a batch: the first axis is split over all devices."""
     return NamedSharding(mesh, PartitionSpec(mesh.axis_names))

@@ -66,17 +66,20 @@ class StepMetrics(Mapping[str, Any]):
 
     def column(self, name: str) -> Any:
         """Returns a metric without waiting for it, [...]; it may be traced."""
+        array, index = self._find(name)
+        return array[..., index]
+
+    def _find(self, name: str) -> tuple[Any, int]:
+        """Returns the array that has a metric, and its index in the last axis."""
         for array, names in zip(self.arrays, self.names, strict=True):
             if name in names:
-                return array[..., names.index(name)]
+                return array, names.index(name)
         raise KeyError(name)
 
     def __getitem__(self, name: str) -> np.ndarray:
         """Waits for the steps, and returns a metric, a numpy array [...]."""
-        for array, names in zip(self.arrays, self.names, strict=True):
-            if name in names:
-                return np.asarray(array)[..., names.index(name)]
-        raise KeyError(name)
+        array, index = self._find(name)
+        return np.asarray(array)[..., index]
 
     def __iter__(self) -> Iterator[str]:
         return (name for names in self.names for name in names)

@@ -161,14 +161,7 @@ def halton(seed: int = 0) -> Method:
     Raises:
         ValueError: the seed is out of its range.
     """
-    _check_seed(seed)
-
-    def coordinates(dimensions: int, count: int) -> np.ndarray:
-        from scipy.stats import qmc
-
-        return qmc.Halton(dimensions, scramble=True, rng=seed).random(count)
-
-    return Sampled(f"halton, seed {seed}", coordinates)
+    return _of_scipy("Halton", seed)
 
 
 def sobol(seed: int = 0) -> Method:
@@ -180,17 +173,7 @@ def sobol(seed: int = 0) -> Method:
     Raises:
         ValueError: the seed is out of its range.
     """
-    _check_seed(seed)
-
-    def coordinates(dimensions: int, count: int) -> np.ndarray:
-        from scipy.stats import qmc
-
-        with warnings.catch_warnings():
-            # That a number which is no power of 2 is less balanced, as the docstring says.
-            warnings.simplefilter("ignore", UserWarning)
-            return qmc.Sobol(dimensions, scramble=True, rng=seed).random(count)
-
-    return Sampled(f"sobol, seed {seed}", coordinates)
+    return _of_scipy("Sobol", seed)
 
 
 def explicit(trials: Sequence[Mapping[str, Any]]) -> Method:
@@ -214,6 +197,21 @@ def explicit(trials: Sequence[Mapping[str, Any]]) -> Method:
                 " a value for every path."
             )
     return Explicit(tuple(trials))
+
+
+def _of_scipy(name: str, seed: int) -> Method:
+    """Returns a scrambled sequence of scipy.stats.qmc, by the name of its class."""
+    _check_seed(seed)
+
+    def coordinates(dimensions: int, count: int) -> np.ndarray:
+        from scipy.stats import qmc
+
+        with warnings.catch_warnings():
+            # Sobol warns of a number of points that is no power of 2, as the docstring says.
+            warnings.simplefilter("ignore", UserWarning)
+            return getattr(qmc, name)(dimensions, scramble=True, rng=seed).random(count)
+
+    return Sampled(f"{name.lower()}, seed {seed}", coordinates)
 
 
 def _check_seed(seed: int) -> None:

@@ -15,10 +15,10 @@ class AutosavePolicy:
     """Decides when to save besides every `save_every` steps: after 10 s, then 20 s, 40 s, ...
 
     A kill therefore costs at most about half of the time that a process ran. If the previous
-    process was killed, the first save follows the first step, and the next ones come after 1 s,
-    2 s, ...: a run that is killed again and again still advances by a step in each process. The
-    pauses grow with the cost of a save, so that saves take at most a twentieth of the time. When
-    a state is saved does not change what is computed.
+    process was killed, the first save follows the first block of steps, and the next ones come
+    after 1 s, 2 s, ...: a run that is killed again and again still advances by a block in each
+    process. The pauses grow with the cost of a save, so that saves take at most a twentieth of the
+    time. When a state is saved does not change what is computed.
 
     Args:
         after_kill: whether the previous process was killed.
@@ -31,9 +31,9 @@ class AutosavePolicy:
         self._since: float | None = None
 
     def due(self) -> bool:
-        """Returns whether to save now; cheap enough to be called after every step."""
+        """Returns whether to save now; cheap enough to be called after every block."""
         now = self._clock()
-        if self._since is None:  # the first step compiles, which does not count
+        if self._since is None:  # the first block compiles, which does not count
             self._since = now
         return now - self._since >= self._pause
 

@@ -36,10 +36,11 @@ class _SyncInterval:
 class StopSaveConsensus:
     """Decides, for all processes of a run together, when to stop and when to save.
 
-    A single process decides alone and at once. Several processes synchronize every few steps,
-    because all of them must compute the same steps and save the same states. When they synchronize
-    is counted in steps and not read from a clock, because no two clocks agree: each synchronization
-    sets the number of steps until the next one, from the time that the slowest process took.
+    A single process decides alone and at once. Several processes synchronize every few blocks
+    of steps, because all of them must compute the same steps and save the same states. When they
+    synchronize is counted in blocks and not read from a clock, because no two clocks agree: each
+    synchronization sets the number of blocks until the next one, from the time that the slowest
+    process took.
 
     Args:
         signals: reports when this process is to stop.
@@ -52,15 +53,15 @@ class StopSaveConsensus:
         self._alone = jax.process_count() == 1
         self._stop: str | None = None
         self._save = False
-        self._intervals = {"step": _SyncInterval(), "batch": _SyncInterval()}
+        self._intervals = {"block": _SyncInterval(), "batch": _SyncInterval()}
 
-    def sync(self, after: str = "step") -> None:
+    def sync(self, after: str = "block") -> None:
         """Agrees with the other processes on stopping and saving, if the interval is over.
 
-        Every process calls it after every step, and after every batch of an evaluation.
+        Every process calls it after every block of steps, and after every batch of an evaluation.
 
         Args:
-            after: "step" or "batch": what the process has just finished.
+            after: "block" or "batch": what the process has just finished.
         """
         interval = self._intervals[after]
         if self._alone or not interval.is_over():
@@ -73,7 +74,7 @@ class StopSaveConsensus:
         stop, save, slowest = gather(mine).max(axis=0)
         self._stop = names[stop - 1] if stop else self._stop
         self._save = bool(save)
-        interval.restart(steps_to_next_sync(interval.calls, int(slowest) / 1000))
+        interval.restart(calls_to_next_sync(interval.calls, int(slowest) / 1000))
 
     @property
     def stop(self) -> str | None:
@@ -81,7 +82,7 @@ class StopSaveConsensus:
         return self._signals.received if self._alone else self._stop
 
     def save_now(self) -> bool:
-        """Returns whether to save after this step although `save_every` does not ask for it."""
+        """Returns whether to save after this block although `save_every` does not ask for it."""
         return self._autosave.due() if self._alone else self._save
 
     def saved(self, held_up: float) -> None:
@@ -94,11 +95,12 @@ class StopSaveConsensus:
         self._autosave.saved(held_up)
 
 
-def steps_to_next_sync(steps: int, seconds: float) -> int:
-    """Returns after how many steps the processes synchronize next: about two seconds of steps.
+def calls_to_next_sync(calls: int, seconds: float) -> int:
+    """Returns after how many blocks of steps, or batches, the processes synchronize next.
 
     Args:
-        steps: how many steps the last interval had; the next has at most twice as many.
+        calls: how many the last interval had; the next has at most twice as many, and lasts about
+            two seconds.
         seconds: how long they took in the slowest process.
     """
-    return max(1, min(2 * steps, int(steps * _BETWEEN_SYNCS / max(seconds, 1e-3))))
+    return max(1, min(2 * calls, int(calls * _BETWEEN_SYNCS / max(seconds, 1e-3))))
