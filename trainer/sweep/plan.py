@@ -25,6 +25,7 @@ class Trial:
         seed: the seed of the run.
         values: path of the config -> value, without the seed.
         config: the resolved config of the run.
+        final: whether it is a run of the arm's winner on a fresh seed.
     """
 
     arm: str
@@ -32,11 +33,17 @@ class Trial:
     seed: int
     values: Mapping[str, Tree]
     config: Config
+    final: bool = False
 
     @property
     def name(self) -> str:
         """The arm, the number and the seed, such as "muon/0007/0"."""
         return f"{self.arm}/{self.number:04d}/{self.seed}"
+
+    @property
+    def folder(self) -> str:
+        """The folder of the trial in that of the sweep, such as "trials/muon/0007/0"."""
+        return f"final/{self.arm}/{self.seed}" if self.final else f"trials/{self.name}"
 
 
 @dataclass(frozen=True)

@@ -1,13 +1,13 @@
 """Runs a program: computes blocks of steps, writes metrics, evaluates and saves, in this order."""
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from itertools import islice
-from typing import NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
 
 import jax
 
-from trainer.checkpoint import Checkpoints
 from trainer.engine.contracts import Batch
 from trainer.engine.program import Program
 from trainer.engine.step import State
@@ -15,7 +15,7 @@ from trainer.messages import DONE, FAILED, STOPPED, UserError
 from trainer.train.advice import advise, replay_command
 from trainer.train.autosave import Stopwatch
 from trainer.train.boundaries import Boundaries
-from trainer.train.consensus import StopSaveConsensus
+from trainer.train.consensus import Consensus
 from trainer.train.evaluations import Evaluations
 from trainer.train.hooks import call_hooks
 from trainer.train.multihost import broadcast_from_host0, raise_on_all
@@ -47,6 +47,21 @@ class Halted(NamedTuple):
     """A step was not finite, and the run must end; `why` is the error message."""
 
     why: str
+    step: int
+
+
+class StateKeeper(Protocol):
+    """What the loop needs of `checkpoint.Checkpoints`, whose docstrings say what these do."""
+
+    directory: Path
+
+    @property
+    def error(self) -> str | None: ...  # noqa: D102
+    def latest(self) -> int | None: ...  # noqa: D102
+    def save(self, step: int, state: Any, *, metric: float | None = None) -> bool: ...  # noqa: D102
+    def record_metric(self, step: int, metric: float) -> None: ...  # noqa: D102
+    def wait(self) -> None: ...  # noqa: D102
+    def prune(self) -> None: ...  # noqa: D102
 
 
 class Loop:
@@ -66,14 +81,15 @@ class Loop:
         until: stop after this step as after a signal; None for the last step.
         observe: called after every block with its last step, its batches and the state after it.
         vocabulary: the user's packages, for the command that an error suggests.
+        watchdog: watches the blocks; None for one of this loop alone.
     """
 
     def __init__(
         self,
         program: Program,
-        checkpoints: Checkpoints,
+        checkpoints: StateKeeper,
         writer: MultiWriter,
-        consensus: StopSaveConsensus,
+        consensus: Consensus,
         log: Callable[[str], None],
         *,
         nonfinite_log: NonFiniteLog,
@@ -81,6 +97,7 @@ class Loop:
         until: int | None = None,
         observe: Observer | None = None,
         vocabulary: Sequence[str] = (),
+        watchdog: Watchdog | None = None,
     ):
         self.program = program
         self.experiment = program.experiment
@@ -93,7 +110,7 @@ class Loop:
         self._boundaries = Boundaries(program, rollback_log, until)
         self._vocabulary = vocabulary
         self._observe = observe or (lambda *_: None)
-        self._watchdog = Watchdog(self.experiment.watchdog, log)
+        self._watchdog = watchdog or Watchdog(self.experiment.watchdog, log)
         self._evaluations = Evaluations(program, writer, consensus, self._watchdog)
         self._newest: dict[str, float] = {}  # the metrics that were written last
         self._counters = Counters()
@@ -117,44 +134,70 @@ class Loop:
         Returns:
             How the run ended, or where it continues under on_nonfinite="rollback".
         """
+        blocks = self.blocks(state, began, unevaluated=unevaluated)
+        with self._watchdog:
+            while True:
+                try:
+                    next(blocks)
+                except StopIteration as end:
+                    return end.value
+
+    def blocks(
+        self, state: State, began: float | None = None, *, unevaluated: bool = False
+    ) -> Generator[None, None, Ended | GoBack | Halted]:
+        """Does what `run` does; yields after every block, and what follows it.
+
+        The trials of a sweep take turns in this way.
+
+        Args:
+            state: see `run`.
+            began: see `run`.
+            unevaluated: see `run`.
+        """
         boundaries, step = self._boundaries, int(state.step)
         evaluated, metric = not unevaluated, None
         self._stopwatch = Stopwatch(step)
         self._pending = PendingBlocks(self.program, step)
-        with self._watchdog:
-            if unevaluated and not self.consensus.stop:
-                evaluated = self._evaluate_again(state, step)
-            state, batches = self._apply_rollback(state, step)
+        stop = self.consensus.stop
+        if unevaluated and not stop:
+            evaluated = self._evaluate_again(state, step)
             stop = self.consensus.stop
-            while step < boundaries.end and not stop:
-                first, steps = step + 1, boundaries.steps_to_next(step, self._steps_per_call)
-                self._watchdog.block(first, steps)
-                block = list(islice(batches, steps))
-                state, metrics = self.program.advance(state, block)
-                step += steps
-                self.consensus.sync()
+        state, batches = self._apply_rollback(state, step)
+        while step < boundaries.end and not stop:
+            first, steps = step + 1, boundaries.steps_to_next(step, self._steps_per_call)
+            self._watchdog.block(first, steps)
+            block = list(islice(batches, steps))
+            state, metrics = self.program.advance(state, block)
+            step += steps
+            self.consensus.sync()
+            stop = self.consensus.stop
+            due = boundaries.due(step, self._save_now(stop))
+            self._pending.add(first, steps, metrics, state, check=due.check)
+            if (bad := self._check(0 if due.wait else self._ahead)) is not None:
+                return self._not_finite(bad)
+            if began is not None:
+                self._log_first(began, steps, state)
+                began = None
+            self._observe(step, block, state)
+            self.writer.progress(step)
+            if due.hooks:
+                self._call_hooks(state, step)
+            evaluated, metric = True, None
+            if due.evaluate:
+                evaluated, metric = self._evaluate(state, step)
                 stop = self.consensus.stop
-                due = boundaries.due(step, self._save_now(stop))
-                self._pending.add(first, steps, metrics, state, check=due.check)
-                if (bad := self._check(0 if due.wait else self._ahead)) is not None:
-                    return self._not_finite(bad)
-                if began is not None:
-                    self._log_first(began, steps, state)
-                    began = None
-                self._observe(step, block, state)
-                self.writer.progress(step)
-                if due.hooks:
-                    self._call_hooks(state, step)
-                evaluated, metric = True, None
-                if due.evaluate:
-                    evaluated, metric = self._evaluate(state, step)
-                    stop = self.consensus.stop
-                    due = boundaries.due(step, self._save_now(stop))  # it may have been long
-                if due.save:
-                    self._save(state, step, metric)
-                if due.rollback:
-                    state, batches = self._apply_rollback(state, step)
-            return self._finish(state, step, evaluated)
+                due = boundaries.due(step, self._save_now(stop))  # it may have been long
+            if due.save:
+                self._save(state, step, metric)
+            if due.rollback:
+                state, batches = self._apply_rollback(state, step)
+            yield
+        return self._finish(state, step, evaluated)
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """The newest metrics that were written, of training and of evaluation."""
+        return self._newest | self._evaluations.results
 
     # Blocks.
 
@@ -261,13 +304,14 @@ class Loop:
             advice = advise(self.program, self._batch_index(bad))
             return Halted(
                 f"Step {bad} is not finite, and the run went back {MOST_ROLLBACKS} times before. "
-                f"{advice}"
+                f"{advice}",
+                bad,
             )
         self.writer.write_scalars(bad, values)
         advice = advise(self.program, self._batch_index(bad))
         command = replay_command(self.checkpoints.directory.parent, bad, self._vocabulary)
         kept = f"The checkpoints before it are kept, and `{command}` names the operation."
-        return Halted(f"{found} {advice} {kept}")
+        return Halted(f"{found} {advice} {kept}", bad)
 
     # The end.
 

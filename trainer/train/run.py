@@ -230,7 +230,7 @@ class Run:
             # Only once: a rollback may also lead back to the first state.
             if restored is None and first:
                 writer.write_texts(0, {"plan": f"```\n{render(self.plan)}```"})
-                writer.write_hparams(_hyperparameters(self.read))
+                writer.write_hparams(hyperparameters(self.read))
             if restored == self.experiment.steps and not unevaluated:
                 checkpoints.prune()
                 self.log(f"Nothing to do: the run has its {restored:,} steps.")
@@ -277,7 +277,7 @@ class _Services(NamedTuple):
     unmoved: Unmoved
 
 
-def _hyperparameters(read: Config) -> dict[str, object]:
+def hyperparameters(read: Config) -> dict[str, object]:
     """Returns the config's leaves by path, for TensorBoard's table of hyperparameters."""
     return {
         path: value if isinstance(value, int | float | str | bool) else str(value)
