@@ -213,7 +213,7 @@ final: {{seeds: 2}}
     plan = planned(folder, text)
     order = [(t.arm, t.number, t.seed) for t in plan.trials]
     assert order == list(itertools.product(["first", "second"], range(3), range(2)))
-    assert (plan.seeds, plan.final_seeds) == ((0, 1), (2, 3))
+    assert (plan.seeds, plan.final_seeds) == ((0, 1), (10_000, 10_001))
     base = load([folder / "base.yaml"]).root
     trial = plan.trials[3]
     rate = trial.values["optimizer.learning_rate"]
@@ -234,11 +234,17 @@ def test_the_config_of_a_trial_is_a_file_that_loads_again(folder):
         assert load([folder / "trial.yaml"]).root == trial.config.root
 
 
-def test_seeds_follow_that_of_the_base_and_final_seeds_follow_them(folder):
+def test_seeds_follow_that_of_the_base_and_final_seeds_stay_clear_of_more_seeds(folder):
     (folder / "base.yaml").write_text(f"{BASE}seed: 10\n")
+    final = tuple(range(10_010, 10_018))
     plan = planned(folder, GOOD, "seeds=3")
-    assert (plan.seeds, plan.final_seeds) == ((10, 11, 12), (*range(13, 21),))
-    with pytest.raises(ConfigError, match="The seeds reach 4294967303, but"):
+    assert (plan.seeds, plan.final_seeds) == ((10, 11, 12), final)
+    plan = planned(folder, GOOD, "seeds=10000", "trials=1")  # the most that can be counted
+    assert (plan.seeds[-1], plan.final_seeds) == (10_009, final)
+    assert planned(folder, GOOD, "seeds=[10, 3]").final_seeds == final
+    with pytest.raises(ConfigError, match="The final runs have seeds of the trials .10017."):
+        planned(folder, GOOD, "seeds=[10, 10017]")
+    with pytest.raises(ConfigError, match="The seeds reach 4294977302, but"):
         planned(folder, GOOD, "seeds=[4294967295]")
     plan = planned(folder, GOOD, "seeds=[3, 1]", "final=null")
     assert (plan.seeds, plan.final_seeds) == ((3, 1), ())
@@ -407,7 +413,7 @@ def test_a_dry_run_prints_steps_and_flops_of_the_engine_and_writes_nothing(folde
     assert code == 0 and f"{flops:,}" in out
     assert f"12 runs (seeds 0 to 2): 240 steps, {240 * flops:.3g} FLOPs" in out
     assert f"8 runs: at most 160 steps, {160 * flops:.3g} FLOPs" in out
-    assert "seeds 3 to 10" in out and "the smallest loss of the validation split" in out
+    assert "seeds 10000 to 10007" in out and "the smallest loss of the validation split" in out
     assert sorted(folder.iterdir()) == before
 
 

@@ -86,14 +86,7 @@ class Checkpoints:
         return max(self.steps(), default=None)
 
     def names(self, step: int) -> list[str]:
-        """Returns the paths of the leaves of a checkpoint.
-
-        Args:
-            step: of the checkpoint, one of `steps()`.
-
-        Raises:
-            CorruptCheckpoint: its manifest is damaged.
-        """
+        """Returns the paths of the leaves of a checkpoint; raises CorruptCheckpoint."""
         return list(read_manifest(step_directories(self.directory)[step])["leaves"])
 
     def save(self, step: int, state: Any, *, metric: float | None = None) -> bool:

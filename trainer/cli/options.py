@@ -38,11 +38,10 @@ def parser() -> argparse.ArgumentParser:
     plot.add_argument("workdirs", nargs="+", type=_folder, metavar="WORKDIR")
     plot.add_argument("--metric", default="train/loss", help="default train/loss")
     plot.add_argument("--png", metavar="FILE", help="draw into a PNG instead of the terminal")
-    sweep = commands.add_parser("sweep", parents=[config], help="plan many runs from one file")
-    sweep.add_argument(
-        "--dry_run",
-        action="store_true",
-        help="print the arms, the programs, the cost and the first runs, and start nothing",
+    _sweep(
+        commands.add_parser(
+            "sweep", parents=[_config(required=False)], help="compute many runs from one file"
+        )
     )
     _verify(
         commands.add_parser(
@@ -60,7 +59,7 @@ def parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _config() -> Parser:
+def _config(required: bool = True) -> Parser:
     config = Parser(add_help=False)
     config.add_argument(
         "--config",
@@ -68,7 +67,8 @@ def _config() -> Parser:
         dest="files",
         action="append",
         metavar="FILE",
-        required=True,
+        required=required,
+        default=[],
         help="a .gin or .yaml file; may be given several times, later files override",
     )
     config.add_argument(
@@ -165,6 +165,35 @@ def _train(train: argparse.ArgumentParser) -> None:
     train.add_argument("--trace_blocks", action="store_true", help=argparse.SUPPRESS)
     train.add_argument(  # for verify: the process kills itself in the steps after a checkpoint
         "--kill_after", type=_positive, help=argparse.SUPPRESS
+    )
+
+
+def _sweep(sweep: argparse.ArgumentParser) -> None:
+    sweep.add_argument(
+        "--dry_run",
+        action="store_true",
+        help="print the arms, the programs, the cost and the first runs, and start nothing",
+    )
+    sweep.add_argument(
+        "--workdir",
+        type=_folder,
+        help="the folder of the sweep; default sweeps/<file>-<hash of the plan>. If it has the same"
+        " sweep, what is missing is computed",
+    )
+    _workers(sweep)
+    actions = sweep.add_subparsers(dest="action", metavar="action")
+    work = actions.add_parser("work", help="compute trials of a sweep that was begun")
+    work.add_argument("folder", type=_folder, metavar="DIR")
+    _workers(work)
+
+
+def _workers(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--workers",
+        type=_positive,
+        default=1,
+        metavar="N",
+        help="how many processes share the trials; default 1",
     )
 
 

@@ -135,7 +135,8 @@ class Final:
     """The runs that follow the search: the winner of each arm on seeds that no trial used.
 
     Attributes:
-        seeds: the number of seeds, which follow those of the trials; or a list of seeds.
+        seeds: the number of seeds, counted from 10,000 after the first seed of the trials, so that
+            trials with more seeds never use them; or a list of seeds.
     """
 
     seeds: int | Sequence[int] = 8

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from trainer.config import Source, replace
 from trainer.messages import UserError
 from trainer.sweep.outcome import Outcome
 from trainer.sweep.plan import Trial
@@ -96,9 +95,10 @@ def final_trials(plan: StoredPlan, content: Mapping[str, Any]) -> list[Trial]:
         if winner is None:
             continue
         trial = first[arm, winner["number"]]
-        for seed in content["seeds"]:
-            config = replace(trial.config, {"seed": seed}, Source(f"the winner of {arm}"))
-            trials.append(Trial(arm, trial.number, seed, trial.values, config, final=True))
+        trials += [
+            Trial(arm, trial.number, seed, trial.values, trial.base, final=True)
+            for seed in content["seeds"]
+        ]
     return trials
 
 

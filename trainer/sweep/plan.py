@@ -1,18 +1,22 @@
 """The plan of a sweep: the list of its trials, a pure function of its files."""
 
 import hashlib
-import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
-from trainer.config import Call, Config, ConfigError, Source, Tree, dump, replace
+from trainer.config import Config, ConfigError, Source, Tree, dump, replace
 from trainer.config.wording import listing
+from trainer.sweep.encoding import canonical, encoded
 from trainer.sweep.methods import Point
 from trainer.sweep.reading import ArmConfig, Definition
 
 _MOST_RUNS = 100_000
+# Between the first seed of the trials and the first of the final runs: more than the most seeds
+# that can be counted, so that seeds which are added later are not those of the final runs.
+_TO_FINAL_SEEDS = 10_000
 
 
 @dataclass(frozen=True)
@@ -24,7 +28,7 @@ class Trial:
         number: the number of the point in the arm's space, from 0.
         seed: the seed of the run.
         values: path of the config -> value, without the seed.
-        config: the resolved config of the run.
+        base: the config of the arm.
         final: whether it is a run of the arm's winner on a fresh seed.
     """
 
@@ -32,8 +36,17 @@ class Trial:
     number: int
     seed: int
     values: Mapping[str, Tree]
-    config: Config
+    base: Config
     final: bool = False
+
+    def __hash__(self) -> int:
+        return hash(self.folder)
+
+    @cached_property
+    def config(self) -> Config:
+        """The resolved config of the run: that of the arm with the values and the seed."""
+        source = Source(f"the trial {self.arm}/{self.number:04d}")
+        return replace(self.base, {**self.values, "seed": self.seed}, source)
 
     @property
     def name(self) -> str:
@@ -72,24 +85,29 @@ class SweepPlan:
         """
         return [trial for trial in self.trials if trial.arm == name]
 
-    def text(self) -> str:
-        """Returns the plan as canonical JSON: equal plans have equal texts."""
+    def content(self) -> dict[str, Any]:
+        """Returns all that the plan says, as JSON can have it."""
         sweep = self.definition.sweep
         goal, arms = sweep.goal, self.definition.arms
-        content = {
-            "arms": {arm.name: {"method": arm.method.text, "config": _digest(arm)} for arm in arms},
-            "seeds": self.seeds,
-            "final_seeds": self.final_seeds,
-            "goal": [goal.metric, goal.better, goal.select_on, goal.target],
+        return {
+            "arms": {arm.name: _described(arm) for arm in arms},
+            "seeds": list(self.seeds),
+            "final_seeds": list(self.final_seeds),
+            "goal": {
+                "metric": goal.metric,
+                "mode": goal.better,
+                "select_on": goal.select_on,
+                "target": goal.target,
+            },
             "budgets": sweep.budgets,
-            "trials": [[t.arm, t.number, t.seed, _encoded(t.values)] for t in self.trials],
+            "checkpoints": sweep.checkpoints,
+            "trials": [[t.arm, t.number, t.seed, encoded(t.values)] for t in self.trials],
         }
-        return json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
 
     @property
     def digest(self) -> str:
-        """The SHA-256 of `text`, in hexadecimal digits."""
-        return hashlib.sha256(self.text().encode()).hexdigest()
+        """The SHA-256 of `content` as canonical JSON, in hexadecimal digits."""
+        return hashlib.sha256(canonical(self.content()).encode()).hexdigest()
 
 
 def make_plan(definition: Definition) -> SweepPlan:
@@ -121,10 +139,7 @@ def make_plan(definition: Definition) -> SweepPlan:
         points = arm.method.points(arm.space, counts[arm.name])
         for number, point in enumerate(points):
             values = _by_path(arm, point)
-            source = Source(f"the trial {arm.name}/{number:04d}")
-            for seed in seeds:
-                config = replace(arm.config, {**values, "seed": seed}, source)
-                trials.append(Trial(arm.name, number, seed, values, config))
+            trials += [Trial(arm.name, number, seed, values, arm.config) for seed in seeds]
     return SweepPlan(definition, tuple(trials), counts, seeds, final_seeds)
 
 
@@ -205,7 +220,7 @@ def _seeds(definition: Definition) -> tuple[tuple[int, ...], tuple[int, ...]]:
         seeds = tuple(sweep.seeds)
     final = () if sweep.final is None else sweep.final.seeds
     if isinstance(final, int):
-        final = range(max(seeds) + 1, max(seeds) + 1 + final)
+        final = range(seeds[0] + _TO_FINAL_SEEDS, seeds[0] + _TO_FINAL_SEEDS + final)
     both = [str(seed) for seed in final if seed in seeds]
     if both:
         raise ConfigError(
@@ -232,16 +247,14 @@ def _by_path(arm: ArmConfig, point: Point) -> dict[str, Tree]:
     return values
 
 
-def _digest(arm: ArmConfig) -> str:
-    return hashlib.sha256(dump(arm.config.root).encode()).hexdigest()
-
-
-def _encoded(values: Mapping[str, Tree]) -> dict[str, Any]:
-    return {path: _plain(value) for path, value in values.items()}
-
-
-def _plain(value: Tree) -> Any:
-    """Returns a value that JSON can have; a tree becomes its canonical YAML."""
-    if isinstance(value, Call | Mapping | Sequence) and not isinstance(value, str):
-        return {"yaml": dump(Call("value", {"value": value}))}
-    return value
+def _described(arm: ArmConfig) -> dict[str, Any]:
+    """Returns the method and the space of an arm, and the SHA-256 of its config as YAML."""
+    spaces = {}
+    for key, space in arm.space.items():
+        for inner, each in (space.parts or {key: space}).items():
+            spaces |= dict.fromkeys(arm.paths[inner], each.text)
+    return {
+        "method": arm.method.text,
+        "space": spaces,
+        "config": hashlib.sha256(dump(arm.config.root).encode()).hexdigest(),
+    }

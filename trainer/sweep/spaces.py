@@ -21,15 +21,20 @@ class Space:
         grid: the values of a grid, in order; None if the space has no grid.
         size: how many different values there are; None if they are floats of an interval.
         text: the space as one line, such as "log_uniform 0.001 to 0.1".
-        paths: the paths that the space sets, if its values are dicts from path to value; None if it
-            sets the path that it is written for.
+        parts: path -> space, if the values are dicts from path to value; None if the space is for
+            the path that it is written for.
     """
 
     at: Callable[[float], Tree]
     grid: tuple[Tree, ...] | None
     size: int | None
     text: str
-    paths: tuple[str, ...] | None = None
+    parts: Mapping[str, "Space"] | None = None
+
+    @property
+    def paths(self) -> tuple[str, ...] | None:
+        """The paths of `parts`."""
+        return None if self.parts is None else tuple(self.parts)
 
 
 def uniform(low: float, high: float, points: int | None = None) -> Space:
@@ -158,7 +163,7 @@ def zip(spaces: Mapping[str, Space]) -> Space:
         grid = tuple(together(lambda x, i=i: (x.grid or ())[i]) for i in range(count))
     text = "; ".join(f"{path}: {space.text}" for path, space in spaces.items())
     size = next(iter(sizes.values()))
-    return Space(lambda u: together(lambda x: x.at(u)), grid, size, text, tuple(spaces))
+    return Space(lambda u: together(lambda x: x.at(u)), grid, size, text, spaces)
 
 
 def _check_zip(

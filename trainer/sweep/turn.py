@@ -13,10 +13,11 @@ from trainer.messages import DONE
 from trainer.sweep.definition import Goal
 from trainer.sweep.outcome import Outcome
 from trainer.sweep.plan import Trial
-from trainer.train.loop import Ended, Halted, Loop
+from trainer.train.loop import Loop
 from trainer.train.nonfinite import NonFiniteLog
 from trainer.train.rollback import GoBack, RollbackLog
 from trainer.train.run import hyperparameters
+from trainer.train.services import Ended, Halted
 from trainer.train.watchdog import Watchdog
 from trainer.writers.files import replace_file
 
@@ -198,14 +199,14 @@ class Turn:
             self.checkpoints,
             self._writer,
             round,
+            watchdog,
             self.lines.append,
             nonfinite_log=NonFiniteLog(folder, write, experiment, warn),
             rollback_log=RollbackLog(folder, write, warn),
             observe=self._observe,
             vocabulary=vocabulary,
-            watchdog=watchdog,
         )
-        self._blocks = self._loop.blocks(state)
+        self._blocks = self._loop.run(state)
 
     def _observe(self, step: int, *_: Any) -> None:
         self.step = step

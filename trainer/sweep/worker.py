@@ -122,7 +122,8 @@ class Worker:
     def _compute_in(self, wave: Wave, claim: Claim, prepared: _Prepared) -> int:
         if wave.kills_its_worker():
             return self._divide(wave, claim, "It killed its worker again and again.")
-        what = f"{len(claim.trials)} trials" if len(claim.trials) > 1 else "1 trial"
+        count = len(claim.trials)
+        what = f"{count} trials" if count > 1 else "1 trial"
         self._log(f"{what} from {claim.trials[0].folder} ({wave.path.name}).")
         if claim.alone:
             return run_alone(wave, self.folder, self._signals, self._log, self._vocabulary)
@@ -144,7 +145,7 @@ class Worker:
             self.folder.split(claim)
             wave.finish({})
         else:
-            (trial,) = claim.trials
+            trial = next(iter(claim.trials))
             self._log(f"{trial.folder} failed. {why}")
             wave.finish({trial: Outcome("failed", 0, {}, why)})
         return DONE
@@ -159,7 +160,7 @@ class Worker:
         self._prepared = None
         gc.collect()
         jax.clear_caches()
-        first = claim.trials[0]
+        first = next(iter(claim.trials))
         program = load_located(first.config, self._vocabulary)
         plan = make_plan(program, first.config)
         start = time.perf_counter()

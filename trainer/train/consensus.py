@@ -1,7 +1,6 @@
 """Decides when the processes of a run stop and save, all of them after the same step."""
 
 import time
-from typing import Protocol
 
 import jax
 
@@ -10,16 +9,6 @@ from trainer.train.autosave import AutosavePolicy
 from trainer.train.signals import StopSignals
 
 _BETWEEN_SYNCS = 2.0  # seconds; a synchronization takes milliseconds
-
-
-class Consensus(Protocol):
-    """What the loop asks after every block of steps; see `StopSaveConsensus`."""
-
-    @property
-    def stop(self) -> str | None: ...  # noqa: D102
-    def sync(self, after: str = "block") -> None: ...  # noqa: D102
-    def save_now(self) -> bool: ...  # noqa: D102
-    def saved(self, held_up: float) -> None: ...  # noqa: D102
 
 
 class _SyncInterval:

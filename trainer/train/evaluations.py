@@ -6,7 +6,7 @@ from functools import partial
 from trainer.engine.contracts import Batch
 from trainer.engine.program import Program
 from trainer.engine.step import State
-from trainer.train.consensus import Consensus
+from trainer.train.services import Consensus
 from trainer.train.watchdog import Watchdog
 from trainer.writers import MultiWriter
 

@@ -3,8 +3,6 @@
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from itertools import islice
-from pathlib import Path
-from typing import Any, NamedTuple, Protocol
 
 import jax
 
@@ -15,7 +13,6 @@ from trainer.messages import DONE, FAILED, STOPPED, UserError
 from trainer.train.advice import advise, replay_command
 from trainer.train.autosave import Stopwatch
 from trainer.train.boundaries import Boundaries
-from trainer.train.consensus import Consensus
 from trainer.train.evaluations import Evaluations
 from trainer.train.hooks import call_hooks
 from trainer.train.multihost import broadcast_from_host0, raise_on_all
@@ -31,37 +28,11 @@ from trainer.train.rollback import (
     counters_of,
     go_back,
 )
+from trainer.train.services import Consensus, Ended, Halted, StateKeeper
 from trainer.train.watchdog import Watchdog
 from trainer.writers import MultiWriter
 
 Observer = Callable[[int, Sequence[Batch], State], None]
-
-
-class Ended(NamedTuple):
-    """The run ended with an exit code: 0 done, 75 stopped after a saved checkpoint, 1 not saved."""
-
-    code: int
-
-
-class Halted(NamedTuple):
-    """A step was not finite, and the run must end; `why` is the error message."""
-
-    why: str
-    step: int
-
-
-class StateKeeper(Protocol):
-    """What the loop needs of `checkpoint.Checkpoints`, whose docstrings say what these do."""
-
-    directory: Path
-
-    @property
-    def error(self) -> str | None: ...  # noqa: D102
-    def latest(self) -> int | None: ...  # noqa: D102
-    def save(self, step: int, state: Any, *, metric: float | None = None) -> bool: ...  # noqa: D102
-    def record_metric(self, step: int, metric: float) -> None: ...  # noqa: D102
-    def wait(self) -> None: ...  # noqa: D102
-    def prune(self) -> None: ...  # noqa: D102
 
 
 class Loop:
@@ -75,13 +46,13 @@ class Loop:
         checkpoints: saves the state.
         writer: writes the metrics.
         consensus: decides when to stop, and when to save besides every `save_every` steps.
+        watchdog: watches the blocks, between its `__enter__` and its `__exit__`.
         log: takes a line for the user.
         nonfinite_log: records the steps that are not finite.
         rollback_log: the rollbacks before now, whose counters the state takes at their steps.
         until: stop after this step as after a signal; None for the last step.
         observe: called after every block with its last step, its batches and the state after it.
         vocabulary: the user's packages, for the command that an error suggests.
-        watchdog: watches the blocks; None for one of this loop alone.
     """
 
     def __init__(
@@ -90,6 +61,7 @@ class Loop:
         checkpoints: StateKeeper,
         writer: MultiWriter,
         consensus: Consensus,
+        watchdog: Watchdog,
         log: Callable[[str], None],
         *,
         nonfinite_log: NonFiniteLog,
@@ -97,7 +69,6 @@ class Loop:
         until: int | None = None,
         observe: Observer | None = None,
         vocabulary: Sequence[str] = (),
-        watchdog: Watchdog | None = None,
     ):
         self.program = program
         self.experiment = program.experiment
@@ -110,7 +81,7 @@ class Loop:
         self._boundaries = Boundaries(program, rollback_log, until)
         self._vocabulary = vocabulary
         self._observe = observe or (lambda *_: None)
-        self._watchdog = watchdog or Watchdog(self.experiment.watchdog, log)
+        self._watchdog = watchdog
         self._evaluations = Evaluations(program, writer, consensus, self._watchdog)
         self._newest: dict[str, float] = {}  # the metrics that were written last
         self._counters = Counters()
@@ -122,8 +93,10 @@ class Loop:
 
     def run(
         self, state: State, began: float | None = None, *, unevaluated: bool = False
-    ) -> Ended | GoBack | Halted:
+    ) -> Generator[None, None, Ended | GoBack | Halted]:
         """Runs to the last step, or until a signal or a step that is not finite.
+
+        Yields after every block and what follows it, so that the trials of a sweep can take turns.
 
         Args:
             state: the first state; its buffers are donated.
@@ -133,26 +106,6 @@ class Loop:
 
         Returns:
             How the run ended, or where it continues under on_nonfinite="rollback".
-        """
-        blocks = self.blocks(state, began, unevaluated=unevaluated)
-        with self._watchdog:
-            while True:
-                try:
-                    next(blocks)
-                except StopIteration as end:
-                    return end.value
-
-    def blocks(
-        self, state: State, began: float | None = None, *, unevaluated: bool = False
-    ) -> Generator[None, None, Ended | GoBack | Halted]:
-        """Does what `run` does; yields after every block, and what follows it.
-
-        The trials of a sweep take turns in this way.
-
-        Args:
-            state: see `run`.
-            began: see `run`.
-            unevaluated: see `run`.
         """
         boundaries, step = self._boundaries, int(state.step)
         evaluated, metric = not unevaluated, None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+from collections.abc import Collection
 from pathlib import Path
 
 from trainer import config as configs
@@ -36,8 +37,7 @@ def check_no_strangers(folder: Path) -> None:
     names = {path.name for path in folder.iterdir()}
     if "run.json" in names:
         return
-    strangers = [n for n in names if n not in NAMES and not _NO_STRANGER.fullmatch(n)]
-    strangers = [name for name in strangers if not _is_an_output_of_ours(folder / name)]
+    strangers = unknown_names(folder, NAMES)
     if "config.yaml" in names and not _is_as_written(folder / "config.yaml"):
         strangers.append("config.yaml")
     if strangers:
@@ -46,6 +46,21 @@ def check_no_strangers(folder: Path) -> None:
             f"{listing(sorted(strangers), 4)}, and no run.json. Nothing was written there. Name a "
             f"folder that is empty or does not exist, such as --workdir={folder / 'run'}."
         )
+
+
+def unknown_names(folder: Path, known: Collection[str]) -> list[str]:
+    """Returns the names in a folder that are neither known nor those of logs and hidden files.
+
+    Args:
+        folder: an existing folder.
+        known: names that the folder may have.
+
+    Raises:
+        OSError: the folder cannot be read.
+    """
+    names = sorted({path.name for path in folder.iterdir()} - set(known))
+    unknown = [name for name in names if not _NO_STRANGER.fullmatch(name)]
+    return [name for name in unknown if not _is_an_output_of_ours(folder / name)]
 
 
 def _is_as_written(file: Path) -> bool:

@@ -1,0 +1,66 @@
+"""The values of trials in JSON, which has no calls: those and other trees are written as YAML."""
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from trainer.config import Call, Source, Tree, dump
+
+
+def canonical(content: Any) -> str:
+    """Returns JSON in ASCII on one line; equal contents in equal order have equal texts.
+
+    Args:
+        content: what JSON can have, without NaN and infinities.
+    """
+    return json.dumps(content, separators=(",", ":"), allow_nan=False)
+
+
+def encoded(values: Mapping[str, Tree]) -> dict[str, Any]:
+    """Returns the values of a trial as JSON can have them.
+
+    Args:
+        values: path -> value. Lists, dicts, calls and infinities become {"yaml": text}.
+    """
+    return {path: _encoded(value) for path, value in values.items()}
+
+
+def _encoded(value: Tree) -> Any:
+    tree = isinstance(value, Call | Mapping | Sequence) and not isinstance(value, str)
+    if tree or (isinstance(value, float) and not math.isfinite(value)):
+        return {"yaml": dump(Call("value", {"value": value}))}
+    return value
+
+
+class Decoder:
+    """Reverses `encoded`; each different YAML text is read once."""
+
+    def __init__(self) -> None:
+        self._trees: dict[str, Tree] = {}
+
+    def values(self, content: Mapping[str, Any]) -> dict[str, Tree]:
+        """Returns the values of a trial.
+
+        Args:
+            content: as `encoded` returns it.
+
+        Raises:
+            ConfigError: a text is not YAML, or has something that a config cannot contain.
+            KeyError, TypeError: the content has another form.
+        """
+        return {
+            path: self._tree(value["yaml"]) if isinstance(value, dict) else value
+            for path, value in content.items()
+        }
+
+    def _tree(self, text: str) -> Tree:
+        if text not in self._trees:
+            from trainer.config import yaml_reader
+            from trainer.config.nodes import plain
+
+            read = yaml_reader.read(text, Source("a value"))
+            if read is None:
+                raise TypeError("a value is empty")
+            self._trees[text] = plain(read).kwargs["value"]
+        return self._trees[text]

@@ -1,0 +1,263 @@
+"""The plan in the folder of a sweep, which every process of the sweep reads.
+
+    SWEEP/
+      sweep.yaml       what the file of the sweep said; its paths are relative to that file
+      arms/NAME.yaml   the resolved config of an arm, without the values of trials
+      plan.json        the trials and their programs; written last, and then only added to
+
+plan.json is a list of revisions. The first is the plan of the sweep; each later one is an extension
+and has its new trials only.
+"""
+
+import contextlib
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trainer.config import Config, diff, dump
+from trainer.config.wording import listing
+from trainer.messages import UserError
+from trainer.sweep.encoding import canonical, encoded
+from trainer.sweep.plan import SweepPlan, Trial
+from trainer.sweep.stored_plan import FORMAT, StoredPlan, StoredProgram, digest_of, read_plan
+from trainer.writers.files import remove_temporaries, replace_file
+
+# programs.py and trainer.workdir import jax, which a process that reads a plan does not need.
+if TYPE_CHECKING:
+    from trainer.sweep.programs import Programs
+
+__all__ = [
+    "StoredPlan",
+    "StoredProgram",
+    "check_same",
+    "files_of",
+    "read_plan",
+    "write_plan",
+    "write_revisions",
+    "writing",
+]
+
+_PATIENCE = 60.0  # seconds for which the processes that start a sweep together wait for each other
+
+
+def write_plan(
+    folder: Path, plan: SweepPlan, programs: "Programs", vocabulary: Sequence[str] = ()
+) -> None:
+    """Writes the plan of a sweep into its folder; equal plans give equal bytes.
+
+    The folder is created, with permissions 0700, if it does not exist. Nothing is written if it has
+    the same plan, as when another process of the sweep wrote it first.
+
+    Args:
+        folder: the folder of the sweep.
+        plan: the plan.
+        programs: its programs.
+        vocabulary: further packages whose public functions the configs may name.
+
+    Raises:
+        UserError: the folder has another sweep or other files, or cannot be written.
+    """
+    folder = folder.absolute()
+    check_same(folder, plan)  # before anything is created
+    with writing(folder):
+        if check_same(folder, plan):
+            return
+        content = plan.content()
+        revision = {
+            **content,
+            "programs": [
+                {
+                    "trials": [trial.name for trial in group.trials],
+                    "inputs": list(group.inputs),
+                    "steps": group.steps,
+                    "batch_size": group.batch_size,
+                    "flops": group.flops,
+                    "state_bytes": group.state_bytes,
+                }
+                for group in programs.groups
+            ],
+            "reasons": list(programs.reasons),
+            "plan": plan.digest,
+            "digest": digest_of(content),
+        }
+        (folder / "arms").mkdir(exist_ok=True)
+        for name, text in files_of(plan).items():
+            replace_file(folder / name, text.encode())
+        # Last: a folder with a plan.json is that of a sweep.
+        write_revisions(folder, vocabulary, [revision])
+
+
+def files_of(plan: SweepPlan) -> dict[str, str]:
+    """Returns the texts of the files beside plan.json by their paths in the folder.
+
+    Args:
+        plan: the plan.
+    """
+    arms = {f"arms/{arm.name}.yaml": dump(arm.config.root) for arm in plan.definition.arms}
+    return {"sweep.yaml": dump(plan.definition.config.root), **arms}
+
+
+def write_revisions(
+    folder: Path, vocabulary: Sequence[str], revisions: Sequence[Mapping[str, Any]]
+) -> None:
+    """Replaces plan.json.
+
+    Args:
+        folder: the folder of the sweep, which `writing` reserves.
+        vocabulary: further packages whose public functions the configs may name.
+        revisions: all revisions, in order.
+    """
+    lines = ",\n".join(map(canonical, revisions))
+    head = f'"format":{FORMAT},"vocabulary":{canonical(list(vocabulary))}'
+    replace_file(folder / "plan.json", f'{{{head},"revisions":[\n{lines}\n]}}\n'.encode())
+
+
+@contextlib.contextmanager
+def writing(folder: Path) -> Iterator[None]:
+    """Reserves the plan of a folder for this process.
+
+    Args:
+        folder: the folder of the sweep, absolute; created if it does not exist.
+
+    Raises:
+        UserError: the folder cannot be written, or another process writes to it for a minute.
+    """
+    from trainer.workdir import Lock
+    from trainer.workdir.place import make
+
+    make(folder)
+    deadline = time.monotonic() + _PATIENCE
+    try:
+        while True:
+            try:
+                lock = Lock(folder)
+                break
+            except UserError:  # another process of the sweep writes the same plan now
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.1)
+        try:
+            remove_temporaries(folder)
+            yield
+        finally:
+            lock.close()
+    except OSError as error:
+        raise UserError(
+            f"The folder of the sweep {folder} cannot be written: {error.strerror}. Choose another"
+            " --workdir, or free space for this one."
+        ) from error
+
+
+def check_same(folder: Path, plan: SweepPlan) -> bool:
+    """Checks that a folder may have a sweep.
+
+    Args:
+        folder: the folder; may not exist.
+        plan: the plan of the sweep.
+
+    Returns:
+        Whether the folder has the plan already: as it stands, or as it was before an extension.
+
+    Raises:
+        UserError: the folder has another sweep or other files, or its plan cannot be read.
+    """
+    if folder.exists() and not folder.is_dir():
+        raise UserError(f"The workdir {folder} is a file. Choose another --workdir.")
+    if not (folder / "plan.json").exists():
+        _check_no_strangers(folder, plan)
+        return False
+    stored = read_plan(folder)
+    if plan.digest in [revision["plan"] for revision in stored.revisions]:
+        return True
+    from trainer.workdir.changes import listed
+
+    raise UserError(
+        f"The workdir {folder} has another sweep. The differences, old -> new:\n"
+        + listed(differences(stored, plan))
+        + "Choose another --workdir, or add to this sweep with python -m trainer sweep extend"
+        f" {folder} --config=FILE."
+    )
+
+
+def _check_no_strangers(folder: Path, plan: SweepPlan) -> None:
+    """Checks that a folder without plan.json has at most what a killed process of the sweep left.
+
+    A file of the same name and another content may be the user's own, and is not replaced.
+    """
+    if not folder.exists():
+        return
+    from trainer.workdir.strangers import unknown_names
+
+    try:
+        strangers = unknown_names(folder, ("lock", "epoch", "sweep.yaml", "arms"))
+        strangers += [
+            name
+            for name, text in files_of(plan).items()
+            if (folder / name).exists() and (folder / name).read_bytes() != text.encode()
+        ]
+    except OSError as error:
+        raise UserError(
+            f"The workdir {folder} cannot be read: {error.strerror}. Choose another --workdir."
+        ) from error
+    if strangers:
+        raise UserError(
+            f"The workdir {folder} is not the folder of a sweep: it holds {listing(strangers, 4)},"
+            " and no plan.json. Nothing was written there. Name a folder that is empty or does not"
+            f" exist, such as --workdir={folder / 'sweep'}."
+        )
+
+
+def differences(stored: StoredPlan, plan: SweepPlan) -> list[str]:
+    """Lists how a plan differs from that in a folder, one line for each kind of difference.
+
+    Args:
+        stored: the plan in the folder.
+        plan: the other plan.
+    """
+    old, new = stored.revisions[-1], plan.content()
+    configs = {arm.name: arm.config for arm in plan.definition.arms}
+    lines = []
+    for name in dict.fromkeys([*stored.arms, *configs]):
+        if name not in configs or name not in stored.arms:
+            there = ("(absent)", "present") if name in configs else ("present", "(absent)")
+            lines.append(f"arm {name}: {' -> '.join(there)}")
+            continue
+        lines += _config_line(name, stored.arms[name], configs[name])
+        for key in ("method", "space"):
+            a, b = old["arms"][name][key], new["arms"][name][key]
+            if a != b:
+                lines.append(f"{key} of {name}: {_shown(a)} -> {_shown(b)}")
+        lines += _trials_line(name, [t for t in stored.trials if t.arm == name], plan.of_arm(name))
+    for key in ("goal", "seeds", "final_seeds", "budgets", "checkpoints"):
+        if old[key] != new[key]:
+            lines.append(f"{key}: {_shown(old[key])} -> {_shown(new[key])}")
+    return lines
+
+
+def _config_line(name: str, old: Config, new: Config) -> list[str]:
+    changed = diff(old.root, new.root)
+    more = f", and {len(changed) - 1} more" if len(changed) > 1 else ""
+    return [f"config of {name}: {changed[0]}{more}"] if changed else []
+
+
+def _trials_line(name: str, old: Sequence[Trial], new: Sequence[Trial]) -> list[str]:
+    numbers = [len({trial.number for trial in trials}) for trials in (old, new)]
+    if numbers[0] != numbers[1]:
+        return [f"trials of {name}: {numbers[0]:,} -> {numbers[1]:,}"]
+    theirs = {trial.name: encoded(trial.values) for trial in new}
+    for trial in old:
+        values = encoded(trial.values)
+        other = theirs.get(trial.name, values)
+        if list(values.items()) != list(other.items()):
+            return [f"values of {trial.name}: {_shown(values)} -> {_shown(other)}"]
+    return []
+
+
+def _shown(value: Any) -> str:
+    """Returns a part of a plan as a short text."""
+    if isinstance(value, Mapping):
+        return listing([f"{key} {_shown(each)}" for key, each in value.items()], 4) or "(none)"
+    if isinstance(value, list):
+        return listing([str(each) for each in value], 4) or "(none)"
+    return "(none)" if value is None else str(value)

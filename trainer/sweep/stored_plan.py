@@ -1,0 +1,198 @@
+"""Reads the plan in the folder of a sweep; plan_file.py, which writes it, describes its files."""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trainer.config import Config, ConfigError, load
+from trainer.messages import UserError
+from trainer.sweep.definition import Goal
+from trainer.sweep.encoding import Decoder, canonical
+from trainer.sweep.plan import Trial
+
+FORMAT = 1
+# What a revision says beside its digest and its programs; only an extension has the last two.
+_DIGESTED = (
+    "arms",
+    "seeds",
+    "final_seeds",
+    "goal",
+    "budgets",
+    "checkpoints",
+    "trials",
+    "known",
+    "follows",
+)
+
+
+@dataclass(frozen=True)
+class StoredProgram:
+    """Trials that share a program, as plan.json has them.
+
+    Attributes:
+        trials: the names of the trials, in the order of the plan.
+        inputs: the config paths of the floats that are inputs of the program, sorted.
+        steps: number of updates of each trial.
+        batch_size: examples per batch.
+        flops: floating-point operations of a step.
+        state_bytes: bytes of the state of a trial, on each device.
+        revision: the number of the revision that added the trials.
+    """
+
+    trials: tuple[str, ...]
+    inputs: tuple[str, ...]
+    steps: int
+    batch_size: int
+    flops: int
+    state_bytes: int
+    revision: int
+
+
+@dataclass(frozen=True)
+class StoredPlan:
+    """The plan of a sweep as its folder has it.
+
+    Attributes:
+        arms: name -> the config of the arm, in the order of the report.
+        trials: all runs: those of the first revision, then those that later ones added.
+        programs: the programs of the trials, in the same order.
+        reasons: sentences about what makes more than one program.
+        goal: what makes one trial better than another.
+        seeds: the seeds of each point.
+        final_seeds: the seeds of the runs of each arm's winner.
+        budgets: "equal", or "unequal" if the file allows it.
+        checkpoints: which states the folder of a trial keeps: "none", "final" or "best".
+        vocabulary: further packages whose public functions the configs may name.
+        revision: the number of the last revision, from 1.
+        digest: the SHA-256 of the last revision and, through it, of those before.
+        revisions: the revisions as plan.json has them, in order.
+    """
+
+    arms: Mapping[str, Config]
+    trials: tuple[Trial, ...]
+    programs: tuple[StoredProgram, ...]
+    reasons: tuple[str, ...]
+    goal: Goal
+    seeds: tuple[int, ...]
+    final_seeds: tuple[int, ...]
+    budgets: str
+    checkpoints: str
+    vocabulary: tuple[str, ...]
+    revision: int
+    digest: str
+    revisions: tuple[Mapping[str, Any], ...]
+
+
+def read_plan(folder: Path) -> StoredPlan:
+    """Reads the plan of a sweep; imports no jax.
+
+    Args:
+        folder: the folder of the sweep.
+
+    Raises:
+        UserError: the folder has no plan, or its plan is damaged, edited or of another format.
+    """
+    file = folder / "plan.json"
+    try:
+        content = json.loads(file.read_bytes())
+        if content["format"] != FORMAT:
+            raise UserError(
+                f"{file} has the format {content['format']!r}, and this version of Lockstep reads"
+                f" {FORMAT}: use the version that wrote it, or another --workdir."
+            )
+        return _stored(folder, content)
+    except FileNotFoundError as error:
+        raise UserError(
+            f"{folder} is not the folder of a sweep, because it has no plan.json: name the folder"
+            " that was the --workdir of python -m trainer sweep."
+        ) from error
+    except OSError as error:
+        raise UserError(f"{file} cannot be read: {error.strerror}.") from error
+    except ConfigError as error:
+        raise _damaged(file, str(error)) from error
+    except UserError:
+        raise
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError) as error:
+        raise _damaged(file, f"{type(error).__name__}: {error}") from error
+
+
+def _damaged(file: Path, why: str) -> UserError:
+    return UserError(
+        f"{file} is damaged ({why}): restore it from a copy, or start the sweep in another"
+        " --workdir."
+    )
+
+
+def digest_of(revision: Mapping[str, Any]) -> str:
+    """Returns the SHA-256 of a revision, in hexadecimal digits.
+
+    Args:
+        revision: its content; that of an extension has what it follows.
+    """
+    kept = {key: revision[key] for key in _DIGESTED if key in revision}
+    return hashlib.sha256(canonical(kept).encode()).hexdigest()
+
+
+def _stored(folder: Path, content: Mapping[str, Any]) -> StoredPlan:
+    revisions, last = content["revisions"], content["revisions"][-1]
+    before = None
+    for number, revision in enumerate(revisions, 1):
+        if digest_of(revision) != revision["digest"] or revision.get("follows") != before:
+            raise _damaged(folder / "plan.json", f"the digest of its revision {number} differs")
+        before = revision["digest"]
+    arms = {name: _arm(folder, name, entry["config"]) for name, entry in last["arms"].items()}
+    decoder = Decoder()
+    trials = tuple(
+        Trial(arm, number, seed, decoder.values(values), arms[arm])
+        for revision in revisions
+        for arm, number, seed, values in revision["trials"]
+    )
+    programs = tuple(
+        StoredProgram(
+            tuple(each["trials"]),
+            tuple(each["inputs"]),
+            each["steps"],
+            each["batch_size"],
+            each["flops"],
+            each["state_bytes"],
+            number,
+        )
+        for number, revision in enumerate(revisions, 1)
+        for each in revision["programs"]
+    )
+    if sorted(trial.name for trial in trials) != sorted(x for p in programs for x in p.trials):
+        raise ValueError("its programs and its trials differ")
+    return StoredPlan(
+        arms=arms,
+        trials=trials,
+        programs=programs,
+        reasons=tuple(reason for revision in revisions for reason in revision["reasons"]),
+        goal=Goal(**last["goal"]),
+        seeds=tuple(last["seeds"]),
+        final_seeds=tuple(last["final_seeds"]),
+        budgets=last["budgets"],
+        checkpoints=last["checkpoints"],
+        vocabulary=tuple(content["vocabulary"]),
+        revision=len(revisions),
+        digest=last["digest"],
+        revisions=tuple(revisions),
+    )
+
+
+def _arm(folder: Path, name: str, sha256: str) -> Config:
+    file = folder / "arms" / f"{name}.yaml"
+    try:
+        found = hashlib.sha256(file.read_bytes()).hexdigest()
+    except FileNotFoundError as error:
+        raise UserError(
+            f"{file} is missing: restore it from a copy, or start the sweep in another --workdir."
+        ) from error
+    if found != sha256:
+        raise UserError(
+            f"{file} was changed after the sweep was planned: restore it, or start a sweep with the"
+            " changed config in another --workdir."
+        )
+    return load([file])
