@@ -181,6 +181,8 @@ def _sweep(sweep: argparse.ArgumentParser) -> None:
         " sweep, what is missing is computed",
     )
     _workers(sweep)
+    # For several workers: plans the sweep in a process of its own.
+    sweep.add_argument("--plan_only", action="store_true", help=argparse.SUPPRESS)
     actions = sweep.add_subparsers(dest="action", metavar="action")
     work = actions.add_parser("work", help="compute trials of a sweep that was begun")
     work.add_argument("folder", type=_folder, metavar="DIR")

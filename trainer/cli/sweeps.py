@@ -1,15 +1,17 @@
 """The command sweep: plans a sweep, starts its workers, and looks at its folder."""
 
 import argparse
+import subprocess
 import sys
 import warnings
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING
 
-from trainer.cli.loading import read_config, search_paths
+from trainer.cli.loading import config_options, read_config, search_paths
 from trainer.cli.terminal import show
 from trainer.config.languages import SWEEP
-from trainer.messages import DONE, UserError
+from trainer.messages import DONE, FAILED, STOPPED, UserError
 
 if TYPE_CHECKING:
     from trainer.sweep.plan import SweepPlan
@@ -53,9 +55,19 @@ def _start(arguments: argparse.Namespace) -> int:
         return DONE
     stem = Path(arguments.files[0]).stem
     folder = Path(arguments.workdir or f"sweeps/{stem}-{plan.digest[:8]}").absolute()
-    if not check_same(folder, plan):
-        show(_check(arguments, plan, folder), end="")
-    return _compute(folder, arguments)
+    planned = check_same(folder, plan)
+    if arguments.workers == 1 or arguments.plan_only:
+        if not planned:
+            show(_check(arguments, plan, folder), end="")
+        return DONE if arguments.plan_only else _end(_compute(folder, arguments), folder)
+    if not planned:
+        # In a process of its own, which gives its memory and its GPU back to the workers.
+        options = [*config_options(arguments), f"--workdir={folder}", "--plan_only"]
+        command = [sys.executable, "-m", "trainer", "sweep", *options]
+        code = subprocess.run(command, check=False, stdin=subprocess.DEVNULL).returncode
+        if code != DONE:
+            return code if code > 0 else FAILED
+    return _compute_in_workers(folder, arguments)
 
 
 def _check(arguments: argparse.Namespace, plan: "SweepPlan", folder: Path | None = None) -> str:
@@ -78,13 +90,34 @@ def _work(arguments: argparse.Namespace) -> int:
 
 
 def _compute(folder: Path, arguments: argparse.Namespace) -> int:
+    """Computes trials in this process."""
     from optim.declarations import OptimizerWarning
     from trainer.sweep.worker import Worker
     from trainer.train import runtime
 
     runtime.keep_compiled_programs()
     warnings.simplefilter("ignore", OptimizerWarning)
-    worker = Worker(
-        folder, arguments.workers, arguments.signals, lambda line: show(line, sys.stderr)
-    )
+    worker = Worker(folder, arguments.workers, arguments.signals, _log)
     return worker.run()
+
+
+def _compute_in_workers(folder: Path, arguments: argparse.Namespace) -> int:
+    """Computes trials in several processes, which this one watches."""
+    from trainer.sweep.local import run_workers, worker_command
+
+    command = worker_command(folder, arguments.workers)
+    return _end(run_workers(command, arguments.workers, arguments.signals, _log), folder)
+
+
+def _end(code: int, folder: Path) -> int:
+    """Tells how to go on, and returns the exit code."""
+    if code == STOPPED:
+        _log(
+            "Stopped; the finished trials and the states of the others are saved. Start the same"
+            f" command again to go on, or python -m trainer sweep work {quote(str(folder))}."
+        )
+    return code
+
+
+def _log(line: str) -> None:
+    show(line, sys.stderr)

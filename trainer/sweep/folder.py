@@ -181,7 +181,9 @@ class SweepFolder:
             math.ceil(len(phase) / workers),
             limits["widths"].get(str(program), len(same)),
         )
-        return self._write_wave(same[: max(1, width)], program)
+        # Of equal widths: 32 trials in waves of at most 23 are two waves of 16.
+        waves = math.ceil(len(same) / max(1, width))
+        return self._write_wave(same[: math.ceil(len(same) / waves)], program)
 
     def _write_wave(self, trials: Sequence[Trial], program: int, alone: bool = False) -> Claim:
         content = {"alone": alone, "program": program, "trials": [t.folder for t in trials]}
