@@ -13,7 +13,7 @@ from trainer.messages import DONE, FAILED, MISTAKE, STOPPED
 from trainer.train.signals import StopSignals
 
 _LOOK = 0.1  # seconds between two looks at the processes
-_SOON, _MOST_SOON = 20.0, 5  # a worker that dies so soon, so often, is not started again
+_SOON, _MOST_SOON = 20.0, 30  # a worker that dies so soon, so often, is not started again
 
 
 def run_workers(

@@ -3,6 +3,8 @@
 import functools
 import itertools
 import json
+import os
+import signal
 import time
 from collections.abc import Callable, Sequence
 
@@ -25,6 +27,8 @@ __all__ = [
     "branching",
     "note",
     "broken_hook",
+    "raising",
+    "deadly",
 ]
 
 
@@ -230,3 +234,35 @@ def broken_hook(at: int) -> Callable[..., None]:
 def _fail(at, step, metrics, params):
     if step == at:
         raise RuntimeError("the disk of the lab is on fire")
+
+
+class Raising(Points):
+    """Raises at a batch for one seed."""
+
+    def __init__(self, seed: int, at: int):
+        super().__init__()
+        self.seed, self.at = seed, at
+
+    def train(self, batch_index, seed):
+        for index, batch in enumerate(super().train(batch_index, seed), batch_index):
+            if seed == self.seed and index == self.at:
+                self.end()
+            yield batch
+
+    def end(self):
+        raise RuntimeError("this batch cannot be read")
+
+
+class Deadly(Raising):
+    """Kills its process at a batch for one seed."""
+
+    def end(self):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def raising(seed: int, at: int = 6) -> Raising:
+    return Raising(seed, at)
+
+
+def deadly(seed: int, at: int = 0) -> Deadly:
+    return Deadly(seed, at)

@@ -1,0 +1,424 @@
+"""Sweeps that are computed: the bits of every trial, its folder, and what ends a trial."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests import runs
+from trainer import checkpoint
+from trainer.__main__ import main
+from trainer.sweep.folder import SweepFolder
+from trainer.sweep.outcome import read_outcome
+from trainer.sweep.plan_file import read_plan
+from trainer.workdir import read_record
+
+BASE = """
+model: !models.mlp {width: 8, num_classes: 3}
+data: !unruly.points
+loss: !losses.softmax_cross_entropy
+metrics: {accuracy: !metrics.accuracy }
+optimizer: !optax.adamw {learning_rate: 1e-2}
+steps: 12
+log_every: 3
+eval_every: 5
+save_every: 4
+writers: []
+"""
+RATES = "optimizer.learning_rate: !space.log_uniform {low: 1e-3, high: 1e-1}"
+GROUPS = """!optim.optimizer
+  groups:
+    matrices: !optim.group
+      match: .*kernel
+      optimizer: !optim.{matrices}
+        learning_rate: !schedules.warmup_cosine {{peak_value: 1e-2, warmup_steps: 3}}
+    rest: !optim.group {{match: .*, optimizer: !optax.adamw {{learning_rate: 1e-2}}}}
+"""
+PEAK = (
+    "optimizer.groups.matrices.optimizer.learning_rate.peak_value:"
+    " !space.uniform {low: 1e-3, high: 1e-1}"
+)
+GOAL = "{metric: loss, select_on: test}"
+
+
+@pytest.fixture(autouse=True)
+def vocabulary(monkeypatch):
+    monkeypatch.syspath_prepend(runs.LAB)
+
+
+def replaced(name: str, value: str, text: str = BASE) -> str:
+    """Replaces a line of a config."""
+    kept = [line for line in text.splitlines() if not line.startswith(f"{name}:")]
+    return "\n".join([*kept, f"{name}: {value}"])
+
+
+def write_sweep(
+    folder: Path, base: str = BASE, space: str = RATES, more: str = "", trials: int = 3
+) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "base.yaml").write_text(base)
+    file = folder / "sweep.yaml"
+    file.write_text(
+        f"base: base.yaml\nspace:\n  {space}\ntrials: {trials}\n"
+        f"method: !method.random {{seed: 1}}\ngoal: {GOAL}\nfinal: {{seeds: 2}}\n{more}\n"
+    )
+    return file
+
+
+def sweep(file: Path, workdir: Path, *more: str) -> int:
+    return main(["sweep", f"--config={file}", "--vocabulary=unruly", f"--workdir={workdir}", *more])
+
+
+def rows(folder: Path) -> list[dict[str, Any]]:
+    """Returns the rows of metrics.jsonl without what is measured of the machine."""
+    lines = (folder / "metrics.jsonl").read_text().splitlines()
+    found = [json.loads(line) for line in lines]
+    return [{name: x for name, x in row.items() if "perf/" not in name} for row in found]
+
+
+def solo(trial: Path, workdir: Path) -> Path:
+    """Computes a trial alone, with the command that `sweep show` prints."""
+    config = f"--config={trial / 'config.yaml'}"
+    main([config, "--vocabulary=unruly", f"--workdir={workdir}"])
+    return workdir
+
+
+def folders(workdir: Path) -> list[Path]:
+    return sorted([*workdir.glob("trials/*/*/*"), *workdir.glob("final/*/*")])
+
+
+def assert_equal(trial: Path, alone: Path, steps: int) -> None:
+    assert rows(trial) == rows(alone)
+    assert checkpoint.diff(trial, steps, steps, other=alone) == []
+
+
+# Bits.
+
+DIGITS = "!data.digits {batch_size: 64}"
+CONVNET = replaced("data", DIGITS, replaced("model", "!models.convnet {widths: [4, 8]}"))
+VIT = "!models.vit {width: 8, depth: 2, num_heads: 2, patch_size: 2, num_classes: 3, dropout: 0.2}"
+WHOLE, WIDE = "!data.digits {batch_size: null}", "!models.mlp {width: 8}"
+SEARCH = "!optax.lbfgs {learning_rate: 0.5, memory_size: 3}"
+FREE = "!optax.contrib.schedule_free_adamw {learning_rate: 1e-2}"
+POISONED = "!unruly.poisoned {at: [4]}"
+CASES = {
+    "adamw": (BASE, RATES),
+    "single steps": (replaced("steps_per_call", "1"), RATES),
+    "muon": (replaced("optimizer", GROUPS.format(matrices="muon")), PEAK),
+    "soap": (replaced("optimizer", GROUPS.format(matrices="soap")), PEAK),
+    "schedule-free": (replaced("optimizer", FREE), RATES),
+    "line search": (
+        replaced("optimizer", SEARCH, replaced("data", WHOLE, replaced("model", WIDE))),
+        RATES.replace("low: 1e-3", "low: 1e-2"),
+    ),
+    "convolutions": (CONVNET, RATES),
+    "dropout": (replaced("model", VIT), RATES),
+    "ema": (replaced("ema_decay", "0.9"), "ema_decay: !space.uniform {low: 0.5, high: 0.99}"),
+    "skip": (replaced("on_nonfinite", "skip", replaced("data", POISONED)), RATES),
+    "bfloat16": (replaced("precision", "bfloat16"), RATES),
+}
+
+
+@pytest.mark.laws
+@pytest.mark.parametrize("name", CASES)
+def test_each_trial_has_the_bits_of_its_run_alone(tmp_path, capsys, name):
+    base, space = CASES[name]
+    file = write_sweep(tmp_path, base, space, "checkpoints: final\nseeds: 2")
+    assert sweep(file, tmp_path / "sweep") == 0, capsys.readouterr().err
+    found = folders(tmp_path / "sweep")
+    assert len(found) == 3 * 2 + 2
+    assert len({(trial / "config.yaml").read_text() for trial in found}) == 8
+    # The first and the last of the search, and one on a fresh seed.
+    for index in (2, 5, 0):
+        assert_equal(found[index], solo(found[index], tmp_path / str(index)), 12)
+    assert all((trial / "nonfinite.json").exists() == (name == "skip") for trial in found)
+
+
+def test_one_program_serves_a_hundred_trials(tmp_path, monkeypatch):
+    """Every float of the optimizer and every seed is an input of the program."""
+    from trainer.engine.program import Program
+
+    compiled = []
+    monkeypatch.setattr(
+        Program,
+        "compile",
+        lambda self, state, inner=Program.compile: compiled.append(self) or inner(self, state),
+    )
+    base = replaced("steps", "3")
+    space = RATES + "\n  optimizer.b2: !space.uniform {low: 0.9, high: 0.999}"
+    file = write_sweep(tmp_path, base, space, "seeds: 4", trials=25)
+    assert sweep(file, tmp_path / "sweep") == 0
+    assert len(folders(tmp_path / "sweep")) == 102
+    assert len(compiled) == 1
+
+
+def test_arms_of_one_program_share_it_and_keep_their_own_values(tmp_path):
+    more = """
+arms:
+  slow:
+    set: {optimizer.weight_decay: 0.5}
+    space: {optimizer.b1: !space.values {values: [0.8, 0.9]}}
+  fast:
+    space: {optimizer.b1: !space.values {values: [0.7, 0.95]}}
+checkpoints: final
+"""
+    file = write_sweep(tmp_path)
+    text = file.read_text().replace(f"space:\n  {RATES}\ntrials: 3\n", "")
+    file.write_text(text.replace("method: !method.random {seed: 1}", more))
+    assert sweep(file, tmp_path / "sweep") == 0
+    assert len(read_plan(tmp_path / "sweep").programs) == 1
+    found = folders(tmp_path / "sweep")
+    assert len(found) == 4 + 4
+    for index in (0, 4, 7):
+        assert_equal(found[index], solo(found[index], tmp_path / str(index)), 12)
+
+
+# What a trial's folder has.
+
+
+def test_a_trial_has_the_folder_of_a_run(tmp_path):
+    file = write_sweep(tmp_path, replaced("writers", "[tensorboard, console]"))
+    assert sweep(file, tmp_path / "sweep") == 0
+    trial, *_ = (tmp_path / "sweep").glob("trials/base/0001/0")
+    names = {path.name for path in trial.iterdir()}
+    assert {n for n in names if not n.startswith("events.out")} == {
+        "config.yaml",
+        "metrics.jsonl",
+        "run.json",
+        "summary.json",
+    }
+    assert any(name.startswith("events.out") for name in names)
+    record = read_record(trial / "run.json")
+    assert record is not None and record["lineage"][-1]["exit"] == "done"
+    assert record["lineage"][-1]["trials"] == 3
+    alone = solo(trial, tmp_path / "alone")
+    theirs = read_record(alone / "run.json")
+    assert theirs is not None and theirs["fingerprint"] == record["fingerprint"]
+    outcome = read_outcome(trial)
+    assert outcome is not None and (outcome.end, outcome.step) == ("done", 12)
+    last = rows(trial)[-1]
+    assert {name: last[name] for name in outcome.metrics} == outcome.metrics
+    assert not list((tmp_path / "sweep" / "waves").glob("*.json"))
+
+
+def test_best_and_final_checkpoints_of_a_trial_are_kept_if_asked(tmp_path):
+    base = replaced("eval_every", "2", replaced("save_every", "2"))
+    file = write_sweep(tmp_path, base, more="checkpoints: best\nfinal: null")
+    file.write_text(file.read_text().replace("final: {seeds: 2}\n", "", 1))
+    assert sweep(file, tmp_path / "sweep") == 0
+    for trial in folders(tmp_path / "sweep"):
+        losses = {row["step"]: row["eval/loss"] for row in rows(trial) if "eval/loss" in row}
+        best = min(losses, key=lambda step: losses[step])
+        assert [info.step for info in checkpoint.ls(trial)] == sorted({best, 12})
+
+
+def test_the_winners_run_again_on_fresh_seeds(tmp_path):
+    space = "optimizer.learning_rate: !space.values {values: [1e-5, 3e-2, 1e-4]}"
+    file = write_sweep(tmp_path, space=space)
+    file.write_text(file.read_text().replace("method: !method.random {seed: 1}\n", ""))
+    assert sweep(file, tmp_path / "sweep") == 0
+    trials = (tmp_path / "sweep").glob("trials/*/*/*")
+    losses = {int(trial.parent.name): rows(trial)[-1]["eval/loss"] for trial in trials}
+    best = min(losses, key=lambda number: losses[number])
+    content = json.loads((tmp_path / "sweep" / "final.json").read_text())
+    assert content[0]["winners"] == {"base": {"number": best, "value": losses[best]}}
+    final = sorted((tmp_path / "sweep").glob("final/base/*"))
+    assert [path.name for path in final] == ["10000", "10001"]
+    rate = f"learning_rate: {[1e-5, 3e-2, 1e-4][best]}"
+    assert all(rate in (path / "config.yaml").read_text() for path in final)
+
+
+# What ends a trial.
+
+
+def test_a_trial_that_diverges_is_a_result_and_ranks_last(tmp_path, capsys):
+    space = "optimizer.learning_rate: !space.values {values: [1e30, 1e-2, 3e30]}"
+    file = write_sweep(tmp_path, space=space)
+    file.write_text(file.read_text().replace("method: !method.random {seed: 1}\n", ""))
+    assert sweep(file, tmp_path / "sweep") == 0
+    said = capsys.readouterr().err
+    outcomes = [read_outcome(trial) for trial in folders(tmp_path / "sweep")]
+    ends = [outcome.end for outcome in outcomes if outcome]
+    assert ends == ["done"] * 2 + ["diverged", "done", "diverged"]
+    assert "trials/base/0000/0 diverged. At step" in said
+    content = json.loads((tmp_path / "sweep" / "final.json").read_text())
+    assert content[0]["winners"]["base"]["number"] == 1
+    diverged = next((tmp_path / "sweep").glob("trials/base/0000/0"))
+    alone = solo(diverged, tmp_path / "alone")
+    assert rows(diverged) == rows(alone)
+    ours, theirs = ((each / "nonfinite.json").read_text() for each in (diverged, alone))
+    assert ours == theirs
+
+
+def test_a_trial_that_goes_back_is_computed_alone(tmp_path, capsys):
+    base = replaced("on_nonfinite", "rollback", replaced("data", POISONED))
+    file = write_sweep(tmp_path, base, more="checkpoints: final", trials=2)
+    assert sweep(file, tmp_path / "sweep") == 0
+    assert "It is computed alone." in capsys.readouterr().err
+    trial = next((tmp_path / "sweep").glob("trials/base/0001/0"))
+    assert_equal(trial, solo(trial, tmp_path / "alone"), 12)
+    assert json.loads((trial / "rollbacks.json").read_text())
+
+
+def test_an_error_in_a_users_code_fails_its_trial_only(tmp_path, capsys):
+    base = replaced("data", "!unruly.raising {seed: 1}")
+    file = write_sweep(tmp_path, base, more="seeds: 2\nfinal: null", trials=2)
+    file.write_text(file.read_text().replace("final: {seeds: 2}\n", "", 1))
+    assert sweep(file, tmp_path / "sweep") == 0
+    said = capsys.readouterr().err
+    ends = {str(t.relative_to(tmp_path)): read_outcome(t) for t in folders(tmp_path / "sweep")}
+    assert {name[-6:]: outcome.end for name, outcome in ends.items() if outcome} == {
+        "0000/0": "done",
+        "0000/1": "failed",
+        "0001/0": "done",
+        "0001/1": "failed",
+    }
+    assert said.count("is computed again after an error") == 4
+    failed = ends["sweep/trials/base/0000/1"]
+    assert failed is not None and "this batch cannot be read" in failed.why
+
+
+# Kills and stops.
+
+
+def start(file: Path, workdir: Path, *more: str) -> "subprocess.Popen[str]":
+    return subprocess.Popen(
+        [
+            *(sys.executable, "-m", "trainer", "sweep", f"--config={file}"),
+            *("--vocabulary=unruly", f"--workdir={workdir}", *more),
+        ],
+        cwd=runs.ROOT,
+        env=runs.environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def wait_for_progress(workdir: Path, process: Any, step: int) -> None:
+    """Waits until a wave has rows of a step."""
+    while process.poll() is None:
+        records = [json.loads(file.read_text()) for file in workdir.glob("waves/*/run.json")]
+        last = [record["lineage"][-1] for record in records]
+        if not any(entry.get("computing") and not entry["exit"] for entry in last):
+            time.sleep(0.01)
+            continue
+        for file in workdir.glob("waves/*/trials/*/*/*/metrics.jsonl"):
+            lines = file.read_text().splitlines()
+            if lines and json.loads(lines[-1])["step"] >= step:
+                return
+        time.sleep(0.01)
+
+
+SLOW = replaced("steps", "60", replaced("data", "!unruly.sleepy {seconds: 0.01, every: true}"))
+
+
+def test_kills_and_stops_do_not_change_a_trial(tmp_path):
+    file = write_sweep(tmp_path, SLOW, more="checkpoints: final")
+    workdir = tmp_path / "sweep"
+    codes = []
+    for number, step in ((signal.SIGKILL, 6), (signal.SIGINT, 30), (signal.SIGTERM, 33)):
+        process = start(file, workdir)
+        wait_for_progress(workdir, process, step)
+        process.send_signal(number)
+        _, said = process.communicate()
+        codes.append(process.returncode)
+    assert codes == [-9, 75, 75], said
+    assert "Start the same command again to go on" in said
+    process = start(file, workdir)
+    _, said = process.communicate()
+    assert process.returncode == 0, said
+    for trial in folders(workdir):
+        assert_equal(trial, solo(trial, tmp_path / trial.name / trial.parent.name), 60)
+    record = read_record(workdir / "trials/base/0001/0/run.json")
+    assert record is not None
+    assert [entry["exit"] for entry in record["lineage"]] == [
+        "killed",
+        "stopped",
+        "stopped",
+        "done",
+    ]
+
+
+def test_two_workers_share_the_trials(tmp_path):
+    file = write_sweep(tmp_path, SLOW, trials=4)
+    process = start(file, tmp_path / "sweep", "--workers=2")
+    _, said = process.communicate()
+    assert process.returncode == 0, said
+    assert len(folders(tmp_path / "sweep")) == 4 + 2
+    hosts = {
+        record["lineage"][-1]["pid"]
+        for trial in (tmp_path / "sweep").glob("trials/*/*/*")
+        if (record := read_record(trial / "run.json"))
+    }
+    assert len(hosts) == 2
+    trial = tmp_path / "sweep/trials/base/0002/0"
+    assert rows(trial) == rows(solo(trial, tmp_path / "alone"))
+
+
+def test_a_worker_that_is_killed_is_started_again(tmp_path):
+    file = write_sweep(tmp_path, SLOW, trials=4)
+    workdir = tmp_path / "sweep"
+    process = start(file, workdir, "--workers=2")
+    wait_for_progress(workdir, process, 3)
+    wave = next(iter(workdir.glob("waves/*/lock")))
+    os.kill(json.loads(wave.read_text())["pid"], signal.SIGKILL)
+    _, said = process.communicate()
+    assert process.returncode == 0, said
+    assert "was killed (SIGKILL) and is started again" in said
+    assert len(folders(workdir)) == 4 + 2
+
+
+def test_a_wave_that_kills_its_worker_is_split_until_the_trial_that_does_it_fails(tmp_path):
+    base = replaced("data", "!unruly.deadly {seed: 1}", replaced("steps_per_call", "1"))
+    file = write_sweep(tmp_path, base, more="seeds: 2", trials=1)
+    workdir = tmp_path / "sweep"
+    for _ in range(12):
+        process = start(file, workdir)
+        _, said = process.communicate()
+        if process.returncode >= 0:
+            break
+    assert process.returncode == 0, said
+    ends = [read_outcome(trial) for trial in sorted(workdir.glob("trials/*/*/*"))]
+    assert [outcome.end for outcome in ends if outcome] == ["done", "failed"]
+    assert ends[1] is not None and "killed its worker" in ends[1].why
+
+
+# The folder.
+
+
+def test_a_finished_sweep_computes_nothing(tmp_path, capsys):
+    file = write_sweep(tmp_path)
+    assert sweep(file, tmp_path / "sweep") == 0
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "sweep").rglob("*/*.json*")}
+    assert sweep(file, tmp_path / "sweep") == 0
+    assert main(["sweep", "work", str(tmp_path / "sweep")]) == 0
+    after = {path: path.stat().st_mtime_ns for path in (tmp_path / "sweep").rglob("*/*.json*")}
+    assert before == after
+
+
+def test_a_wave_has_the_useful_width(tmp_path):
+    file = write_sweep(tmp_path, trials=100)
+    assert sweep(file, tmp_path / "sweep", "--plan_only") == 0
+    folder = SweepFolder(tmp_path / "sweep", read_plan(tmp_path / "sweep"))
+
+    def widths(workers: int, fits: int) -> list[int]:
+        found = []
+        claims = []
+        while (claim := folder.claim(workers, lambda _: fits)) is not None:
+            found.append(len(claim.trials))
+            claims.append(claim)
+        for claim in claims:
+            folder.remove(claim)
+        return found
+
+    assert widths(1, 1000) == [50, 50]  # at most 64
+    assert widths(4, 1000) == [25, 25, 25, 25]
+    assert widths(1, 30) == [25, 25, 25, 25]
+    assert sum(widths(3, 7)) == 100
