@@ -3,7 +3,7 @@
 import argparse
 import os
 
-from trainer.cli.parser import Parser, Version
+from trainer.cli.parser import Actions, Parser, Version
 
 
 def parser() -> argparse.ArgumentParser:
@@ -38,11 +38,8 @@ def parser() -> argparse.ArgumentParser:
     plot.add_argument("workdirs", nargs="+", type=_folder, metavar="WORKDIR")
     plot.add_argument("--metric", default="train/loss", help="default train/loss")
     plot.add_argument("--png", metavar="FILE", help="draw into a PNG instead of the terminal")
-    sweep = commands.add_parser("sweep", parents=[config], help="plan many runs from one file")
-    sweep.add_argument(
-        "--dry_run",
-        action="store_true",
-        help="print the arms, the programs, the cost and the first runs, and start nothing",
+    _sweep(
+        commands.add_parser("sweep", parents=[_config(False)], help="plan many runs of one file")
     )
     _verify(
         commands.add_parser(
@@ -60,7 +57,7 @@ def parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _config() -> Parser:
+def _config(required: bool = True) -> Parser:
     config = Parser(add_help=False)
     config.add_argument(
         "--config",
@@ -68,7 +65,7 @@ def _config() -> Parser:
         dest="files",
         action="append",
         metavar="FILE",
-        required=True,
+        required=required,
         help="a .gin or .yaml file; may be given several times, later files override",
     )
     config.add_argument(
@@ -166,6 +163,20 @@ def _train(train: argparse.ArgumentParser) -> None:
     train.add_argument(  # for verify: the process kills itself in the steps after a checkpoint
         "--kill_after", type=_positive, help=argparse.SUPPRESS
     )
+
+
+def _sweep(sweep: argparse.ArgumentParser) -> None:
+    sweep.add_argument(
+        "--dry_run",
+        action="store_true",
+        help="print the arms, the programs, the cost and the first runs, and start nothing",
+    )
+    actions = sweep.add_subparsers(dest="action", metavar="action", action=Actions)
+    extend = actions.add_parser(
+        "extend", parents=[_config()], help="add trials, seeds, arms or a wider space to a sweep"
+    )
+    extend.add_argument("workdir", type=_folder, metavar="DIR", help="the folder of the sweep")
+    extend.add_argument("--dry_run", action="store_true", help="print it, and write nothing")
 
 
 def _verify(verify: argparse.ArgumentParser) -> None:

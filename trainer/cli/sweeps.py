@@ -1,4 +1,4 @@
-"""The command sweep: prints the plan of a sweep."""
+"""The command sweep: prints the plan of a sweep, or adds to one."""
 
 import argparse
 import warnings
@@ -10,7 +10,7 @@ from trainer.messages import DONE, UserError
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Prints the plan of a sweep.
+    """Prints the plan of a sweep, or adds to one.
 
     Args:
         arguments: the parsed options of the command.
@@ -21,6 +21,12 @@ def run(arguments: argparse.Namespace) -> int:
     Raises:
         UserError: the file has a mistake, or --dry_run is missing.
     """
+    if arguments.action == "extend":
+        from trainer.cli import extend_sweep
+
+        return extend_sweep.run(arguments)
+    if not arguments.files:
+        raise UserError("No sweep is given: name its file with --config=sweep.yaml.")
     if not arguments.dry_run:
         raise UserError("Sweeps cannot be run yet: add --dry_run, which prints the plan of one.")
     from optim.declarations import OptimizerWarning
