@@ -86,7 +86,8 @@ def test_more_trials_continue_the_sequence(folder, method):
         (tuple(added(old, new)), 2),
     ]
     theirs, ours = old.programs[0], new.programs[1]
-    assert (ours.inputs, ours.steps, ours.flops) == (theirs.inputs, theirs.steps, theirs.flops)
+    same_facts = "inputs", "steps", "batch_size", "flops", "state_bytes"
+    assert all(getattr(ours, name) == getattr(theirs, name) for name in same_facts)
 
 
 def test_more_seeds_are_new_trials_of_every_point(folder):
@@ -211,6 +212,7 @@ REFUSED = {
     "a seed": (SWEEP_TEXT, ["seeds=[1, 2]"], "  seeds: 0 -> 1, 2"),
     "a final seed": (SWEEP_TEXT, ["final=null"], "final seeds: 10000, 10001 -> (none)"),
     "the metric": (SWEEP_TEXT, ["goal={metric: loss}"], "goal.metric: accuracy -> loss"),
+    "checkpoints": (SWEEP_TEXT, ["checkpoints=final"], "checkpoints: none -> final"),
     "the mode": (SWEEP_TEXT, ["goal.mode=min"], "goal.mode: max -> min"),
     "another grid": (
         SWEEP_TEXT.replace(METHOD, "").replace("high: 1e-1", "high: 1e-1, points: 4"),
@@ -259,7 +261,7 @@ def test_budgets_count_the_trials_of_all_revisions(folder, capsys):
 
 def test_the_sweep_and_its_folder_are_asked_for(folder, capsys):
     assert main(["sweep", "--dry_run"]) == 2
-    assert "No sweep is given: name its file with --config=sweep.yaml." in capsys.readouterr().err
+    assert "The file of the sweep is missing: name it with" in capsys.readouterr().err
     (folder / "sweep.yaml").write_text(GOOD)
     assert main(["sweep", "extend", str(folder), f"--config={folder / 'sweep.yaml'}"]) == 2
     assert "is not the folder of a sweep, because it has no plan.json" in capsys.readouterr().err

@@ -70,7 +70,7 @@ def programs_of(plan: SweepPlan) -> Programs:
     """Returns no programs in place of those of a plan, which take long to trace."""
     from trainer.sweep.programs import ProgramGroup
 
-    group = ProgramGroup(plan.trials, (), plan.trials[0].config.root, {}, 20, 32, 7)
+    group = ProgramGroup(plan.trials, (), plan.trials[0].config.root, {}, 20, 32, 7, 90)
     return Programs((group,), ())
 
 

@@ -75,7 +75,7 @@ def _shadow() -> str:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    if arguments.command != "train":
+    if arguments.command not in ("train", "sweep"):
         return _call(arguments)
     from trainer.train.signals import StopSignals
 

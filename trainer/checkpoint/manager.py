@@ -17,7 +17,7 @@ from trainer.checkpoint.commit import remove, remove_unfinished, set_aside, swee
 from trainer.checkpoint.errors import CheckpointError, CorruptCheckpoint, reason
 from trainer.checkpoint.folders import DAMAGED, step_directories
 from trainer.checkpoint.host_copy import to_host
-from trainer.checkpoint.reading import read_state
+from trainer.checkpoint.reading import read_manifest, read_state
 from trainer.checkpoint.retention import Retention
 from trainer.writers.base import to_stderr
 from trainer.writers.outage import Outage
@@ -84,6 +84,10 @@ class Checkpoints:
     def latest(self) -> int | None:
         """Returns the newest committed step, or None."""
         return max(self.steps(), default=None)
+
+    def names(self, step: int) -> list[str]:
+        """Returns the paths of the leaves of a checkpoint; raises CorruptCheckpoint."""
+        return list(read_manifest(step_directories(self.directory)[step])["leaves"])
 
     def save(self, step: int, state: Any, *, metric: float | None = None) -> bool:
         """Starts to save a state, after the previous save has finished.

@@ -171,16 +171,16 @@ def checkpoint(arguments: argparse.Namespace) -> int:
 
 
 def sweep(arguments: argparse.Namespace) -> int:
-    """Prints the plan of a sweep.
+    """Computes the trials of a sweep, or looks at them.
 
     Args:
         arguments: the parsed options of the command.
 
     Returns:
-        DONE.
+        The exit code.
 
     Raises:
-        UserError: the file has a mistake, or --dry_run is missing.
+        UserError: the file has a mistake, or the folder cannot be used.
     """
     from trainer.cli import sweeps
 

@@ -8,7 +8,6 @@ from trainer.cli.loading import read_config, search_paths
 from trainer.cli.terminal import show
 from trainer.config.languages import SWEEP
 from trainer.messages import DONE
-from trainer.sweep.plan_file import read_plan
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -24,16 +23,17 @@ def run(arguments: argparse.Namespace) -> int:
         UserError: the file has a mistake, changes what was planned or adds nothing, or the folder
             is not that of a sweep.
     """
-    folder = Path(arguments.workdir)
-    stored = read_plan(folder)  # before jax is imported
     from optim.declarations import OptimizerWarning
     from trainer.sweep.extension import make_extension, write_extension
     from trainer.sweep.extension_text import render_extension
     from trainer.sweep.plan import make_plan
+    from trainer.sweep.plan_file import read_plan
     from trainer.sweep.programs import find_programs
     from trainer.sweep.reading import read_sweep
 
     warnings.simplefilter("ignore", OptimizerWarning)  # `explain` shows them for a config
+    folder = Path(arguments.folder).absolute()
+    stored = read_plan(folder)
     vocabulary = list(dict.fromkeys([*stored.vocabulary, *arguments.vocabulary]))
     config = read_config(arguments, SWEEP)
     plan = make_plan(read_sweep(config, vocabulary, search_paths(arguments)))

@@ -39,7 +39,9 @@ def parser() -> argparse.ArgumentParser:
     plot.add_argument("--metric", default="train/loss", help="default train/loss")
     plot.add_argument("--png", metavar="FILE", help="draw into a PNG instead of the terminal")
     _sweep(
-        commands.add_parser("sweep", parents=[_config(False)], help="plan many runs of one file")
+        commands.add_parser(
+            "sweep", parents=[_config(required=False)], help="compute many runs from one file"
+        )
     )
     _verify(
         commands.add_parser(
@@ -66,6 +68,7 @@ def _config(required: bool = True) -> Parser:
         action="append",
         metavar="FILE",
         required=required,
+        default=[],
         help="a .gin or .yaml file; may be given several times, later files override",
     )
     config.add_argument(
@@ -171,12 +174,34 @@ def _sweep(sweep: argparse.ArgumentParser) -> None:
         action="store_true",
         help="print the arms, the programs, the cost and the first runs, and start nothing",
     )
+    sweep.add_argument(
+        "--workdir",
+        type=_folder,
+        help="the folder of the sweep; default sweeps/<file>-<hash of the plan>. If it has the same"
+        " sweep, what is missing is computed",
+    )
+    _workers(sweep)
+    # For several workers: plans the sweep in a process of its own.
+    sweep.add_argument("--plan_only", action="store_true", help=argparse.SUPPRESS)
     actions = sweep.add_subparsers(dest="action", metavar="action", action=Actions)
+    work = actions.add_parser("work", help="compute trials of a sweep that was begun")
+    work.add_argument("folder", type=_folder, metavar="DIR")
+    _workers(work)
     extend = actions.add_parser(
         "extend", parents=[_config()], help="add trials, seeds, arms or a wider space to a sweep"
     )
-    extend.add_argument("workdir", type=_folder, metavar="DIR", help="the folder of the sweep")
+    extend.add_argument("folder", type=_folder, metavar="DIR")
     extend.add_argument("--dry_run", action="store_true", help="print it, and write nothing")
+
+
+def _workers(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--workers",
+        type=_positive,
+        default=1,
+        metavar="N",
+        help="how many processes share the trials; default 1",
+    )
 
 
 def _verify(verify: argparse.ArgumentParser) -> None:

@@ -1,42 +1,124 @@
-"""The command sweep: prints the plan of a sweep, or adds to one."""
+"""The command sweep: plans a sweep, starts its workers, and looks at its folder."""
 
 import argparse
+import subprocess
+import sys
 import warnings
+from pathlib import Path
+from shlex import quote
+from typing import TYPE_CHECKING
 
-from trainer.cli.loading import read_config, search_paths
+from trainer.cli import extend_sweep
+from trainer.cli.loading import config_options, read_config, search_paths
 from trainer.cli.terminal import show
 from trainer.config.languages import SWEEP
-from trainer.messages import DONE, UserError
+from trainer.messages import DONE, FAILED, STOPPED, UserError
+
+if TYPE_CHECKING:
+    from trainer.sweep.plan import SweepPlan
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Prints the plan of a sweep, or adds to one.
+    """Calls the action of the command.
 
     Args:
         arguments: the parsed options of the command.
 
     Returns:
-        DONE.
+        The exit code.
 
     Raises:
-        UserError: the file has a mistake, or --dry_run is missing.
+        UserError: the file has a mistake, or the folder cannot be used.
     """
-    if arguments.action == "extend":
-        from trainer.cli import extend_sweep
+    from trainer.train import runtime
 
-        return extend_sweep.run(arguments)
-    if not arguments.files:
-        raise UserError("No sweep is given: name its file with --config=sweep.yaml.")
-    if not arguments.dry_run:
-        raise UserError("Sweeps cannot be run yet: add --dry_run, which prints the plan of one.")
-    from optim.declarations import OptimizerWarning
+    # Before jax starts its threads, which would get memory arenas of their own.
+    runtime.keep_freed_memory()
+    if arguments.action is None:
+        return _start(arguments)
+    return {"work": _work, "extend": extend_sweep.run}[arguments.action](arguments)
+
+
+def _start(arguments: argparse.Namespace) -> int:
+    """Plans a sweep, and computes it."""
     from trainer.sweep.plan import make_plan
-    from trainer.sweep.plan_text import render
-    from trainer.sweep.programs import find_programs
+    from trainer.sweep.plan_file import check_same
     from trainer.sweep.reading import read_sweep
 
-    warnings.simplefilter("ignore", OptimizerWarning)  # `explain` shows them for a config
+    if not arguments.files:
+        raise UserError(
+            "The file of the sweep is missing: name it with --gin_file=FILE or --config=FILE."
+        )
     config = read_config(arguments, SWEEP)
     plan = make_plan(read_sweep(config, arguments.vocabulary, search_paths(arguments)))
-    show(render(plan, find_programs(plan, arguments.vocabulary)), end="")
-    return DONE
+    if arguments.dry_run:
+        show(_check(arguments, plan), end="")
+        return DONE
+    stem = Path(arguments.files[0]).stem
+    folder = Path(arguments.workdir or f"sweeps/{stem}-{plan.digest[:8]}").absolute()
+    planned = check_same(folder, plan)
+    if arguments.workers == 1 or arguments.plan_only:
+        if not planned:
+            show(_check(arguments, plan, folder), end="")
+        return DONE if arguments.plan_only else _end(_compute(folder, arguments), folder)
+    if not planned:
+        # In a process of its own, which gives its memory and its GPU back to the workers.
+        options = [*config_options(arguments), f"--workdir={folder}", "--plan_only"]
+        command = [sys.executable, "-m", "trainer", "sweep", *options]
+        code = subprocess.run(command, check=False, stdin=subprocess.DEVNULL).returncode
+        if code != DONE:
+            return code if code > 0 else FAILED
+    return _compute_in_workers(folder, arguments)
+
+
+def _check(arguments: argparse.Namespace, plan: "SweepPlan", folder: Path | None = None) -> str:
+    """Builds the programs of a plan, writes it to a folder, and returns it as text."""
+    from optim.declarations import OptimizerWarning
+    from trainer.sweep.plan_file import write_plan
+    from trainer.sweep.plan_text import render
+    from trainer.sweep.programs import find_programs
+
+    warnings.simplefilter("ignore", OptimizerWarning)  # `explain` shows them for a config
+    programs = find_programs(plan, arguments.vocabulary)
+    if folder is not None:
+        write_plan(folder, plan, programs, arguments.vocabulary)
+    return render(plan, programs)
+
+
+def _work(arguments: argparse.Namespace) -> int:
+    """Computes trials of a sweep that was begun, as one of its workers."""
+    return _compute(Path(arguments.folder).absolute(), arguments)
+
+
+def _compute(folder: Path, arguments: argparse.Namespace) -> int:
+    """Computes trials in this process."""
+    from optim.declarations import OptimizerWarning
+    from trainer.sweep.worker import Worker
+    from trainer.train import runtime
+
+    runtime.keep_compiled_programs()
+    warnings.simplefilter("ignore", OptimizerWarning)
+    worker = Worker(folder, arguments.workers, arguments.signals, _log)
+    return worker.run()
+
+
+def _compute_in_workers(folder: Path, arguments: argparse.Namespace) -> int:
+    """Computes trials in several processes, which this one watches."""
+    from trainer.sweep.local import run_workers, worker_command
+
+    command = worker_command(folder, arguments.workers)
+    return _end(run_workers(command, arguments.workers, arguments.signals, _log), folder)
+
+
+def _end(code: int, folder: Path) -> int:
+    """Tells how to go on, and returns the exit code."""
+    if code == STOPPED:
+        _log(
+            "Stopped; the finished trials and the states of the others are saved. Start the same"
+            f" command again to go on, or python -m trainer sweep work {quote(str(folder))}."
+        )
+    return code
+
+
+def _log(line: str) -> None:
+    show(line, sys.stderr)

@@ -16,8 +16,9 @@ from trainer.engine.contracts import (
 from trainer.engine.experiment import Experiment
 from trainer.engine.losses import compute_losses
 from trainer.engine.metrics import MetricAccumulator
-from trainer.engine.splits import PREFIXES, eval_batches, split_sizes
+from trainer.engine.splits import eval_batches, split_sizes
 from trainer.engine.step import State, apply_model
+from trainer.writers.lines import PREFIXES
 
 
 class Evaluation:

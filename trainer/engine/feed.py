@@ -1,6 +1,9 @@
 """Checks the training batches of a data set, and sends them to the devices."""
 
+import copy
+import itertools
 import math
+import operator
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -30,6 +33,9 @@ class Feed:
         self._experiment = experiment
         self._mesh = mesh
         self._element_spec = dict(experiment.data.element_spec)  # read once: some make it anew
+        self._readers = 1
+        self._copies: list[Iterator[Batch]] = []
+        self._stacked: tuple[list[Batch], dict[str, np.ndarray]] = [], {}
         size, microbatches = experiment.data.batch_size, experiment.microbatches
         if size // microbatches % mesh.size:
             raise ValueError(
@@ -50,6 +56,29 @@ class Feed:
             for name, x in self._element_spec.items()
         }
 
+    def of(self, experiment: Experiment) -> "Feed":
+        """Returns the feed of an experiment with another seed of the data, and else the same.
+
+        Args:
+            experiment: the experiment.
+        """
+        feed = copy.copy(self)
+        feed._experiment = experiment
+        return feed
+
+    def shared(self, readers: int) -> "Feed":
+        """Returns a feed for several readers that advance side by side.
+
+        Each batch is made once, and stacked once.
+
+        Args:
+            readers: how many times `batches` is called for the same index.
+        """
+        feed = copy.copy(self)
+        feed._copies = []
+        feed._readers = readers
+        return feed
+
     def batches(self, batch_index: int) -> Iterator[Batch]:
         """Yields this process's shards of the training batches, without end.
 
@@ -59,7 +88,12 @@ class Feed:
         Raises:
             ComponentError: the data set ends.
         """
-        return endless(self._experiment.batches(batch_index))
+        if self._readers == 1:
+            return endless(self._experiment.batches(batch_index))
+        if not self._copies:
+            batches = endless(self._experiment.batches(batch_index))
+            self._copies = list(itertools.tee(batches, self._readers))
+        return self._copies.pop()
 
     def to_devices(self, batch: Batch) -> dict[str, Any]:
         """Sends this process's shard of a training batch to the devices.
@@ -89,6 +123,9 @@ class Feed:
         Raises:
             ComponentError: a batch does not fit the data set's element_spec.
         """
+        before, stacked = self._stacked
+        if len(before) == len(batches) and all(map(operator.is_, before, batches)):
+            return stacked  # of another reader
         for batch in batches:
             self._check(batch)
         stacked = {
@@ -96,6 +133,8 @@ class Feed:
         }
         for name, array in stacked.items():
             np.stack([batch[name] for batch in batches], out=array[: len(batches)])
+        if self._readers > 1:
+            self._stacked = list(batches), stacked
         return stacked
 
     def _check(self, batch: Batch) -> None:

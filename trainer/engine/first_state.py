@@ -31,6 +31,7 @@ class FirstState:
         # One object: jax traces it once, for `find_shapes` and `compute`. Each `self._compute` is
         # another.
         self._initial = self._compute
+        self._compiled: Any = None
 
     def find_shapes(self) -> State:
         """Returns a `State` of `jax.ShapeDtypeStruct`, shardings included, without device work.
@@ -45,19 +46,20 @@ class FirstState:
             lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), shapes, shardings
         )
 
-    def compute(self, seed: int, hyperparams: np.ndarray | None, shardings: State) -> State:
+    def compute(self, seed: int, hyperparams: np.ndarray, shardings: State) -> State:
         """Computes the state in one compiled program.
 
         Args:
             seed: the seed of the parameters.
-            hyperparams: the values of the inputs, [inputs]; None for the experiment's.
-            shardings: the sharding of every leaf.
+            hyperparams: the values of the inputs, [inputs].
+            shardings: the sharding of every leaf, the same in every call.
 
         Returns:
             The state, on its devices.
         """
-        packed = self._inputs.pack() if hyperparams is None else hyperparams
-        return jax.jit(self._initial, out_shardings=shardings)(self._run_state(seed), packed)
+        if self._compiled is None:  # one object: the trials of a sweep call it again and again
+            self._compiled = jax.jit(self._initial, out_shardings=shardings)
+        return self._compiled(self._run_state(seed), hyperparams)
 
     def _run_state(self, seed: int) -> dict[str, Any]:
         run_state: dict[str, Any] = {"seed": np.uint32(seed)}

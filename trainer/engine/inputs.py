@@ -44,6 +44,14 @@ class Inputs:
         # One array, because every leaf of the state adds to the time of a dispatch.
         return np.asarray(list(self.values.values()), jnp.result_type(float))
 
+    def with_values(self, values: Mapping[str, float]) -> "Inputs":
+        """Returns the same inputs with other values.
+
+        Args:
+            values: config path -> value, for every input.
+        """
+        return replace(self, values={path: values[path] for path in self.values})
+
     def insert(self, experiment: Experiment, hyperparams: Any) -> Experiment:
         """Returns an experiment with its inputs replaced.
 

@@ -1,6 +1,7 @@
 """Compiles an experiment: the programs that initialize, update and evaluate a run."""
 
-from collections.abc import Sequence
+import copy
+from collections.abc import Mapping, Sequence
 from functools import cached_property, partial
 from typing import Any
 
@@ -113,7 +114,30 @@ class Program:
         """
         shardings = jax.tree.map(lambda x: x.sharding, self.abstract_state())
         seed = self.experiment.seed if seed is None else seed
-        return self._first.compute(seed, hyperparams, shardings)
+        packed = self.inputs.pack() if hyperparams is None else hyperparams
+        return self._first.compute(seed, packed, shardings)
+
+    def with_values(
+        self, values: Mapping[str, float], seed: int, data_seed: int | None = None
+    ) -> "Program":
+        """Returns this program with other values of its inputs and other seeds.
+
+        The two programs share all that was compiled before, so that they compute the same bits
+        for the same state and batch. Compile this one first.
+
+        Args:
+            values: config path -> value, for every input.
+            seed: the seed of the experiment.
+            data_seed: that of the data; None for `seed`.
+        """
+        program = copy.copy(self)
+        # Not dataclasses.replace, which would check all fields again.
+        program.experiment = copy.copy(self.experiment)
+        object.__setattr__(program.experiment, "seed", seed)
+        object.__setattr__(program.experiment, "data_seed", data_seed)
+        program.inputs = self.inputs.with_values(values)
+        program.feed = self.feed.of(program.experiment)
+        return program
 
     def _insert(self, hyperparams: Any) -> Experiment:
         return self.inputs.insert(self.experiment, hyperparams)

@@ -5,9 +5,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from trainer.engine.contracts import Batch, ComponentError
-
-# Split -> how the names of its metrics begin in metrics.jsonl.
-PREFIXES = {"validation": "validation/", "test": "eval/"}
+from trainer.writers.lines import PREFIXES
 
 
 def split_sizes(data: Any) -> dict[str, int | None]:

@@ -7,9 +7,10 @@ from trainer.config import Builder, Config, ConfigError, Tree, replace
 from trainer.config.wording import known_names
 from trainer.engine.experiment import Experiment, build_experiment
 from trainer.engine.plan import located
-from trainer.engine.splits import PREFIXES, split_sizes
+from trainer.engine.splits import split_sizes
 from trainer.sweep.plan import SweepPlan, Trial
 from trainer.sweep.reading import ArmConfig
+from trainer.writers.lines import PREFIXES
 
 
 def is_number(value: Tree) -> bool:

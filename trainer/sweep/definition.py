@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from trainer.sweep.methods import Explicit, Grid, Method, Sampled
 from trainer.sweep.spaces import Space
+from trainer.writers.lines import PREFIXES
 
 _ARM = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 _MOST_SEEDS = 10_000
@@ -123,6 +124,11 @@ class Goal:
         """The mode, with its default."""
         return self.mode or "min"
 
+    @property
+    def row(self) -> str:
+        """The name of the metric in metrics.jsonl, such as "validation/accuracy"."""
+        return PREFIXES[self.select_on] + self.metric
+
 
 @dataclass(frozen=True, kw_only=True)
 class Final:
@@ -158,6 +164,8 @@ class Sweep:
         final: the runs of each arm's winner on fresh seeds; None for no such runs.
         budgets: "equal" refuses arms that differ in their numbers of trials, steps or examples;
             "unequal" allows it, and the report says so.
+        checkpoints: which state the folder of a trial keeps: "none", the "final" one, or the
+            "best" by the goal, of those after every `save_every` steps, and the final one.
     """
 
     base: str | Sequence[str]
@@ -170,6 +178,7 @@ class Sweep:
     goal: Goal = Goal()
     final: Final | None = Final()
     budgets: Literal["equal", "unequal"] = "equal"
+    checkpoints: Literal["none", "final", "best"] = "none"
 
     def __post_init__(self) -> None:
         if not self.base:

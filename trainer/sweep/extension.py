@@ -161,6 +161,9 @@ def _changes(stored: StoredPlan, plan: SweepPlan) -> list[str]:
     ):
         if not set(old) <= set(new):
             lines.append(f"{what}: {shown(list(old))} -> {shown(list(new))}")
+    checkpoints = plan.definition.sweep.checkpoints
+    if checkpoints != stored.checkpoints:
+        lines.append(f"checkpoints: {stored.checkpoints} -> {checkpoints}")
     goal, before = plan.content()["goal"], stored.revisions[-1]["goal"]
     for key in ("metric", "mode", "select_on"):
         if goal[key] != before[key]:
@@ -226,6 +229,7 @@ def _programs(
                 "steps": program.steps,
                 "batch_size": program.batch_size,
                 "flops": program.flops,
+                "state_bytes": program.state_bytes,
             },
         )
         entry["trials"].append(_name(arm, number, seed))

@@ -29,6 +29,7 @@ class Trial:
         seed: the seed of the run.
         values: path of the config -> value, without the seed.
         base: the config of the arm.
+        final: whether it is a run of the arm's winner on a fresh seed.
     """
 
     arm: str
@@ -36,6 +37,10 @@ class Trial:
     seed: int
     values: Mapping[str, Tree]
     base: Config
+    final: bool = False
+
+    def __hash__(self) -> int:
+        return hash(self.folder)
 
     @cached_property
     def config(self) -> Config:
@@ -47,6 +52,11 @@ class Trial:
     def name(self) -> str:
         """The arm, the number and the seed, such as "muon/0007/0"."""
         return f"{self.arm}/{self.number:04d}/{self.seed}"
+
+    @property
+    def folder(self) -> str:
+        """The folder of the trial in that of the sweep, such as "trials/muon/0007/0"."""
+        return f"final/{self.arm}/{self.seed}" if self.final else f"trials/{self.name}"
 
 
 @dataclass(frozen=True)
@@ -90,6 +100,7 @@ class SweepPlan:
                 "target": goal.target,
             },
             "budgets": sweep.budgets,
+            "checkpoints": sweep.checkpoints,
             "trials": [[t.arm, t.number, t.seed, encoded(t.values)] for t in self.trials],
         }
 

@@ -73,6 +73,7 @@ def write_plan(
                     "steps": group.steps,
                     "batch_size": group.batch_size,
                     "flops": group.flops,
+                    "state_bytes": group.state_bytes,
                 }
                 for group in programs.groups
             ],

@@ -50,6 +50,7 @@ class ProgramGroup:
         steps: number of updates of each trial.
         batch_size: examples per batch.
         flops: floating-point operations of a step.
+        state_bytes: bytes of the state of a trial, on each device.
     """
 
     trials: tuple[Trial, ...]
@@ -59,6 +60,7 @@ class ProgramGroup:
     steps: int
     batch_size: int
     flops: int
+    state_bytes: int
 
     @property
     def total_steps(self) -> int:
@@ -152,6 +154,7 @@ def _group(
                 steps=traced.steps,
                 batch_size=traced.batch_size,
                 flops=traced.flops,
+                state_bytes=traced.state_bytes,
             )
         )
     return _merge(groups)

@@ -15,7 +15,17 @@ from trainer.sweep.plan import Trial
 
 FORMAT = 1
 # What a revision says beside its digest and its programs; only an extension has the last two.
-_DIGESTED = ("arms", "seeds", "final_seeds", "goal", "budgets", "trials", "known", "follows")
+_DIGESTED = (
+    "arms",
+    "seeds",
+    "final_seeds",
+    "goal",
+    "budgets",
+    "checkpoints",
+    "trials",
+    "known",
+    "follows",
+)
 
 
 @dataclass(frozen=True)
@@ -28,6 +38,7 @@ class StoredProgram:
         steps: number of updates of each trial.
         batch_size: examples per batch.
         flops: floating-point operations of a step.
+        state_bytes: bytes of the state of a trial, on each device.
         revision: the number of the revision that added the trials.
     """
 
@@ -36,6 +47,7 @@ class StoredProgram:
     steps: int
     batch_size: int
     flops: int
+    state_bytes: int
     revision: int
 
 
@@ -52,6 +64,7 @@ class StoredPlan:
         seeds: the seeds of each point.
         final_seeds: the seeds of the runs of each arm's winner.
         budgets: "equal", or "unequal" if the file allows it.
+        checkpoints: which states the folder of a trial keeps: "none", "final" or "best".
         vocabulary: further packages whose public functions the configs may name.
         revision: the number of the last revision, from 1.
         digest: the SHA-256 of the last revision and, through it, of those before.
@@ -66,6 +79,7 @@ class StoredPlan:
     seeds: tuple[int, ...]
     final_seeds: tuple[int, ...]
     budgets: str
+    checkpoints: str
     vocabulary: tuple[str, ...]
     revision: int
     digest: str
@@ -143,6 +157,7 @@ def _stored(folder: Path, content: Mapping[str, Any]) -> StoredPlan:
             each["steps"],
             each["batch_size"],
             each["flops"],
+            each["state_bytes"],
             number,
         )
         for number, revision in enumerate(revisions, 1)
@@ -159,6 +174,7 @@ def _stored(folder: Path, content: Mapping[str, Any]) -> StoredPlan:
         seeds=tuple(last["seeds"]),
         final_seeds=tuple(last["final_seeds"]),
         budgets=last["budgets"],
+        checkpoints=last["checkpoints"],
         vocabulary=tuple(content["vocabulary"]),
         revision=len(revisions),
         digest=last["digest"],

@@ -1,13 +1,11 @@
 """Runs a program: computes blocks of steps, writes metrics, evaluates and saves, in this order."""
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from itertools import islice
-from typing import NamedTuple
 
 import jax
 
-from trainer.checkpoint import Checkpoints
 from trainer.engine.contracts import Batch
 from trainer.engine.program import Program
 from trainer.engine.step import State
@@ -15,7 +13,6 @@ from trainer.messages import DONE, FAILED, STOPPED, UserError
 from trainer.train.advice import advise, replay_command
 from trainer.train.autosave import Stopwatch
 from trainer.train.boundaries import Boundaries
-from trainer.train.consensus import StopSaveConsensus
 from trainer.train.evaluations import Evaluations
 from trainer.train.hooks import call_hooks
 from trainer.train.multihost import broadcast_from_host0, raise_on_all
@@ -31,22 +28,11 @@ from trainer.train.rollback import (
     counters_of,
     go_back,
 )
+from trainer.train.services import Consensus, Ended, Halted, StateKeeper
 from trainer.train.watchdog import Watchdog
 from trainer.writers import MultiWriter
 
 Observer = Callable[[int, Sequence[Batch], State], None]
-
-
-class Ended(NamedTuple):
-    """The run ended with an exit code: 0 done, 75 stopped after a saved checkpoint, 1 not saved."""
-
-    code: int
-
-
-class Halted(NamedTuple):
-    """A step was not finite, and the run must end; `why` is the error message."""
-
-    why: str
 
 
 class Loop:
@@ -60,6 +46,7 @@ class Loop:
         checkpoints: saves the state.
         writer: writes the metrics.
         consensus: decides when to stop, and when to save besides every `save_every` steps.
+        watchdog: watches the blocks, between its `__enter__` and its `__exit__`.
         log: takes a line for the user.
         nonfinite_log: records the steps that are not finite.
         rollback_log: the rollbacks before now, whose counters the state takes at their steps.
@@ -71,9 +58,10 @@ class Loop:
     def __init__(
         self,
         program: Program,
-        checkpoints: Checkpoints,
+        checkpoints: StateKeeper,
         writer: MultiWriter,
-        consensus: StopSaveConsensus,
+        consensus: Consensus,
+        watchdog: Watchdog,
         log: Callable[[str], None],
         *,
         nonfinite_log: NonFiniteLog,
@@ -93,7 +81,7 @@ class Loop:
         self._boundaries = Boundaries(program, rollback_log, until)
         self._vocabulary = vocabulary
         self._observe = observe or (lambda *_: None)
-        self._watchdog = Watchdog(self.experiment.watchdog, log)
+        self._watchdog = watchdog
         self._evaluations = Evaluations(program, writer, consensus, self._watchdog)
         self._newest: dict[str, float] = {}  # the metrics that were written last
         self._counters = Counters()
@@ -105,8 +93,10 @@ class Loop:
 
     def run(
         self, state: State, began: float | None = None, *, unevaluated: bool = False
-    ) -> Ended | GoBack | Halted:
+    ) -> Generator[None, None, Ended | GoBack | Halted]:
         """Runs to the last step, or until a signal or a step that is not finite.
+
+        Yields after every block and what follows it, so that the trials of a sweep can take turns.
 
         Args:
             state: the first state; its buffers are donated.
@@ -121,40 +111,46 @@ class Loop:
         evaluated, metric = not unevaluated, None
         self._stopwatch = Stopwatch(step)
         self._pending = PendingBlocks(self.program, step)
-        with self._watchdog:
-            if unevaluated and not self.consensus.stop:
-                evaluated = self._evaluate_again(state, step)
-            state, batches = self._apply_rollback(state, step)
+        stop = self.consensus.stop
+        if unevaluated and not stop:
+            evaluated = self._evaluate_again(state, step)
             stop = self.consensus.stop
-            while step < boundaries.end and not stop:
-                first, steps = step + 1, boundaries.steps_to_next(step, self._steps_per_call)
-                self._watchdog.block(first, steps)
-                block = list(islice(batches, steps))
-                state, metrics = self.program.advance(state, block)
-                step += steps
-                self.consensus.sync()
+        state, batches = self._apply_rollback(state, step)
+        while step < boundaries.end and not stop:
+            first, steps = step + 1, boundaries.steps_to_next(step, self._steps_per_call)
+            self._watchdog.block(first, steps)
+            block = list(islice(batches, steps))
+            state, metrics = self.program.advance(state, block)
+            step += steps
+            self.consensus.sync()
+            stop = self.consensus.stop
+            due = boundaries.due(step, self._save_now(stop))
+            self._pending.add(first, steps, metrics, state, check=due.check)
+            if (bad := self._check(0 if due.wait else self._ahead)) is not None:
+                return self._not_finite(bad)
+            if began is not None:
+                self._log_first(began, steps, state)
+                began = None
+            self._observe(step, block, state)
+            self.writer.progress(step)
+            if due.hooks:
+                self._call_hooks(state, step)
+            evaluated, metric = True, None
+            if due.evaluate:
+                evaluated, metric = self._evaluate(state, step)
                 stop = self.consensus.stop
-                due = boundaries.due(step, self._save_now(stop))
-                self._pending.add(first, steps, metrics, state, check=due.check)
-                if (bad := self._check(0 if due.wait else self._ahead)) is not None:
-                    return self._not_finite(bad)
-                if began is not None:
-                    self._log_first(began, steps, state)
-                    began = None
-                self._observe(step, block, state)
-                self.writer.progress(step)
-                if due.hooks:
-                    self._call_hooks(state, step)
-                evaluated, metric = True, None
-                if due.evaluate:
-                    evaluated, metric = self._evaluate(state, step)
-                    stop = self.consensus.stop
-                    due = boundaries.due(step, self._save_now(stop))  # it may have been long
-                if due.save:
-                    self._save(state, step, metric)
-                if due.rollback:
-                    state, batches = self._apply_rollback(state, step)
-            return self._finish(state, step, evaluated)
+                due = boundaries.due(step, self._save_now(stop))  # it may have been long
+            if due.save:
+                self._save(state, step, metric)
+            if due.rollback:
+                state, batches = self._apply_rollback(state, step)
+            yield
+        return self._finish(state, step, evaluated)
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """The newest metrics that were written, of training and of evaluation."""
+        return self._newest | self._evaluations.results
 
     # Blocks.
 
@@ -261,13 +257,14 @@ class Loop:
             advice = advise(self.program, self._batch_index(bad))
             return Halted(
                 f"Step {bad} is not finite, and the run went back {MOST_ROLLBACKS} times before. "
-                f"{advice}"
+                f"{advice}",
+                bad,
             )
         self.writer.write_scalars(bad, values)
         advice = advise(self.program, self._batch_index(bad))
         command = replay_command(self.checkpoints.directory.parent, bad, self._vocabulary)
         kept = f"The checkpoints before it are kept, and `{command}` names the operation."
-        return Halted(f"{found} {advice} {kept}")
+        return Halted(f"{found} {advice} {kept}", bad)
 
     # The end.
 

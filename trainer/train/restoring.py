@@ -39,7 +39,16 @@ def restore(program: Program, checkpoints: Checkpoints, step: int | None = None)
         CheckpointError: there is no such checkpoint, or it is damaged.
         ValueError: its leaves are not those of the program.
     """
-    saved = checkpoints.restore(to_save(program.abstract_state()), step)
+    return with_hyperparams(program, checkpoints.restore(to_save(program.abstract_state()), step))
+
+
+def with_hyperparams(program: Program, saved: State) -> State:
+    """Adds the hyperparameters of a program to what a checkpoint has of a state.
+
+    Args:
+        program: the program.
+        saved: as `to_save` returned it, on the program's devices.
+    """
     packed = jax.device_put(program.inputs.pack(), replicated(program.mesh))
     return saved._replace(hyperparams=packed)
 

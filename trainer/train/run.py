@@ -3,7 +3,7 @@
 import contextlib
 import dataclasses
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,15 +20,17 @@ from trainer.messages import DONE, FAILED, STOPPED, UserError
 from trainer.train import multihost
 from trainer.train.autosave import AutosavePolicy, was_killed
 from trainer.train.consensus import StopSaveConsensus
-from trainer.train.loop import Ended, Halted, Loop, Observer
+from trainer.train.loop import Loop, Observer
 from trainer.train.nonfinite import NonFiniteLog
 from trainer.train.restoring import check_fits
 from trainer.train.rollback import GoBack, RollbackLog
 from trainer.train.rows import MetricsError, Rows
+from trainer.train.services import Ended, Halted
 from trainer.train.signals import StopSignals
 from trainer.train.starting import find_start
 from trainer.train.unmoved import Unmoved
 from trainer.train.warm_start import WarmStart
+from trainer.train.watchdog import Watchdog
 from trainer.workdir import Workdir, WorkdirTakenOver, check_name, code, fingerprint
 
 
@@ -230,17 +232,19 @@ class Run:
             # Only once: a rollback may also lead back to the first state.
             if restored is None and first:
                 writer.write_texts(0, {"plan": f"```\n{render(self.plan)}```"})
-                writer.write_hparams(_hyperparameters(self.read))
+                writer.write_hparams(hyperparameters(self.read))
             if restored == self.experiment.steps and not unevaluated:
                 checkpoints.prune()
                 self.log(f"Nothing to do: the run has its {restored:,} steps.")
                 return Ended(rows.end(DONE))
             self._compile(state)
+            watchdog = Watchdog(self.experiment.watchdog, self.log)
             loop = Loop(
                 self.program,
                 checkpoints,
                 writer,
                 services.consensus,
+                watchdog,
                 self.log,
                 nonfinite_log=services.nonfinite_log,
                 rollback_log=services.rollback_log,
@@ -249,7 +253,8 @@ class Run:
                 vocabulary=self.vocabulary,
             )
             services.unmoved.begin(int(state.step), state)
-            outcome = loop.run(state, began, unevaluated=unevaluated)
+            with watchdog:
+                outcome = _to_end(loop.run(state, began, unevaluated=unevaluated))
             if isinstance(outcome, Ended):
                 writer.flush()  # puts back rows that another program removed from metrics.jsonl
                 return Ended(rows.end(outcome.code))
@@ -265,6 +270,15 @@ class Run:
         self.log(f"Compiled in {time.perf_counter() - start:.1f} s.")
 
 
+def _to_end(run: Generator[None, None, Ended | GoBack | Halted]) -> Ended | GoBack | Halted:
+    """Exhausts a generator, and returns what it returns."""
+    while True:
+        try:
+            next(run)
+        except StopIteration as end:
+            return end.value
+
+
 class _Services(NamedTuple):
     """What a run needs besides its program, for all of its attempts in a process."""
 
@@ -277,7 +291,7 @@ class _Services(NamedTuple):
     unmoved: Unmoved
 
 
-def _hyperparameters(read: Config) -> dict[str, object]:
+def hyperparameters(read: Config) -> dict[str, object]:
     """Returns the config's leaves by path, for TensorBoard's table of hyperparameters."""
     return {
         path: value if isinstance(value, int | float | str | bool) else str(value)

@@ -8,12 +8,13 @@ from trainer import writers
 from trainer.checkpoint import CheckpointError, Checkpoints
 from trainer.engine.experiment import Experiment
 from trainer.engine.program import Program
-from trainer.engine.splits import PREFIXES, split_sizes
+from trainer.engine.splits import split_sizes
 from trainer.engine.step import State
 from trainer.train import multihost
 from trainer.train.restoring import restore, to_save
 from trainer.train.rollback import RollbackLog
 from trainer.train.warm_start import WarmStart
+from trainer.writers.lines import PREFIXES
 
 
 class Start(NamedTuple):

@@ -145,6 +145,19 @@ class Workdir:
         """
         self._add_to_record(restored=step, rows=None if rows is None else dict(rows))
 
+    @property
+    def lineage(self) -> list[dict[str, Any]]:
+        """The entries of run.json for the processes so far, oldest first; the last is this one."""
+        return self._record["lineage"]
+
+    def record(self, **values: object) -> None:
+        """Adds values to the entry of this process in run.json.
+
+        Args:
+            **values: of JSON.
+        """
+        self._add_to_record(**values)
+
     def rows(self) -> list[dict[str, int]]:
         """Returns the rows that `restored` recorded for the processes of this run, oldest first."""
         recorded = (entry.get("rows") for entry in self._record["lineage"])

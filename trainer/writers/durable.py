@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import os
 import stat
@@ -27,6 +28,28 @@ def sync(path: str | os.PathLike[str]) -> None:
     except OSError as e:
         if e.errno not in _CANNOT or not stat.S_ISDIR(os.fstat(descriptor).st_mode):
             raise
+    finally:
+        os.close(descriptor)
+
+
+def sync_file_system(path: str | os.PathLike[str]) -> None:
+    """Writes all that was written to a file system through to its disk.
+
+    Much faster than to sync many files one by one.
+
+    Args:
+        path: a file or folder on the file system.
+
+    Raises:
+        OSError: the path does not exist, or the disk cannot be written.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        if ctypes.CDLL(None, use_errno=True).syncfs(descriptor):
+            number = ctypes.get_errno()
+            raise OSError(number, os.strerror(number), os.fspath(path))
+    except AttributeError:  # a C library without syncfs
+        os.sync()
     finally:
         os.close(descriptor)
 

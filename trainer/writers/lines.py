@@ -17,6 +17,9 @@ from typing import Any, BinaryIO, NamedTuple
 from trainer.writers.base import number
 from trainer.writers.files import after_newline, replace_file
 
+# Split -> how the names of its metrics begin.
+PREFIXES = {"validation": "validation/", "test": "eval/"}
+
 _NONFINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 

@@ -1,0 +1,116 @@
+"""The second plan of a sweep: the winner of each arm again, on seeds that no trial used."""
+
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from trainer.messages import UserError
+from trainer.sweep.outcome import Outcome
+from trainer.sweep.plan import Trial
+from trainer.sweep.plan_file import StoredPlan
+from trainer.writers.files import replace_file
+
+FINAL_FILE = "final.json"
+
+
+def rank(plan: StoredPlan, outcomes: Mapping[str, Outcome | None]) -> dict[str, dict[int, float]]:
+    """Computes by what the points of each arm are compared.
+
+    Args:
+        plan: the plan of the sweep.
+        outcomes: folder of a trial -> its outcome; None or absent if there is none yet.
+
+    Returns:
+        Arm -> number of a point -> the mean of the goal over its seeds, the best point first.
+        Points that diverged or failed on any seed have infinity as the worst value, and come last.
+        Points without all of their results are left out.
+    """
+    sign = 1 if plan.goal.better == "min" else -1
+    values: dict[str, dict[int, list[float | None]]] = {}
+    for trial in plan.trials:
+        outcome = outcomes.get(trial.folder)
+        points = values.setdefault(trial.arm, {})
+        seeds = points.setdefault(trial.number, [])
+        if outcome is None:
+            seeds.append(None)
+        else:
+            value = outcome.value(plan.goal)
+            seeds.append(sign * math.inf if value is None else value)
+    means = {
+        arm: {n: math.fsum(v) / len(v) for n, v in points.items() if None not in v}  # type: ignore[arg-type]
+        for arm, points in values.items()
+    }
+    return {
+        arm: dict(sorted(points.items(), key=lambda item: (sign * item[1], item[0])))
+        for arm, points in means.items()
+    }
+
+
+def choose_winners(folder: Path, plan: StoredPlan, outcomes: Mapping[str, Outcome | None]) -> None:
+    """Writes final.json: the best point of each arm, and the seeds on which it runs again.
+
+    Args:
+        folder: of the sweep.
+        plan: its plan, all of whose trials have results.
+        outcomes: folder of a trial -> its outcome.
+    """
+    winners = {}
+    for arm, points in rank(plan, outcomes).items():
+        number, value = next(iter(points.items()))
+        # An arm of which every point diverged has no winner.
+        winners[arm] = {"number": number, "value": value} if math.isfinite(value) else None
+    content = {"revision": plan.revision, "seeds": list(plan.final_seeds), "winners": winners}
+    file, before = folder / FINAL_FILE, _read(folder)
+    replace_file(file, (json.dumps([*before, content], indent=1) + "\n").encode())
+
+
+def read_final(folder: Path, revision: int) -> dict[str, Any] | None:
+    """Reads the winners of a revision of the plan.
+
+    Args:
+        folder: of the sweep.
+        revision: the number of the revision.
+
+    Returns:
+        "seeds" and "winners"; None if the search of that revision is not complete.
+
+    Raises:
+        UserError: final.json is damaged.
+    """
+    return next((each for each in _read(folder) if each["revision"] == revision), None)
+
+
+def final_trials(plan: StoredPlan, content: Mapping[str, Any]) -> list[Trial]:
+    """Returns the final trials: the arms in their order, then the seeds.
+
+    Args:
+        plan: the plan of the sweep.
+        content: of final.json, from `read_final`.
+    """
+    first = {(trial.arm, trial.number): trial for trial in reversed(plan.trials)}
+    trials = []
+    for arm, winner in content["winners"].items():
+        if winner is None:
+            continue
+        trial = first[arm, winner["number"]]
+        trials += [
+            Trial(arm, trial.number, seed, trial.values, trial.base, final=True)
+            for seed in content["seeds"]
+        ]
+    return trials
+
+
+def _read(folder: Path) -> list[dict[str, Any]]:
+    try:
+        content = json.loads((folder / FINAL_FILE).read_text())
+        _ = [(each["revision"], each["seeds"], each["winners"]) for each in content]
+        return content
+    except FileNotFoundError:
+        return []
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise UserError(
+            f"{folder / FINAL_FILE} cannot be read: {error}. It names the winners of the search:"
+            " remove the file, and they are chosen again from the results."
+        ) from error

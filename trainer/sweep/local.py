@@ -1,0 +1,143 @@
+"""Starts the workers of a sweep on this machine, and starts those again that die."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from trainer.messages import DONE, FAILED, MISTAKE, STOPPED
+from trainer.train.signals import StopSignals
+
+_LOOK = 0.1  # seconds between two looks at the processes
+_SOON, _MOST_SOON = 20.0, 5  # a worker that dies so soon, so often, is not started again
+
+
+def run_workers(
+    command: Sequence[str],
+    count: int,
+    signals: StopSignals,
+    log: Callable[[str], None],
+) -> int:
+    """Runs workers of a sweep until all have ended.
+
+    A worker that is killed, by the system for its memory perhaps, is started again. Each worker has
+    one of the GPUs that this process may use, if there are several.
+
+    Args:
+        command: of a worker.
+        count: how many workers to start.
+        signals: reports when to stop; the workers are stopped then.
+        log: takes a line for the user.
+
+    Returns:
+        DONE if every worker ended with it; STOPPED if one was stopped after it saved; MISTAKE for
+        a user's mistake; otherwise FAILED.
+    """
+    workers = [_Worker(command, number, log) for number in range(1, count + 1)]
+    stopped = False
+    while any(worker.is_alive() for worker in workers):
+        if signals.received and not stopped:
+            stopped = True
+            for worker in workers:
+                worker.stop()
+        for worker in workers:
+            worker.restart(stopped)
+        time.sleep(_LOOK)
+    codes = [worker.code for worker in workers]
+    for code in (MISTAKE, STOPPED):
+        if code in codes:
+            return code
+    return DONE if set(codes) == {DONE} else FAILED
+
+
+class _Worker:
+    """A process that computes trials.
+
+    Attributes:
+        code: the exit code of the last process; negative for a signal.
+    """
+
+    def __init__(self, command: Sequence[str], number: int, log: Callable[[str], None]):
+        self.code: int | None = None
+        self._command = list(command)
+        self._number = number
+        self._log = log
+        self._deaths = 0
+        self._start()
+
+    def _start(self) -> None:
+        self.code, self._began = None, time.monotonic()
+        self._process = subprocess.Popen(
+            self._command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            env={**os.environ, **_one_gpu(self._number - 1)},
+            text=True,
+            errors="replace",
+            # Ctrl-C reaches this process only, which stops the workers: a second signal would end
+            # them at once.
+            start_new_session=True,
+        )
+        self._reader = threading.Thread(target=self._read, args=(self._process,), daemon=True)
+        self._reader.start()
+
+    def _read(self, process: "subprocess.Popen[str]") -> None:
+        assert process.stderr is not None
+        for line in process.stderr:
+            self._log(f"worker {self._number}: {line.rstrip()}")
+
+    def is_alive(self) -> bool:
+        """Returns whether the process has not ended, and notes its exit code if it has."""
+        if self.code is None and (code := self._process.poll()) is not None:
+            self._reader.join(1.0)
+            self.code = code
+        return self.code is None
+
+    def stop(self) -> None:
+        """Asks the process to save and to end."""
+        if self.is_alive():
+            self._process.send_signal(signal.SIGTERM)
+
+    def restart(self, stopped: bool) -> None:
+        """Starts the process again if a signal killed it, unless it does that again and again.
+
+        Args:
+            stopped: whether the workers were asked to stop.
+        """
+        if self.is_alive() or (self.code or 0) >= 0 or stopped:
+            return
+        name = signal.Signals(-(self.code or 0)).name
+        soon = time.monotonic() - self._began < _SOON
+        self._deaths = self._deaths + 1 if soon else 1
+        if self._deaths > _MOST_SOON:
+            return
+        self._log(f"worker {self._number} was killed ({name}) and is started again.")
+        self._start()
+
+
+def _one_gpu(index: int) -> Mapping[str, str]:
+    """Returns the setting that lets a process see one of several GPUs."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is None:
+        gpus = sorted(
+            (each.name.removeprefix("nvidia") for each in Path("/dev").glob("nvidia[0-9]*")),
+            key=int,
+        )
+    else:
+        gpus = [gpu for gpu in visible.split(",") if gpu]
+    return {"CUDA_VISIBLE_DEVICES": gpus[index % len(gpus)]} if len(gpus) > 1 else {}
+
+
+def worker_command(folder: Path, workers: int) -> list[str]:
+    """Returns the command of a worker.
+
+    Args:
+        folder: of the sweep.
+        workers: how many workers share the trials.
+    """
+    return [sys.executable, "-m", "trainer", "sweep", "work", str(folder), f"--workers={workers}"]

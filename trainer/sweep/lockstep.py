@@ -1,0 +1,260 @@
+"""Computes the trials of a wave side by side: a block of steps of each in turn.
+
+All trials share the compiled program and the form of its blocks, so that each has the bits that it
+would have alone. A trial that has ended takes no time. A loop over the trials inside one program
+would gain nothing: see `benchmarks.sweep`.
+"""
+
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+
+from trainer.checkpoint import CheckpointError, Checkpoints
+from trainer.engine.feed import Feed
+from trainer.engine.program import Program
+from trainer.engine.step import State
+from trainer.messages import DONE, FAILED, STOPPED
+from trainer.sweep.definition import Goal
+from trainer.sweep.folder import SweepFolder
+from trainer.sweep.outcome import Outcome
+from trainer.sweep.plan import Trial
+from trainer.sweep.turn import Round, Turn
+from trainer.sweep.wave import Wave
+from trainer.train.autosave import AutosavePolicy, was_killed
+from trainer.train.restoring import to_save, with_hyperparams
+from trainer.train.rollback import GoBack
+from trainer.train.rows import MetricsError
+from trainer.train.signals import StopSignals
+from trainer.train.warm_start import WarmStart
+from trainer.train.watchdog import Watchdog
+from trainer.workdir import WorkdirTakenOver
+from trainer.writers.durable import sync_file_system
+
+
+class OutOfMemory(RuntimeError):
+    """Raised if the trials of a wave do not fit into memory."""
+
+
+class Lockstep:
+    """The trials of a wave.
+
+    Args:
+        program: the compiled program of all of them.
+        values: config path -> value of each input of the program, for the trial.
+        wave: the wave.
+        folder: the folder of the sweep.
+        signals: reports when to stop.
+        log: takes a line for the user.
+        vocabulary: further packages whose public functions the configs may name.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        values: Callable[[Trial], Mapping[str, float]],
+        wave: Wave,
+        folder: SweepFolder,
+        signals: StopSignals,
+        log: Callable[[str], None],
+        vocabulary: Sequence[str] = (),
+    ):
+        self._program = program
+        self._values = values
+        self._wave = wave
+        self._folder = folder
+        self._goal: Goal = folder.plan.goal
+        self._signals = signals
+        self._log = log
+        self._vocabulary = vocabulary
+        self._round = Round()
+        self._turns: list[Turn] = []
+        self._ended: dict[Trial, Outcome] = {}  # not yet on the disk
+
+    def run(self) -> int:
+        """Computes the trials until all have ended, or a signal.
+
+        Returns:
+            DONE: the wave is finished, and its trials are in the folder of the sweep. STOPPED:
+            saved. FAILED: it could not be saved.
+
+        Raises:
+            OutOfMemory: the trials do not fit into memory.
+            OSError, MetricsError, CheckpointError: the disk cannot be written or read.
+            WorkdirTakenOver: another process has the wave.
+        """
+        wave, experiment = self._wave, self._program.experiment
+        with (
+            Checkpoints(
+                wave.workdir.checkpoints,
+                keep_best=0,
+                log=self._log,
+                fence=wave.workdir.check_fence,
+                before_commit=lambda: sync_file_system(wave.path),
+            ) as checkpoints,
+            Watchdog(experiment.watchdog, self._log) as watchdog,
+        ):
+            try:
+                restored, states = self._first_states(checkpoints)
+                wave.begins(restored)
+                self._begin(restored, states, watchdog)
+                code = self._advance(checkpoints, restored or 0)
+            finally:
+                for turn in self._turns:
+                    turn.close()
+        if code == DONE:
+            wave.finish(self._ended)
+        return code
+
+    # The first states.
+
+    def _first_states(self, checkpoints: Checkpoints) -> tuple[int | None, dict[Trial, State]]:
+        """Returns the restored step, and the state of each trial that has not ended."""
+        trials = self._wave.unfinished()
+        while (step := checkpoints.latest()) is not None:
+            saved = {name.split("/")[1] for name in checkpoints.names(step)}
+            abstract = to_save(self._program.abstract_state())
+            try:
+                tree = checkpoints.restore({"trials": dict.fromkeys(sorted(saved), abstract)}, step)
+            except CheckpointError as error:
+                if checkpoints.latest() == step:  # it was not set aside
+                    raise
+                self._log(str(error))
+                continue
+            return step, {
+                trial: with_hyperparams(self._of(trial), tree["trials"][self._key(trial)])
+                for trial in trials
+                if self._key(trial) in saved
+            }
+        experiment = self._program.experiment
+        warm = WarmStart(self._program, trials[0].config) if experiment.warm_start else None
+        states = {trial: self._of(trial).init() for trial in trials}
+        if warm is not None:
+            states = {trial: warm.apply(state) for trial, state in states.items()}
+        return None, states
+
+    def _of(self, trial: Trial) -> Program:
+        data_seed: Any = trial.config.root.kwargs.get("data_seed")
+        return self._program.with_values(self._values(trial), trial.seed, data_seed)
+
+    def _key(self, trial: Trial) -> str:
+        return f"{self._wave.claim.trials.index(trial):04d}"
+
+    def _begin(
+        self, restored: int | None, states: Mapping[Trial, State], watchdog: Watchdog
+    ) -> None:
+        programs = {trial: self._of(trial) for trial in states}
+        # Trials with the same data seed share their batches.
+        readers = Counter(program.experiment.seed_of_data for program in programs.values())
+        feeds: dict[int, Feed] = {}
+        for trial, program in programs.items():
+            seed = program.experiment.seed_of_data
+            program.feed = feeds.setdefault(seed, program.feed.shared(readers[seed]))
+            turn = Turn(
+                trial,
+                program,
+                states[trial],
+                restored,
+                folder=self._wave.staged(trial),
+                keep=self._folder.plan.checkpoints,
+                goal=self._goal,
+                round=self._round,
+                watchdog=watchdog,
+                fence=self._wave.workdir.check_fence,
+                log=self._log,
+                vocabulary=self._vocabulary,
+            )
+            self._turns.append(turn)
+
+    # Rounds.
+
+    def _advance(self, checkpoints: Checkpoints, step: int) -> int:
+        wave, round = self._wave, self._round
+        autosave = AutosavePolicy(after_kill=was_killed(wave.workdir.run_file))
+        began, first, steps = time.monotonic(), step, self._program.experiment.steps
+        while self._turns:
+            round.stop = self._signals.received
+            round.save = round.stop is not None or autosave.due()
+            for turn in list(self._turns):
+                self._take_turn(turn)
+            if not self._turns:
+                break
+            step = self._turns[0].step
+            if round.save:
+                start = time.monotonic()
+                saved = self._save(checkpoints, step)
+                autosave.saved(time.monotonic() - start)
+                if round.stop:
+                    return self._stop(checkpoints, step, saved)
+            wave.report(
+                step=step,
+                steps=steps,
+                trials=len(self._turns),
+                rate=(step - first) / max(time.monotonic() - began, 1e-9),
+            )
+        return DONE
+
+    def _take_turn(self, turn: Turn) -> None:
+        """Computes a block of a trial, and removes the trial if it ended."""
+        trial = turn.trial
+        try:
+            end = turn.advance()
+            if end is None:
+                return
+            self._turns.remove(turn)
+            if isinstance(end, GoBack):
+                turn.close()
+                self._folder.leave_alone(trial)
+                self._log(f"{trial.folder}: {turn.lines[-1]} It is computed alone.")
+                return
+            outcome = turn.outcome(end)
+        except (OSError, MetricsError, CheckpointError, WorkdirTakenOver):
+            raise
+        except (MemoryError, jax.errors.JaxRuntimeError) as error:
+            if not isinstance(error, MemoryError) and "RESOURCE_EXHAUSTED" not in str(error):
+                raise
+            raise OutOfMemory(str(error)) from error
+        except Exception as error:  # of the user's code: a data set, a hook
+            self._fail(turn, error)
+            return
+        self._ended[trial] = outcome
+        if outcome.end == "diverged":
+            self._log(f"{trial.folder} diverged. {outcome.why}")
+
+    def _fail(self, turn: Turn, error: Exception) -> None:
+        """Leaves a trial to a later wave, or marks it as failed after several errors."""
+        trial = turn.trial
+        if turn in self._turns:
+            self._turns.remove(turn)
+        turn.close()
+        why = f"{type(error).__name__}: {error}"
+        if self._folder.has_failed(trial):
+            self._log(f"{trial.folder} failed. {why}")
+            self._ended[trial] = Outcome("failed", turn.step, {}, why)
+        else:
+            self._log(f"{trial.folder} is computed again after an error. {why}")
+
+    # Saving.
+
+    def _save(self, checkpoints: Checkpoints, step: int) -> bool:
+        """Saves the states of all trials; returns whether the save was started."""
+        for trial, outcome in self._ended.items():
+            self._wave.keep(trial, outcome)
+        self._ended.clear()
+        states = {self._key(turn.trial): turn.checkpoints.state for turn in self._turns}
+        for turn in self._turns:
+            turn.checkpoints.state = None
+        if None in states.values():
+            self._log(f"Step {step} is not saved: the metrics of a trial could not be written.")
+            return False
+        return checkpoints.save(step, {"trials": states})
+
+    def _stop(self, checkpoints: Checkpoints, step: int, saved: bool) -> int:
+        checkpoints.wait()
+        if not saved and checkpoints.latest() != step:
+            self._log(f"The wave could not be saved at step {step}: {checkpoints.error}.")
+            return FAILED
+        self._log(f"Stopped at step {step:,} by {self._round.stop}; saved.")
+        return STOPPED

@@ -1,0 +1,258 @@
+"""One trial among those of a wave: the loop of a run, which is advanced by a block at a time."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from trainer import writers
+from trainer.checkpoint import Checkpoints
+from trainer.config import Config
+from trainer.engine.program import Program
+from trainer.engine.step import State
+from trainer.messages import DONE
+from trainer.sweep.definition import Goal
+from trainer.sweep.outcome import Outcome
+from trainer.sweep.plan import Trial
+from trainer.train.loop import Loop
+from trainer.train.nonfinite import NonFiniteLog
+from trainer.train.rollback import GoBack, RollbackLog
+from trainer.train.run import hyperparameters
+from trainer.train.services import Ended, Halted
+from trainer.train.watchdog import Watchdog
+from trainer.writers.files import replace_file
+
+
+class Round:
+    """What all trials of a wave do after the same step.
+
+    Attributes:
+        stop: the name of the signal that asked to stop, or None.
+        save: whether each trial hands over its state.
+    """
+
+    def __init__(self):
+        self.stop: str | None = None
+        self.save = False
+
+    def sync(self, after: str = "block") -> None:
+        """Does nothing: a worker is one process."""
+
+    def save_now(self) -> bool:
+        """Returns whether this trial is to hand over its state."""
+        return self.save
+
+    def saved(self, held_up: float) -> None:
+        """Does nothing: the wave decides when to save next."""
+
+
+class TrialCheckpoints:
+    """Takes the states of a trial for the checkpoint of its wave, and keeps those of its own.
+
+    Args:
+        directory: of the trial's own checkpoints.
+        keep: "none", "final" or "best"; see `definition.Sweep`.
+        last: the last step of the trial.
+        metric: step -> what ranks the state after it; None if it was not evaluated.
+        goal: whether the metric is minimized.
+        log: takes a line of warning.
+        fence: called before anything is written.
+
+    Attributes:
+        state: the newest state that was handed over, and is not in a checkpoint of the wave; None
+            if there is none.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        keep: str,
+        last: int,
+        metric: Callable[[int], float | None],
+        goal: Goal,
+        log: Callable[[str], None],
+        fence: Callable[[], None],
+    ):
+        self.directory = directory
+        self.state: State | None = None
+        self._step: int | None = None
+        self._last, self._metric = last, metric
+        self._every = keep == "best"
+        self._own = None
+        if keep != "none":
+            best = int(keep == "best")
+            mode = goal.better
+            self._own = Checkpoints(
+                directory, keep_latest=1, keep_best=best, best_mode=mode, log=log, fence=fence
+            )
+
+    @property
+    def error(self) -> str | None:
+        """Why the last save of the trial's own checkpoint failed; None if it did not."""
+        return None if self._own is None else self._own.error
+
+    def resume(self, step: int) -> None:
+        """Removes the trial's own checkpoints after the step from which it resumes."""
+        if self._own is not None:
+            self._own.discard_after(step)
+
+    def save(self, step: int, state: State, *, metric: float | None = None) -> bool:
+        """Hands over a state; see `Checkpoints.save`."""
+        self.state, self._step = state, step
+        if self._own is not None and (self._every or step == self._last):
+            return self._own.save(step, state, metric=self._metric(step))
+        return True
+
+    def latest(self) -> int | None:
+        """Returns the step of the newest state that was handed over."""
+        own = self._own is not None and self._step == self._last
+        return self._own.latest() if own and self._own is not None else self._step
+
+    def record_metric(self, step: int, metric: float) -> None:
+        """Does nothing: every evaluated state is saved with its metric."""
+
+    def prune(self) -> None:
+        """Removes superfluous checkpoints of the trial."""
+        if self._own is not None:
+            self._own.prune()
+
+    def wait(self) -> None:
+        """Waits for the save of the trial's own checkpoint."""
+        if self._own is not None:
+            self._own.wait()
+
+    def close(self) -> None:
+        """Waits for the save in progress, and ends the threads."""
+        if self._own is not None:
+            self._own.close()
+
+
+class Turn:
+    """A trial that is computed side by side with others.
+
+    Args:
+        trial: the trial.
+        program: the program, with the trial's values and seeds.
+        state: the state to begin with; its buffers are donated.
+        restored: the step of that state if it was restored; None for the first state.
+        folder: where the trial's files are written.
+        keep: which checkpoints the folder keeps; see `definition.Sweep`.
+        goal: what ranks these checkpoints.
+        round: what all trials do together.
+        watchdog: watches the blocks of all trials.
+        fence: called before anything is written.
+        log: takes a line for the user.
+        vocabulary: the user's packages, for the command that an error suggests.
+
+    Attributes:
+        trial: the trial.
+        step: the last step that was dispatched.
+        lines: what the loop reported.
+    """
+
+    def __init__(
+        self,
+        trial: Trial,
+        program: Program,
+        state: State,
+        restored: int | None,
+        *,
+        folder: Path,
+        keep: str,
+        goal: Goal,
+        round: Round,
+        watchdog: Watchdog,
+        fence: Callable[[], None],
+        log: Callable[[str], None],
+        vocabulary: Sequence[str],
+    ):
+        self.trial = trial
+        self.step = restored or 0
+        self.lines: list[str] = []
+        experiment = program.experiment
+        folder.mkdir(parents=True, exist_ok=True)
+
+        def write(name: str, text: str) -> None:
+            replace_file(folder / name, text.encode(), fence)
+
+        def warn(line: str) -> None:
+            log(f"{trial.folder}: {line}")
+
+        self._writer = writers.create(
+            asked_writers(trial.config),
+            folder,
+            resumed=restored or 0,
+            total_steps=experiment.steps,
+            batch_size=experiment.data.batch_size,
+            log=warn,
+            fence=fence,
+        )
+        if restored is None:
+            self._writer.write_hparams(hyperparameters(trial.config))
+        self.checkpoints = TrialCheckpoints(
+            folder / "checkpoints", keep, experiment.steps, self._metric_at, goal, warn, fence
+        )
+        self.checkpoints.resume(restored or 0)
+        self._goal, self._eval_every = goal, experiment.eval_every
+        self._steps = experiment.steps
+        self._loop = Loop(
+            program,
+            self.checkpoints,
+            self._writer,
+            round,
+            watchdog,
+            self.lines.append,
+            nonfinite_log=NonFiniteLog(folder, write, experiment, warn),
+            rollback_log=RollbackLog(folder, write, warn),
+            observe=self._observe,
+            vocabulary=vocabulary,
+        )
+        self._blocks = self._loop.run(state)
+
+    def _observe(self, step: int, *_: Any) -> None:
+        self.step = step
+
+    def _metric_at(self, step: int) -> float | None:
+        evaluated = step == self._steps or step % self._eval_every == 0
+        return self._loop.metrics.get(self._goal.row) if evaluated else None
+
+    def advance(self) -> Ended | GoBack | Halted | None:
+        """Computes the next block; returns how the trial ended, or None if it has not."""
+        try:
+            next(self._blocks)
+        except StopIteration as end:
+            return end.value
+        return None
+
+    def outcome(self, end: Ended | Halted) -> Outcome:
+        """Returns the outcome of a trial that ended, and closes its files.
+
+        Args:
+            end: what `advance` returned.
+
+        Raises:
+            OSError: the results could not be written.
+        """
+        if isinstance(end, Ended) and end.code != DONE:
+            raise OSError(f"{self.trial.folder}: {self.lines[-1]}")
+        metrics = self._loop.metrics
+        self.close()
+        if isinstance(end, Halted):
+            return Outcome("diverged", end.step, metrics, end.why)
+        return Outcome("done", self._steps, metrics)
+
+    def close(self) -> None:
+        """Closes the files."""
+        self._blocks.close()
+        self._writer.close()
+        self.checkpoints.close()
+
+
+def asked_writers(config: Config) -> list[str]:
+    """Returns the writers that a config asks for; the terminal shows the sweep instead.
+
+    Args:
+        config: of a trial. Its defaults do not count, so that a sweep does not write thousands of
+            files for TensorBoard.
+    """
+    named = config.root.kwargs.get("writers") or ()
+    return [name for name in named if name != "console"]

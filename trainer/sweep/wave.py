@@ -1,0 +1,228 @@
+"""The folder of a wave, in which its trials are computed, and from which they are moved at the end.
+
+    waves/NAME.json           which trials it has
+    waves/NAME/               laid out as the folder of a run, with one lock and one record
+        checkpoints/          of all trials together
+        trials/ARM/NUMBER/SEED/metrics.jsonl ...
+        progress.json         for those who look on
+
+A trial has a summary.json once it ended. Its folder is moved to that of the sweep when all trials
+of the wave have ended.
+"""
+
+import contextlib
+import dataclasses
+import json
+import os
+import shutil
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from trainer import config as configs
+from trainer.checkpoint import Checkpoints
+from trainer.config import Config
+from trainer.sweep.folder import Claim, SweepFolder
+from trainer.sweep.outcome import SUMMARY_FILE, Outcome, read_outcome
+from trainer.sweep.plan import Trial
+from trainer.workdir import Workdir, code, fingerprint
+from trainer.workdir.record import FORMAT
+from trainer.writers.durable import make_folder, sync, sync_file_system
+from trainer.writers.files import replace_file
+
+_KILLS, _STARTS = 3, 10  # kills without progress: while it computes, or at all
+_BETWEEN_REPORTS = 2.0  # seconds
+
+
+class Wave:
+    """A wave that this process computes.
+
+    Args:
+        folder: the folder of the sweep.
+        claim: the wave.
+        plan: the text of the plan of its program, for those who look into the folder.
+        vocabulary: further packages whose public functions the configs may name.
+        log: takes a line for the user.
+
+    Raises:
+        UserError: the wave was begun by a process with other code or settings.
+
+    Attributes:
+        claim: the wave.
+        path: its folder.
+        workdir: its lock and its record.
+    """
+
+    def __init__(
+        self,
+        folder: SweepFolder,
+        claim: Claim,
+        *,
+        plan: str,
+        vocabulary: Sequence[str],
+        data: Any,
+        log: Callable[[str], None],
+    ):
+        self.claim = claim
+        self.path = claim.path
+        self._folder = folder
+        self._data = data
+        self._vocabulary = vocabulary
+        self._code = code.hashes(vocabulary)
+        first = claim.trials[0].config
+        self.workdir = Workdir(
+            claim.path,
+            first.root,
+            plan=plan,
+            files=[dataclasses.asdict(file) for file in first.files],
+            fingerprint=self._fingerprint(first),
+            commits=code.commits(vocabulary),
+            log=log,
+        )
+        self._reported = 0.0
+
+    def _fingerprint(self, config: Config) -> dict[str, Any]:
+        seed = config.root.kwargs.get("seed", 0)
+        data_seed = config.root.kwargs.get("data_seed")
+        return fingerprint(
+            config=configs.digest(config.root),
+            data=getattr(self._data, "fingerprint", ""),
+            seed=seed,
+            data_seed=seed if data_seed is None else data_seed,
+            batch_size=self._data.batch_size,
+            code=self._code,
+        )
+
+    # Trials.
+
+    def staged(self, trial: Trial) -> Path:
+        """Returns the folder of a trial while the wave is computed."""
+        return self.path / trial.folder
+
+    def unfinished(self) -> list[Trial]:
+        """Returns the trials without an outcome, in order."""
+        return [t for t in self.claim.trials if read_outcome(self.staged(t)) is None]
+
+    def keep(self, trial: Trial, outcome: Outcome) -> None:
+        """Writes the outcome of a trial that ended before the others.
+
+        Its rows are on the disk first.
+
+        Args:
+            trial: the trial, whose writers are closed.
+            outcome: how it ended.
+        """
+        staged = self.staged(trial)
+        make_folder(staged)
+        rows = staged / "metrics.jsonl"
+        if rows.exists():
+            sync(rows)
+        self.workdir.check_fence()
+        replace_file(staged / SUMMARY_FILE, outcome.text().encode())
+
+    def finish(self, outcomes: Mapping[Trial, Outcome]) -> None:
+        """Moves the trials that ended to the folder of the sweep, and removes the wave.
+
+        Trials without an outcome are claimed again.
+
+        Args:
+            outcomes: of the trials that ended since the last call of `keep`.
+        """
+        self.workdir.check_fence()
+        self.workdir.record(exit="done")
+        for trial in self.claim.trials:
+            if trial in outcomes or read_outcome(self.staged(trial)) is not None:
+                self._complete(trial)
+        sync_file_system(self.path)
+        # Only now: a summary says that all else of the folder is on the disk.
+        for trial, outcome in outcomes.items():
+            (self.staged(trial) / SUMMARY_FILE).write_text(outcome.text())
+        sync_file_system(self.path)
+        self.workdir.check_fence()
+        for trial in self.claim.trials:
+            if read_outcome(self.staged(trial)) is not None:
+                self._move(trial)
+        self.discard()
+
+    def _complete(self, trial: Trial) -> None:
+        """Writes what a trial's folder has besides its metrics, as that of a run."""
+        staged = self.staged(trial)
+        staged.mkdir(parents=True, exist_ok=True)
+        (staged / "config.yaml").write_text(configs.dump(trial.config.root))
+        lineage = [
+            entry | {"wave": self.claim.name, "trials": len(self.claim.trials)}
+            for entry in self.workdir.lineage
+        ]
+        content = {
+            "format": FORMAT,
+            "fingerprint": self._fingerprint(trial.config),
+            "lineage": lineage,
+            "sweep": {"trial": trial.folder, "plan": self._folder.plan.digest},
+        }
+        (staged / "run.json").write_text(json.dumps(content, indent=1) + "\n")
+
+    def _move(self, trial: Trial) -> None:
+        target = self._folder.path / trial.folder
+        make_folder(target.parent)
+        with contextlib.suppress(FileExistsError):
+            os.chmod(self.staged(trial), 0o700)
+            if not target.exists():
+                os.rename(self.staged(trial), target)
+        sync(target.parent)
+
+    def discard(self) -> None:
+        """Removes the wave; trials that were not moved are claimed again, and begin anew."""
+        self.workdir.check_fence()
+        self.workdir.close("done")
+        shutil.rmtree(self.path, ignore_errors=True)
+        self._folder.remove(self.claim)
+
+    def leave(self, kind: str) -> None:
+        """Ends the work of this process on the wave, which another one resumes.
+
+        Args:
+            kind: "stopped", "failed" or "crashed", for the record.
+        """
+        self.workdir.close(kind)
+        self.claim.release()
+
+    # Kills.
+
+    def begins(self, restored: int | None) -> None:
+        """Records that the first block is about to be computed.
+
+        Args:
+            restored: the step of the checkpoint; None for the first states.
+        """
+        self.workdir.restored(restored)
+        self.workdir.record(computing=True)
+
+    def kills_its_worker(self) -> bool:
+        """Returns whether the last processes ended without any progress, and without a reason."""
+        newest = Checkpoints(self.workdir.checkpoints, read_only=True).latest()
+        without: list[bool] = []  # whether each of the last processes was computing
+        for entry in reversed(self.workdir.lineage[:-1]):
+            # A process that ended before it recorded its step made no progress either.
+            same = not entry.get("computing") or entry["restored"] == newest
+            if entry["exit"] not in ("killed", "crashed") or not same:
+                break
+            without.append(bool(entry.get("computing")))
+        return sum(without) >= _KILLS or len(without) >= _STARTS
+
+    # Progress.
+
+    def report(self, **progress: float) -> None:
+        """Writes progress.json, at most every two seconds.
+
+        Args:
+            **progress: what `sweep status` reads.
+        """
+        now = time.monotonic()
+        if now - self._reported < _BETWEEN_REPORTS:
+            return
+        self._reported = now
+        temporary = self.path / f".progress.json.{os.getpid()}.tmp"
+        with contextlib.suppress(OSError):  # nothing depends on it
+            temporary.write_text(json.dumps(progress | {"at": time.time()}))
+            os.replace(temporary, self.path / "progress.json")

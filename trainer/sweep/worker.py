@@ -1,0 +1,195 @@
+"""A worker of a sweep: computes waves until every trial has a result."""
+
+import gc
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import jax
+
+from trainer.checkpoint import CheckpointError
+from trainer.engine import memory
+from trainer.engine.loading import load_located
+from trainer.engine.plan import make_plan
+from trainer.engine.plan_text import render
+from trainer.engine.program import Program
+from trainer.messages import DONE, FAILED, STOPPED
+from trainer.sweep.alone import run_alone
+from trainer.sweep.checks import is_number
+from trainer.sweep.folder import Claim, SweepFolder
+from trainer.sweep.lockstep import Lockstep, OutOfMemory
+from trainer.sweep.outcome import Outcome
+from trainer.sweep.plan import Trial
+from trainer.sweep.plan_file import read_plan
+from trainer.sweep.wave import Wave
+from trainer.train.rows import MetricsError
+from trainer.train.signals import StopSignals
+from trainer.workdir import WorkdirTakenOver
+
+_PAUSE = 1.0  # seconds between two looks at the folder while others compute the last trials
+_SHARE = 0.5  # of the memory that the states of a wave may take
+
+
+@dataclass
+class _Prepared:
+    """A compiled program, and the values of its inputs in each arm."""
+
+    index: int
+    program: Program
+    plan: str
+    values: dict[str, Mapping[str, float]] = field(default_factory=dict)
+
+
+class Worker:
+    """Computes waves of a sweep.
+
+    Args:
+        path: the folder of the sweep, with its plan.
+        workers: how many workers share the trials, at least.
+        signals: reports when to stop.
+        log: takes a line for the user.
+
+    Raises:
+        UserError: the folder is not that of a sweep.
+    """
+
+    def __init__(self, path: Path, workers: int, signals: StopSignals, log: Callable[[str], None]):
+        plan = read_plan(path)
+        self.folder = SweepFolder(path, plan)
+        self._vocabulary = plan.vocabulary
+        self._workers = workers
+        self._signals = signals
+        self._log = log
+        self._prepared: _Prepared | None = None
+
+    def run(self) -> int:
+        """Computes waves until every trial has a result, or a signal.
+
+        Returns:
+            DONE: every trial has a result. STOPPED: a signal came, and the wave was saved. FAILED:
+            the disk cannot be read or written.
+        """
+        while not self._signals.received:
+            claim = self.folder.claim(self._workers, self._fits)
+            if claim is None:
+                if self.folder.is_complete():
+                    return DONE
+                time.sleep(_PAUSE)  # others compute the last trials, or a worker may die
+                continue
+            code = self._compute(claim)
+            if code in (STOPPED, FAILED):
+                return code
+        return STOPPED
+
+    def _compute(self, claim: Claim) -> int:
+        """Computes a wave; returns DONE also for one that is left to others."""
+        try:
+            prepared = self._prepare(claim)
+            wave = Wave(
+                self.folder,
+                claim,
+                plan=prepared.plan,
+                vocabulary=self._vocabulary,
+                data=prepared.program.experiment.data,
+                log=self._log,
+            )
+        except BaseException:
+            claim.release()
+            raise
+        end = "crashed"  # for whatever is not caught here, such as a signal's exit
+        try:
+            code = self._compute_in(wave, claim, prepared)
+            end = "stopped" if code == STOPPED else "failed"
+            return code
+        except OutOfMemory as error:
+            return self._divide(wave, claim, f"It does not fit into memory: {error}")
+        except WorkdirTakenOver as error:
+            self._log(str(error))
+            return DONE
+        except (OSError, MetricsError, CheckpointError) as error:
+            end = "failed"
+            self._log(f"error: {error}")
+            return FAILED
+        except Exception:  # of a compiled program, perhaps: the wave is tried again, then split
+            self._log(traceback.format_exc())
+            return DONE
+        finally:
+            if wave.workdir.lock.held:
+                wave.leave(end)
+
+    def _compute_in(self, wave: Wave, claim: Claim, prepared: _Prepared) -> int:
+        if wave.kills_its_worker():
+            return self._divide(wave, claim, "It killed its worker again and again.")
+        count = len(claim.trials)
+        what = f"{count} trials" if count > 1 else "1 trial"
+        self._log(f"{what} from {claim.trials[0].folder} ({wave.path.name}).")
+        if claim.alone:
+            return run_alone(wave, self.folder, self._signals, self._log, self._vocabulary)
+        lockstep = Lockstep(
+            prepared.program,
+            lambda trial: self._values_of(prepared, trial),
+            wave,
+            self.folder,
+            self._signals,
+            self._log,
+            self._vocabulary,
+        )
+        return lockstep.run()
+
+    def _divide(self, wave: Wave, claim: Claim, why: str) -> int:
+        """Splits a wave that cannot be computed; a single trial has failed."""
+        if len(claim.trials) > 1:
+            self._log(f"The wave {claim.name} of {len(claim.trials)} trials is split. {why}")
+            self.folder.split(claim)
+            wave.finish({})
+        else:
+            trial = next(iter(claim.trials))
+            self._log(f"{trial.folder} failed. {why}")
+            wave.finish({trial: Outcome("failed", 0, {}, why)})
+        return DONE
+
+    # Programs.
+
+    def _prepare(self, claim: Claim) -> _Prepared:
+        """Builds and compiles the program of a wave, unless that was the last one."""
+        if self._prepared is not None and self._prepared.index == claim.program:
+            return self._prepared
+        # Before the next one: a process with many compiled programs runs out of memory maps.
+        self._prepared = None
+        gc.collect()
+        jax.clear_caches()
+        first = next(iter(claim.trials))
+        program = load_located(first.config, self._vocabulary)
+        plan = make_plan(program, first.config)
+        start = time.perf_counter()
+        program.compile(program.abstract_state())
+        self._log(f"Compiled in {time.perf_counter() - start:.1f} s.")
+        self._prepared = _Prepared(claim.program, program, render(plan))
+        self._prepared.values[first.arm] = program.inputs.values
+        return self._prepared
+
+    def _values_of(self, prepared: _Prepared, trial: Trial) -> dict[str, float]:
+        """Returns the values of the program's inputs for a trial."""
+        if trial.arm not in prepared.values:
+            # Another arm may have other values where its space has none.
+            other = load_located(trial.config, self._vocabulary)
+            prepared.values[trial.arm] = other.inputs.values
+        own = {path: x for path, x in trial.values.items() if is_number(x)}
+        return {
+            path: float(own.get(path, value))  # type: ignore[arg-type]
+            for path, value in prepared.values[trial.arm].items()
+        }
+
+    def _fits(self, index: int) -> int:
+        """Returns how many trials of a program fit into memory side by side."""
+        size = max(1, self.folder.plan.programs[index].state_bytes)
+        device = jax.local_devices()[0]
+        on_cpu = device.platform == "cpu"
+        limit = memory.of_host() if on_cpu else memory.of_device(device)
+        if limit is None:
+            return 2**31
+        # The host also has a copy of every state while it saves them.
+        share = _SHARE / (2 * self._workers if on_cpu else 1)
+        return max(1, int(limit * share / size))

@@ -1,0 +1,41 @@
+"""What the loop needs of its caller, a run or a wave of trials, and how it ends."""
+
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+
+class Consensus(Protocol):
+    """Decides when to stop and to save; see `consensus.StopSaveConsensus`."""
+
+    @property
+    def stop(self) -> str | None: ...  # noqa: D102
+    def sync(self, after: str = "block") -> None: ...  # noqa: D102
+    def save_now(self) -> bool: ...  # noqa: D102
+    def saved(self, held_up: float) -> None: ...  # noqa: D102
+
+
+class StateKeeper(Protocol):
+    """Keeps states; see `checkpoint.Checkpoints`."""
+
+    directory: Path
+
+    @property
+    def error(self) -> str | None: ...  # noqa: D102
+    def latest(self) -> int | None: ...  # noqa: D102
+    def save(self, step: int, state: Any, *, metric: float | None = None) -> bool: ...  # noqa: D102
+    def record_metric(self, step: int, metric: float) -> None: ...  # noqa: D102
+    def wait(self) -> None: ...  # noqa: D102
+    def prune(self) -> None: ...  # noqa: D102
+
+
+class Ended(NamedTuple):
+    """The run ended with an exit code: 0 done, 75 stopped after a saved checkpoint, 1 not saved."""
+
+    code: int
+
+
+class Halted(NamedTuple):
+    """A step was not finite, and the run must end; `why` is the error message."""
+
+    why: str
+    step: int
