@@ -249,6 +249,8 @@ def test_seeds_follow_that_of_the_base_and_final_seeds_stay_clear_of_more_seeds(
     plan = planned(folder, GOOD, "seeds=[3, 1]", "final=null")
     assert (plan.seeds, plan.final_seeds) == ((3, 1), ())
     assert [trial.seed for trial in plan.trials] == [3, 1] * 4
+    plan = planned(folder, GOOD, "final=null")
+    assert (plan.seeds, plan.final_seeds) == ((10,), ())
 
 
 def test_an_explicit_list_is_taken_as_it_is(folder):

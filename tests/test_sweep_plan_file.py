@@ -81,7 +81,7 @@ def written(sweep: Path, plan: SweepPlan) -> StoredPlan:
 
 def content(sweep: Path) -> dict[str, bytes]:
     files = [path for path in sorted(sweep.rglob("*")) if path.is_file()]
-    kept = [path for path in files if path.name not in ("lock", "epoch")]
+    kept = [path for path in files if path.name != "lock"]
     return {str(path.relative_to(sweep)): path.read_bytes() for path in kept}
 
 
@@ -270,7 +270,7 @@ print(written(Path("sweep"), planned(Path(), GOOD)).digest)
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     started = [
         subprocess.Popen(command, cwd=folder, env=environment, stdout=subprocess.PIPE, text=True)
-        for _ in range(3)
+        for _ in range(4)
     ]
     digests = {process.communicate()[0] for process in started}
     assert digests == {f"{planned(folder, GOOD).digest}\n"}

@@ -3,7 +3,7 @@
 import argparse
 import os
 
-from trainer.cli.parser import Parser, Version
+from trainer.cli.parser import Actions, Parser, Version
 
 
 def parser() -> argparse.ArgumentParser:
@@ -183,10 +183,15 @@ def _sweep(sweep: argparse.ArgumentParser) -> None:
     _workers(sweep)
     # For several workers: plans the sweep in a process of its own.
     sweep.add_argument("--plan_only", action="store_true", help=argparse.SUPPRESS)
-    actions = sweep.add_subparsers(dest="action", metavar="action")
+    actions = sweep.add_subparsers(dest="action", metavar="action", action=Actions)
     work = actions.add_parser("work", help="compute trials of a sweep that was begun")
     work.add_argument("folder", type=_folder, metavar="DIR")
     _workers(work)
+    extend = actions.add_parser(
+        "extend", parents=[_config()], help="add trials, seeds, arms or a wider space to a sweep"
+    )
+    extend.add_argument("folder", type=_folder, metavar="DIR")
+    extend.add_argument("--dry_run", action="store_true", help="print it, and write nothing")
 
 
 def _workers(parser: argparse.ArgumentParser) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING
 
+from trainer.cli import extend_sweep
 from trainer.cli.loading import config_options, read_config, search_paths
 from trainer.cli.terminal import show
 from trainer.config.languages import SWEEP
@@ -35,7 +36,7 @@ def run(arguments: argparse.Namespace) -> int:
     runtime.keep_freed_memory()
     if arguments.action is None:
         return _start(arguments)
-    return {"work": _work}[arguments.action](arguments)
+    return {"work": _work, "extend": extend_sweep.run}[arguments.action](arguments)
 
 
 def _start(arguments: argparse.Namespace) -> int:

@@ -2,5 +2,6 @@
 
 Read definition.py first, which has what the file of a sweep says. spaces.py and methods.py have
 what it may name. reading.py reads it with the configs of its arms, plan.py lists its trials, and
-programs.py builds one of each program that they need.
+programs.py builds one of each program that they need. plan_file.py writes the plan into the folder
+of the sweep, and extension.py adds to it.
 """

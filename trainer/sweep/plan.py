@@ -228,7 +228,7 @@ def _seeds(definition: Definition) -> tuple[tuple[int, ...], tuple[int, ...]]:
             " selected: use other seeds.",
             config.sources.get("final.seeds"),
         )
-    if (most := max(*seeds, *final)) >= 2**32:
+    if (most := max((*seeds, *final))) >= 2**32:
         raise ConfigError(
             f"The seeds reach {most}, but a seed is at most 2**32 - 1: use lower ones.",
             config.sources.get("seeds") or config.sources[""],

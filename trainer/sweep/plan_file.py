@@ -10,16 +10,18 @@ and has its new trials only.
 """
 
 import contextlib
-import time
+import fcntl
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trainer.config import Config, diff, dump
+from trainer.config import dump
 from trainer.config.wording import listing
 from trainer.messages import UserError
-from trainer.sweep.encoding import canonical, encoded
-from trainer.sweep.plan import SweepPlan, Trial
+from trainer.sweep.differences import differences
+from trainer.sweep.encoding import canonical
+from trainer.sweep.plan import SweepPlan
 from trainer.sweep.stored_plan import FORMAT, StoredPlan, StoredProgram, digest_of, read_plan
 from trainer.writers.files import remove_temporaries, replace_file
 
@@ -37,8 +39,6 @@ __all__ = [
     "write_revisions",
     "writing",
 ]
-
-_PATIENCE = 60.0  # seconds for which the processes that start a sweep together wait for each other
 
 
 def write_plan(
@@ -115,33 +115,26 @@ def write_revisions(
 
 @contextlib.contextmanager
 def writing(folder: Path) -> Iterator[None]:
-    """Reserves the plan of a folder for this process.
+    """Keeps other processes from writing the plan of a folder, and waits while another one does.
 
     Args:
         folder: the folder of the sweep, absolute; created if it does not exist.
 
     Raises:
-        UserError: the folder cannot be written, or another process writes to it for a minute.
+        UserError: the folder cannot be written.
     """
-    from trainer.workdir import Lock
     from trainer.workdir.place import make
 
     make(folder)
-    deadline = time.monotonic() + _PATIENCE
     try:
-        while True:
-            try:
-                lock = Lock(folder)
-                break
-            except UserError:  # another process of the sweep writes the same plan now
-                if time.monotonic() > deadline:
-                    raise
-                time.sleep(0.1)
+        # The system releases the lock if this process is killed.
+        descriptor = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
             remove_temporaries(folder)
             yield
         finally:
-            lock.close()
+            os.close(descriptor)
     except OSError as error:
         raise UserError(
             f"The folder of the sweep {folder} cannot be written: {error.strerror}. Choose another"
@@ -190,7 +183,8 @@ def _check_no_strangers(folder: Path, plan: SweepPlan) -> None:
     from trainer.workdir.strangers import unknown_names
 
     try:
-        strangers = unknown_names(folder, ("lock", "epoch", "sweep.yaml", "arms"))
+        # Another process may have written plan.json since it was looked for.
+        strangers = unknown_names(folder, ("lock", "sweep.yaml", "arms", "plan.json"))
         strangers += [
             name
             for name, text in files_of(plan).items()
@@ -206,58 +200,3 @@ def _check_no_strangers(folder: Path, plan: SweepPlan) -> None:
             " and no plan.json. Nothing was written there. Name a folder that is empty or does not"
             f" exist, such as --workdir={folder / 'sweep'}."
         )
-
-
-def differences(stored: StoredPlan, plan: SweepPlan) -> list[str]:
-    """Lists how a plan differs from that in a folder, one line for each kind of difference.
-
-    Args:
-        stored: the plan in the folder.
-        plan: the other plan.
-    """
-    old, new = stored.revisions[-1], plan.content()
-    configs = {arm.name: arm.config for arm in plan.definition.arms}
-    lines = []
-    for name in dict.fromkeys([*stored.arms, *configs]):
-        if name not in configs or name not in stored.arms:
-            there = ("(absent)", "present") if name in configs else ("present", "(absent)")
-            lines.append(f"arm {name}: {' -> '.join(there)}")
-            continue
-        lines += _config_line(name, stored.arms[name], configs[name])
-        for key in ("method", "space"):
-            a, b = old["arms"][name][key], new["arms"][name][key]
-            if a != b:
-                lines.append(f"{key} of {name}: {_shown(a)} -> {_shown(b)}")
-        lines += _trials_line(name, [t for t in stored.trials if t.arm == name], plan.of_arm(name))
-    for key in ("goal", "seeds", "final_seeds", "budgets", "checkpoints"):
-        if old[key] != new[key]:
-            lines.append(f"{key}: {_shown(old[key])} -> {_shown(new[key])}")
-    return lines
-
-
-def _config_line(name: str, old: Config, new: Config) -> list[str]:
-    changed = diff(old.root, new.root)
-    more = f", and {len(changed) - 1} more" if len(changed) > 1 else ""
-    return [f"config of {name}: {changed[0]}{more}"] if changed else []
-
-
-def _trials_line(name: str, old: Sequence[Trial], new: Sequence[Trial]) -> list[str]:
-    numbers = [len({trial.number for trial in trials}) for trials in (old, new)]
-    if numbers[0] != numbers[1]:
-        return [f"trials of {name}: {numbers[0]:,} -> {numbers[1]:,}"]
-    theirs = {trial.name: encoded(trial.values) for trial in new}
-    for trial in old:
-        values = encoded(trial.values)
-        other = theirs.get(trial.name, values)
-        if list(values.items()) != list(other.items()):
-            return [f"values of {trial.name}: {_shown(values)} -> {_shown(other)}"]
-    return []
-
-
-def _shown(value: Any) -> str:
-    """Returns a part of a plan as a short text."""
-    if isinstance(value, Mapping):
-        return listing([f"{key} {_shown(each)}" for key, each in value.items()], 4) or "(none)"
-    if isinstance(value, list):
-        return listing([str(each) for each in value], 4) or "(none)"
-    return "(none)" if value is None else str(value)

@@ -1,0 +1,46 @@
+"""The command sweep extend: adds a revision to the plan of a sweep."""
+
+import argparse
+import warnings
+from pathlib import Path
+
+from trainer.cli.loading import read_config, search_paths
+from trainer.cli.terminal import show
+from trainer.config.languages import SWEEP
+from trainer.messages import DONE
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Adds what a file has more than the plan in a folder, and prints it.
+
+    Args:
+        arguments: the parsed options of the command.
+
+    Returns:
+        DONE.
+
+    Raises:
+        UserError: the file has a mistake, changes what was planned or adds nothing, or the folder
+            is not that of a sweep.
+    """
+    from optim.declarations import OptimizerWarning
+    from trainer.sweep.extension import make_extension, write_extension
+    from trainer.sweep.extension_text import render_extension
+    from trainer.sweep.plan import make_plan
+    from trainer.sweep.plan_file import read_plan
+    from trainer.sweep.programs import find_programs
+    from trainer.sweep.reading import read_sweep
+
+    warnings.simplefilter("ignore", OptimizerWarning)  # `explain` shows them for a config
+    folder = Path(arguments.folder).absolute()
+    stored = read_plan(folder)
+    vocabulary = list(dict.fromkeys([*stored.vocabulary, *arguments.vocabulary]))
+    config = read_config(arguments, SWEEP)
+    plan = make_plan(read_sweep(config, vocabulary, search_paths(arguments)))
+    programs = find_programs(plan, vocabulary)
+    if arguments.dry_run:
+        revision = make_extension(folder, stored, plan, programs)
+    else:
+        stored, revision = write_extension(folder, plan, programs, vocabulary)
+    show(render_extension(folder, stored, revision), end="")
+    return DONE

@@ -1,0 +1,76 @@
+"""Says how a plan differs from the one in the folder of a sweep."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from trainer.config import Config, diff
+from trainer.config.wording import listing
+from trainer.sweep.encoding import encoded
+from trainer.sweep.plan import SweepPlan, Trial
+from trainer.sweep.stored_plan import StoredPlan
+
+
+def differences(stored: StoredPlan, plan: SweepPlan) -> list[str]:
+    """Lists how a plan differs from that in a folder, one line for each kind of difference.
+
+    Args:
+        stored: the plan in the folder.
+        plan: the other plan.
+    """
+    old, new = stored.revisions[-1], plan.content()
+    configs = {arm.name: arm.config for arm in plan.definition.arms}
+    lines = []
+    for name in dict.fromkeys([*stored.arms, *configs]):
+        if name not in configs or name not in stored.arms:
+            there = ("(absent)", "present") if name in configs else ("present", "(absent)")
+            lines.append(f"arm {name}: {' -> '.join(there)}")
+            continue
+        lines += config_line(name, stored.arms[name], configs[name])
+        for key in ("method", "space"):
+            a, b = old["arms"][name][key], new["arms"][name][key]
+            if a != b:
+                lines.append(f"{key} of {name}: {shown(a)} -> {shown(b)}")
+        lines += _trials_line(name, [t for t in stored.trials if t.arm == name], plan.of_arm(name))
+    for key in ("goal", "seeds", "final_seeds", "budgets", "checkpoints"):
+        if old[key] != new[key]:
+            lines.append(f"{key}: {shown(old[key])} -> {shown(new[key])}")
+    return lines
+
+
+def config_line(name: str, old: Config, new: Config) -> list[str]:
+    """Returns a line about how the config of an arm differs, or none if it does not.
+
+    Args:
+        name: the name of the arm.
+        old: its config.
+        new: its other config.
+    """
+    changed = diff(old.root, new.root)
+    more = f", and {len(changed) - 1} more" if len(changed) > 1 else ""
+    return [f"config of {name}: {changed[0]}{more}"] if changed else []
+
+
+def _trials_line(name: str, old: Sequence[Trial], new: Sequence[Trial]) -> list[str]:
+    numbers = [len({trial.number for trial in trials}) for trials in (old, new)]
+    if numbers[0] != numbers[1]:
+        return [f"trials of {name}: {numbers[0]:,} -> {numbers[1]:,}"]
+    theirs = {trial.name: encoded(trial.values) for trial in new}
+    for trial in old:
+        values = encoded(trial.values)
+        other = theirs.get(trial.name, values)
+        if list(values.items()) != list(other.items()):
+            return [f"values of {trial.name}: {shown(values)} -> {shown(other)}"]
+    return []
+
+
+def shown(value: Any) -> str:
+    """Returns a part of a plan as a short text.
+
+    Args:
+        value: what JSON can have.
+    """
+    if isinstance(value, Mapping):
+        return listing([f"{key} {shown(each)}" for key, each in value.items()], 4) or "(none)"
+    if isinstance(value, list):
+        return listing([str(each) for each in value], 4) or "(none)"
+    return "(none)" if value is None else str(value)
