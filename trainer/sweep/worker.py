@@ -22,7 +22,6 @@ from trainer.sweep.folder import Claim, SweepFolder
 from trainer.sweep.lockstep import Lockstep, OutOfMemory
 from trainer.sweep.outcome import Outcome
 from trainer.sweep.plan import Trial
-from trainer.sweep.plan_file import read_plan
 from trainer.sweep.wave import Wave
 from trainer.train.rows import MetricsError
 from trainer.train.signals import StopSignals
@@ -56,9 +55,8 @@ class Worker:
     """
 
     def __init__(self, path: Path, workers: int, signals: StopSignals, log: Callable[[str], None]):
-        plan = read_plan(path)
-        self.folder = SweepFolder(path, plan)
-        self._vocabulary = plan.vocabulary
+        self.folder = SweepFolder(path)
+        self._vocabulary = self.folder.plan.vocabulary
         self._workers = workers
         self._signals = signals
         self._log = log
@@ -142,7 +140,7 @@ class Worker:
         """Splits a wave that cannot be computed; a single trial has failed."""
         if len(claim.trials) > 1:
             self._log(f"The wave {claim.name} of {len(claim.trials)} trials is split. {why}")
-            self.folder.split(claim)
+            self.folder.limits.split(claim.program, len(claim.trials))
             wave.finish({})
         else:
             trial = next(iter(claim.trials))
