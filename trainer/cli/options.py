@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import re
 
 from trainer.cli.parser import Parser, Version
 
@@ -44,6 +45,7 @@ def parser() -> argparse.ArgumentParser:
         action="store_true",
         help="print the arms, the programs, the cost and the first runs, and start nothing",
     )
+    _launcher(sweep)
     _verify(
         commands.add_parser(
             "verify",
@@ -168,6 +170,33 @@ def _train(train: argparse.ArgumentParser) -> None:
     )
 
 
+def _launcher(sweep: argparse.ArgumentParser) -> None:
+    sweep.add_argument(
+        "--launcher",
+        choices=("local", "slurm"),
+        default="local",
+        help="start the workers on this machine (the default), or submit them to Slurm",
+    )
+    sweep.add_argument(
+        "--workers", type=_workers, default=1, metavar="N", help="how many to start; default 1"
+    )
+    sweep.add_argument(
+        "--slurm",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="with --launcher=slurm: a long option of sbatch, such as partition=gpu, or"
+        " warning=SECONDS, the time before the time limit at which workers save and stop; default"
+        " 120. May be given several times",
+    )
+    sweep.add_argument(
+        "--slurm_file",
+        metavar="FILE",
+        help="with --launcher=slurm: a YAML file of such settings, which --slurm overrides, and of"
+        " setup, lines of bash that run before each worker",
+    )
+
+
 def _verify(verify: argparse.ArgumentParser) -> None:
     verify.add_argument(
         "--steps",
@@ -219,6 +248,14 @@ def _positive(text: str) -> int:
     if number < 1:
         raise argparse.ArgumentTypeError(f"it must be at least 1, got {number}")
     return number
+
+
+def _workers(text: str) -> int:
+    if not re.fullmatch("[1-9][0-9]{0,8}", text):
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not a number of workers; write a whole number of at least 1"
+        )
+    return int(text)
 
 
 def _step(text: str) -> int:

@@ -7,6 +7,7 @@ from trainer.cli.loading import read_config, search_paths
 from trainer.cli.terminal import show
 from trainer.config.languages import SWEEP
 from trainer.messages import DONE, UserError
+from trainer.sweep.slurm_settings import SlurmSettings, read_settings
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -34,3 +35,19 @@ def run(arguments: argparse.Namespace) -> int:
     plan = make_plan(read_sweep(config, arguments.vocabulary, search_paths(arguments)))
     show(render(plan, find_programs(plan, arguments.vocabulary)), end="")
     return DONE
+
+
+def slurm_settings(arguments: argparse.Namespace) -> SlurmSettings | None:
+    """Returns the settings of `--slurm_file` and `--slurm`; None for another launcher.
+
+    Args:
+        arguments: the parsed options of the command.
+
+    Raises:
+        UserError: a setting is wrong, or is given to another launcher.
+    """
+    if arguments.launcher == "slurm":
+        return read_settings(arguments.slurm_file, arguments.slurm)
+    if arguments.slurm or arguments.slurm_file is not None:
+        raise UserError("--slurm and --slurm_file are read with --launcher=slurm only.")
+    return None
