@@ -53,8 +53,7 @@ def _start(arguments: argparse.Namespace) -> int:
     config = read_config(arguments, SWEEP)
     plan = make_plan(read_sweep(config, arguments.vocabulary, search_paths(arguments)))
     if arguments.dry_run:
-        show(_check(arguments, plan), end="")
-        return DONE
+        return _dry_run(arguments, plan)
     stem = Path(arguments.files[0]).stem
     folder = Path(arguments.workdir or f"sweeps/{stem}-{plan.digest[:8]}").absolute()
     settings = slurm_settings(arguments)
@@ -93,6 +92,22 @@ def _submit(folder: Path, workers: int, settings: SlurmSettings) -> int:
     _, lines = submit(folder, words, workers, settings)
     for line in lines:
         _log(line)
+    return DONE
+
+
+def _dry_run(arguments: argparse.Namespace, plan: "SweepPlan") -> int:
+    """Prints a plan with the memory and the time that it needs."""
+    from optim.declarations import OptimizerWarning
+    from trainer.sweep.needs import measure
+    from trainer.sweep.plan_text import render
+    from trainer.sweep.programs import find_programs
+    from trainer.train import runtime
+
+    runtime.keep_compiled_programs()  # the sweep then finds them compiled
+    warnings.simplefilter("ignore", OptimizerWarning)  # `explain` shows them for a config
+    programs = find_programs(plan, arguments.vocabulary)
+    needs = [measure(group, arguments.vocabulary) for group in programs.groups]
+    show(render(plan, programs, needs), end="")
     return DONE
 
 

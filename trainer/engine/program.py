@@ -164,6 +164,14 @@ class Program:
         if self.experiment.on_nonfinite == "halt":
             self._compile_check(state)
 
+    def temporary_bytes(self) -> int | None:
+        """Returns the memory of a compiled step besides its state, for each device.
+
+        None if the compiler does not tell.
+        """
+        analysis = (self._block or self._step).memory_analysis()
+        return None if analysis is None else analysis.temp_size_in_bytes
+
     def _compile_check(self, state: State) -> None:
         check = jax.jit(lambda params: all_finite(self.experiment.optimizer.trainable(params)))
         self._params_finite = check.lower(state.params).compile()

@@ -19,7 +19,7 @@ from typing import Any
 
 from trainer.messages import UserError
 from trainer.sweep.final import choose_winners, final_trials
-from trainer.sweep.limits import Limits, useful_width
+from trainer.sweep.limits import Limits, useful_width, wave_width
 from trainer.sweep.outcome import read_outcome
 from trainer.sweep.plan import Trial
 from trainer.sweep.stored_plan import read_plan
@@ -195,15 +195,15 @@ class SweepFolder:
             and self.program_of(trial) == program
             and trial.folder not in limits["alone"]
         ]
-        width = min(
-            useful_width(self.plan.programs[program]),
+        stored = self.plan.programs[program]
+        width = wave_width(
+            len(same),
+            useful_width(stored.flops * stored.steps),
             fits(program),
             math.ceil(len(phase) / workers),
             limits["widths"].get(str(program), len(same)),
         )
-        # Of equal widths: 32 trials in waves of at most 23 are two waves of 16.
-        waves = math.ceil(len(same) / max(1, width))
-        return self._write_wave(same[: math.ceil(len(same) / waves)], program)
+        return self._write_wave(same[:width], program)
 
     def _write_wave(self, trials: Sequence[Trial], program: int, alone: bool = False) -> Claim:
         content = {"alone": alone, "program": program, "trials": [t.folder for t in trials]}

@@ -2,12 +2,12 @@
 
 import contextlib
 import json
+import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
-from trainer.sweep.stored_plan import StoredProgram
 from trainer.writers.files import replace_file
 
 _MOST_FAULTS = 3  # errors of a trial's own code before it counts as failed
@@ -17,14 +17,29 @@ _MOST_FAULTS = 3  # errors of a trial's own code before it counts as failed
 _USEFUL_OPERATIONS, _USEFUL, _MOST = 2**38, 16, 64
 
 
-def useful_width(program: StoredProgram) -> int:
+def useful_width(operations: int) -> int:
     """Returns the number of trials beyond which a wave gains nothing.
 
     Args:
-        program: the program of the trials.
+        operations: floating-point operations of a trial.
     """
-    operations = max(1, program.flops * program.steps)
+    operations = max(1, operations)
     return min(_MOST, max(_USEFUL, _USEFUL_OPERATIONS // operations))
+
+
+def wave_width(trials: int, *most: int) -> int:
+    """Returns the width of waves of equal widths.
+
+    Args:
+        trials: number of trials that may share a wave.
+        *most: upper bounds of the width, at least one.
+
+    Example:
+        >>> wave_width(32, 64, 23)
+        16
+    """
+    waves = math.ceil(trials / max(1, min(most)))
+    return math.ceil(trials / waves)
 
 
 class Limits:
