@@ -422,3 +422,45 @@ def test_a_wave_has_the_useful_width(tmp_path):
     assert widths(4, 1000) == [25, 25, 25, 25]
     assert widths(1, 30) == [25, 25, 25, 25]
     assert sum(widths(3, 7)) == 100
+
+
+# vmap, if the file asks for it.
+
+
+def test_trials_by_vmap_have_bits_of_their_width_and_nearly_those_alone(tmp_path, capsys):
+    base = replaced("steps", "40", replaced("data", "!data.digits {batch_size: 64}"))
+    base = replaced("model", "!models.mlp {width: 8}", base)
+    file = write_sweep(tmp_path, base, more="vmap: 4\nseeds: 2", trials=3)
+    assert sweep(file, tmp_path / "sweep") == 0
+    said = capsys.readouterr().err
+    assert "vmap of 4 trials: in the first steps the loss differs" in said
+    found = folders(tmp_path / "sweep")
+    assert len(found) == 6 + 2
+    # Other workers, other neighbours, and a wave that is not full: the same bits.
+    assert sweep(file, tmp_path / "other", "--plan_only") == 0
+    folder = SweepFolder(tmp_path / "other")
+    alone = folder.claim(1, lambda _: 1)
+    assert alone is not None and len(alone.trials) == 3  # 6 in waves of at most 4
+    content = json.loads(alone.file.read_text())
+    alone.file.write_text(json.dumps(content | {"trials": content["trials"][1:2]}))
+    alone.release()
+    assert sweep(file, tmp_path / "other") == 0
+    for trial in found:
+        assert rows(trial) == rows(tmp_path / "other" / trial.relative_to(tmp_path / "sweep"))
+    trial = found[-1]
+    record = read_record(trial / "run.json")
+    assert record is not None
+    vmap = record["lineage"][-1]["vmap"]
+    assert vmap["width"] == 4 and 0 <= vmap["difference"] < 1e-5
+    pairs = zip(rows(trial), rows(solo(trial, tmp_path / "alone")), strict=True)
+    for ours, theirs in pairs:
+        assert ours == pytest.approx(theirs, rel=1e-3, abs=1e-6)
+
+
+def test_a_trial_that_diverges_leaves_the_others_of_its_vmap(tmp_path):
+    space = "optimizer.learning_rate: !space.values {values: [1e30, 1e-2, 3e-2]}"
+    file = write_sweep(tmp_path, space=space, more="vmap: 4")
+    file.write_text(file.read_text().replace("method: !method.random {seed: 1}\n", ""))
+    assert sweep(file, tmp_path / "sweep") == 0
+    outcomes = [read_outcome(trial) for trial in folders(tmp_path / "sweep")]
+    assert [o.end for o in outcomes if o] == ["done"] * 2 + ["diverged", "done", "done"]

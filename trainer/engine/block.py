@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple
 
 import jax
+import jax.extend
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
@@ -14,6 +15,7 @@ from trainer.engine.sharding import is_simulated
 from trainer.engine.step_metrics import StepMetrics
 
 Step = Callable[[Any, Any], tuple[Any, StepMetrics]]
+Loop = Callable[[Any, Any, Any], tuple[Any, StepMetrics]]
 
 # Operations of a block: about a tenth of a second on two cores, and milliseconds on an accelerator.
 # A signal, a save or a log line waits for the end of the block.
@@ -88,6 +90,21 @@ def _choose_steps(experiment: Experiment, mesh: Mesh, jaxpr: Any, batch: Any) ->
     }
     why = min(limits, key=lambda name: limits[name])
     return 2 ** int(math.log2(max(1, limits[why]))), why
+
+
+def step_of(traced: jax.stages.Traced) -> Step:
+    """Returns a traced step as a function that is not traced again.
+
+    Args:
+        traced: of a function (state, batch) -> (state, metrics).
+    """
+    results = jax.tree.structure(traced.out_info)
+
+    def step(state: Any, batch: Any) -> Any:
+        found = jax.extend.core.jaxpr_as_fun(traced.jaxpr)(*jax.tree.leaves((state, batch)))
+        return jax.tree.unflatten(results, found)
+
+    return step
 
 
 def loop_on_device(

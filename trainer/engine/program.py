@@ -6,13 +6,12 @@ from functools import cached_property, partial
 from typing import Any
 
 import jax
-import jax.extend
 import numpy as np
 from jax.sharding import AbstractMesh
 
 from optim.norms import all_finite
 from trainer.engine import sharding
-from trainer.engine.block import BlockRule, choose_block, loop_on_device
+from trainer.engine.block import BlockRule, Loop, choose_block, loop_on_device, step_of
 from trainer.engine.contracts import Batch, check_components
 from trainer.engine.evaluation import Evaluation
 from trainer.engine.experiment import Experiment
@@ -193,18 +192,18 @@ class Program:
 
     def _trace_block(self, state: State) -> jax.stages.Traced:
         """Traces the loop over the steps of a block; the program has one device."""
-        traced = self.trace(state)
-        results = jax.tree.structure(traced.out_info)
-
-        def step(state: State, batch: Batch) -> Any:
-            # The step is not traced a second time.
-            found = jax.extend.core.jaxpr_as_fun(traced.jaxpr)(*jax.tree.leaves((state, batch)))
-            return jax.tree.unflatten(results, found)
-
-        stops = self.experiment.on_nonfinite != "skip"
-        block = jax.jit(partial(loop_on_device, step, stops=stops), donate_argnums=0)
+        block = jax.jit(self.loop(state), donate_argnums=0)
         batches = self.feed.abstract_batch(self.block_rule.steps)
         return block.trace(state, batches, jax.ShapeDtypeStruct((), np.int32))
+
+    def loop(self, state: State) -> Loop:
+        """Returns the loop over the steps of a block as a pure function; see `loop_on_device`.
+
+        Args:
+            state: a `State` of arrays or of `jax.ShapeDtypeStruct` with shardings.
+        """
+        stops = self.experiment.on_nonfinite != "skip"
+        return partial(loop_on_device, step_of(self.trace(state)), stops=stops)
 
     def step(self, state: State, batch: Batch) -> tuple[State, StepMetrics]:
         """Computes one update, asynchronously.

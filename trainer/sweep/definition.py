@@ -166,6 +166,10 @@ class Sweep:
             "unequal" allows it, and the report says so.
         checkpoints: which state the folder of a trial keeps: "none", the "final" one, or the
             "best" by the goal, of those after every `save_every` steps, and the final one.
+        vmap: how many trials of a program are computed at once by `jax.vmap`, at least 2, which may
+            be faster on a GPU. Their bits then depend on this number, and are not those of the
+            trials alone; the difference is measured. None computes the trials of a wave in turn,
+            each with the bits that it has alone.
     """
 
     base: str | Sequence[str]
@@ -179,10 +183,16 @@ class Sweep:
     final: Final | None = Final()
     budgets: Literal["equal", "unequal"] = "equal"
     checkpoints: Literal["none", "final", "best"] = "none"
+    vmap: int | None = None
 
     def __post_init__(self) -> None:
         if not self.base:
             raise ValueError("base is empty: name the config of a run.")
+        if self.vmap is not None and self.vmap < 2:
+            raise ValueError(
+                f"vmap is {self.vmap}, but at least 2 trials are computed at once: write a larger"
+                " number, or remove vmap."
+            )
         if self.arms and self.space is not None:
             raise ValueError(
                 "The sweep has arms and space. With arms, each has a space of its own: move space"

@@ -31,7 +31,7 @@ def differences(stored: StoredPlan, plan: SweepPlan) -> list[str]:
             if a != b:
                 lines.append(f"{key} of {name}: {shown(a)} -> {shown(b)}")
         lines += _trials_line(name, [t for t in stored.trials if t.arm == name], plan.of_arm(name))
-    for key in ("goal", "seeds", "final_seeds", "budgets", "checkpoints"):
+    for key in ("goal", "seeds", "final_seeds", "budgets", "checkpoints", "vmap"):
         if old[key] != new[key]:
             lines.append(f"{key}: {shown(old[key])} -> {shown(new[key])}")
     return lines

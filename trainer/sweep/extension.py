@@ -161,10 +161,11 @@ def _changes(stored: StoredPlan, plan: SweepPlan) -> list[str]:
     ):
         if not set(old) <= set(new):
             lines.append(f"{what}: {shown(list(old))} -> {shown(list(new))}")
-    checkpoints = plan.definition.sweep.checkpoints
-    if checkpoints != stored.checkpoints:
-        lines.append(f"checkpoints: {stored.checkpoints} -> {checkpoints}")
-    goal, before = plan.content()["goal"], stored.revisions[-1]["goal"]
+    content, last = plan.content(), stored.revisions[-1]
+    for key in ("checkpoints", "vmap"):
+        if content[key] != last[key]:
+            lines.append(f"{key}: {shown(last[key])} -> {shown(content[key])}")
+    goal, before = content["goal"], last["goal"]
     for key in ("metric", "mode", "select_on"):
         if goal[key] != before[key]:
             lines.append(f"goal.{key}: {before[key]} -> {goal[key]}")

@@ -196,13 +196,15 @@ class SweepFolder:
             and trial.folder not in limits["alone"]
         ]
         stored = self.plan.programs[program]
-        width = wave_width(
-            len(same),
+        bounds = [
             useful_width(stored.flops * stored.steps),
-            fits(program),
             math.ceil(len(phase) / workers),
-            limits["widths"].get(str(program), len(same)),
-        )
+            fits(program),
+        ]
+        if self.plan.vmap is not None:
+            bounds = [self.plan.vmap]
+        most = limits["widths"].get(str(program), len(same))
+        width = wave_width(len(same), most, *bounds)
         return self._write_wave(same[:width], program)
 
     def _write_wave(self, trials: Sequence[Trial], program: int, alone: bool = False) -> Claim:

@@ -8,6 +8,7 @@ would gain nothing: see `benchmarks.sweep`.
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import jax
@@ -16,6 +17,7 @@ from trainer.checkpoint import CheckpointError, Checkpoints
 from trainer.engine.feed import Feed
 from trainer.engine.program import Program
 from trainer.engine.step import State
+from trainer.engine.vmapped import Vmapped
 from trainer.messages import DONE, FAILED, STOPPED
 from trainer.sweep.definition import Goal
 from trainer.sweep.folder import SweepFolder
@@ -27,15 +29,22 @@ from trainer.train.autosave import AutosavePolicy, was_killed
 from trainer.train.restoring import to_save, with_hyperparams
 from trainer.train.rollback import GoBack
 from trainer.train.rows import MetricsError
+from trainer.train.services import Ended, Halted
 from trainer.train.signals import StopSignals
 from trainer.train.warm_start import WarmStart
 from trainer.train.watchdog import Watchdog
 from trainer.workdir import WorkdirTakenOver
 from trainer.writers.durable import sync_file_system
 
-
-class OutOfMemory(RuntimeError):
-    """Raised if the trials of a wave do not fit into memory."""
+End = Ended | GoBack | Halted
+_NOT_OF_A_TRIAL = (
+    OSError,
+    MemoryError,
+    MetricsError,
+    CheckpointError,
+    WorkdirTakenOver,
+    jax.errors.JaxRuntimeError,
+)
 
 
 class Lockstep:
@@ -49,6 +58,7 @@ class Lockstep:
         signals: reports when to stop.
         log: takes a line for the user.
         vocabulary: further packages whose public functions the configs may name.
+        vmapped: computes a block of all trials at once; None computes one after another.
     """
 
     def __init__(
@@ -60,7 +70,9 @@ class Lockstep:
         signals: StopSignals,
         log: Callable[[str], None],
         vocabulary: Sequence[str] = (),
+        vmapped: Vmapped | None = None,
     ):
+        self._vmapped = vmapped
         self._program = program
         self._values = values
         self._wave = wave
@@ -81,7 +93,8 @@ class Lockstep:
             saved. FAILED: it could not be saved.
 
         Raises:
-            OutOfMemory: the trials do not fit into memory.
+            MemoryError, jax.errors.JaxRuntimeError: the trials do not fit into memory, or the
+                program cannot be executed.
             OSError, MetricsError, CheckpointError: the disk cannot be written or read.
             WorkdirTakenOver: another process has the wave.
         """
@@ -167,6 +180,8 @@ class Lockstep:
                 vocabulary=self._vocabulary,
             )
             self._turns.append(turn)
+        for turn in list(self._turns):
+            self._take_turn(turn, turn.begin)
 
     # Rounds.
 
@@ -177,8 +192,7 @@ class Lockstep:
         while self._turns:
             stop = self._signals.received
             round.save = stop is not None or autosave.due()
-            for turn in list(self._turns):
-                self._take_turn(turn)
+            self._compute_blocks()
             if not self._turns:
                 break
             step = self._turns[0].step
@@ -196,11 +210,22 @@ class Lockstep:
             )
         return DONE
 
-    def _take_turn(self, turn: Turn) -> None:
-        """Computes a block of a trial, and removes the trial if it ended."""
+    def _compute_blocks(self) -> None:
+        """Computes the next block of every trial, and does what follows it."""
+        turns = list(self._turns)
+        if self._vmapped is None:
+            for turn in turns:
+                self._take_turn(turn, partial(_compute_block, turn))
+            return
+        computed = self._vmapped.advance([turn.block for turn in turns if turn.block])
+        for turn, result in zip(turns, computed, strict=True):
+            self._take_turn(turn, partial(turn.proceed, result))
+
+    def _take_turn(self, turn: Turn, proceed: Callable[[], End | None]) -> None:
+        """Does something for a trial, and removes the trial if it ended by that."""
         trial = turn.trial
         try:
-            end = turn.advance()
+            end = proceed()
             if end is None:
                 return
             self._turns.remove(turn)
@@ -210,12 +235,8 @@ class Lockstep:
                 self._log(f"{trial.folder}: {turn.lines[-1]} It is computed alone.")
                 return
             outcome = turn.outcome(end)
-        except (OSError, MetricsError, CheckpointError, WorkdirTakenOver):
+        except _NOT_OF_A_TRIAL:
             raise
-        except (MemoryError, jax.errors.JaxRuntimeError) as error:
-            if not isinstance(error, MemoryError) and "RESOURCE_EXHAUSTED" not in str(error):
-                raise
-            raise OutOfMemory(str(error)) from error
         except Exception as error:  # of the user's code: a data set, a hook
             self._fail(turn, error)
             return
@@ -258,3 +279,8 @@ class Lockstep:
             return FAILED
         self._log(f"Stopped at step {step:,} by {stop}; saved.")
         return STOPPED
+
+
+def _compute_block(turn: Turn) -> End | None:
+    assert turn.block is not None, "a trial that has ended takes no turn"
+    return turn.proceed(turn.program.advance(*turn.block))

@@ -102,6 +102,7 @@ class SweepPlan:
             },
             "budgets": sweep.budgets,
             "checkpoints": sweep.checkpoints,
+            "vmap": sweep.vmap,
             "trials": [[t.arm, t.number, t.seed, encoded(t.values)] for t in self.trials],
         }
 

@@ -22,6 +22,7 @@ _DIGESTED = (
     "goal",
     "budgets",
     "checkpoints",
+    "vmap",
     "trials",
     "known",
     "follows",
@@ -65,6 +66,7 @@ class StoredPlan:
         final_seeds: the seeds of the runs of each arm's winner.
         budgets: "equal", or "unequal" if the file allows it.
         checkpoints: which states the folder of a trial keeps: "none", "final" or "best".
+        vmap: how many trials are computed at once by vmap; None for one after another.
         vocabulary: further packages whose public functions the configs may name.
         revision: the number of the last revision, from 1.
         digest: the SHA-256 of the last revision and, through it, of those before.
@@ -80,6 +82,7 @@ class StoredPlan:
     final_seeds: tuple[int, ...]
     budgets: str
     checkpoints: str
+    vmap: int | None
     vocabulary: tuple[str, ...]
     revision: int
     digest: str
@@ -175,6 +178,7 @@ def _stored(folder: Path, content: Mapping[str, Any]) -> StoredPlan:
         final_seeds=tuple(last["final_seeds"]),
         budgets=last["budgets"],
         checkpoints=last["checkpoints"],
+        vmap=last["vmap"],
         vocabulary=tuple(content["vocabulary"]),
         revision=len(revisions),
         digest=last["digest"],

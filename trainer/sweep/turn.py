@@ -13,7 +13,7 @@ from trainer.messages import DONE
 from trainer.sweep.definition import Goal
 from trainer.sweep.outcome import Outcome
 from trainer.sweep.plan import Trial
-from trainer.train.loop import Loop
+from trainer.train.loop import Block, Computed, Loop
 from trainer.train.nonfinite import NonFiniteLog
 from trainer.train.rollback import GoBack, RollbackLog
 from trainer.train.run import hyperparameters
@@ -146,7 +146,9 @@ class Turn:
 
     Attributes:
         trial: the trial.
-        step: the last step that was dispatched.
+        program: its program.
+        block: the block that is to be computed next.
+        step: the last step that was computed.
         lines: what the loop reported.
     """
 
@@ -167,6 +169,7 @@ class Turn:
         vocabulary: Sequence[str],
     ):
         self.trial = trial
+        self.program = program
         self.step = restored or 0
         self.lines: list[str] = []
         experiment = program.experiment
@@ -207,7 +210,8 @@ class Turn:
             observe=self._observe,
             vocabulary=vocabulary,
         )
-        self._blocks = self._loop.run(state)
+        self._run = self._loop.run(state)
+        self.block: Block | None = None
 
     def _observe(self, step: int, *_: Any) -> None:
         self.step = step
@@ -216,10 +220,24 @@ class Turn:
         evaluated = step == self._steps or step % self._eval_every == 0
         return self._loop.metrics.get(self._goal.row) if evaluated else None
 
-    def advance(self) -> Ended | GoBack | Halted | None:
-        """Computes the next block; returns how the trial ended, or None if it has not."""
+    def begin(self) -> Ended | GoBack | Halted | None:
+        """Asks for the first block; returns how the trial ended, or None if it has not."""
+        return self._go(lambda: next(self._run))
+
+    def proceed(self, computed: Computed) -> Ended | GoBack | Halted | None:
+        """Does what follows a block, and asks for the next one.
+
+        Args:
+            computed: what `Program.advance` returns for `block`.
+
+        Returns:
+            How the trial ended; None if it has not.
+        """
+        return self._go(lambda: self._run.send(computed))
+
+    def _go(self, proceed: Callable[[], Block]) -> Ended | GoBack | Halted | None:
         try:
-            next(self._blocks)
+            self.block = proceed()
         except StopIteration as end:
             return end.value
         return None
@@ -243,7 +261,7 @@ class Turn:
 
     def close(self) -> None:
         """Closes the files."""
-        self._blocks.close()
+        self._run.close()
         self._writer.close()
         self.checkpoints.close()
 

@@ -14,11 +14,12 @@ from trainer.engine.loading import load_located
 from trainer.engine.plan import make_plan
 from trainer.engine.plan_text import render
 from trainer.engine.program import Program
+from trainer.engine.vmapped import Vmapped
 from trainer.messages import DONE, FAILED, STOPPED
 from trainer.sweep.alone import run_alone
 from trainer.sweep.checks import is_number
 from trainer.sweep.folder import Claim, SweepFolder
-from trainer.sweep.lockstep import Lockstep, OutOfMemory
+from trainer.sweep.lockstep import Lockstep
 from trainer.sweep.needs import most_side_by_side
 from trainer.sweep.outcome import Outcome
 from trainer.sweep.plan import Trial
@@ -38,6 +39,8 @@ class _Prepared:
     program: Program
     plan: str
     values: dict[str, Mapping[str, float]] = field(default_factory=dict)
+    vmapped: Vmapped | None = None
+    difference: float = 0.0
 
 
 class Worker:
@@ -100,7 +103,10 @@ class Worker:
             code = self._compute_in(wave, claim, prepared)
             end = "stopped" if code == STOPPED else "failed"
             return code
-        except OutOfMemory as error:
+        except (MemoryError, jax.errors.JaxRuntimeError) as error:
+            if not isinstance(error, MemoryError) and "RESOURCE_EXHAUSTED" not in str(error):
+                self._log(traceback.format_exc())  # it is tried again, then split
+                return DONE
             return self._divide(wave, claim, f"It does not fit into memory: {error}")
         except WorkdirTakenOver as error:
             self._log(str(error))
@@ -132,8 +138,24 @@ class Worker:
             self._signals,
             self._log,
             self._vocabulary,
+            self._vmap(prepared, wave),
         )
         return lockstep.run()
+
+    def _vmap(self, prepared: _Prepared, wave: Wave) -> Vmapped | None:
+        """Returns what computes the trials of a wave at once, if the file asks for that."""
+        width = self.folder.plan.vmap
+        if width is None:
+            return None
+        if prepared.vmapped is None:
+            prepared.vmapped = Vmapped(prepared.program, width)
+            prepared.difference = prepared.vmapped.difference()
+            self._log(
+                f"vmap of {width} trials: in the first steps the loss differs from that of a trial"
+                f" alone by {prepared.difference:.1e} of its value at most."
+            )
+        wave.workdir.record(vmap={"width": width, "difference": prepared.difference})
+        return prepared.vmapped
 
     def _divide(self, wave: Wave, claim: Claim, why: str) -> int:
         """Splits a wave that cannot be computed; a single trial has failed."""

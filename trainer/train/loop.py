@@ -1,4 +1,4 @@
-"""Runs a program: computes blocks of steps, writes metrics, evaluates and saves, in this order."""
+"""Leads a run: asks for blocks of steps, writes metrics, evaluates and saves, in this order."""
 
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -9,6 +9,7 @@ import jax
 from trainer.engine.contracts import Batch
 from trainer.engine.program import Program
 from trainer.engine.step import State
+from trainer.engine.step_metrics import StepMetrics
 from trainer.messages import DONE, FAILED, STOPPED, UserError
 from trainer.train.advice import advise, replay_command
 from trainer.train.autosave import Stopwatch
@@ -33,6 +34,9 @@ from trainer.train.watchdog import Watchdog
 from trainer.writers import MultiWriter
 
 Observer = Callable[[int, Sequence[Batch], State], None]
+Block = tuple[State, Sequence[Batch]]  # what `Program.advance` takes
+Computed = tuple[State, Sequence[StepMetrics]]  # what it returns
+Blocks = Generator[Block, Computed, Ended | GoBack | Halted]
 
 
 class Loop:
@@ -91,12 +95,11 @@ class Loop:
         # Blocks that the host may be ahead of the devices: enough to keep them busy.
         self._ahead = 1 if program.simulated else 2
 
-    def run(
-        self, state: State, began: float | None = None, *, unevaluated: bool = False
-    ) -> Generator[None, None, Ended | GoBack | Halted]:
+    def run(self, state: State, began: float | None = None, *, unevaluated: bool = False) -> Blocks:
         """Runs to the last step, or until a signal or a step that is not finite.
 
-        Yields after every block and what follows it, so that the trials of a sweep can take turns.
+        Yields every block, and is sent what `Program.advance` returns for it: the caller computes
+        the blocks, because the trials of a sweep are computed side by side.
 
         Args:
             state: the first state; its buffers are donated.
@@ -120,7 +123,7 @@ class Loop:
             first, steps = step + 1, boundaries.steps_to_next(step, self._steps_per_call)
             self._watchdog.block(first, steps)
             block = list(islice(batches, steps))
-            state, metrics = self.program.advance(state, block)
+            state, metrics = yield state, block
             step += steps
             self.consensus.sync()
             stop = self.consensus.stop
@@ -144,7 +147,6 @@ class Loop:
                 self._save(state, step, metric)
             if due.rollback:
                 state, batches = self._apply_rollback(state, step)
-            yield
         return self._finish(state, step, evaluated)
 
     @property

@@ -3,7 +3,7 @@
 import contextlib
 import dataclasses
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,7 +20,7 @@ from trainer.messages import DONE, FAILED, STOPPED, UserError
 from trainer.train import multihost
 from trainer.train.autosave import AutosavePolicy, was_killed
 from trainer.train.consensus import StopSaveConsensus
-from trainer.train.loop import Loop, Observer
+from trainer.train.loop import Blocks, Loop, Observer
 from trainer.train.nonfinite import NonFiniteLog
 from trainer.train.restoring import check_fits
 from trainer.train.rollback import GoBack, RollbackLog
@@ -254,7 +254,7 @@ class Run:
             )
             services.unmoved.begin(int(state.step), state)
             with watchdog:
-                outcome = _to_end(loop.run(state, began, unevaluated=unevaluated))
+                outcome = _compute(self.program, loop.run(state, began, unevaluated=unevaluated))
             if isinstance(outcome, Ended):
                 writer.flush()  # puts back rows that another program removed from metrics.jsonl
                 return Ended(rows.end(outcome.code))
@@ -270,13 +270,14 @@ class Run:
         self.log(f"Compiled in {time.perf_counter() - start:.1f} s.")
 
 
-def _to_end(run: Generator[None, None, Ended | GoBack | Halted]) -> Ended | GoBack | Halted:
-    """Exhausts a generator, and returns what it returns."""
-    while True:
-        try:
-            next(run)
-        except StopIteration as end:
-            return end.value
+def _compute(program: Program, blocks: Blocks) -> Ended | GoBack | Halted:
+    """Computes the blocks of a loop, and returns what it returns."""
+    try:
+        block = next(blocks)
+        while True:
+            block = blocks.send(program.advance(*block))
+    except StopIteration as end:
+        return end.value
 
 
 class _Services(NamedTuple):

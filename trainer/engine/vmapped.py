@@ -1,0 +1,83 @@
+"""Computes a block of steps of several trials at once, by vmap.
+
+The bits of a trial then depend on the width, and not on its position or on the other trials; they
+are not those of the trial alone. `difference` measures by how much they differ.
+"""
+
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from trainer.engine.contracts import Batch
+from trainer.engine.program import Program
+from trainer.engine.step import State
+from trainer.engine.step_metrics import StepMetrics
+
+Block = tuple[State, Sequence[Batch]]
+Computed = tuple[State, Sequence[StepMetrics]]
+
+
+class Vmapped:
+    """The block of a program for several trials.
+
+    Args:
+        program: the compiled program of one trial, on one device.
+        width: how many trials are computed at once; if there are fewer, the other places compute a
+            trial of their own that nobody reads.
+    """
+
+    def __init__(self, program: Program, width: int):
+        self._program = program
+        self._width = width
+        self._steps = program.block_rule.steps
+        self._idle: list[State] = []
+        loop = program.loop(program.abstract_state())
+
+        def advance(states: tuple[State, ...], batches: Any, count: Any) -> Any:
+            stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *states)
+            results = jax.vmap(loop, in_axes=(0, 0, None))(stacked, batches, count)
+            return tuple(jax.tree.map(operator.itemgetter(i), results) for i in range(width))
+
+        self._advance = jax.jit(advance, donate_argnums=0)
+
+    def advance(self, blocks: Sequence[Block]) -> list[Computed]:
+        """Computes the same steps of every trial, asynchronously.
+
+        Args:
+            blocks: for each trial its state, whose buffers are donated, and its batches; at most
+                `width` of them, each with the same number of batches.
+
+        Returns:
+            For each trial the state after the block, and the metrics of its steps.
+        """
+        states = [state for state, _ in blocks]
+        while len(states) + len(self._idle) < self._width:
+            self._idle.append(self._program.init())
+        idle = self._width - len(states)
+        feed, steps = self._program.feed, self._steps
+        stacked = [feed.stack(batches, steps) for _, batches in blocks]
+        stacked += stacked[:1] * idle
+        batches = {name: np.stack([each[name] for each in stacked]) for name in stacked[0]}
+        count = np.int32(len(blocks[0][1]))
+        found = self._advance((*states, *self._idle[:idle]), batches, count)
+        self._idle[:idle] = [state for state, _ in found[len(states) :]]
+        return [(state, [metrics]) for state, metrics in found[: len(states)]]
+
+    def difference(self) -> float:
+        """Computes the largest relative difference of a loss from that of the program alone.
+
+        Over the first block of steps, for the experiment of the program.
+        """
+        batches = self._program.feed.batches(0)
+        block = [next(batches) for _ in range(self._steps)]
+        _, alone = self._program.advance(self._program.init(), block)
+        ((_, beside),) = self.advance([(self._program.init(), block)])
+        losses = [
+            np.asarray(StepMetrics.stack_on_host(each)["train/loss"], np.float64)
+            for each in (alone, beside)
+        ]
+        return float(np.max(np.abs(losses[1] - losses[0]) / np.abs(losses[0])))
