@@ -20,7 +20,7 @@ from typing import Any
 from trainer.messages import UserError
 from trainer.sweep.final import choose_winners, final_trials
 from trainer.sweep.limits import Limits, useful_width, wave_width
-from trainer.sweep.outcome import read_outcome
+from trainer.sweep.outcome import SUMMARY_FILE, read_outcome
 from trainer.sweep.plan import Trial
 from trainer.sweep.stored_plan import read_plan
 from trainer.workdir.lock import UNSUPPORTED
@@ -145,6 +145,10 @@ class SweepFolder:
 
         Returns:
             The wave; None if all trials are finished or in the waves of other workers.
+
+        Raises:
+            UserError: the winners cannot be chosen, because a result is damaged; or the file system
+                has no locks.
         """
         self._waves.mkdir(mode=0o700, exist_ok=True)
         with self._exclusive():
@@ -167,6 +171,13 @@ class SweepFolder:
         if known or not self.plan.final_seeds or not set(self._tuning) <= self.finished():
             return
         outcomes = {name: read_outcome(self.path / name) for name in self._tuning}
+        damaged = [name for name, outcome in outcomes.items() if outcome is None]
+        if damaged:
+            raise UserError(
+                f"The winners cannot be chosen: {self.path / damaged[0] / SUMMARY_FILE} is missing"
+                f" or damaged{f', and {len(damaged) - 1} more' if len(damaged) > 1 else ''}."
+                " Restore it, or remove the folder, and the trial is computed again."
+            )
         choose_winners(self.path, self.plan, outcomes)
 
     def _new_wave(

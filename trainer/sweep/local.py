@@ -1,5 +1,6 @@
 """Starts the workers of a sweep on this machine, and starts those again that die."""
 
+import math
 import os
 import signal
 import subprocess
@@ -37,7 +38,10 @@ def run_workers(
         DONE if every worker ended with it; STOPPED if one was stopped after it saved; MISTAKE for
         a user's mistake; otherwise FAILED.
     """
-    workers = [_Worker(command, number, log) for number in range(1, count + 1)]
+    workers = [
+        _Worker(command, number, _share_of_gpus(number - 1, count), log)
+        for number in range(1, count + 1)
+    ]
     stopped = False
     while any(worker.is_alive() for worker in workers):
         if signals.received and not stopped:
@@ -61,7 +65,14 @@ class _Worker:
         code: the exit code of the last process; negative for a signal.
     """
 
-    def __init__(self, command: Sequence[str], number: int, log: Callable[[str], None]):
+    def __init__(
+        self,
+        command: Sequence[str],
+        number: int,
+        environment: Mapping[str, str],
+        log: Callable[[str], None],
+    ):
+        self._environment = {**os.environ, **environment}
         self.code: int | None = None
         self._command = list(command)
         self._number = number
@@ -76,7 +87,7 @@ class _Worker:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
-            env={**os.environ, **_one_gpu(self._number - 1)},
+            env=self._environment,
             text=True,
             errors="replace",
             # Ctrl-C reaches this process only, which stops the workers: a second signal would end
@@ -120,17 +131,24 @@ class _Worker:
         self._start()
 
 
-def _one_gpu(index: int) -> Mapping[str, str]:
-    """Returns the setting that lets a process see one of several GPUs."""
+def _share_of_gpus(index: int, workers: int) -> Mapping[str, str]:
+    """Returns settings that give a worker a GPU of its own, or a part of the memory of one."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is None:
-        gpus = sorted(
-            (each.name.removeprefix("nvidia") for each in Path("/dev").glob("nvidia[0-9]*")),
-            key=int,
-        )
+        names = (each.name.removeprefix("nvidia") for each in Path("/dev").glob("nvidia[0-9]*"))
+        gpus = sorted(names, key=int)
     else:
         gpus = [gpu for gpu in visible.split(",") if gpu]
-    return {"CUDA_VISIBLE_DEVICES": gpus[index % len(gpus)]} if len(gpus) > 1 else {}
+    if not gpus:
+        return {}
+    settings = {"CUDA_VISIBLE_DEVICES": gpus[index % len(gpus)]}
+    if workers > len(gpus):
+        # jax takes three quarters of the memory of a GPU when it starts.
+        share = 0.9 / math.ceil(workers / len(gpus))
+        settings["XLA_PYTHON_CLIENT_MEM_FRACTION"] = os.environ.get(
+            "XLA_PYTHON_CLIENT_MEM_FRACTION", f"{share:.2f}"
+        )
+    return settings
 
 
 def worker_command(folder: Path, workers: int) -> list[str]:

@@ -71,6 +71,12 @@ class Worker:
             DONE: every trial has a result. STOPPED: a signal came, and the wave was saved. FAILED:
             the disk cannot be read or written.
         """
+        if self.folder.is_complete():
+            self._log(
+                f"Every trial in {self.folder.path} has a result. `python -m trainer sweep extend`"
+                " adds trials."
+            )
+            return DONE
         while not self._signals.received:
             claim = self.folder.claim(self._workers, self._fits)
             if claim is None:
@@ -113,7 +119,10 @@ class Worker:
             return DONE
         except (OSError, MetricsError, CheckpointError) as error:
             end = "failed"
-            self._log(f"error: {error}")
+            self._log(
+                f"error: {error}. Finished trials are kept: start the same command again once"
+                f" {self.folder.path} can be read and written."
+            )
             return FAILED
         except Exception:  # of a compiled program, perhaps: the wave is tried again, then split
             self._log(traceback.format_exc())
