@@ -4,7 +4,7 @@ import gc
 import time
 import traceback
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import jax
@@ -28,6 +28,7 @@ from trainer.train.rows import MetricsError
 from trainer.train.signals import StopSignals
 from trainer.workdir import WorkdirTakenOver
 
+_KEPT_PROGRAMS = 4  # waves of several arms take turns
 _PAUSE = 1.0  # seconds between two looks at the folder while others compute the last trials
 
 
@@ -35,10 +36,9 @@ _PAUSE = 1.0  # seconds between two looks at the folder while others compute the
 class _Prepared:
     """A compiled program, and the values of its inputs in each arm."""
 
-    index: int
     program: Program
     plan: str
-    values: dict[str, Mapping[str, float]] = field(default_factory=dict)
+    values: dict[str, Mapping[str, float]]
     vmapped: Vmapped | None = None
     difference: float = 0.0
 
@@ -62,7 +62,7 @@ class Worker:
         self._workers = workers
         self._signals = signals
         self._log = log
-        self._prepared: _Prepared | None = None
+        self._prepared: dict[int, _Prepared] = {}  # the one used last is the last
 
     def run(self) -> int:
         """Computes waves until every trial has a result, or a signal.
@@ -181,22 +181,24 @@ class Worker:
     # Programs.
 
     def _prepare(self, claim: Claim) -> _Prepared:
-        """Builds and compiles the program of a wave, unless that was the last one."""
-        if self._prepared is not None and self._prepared.index == claim.program:
-            return self._prepared
-        # Before the next one: a process with many compiled programs runs out of memory maps.
-        self._prepared = None
-        gc.collect()
-        jax.clear_caches()
+        """Builds and compiles the program of a wave, unless it is one of the last ones."""
+        if claim.program in self._prepared:
+            prepared = self._prepared[claim.program] = self._prepared.pop(claim.program)
+            return prepared
+        if len(self._prepared) == _KEPT_PROGRAMS:
+            # Before the next one: a process with many compiled programs runs out of memory maps.
+            del self._prepared[next(iter(self._prepared))]
+            gc.collect()
+            jax.clear_caches()
         first = next(iter(claim.trials))
         program = load_located(first.config, self._vocabulary)
         plan = make_plan(program, first.config)
         start = time.perf_counter()
         program.compile(program.abstract_state())
         self._log(f"Compiled in {time.perf_counter() - start:.1f} s.")
-        self._prepared = _Prepared(claim.program, program, render(plan))
-        self._prepared.values[first.arm] = program.inputs.values
-        return self._prepared
+        prepared = _Prepared(program, render(plan), {first.arm: program.inputs.values})
+        self._prepared[claim.program] = prepared
+        return prepared
 
     def _values_of(self, prepared: _Prepared, trial: Trial) -> dict[str, float]:
         """Returns the values of the program's inputs for a trial."""
