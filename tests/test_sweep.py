@@ -406,7 +406,7 @@ def test_a_finished_sweep_computes_nothing(tmp_path, capsys):
 def test_a_wave_has_the_useful_width(tmp_path):
     file = write_sweep(tmp_path, trials=100)
     assert sweep(file, tmp_path / "sweep", "--plan_only") == 0
-    folder = SweepFolder(tmp_path / "sweep", read_plan(tmp_path / "sweep"))
+    folder = SweepFolder(tmp_path / "sweep")
 
     def widths(workers: int, fits: int) -> list[int]:
         found = []

@@ -63,6 +63,28 @@ def table(rows: Sequence[Sequence[str]], right: Collection[int] = ()) -> list[st
     ]
 
 
+def duration(seconds: float) -> str:
+    """Formats a duration with two units at most.
+
+    Args:
+        seconds: the duration.
+
+    Example:
+        >>> duration(0.25), duration(75), duration(8000), duration(200_000)
+        ('0.2 s', '1 min 15 s', '2 h 13 min', '2 d 7 h')
+    """
+    if seconds < 60:
+        return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
+    for size, unit, smaller, less in (
+        (86_400, "d", 3_600, "h"),
+        (3_600, "h", 60, "min"),
+        (60, "min", 1, "s"),
+    ):
+        if seconds >= size:
+            return f"{int(seconds // size)} {unit} {int(seconds % size // smaller)} {less}"
+    raise AssertionError("a minute is the smallest size")
+
+
 def _shown(line: str) -> str:
     if len(line) > _MAX_LINE:
         line = f"{line[: _MAX_LINE - 103]}...{line[-100:]}"

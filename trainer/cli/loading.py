@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trainer import config as configs
-from trainer.cli import options
+from trainer.cli import values
 from trainer.config import Config
 from trainer.config.languages import RUN, Language
 from trainer.messages import UserError
@@ -87,9 +87,9 @@ def default_workdir(files: Sequence[str], read: Config) -> str:
     Raises:
         UserError: the current folder does not exist any more.
     """
-    if not options.current_folder_exists():
+    if not values.current_folder_exists():
         raise UserError(
-            f"Without --workdir the run's folder is created in the current one, but {options.GONE}."
+            f"Without --workdir the run's folder is created in the current one, but {values.GONE}."
         )
     # The digest gives a changed config another folder, and lets the same command resume.
     return f"runs/{Path(files[0]).stem}-{configs.digest(read.root)[:8]}"

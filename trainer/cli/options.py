@@ -1,9 +1,9 @@
 """The options of the command line. Imports nothing that takes long, so that --help is fast."""
 
 import argparse
-import os
 
-from trainer.cli.parser import Actions, Parser, Version
+from trainer.cli import sweep_options, values
+from trainer.cli.parser import Parser, Version
 
 
 def parser() -> argparse.ArgumentParser:
@@ -35,13 +35,14 @@ def parser() -> argparse.ArgumentParser:
     )
     explain.add_argument("--png", metavar="FILE", help="also draw the schedules into a PNG")
     plot = commands.add_parser("plot", help="draw a metric of one run or several")
-    plot.add_argument("workdirs", nargs="+", type=_folder, metavar="WORKDIR")
+    plot.add_argument("workdirs", nargs="+", type=values.folder, metavar="WORKDIR")
     plot.add_argument("--metric", default="train/loss", help="default train/loss")
     plot.add_argument("--png", metavar="FILE", help="draw into a PNG instead of the terminal")
-    _sweep(
+    sweep_options.add(
         commands.add_parser(
             "sweep", parents=[_config(required=False)], help="compute many runs from one file"
-        )
+        ),
+        config,
     )
     _verify(
         commands.add_parser(
@@ -75,7 +76,7 @@ def _config(required: bool = True) -> Parser:
         "--gin_search_paths",
         dest="search_paths",
         action="append",
-        type=_folders,
+        type=values.folders,
         default=[],
         metavar="FOLDER,...",
         help="folders where a config and what it includes are looked for, after the folder of the"
@@ -115,7 +116,7 @@ def _vocabulary(parser: argparse.ArgumentParser) -> None:
 def _train(train: argparse.ArgumentParser) -> None:
     train.add_argument(
         "--workdir",
-        type=_folder,
+        type=values.folder,
         help="the run's folder; default runs/<config>-<hash of the config>. "
         "If it has a run, the run resumes from its newest checkpoint",
     )
@@ -138,20 +139,20 @@ def _train(train: argparse.ArgumentParser) -> None:
     )
     train.add_argument(
         "--join_timeout",
-        type=_positive,
+        type=values.positive,
         metavar="SECONDS",
         help="with --distributed: how long to wait for all processes to start; default 120",
     )
     train.add_argument(
         "--peer_timeout",
-        type=_positive,
+        type=values.positive,
         metavar="SECONDS",
         help="with --distributed: end if another process has sent no heartbeat for this long; "
         "default 60",
     )
     train.add_argument(
         "--until",
-        type=_positive,
+        type=values.positive,
         metavar="STEP",
         help="stop after this step as a signal would, and exit 75",
     )
@@ -164,66 +165,30 @@ def _train(train: argparse.ArgumentParser) -> None:
     # For verify: the same with blocks of steps, with the leaves at their ends.
     train.add_argument("--trace_blocks", action="store_true", help=argparse.SUPPRESS)
     train.add_argument(  # for verify: the process kills itself in the steps after a checkpoint
-        "--kill_after", type=_positive, help=argparse.SUPPRESS
-    )
-
-
-def _sweep(sweep: argparse.ArgumentParser) -> None:
-    sweep.add_argument(
-        "--dry_run",
-        action="store_true",
-        help="print the arms, the programs, the cost and the first runs, and start nothing",
-    )
-    sweep.add_argument(
-        "--workdir",
-        type=_folder,
-        help="the folder of the sweep; default sweeps/<file>-<hash of the plan>. If it has the same"
-        " sweep, what is missing is computed",
-    )
-    _workers(sweep)
-    # For several workers: plans the sweep in a process of its own.
-    sweep.add_argument("--plan_only", action="store_true", help=argparse.SUPPRESS)
-    actions = sweep.add_subparsers(dest="action", metavar="action", action=Actions)
-    work = actions.add_parser("work", help="compute trials of a sweep that was begun")
-    work.add_argument("folder", type=_folder, metavar="DIR")
-    _workers(work)
-    extend = actions.add_parser(
-        "extend", parents=[_config()], help="add trials, seeds, arms or a wider space to a sweep"
-    )
-    extend.add_argument("folder", type=_folder, metavar="DIR")
-    extend.add_argument("--dry_run", action="store_true", help="print it, and write nothing")
-
-
-def _workers(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--workers",
-        type=_positive,
-        default=1,
-        metavar="N",
-        help="how many processes share the trials; default 1",
+        "--kill_after", type=values.positive, help=argparse.SUPPRESS
     )
 
 
 def _verify(verify: argparse.ArgumentParser) -> None:
     verify.add_argument(
         "--steps",
-        type=_positive,
+        type=values.positive,
         metavar="K",
         help="compare 2K single steps with K in blocks, a kill, and K more; default 10, or the "
         "steps of a block if these are more",
     )
     verify.add_argument(
         "--workdir",
-        type=_folder,
+        type=values.folder,
         help="where the two runs are kept; default a folder that is removed",
     )
 
 
 def _replay(replay: argparse.ArgumentParser) -> None:
-    replay.add_argument("workdir", type=_folder, metavar="WORKDIR")
+    replay.add_argument("workdir", type=values.folder, metavar="WORKDIR")
     replay.add_argument(
         "--step",
-        type=_positive,
+        type=values.positive,
         metavar="N",
         help="counted from 1; default the last one in WORKDIR/nonfinite.json",
     )
@@ -234,66 +199,21 @@ def _checkpoint(checkpoint: argparse.ArgumentParser) -> None:
     actions = checkpoint.add_subparsers(dest="action", metavar="action", required=True)
     listing = actions.add_parser("ls", help="list the checkpoints of a run")
     check = actions.add_parser("check", help="read every leaf and compare its checksum")
-    check.add_argument("--step", type=_step, metavar="N", help="only the checkpoint of this step")
+    check.add_argument(
+        "--step", type=values.step, metavar="N", help="only the checkpoint of this step"
+    )
     diff = actions.add_parser("diff", help="name the leaves in which two checkpoints differ")
     for action in (listing, check, diff):
-        action.add_argument("workdir", type=_folder, metavar="WORKDIR")
+        action.add_argument("workdir", type=values.folder, metavar="WORKDIR")
     diff.add_argument(
-        "other", nargs="?", type=_folder, metavar="OTHER", help="default the same WORKDIR"
+        "other", nargs="?", type=values.folder, metavar="OTHER", help="default the same WORKDIR"
     )
-    diff.add_argument("--step", type=_step, metavar="N", help="in WORKDIR; default the newest")
+    diff.add_argument(
+        "--step", type=values.step, metavar="N", help="in WORKDIR; default the newest"
+    )
     diff.add_argument(
         "--other_step",
-        type=_step,
+        type=values.step,
         metavar="N",
         help="in OTHER; default the newest there, or in WORKDIR the one before",
     )
-
-
-def _positive(text: str) -> int:
-    number = _step(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"it must be at least 1, got {number}")
-    return number
-
-
-def _step(text: str) -> int:
-    try:
-        return int(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(
-            f"{text!r} is not a number of steps; write a whole number, without a unit"
-        ) from None
-
-
-def _folders(text: str) -> list[str]:
-    return [_folder(folder) for folder in text.split(",")]
-
-
-def _folder(text: str) -> str:
-    if not text.strip():
-        raise argparse.ArgumentTypeError(
-            "it is empty, maybe from a shell variable that is not set; name a folder"
-        )
-    # Path('gs://bucket/run') is the folder gs:/bucket/run of this machine.
-    if "://" in text:
-        raise argparse.ArgumentTypeError(
-            f"{text!r} is not a folder of this machine; name one, on a disk that is mounted here"
-        )
-    if not os.path.isabs(text) and not current_folder_exists():
-        raise argparse.ArgumentTypeError(f"{text!r} is a relative path, and {GONE}")
-    return text
-
-
-GONE = (
-    "the current folder does not exist any more; go to another one with cd, or name the folder "
-    "by its full path"
-)
-
-
-def current_folder_exists() -> bool:
-    """Returns whether the current folder exists: a relative path needs it."""
-    try:
-        return bool(os.getcwd())
-    except OSError:
-        return False

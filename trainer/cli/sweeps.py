@@ -13,6 +13,7 @@ from trainer.cli.loading import config_options, read_config, search_paths
 from trainer.cli.terminal import show
 from trainer.config.languages import SWEEP
 from trainer.messages import DONE, FAILED, STOPPED, UserError
+from trainer.sweep.slurm_settings import SlurmSettings, read_settings
 
 if TYPE_CHECKING:
     from trainer.sweep.plan import SweepPlan
@@ -52,23 +53,62 @@ def _start(arguments: argparse.Namespace) -> int:
     config = read_config(arguments, SWEEP)
     plan = make_plan(read_sweep(config, arguments.vocabulary, search_paths(arguments)))
     if arguments.dry_run:
-        show(_check(arguments, plan), end="")
-        return DONE
+        return _dry_run(arguments, plan)
     stem = Path(arguments.files[0]).stem
     folder = Path(arguments.workdir or f"sweeps/{stem}-{plan.digest[:8]}").absolute()
+    settings = slurm_settings(arguments)
     planned = check_same(folder, plan)
-    if arguments.workers == 1 or arguments.plan_only:
-        if not planned:
-            show(_check(arguments, plan, folder), end="")
-        return DONE if arguments.plan_only else _end(_compute(folder, arguments), folder)
-    if not planned:
-        # In a process of its own, which gives its memory and its GPU back to the workers.
-        options = [*config_options(arguments), f"--workdir={folder}", "--plan_only"]
-        command = [sys.executable, "-m", "trainer", "sweep", *options]
-        code = subprocess.run(command, check=False, stdin=subprocess.DEVNULL).returncode
-        if code != DONE:
-            return code if code > 0 else FAILED
-    return _compute_in_workers(folder, arguments)
+    # With several workers in a process of its own, which gives its memory and its GPU back to them.
+    apart = arguments.workers > 1 and settings is None and not arguments.plan_only
+    if not planned and not apart:
+        show(_check(arguments, plan, folder), end="")
+    if arguments.plan_only:
+        return DONE
+    if not planned and apart and (code := _plan_apart(arguments, folder)) != DONE:
+        return code
+    if settings is not None:
+        return _submit(folder, arguments.workers, settings)
+    code = _compute_in_workers(folder, arguments) if apart else _compute(folder, arguments)
+    if code == STOPPED:
+        _log(
+            "Stopped; the finished trials and the states of the others are saved. Start the same"
+            f" command again to go on, or python -m trainer sweep work {quote(str(folder))}."
+        )
+    return code
+
+
+def _plan_apart(arguments: argparse.Namespace, folder: Path) -> int:
+    """Plans a sweep in another process; returns its exit code."""
+    options = [*config_options(arguments), f"--workdir={folder}", "--plan_only"]
+    command = [sys.executable, "-m", "trainer", "sweep", *options]
+    code = subprocess.run(command, check=False, stdin=subprocess.DEVNULL).returncode
+    return code if code >= 0 else FAILED
+
+
+def _submit(folder: Path, workers: int, settings: SlurmSettings) -> int:
+    from trainer.sweep.slurm import submit
+
+    words = ["-m", "trainer", "sweep", "work", str(folder), f"--workers={workers}"]
+    _, lines = submit(folder, words, workers, settings)
+    for line in lines:
+        _log(line)
+    return DONE
+
+
+def _dry_run(arguments: argparse.Namespace, plan: "SweepPlan") -> int:
+    """Prints a plan with the memory and the time that it needs."""
+    from optim.declarations import OptimizerWarning
+    from trainer.sweep.needs import measure
+    from trainer.sweep.plan_text import render
+    from trainer.sweep.programs import find_programs
+    from trainer.train import runtime
+
+    runtime.keep_compiled_programs()  # the sweep then finds them compiled
+    warnings.simplefilter("ignore", OptimizerWarning)  # `explain` shows them for a config
+    programs = find_programs(plan, arguments.vocabulary)
+    needs = [measure(group, arguments.vocabulary) for group in programs.groups]
+    show(render(plan, programs, needs), end="")
+    return DONE
 
 
 def _check(arguments: argparse.Namespace, plan: "SweepPlan", folder: Path | None = None) -> str:
@@ -107,18 +147,24 @@ def _compute_in_workers(folder: Path, arguments: argparse.Namespace) -> int:
     from trainer.sweep.local import run_workers, worker_command
 
     command = worker_command(folder, arguments.workers)
-    return _end(run_workers(command, arguments.workers, arguments.signals, _log), folder)
-
-
-def _end(code: int, folder: Path) -> int:
-    """Tells how to go on, and returns the exit code."""
-    if code == STOPPED:
-        _log(
-            "Stopped; the finished trials and the states of the others are saved. Start the same"
-            f" command again to go on, or python -m trainer sweep work {quote(str(folder))}."
-        )
-    return code
+    return run_workers(command, arguments.workers, arguments.signals, _log)
 
 
 def _log(line: str) -> None:
     show(line, sys.stderr)
+
+
+def slurm_settings(arguments: argparse.Namespace) -> SlurmSettings | None:
+    """Returns the settings of `--slurm_file` and `--slurm`; None for another launcher.
+
+    Args:
+        arguments: the parsed options of the command.
+
+    Raises:
+        UserError: a setting is wrong, or is given to another launcher.
+    """
+    if arguments.launcher == "slurm":
+        return read_settings(arguments.slurm_file, arguments.slurm)
+    if arguments.slurm or arguments.slurm_file is not None:
+        raise UserError("--slurm and --slurm_file are read with --launcher=slurm only.")
+    return None

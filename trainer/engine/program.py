@@ -102,20 +102,18 @@ class Program:
             self.inputs = self.inputs.keep_traceable(traces)
             self._first = FirstState(self.experiment, self.mesh, self.inputs)
 
-    def init(self, seed: int | None = None, hyperparams: np.ndarray | None = None) -> State:
+    def init(self, seed: int | None = None) -> State:
         """Computes the state before the first step, in one compiled program.
 
         Args:
             seed: the seed of the parameters; None for the experiment's.
-            hyperparams: the values of the inputs, [inputs]; None for the experiment's.
 
         Returns:
             The state, on its devices.
         """
         shardings = jax.tree.map(lambda x: x.sharding, self.abstract_state())
         seed = self.experiment.seed if seed is None else seed
-        packed = self.inputs.pack() if hyperparams is None else hyperparams
-        return self._first.compute(seed, packed, shardings)
+        return self._first.compute(seed, self.inputs.pack(), shardings)
 
     def with_values(
         self, values: Mapping[str, float], seed: int, data_seed: int | None = None
@@ -163,6 +161,11 @@ class Program:
             self._step = self.trace(state).lower().compile()
         if self.experiment.on_nonfinite == "halt":
             self._compile_check(state)
+
+    def temporary_bytes(self) -> int | None:
+        """Returns the bytes of a compiled step besides its state; None if they are not known."""
+        analysis = (self._block or self._step).memory_analysis()
+        return None if analysis is None else analysis.temp_size_in_bytes
 
     def _compile_check(self, state: State) -> None:
         check = jax.jit(lambda params: all_finite(self.experiment.optimizer.trainable(params)))

@@ -9,7 +9,7 @@ from typing import Any
 from trainer.messages import UserError
 from trainer.sweep.outcome import Outcome
 from trainer.sweep.plan import Trial
-from trainer.sweep.plan_file import StoredPlan
+from trainer.sweep.stored_plan import StoredPlan
 from trainer.writers.files import replace_file
 
 FINAL_FILE = "final.json"
@@ -66,37 +66,39 @@ def choose_winners(folder: Path, plan: StoredPlan, outcomes: Mapping[str, Outcom
     replace_file(file, (json.dumps([*before, content], indent=1) + "\n").encode())
 
 
-def read_final(folder: Path, revision: int) -> dict[str, Any] | None:
-    """Reads the winners of a revision of the plan.
+def final_trials(folder: Path, plan: StoredPlan) -> list[Trial] | None:
+    """Returns the final trials: the arms in their order, then the seeds.
+
+    They are in `final/`; those of a winner that another one preceded, before an extension of the
+    sweep, are in `final.N/`, with the number of the revision.
 
     Args:
         folder: of the sweep.
-        revision: the number of the revision.
+        plan: its plan.
 
     Returns:
-        "seeds" and "winners"; None if the search of that revision is not complete.
+        The trials; None if the search of the plan's revision is not complete.
 
     Raises:
         UserError: final.json is damaged.
     """
-    return next((each for each in _read(folder) if each["revision"] == revision), None)
-
-
-def final_trials(plan: StoredPlan, content: Mapping[str, Any]) -> list[Trial]:
-    """Returns the final trials: the arms in their order, then the seeds.
-
-    Args:
-        plan: the plan of the sweep.
-        content: of final.json, from `read_final`.
-    """
+    revisions = _read(folder)
+    content = next((each for each in revisions if each["revision"] == plan.revision), None)
+    if content is None:
+        return None
     first = {(trial.arm, trial.number): trial for trial in reversed(plan.trials)}
     trials = []
     for arm, winner in content["winners"].items():
         if winner is None:
             continue
-        trial = first[arm, winner["number"]]
+        number = winner["number"]
+        won = [(each["winners"].get(arm) or {}).get("number") for each in revisions]
+        since = won.index(number)
+        before = any(other not in (None, number) for other in won[:since])
+        name = f"final.{revisions[since]['revision']}" if before else "final"
+        trial = first[arm, number]
         trials += [
-            Trial(arm, trial.number, seed, trial.values, trial.base, final=True)
+            Trial(arm, number, seed, trial.values, trial.base, final=name)
             for seed in content["seeds"]
         ]
     return trials

@@ -11,19 +11,21 @@ import hashlib
 import json
 import math
 import os
+import shutil
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trainer.sweep.final import choose_winners, final_trials, read_final
+from trainer.messages import UserError
+from trainer.sweep.final import choose_winners, final_trials
+from trainer.sweep.limits import Limits, useful_width, wave_width
 from trainer.sweep.outcome import read_outcome
 from trainer.sweep.plan import Trial
-from trainer.sweep.plan_file import StoredPlan
+from trainer.sweep.stored_plan import read_plan
+from trainer.workdir.lock import UNSUPPORTED
 from trainer.writers.durable import sync
 from trainer.writers.files import replace_file
-
-_MOST_FAULTS = 3  # errors of a trial's own code before it counts as failed
 
 
 @dataclass(frozen=True)
@@ -57,40 +59,55 @@ class SweepFolder:
 
     Args:
         path: the folder.
-        plan: the plan that is stored in it.
+
+    Raises:
+        UserError: the folder has no plan, or it is damaged.
 
     Attributes:
-        path, plan: as given.
+        path: the folder.
+        plan: the plan that is stored in it; read again when `claim` finds an extension.
+        limits: what was learned about trials that cannot be computed in their waves.
     """
 
-    def __init__(self, path: Path, plan: StoredPlan):
+    def __init__(self, path: Path):
         self.path = path
-        self.plan = plan
         self._waves = path / "waves"
-        self._limits = self._waves / "limits.json"
+        self.limits = Limits(self._waves / "limits.json", self._exclusive)
+        self._read_plan()
+
+    def _read_plan(self) -> None:
+        self._plan_version = self._stat_plan()
+        self.plan = read_plan(self.path)
         self._program_of = {
-            name: index for index, program in enumerate(plan.programs) for name in program.trials
+            name: index
+            for index, program in enumerate(self.plan.programs)
+            for name in program.trials
         }
-        self._tuning = {trial.folder: trial for trial in plan.trials}
+        self._tuning = {trial.folder: trial for trial in self.plan.trials}
         self._final: dict[str, Trial] | None = None
+
+    def _stat_plan(self) -> tuple[int, int] | None:
+        with contextlib.suppress(FileNotFoundError):  # `read_plan` reports it
+            found = os.stat(self.path / "plan.json")
+            return found.st_ino, found.st_mtime_ns
+        return None
 
     # What there is.
 
     def finished(self) -> set[str]:
         """Returns the trials that have a result, by their folders."""
-        found = set()
-        for pattern, trials in (("trials/*/*/*", self._tuning), ("final/*/*", self.final())):
-            names = (each.relative_to(self.path).as_posix() for each in self.path.glob(pattern))
-            found |= {name for name in names if name in trials}
-        return found
+        trials = self.trials()
+        places = [*self.path.glob("trials/*/*/*"), *self.path.glob("final*/*/*")]
+        names = (place.relative_to(self.path).as_posix() for place in places)
+        return {name for name in names if name in trials}
 
     def final(self) -> dict[str, Trial]:
         """Returns the final trials by their folders; none before the winners are known."""
         if self._final is None:
-            content = read_final(self.path, self.plan.revision)
-            if content is None:
+            found = final_trials(self.path, self.plan)
+            if found is None:
                 return {}
-            self._final = {trial.folder: trial for trial in final_trials(self.plan, content)}
+            self._final = {trial.folder: trial for trial in found}
         return self._final
 
     def trials(self) -> dict[str, Trial]:
@@ -99,10 +116,10 @@ class SweepFolder:
 
     def is_complete(self) -> bool:
         """Returns whether every trial has a result, those on final seeds included."""
-        done = self.finished()
-        if self.plan.final_seeds and read_final(self.path, self.plan.revision) is None:
+        self.final()
+        if self.plan.final_seeds and self._final is None:
             return False
-        return done == set(self.trials())
+        return self.finished() == set(self.trials())
 
     def program_of(self, trial: Trial) -> int:
         """Returns the index in the plan of a trial's program."""
@@ -115,7 +132,7 @@ class SweepFolder:
     def waves(self) -> list[Path]:
         """Returns the files of the waves that are not finished."""
         files = self._waves.glob("*.json") if self._waves.is_dir() else ()
-        return sorted(file for file in files if file != self._limits)
+        return sorted(file for file in files if file != self.limits.path)
 
     # Claims.
 
@@ -131,6 +148,8 @@ class SweepFolder:
         """
         self._waves.mkdir(mode=0o700, exist_ok=True)
         with self._exclusive():
+            if self._stat_plan() != self._plan_version:
+                self._read_plan()
             taken: set[str] = set()
             for file in self.waves():
                 content = _read_wave(file)
@@ -143,7 +162,8 @@ class SweepFolder:
 
     def _choose_winners(self) -> None:
         """Writes final.json once every trial of the search has a result."""
-        known = read_final(self.path, self.plan.revision) is not None
+        self.final()
+        known = self._final is not None
         if known or not self.plan.final_seeds or not set(self._tuning) <= self.finished():
             return
         outcomes = {name: read_outcome(self.path / name) for name in self._tuning}
@@ -164,7 +184,7 @@ class SweepFolder:
         }
         arm = max(share, key=lambda name: share[name])
         first = next(trial for trial in left if trial.arm == arm)
-        program, limits = self.program_of(first), self._read_limits()
+        program, limits = self.program_of(first), self.limits.read()
         if first.folder in limits["alone"]:
             return self._write_wave([first], program, alone=True)
         same = [
@@ -175,15 +195,15 @@ class SweepFolder:
             and self.program_of(trial) == program
             and trial.folder not in limits["alone"]
         ]
-        width = min(
-            _useful_width(self.plan, program),
+        stored = self.plan.programs[program]
+        width = wave_width(
+            len(same),
+            useful_width(stored.flops * stored.steps),
             fits(program),
             math.ceil(len(phase) / workers),
             limits["widths"].get(str(program), len(same)),
         )
-        # Of equal widths: 32 trials in waves of at most 23 are two waves of 16.
-        waves = math.ceil(len(same) / max(1, width))
-        return self._write_wave(same[: math.ceil(len(same) / waves)], program)
+        return self._write_wave(same[:width], program)
 
     def _write_wave(self, trials: Sequence[Trial], program: int, alone: bool = False) -> Claim:
         content = {"alone": alone, "program": program, "trials": [t.folder for t in trials]}
@@ -202,6 +222,12 @@ class SweepFolder:
             os.close(descriptor)
             return None
         known = self.trials()
+        if not set(content["trials"]) <= set(known):
+            # The final trials of a winner that is none any more, since the sweep was extended.
+            shutil.rmtree(file.with_suffix(""), ignore_errors=True)
+            file.unlink()
+            os.close(descriptor)
+            return None
         return Claim(
             name=file.stem,
             trials=tuple(known[name] for name in content["trials"]),
@@ -212,51 +238,10 @@ class SweepFolder:
             descriptor=descriptor,
         )
 
-    # What was learned about trials that cannot be computed in their waves.
-
-    def split(self, claim: Claim) -> None:
-        """Makes all later waves of a program at most half as wide as one that cannot be computed.
-
-        Args:
-            claim: the wave.
-        """
-
-        def halve(limits: dict[str, Any]) -> None:
-            limits["widths"][str(claim.program)] = max(1, len(claim.trials) // 2)
-
-        self._change_limits(halve)
-
-    def leave_alone(self, trial: Trial) -> None:
-        """Lets a trial be computed as a run of its own, after a rollback in its wave."""
-        self._change_limits(lambda limits: limits["alone"].append(trial.folder))
-
-    def has_failed(self, trial: Trial) -> bool:
-        """Counts an error of a trial; returns whether it has failed for good."""
-        count = 0
-
-        def add(limits: dict[str, Any]) -> None:
-            nonlocal count
-            count = limits["faults"][trial.folder] = limits["faults"].get(trial.folder, 0) + 1
-
-        self._change_limits(add)
-        return count >= _MOST_FAULTS
-
-    def _change_limits(self, change: Callable[[dict[str, Any]], None]) -> None:
-        with self._exclusive():
-            limits = self._read_limits()
-            change(limits)
-            replace_file(self._limits, json.dumps(limits).encode())
-
-    def _read_limits(self) -> dict[str, Any]:
-        empty: dict[str, Any] = {"widths": {}, "alone": [], "faults": {}}
-        with contextlib.suppress(FileNotFoundError):
-            return empty | json.loads(self._limits.read_text())
-        return empty
-
     @contextlib.contextmanager
     def _exclusive(self) -> Iterator[None]:
         """Keeps other workers from claims; held for milliseconds."""
-        descriptor = os.open(self._waves / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        descriptor = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             _lock(descriptor, wait=True)
             yield
@@ -276,21 +261,16 @@ def _lock(descriptor: int, *, wait: bool) -> bool:
         fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
     except BlockingIOError:
         return False
+    except OSError as error:
+        if error.errno not in UNSUPPORTED:
+            raise
+        raise UserError(
+            "The file system of the sweep's folder has no locks, which keep two workers from the"
+            " same trials: choose a --workdir on another file system."
+        ) from error
     # Otherwise its holder finished the wave, and removed the file, meanwhile.
     return wait or os.fstat(descriptor).st_nlink > 0
 
 
 def _read_wave(file: Path) -> dict[str, Any]:
     return json.loads(file.read_text())
-
-
-# Operations of a wave: about a minute on two cores. A wave takes time of its own, for its folder
-# and its files, which 16 trials share well; only short ones gain from more.
-_USEFUL_OPERATIONS, _USEFUL, _MOST = 2**38, 16, 64
-
-
-def _useful_width(plan: StoredPlan, program: int) -> int:
-    """Returns beyond how many trials a wave gains nothing."""
-    stored = plan.programs[program]
-    operations = max(1, stored.flops * stored.steps)
-    return min(_MOST, max(_USEFUL, _USEFUL_OPERATIONS // operations))

@@ -175,8 +175,8 @@ class Lockstep:
         autosave = AutosavePolicy(after_kill=was_killed(wave.workdir.run_file))
         began, first, steps = time.monotonic(), step, self._program.experiment.steps
         while self._turns:
-            round.stop = self._signals.received
-            round.save = round.stop is not None or autosave.due()
+            stop = self._signals.received
+            round.save = stop is not None or autosave.due()
             for turn in list(self._turns):
                 self._take_turn(turn)
             if not self._turns:
@@ -186,8 +186,8 @@ class Lockstep:
                 start = time.monotonic()
                 saved = self._save(checkpoints, step)
                 autosave.saved(time.monotonic() - start)
-                if round.stop:
-                    return self._stop(checkpoints, step, saved)
+                if stop:
+                    return self._stop(checkpoints, step, saved, stop)
             wave.report(
                 step=step,
                 steps=steps,
@@ -206,7 +206,7 @@ class Lockstep:
             self._turns.remove(turn)
             if isinstance(end, GoBack):
                 turn.close()
-                self._folder.leave_alone(trial)
+                self._folder.limits.leave_alone(trial.folder)
                 self._log(f"{trial.folder}: {turn.lines[-1]} It is computed alone.")
                 return
             outcome = turn.outcome(end)
@@ -230,7 +230,7 @@ class Lockstep:
             self._turns.remove(turn)
         turn.close()
         why = f"{type(error).__name__}: {error}"
-        if self._folder.has_failed(trial):
+        if self._folder.limits.has_failed(trial.folder):
             self._log(f"{trial.folder} failed. {why}")
             self._ended[trial] = Outcome("failed", turn.step, {}, why)
         else:
@@ -251,10 +251,10 @@ class Lockstep:
             return False
         return checkpoints.save(step, {"trials": states})
 
-    def _stop(self, checkpoints: Checkpoints, step: int, saved: bool) -> int:
+    def _stop(self, checkpoints: Checkpoints, step: int, saved: bool, stop: str) -> int:
         checkpoints.wait()
         if not saved and checkpoints.latest() != step:
             self._log(f"The wave could not be saved at step {step}: {checkpoints.error}.")
             return FAILED
-        self._log(f"Stopped at step {step:,} by {self._round.stop}; saved.")
+        self._log(f"Stopped at step {step:,} by {stop}; saved.")
         return STOPPED

@@ -29,7 +29,8 @@ class Trial:
         seed: the seed of the run.
         values: path of the config -> value, without the seed.
         base: the config of the arm.
-        final: whether it is a run of the arm's winner on a fresh seed.
+        final: the folder of the runs of winners on fresh seeds, "final" as a rule, if it is one
+            of them; "" for a trial of the search.
     """
 
     arm: str
@@ -37,7 +38,7 @@ class Trial:
     seed: int
     values: Mapping[str, Tree]
     base: Config
-    final: bool = False
+    final: str = ""
 
     def __hash__(self) -> int:
         return hash(self.folder)
@@ -56,7 +57,7 @@ class Trial:
     @property
     def folder(self) -> str:
         """The folder of the trial in that of the sweep, such as "trials/muon/0007/0"."""
-        return f"final/{self.arm}/{self.seed}" if self.final else f"trials/{self.name}"
+        return f"{self.final}/{self.arm}/{self.seed}" if self.final else f"trials/{self.name}"
 
 
 @dataclass(frozen=True)

@@ -1,22 +1,27 @@
 """Formats the plan of a sweep as plain text, for the terminal."""
 
+import collections
+import math
 from collections.abc import Sequence
 
 from trainer.config import Tree
 from trainer.config.wording import brief
-from trainer.messages import printable, table
+from trainer.messages import duration, printable, table
+from trainer.sweep.limits import useful_width, wave_width
+from trainer.sweep.needs import Needs, most_side_by_side
 from trainer.sweep.plan import SweepPlan
 from trainer.sweep.programs import Programs
 
 _SHOWN_TRIALS = 5
 
 
-def render(plan: SweepPlan, programs: Programs) -> str:
+def render(plan: SweepPlan, programs: Programs, needs: Sequence[Needs] = ()) -> str:
     """Formats a plan: the arms, the programs, what they cost, and the first trials.
 
     Args:
         plan: the plan.
         programs: its programs.
+        needs: what each program needs on this machine; empty if it was not measured.
 
     Returns:
         Lines of text; the last ends with a newline.
@@ -27,6 +32,7 @@ def render(plan: SweepPlan, programs: Programs) -> str:
         *_programs(programs),
         *programs.reasons,
         *_totals(plan, programs),
+        *_measured(plan, programs, needs),
         _goal(plan),
         *_repeats(plan),
         "",
@@ -84,6 +90,36 @@ def _totals(plan: SweepPlan, programs: Programs) -> list[str]:
     if plan.definition.sweep.budgets == "unequal":
         lines.append("The file allows the arms to have unequal budgets.")
     return lines
+
+
+def _measured(plan: SweepPlan, programs: Programs, needs: Sequence[Needs]) -> list[str]:
+    """Predicts waves, memory and time for one worker on this machine."""
+    if not needs:
+        return []
+    rows = [("program", "waves", "trials of a wave", "memory", "a step", "all steps")]
+    total = 0.0
+    for number, (group, need) in enumerate(zip(programs.groups, needs, strict=True), 1):
+        arms = collections.Counter(trial.arm for trial in group.trials)
+        bounds = (
+            useful_width(group.flops * group.steps),
+            most_side_by_side(group.state_bytes, workers=1),
+        )
+        widths = {arm: wave_width(count, *bounds) for arm, count in arms.items()}
+        waves = sum(math.ceil(count / widths[arm]) for arm, count in arms.items())
+        widest = max(widths.values())
+        size = widest * group.state_bytes + (need.temporary_bytes or 0)
+        seconds = need.step_seconds * group.total_steps
+        total += seconds
+        step = f"{1000 * need.step_seconds:.3g} ms"
+        row = (str(number), f"{waves:,}", f"{widest}", f"{size / 1e6:,.1f} MB", step)
+        rows.append((*row, duration(seconds)))
+    return [
+        "",
+        "on this machine, with one worker, without evaluations:",
+        *table(rows, right=(0, 1, 2, 3, 4, 5)),
+        f"together about {duration(total)}, besides the final runs",
+        "",
+    ]
 
 
 def _seeds(seeds: Sequence[int]) -> str:

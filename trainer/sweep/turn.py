@@ -26,12 +26,13 @@ class Round:
     """What all trials of a wave do after the same step.
 
     Attributes:
-        stop: the name of the signal that asked to stop, or None.
+        stop: None: the wave stops after a step that all trials have finished and evaluated.
         save: whether each trial hands over its state.
     """
 
+    stop: str | None = None
+
     def __init__(self):
-        self.stop: str | None = None
         self.save = False
 
     def sync(self, after: str = "block") -> None:

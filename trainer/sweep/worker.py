@@ -10,7 +10,6 @@ from pathlib import Path
 import jax
 
 from trainer.checkpoint import CheckpointError
-from trainer.engine import memory
 from trainer.engine.loading import load_located
 from trainer.engine.plan import make_plan
 from trainer.engine.plan_text import render
@@ -20,16 +19,15 @@ from trainer.sweep.alone import run_alone
 from trainer.sweep.checks import is_number
 from trainer.sweep.folder import Claim, SweepFolder
 from trainer.sweep.lockstep import Lockstep, OutOfMemory
+from trainer.sweep.needs import most_side_by_side
 from trainer.sweep.outcome import Outcome
 from trainer.sweep.plan import Trial
-from trainer.sweep.plan_file import read_plan
 from trainer.sweep.wave import Wave
 from trainer.train.rows import MetricsError
 from trainer.train.signals import StopSignals
 from trainer.workdir import WorkdirTakenOver
 
 _PAUSE = 1.0  # seconds between two looks at the folder while others compute the last trials
-_SHARE = 0.5  # of the memory that the states of a wave may take
 
 
 @dataclass
@@ -56,9 +54,8 @@ class Worker:
     """
 
     def __init__(self, path: Path, workers: int, signals: StopSignals, log: Callable[[str], None]):
-        plan = read_plan(path)
-        self.folder = SweepFolder(path, plan)
-        self._vocabulary = plan.vocabulary
+        self.folder = SweepFolder(path)
+        self._vocabulary = self.folder.plan.vocabulary
         self._workers = workers
         self._signals = signals
         self._log = log
@@ -142,7 +139,7 @@ class Worker:
         """Splits a wave that cannot be computed; a single trial has failed."""
         if len(claim.trials) > 1:
             self._log(f"The wave {claim.name} of {len(claim.trials)} trials is split. {why}")
-            self.folder.split(claim)
+            self.folder.limits.split(claim.program, len(claim.trials))
             wave.finish({})
         else:
             trial = next(iter(claim.trials))
@@ -184,12 +181,4 @@ class Worker:
 
     def _fits(self, index: int) -> int:
         """Returns how many trials of a program fit into memory side by side."""
-        size = max(1, self.folder.plan.programs[index].state_bytes)
-        device = jax.local_devices()[0]
-        on_cpu = device.platform == "cpu"
-        limit = memory.of_host() if on_cpu else memory.of_device(device)
-        if limit is None:
-            return 2**31
-        # The host also has a copy of every state while it saves them.
-        share = _SHARE / (2 * self._workers if on_cpu else 1)
-        return max(1, int(limit * share / size))
+        return most_side_by_side(self.folder.plan.programs[index].state_bytes, self._workers)

@@ -26,7 +26,7 @@ from trainer.writers.files import replace_file
 
 _TRIES, _PAUSE = 5, 0.1  # how often a dead holder's lock is tried, and seconds between two tries
 # The errors of flock on file systems that have no locks.
-_UNSUPPORTED = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EINVAL}
+UNSUPPORTED = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EINVAL}
 
 
 class WorkdirTakenOver(RuntimeError):
@@ -139,7 +139,7 @@ def _flock(descriptor: int) -> bool:
     except BlockingIOError:
         return False
     except OSError as e:
-        if e.errno not in _UNSUPPORTED:
+        if e.errno not in UNSUPPORTED:
             raise
         # The file system has no locks: find out by its process id whether the holder is alive.
         holder = _parse(os.pread(descriptor, 4096, 0))

@@ -1,0 +1,73 @@
+"""The options of the command sweep and of its actions."""
+
+import argparse
+
+from trainer.cli import values
+from trainer.cli.parser import Actions, Parser
+
+
+def add(sweep: argparse.ArgumentParser, config: Parser) -> None:
+    """Adds the options of the command and its actions.
+
+    Args:
+        sweep: the parser of the command.
+        config: the options of a config, for actions that take one.
+    """
+    sweep.add_argument(
+        "--dry_run",
+        action="store_true",
+        help="print the arms, the programs, the cost and the first runs, and start nothing",
+    )
+    sweep.add_argument(
+        "--workdir",
+        type=values.folder,
+        help="the folder of the sweep; default sweeps/<file>-<hash of the plan>. If it has the same"
+        " sweep, what is missing is computed",
+    )
+    _workers(sweep)
+    _launcher(sweep)
+    # For several workers: plans the sweep in a process of its own.
+    sweep.add_argument("--plan_only", action="store_true", help=argparse.SUPPRESS)
+    actions = sweep.add_subparsers(dest="action", metavar="action", action=Actions)
+    work = actions.add_parser("work", help="compute trials of a sweep that was begun")
+    work.add_argument("folder", type=values.folder, metavar="DIR")
+    _workers(work)
+    extend = actions.add_parser(
+        "extend", parents=[config], help="add trials, seeds, arms or a wider space to a sweep"
+    )
+    extend.add_argument("folder", type=values.folder, metavar="DIR")
+    extend.add_argument("--dry_run", action="store_true", help="print it, and write nothing")
+
+
+def _workers(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--workers",
+        type=values.workers,
+        default=1,
+        metavar="N",
+        help="how many processes share the trials; default 1",
+    )
+
+
+def _launcher(sweep: argparse.ArgumentParser) -> None:
+    sweep.add_argument(
+        "--launcher",
+        choices=("local", "slurm"),
+        default="local",
+        help="start the workers on this machine (the default), or submit them to Slurm",
+    )
+    sweep.add_argument(
+        "--slurm",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="with --launcher=slurm: a long option of sbatch, such as partition=gpu, or"
+        " warning=SECONDS, the time before the time limit at which workers save and stop; default"
+        " 120. May be given several times",
+    )
+    sweep.add_argument(
+        "--slurm_file",
+        metavar="FILE",
+        help="with --launcher=slurm: a YAML file of such settings, which --slurm overrides, and of"
+        " setup, lines of bash that run before each worker",
+    )

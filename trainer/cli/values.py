@@ -1,0 +1,66 @@
+"""Converts the values of options, with errors that say what to write."""
+
+import argparse
+import os
+import re
+
+GONE = (
+    "the current folder does not exist any more; go to another one with cd, or name the folder "
+    "by its full path"
+)
+
+
+def positive(text: str) -> int:
+    """Converts an argument to an integer of at least 1."""
+    number = step(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"it must be at least 1, got {number}")
+    return number
+
+
+def workers(text: str) -> int:
+    """Converts an argument to a number of workers."""
+    if not re.fullmatch("[1-9][0-9]{0,8}", text):
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not a number of workers; write a whole number of at least 1"
+        )
+    return int(text)
+
+
+def step(text: str) -> int:
+    """Converts an argument to a number of steps."""
+    try:
+        return int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not a number of steps; write a whole number, without a unit"
+        ) from None
+
+
+def folders(text: str) -> list[str]:
+    """Converts an argument, separated by commas, to folders."""
+    return [folder(each) for each in text.split(",")]
+
+
+def folder(text: str) -> str:
+    """Converts an argument to a folder of this machine, as it is given."""
+    if not text.strip():
+        raise argparse.ArgumentTypeError(
+            "it is empty, maybe from a shell variable that is not set; name a folder"
+        )
+    # Path('gs://bucket/run') is the folder gs:/bucket/run of this machine.
+    if "://" in text:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not a folder of this machine; name one, on a disk that is mounted here"
+        )
+    if not os.path.isabs(text) and not current_folder_exists():
+        raise argparse.ArgumentTypeError(f"{text!r} is a relative path, and {GONE}")
+    return text
+
+
+def current_folder_exists() -> bool:
+    """Returns whether the current folder exists: a relative path needs it."""
+    try:
+        return bool(os.getcwd())
+    except OSError:
+        return False

@@ -1,0 +1,110 @@
+"""How wide a wave may be, and which trials cannot be computed in their waves."""
+
+import contextlib
+import json
+import math
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+from trainer.writers.files import replace_file
+
+_MOST_FAULTS = 3  # errors of a trial's own code before it counts as failed
+
+# Operations of a wave: about a minute on two cores. A wave takes time of its own, for its folder
+# and its files, which 16 trials share well; only short ones gain from more.
+_USEFUL_OPERATIONS, _USEFUL, _MOST = 2**38, 16, 64
+
+
+def useful_width(operations: int) -> int:
+    """Returns the number of trials beyond which a wave gains nothing.
+
+    Args:
+        operations: floating-point operations of a trial.
+    """
+    operations = max(1, operations)
+    return min(_MOST, max(_USEFUL, _USEFUL_OPERATIONS // operations))
+
+
+def wave_width(trials: int, *most: int) -> int:
+    """Returns the width of waves of equal widths.
+
+    Args:
+        trials: number of trials that may share a wave.
+        *most: upper bounds of the width, at least one.
+
+    Example:
+        >>> wave_width(32, 64, 23)
+        16
+    """
+    waves = math.ceil(trials / max(1, min(most)))
+    return math.ceil(trials / waves)
+
+
+class Limits:
+    """What was learned about trials that cannot be computed in their waves, in a file.
+
+    Args:
+        path: waves/limits.json.
+        exclusive: keeps other workers from the file.
+    """
+
+    def __init__(self, path: Path, exclusive: Callable[[], AbstractContextManager[None]]):
+        self.path = path
+        self._exclusive = exclusive
+
+    def read(self) -> dict[str, Any]:
+        """Returns the limits.
+
+        Returns:
+            "widths": index of a program, as text -> the most trials of a wave; "alone": the folders
+            of trials that are computed as runs of their own; "faults": folder of a trial -> number
+            of errors.
+        """
+        empty: dict[str, Any] = {"widths": {}, "alone": [], "faults": {}}
+        with contextlib.suppress(FileNotFoundError):
+            return empty | json.loads(self.path.read_text())
+        return empty
+
+    def split(self, program: int, width: int) -> None:
+        """Makes all later waves of a program at most half as wide as one that cannot be computed.
+
+        Args:
+            program: the index of the program.
+            width: of the wave, at least 2.
+        """
+
+        def halve(limits: dict[str, Any]) -> None:
+            limits["widths"][str(program)] = width // 2
+
+        self._change(halve)
+
+    def leave_alone(self, folder: str) -> None:
+        """Lets a trial be computed as a run of its own, after a rollback in its wave.
+
+        Args:
+            folder: of the trial.
+        """
+        self._change(lambda limits: limits["alone"].append(folder))
+
+    def has_failed(self, folder: str) -> bool:
+        """Counts an error of a trial; returns whether it has failed for good.
+
+        Args:
+            folder: of the trial.
+        """
+        count = 0
+
+        def add(limits: dict[str, Any]) -> None:
+            nonlocal count
+            count = limits["faults"][folder] = limits["faults"].get(folder, 0) + 1
+
+        self._change(add)
+        return count >= _MOST_FAULTS
+
+    def _change(self, change: Callable[[dict[str, Any]], None]) -> None:
+        with self._exclusive():
+            limits = self.read()
+            change(limits)
+            replace_file(self.path, json.dumps(limits).encode())

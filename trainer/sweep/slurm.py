@@ -1,0 +1,195 @@
+"""Starts the workers of a sweep with Slurm: one array of jobs, one worker in each of its tasks.
+
+The batch script relies on this, which was observed with Slurm 22.05:
+
+- Before the time limit, Slurm sends the signal of `--signal=B:...` to the script alone. At the
+  limit, at the end of a preemption's GraceTime and for scancel it sends SIGTERM to all processes of
+  the job, and SIGKILL after KillWait seconds. The script passes on the first of these only: a
+  second signal would end a worker before it has saved.
+- Slurm itself requeues a job that is preempted or whose node fails. It does not requeue one that
+  has reached its time limit, nor one that ends because of the warning before it.
+- `scontrol requeue` restarts even a job that scancel has ended, so the script looks at the state of
+  its job first. The last task of an array has the number of the array as its SLURM_JOB_ID, with
+  which `scontrol requeue` restarts all tasks.
+"""
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from trainer.messages import UserError
+from trainer.sweep.slurm_settings import SlurmSettings
+
+
+class Submitted(NamedTuple):
+    """A submitted array of workers.
+
+    Attributes:
+        job: the number of the array, such as "1234".
+        lines: what to print.
+    """
+
+    job: str
+    lines: list[str]
+
+
+def script(folder: Path, words: Sequence[str], workers: int, settings: SlurmSettings) -> str:
+    """Returns the batch script of the workers.
+
+    Args:
+        folder: the absolute path of the sweep's folder.
+        words: what follows python in the command of a worker, such as ["-m", "trainer", ...]. It
+            must exit with 75 when a signal has stopped it before the sweep is complete.
+        workers: how many workers there are, one in each task of the array.
+        settings: what the user asks of Slurm.
+    """
+    path = os.environ.get("PYTHONPATH")
+    return _SCRIPT.format(
+        options="\n".join(
+            f"#SBATCH --{name}" + (f"={_quoted(value)}" if value else "")
+            for name, value in _options(folder, workers, settings).items()
+        ),
+        path="unset PYTHONPATH" if path is None else f"export PYTHONPATH={shlex.quote(path)}",
+        setup=settings.setup,
+        here=shlex.quote(os.getcwd()),
+        command=shlex.join([sys.executable, *words]),
+    )
+
+
+# Without srun, whose rules for the cores of a step differ between versions of Slurm. With it, a
+# worker would get SIGTERM at the beginning of GraceTime, and would compute less.
+_SCRIPT = """#!/bin/bash
+# Starts the workers of a sweep. Written by `python -m trainer sweep --launcher=slurm`.
+{options}
+
+trap 'interrupted=1; kill -s USR1 "$worker"' USR1
+trap 'interrupted=1' TERM
+
+# In a subshell, so that the setup changes nothing of what follows, such as the PATH.
+(
+{path}
+{setup}
+cd -- {here} && exec {command}
+) </dev/null &
+worker=$!
+
+# A trapped signal ends wait, but not the worker.
+interrupted=1
+while [ "$interrupted" ]; do
+    interrupted=
+    wait "$worker"
+    code=$?
+done
+
+# 138 and 143: SIGUSR1 or SIGTERM came before the worker could handle it.
+task=${{SLURM_ARRAY_JOB_ID}}_$SLURM_ARRAY_TASK_ID
+case $code in 75 | 138 | 143)
+    case $(squeue --noheader --states=all --jobs="$task" --format=%T/%r) in
+    RUNNING/* | */TimeLimit)
+        echo "The worker was stopped (exit code $code); requeueing task $task."
+        scontrol requeue "$task"
+    esac
+esac
+exit $code
+"""
+
+
+def _options(folder: Path, workers: int, settings: SlurmSettings) -> dict[str, str]:
+    logs = str(folder / "slurm").replace("%", "%%")
+    return {
+        "job-name": f"sweep-{folder.name}",
+        **settings.options,
+        "array": f"0-{workers - 1}",
+        "output": f"{logs}/%A_%a.log",
+        "open-mode": "append",
+        "requeue": "",
+        "signal": f"B:USR1@{settings.warning}",
+    }
+
+
+def _quoted(value: str) -> str:
+    """Quotes a value for sbatch, where a backslash escapes any character, in any quotes."""
+    if re.fullmatch(r"[\w.,:/@%+=-]+", value):
+        return value
+    return '"' + re.sub(r'(["\\])', r"\\\1", value) + '"'
+
+
+def submit(
+    folder: str | Path, words: Sequence[str], workers: int, settings: SlurmSettings
+) -> Submitted:
+    """Writes the batch script of the workers to the sweep's folder, and submits it.
+
+    The workers run with this Python, in the current folder, with the current PYTHONPATH. All
+    nodes must see the sweep's folder.
+
+    Args:
+        folder: the sweep's folder, which exists.
+        words: what follows python in the command of a worker, as for `script`.
+        workers: how many workers to start; at least 1.
+        settings: what the user asks of Slurm.
+
+    Returns:
+        The number of the array, and what to print.
+
+    Raises:
+        UserError: the script cannot be written, there is no sbatch, or sbatch refuses the array.
+    """
+    try:
+        place = Path(folder).absolute()
+        # Slurm replaces no %A in a path with a backslash, and has no quotes for a line break.
+        if "\\" in str(place) or not str(place).isprintable():
+            raise UserError(f"Slurm cannot write logs to {place}: rename the folder.")
+        file = place / "slurm" / "workers.sh"
+        file.parent.mkdir(exist_ok=True)
+        file.write_text(script(place, words, workers, settings), encoding="utf-8")
+        file.chmod(0o755)
+    except OSError as error:
+        raise UserError(f"{folder}/slurm/workers.sh cannot be written: {error.strerror}.") from None
+    _check_setup(file, settings.setup)
+    options = _options(place, workers, settings)
+    # Also here, because the variables of sbatch, such as SBATCH_PARTITION, override the script.
+    given = [f"--{name}={value}" if value else f"--{name}" for name, value in options.items()]
+    job, said = _sbatch([*given, str(file)])
+    number, _, cluster = job.partition(";")
+    where = f" --clusters={shlex.quote(cluster)}" if cluster else ""
+    lines = [
+        *said,
+        f"Submitted {workers} {'worker' if workers == 1 else 'workers'} as Slurm job {number}.",
+        f"Logs: {file.parent}/{number}_*.log",
+        f"Status: python -m trainer sweep status {shlex.quote(str(folder))}",
+        f"Cancel: scancel{where} {number}",
+    ]
+    return Submitted(number, lines)
+
+
+def _check_setup(file: Path, setup: str) -> None:
+    """Raises UserError if bash cannot parse the script, which can only be due to the setup."""
+    if setup:
+        done = subprocess.run(["bash", "-n", str(file)], capture_output=True, text=True)
+        if done.returncode:
+            raise UserError(f"The setup of --slurm_file is not valid bash:\n{done.stderr}")
+
+
+def _sbatch(words: Sequence[str]) -> tuple[str, list[str]]:
+    """Returns what sbatch printed, and its warnings; raises UserError if it refuses."""
+    try:
+        done = subprocess.run(
+            ["sbatch", "--parsable", *words], capture_output=True, text=True, errors="replace"
+        )
+    except OSError as error:
+        raise UserError(
+            f"sbatch cannot be started: {error.strerror}. Start the sweep on a machine with the "
+            "commands of Slurm, such as a login node; or leave out --launcher=slurm, which starts "
+            "the workers on this machine."
+        ) from None
+    said = [line.removeprefix("sbatch: ") for line in done.stderr.splitlines() if line.strip()]
+    job = done.stdout.strip()
+    if done.returncode or not re.fullmatch(r"[0-9]+(;\S+)?", job):
+        reason = " ".join(line.removeprefix("error: ") for line in said) or job or "no message"
+        raise UserError(f"sbatch refused the workers: {reason}")
+    return job, said
