@@ -1,4 +1,4 @@
-"""Looking at a sweep: `sweep status`, `sweep show`, and the table while it is computed."""
+"""Looking at a sweep: `sweep status`, `sweep show`, `plot`, and the table while it is computed."""
 
 import fcntl
 import io
@@ -12,6 +12,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tests import runs
@@ -22,6 +23,7 @@ from trainer.cli.live import LiveView
 from trainer.cli.terminal import Redrawn
 from trainer.config import load
 from trainer.messages import UserError
+from trainer.report import plots
 from trainer.sweep import running, status
 from trainer.sweep.final import choose_winners
 from trainer.sweep.outcome import Outcome
@@ -193,6 +195,35 @@ def test_show_names_what_exists_instead_of_an_unknown_trial(computed, capsys, na
     assert said in refused(capsys, "sweep", "show", computed, name)
 
 
+def test_plot_draws_the_mean_of_the_final_runs_of_each_winner(computed, capsys, tmp_path):
+    text = printed(capsys, "plot", computed, "--metric=eval/loss")
+    winners = json.loads((computed / "final.json").read_text())[0]["winners"]
+    numbers = {arm: winner["number"] for arm, winner in winners.items()}
+    assert f"* adamw {numbers['adamw']:04d}   o sgd {numbers['sgd']:04d}" in text
+    assert "eval/loss by step, mean of 2 seeds" in text
+    from trainer.sweep.curves import best_runs
+
+    for arm, folders in zip(winners, best_runs(computed).values(), strict=True):
+        assert folders == [computed / "final" / arm / "10000", computed / "final" / arm / "10001"]
+    assert main(["plot", str(computed), f"--png={tmp_path / 'a.png'}"]) == 0
+    assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_plot_draws_the_trials_of_an_arm_and_several_trials(computed, capsys, tmp_path):
+    text = printed(capsys, "plot", computed / "trials" / "sgd", "--metric=validation/accuracy")
+    # The third point diverged before its first evaluation.
+    assert "* 0000/0   o 0000/1   + 0001/0   x 0001/1\n" in text
+    text = printed(capsys, "plot", *(computed / "trials" / "sgd" / f"000{n}/0" for n in (0, 1)))
+    assert "* 0000/0   o 0001/0\n" in text
+    assert main(["plot", str(computed / "trials"), f"--png={tmp_path / 'a.png'}"]) == 0
+
+
+def test_the_mean_of_curves_is_taken_at_the_steps_that_all_have():
+    steps, values = plots.mean([([1, 2, 3], [1.0, 2.0, 9.0]), ([3, 1], [11.0, 4.0])])
+    np.testing.assert_array_equal(steps, [1, 3])
+    np.testing.assert_array_equal(values, [2.5, 10.0])
+
+
 # A sweep that is computed by others.
 
 
@@ -349,6 +380,7 @@ def test_a_folder_that_is_not_a_sweep_is_refused(sweep, capsys, tmp_path):
     said = refused(capsys, "sweep", "status", (sweep / FIRST[0]).parent)
     assert f"is in the folder of a sweep, which is {sweep}: name that one." in said
     assert "not the folder of a sweep" in refused(capsys, "sweep", "show", tmp_path, "a/1")
+    assert "No trial of" in refused(capsys, "plot", sweep)
 
 
 def test_an_arm_without_a_winner_is_named(sweep, capsys):
