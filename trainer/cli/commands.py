@@ -3,7 +3,6 @@
 import argparse
 import sys
 import time
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,7 +15,6 @@ from trainer.messages import DONE, FAILED, UserError
 # Modules that import jax are imported by the commands that need them: jax takes long, and the
 # memory of a process must be configured before.
 if TYPE_CHECKING:
-    from trainer.report.plots import Curve
     from trainer.train.loop import Observer
 
 
@@ -229,6 +227,7 @@ def explain(arguments: argparse.Namespace) -> int:
     Raises:
         UserError: the config cannot be used, or the PNG cannot be written.
     """
+    from trainer.cli.plotting import save_png
     from trainer.engine.plan import make_plan
     from trainer.engine.plan_text import render
     from trainer.report import plots
@@ -246,13 +245,13 @@ def explain(arguments: argparse.Namespace) -> int:
         return DONE
     show(plots.draw_in_terminal(plan.schedules, "learning rate by step"), end="")
     if arguments.png:
-        _save_png(plan.schedules, arguments.png, "Learning rates", "learning rate")
+        save_png(plan.schedules, arguments.png, "Learning rates", "learning rate")
         show(f"The schedules are drawn in {arguments.png}.")
     return DONE
 
 
 def plot(arguments: argparse.Namespace) -> int:
-    """Draws a metric of one or more runs.
+    """Draws a metric of one or more runs, or of the best trials of a sweep.
 
     Args:
         arguments: the parsed options of the command.
@@ -263,28 +262,6 @@ def plot(arguments: argparse.Namespace) -> int:
     Raises:
         UserError: a run does not have the metric, or the PNG cannot be written.
     """
-    from trainer.report import plots
+    from trainer.cli import plotting
 
-    try:
-        curves = {
-            name: plots.read_metric(workdir, arguments.metric)
-            for name, workdir in plots.names_of(arguments.workdirs).items()
-        }
-    except (OSError, ValueError) as error:
-        raise UserError(str(error)) from error
-    if arguments.png:
-        _save_png(curves, arguments.png, arguments.metric, arguments.metric)
-        show(f"{arguments.metric} is drawn in {arguments.png}.")
-    else:
-        show(plots.draw_in_terminal(curves, f"{arguments.metric} by step"), end="")
-    return DONE
-
-
-def _save_png(curves: "Mapping[str, Curve]", file: str, title: str, y_label: str) -> None:
-    from trainer.report import plots
-
-    try:
-        plots.save_png(curves, file, title, y_label)
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or str(error).rstrip(".")
-        raise UserError(f"--png={file} cannot be written: {reason}.") from error
+    return plotting.plot(arguments)

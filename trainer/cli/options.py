@@ -34,8 +34,14 @@ def parser() -> argparse.ArgumentParser:
         "explain", parents=[config], help="print what the config means for every parameter"
     )
     explain.add_argument("--png", metavar="FILE", help="also draw the schedules into a PNG")
-    plot = commands.add_parser("plot", help="draw a metric of one run or several")
-    plot.add_argument("workdirs", nargs="+", type=values.folder, metavar="WORKDIR")
+    plot = commands.add_parser("plot", help="draw a metric of runs, or of a sweep")
+    plot.add_argument(
+        "workdirs",
+        nargs="+",
+        type=values.folder,
+        metavar="WORKDIR",
+        help="a run, a folder with runs, or a sweep, of which the best trial of each arm is drawn",
+    )
     plot.add_argument("--metric", default="train/loss", help="default train/loss")
     plot.add_argument("--png", metavar="FILE", help="draw into a PNG instead of the terminal")
     sweep_options.add(

@@ -32,11 +32,20 @@ def add(sweep: argparse.ArgumentParser, config: Parser) -> None:
     work = actions.add_parser("work", help="compute trials of a sweep that was begun")
     work.add_argument("folder", type=values.folder, metavar="DIR")
     _workers(work)
+    # For the workers of one command, which shows how far they are.
+    work.add_argument("--watched", action="store_true", help=argparse.SUPPRESS)
     extend = actions.add_parser(
         "extend", parents=[config], help="add trials, seeds, arms or a wider space to a sweep"
     )
     extend.add_argument("folder", type=values.folder, metavar="DIR")
     extend.add_argument("--dry_run", action="store_true", help="print it, and write nothing")
+    status = actions.add_parser("status", help="print what a sweep has computed")
+    status.add_argument("folder", type=values.folder, metavar="DIR")
+    trial = actions.add_parser("show", help="print the config and the result of a trial")
+    trial.add_argument("folder", type=values.folder, metavar="DIR")
+    trial.add_argument(
+        "trial", metavar="TRIAL", help="ARM/NUMBER, ARM/NUMBER/SEED, final/ARM or final/ARM/SEED"
+    )
 
 
 def _workers(parser: argparse.ArgumentParser) -> None:

@@ -9,6 +9,7 @@ from shlex import quote
 from typing import TYPE_CHECKING
 
 from trainer.cli import extend_sweep
+from trainer.cli.live import LiveView
 from trainer.cli.loading import config_options, read_config, search_paths
 from trainer.cli.terminal import show
 from trainer.config.languages import SWEEP
@@ -37,7 +38,8 @@ def run(arguments: argparse.Namespace) -> int:
     runtime.keep_freed_memory()
     if arguments.action is None:
         return _start(arguments)
-    return {"work": _work, "extend": extend_sweep.run}[arguments.action](arguments)
+    actions = {"work": _work, "extend": extend_sweep.run, "status": _status, "show": _show}
+    return actions[arguments.action](arguments)
 
 
 def _start(arguments: argparse.Namespace) -> int:
@@ -68,7 +70,13 @@ def _start(arguments: argparse.Namespace) -> int:
         return code
     if settings is not None:
         return _submit(folder, arguments.workers, settings)
-    code = _compute_in_workers(folder, arguments) if apart else _compute(folder, arguments)
+    with LiveView(folder) as view:
+        compute = _compute_in_workers if apart else _compute
+        code = compute(folder, arguments, view)
+    try:
+        show(f"\n{_status_of(folder)}", end="")
+    except (UserError, OSError) as error:  # the end of the sweep does not depend on its table
+        _log(f"The results cannot be shown: {error}")
     if code == STOPPED:
         _log(
             "Stopped; the finished trials and the states of the others are saved. Start the same"
@@ -127,10 +135,12 @@ def _check(arguments: argparse.Namespace, plan: "SweepPlan", folder: Path | None
 
 def _work(arguments: argparse.Namespace) -> int:
     """Computes trials of a sweep that was begun, as one of its workers."""
-    return _compute(Path(arguments.folder).absolute(), arguments)
+    folder = Path(arguments.folder).absolute()
+    with LiveView(folder, table=False, quiet=arguments.watched) as view:
+        return _compute(folder, arguments, view)
 
 
-def _compute(folder: Path, arguments: argparse.Namespace) -> int:
+def _compute(folder: Path, arguments: argparse.Namespace, view: LiveView) -> int:
     """Computes trials in this process."""
     from optim.declarations import OptimizerWarning
     from trainer.sweep.worker import Worker
@@ -138,16 +148,39 @@ def _compute(folder: Path, arguments: argparse.Namespace) -> int:
 
     runtime.keep_compiled_programs()
     warnings.simplefilter("ignore", OptimizerWarning)
-    worker = Worker(folder, arguments.workers, arguments.signals, _log)
+    worker = Worker(folder, arguments.workers, arguments.signals, view.log)
     return worker.run()
 
 
-def _compute_in_workers(folder: Path, arguments: argparse.Namespace) -> int:
+def _compute_in_workers(folder: Path, arguments: argparse.Namespace, view: LiveView) -> int:
     """Computes trials in several processes, which this one watches."""
     from trainer.sweep.local import run_workers, worker_command
 
     command = worker_command(folder, arguments.workers)
-    return run_workers(command, arguments.workers, arguments.signals, _log)
+    return run_workers(command, arguments.workers, arguments.signals, view.log)
+
+
+def _status(arguments: argparse.Namespace) -> int:
+    """Prints what a sweep has computed."""
+    show(_status_of(Path(arguments.folder)), end="")
+    return DONE
+
+
+def _status_of(folder: Path) -> str:
+    from trainer.sweep.status import SweepReader
+    from trainer.sweep.status_text import render
+
+    reader = SweepReader(folder)
+    return render(reader.read(), reader.plan, folder)
+
+
+def _show(arguments: argparse.Namespace) -> int:
+    """Prints the config and the result of a trial."""
+    from trainer.sweep.status import SweepReader
+    from trainer.sweep.trial_text import describe
+
+    show(describe(SweepReader(Path(arguments.folder)), arguments.trial), end="")
+    return DONE
 
 
 def _log(line: str) -> None:

@@ -3,10 +3,12 @@
 import contextlib
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, Literal, TextIO
 
 from trainer.messages import printable
+
+_KEPT = "\n\t"
 
 
 def show(text: str, stream: TextIO | None = None, end: str = "\n") -> None:
@@ -20,7 +22,46 @@ def show(text: str, stream: TextIO | None = None, end: str = "\n") -> None:
         stream: the stream; None for stdout.
         end: printed after the text.
     """
-    print(printable(text, keep="\n\t"), file=stream or sys.stdout, end=end, flush=True)
+    print(printable(text, keep=_KEPT), file=stream or sys.stdout, end=end, flush=True)
+
+
+class Redrawn:
+    """Lines at the end of a terminal that are drawn again in place, below all other lines.
+
+    Args:
+        stream: of a terminal that understands the control sequences of ECMA-48.
+    """
+
+    def __init__(self, stream: TextIO):
+        self._stream = stream
+        self._drawn = 0
+
+    def draw(self, lines: Sequence[str], above: str = "") -> None:
+        """Replaces the lines that were drawn before.
+
+        Args:
+            lines: the new ones; what does not fit into the terminal is left out.
+            above: a text that stays above them.
+        """
+        width, height = _size(self._stream)
+        # Without the last column and row: there a terminal would wrap a line, or scroll.
+        lines = [printable(line)[: width - 1] for line in lines[: height - 1]]
+        text = f"{printable(above, keep=_KEPT)}\n" if above else ""
+        text += "".join(f"{line}\n" for line in lines)
+        up = f"\x1b[{self._drawn}A" if self._drawn else ""
+        # One write, so that the terminal never shows the lines half drawn.
+        print(f"{up}\r\x1b[J{text}", file=self._stream, end="", flush=True)
+        self._drawn = len(lines)
+
+
+def _size(stream: TextIO) -> tuple[int, int]:
+    """Returns columns and rows of a terminal."""
+    # Not shutil.get_terminal_size, which asks stdout, and that may be a file.
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        size = os.get_terminal_size(stream.fileno())
+        if size.columns and size.lines:
+            return size.columns, size.lines
+    return 80, 24
 
 
 class BestEffortStream:

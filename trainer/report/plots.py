@@ -12,6 +12,9 @@ from trainer.writers import read_metrics
 
 Curve = tuple[ArrayLike, ArrayLike]  # x values, y values
 
+# How many curves have colors that can be told apart, and how many names fit below each other.
+_COLORS, _ROWS = 10, 24
+
 
 def draw_in_terminal(
     curves: Mapping[str, Curve], title: str, width: int = 60, height: int = 10
@@ -53,7 +56,11 @@ def draw_in_terminal(
 
 
 def save_png(
-    curves: Mapping[str, Curve], file: str | os.PathLike[str], title: str, y_label: str
+    curves: Mapping[str, Curve],
+    file: str | os.PathLike[str],
+    title: str,
+    y_label: str,
+    members: Mapping[str, Sequence[Curve]] | None = None,
 ) -> None:
     """Draws curves over the step into a PNG.
 
@@ -62,24 +69,62 @@ def save_png(
         file: path of the PNG.
         title: the text above the drawing.
         y_label: the label of the y axis.
+        members: name -> the curves of which that of this name is the mean, drawn thin in its color.
 
     Raises:
         OSError: the file cannot be written.
         ValueError: the suffix of the file is not that of a format of matplotlib.
     """
     # Not pyplot, which chooses a backend for the display and keeps every figure.
+    from matplotlib import colormaps
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(7, 4), dpi=150, layout="constrained")
+    many = len(curves) > _COLORS
+    figure = Figure(figsize=(9 if many else 7, 4), dpi=150, layout="constrained")
     axes = figure.add_subplot()
-    for name, (x, y) in curves.items():
-        axes.plot(x, y, label=name, linewidth=1.5)
+    for index, (name, (x, y)) in enumerate(curves.items()):
+        color = colormaps["turbo"](index / (len(curves) - 1)) if many else f"C{index}"
+        for each in (members or {}).get(name, ()):
+            axes.plot(*each, color=color, linewidth=0.6, alpha=0.4)
+        axes.plot(x, y, label=name, color=color, linewidth=1 if many else 1.5)
     axes.set(title=title, xlabel="step", ylabel=y_label)
     axes.grid(alpha=0.3)
     axes.spines[["top", "right"]].set_visible(False)
-    if len(curves) > 1:
+    if many:
+        columns = -(-len(curves) // _ROWS)
+        figure.legend(frameon=False, loc="outside right upper", ncols=columns, fontsize=7)
+    elif len(curves) > 1:
         axes.legend(frameon=False)
     figure.savefig(file)
+
+
+def mean(curves: Sequence[Curve]) -> Curve:
+    """Returns the mean of curves, at the steps that all of them have.
+
+    Args:
+        curves: (steps, values), at least one.
+    """
+    if len(curves) == 1:
+        return curves[0]
+    tables = [dict(zip(np.asarray(x).tolist(), np.asarray(y), strict=True)) for x, y in curves]
+    steps = sorted(set(tables[0]).intersection(*tables[1:]))
+    values = [np.mean([table[step] for table in tables]) for step in steps]
+    return np.asarray(steps), np.asarray(values, float)
+
+
+def runs_in(folder: Path, name: str) -> list[str]:
+    """Returns the runs below a folder that is not one itself, such as those of an arm of a sweep.
+
+    Args:
+        folder: the folder; that of a run has none.
+        name: of a metric; runs without it, such as those that diverged at once, are left out.
+    """
+    if (folder / "metrics.jsonl").exists():
+        return []
+    files = sorted(
+        file for depth in ("*", "*/*", "*/*/*") for file in folder.glob(f"{depth}/metrics.jsonl")
+    )
+    return [str(file.parent) for file in files if any(name in row for row in read_metrics(file))]
 
 
 def names_of(workdirs: Sequence[str]) -> dict[str, str]:

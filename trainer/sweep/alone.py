@@ -35,6 +35,9 @@ def run_alone(
         DONE: the trial has a result. STOPPED: saved. FAILED: the disk cannot be written.
     """
     (trial,) = wave.claim.trials
+    if not wave.unfinished():  # it was killed while the trial was moved
+        wave.finish({})
+        return DONE
     staged = wave.staged(trial)
     program = load_located(trial.config, vocabulary)
     experiment = program.experiment

@@ -23,7 +23,6 @@ from trainer.sweep.limits import Limits, useful_width, wave_width
 from trainer.sweep.outcome import SUMMARY_FILE, read_outcome
 from trainer.sweep.plan import Trial
 from trainer.sweep.stored_plan import read_plan
-from trainer.workdir.lock import UNSUPPORTED
 from trainer.writers.durable import sync
 from trainer.writers.files import replace_file
 
@@ -275,6 +274,8 @@ def _lock(descriptor: int, *, wait: bool) -> bool:
     except BlockingIOError:
         return False
     except OSError as error:
+        from trainer.workdir.lock import UNSUPPORTED  # imports jax, which `sweep status` does not
+
         if error.errno not in UNSUPPORTED:
             raise
         raise UserError(

@@ -158,4 +158,5 @@ def worker_command(folder: Path, workers: int) -> list[str]:
         folder: of the sweep.
         workers: how many workers share the trials.
     """
-    return [sys.executable, "-m", "trainer", "sweep", "work", str(folder), f"--workers={workers}"]
+    work = ["sweep", "work", str(folder), f"--workers={workers}", "--watched"]
+    return [sys.executable, "-m", "trainer", *work]

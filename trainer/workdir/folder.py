@@ -17,7 +17,7 @@ from trainer.workdir import place
 from trainer.workdir.changes import check_allowed, covered, listed, refuse
 from trainer.workdir.fingerprint import Change, compare
 from trainer.workdir.lock import Lock, WorkdirTakenOver
-from trainer.workdir.record import begin, now, read_record
+from trainer.workdir.record import begin, now, read_record, refuse_trial
 from trainer.workdir.regular import check_files
 from trainer.workdir.strangers import check_no_strangers
 from trainer.writers.base import Log, to_stderr
@@ -239,8 +239,10 @@ class Workdir:
         try:
             if not self._holds_results() and self.path.exists():
                 check_no_strangers(self.path)
-            changes = self._config_changes(config)
             record = read_record(self.run_file)
+            if record is not None and not holds_results(self.checkpoints):
+                refuse_trial(self.path, record)
+            changes = self._config_changes(config)
         except OSError as e:
             raise UserError(
                 f"The workdir {self.path} cannot be read: {e.strerror}. Choose another --workdir."

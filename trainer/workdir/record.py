@@ -92,6 +92,24 @@ def read_record(path: Path) -> dict[str, Any] | None:
     return record
 
 
+def refuse_trial(folder: Path, record: Mapping[str, Any]) -> None:
+    """Refuses the folder of a finished trial of a sweep, in which a run would begin anew.
+
+    Args:
+        folder: without checkpoints.
+        record: the content of its run.json.
+
+    Raises:
+        UserError: it is the folder of a trial.
+    """
+    # Without a summary.json, a trial that is computed as a run was killed while it was moved.
+    if "sweep" in record and (folder / "summary.json").exists():
+        raise UserError(
+            f"The workdir {folder} is that of a finished trial of a sweep, which has no checkpoint"
+            " to continue from. Choose another --workdir, in which the trial is repeated."
+        )
+
+
 def now() -> str:
     """Returns the time in UTC, to the second."""
     return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")

@@ -1,0 +1,107 @@
+"""Shows how far a sweep is, while this process computes it."""
+
+import os
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+
+from trainer.cli.terminal import Redrawn, show
+
+_REDRAWN, _REPORTED = 1.0, 60.0  # seconds between two tables in a terminal, or between two lines
+_MOST = 0.05  # of the time that reading the folder may take
+
+
+class LiveView:
+    """A context manager that shows how far a sweep is, on stderr.
+
+    In a terminal it is a table below the lines of the log, which is drawn again about once a
+    second; elsewhere a line about once a minute. What goes wrong here never ends the sweep.
+
+    Args:
+        folder: of the sweep.
+        table: whether to draw the table; None to do so in a terminal.
+        every: seconds between two tables or lines; None for 1 or 60.
+        quiet: whether to show the lines of the log only.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        table: bool | None = None,
+        every: float | None = None,
+        quiet: bool = False,
+    ):
+        self._folder = folder
+        table = _is_terminal() if table is None else table
+        self._table = Redrawn(sys.stderr) if table else None
+        self._every = every or (_REDRAWN if table else _REPORTED)
+        self._quiet = quiet
+        self._lines: Sequence[str] = ()
+        self._writing = threading.Lock()
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="live view", daemon=True)
+
+    def __enter__(self) -> "LiveView":
+        if not self._quiet:
+            self._thread.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._stop.set()
+        if not self._quiet:
+            self._thread.join(5)  # the disk may hang
+        self._lines = ()
+        if self._table is not None:
+            with self._writing:
+                self._table.draw(())
+
+    def log(self, line: str) -> None:
+        """Prints a line, above the table if there is one.
+
+        Args:
+            line: the line.
+        """
+        with self._writing:
+            if self._table is None:
+                show(line, sys.stderr)
+            else:
+                self._table.draw(self._lines, above=line)
+
+    def _watch(self) -> None:
+        try:
+            self._show_again_and_again()
+        except Exception as error:
+            self.log(f"The table of the sweep is not shown any more: {error}")
+
+    def _show_again_and_again(self) -> None:
+        from trainer.sweep import status_text
+        from trainer.sweep.status import SweepReader
+
+        pause = self._every
+        reader = None
+        while not self._stop.wait(pause):
+            start = time.perf_counter()
+            reader = reader or SweepReader(self._folder)
+            status = reader.read()
+            if self._table is None:
+                self.log(status_text.in_a_line(status))
+            else:
+                lines = ["", *status_text.counts(status, reader.plan)]
+                with self._writing:
+                    if not self._stop.is_set():
+                        self._lines = lines
+                        self._table.draw(lines)
+            pause = max(self._every, (time.perf_counter() - start) / _MOST)
+
+
+def _is_terminal() -> bool:
+    return sys.stderr is not None and sys.stderr.isatty() and os.environ.get("TERM") != "dumb"

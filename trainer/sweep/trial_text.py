@@ -1,0 +1,110 @@
+"""Finds a trial by its name, and formats its config and its result as plain text."""
+
+import re
+from collections.abc import Iterator, Sequence
+from shlex import quote
+
+from trainer.config import diff, dump
+from trainer.config.wording import known_names, listing
+from trainer.messages import UserError, printable
+from trainer.sweep.outcome import Outcome
+from trainer.sweep.plan import Trial
+from trainer.sweep.status import Status, SweepReader, mean
+from trainer.sweep.status_text import shown
+
+
+def describe(reader: SweepReader, name: str) -> str:
+    """Formats a trial as its resolved config, in YAML, below comments with all else.
+
+    Args:
+        reader: of the sweep.
+        name: "ARM/NUMBER", "ARM/NUMBER/SEED", "final/ARM" or "final/ARM/SEED", also with "trials/"
+            before it. Without a seed, the config is that of the first one.
+
+    Returns:
+        Lines of text; the last ends with a newline. Saved to a file, they are the config of a run.
+
+    Raises:
+        UserError: there is no such trial.
+    """
+    status = reader.read()
+    trials = _find((*reader.plan.trials, *(status.final or ())), name, reader)
+    first, goal = trials[0], reader.plan.goal
+    lines = [f"{trial.folder}: {_state(reader, status, trial)}" for trial in trials]
+    outcomes = [status.outcomes.get(trial.folder) for trial in trials]
+    if len(outcomes) > 1:
+        values = [None if outcome is None else outcome.value(goal) for outcome in outcomes]
+        lines.append(f"mean of {goal.row}: {shown(mean(values))}")
+    elif outcomes[0] is not None:
+        lines += _result(outcomes[0])
+    lines += ["", f"What differs from the config of {first.arm}:"]
+    lines += diff(first.base.root, first.config.root) or ["nothing"]
+    lines += ["", *_commands(reader, first, name)]
+    head = "".join(f"# {printable(line)}".rstrip() + "\n" for line in lines)
+    return f"{head}\n{dump(first.config.root)}"
+
+
+def _find(trials: Sequence[Trial], name: str, reader: SweepReader) -> list[Trial]:
+    known: dict[str, list[Trial]] = {}
+    for trial in trials:
+        point = f"{trial.final}/{trial.arm}" if trial.final else f"{trial.arm}/{trial.number:04d}"
+        for key in (point, f"{point}/{trial.seed}"):
+            known.setdefault(key, []).append(trial)
+    asked = name.strip("/")
+    for each in (asked, asked.removeprefix("trials/")):
+        # "muon/7" is "muon/0007".
+        padded = re.sub(r"(?<=/)\d+", lambda found: found[0].zfill(4), each, count=1)
+        if found := known.get(each) or known.get(padded):
+            return found
+    raise UserError(_unknown(reader, asked, trials))
+
+
+def _unknown(reader: SweepReader, name: str, trials: Sequence[Trial]) -> str:
+    """Returns a sentence about a name that is not that of a trial, and what there is."""
+    first, *rest = name.removeprefix("trials/").split("/")
+    if first == "final" and rest and rest[0] in reader.plan.arms:
+        final = [trial for trial in trials if trial.final and trial.arm == rest[0]]
+        if final:
+            seeds = listing([str(trial.seed) for trial in final])
+            return f"There is no final run {name!r}: {rest[0]} has the seeds {seeds}."
+        return f"There is no final run {name!r}: {rest[0]} has none yet."
+    if first not in reader.plan.arms:
+        hint = known_names(rest[0] if first == "final" and rest else first, reader.plan.arms)
+        return f"There is no trial {name!r}, because no arm has this name. {hint}"
+    numbers = [trial.number for trial in trials if trial.arm == first and not trial.final]
+    known = f"{first}/{min(numbers):04d} to {first}/{max(numbers):04d}"
+    seeds = listing([str(seed) for seed in reader.plan.seeds])
+    return f"There is no trial {name!r}: there are {known}, each with the seeds {seeds}."
+
+
+def _state(reader: SweepReader, status: Status, trial: Trial) -> str:
+    """Returns how a trial ended, or how far it is, and its value of the goal."""
+    outcome = status.outcomes.get(trial.folder)
+    if outcome is not None:
+        text = f"{outcome.end} at step {outcome.step:,}"
+        value = outcome.value(reader.plan.goal)
+        return text if value is None else f"{text}, {reader.plan.goal.row} {shown(value)}"
+    for wave in status.waves:
+        if trial.folder in wave.trials:
+            where = f"step {wave.step:,} of {reader.program_of(trial).steps:,}"
+            return f"running at {where}" if wave.held else f"stopped at {where}"
+    return "not computed yet"
+
+
+def _result(outcome: Outcome) -> Iterator[str]:
+    yield from [outcome.why] if outcome.why else []
+    for name, value in sorted(outcome.metrics.items()):
+        yield f"{name} {value:.6g}"
+
+
+def _commands(reader: SweepReader, trial: Trial, name: str) -> Iterator[str]:
+    """Says where the files of a trial are, and how to repeat it as a run of its own."""
+    options = "".join(f" --vocabulary={quote(each)}" for each in reader.plan.vocabulary)
+    folder = reader.path / trial.folder
+    if folder.exists():
+        yield f"Its files are in {folder}. To repeat it alone:"
+        yield f"python -m trainer --config={quote(str(folder / 'config.yaml'))}{options}"
+        return
+    show = f"python -m trainer sweep show {quote(str(reader.path))} {quote(name)}"
+    yield "It has no folder of its own yet. To compute it alone:"
+    yield f"{show} > trial.yaml && python -m trainer --config=trial.yaml{options}"
