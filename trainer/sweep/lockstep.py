@@ -99,6 +99,9 @@ class Lockstep:
             WorkdirTakenOver: another process has the wave.
         """
         wave, experiment = self._wave, self._program.experiment
+        if not wave.unfinished():  # the last process was killed while it moved the trials
+            wave.finish({})
+            return DONE
         with (
             Checkpoints(
                 wave.workdir.checkpoints,

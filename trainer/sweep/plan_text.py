@@ -87,6 +87,11 @@ def _totals(plan: SweepPlan, programs: Programs) -> list[str]:
             f"final: the winner of each arm again ({_seeds(plan.final_seeds)}), {runs:,} runs: at"
             f" most {steps:,} steps, {flops:.3g} FLOPs"
         )
+    if (vmap := plan.definition.sweep.vmap) is not None:
+        lines.append(
+            f"{vmap} trials of a program are computed at once by vmap: their bits depend on this"
+            " number, and are not those of the trials alone."
+        )
     if plan.definition.sweep.budgets == "unequal":
         lines.append("The file allows the arms to have unequal budgets.")
     return lines
@@ -104,6 +109,8 @@ def _measured(plan: SweepPlan, programs: Programs, needs: Sequence[Needs]) -> li
             useful_width(group.flops * group.steps),
             most_side_by_side(group.state_bytes, workers=1),
         )
+        if (vmap := plan.definition.sweep.vmap) is not None:
+            bounds = (vmap,)
         widths = {arm: wave_width(count, *bounds) for arm, count in arms.items()}
         waves = sum(math.ceil(count / widths[arm]) for arm, count in arms.items())
         widest = max(widths.values())

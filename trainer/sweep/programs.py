@@ -140,6 +140,7 @@ def _group(
         except ConfigError as error:
             raise placed(error, arm, f"The trial {first.name}") from error
         check_goal(plan, arm, program.experiment)
+        _check_vmap(plan, arm, program.mesh.size)
         inputs = set(traced.inputs)
         keys = [_structural(trial.values, inputs) for trial in rest]
         shared = [trial for trial, key in zip(rest, keys, strict=True) if key == keys[0]]
@@ -158,6 +159,15 @@ def _group(
             )
         )
     return _merge(groups)
+
+
+def _check_vmap(plan: SweepPlan, arm: ArmConfig, devices: int) -> None:
+    if plan.definition.sweep.vmap is not None and devices > 1:
+        raise ConfigError(
+            f"{arm.title} has a mesh of {devices} devices, and vmap computes trials on one: remove"
+            " vmap or mesh.",
+            plan.definition.config.sources["vmap"],
+        )
 
 
 def _structural(values: Mapping[str, Tree], inputs: set[str]) -> str:

@@ -178,7 +178,7 @@ class Run:
                 if isinstance(outcome, Ended):
                     return outcome.code
                 if isinstance(outcome, Halted):
-                    self.log(f"error: {outcome.why}")
+                    self.log(f"error: {outcome.why} {outcome.replay}".rstrip())
                     return FAILED
                 rollback_log.add(outcome)
                 # The rollback is recorded: if this process is killed here, the next one finds it,

@@ -35,7 +35,14 @@ class Ended(NamedTuple):
 
 
 class Halted(NamedTuple):
-    """A step was not finite, and the run must end; `why` is the error message."""
+    """A step was not finite, and the run must end.
+
+    Attributes:
+        why: the error message.
+        step: that step.
+        replay: a sentence with the command that names the operation; "" without a checkpoint.
+    """
 
     why: str
     step: int
+    replay: str = ""
