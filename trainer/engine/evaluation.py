@@ -47,6 +47,7 @@ class Evaluation:
         self._evaluate = jax.jit(self._accumulate)
         self._averages = jax.jit(self._eval_params)
         self._aux: tuple[str, ...] | None = None  # None until the evaluation was traced
+        self._zeros: dict[tuple[str, ...], Any] = {}  # names of aux values -> empty sums
 
     def run(self, state: State, batches: Iterable[Batch]) -> dict[str, float]:
         """Computes the metrics over all batches of a split.
@@ -127,8 +128,11 @@ class Evaluation:
         self._trace(self._averages.eval_shape(state), state, shapes)
 
     def _empty(self) -> Any:
-        total = self._metric_accumulator.empty(self._aux or ())
-        return jax.device_put(total, sharding.replicated(self._mesh))
+        names = self._aux or ()
+        if names not in self._zeros:  # once: making them takes longer than a small evaluation
+            total = self._metric_accumulator.empty(names)
+            self._zeros[names] = jax.device_put(total, sharding.replicated(self._mesh))
+        return self._zeros[names]
 
     def _trace(self, params: Any, state: State, batch: Any) -> None:
         """Traces the evaluation of a batch, and notes which aux values the loss returns."""
