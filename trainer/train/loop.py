@@ -264,7 +264,7 @@ class Loop:
         advice = advise(self.program, self._batch_index(bad))
         command = replay_command(self.checkpoints.directory.parent, bad, self._vocabulary)
         kept = f"The checkpoints before it are kept, and `{command}` names the operation."
-        return Halted(f"{found} {advice} {kept}", bad)
+        return Halted(f"{found} {advice}", bad, kept)
 
     # The end.
 

@@ -35,7 +35,14 @@ class Ended(NamedTuple):
 
 
 class Halted(NamedTuple):
-    """A step was not finite, and the run must end; `why` is the error message."""
+    """A step was not finite, and the run must end.
+
+    Attributes:
+        why: the error message.
+        step: the step.
+        advice: sentences about the checkpoints of the run and the command that replays the step.
+    """
 
     why: str
     step: int
+    advice: str = ""
