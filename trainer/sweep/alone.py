@@ -1,12 +1,10 @@
 """Computes a trial as a run of its own, because it went back to an earlier state in its wave."""
 
-import shutil
 from collections.abc import Callable, Sequence
 
-from trainer.engine.loading import load_located
+from trainer.engine.program import Program
 from trainer.messages import DONE, FAILED, STOPPED
-from trainer.sweep.folder import SweepFolder
-from trainer.sweep.outcome import Outcome
+from trainer.sweep.outcome import Outcome, newest_metrics
 from trainer.sweep.turn import asked_writers
 from trainer.sweep.wave import Wave
 from trainer.train.rollback import MOST_ROLLBACKS, read_rollbacks
@@ -17,7 +15,7 @@ from trainer.writers import read_metrics
 
 def run_alone(
     wave: Wave,
-    folder: SweepFolder,
+    program: Program,
     signals: StopSignals,
     log: Callable[[str], None],
     vocabulary: Sequence[str],
@@ -26,7 +24,7 @@ def run_alone(
 
     Args:
         wave: the wave.
-        folder: the folder of the sweep.
+        program: the compiled program, with the trial's values and seeds.
         signals: reports when to stop.
         log: takes a line for the user.
         vocabulary: further packages whose public functions the config may name.
@@ -35,32 +33,26 @@ def run_alone(
         DONE: the trial has a result. STOPPED: saved. FAILED: the disk cannot be written.
     """
     (trial,) = wave.claim.trials
-    if not wave.unfinished():  # it was killed while the trial was moved
-        wave.finish({})
-        return DONE
     staged = wave.staged(trial)
-    program = load_located(trial.config, vocabulary)
     experiment = program.experiment
     object.__setattr__(experiment, "writers", tuple(asked_writers(trial.config)))
-    wave.begins(None)
-    run = Run(trial.config, program, signals, log, vocabulary)
+    wave.begins(wave.newest())
+    run = Run(trial.config, program, signals, log, vocabulary, compiled=True)
     code = run.start(staged)
     if code == STOPPED:
         return STOPPED
     rows = read_metrics(staged)
-    metrics = {name: x for row in rows for name, x in row.items() if name != "step"}
     counters = read_rollbacks(staged)
     rollbacks = max((each.rollbacks for each in counters.values()), default=0)
     step = rows[-1]["step"] if rows else 0
     if code == DONE:
-        outcome = Outcome("done", experiment.steps, metrics)
+        outcome = Outcome("done", experiment.steps, newest_metrics(staged))
     elif rollbacks == MOST_ROLLBACKS:
-        outcome = Outcome("diverged", step, metrics, f"It went back {rollbacks} times.")
+        why = f"It went back {rollbacks} times."
+        outcome = Outcome("diverged", step, newest_metrics(staged), why)
     else:
         return FAILED
-    if folder.plan.checkpoints == "none":
-        shutil.rmtree(staged / "checkpoints", ignore_errors=True)
-    for name in ("lock", "epoch"):
-        (staged / name).unlink(missing_ok=True)
-    wave.finish({trial: outcome})
+    # Before its checkpoints are removed, because a run without them begins anew.
+    wave.keep(trial, outcome)
+    wave.finish({})
     return DONE

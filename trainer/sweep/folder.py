@@ -11,7 +11,6 @@ import hashlib
 import json
 import math
 import os
-import shutil
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,8 +21,8 @@ from trainer.sweep.final import choose_winners, final_trials
 from trainer.sweep.limits import Limits, useful_width, wave_width
 from trainer.sweep.outcome import SUMMARY_FILE, read_outcome
 from trainer.sweep.plan import Trial
+from trainer.sweep.removal import clean, remove, set_aside
 from trainer.sweep.stored_plan import read_plan
-from trainer.writers.durable import sync
 from trainer.writers.files import replace_file
 
 
@@ -153,6 +152,7 @@ class SweepFolder:
         with self._exclusive():
             if self._stat_plan() != self._plan_version:
                 self._read_plan()
+            clean(self._waves)
             taken: set[str] = set()
             for file in self.waves():
                 content = _read_wave(file)
@@ -234,10 +234,11 @@ class SweepFolder:
             os.close(descriptor)
             return None
         known = self.trials()
-        if not set(content["trials"]) <= set(known):
-            # The final trials of a winner that is none any more, since the sweep was extended.
-            shutil.rmtree(file.with_suffix(""), ignore_errors=True)
-            file.unlink()
+        # All have results: a worker was killed before it removed the wave. Not all are known: the
+        # final trials of a winner that is none any more, since the sweep was extended.
+        finished = all((self.path / name).exists() for name in content["trials"])
+        if finished or not set(content["trials"]) <= set(known):
+            remove(set_aside(file))
             os.close(descriptor)
             return None
         return Claim(
@@ -261,10 +262,15 @@ class SweepFolder:
             os.close(descriptor)
 
     def remove(self, claim: Claim) -> None:
-        """Removes the file of a wave whose trials are finished or are to be claimed again."""
-        claim.file.unlink(missing_ok=True)
-        sync(self._waves)
-        claim.release()
+        """Removes a wave whose trials are finished or are to be claimed again.
+
+        Args:
+            claim: the wave, whose workdir is closed.
+        """
+        with self._exclusive():  # other workers read the files of waves
+            removed = set_aside(claim.file)
+            claim.release()
+        remove(removed)
 
 
 def _lock(descriptor: int, *, wait: bool) -> bool:

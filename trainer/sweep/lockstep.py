@@ -5,6 +5,7 @@ would have alone. A trial that has ended takes no time. A loop over the trials i
 would gain nothing: see `benchmarks.sweep`.
 """
 
+import contextlib
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -13,7 +14,7 @@ from typing import Any
 
 import jax
 
-from trainer.checkpoint import CheckpointError, Checkpoints
+from trainer.checkpoint import CheckpointError, Checkpoints, CorruptCheckpoint
 from trainer.engine.feed import Feed
 from trainer.engine.program import Program
 from trainer.engine.step import State
@@ -99,9 +100,6 @@ class Lockstep:
             WorkdirTakenOver: another process has the wave.
         """
         wave, experiment = self._wave, self._program.experiment
-        if not wave.unfinished():  # the last process was killed while it moved the trials
-            wave.finish({})
-            return DONE
         with (
             Checkpoints(
                 wave.workdir.checkpoints,
@@ -130,8 +128,12 @@ class Lockstep:
         """Returns the restored step, and the state of each trial that has not ended."""
         trials = self._wave.unfinished()
         while (step := checkpoints.latest()) is not None:
-            saved = {name.split("/")[1] for name in checkpoints.names(step)}
             abstract = to_save(self._program.abstract_state())
+            saved: set[str] = set()
+            with contextlib.suppress(
+                CorruptCheckpoint
+            ):  # `restore` finds the same, and sets it aside
+                saved = {name.split("/")[1] for name in checkpoints.names(step)}
             try:
                 tree = checkpoints.restore({"trials": dict.fromkeys(sorted(saved), abstract)}, step)
             except CheckpointError as error:
@@ -268,6 +270,9 @@ class Lockstep:
             self._wave.keep(trial, outcome)
         self._ended.clear()
         states = {self._key(turn.trial): turn.checkpoints.state for turn in self._turns}
+        # No trial may lack a checkpoint of its own from before the step that the wave resumes from.
+        for turn in self._turns:
+            turn.checkpoints.wait()
         for turn in self._turns:
             turn.checkpoints.state = None
         if None in states.values():

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from trainer.sweep.definition import Goal
+from trainer.writers import iterate_metrics
 
 SUMMARY_FILE = "summary.json"
 
@@ -48,6 +49,24 @@ class Outcome:
         value = self.metrics.get(goal.row)
         usable = self.end == "done" and value is not None and math.isfinite(value)
         return value if usable else None
+
+
+def newest_metrics(folder: Path) -> dict[str, float]:
+    """Returns the newest value of each metric in the metrics.jsonl of a trial.
+
+    Args:
+        folder: of the trial.
+
+    Returns:
+        Name -> value, without the speed of the machine.
+
+    Raises:
+        OSError: the file cannot be read.
+    """
+    newest: dict[str, float] = {}
+    for row in iterate_metrics(folder):
+        newest |= {name: x for name, x in row.items() if name != "step" and "perf/" not in name}
+    return newest
 
 
 def read_outcome(folder: Path) -> Outcome | None:

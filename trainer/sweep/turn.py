@@ -6,17 +6,16 @@ from typing import Any
 
 from trainer import writers
 from trainer.checkpoint import Checkpoints
-from trainer.config import Config
+from trainer.config import Config, leaves
 from trainer.engine.program import Program
 from trainer.engine.step import State
 from trainer.messages import DONE
 from trainer.sweep.definition import Goal
-from trainer.sweep.outcome import Outcome
+from trainer.sweep.outcome import Outcome, newest_metrics
 from trainer.sweep.plan import Trial
 from trainer.train.loop import Block, Computed, Loop
 from trainer.train.nonfinite import NonFiniteLog
 from trainer.train.rollback import GoBack, RollbackLog
-from trainer.train.run import hyperparameters
 from trainer.train.services import Ended, Halted
 from trainer.train.watchdog import Watchdog
 from trainer.writers.files import replace_file
@@ -190,8 +189,10 @@ class Turn:
             log=warn,
             fence=fence,
         )
+        # Those of steps that an earlier process computed.
+        self._earlier = newest_metrics(folder) if restored else {}
         if restored is None:
-            self._writer.write_hparams(hyperparameters(trial.config))
+            self._writer.write_hparams(dict(leaves(trial.config.root)))
         self.checkpoints = TrialCheckpoints(
             folder / "checkpoints", keep, experiment.steps, self._metric_at, goal, warn, fence
         )
@@ -218,7 +219,11 @@ class Turn:
 
     def _metric_at(self, step: int) -> float | None:
         evaluated = step == self._steps or step % self._eval_every == 0
-        return self._loop.metrics.get(self._goal.row) if evaluated else None
+        return self._metrics.get(self._goal.row) if evaluated else None
+
+    @property
+    def _metrics(self) -> dict[str, float]:
+        return self._earlier | self._loop.metrics
 
     def begin(self) -> Ended | GoBack | Halted | None:
         """Asks for the first block; returns how the trial ended, or None if it has not."""
@@ -253,7 +258,7 @@ class Turn:
         """
         if isinstance(end, Ended) and end.code != DONE:
             raise OSError(f"{self.trial.folder}: {self.lines[-1]}")
-        metrics = self._loop.metrics
+        metrics = self._metrics
         self.close()
         if isinstance(end, Halted):
             return Outcome("diverged", end.step, metrics, end.why)

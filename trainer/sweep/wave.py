@@ -29,9 +29,11 @@ from trainer.sweep.plan import Trial
 from trainer.workdir import Workdir, code, fingerprint
 from trainer.workdir.record import FORMAT
 from trainer.writers.durable import make_folder, sync, sync_file_system
-from trainer.writers.files import replace_file
+from trainer.writers.files import remove_temporaries, replace_file
 
-_KILLS, _STARTS = 3, 10  # kills without progress: while it computes, or at all
+# Kills without progress, while a wave computes or at all, after which it is split; and of a single
+# trial, which then counts as failed: kills from outside must hardly ever look like its own.
+_KILLS, _STARTS, _KILLS_OF_ONE = 3, 10, 6
 _BETWEEN_REPORTS = 2.0  # seconds
 
 
@@ -102,7 +104,13 @@ class Wave:
 
     def unfinished(self) -> list[Trial]:
         """Returns the trials without an outcome, in order."""
-        return [t for t in self.claim.trials if read_outcome(self.staged(t)) is None]
+        return [
+            trial
+            for trial in self.claim.trials
+            # A worker that was killed may have moved some of them already.
+            if read_outcome(self.staged(trial)) is None
+            and not (self._folder.path / trial.folder).exists()
+        ]
 
     def keep(self, trial: Trial, outcome: Outcome) -> None:
         """Writes the outcome of a trial that ended before the others.
@@ -150,6 +158,10 @@ class Wave:
         """Writes what a trial's folder has besides its metrics, as that of a run."""
         staged = self.staged(trial)
         staged.mkdir(parents=True, exist_ok=True)
+        if len(self.workdir.lineage) > 1:
+            remove_temporaries(staged)  # of a process that was killed
+        if self.claim.alone:
+            self._strip(staged)
         (staged / "config.yaml").write_text(configs.dump(trial.config.root))
         lineage = [
             entry | {"wave": self.claim.name, "trials": len(self.claim.trials)}
@@ -163,6 +175,13 @@ class Wave:
         }
         (staged / "run.json").write_text(json.dumps(content, indent=1) + "\n")
 
+    def _strip(self, staged: Path) -> None:
+        """Removes what the folder of a run has besides that of a trial."""
+        if self._folder.plan.checkpoints == "none":
+            shutil.rmtree(staged / "checkpoints", ignore_errors=True)
+        for name in ("lock", "epoch"):
+            (staged / name).unlink(missing_ok=True)
+
     def _move(self, trial: Trial) -> None:
         target = self._folder.path / trial.folder
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -175,7 +194,6 @@ class Wave:
         """Removes the wave; trials that were not moved are claimed again, and begin anew."""
         self.workdir.check_fence()
         self.workdir.close("done")
-        shutil.rmtree(self.path, ignore_errors=True)
         self._folder.remove(self.claim)
 
     def leave(self, kind: str) -> None:
@@ -198,9 +216,16 @@ class Wave:
         self.workdir.restored(restored)
         self.workdir.record(computing=True)
 
+    def newest(self) -> int | None:
+        """Returns the step of the newest checkpoint; None if there is none."""
+        path = self.workdir.checkpoints
+        if self.claim.alone:  # its run has them
+            path = self.staged(self.claim.trials[0]) / "checkpoints"
+        return Checkpoints(path, read_only=True).latest()
+
     def kills_its_worker(self) -> bool:
         """Returns whether the last processes ended without any progress, and without a reason."""
-        newest = Checkpoints(self.workdir.checkpoints, read_only=True).latest()
+        newest = self.newest()
         without: list[bool] = []  # whether each of the last processes was computing
         for entry in reversed(self.workdir.lineage[:-1]):
             # A process that ended before it recorded its step made no progress either.
@@ -208,7 +233,8 @@ class Wave:
             if entry["exit"] not in ("killed", "crashed") or not same:
                 break
             without.append(bool(entry.get("computing")))
-        return sum(without) >= _KILLS or len(without) >= _STARTS
+        kills = _KILLS if len(self.claim.trials) > 1 else _KILLS_OF_ONE
+        return sum(without) >= kills or len(without) >= _STARTS
 
     # Progress.
 

@@ -6,6 +6,7 @@ import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import jax
 
@@ -132,13 +133,20 @@ class Worker:
                 wave.leave(end)
 
     def _compute_in(self, wave: Wave, claim: Claim, prepared: _Prepared) -> int:
+        if not wave.unfinished():
+            wave.finish({})  # a worker was killed before it moved all trials
+            return DONE
         if wave.kills_its_worker():
             return self._divide(wave, claim, "It killed its worker again and again.")
         count = len(claim.trials)
         what = f"{count} trials" if count > 1 else "1 trial"
         self._log(f"{what} from {claim.trials[0].folder} ({wave.path.name}).")
         if claim.alone:
-            return run_alone(wave, self.folder, self._signals, self._log, self._vocabulary)
+            (trial,) = claim.trials
+            data_seed: Any = trial.config.root.kwargs.get("data_seed")
+            values = self._values_of(prepared, trial)
+            program = prepared.program.with_values(values, trial.seed, data_seed)
+            return run_alone(wave, program, self._signals, self._log, self._vocabulary)
         lockstep = Lockstep(
             prepared.program,
             lambda trial: self._values_of(prepared, trial),

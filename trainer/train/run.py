@@ -43,6 +43,7 @@ class Run:
         signals: reports when to stop.
         log: takes a line for the user.
         vocabulary: the user's packages that the config names.
+        compiled: whether the program is compiled already.
 
     Raises:
         ConfigError: the config does not fit the program; see `plan.make_plan`.
@@ -55,6 +56,7 @@ class Run:
         signals: StopSignals,
         log: Callable[[str], None],
         vocabulary: Sequence[str] = (),
+        compiled: bool = False,
     ):
         self.read = read
         self.program = program
@@ -64,7 +66,7 @@ class Run:
         self.vocabulary = vocabulary
         self.plan: Plan = make_plan(program, read)
         self._warm_start: WarmStart | None = None
-        self._compiled = False
+        self._compiled = compiled
 
     def start(
         self,
@@ -124,11 +126,10 @@ class Run:
                 check_fits(self.program, workdir, newest, may_differ=changed)
         except CheckpointError as error:
             raise UserError(str(error)) from error
-        steps = self.experiment.steps
-        if newest is not None and newest > steps:
+        if newest is not None and newest > self.experiment.steps:
             raise UserError(
                 f"The run in {workdir} has made {newest:,} steps, and this config asks for "
-                f"{steps:,}. Ask for more, or choose another --workdir."
+                f"{self.experiment.steps:,}. Ask for more, or choose another --workdir."
             )
         # Read before the folder is created, so that a mistake in its rules leaves nothing behind.
         if self.experiment.warm_start and newest is None:
@@ -178,7 +179,7 @@ class Run:
                 if isinstance(outcome, Ended):
                     return outcome.code
                 if isinstance(outcome, Halted):
-                    self.log(f"error: {outcome.why} {outcome.replay}".rstrip())
+                    self.log(f"error: {outcome.why} {outcome.advice}".rstrip())
                     return FAILED
                 rollback_log.add(outcome)
                 # The rollback is recorded: if this process is killed here, the next one finds it,
@@ -232,7 +233,7 @@ class Run:
             # Only once: a rollback may also lead back to the first state.
             if restored is None and first:
                 writer.write_texts(0, {"plan": f"```\n{render(self.plan)}```"})
-                writer.write_hparams(hyperparameters(self.read))
+                writer.write_hparams(dict(configs.leaves(self.read.root)))
             if restored == self.experiment.steps and not unevaluated:
                 checkpoints.prune()
                 self.log(f"Nothing to do: the run has its {restored:,} steps.")
@@ -290,11 +291,3 @@ class _Services(NamedTuple):
     rollback_log: RollbackLog
     rows: Rows
     unmoved: Unmoved
-
-
-def hyperparameters(read: Config) -> dict[str, object]:
-    """Returns the config's leaves by path, for TensorBoard's table of hyperparameters."""
-    return {
-        path: value if isinstance(value, int | float | str | bool) else str(value)
-        for path, value in configs.leaves(read.root)
-    }

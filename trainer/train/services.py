@@ -39,10 +39,10 @@ class Halted(NamedTuple):
 
     Attributes:
         why: the error message.
-        step: that step.
-        replay: a sentence with the command that names the operation; "" without a checkpoint.
+        step: the step.
+        advice: sentences about the checkpoints of the run and the command that replays the step.
     """
 
     why: str
     step: int
-    replay: str = ""
+    advice: str = ""

@@ -98,8 +98,13 @@ class MultiWriter(Writer):
         self._call_each("write_texts", step, texts)
 
     def write_hparams(self, hparams: Mapping[str, object]) -> None:
-        """Writes hyperparameters with every writer; see `Writer.write_hparams`."""
-        self._call_each("write_hparams", hparams)
+        """Writes hyperparameters with every writer; see `Writer.write_hparams`.
+
+        Values that are neither numbers nor booleans nor strings are written as text.
+        """
+        plain = int | float | str | bool
+        texts = {name: x if isinstance(x, plain) else str(x) for name, x in hparams.items()}
+        self._call_each("write_hparams", texts)
 
     def flush(self) -> None:
         """Flushes every writer."""

@@ -1,0 +1,96 @@
+"""A worker of a sweep that tells its phase, for chaos_sweep.py, and may kill itself in one."""
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+from tests import runs
+
+PHASES = (
+    *("start", "claim", "winners", "prepare", "restore", "begin", "step", "save", "keep"),
+    *("alone", "finish", "move", "discard"),
+)
+# Phase -> about how many file operations it has.
+FUSES = {
+    **{"claim": 4, "winners": 2, "begin": 8, "step": 40, "save": 16, "keep": 5, "alone": 40},
+    **{"finish": 40, "move": 8, "discard": 20},
+}
+WIDTH = 16  # bytes of a phase in the file that tells it
+
+
+def announce(where: Path, fuse: str, number: int) -> None:
+    """Tells the phase through a file; with a fuse, kills this process in it."""
+    from trainer.sweep import folder, lockstep, wave, worker
+
+    file = os.open(where, os.O_WRONLY | os.O_CREAT)
+    phases = ["start"]
+    left = number
+
+    def told(owner, name: str, phase: str) -> None:
+        inner = getattr(owner, name)
+
+        def outer(*args, **kwargs):
+            phases.append(phase)
+            os.pwrite(file, phase.ljust(WIDTH).encode(), 0)
+            try:
+                return inner(*args, **kwargs)
+            finally:
+                phases.pop()
+                os.pwrite(file, phases[-1].ljust(WIDTH).encode(), 0)
+
+        setattr(owner, name, outer)
+
+    def count(event: str, arguments: tuple) -> None:
+        nonlocal left
+        if fuse not in phases:
+            return
+        changes = event in ("os.rename", "os.remove", "os.rmdir", "os.mkdir", "os.chmod")
+        writes = event == "open" and isinstance(arguments[2], int) and arguments[2] & 0o103
+        if changes or writes:
+            left -= 1
+            if left < 0:
+                os.pwrite(file, f"{fuse}*".ljust(WIDTH).encode(), 0)
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    told(folder.SweepFolder, "claim", "claim")
+    told(folder, "choose_winners", "winners")
+    told(worker.Worker, "_prepare", "prepare")
+    told(lockstep.Lockstep, "_first_states", "restore")
+    told(lockstep.Lockstep, "_begin", "begin")
+    told(lockstep.Lockstep, "_advance", "step")
+    told(lockstep.Lockstep, "_save", "save")
+    told(worker, "run_alone", "alone")
+    told(wave.Wave, "keep", "keep")
+    told(wave.Wave, "finish", "finish")
+    told(wave.Wave, "_move", "move")
+    told(wave.Wave, "discard", "discard")
+    if fuse:
+        sys.addaudithook(count)
+
+
+def slowly(steps_per_second: float) -> None:
+    """Makes steps take as long as those of a real model, so that moments fall between them."""
+    from trainer.engine.program import Program
+
+    inner = Program.advance
+
+    def advance(self, state, batches):
+        time.sleep(len(batches) / steps_per_second)
+        return inner(self, state, batches)
+
+    Program.advance = advance
+
+
+def work(folder: Path, phases: Path, workers: str, fuse: str, number: str) -> int:
+    from trainer.__main__ import main
+
+    sys.path.insert(0, str(runs.LAB))
+    announce(phases, fuse, int(number))
+    slowly(800)
+    return main(["sweep", "work", str(folder), f"--workers={workers}"])
+
+
+if __name__ == "__main__":
+    sys.exit(work(Path(sys.argv[1]), Path(sys.argv[2]), *sys.argv[3:]))

@@ -1,0 +1,52 @@
+"""Compares the results of two sweeps of the same plan."""
+
+import json
+from pathlib import Path
+
+from trainer.checkpoint import CheckpointError, diff
+
+
+def _content(trial: Path) -> dict[str, object]:
+    """Returns what a trial's folder must have in common with that of the undisturbed one."""
+    found: dict[str, object] = {}
+    for file in trial.iterdir():
+        if file.name == "metrics.jsonl":
+            rows = [json.loads(line) for line in file.read_text().splitlines()]
+            kept = [{k: v for k, v in r.items() if not k.startswith("perf/")} for r in rows]
+            found[file.name] = json.dumps(kept)  # text, because NaN is not equal to itself
+        elif file.name == "run.json":
+            record = json.loads(file.read_text())
+            found[file.name] = record["sweep"], record["lineage"][-1]["exit"]
+        else:
+            found[file.name] = file.read_text() if file.is_file() else "a folder"
+    return found
+
+
+def folders(sweep: Path) -> dict[str, Path]:
+    places = [*sweep.glob("trials/*/*/*"), *sweep.glob("final*/*/*")]
+    return {place.relative_to(sweep).as_posix(): place for place in places}
+
+
+def compare(ours: Path, theirs: Path, steps: int) -> dict[str, list[str]]:
+    """Compares a sweep with the undisturbed one; returns what is wrong, by its kind."""
+    found, wanted = folders(ours), folders(theirs)
+    waves = [path.name for path in ours.glob("waves/*") if path.name != "limits.json"]
+    differing = []
+    for name in sorted(found.keys() & wanted.keys()):
+        one, two = _content(found[name]), _content(wanted[name])
+        for file in sorted(one.keys() | two.keys()):
+            if one.get(file) != two.get(file):
+                differing.append(
+                    f"{name}/{file}: {one.get(file)!r:.600}, not {two.get(file)!r:.600}"
+                )
+        if (wanted[name] / "checkpoints").exists():
+            try:
+                lines = diff(found[name], steps, steps, other=wanted[name])
+            except CheckpointError as error:
+                lines = [str(error)]
+            differing += [f"{name}: {line}" for line in lines]
+    return {
+        "lost": sorted(wanted.keys() - found.keys()),
+        "doubled": sorted(found.keys() - wanted.keys()) + [f"waves/{name}" for name in waves],
+        "differing": differing,
+    }

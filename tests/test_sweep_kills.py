@@ -1,0 +1,149 @@
+"""What a killed or stopped worker of a sweep leaves, and how another one goes on with it."""
+
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tests import runs
+from tests.test_sweep import POISONED, folders, replaced, rows, sweep, write_sweep
+from trainer.__main__ import main
+from trainer.sweep.folder import SweepFolder
+from trainer.sweep.outcome import read_outcome
+from trainer.sweep.wave import Wave
+from trainer.sweep.worker import Worker
+
+
+@pytest.fixture(autouse=True)
+def vocabulary(monkeypatch):
+    monkeypatch.syspath_prepend(runs.LAB)
+
+
+def kill_in(phase: str, number: int, workdir: Path) -> None:
+    """Starts a worker that kills itself just before the n-th file operation of a phase."""
+    arguments = [str(workdir), str(workdir.with_suffix(".phase")), "1", phase, str(number)]
+    process = subprocess.run(
+        [sys.executable, "-m", "tests.chaos_worker", *arguments],
+        cwd=runs.ROOT,
+        env=runs.environment(),
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.returncode == -9, process.stderr
+
+
+def results(workdir: Path) -> dict[str, Any]:
+    found = folders(workdir)
+    return {
+        str(x.relative_to(workdir)): (rows(x), sorted(y.name for y in x.iterdir())) for x in found
+    }
+
+
+@pytest.mark.parametrize(("phase", "number"), [("finish", 5), ("move", 8), ("discard", 9)])
+def test_a_worker_killed_at_the_end_of_a_wave_costs_nothing(tmp_path, capsys, phase, number):
+    """The trials that it moved are not computed again, and no wave is left that blocks others."""
+    base = replaced("steps", "400", replaced("log_every", "100"))
+    file = write_sweep(tmp_path, base, more="checkpoints: final")
+    workdir = tmp_path / "sweep"
+    assert sweep(file, workdir, "--plan_only") == 0
+    kill_in(phase, number, workdir)
+    moved = {trial: (trial / "summary.json").stat().st_ino for trial in folders(workdir)}
+    assert bool(moved) == (phase != "finish")
+    code, said = main(["sweep", "work", str(workdir)]), capsys.readouterr().err
+    assert code == 0, said
+    assert ("3 trials from" in said) == (phase == "finish")
+    assert {trial: (trial / "summary.json").stat().st_ino for trial in moved} == moved
+    assert not list((workdir / "waves").iterdir())
+    assert sweep(file, tmp_path / "other") == 0
+    assert results(workdir) == results(tmp_path / "other")
+
+
+def test_a_wave_is_removed_while_no_other_worker_looks(tmp_path):
+    file = write_sweep(tmp_path)
+    assert sweep(file, tmp_path / "sweep", "--plan_only") == 0
+    folder = SweepFolder(tmp_path / "sweep")
+    claim = folder.claim(1, lambda _: 8)
+    assert claim is not None
+    thread = threading.Thread(target=folder.remove, args=(claim,))
+    with folder._exclusive():
+        thread.start()
+        thread.join(0.3)
+        assert thread.is_alive() and claim.file.exists()
+    thread.join()
+    assert not claim.file.exists()
+
+
+class Signals:
+    """Reports a signal after so many questions."""
+
+    def __init__(self, after: int):
+        self.left = after
+
+    @property
+    def received(self) -> str | None:
+        self.left -= 1
+        return "SIGTERM" if self.left < 0 else None
+
+
+def test_a_trial_that_diverges_after_a_stop_has_the_metrics_from_before_it(tmp_path):
+    base = replaced("data", POISONED.replace("4", "7"), replaced("steps_per_call", "1"))
+    file = write_sweep(tmp_path, base)
+    found = []
+    for after in (1000, 8):  # of which the second comes after step 7: rows are of 3, 5 and 6
+        workdir = tmp_path / str(after)
+        assert sweep(file, workdir, "--plan_only") == 0
+        code = Worker(workdir, 1, Signals(after), print).run()  # type: ignore[arg-type]
+        assert code == (75 if after == 8 else 0)
+        if code == 75:
+            assert main(["sweep", "work", str(workdir)]) == 0
+        found.append([read_outcome(trial) for trial in folders(workdir)])
+    assert found[0] == found[1]
+    first = found[0][0]
+    assert first is not None and (first.end, first.step) == ("diverged", 8)
+    assert "train/loss" in first.metrics and "eval/loss" in first.metrics
+    # The wave's folder, and its checkpoints, are gone.
+    assert "waves" not in first.why
+
+
+def test_a_checkpoint_of_a_wave_without_a_manifest_is_set_aside(tmp_path):
+    file = write_sweep(tmp_path, replaced("steps_per_call", "1"))
+    workdir, lines = tmp_path / "sweep", []
+    assert sweep(file, workdir, "--plan_only") == 0
+    for after, code in ((6, 75), (8, 75), (1000, 0)):
+        worker = Worker(workdir, 1, Signals(after), lines.append)  # type: ignore[arg-type]
+        assert worker.run() == code
+        for manifest in [*workdir.glob("waves/*/checkpoints/*/integrity/manifest.json")][:1]:
+            manifest.unlink()
+    assert sum("is damaged" in line for line in lines) == 2
+    assert [outcome.end for x in folders(workdir) if (outcome := read_outcome(x))] == ["done"] * 5
+
+
+def kills(trials: int, count: int, restored: int | None, newest: int | None) -> bool:
+    """Returns what a wave says that was killed so many times while it computed."""
+    entry = {"exit": "killed", "computing": True, "restored": restored}
+    wave: Any = SimpleNamespace(
+        claim=SimpleNamespace(trials=range(trials)),
+        workdir=SimpleNamespace(lineage=[entry] * (count + 1)),
+        newest=lambda: newest,
+    )
+    return Wave.kills_its_worker(wave)
+
+
+def test_a_wave_is_split_before_a_trial_fails_for_its_kills():
+    assert [kills(2, count, None, None) for count in (2, 3)] == [False, True]
+    assert [kills(1, count, None, None) for count in (5, 6)] == [False, True]
+    assert not kills(1, 9, 10, 20)
+
+
+def test_the_progress_of_a_trial_alone_is_that_of_its_run(tmp_path):
+    (tmp_path / "trials/base/0/0/checkpoints/30").mkdir(parents=True)
+    wave: Any = SimpleNamespace(
+        claim=SimpleNamespace(trials=[SimpleNamespace(folder="trials/base/0/0")], alone=True),
+        workdir=SimpleNamespace(checkpoints=tmp_path / "checkpoints"),
+        staged=lambda trial: tmp_path / trial.folder,
+    )
+    assert Wave.newest(wave) == 30

@@ -1,0 +1,48 @@
+"""Removes the folders of waves, so that a process that is killed meanwhile does no harm."""
+
+import contextlib
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+from trainer.writers.durable import sync
+from trainer.writers.files import remove_temporaries
+
+_REMOVED = ".removed-"
+
+
+def set_aside(file: Path) -> Path:
+    """Removes the file of a wave, and renames its folder; the sweep must be locked.
+
+    If this process is killed while it removes the content of the folder, no worker takes what is
+    left for that of a wave.
+
+    Args:
+        file: waves/NAME.json.
+
+    Returns:
+        What is to be passed to `remove`, after the lock is released if it may take long.
+    """
+    removed = Path(tempfile.mkdtemp(prefix=_REMOVED, dir=file.parent))
+    with contextlib.suppress(FileNotFoundError):
+        os.rename(file.with_suffix(""), removed / file.stem)
+    file.unlink(missing_ok=True)
+    sync(file.parent)
+    return removed
+
+
+def remove(folder: Path) -> None:
+    """Removes what `set_aside` returned, as far as possible."""
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def clean(waves: Path) -> None:
+    """Removes what workers that were killed have left in waves/; the sweep must be locked.
+
+    Args:
+        waves: the folder.
+    """
+    remove_temporaries(waves)
+    for removed in waves.glob(f"{_REMOVED}*"):
+        remove(removed)  # perhaps at the same time as a worker that is alive
