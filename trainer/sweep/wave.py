@@ -69,10 +69,13 @@ class Wave:
         self.claim = claim
         self.path = claim.path
         self._folder = folder
-        self._data = data
-        self._vocabulary = vocabulary
-        self._code = code.hashes(vocabulary)
         first = claim.trials[0].config
+        # It asks git and reads what is installed, which would take most of the time of a trial.
+        self._common = fingerprint(
+            data=getattr(data, "fingerprint", ""),
+            batch_size=data.batch_size,
+            code=code.hashes(vocabulary),
+        )
         self.workdir = Workdir(
             claim.path,
             first.root,
@@ -87,14 +90,11 @@ class Wave:
     def _fingerprint(self, config: Config) -> dict[str, Any]:
         seed = config.root.kwargs.get("seed", 0)
         data_seed = config.root.kwargs.get("data_seed")
-        return fingerprint(
-            config=configs.digest(config.root),
-            data=getattr(self._data, "fingerprint", ""),
-            seed=seed,
-            data_seed=seed if data_seed is None else data_seed,
-            batch_size=self._data.batch_size,
-            code=self._code,
-        )
+        return self._common | {
+            "config": configs.digest(config.root),
+            "seed": seed,
+            "data_seed": seed if data_seed is None else data_seed,
+        }
 
     # Trials.
 
@@ -151,6 +151,7 @@ class Wave:
         for trial in self.claim.trials:
             if read_outcome(self.staged(trial)) is not None:
                 self._move(trial)
+        sync_file_system(self._folder.path)  # before the wave is removed
         self.discard()
 
     def _complete(self, trial: Trial) -> None:
@@ -183,12 +184,11 @@ class Wave:
 
     def _move(self, trial: Trial) -> None:
         target = self._folder.path / trial.folder
-        make_folder(target.parent)
+        target.parent.mkdir(parents=True, exist_ok=True)
         with contextlib.suppress(FileExistsError):
             os.chmod(self.staged(trial), 0o700)
             if not target.exists():
                 os.rename(self.staged(trial), target)
-        sync(target.parent)
 
     def discard(self) -> None:
         """Removes the wave; trials that were not moved are claimed again, and begin anew."""
