@@ -58,6 +58,7 @@ benchmarks: $(VENV)/.project
 	$(RUN) -m benchmarks.nonfinite
 	$(RUN) -m benchmarks.inputs
 	$(RUN) -m benchmarks.division
+	$(RUN) -m benchmarks.sweep
 
 chaos: $(VENV)/.test
 	$(RUN) -m tests.chaos $(ARGS)

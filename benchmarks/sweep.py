@@ -1,186 +1,229 @@
-"""Measures a sweep of 16 trials over 16 runs, and what a trial costs besides its steps.
+"""Measures the CPU time of a sweep over that of one command for each of its trials.
 
-    python -m benchmarks.sweep [--rounds=3] [--only=mlp]
+    python -m benchmarks.sweep [--rounds=3] [--only=warm,cold,blocks,trial,programs]
 
-The CPU time of whole processes is compared: `python -m trainer sweep` once, and `python -m trainer`
-with the config of every trial. Both write metrics.jsonl only.
+CPU time is that of all processes that a side starts. Both sides run alternately. All sweeps are
+computed by one worker and have no final runs. Of the single commands only some are measured, and
+counted for all trials.
 """
 
 import argparse
+import contextlib
+import io
+import json
 import os
+import resource
+import shutil
+import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Mapping
 from pathlib import Path
 
 from benchmarks.interleave import report
 from benchmarks.loop import PERCEPTRON
 
 TRIALS = 16
-CASES = {
-    # name -> config, the path of its learning rate, its largest value, target
-    "mlp": ("mlp.yaml", "optimizer.learning_rate", 1e-2, 0.25),
-    "vit": (
-        "configs/muon_vit.yaml",
-        "optimizer.groups.matrices.optimizer.learning_rate.peak_value",
-        0.04,
-        0.97,
-    ),
-    "convnet": ("configs/sgd_convnet.gin", "optimizer.learning_rate.peak_value", 0.2, 0.85),
+RATES = {
+    "perceptron": "optimizer.learning_rate",
+    "muon_vit": "optimizer.groups.matrices.optimizer.learning_rate.peak_value",
+    "sgd_convnet": "optimizer.learning_rate.peak_value",
 }
 
 
-def cpu_seconds(arguments: Sequence[str], cache: Path) -> float:
-    """Runs the trainer once, and returns the CPU time of its process."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", "trainer", *arguments],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        env={**os.environ, "JAX_COMPILATION_CACHE_DIR": str(cache)},
-    )
-    assert process.stderr is not None
-    said = process.stderr.read().decode()
-    _, status, usage = os.wait4(process.pid, 0)
-    process.returncode = os.waitstatus_to_exitcode(status)
-    if process.returncode:
-        raise SystemExit(f"{' '.join(arguments)} ended with {process.returncode}: {said}")
+class Sweeps:
+    """Writes the files of sweeps, and runs commands.
+
+    Args:
+        folder: for everything.
+    """
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        self.cache = folder / "cache"
+        (folder / "perceptron.yaml").write_text(PERCEPTRON)
+        self._count = 0
+
+    def file(self, model: str, trials: int, seeds: int = 1, **arguments: object) -> Path:
+        """Writes the file of a sweep over the learning rate.
+
+        Args:
+            model: a key of RATES.
+            trials: number of points.
+            seeds: of each point.
+            **arguments: of the config of a run.
+        """
+        base = self.folder / "perceptron.yaml"
+        if model != "perceptron":
+            base = Path("configs", f"{model}.gin").resolve()
+        content = {
+            "base": str(base),
+            "set": arguments,
+            "trials": trials,
+            "seeds": seeds,
+            "goal": {"metric": "loss", "select_on": "test"},
+            "final": None,
+        }
+        self._count += 1
+        file = self.folder / f"sweep{self._count}.yaml"
+        lines = [f"{key}: {json.dumps(value)}" for key, value in content.items()]
+        space = f"{RATES[model]}: !space.log_uniform {{low: 1.0e-3, high: 1.0e-2}}"
+        file.write_text("\n".join([*lines, f"space: {{{space}}}", "method: !method.random", ""]))
+        return file
+
+    def sweep(self, file: Path, cold: bool = False) -> tuple[float, float]:
+        """Computes a sweep in a fresh folder; returns its CPU and wall seconds."""
+        workdir = self.folder / file.stem
+        shutil.rmtree(workdir, ignore_errors=True)
+        return self.command("sweep", f"--config={file}", f"--workdir={workdir}", cold=cold)
+
+    def alone(self, file: Path, count: int, cold: bool = False) -> float:
+        """Computes some trials of a sweep by commands; returns the CPU seconds of all trials."""
+        trials = sorted((self.folder / file.stem).glob("trials/*/*/*"))
+        spent = 0.0
+        for trial in trials[:count]:
+            workdir = self.folder / "alone"
+            shutil.rmtree(workdir, ignore_errors=True)
+            config = shutil.copy(trial / "config.yaml", self.folder / "alone.yaml")
+            spent += self.command(f"--config={config}", f"--workdir={workdir}", cold=cold)[0]
+        return spent / min(count, len(trials)) * len(trials)
+
+    def command(self, *arguments: str, cold: bool = False) -> tuple[float, float]:
+        """Runs a command of the trainer; returns the CPU and wall seconds that it took."""
+        cache = self.folder / "cold" if cold else self.cache
+        shutil.rmtree(self.folder / "cold", ignore_errors=True)
+        before, start = _children(), time.perf_counter()
+        process = subprocess.run(
+            [sys.executable, "-m", "trainer", *arguments],
+            env=os.environ | {"JAX_COMPILATION_CACHE_DIR": str(cache)},
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+        if process.returncode:
+            raise SystemExit(f"{' '.join(arguments)} failed: {process.stderr[-2000:]}")
+        return _children() - before, time.perf_counter() - start
+
+
+def _children() -> float:
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
     return usage.ru_utime + usage.ru_stime
 
 
-class Case:
-    """A sweep over a learning rate, and the runs of its trials.
+def one_command(sweeps: Sweeps, options: argparse.Namespace, cold: bool) -> None:
+    """One sweep of 16 trials over 16 commands."""
+    aims = {"perceptron": 0.15} if cold else {"perceptron": 0.25, **options.others}
+    for model, aim in aims.items():
+        steps = 1000 if model == "perceptron" else options.steps[model]
+        file = sweeps.file(model, TRIALS, steps=steps)
+        sweeps.sweep(file)  # warms the cache, and writes the configs of the trials
+        sweeps.alone(file, 1)
+        ours, theirs = [], []
+        for _ in range(options.rounds):
+            ours.append(sweeps.sweep(file, cold)[0])
+            theirs.append(sweeps.alone(file, options.runs, cold))
+        name = f"{TRIALS} trials of {steps} steps, {model}, {'cold' if cold else 'warm'} cache"
+        other = f"{TRIALS} commands ({min(options.runs, TRIALS)} measured)"
+        report(name, ours, theirs, aim, "s of CPU", other)
 
-    Args:
-        folder: for files.
-        config: of a run.
-        path: of its learning rate.
-        high: the largest learning rate.
-        steps: of a trial.
-        trials: number of trials.
-    """
 
-    def __init__(
-        self, folder: Path, config: str, path: str, high: float, steps: int, trials: int = TRIALS
-    ):
-        self.folder = folder
-        folder.mkdir(parents=True)
-        base = Path(config).absolute()
-        if config == "mlp.yaml":
-            base = folder / config
-            base.write_text(PERCEPTRON)
-        self.file = folder / "sweep.yaml"
-        self.file.write_text(
-            f"base: {base}\n"
-            f"set: {{steps: {steps}, writers: [], data.validation: 0.1}}\n"
-            f"space: {{{path}: !space.log_uniform {{low: {high / 100}, high: {high}}}}}\n"
-            f"trials: {trials}\nmethod: !method.sobol {{seed: 0}}\nfinal: null\n"
+def blocks(sweeps: Sweeps, options: argparse.Namespace) -> None:
+    """Blocks of steps in turn over single steps in turn, without the start of the sweep."""
+    for model, aim in {"perceptron": 0.3, "muon_vit": 0.9}.items():
+        steps = 1000 if model == "perceptron" else options.steps[model]
+        pairs = []
+        for more in ({}, {"steps_per_call": 1}):
+            pairs.append([sweeps.file(model, TRIALS, steps=n, **more) for n in (1, 1 + steps)])
+        for file in [file for pair in pairs for file in pair]:
+            sweeps.sweep(file)
+        seconds: Mapping[int, list[float]] = {0: [], 1: []}
+        for _ in range(options.rounds):
+            for side, (short, long) in enumerate(pairs):
+                before = sweeps.sweep(short)[0]
+                seconds[side].append(1e6 * (sweeps.sweep(long)[0] - before) / (TRIALS * steps))
+        name = f"a step of {TRIALS} trials by turns, {model}, {steps} steps"
+        report(name, seconds[0], seconds[1], aim, "us of CPU", "steps_per_call: 1")
+
+
+def trial(sweeps: Sweeps, options: argparse.Namespace) -> None:
+    """What a trial costs beside its steps: 1000 short trials less 100 of them."""
+    few, many = (sweeps.file("perceptron", count, steps=2) for count in (100, 1000))
+    sweeps.sweep(few)
+    found = []
+    for _ in range(options.rounds):
+        spent = [sweeps.sweep(file) for file in (few, many)]
+        found.append([1e3 * (b - a) / 900 for a, b in zip(*spent, strict=True)])
+    for name, values in zip(("CPU", "wall"), zip(*found, strict=True), strict=True):
+        print(
+            f"a trial of 2 steps and 2 evaluations, {name}: {statistics.median(values):.2f} ms"
+            f" ({min(values):.2f} to {max(values):.2f}, {len(values)} rounds; target 10)"
         )
-        self._count = 0
-
-    def sweep(self, cache: Path, *more: str) -> float:
-        """Computes the sweep, and returns its CPU seconds."""
-        self._count += 1
-        workdir = self.folder / f"sweep{self._count}"
-        return cpu_seconds(["sweep", f"--config={self.file}", f"--workdir={workdir}", *more], cache)
-
-    def runs(self, cache: Callable[[], Path], count: int = TRIALS) -> float:
-        """Computes trials as runs of their own, and returns the CPU seconds for 16 of them."""
-        self._count += 1
-        configs = sorted((self.folder / "sweep1").glob("trials/*/*/*/config.yaml"))
-        total = 0.0
-        for number, config in enumerate(configs[:count]):
-            workdir = self.folder / f"run{self._count}-{number}"
-            total += cpu_seconds([f"--config={config}", f"--workdir={workdir}"], cache())
-        return total * TRIALS / count
 
 
-def over_runs(name: str, folder: Path, steps: int, rounds: int) -> None:
-    """Compares a sweep with runs that find their programs compiled."""
-    config, path, high, target = CASES[name]
-    case, cache = Case(folder / name, config, path, high, steps), folder / f"cache-{name}"
-    case.sweep(cache)  # fills the cache, and has the configs of the runs
-    case.runs(lambda: cache, 1)
-    ours, theirs = [], []
-    for _ in range(rounds):
-        ours.append(case.sweep(cache))
-        theirs.append(case.runs(lambda: cache))
-    label = f"{name}, {TRIALS} trials of {steps} steps, warm caches"
-    report(label, ours, theirs, target, "CPU s", f"{TRIALS} runs")
+def programs(sweeps: Sweeps) -> None:
+    """Counts what is compiled for many trials, and for few."""
+    for trials in (10, 50):
+        file = sweeps.file("perceptron", trials, seeds=4, steps=2)
+        workdir = sweeps.folder / file.stem
+        command = ["sweep", f"--config={file}", f"--workdir={workdir}"]
+        code = f"from benchmarks.sweep import count; count({command!r})"
+        subprocess.run([sys.executable, "-c", code], check=True)
 
 
-def over_cold_runs(folder: Path, steps: int, rounds: int, count: int = 4) -> None:
-    """Compares a sweep without compiled programs with such runs, of which a few are timed."""
-    config, path, high, _ = CASES["mlp"]
-    case = Case(folder / "cold", config, path, high, steps)
-    numbers = iter(range(10**6))
+def count(command: list[str]) -> None:
+    """Computes a sweep in this process, and prints how many programs it compiled."""
+    import jax
 
-    def fresh() -> Path:
-        return folder / f"cache-cold-{next(numbers)}"
+    from trainer.__main__ import main as trainer
+    from trainer.engine.program import Program
 
-    case.sweep(fresh())
-    ours, theirs = [], []
-    for _ in range(rounds):
-        ours.append(case.sweep(fresh()))
-        theirs.append(case.runs(fresh, count))
-    label = f"mlp, {TRIALS} trials of {steps} steps, no compiled programs"
-    report(label, ours, theirs, 0.15, "CPU s", f"{TRIALS} runs ({count} timed)")
+    compiled, backend = [], []
+    inner = Program.compile
 
+    def compile(self: Program, state: object) -> None:
+        compiled.append(self)
+        inner(self, state)  # type: ignore[arg-type]
 
-def blocks_over_steps(name: str, folder: Path, steps: int, rounds: int, target: float) -> None:
-    """Compares blocks of steps of each trial in turn with single steps of each in turn."""
-    config, path, high, _ = CASES[name]
-    cache = folder / f"cache-blocks-{name}"
-    one = Case(folder / f"one-{name}", config, path, high, 1)
-    case = Case(folder / f"blocks-{name}", config, path, high, steps)
-    single = "--set=set={steps: %d, writers: [], data.validation: 0.1, steps_per_call: 1}"
-    for warm in ([], [single % steps]):
-        case.sweep(cache, *warm)
-        one.sweep(cache, *([single % 1] if warm else []))
-    ours, theirs = [], []
-    for _ in range(rounds):
-        ours.append(case.sweep(cache) - one.sweep(cache))
-        theirs.append(case.sweep(cache, single % steps) - one.sweep(cache, single % 1))
-    label = f"{name}, {TRIALS} trials of {steps} steps, without the start"
-    report(label, ours, theirs, target, "CPU s", "single steps")
-
-
-def cost_of_a_trial(folder: Path, rounds: int) -> None:
-    """Prints the time of a trial of two steps, from sweeps of 1000 and of 100."""
-    config, path, high, _ = CASES["mlp"]
-    cache = folder / "cache-trials"
-    few = Case(folder / "few", config, path, high, 2, trials=100)
-    many = Case(folder / "many", config, path, high, 2, trials=1000)
-    few.sweep(cache)
-    times = [1000 * (many.sweep(cache) - few.sweep(cache)) / 900 for _ in range(rounds)]
+    Program.compile = compile
+    jax.monitoring.register_event_duration_secs_listener(
+        lambda event, *_, **__: backend.append(event) if "backend_compile" in event else None
+    )
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+        code = trainer(command)
+    assert code == 0, code
+    trials = len([*Path(command[-1].partition("=")[2]).glob("trials/*/*/*")])
     print(
-        f"a trial of 2 steps and one evaluation: {sorted(times)[len(times) // 2]:.2f} CPU ms"
-        f" ({min(times):.2f} to {max(times):.2f}, {rounds} rounds; target 10)"
+        f"{trials} trials over floats and seeds: {len(compiled)} program compiled (target 1),"
+        f" {len(backend)} compilations of XLA with those of the start"
     )
 
 
 def main() -> None:
-    """Measures all cases, or one, and prints the ratios."""
+    """Measures what --only names, and prints the ratios."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--only", help="mlp, cold, vit, convnet, blocks, blocks_vit or trials")
-    parser.add_argument("--steps", type=int, default=1000, help="of a trial of the perceptron")
-    parser.add_argument("--vit_steps", type=int, default=100, help="of the ViT and the convnet")
-    given = parser.parse_args()
-    with tempfile.TemporaryDirectory() as name:
-        folder, rounds, long = Path(name), given.rounds, given.vit_steps
-        cases = {
-            "mlp": lambda: over_runs("mlp", folder, given.steps, rounds),
-            "cold": lambda: over_cold_runs(folder, given.steps, rounds),
-            "vit": lambda: over_runs("vit", folder, long, rounds),
-            "convnet": lambda: over_runs("convnet", folder, long, rounds),
-            "blocks": lambda: blocks_over_steps("mlp", folder, 4 * given.steps, rounds, 0.3),
-            "blocks_vit": lambda: blocks_over_steps("vit", folder, long // 2, rounds, 0.9),
-            "trials": lambda: cost_of_a_trial(folder, rounds),
-        }
-        for each, measure in cases.items():
-            if given.only in (None, each):
-                measure()
+    parser.add_argument("--only", default="warm,cold,blocks,trial,programs")
+    parser.add_argument("--runs", type=int, default=4, help="single commands that are measured")
+    parser.add_argument("--vit_steps", type=int, default=100)
+    parser.add_argument("--convnet_steps", type=int, default=100)
+    options = parser.parse_args()
+    options.steps = {"muon_vit": options.vit_steps, "sgd_convnet": options.convnet_steps}
+    options.others = {"muon_vit": 0.97, "sgd_convnet": 0.85}
+    only = options.only.split(",")
+    with tempfile.TemporaryDirectory() as folder:
+        sweeps = Sweeps(Path(folder))
+        for name, cold in (("warm", False), ("cold", True)):
+            if name in only:
+                one_command(sweeps, options, cold)
+        if "blocks" in only:
+            blocks(sweeps, options)
+        if "trial" in only:
+            trial(sweeps, options)
+        if "programs" in only:
+            programs(sweeps)
 
 
 if __name__ == "__main__":

@@ -150,11 +150,19 @@ class Party:
         workers: how many.
         draw: the moments.
         kills: how many are left, at most.
+        counts: phase -> number of kills so far, which it adds to.
     """
 
-    def __init__(self, folder: Path, workers: int, draw: random.Random, kills: int):
+    def __init__(
+        self,
+        folder: Path,
+        workers: int,
+        draw: random.Random,
+        kills: int,
+        counts: collections.Counter[str],
+    ):
         self.folder = folder
-        self.counts: collections.Counter[str] = collections.Counter()
+        self.counts = counts
         self._workers, self._draw, self._kills = workers, draw, kills
         self._results: dict[Path, tuple[int, int]] = {}
         self.replaced: set[str] = set()
@@ -164,8 +172,9 @@ class Party:
     def _start(self, number: int) -> Life:
         fuse, at = "", 0
         if self._kills > 0 and self._draw.random() < 0.7:
-            phases = [*FUSES, "winners", "winners"]  # one worker comes to it, once in a sweep
-            fuse = self._draw.choice(phases)
+            # Above all phases in which none was killed: few workers come to some of them.
+            rare = [phase for phase in FUSES if not self.counts[phase] + self.counts[f"{phase}*"]]
+            fuse = self._draw.choice([*FUSES, *3 * rare])
             at = self._draw.randrange(FUSES[fuse])
         place = self.folder.with_name(f"{self.folder.name}-{number}")
         arguments = [str(self._workers), fuse, str(at)]
@@ -271,22 +280,22 @@ def chaos(folder: Path, kills: int, workers: int, seed: int) -> tuple[collection
 
     planned, reference = _plan(folder), folder / "reference"
     shutil.copytree(planned, reference)
-    Party(reference, workers, random.Random(seed), 0).run()
-    draw, counts = random.Random(seed), collections.Counter()
+    Party(reference, workers, random.Random(seed), 0, collections.Counter()).run()
+    draw, counts = random.Random(seed), collections.Counter[str]()
     wrong: dict[str, list[str]] = {"lost": [], "doubled": [], "differing": [], "replaced": []}
     sweeps = 0
     while counts.total() < kills:
         sweep = folder / f"sweep{sweeps}"
         shutil.copytree(planned, sweep)
-        party = Party(sweep, workers, draw, min(MOST, kills - counts.total()))
+        before = counts.total()
+        party = Party(sweep, workers, draw, min(MOST, kills - before), counts)
         party.run()
         found = _compare_apart(sweep, reference) | {"replaced": sorted(party.replaced)}
         for kind, names in found.items():
             wrong[kind] += [f"{sweep.name}/{name}" for name in names]
-        counts += party.counts
         sweeps += 1
         bad = {kind: len(names) for kind, names in found.items() if names}
-        print(f"{sweep.name}: {party.counts.total()} kills, {bad or 'the same'}", flush=True)
+        print(f"{sweep.name}: {counts.total() - before} kills, {bad or 'the same'}", flush=True)
         if not bad:
             shutil.rmtree(sweep)
     print(f"{sweeps} sweeps of {len(folders(reference))} trials")

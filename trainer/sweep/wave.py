@@ -69,13 +69,13 @@ class Wave:
         self.claim = claim
         self.path = claim.path
         self._folder = folder
-        # Once for all trials: git and the versions of packages are slow to read.
-        self._machine = fingerprint(
+        first = claim.trials[0].config
+        # It asks git and reads what is installed, which would take most of the time of a trial.
+        self._common = fingerprint(
             data=getattr(data, "fingerprint", ""),
             batch_size=data.batch_size,
             code=code.hashes(vocabulary),
         )
-        first = claim.trials[0].config
         self.workdir = Workdir(
             claim.path,
             first.root,
@@ -90,7 +90,7 @@ class Wave:
     def _fingerprint(self, config: Config) -> dict[str, Any]:
         seed = config.root.kwargs.get("seed", 0)
         data_seed = config.root.kwargs.get("data_seed")
-        return self._machine | {
+        return self._common | {
             "config": configs.digest(config.root),
             "seed": seed,
             "data_seed": seed if data_seed is None else data_seed,
@@ -151,7 +151,7 @@ class Wave:
         for trial in self.claim.trials:
             if read_outcome(self.staged(trial)) is not None:
                 self._move(trial)
-        sync_file_system(self._folder.path)
+        sync_file_system(self._folder.path)  # before the wave is removed
         self.discard()
 
     def _complete(self, trial: Trial) -> None:
