@@ -1,6 +1,6 @@
 """Measures the CPU time of a sweep over that of one command for each of its trials.
 
-    python -m benchmarks.sweep [--rounds=3] [--only=warm,cold,blocks,trial,programs]
+    python -m benchmarks.sweep [--rounds=3] [--only=warm,cold,blocks,calls,trial,programs]
 
 CPU time is that of all processes that a side starts. Both sides run alternately. All sweeps are
 computed by one worker and have no final runs. Of the single commands only some are measured, and
@@ -148,6 +148,43 @@ def blocks(sweeps: Sweeps, options: argparse.Namespace) -> None:
         report(name, seconds[0], seconds[1], aim, "us of CPU", "steps_per_call: 1")
 
 
+def calls(sweeps: Sweeps, options: argparse.Namespace, steps: int = 64) -> None:
+    """A block of each of 16 trials over one block of as many steps, as one program would have it.
+
+    The second is a lower bound of what a loop over the trials inside one program could take.
+    """
+    import jax
+    import numpy as np
+
+    from trainer import config
+    from trainer.engine.loading import load
+
+    read = config.load([sweeps.folder / "perceptron.yaml"], [], ["steps=100000"])
+    each, all_ = load(read, (), steps), load(read, (), steps * TRIALS)
+    states, state = [each.init(seed) for seed in range(TRIALS)], all_.init()
+    batches = each.feed.batches(0)
+    block = [next(batches) for _ in range(steps)]
+    # As in a wave, in which trials share their batches: these are stacked once.
+    each.feed, all_.feed = each.feed.shared(2), all_.feed.shared(2)
+    seconds: Mapping[str, list[list[float]]] = {"wall": [[], []], "CPU": [[], []]}
+    for number in range(20 * options.rounds + 1):
+        for side in (0, 1):
+            start, before = time.perf_counter(), time.process_time()
+            if side == 0:
+                for index in range(TRIALS):
+                    states[index], metrics = each.advance(states[index], block)
+            else:
+                state, metrics = all_.advance(state, block * TRIALS)
+            jax.block_until_ready(metrics)
+            if number:  # the first round compiles
+                seconds["wall"][side].append(1e3 * (time.perf_counter() - start))
+                seconds["CPU"][side].append(1e3 * (time.process_time() - before))
+    assert np.isfinite(float(states[0].step))
+    for name, (ours, theirs) in seconds.items():
+        label = f"{TRIALS} calls of {steps} steps, perceptron, {name}"
+        report(label, ours, theirs, 1.1, "ms", f"one call of {TRIALS * steps} steps")
+
+
 def trial(sweeps: Sweeps, options: argparse.Namespace) -> None:
     """What a trial costs beside its steps: 1000 short trials less 100 of them."""
     few, many = (sweeps.file("perceptron", count, steps=2) for count in (100, 1000))
@@ -205,7 +242,7 @@ def main() -> None:
     """Measures what --only names, and prints the ratios."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--only", default="warm,cold,blocks,trial,programs")
+    parser.add_argument("--only", default="warm,cold,blocks,calls,trial,programs")
     parser.add_argument("--runs", type=int, default=4, help="single commands that are measured")
     parser.add_argument("--vit_steps", type=int, default=100)
     parser.add_argument("--convnet_steps", type=int, default=100)
@@ -220,6 +257,8 @@ def main() -> None:
                 one_command(sweeps, options, cold)
         if "blocks" in only:
             blocks(sweeps, options)
+        if "calls" in only:
+            calls(sweeps, options)
         if "trial" in only:
             trial(sweeps, options)
         if "programs" in only:

@@ -2,7 +2,7 @@
 
 All trials share the compiled program and the form of its blocks, so that each has the bits that it
 would have alone. A trial that has ended takes no time. A loop over the trials inside one program
-would gain nothing: see `benchmarks.sweep`.
+would gain little: see `benchmarks.sweep`.
 """
 
 import contextlib
