@@ -45,6 +45,7 @@ class Wave:
         claim: the wave.
         plan: the text of the plan of its program, for those who look into the folder.
         vocabulary: further packages whose public functions the configs may name.
+        data: the data set of its trials.
         log: takes a line for the user.
 
     Raises:
