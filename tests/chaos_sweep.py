@@ -321,8 +321,8 @@ def main() -> None:
     if any(wrong.values()):
         sys.exit(1)
     missed = [phase for phase in PHASES if not counts[phase] + counts[phase + "*"]]
-    if missed and arguments.kills >= 200:
-        sys.exit(f"No SIGKILL came in {', '.join(missed)}: choose another --seed.")
+    if missed:  # choosing the winners takes a few milliseconds
+        print(f"No SIGKILL came in {', '.join(missed)}: choose another --seed to see one there.")
 
 
 if __name__ == "__main__":
