@@ -197,6 +197,7 @@ def test_a_trial_has_the_folder_of_a_run(tmp_path):
     record = read_record(trial / "run.json")
     assert record is not None and record["lineage"][-1]["exit"] == "done"
     assert record["lineage"][-1]["trials"] == 3
+    assert record["lineage"][-1]["began"] <= record["lineage"][-1]["ended"]
     alone = solo(trial, tmp_path / "alone")
     theirs = read_record(alone / "run.json")
     assert theirs is not None and theirs["fingerprint"] == record["fingerprint"]

@@ -27,7 +27,7 @@ from trainer.sweep.folder import Claim, SweepFolder
 from trainer.sweep.outcome import SUMMARY_FILE, Outcome, read_outcome
 from trainer.sweep.plan import Trial
 from trainer.workdir import Workdir, code, fingerprint
-from trainer.workdir.record import FORMAT
+from trainer.workdir.record import FORMAT, now
 from trainer.writers.durable import make_folder, sync, sync_file_system
 from trainer.writers.files import remove_temporaries, replace_file
 
@@ -139,7 +139,7 @@ class Wave:
             outcomes: of the trials that ended since the last call of `keep`.
         """
         self.workdir.check_fence()
-        self.workdir.record(exit="done")
+        self.workdir.record(exit="done", ended=now())
         for trial in self.claim.trials:
             if trial in outcomes or read_outcome(self.staged(trial)) is not None:
                 self._complete(trial)
@@ -214,8 +214,7 @@ class Wave:
         Args:
             restored: the step of the checkpoint; None for the first states.
         """
-        self.workdir.restored(restored)
-        self.workdir.record(computing=True)
+        self.workdir.record(restored=restored, computing=True)
 
     def newest(self) -> int | None:
         """Returns the step of the newest checkpoint; None if there is none."""
