@@ -13,6 +13,7 @@ from tests import runs
 from tests.test_sweep import POISONED, folders, replaced, rows, sweep, write_sweep
 from trainer.__main__ import main
 from trainer.sweep.folder import SweepFolder
+from trainer.sweep.locks import exclusive
 from trainer.sweep.outcome import read_outcome
 from trainer.sweep.wave import Wave
 from trainer.sweep.worker import Worker
@@ -69,7 +70,7 @@ def test_a_wave_is_removed_while_no_other_worker_looks(tmp_path):
     claim = folder.claim(1, lambda _: 8)
     assert claim is not None
     thread = threading.Thread(target=folder.remove, args=(claim,))
-    with folder._exclusive():
+    with exclusive(folder.path):
         thread.start()
         thread.join(0.3)
         assert thread.is_alive() and claim.file.exists()

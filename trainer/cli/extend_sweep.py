@@ -1,10 +1,9 @@
 """The command sweep extend: adds a revision to the plan of a sweep."""
 
 import argparse
-import warnings
 from pathlib import Path
 
-from trainer.cli.loading import read_config, search_paths
+from trainer.cli.loading import ignore_optimizer_warnings, read_config, search_paths
 from trainer.cli.terminal import show
 from trainer.config.languages import SWEEP
 from trainer.messages import DONE
@@ -23,7 +22,6 @@ def run(arguments: argparse.Namespace) -> int:
         UserError: the file has a mistake, changes what was planned or adds nothing, or the folder
             is not that of a sweep.
     """
-    from optim.declarations import OptimizerWarning
     from trainer.sweep.extension import make_extension, write_extension
     from trainer.sweep.extension_text import render_extension
     from trainer.sweep.plan import make_plan
@@ -31,7 +29,7 @@ def run(arguments: argparse.Namespace) -> int:
     from trainer.sweep.programs import find_programs
     from trainer.sweep.reading import read_sweep
 
-    warnings.simplefilter("ignore", OptimizerWarning)  # `explain` shows them for a config
+    ignore_optimizer_warnings()
     folder = Path(arguments.folder).absolute()
     stored = read_plan(folder)
     vocabulary = list(dict.fromkeys([*stored.vocabulary, *arguments.vocabulary]))

@@ -54,11 +54,17 @@ def make_program(
     Raises:
         ConfigError: the config has a mistake, or its parts do not fit together.
     """
-    from optim.declarations import OptimizerWarning
     from trainer.engine.loading import load_located
 
-    warnings.simplefilter("ignore", OptimizerWarning)  # the plan has the same warnings, once
+    ignore_optimizer_warnings()  # the plan has the same warnings, once
     return load_located(read, vocabulary, steps_per_call)
+
+
+def ignore_optimizer_warnings() -> None:
+    """Ignores the warnings that optimizers give when they are built; `explain` shows them."""
+    from optim.declarations import OptimizerWarning
+
+    warnings.simplefilter("ignore", OptimizerWarning)
 
 
 def config_options(arguments: argparse.Namespace) -> list[str]:

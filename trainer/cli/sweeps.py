@@ -3,14 +3,18 @@
 import argparse
 import subprocess
 import sys
-import warnings
 from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING
 
 from trainer.cli import extend_sweep
 from trainer.cli.live import LiveView
-from trainer.cli.loading import config_options, read_config, search_paths
+from trainer.cli.loading import (
+    config_options,
+    ignore_optimizer_warnings,
+    read_config,
+    search_paths,
+)
 from trainer.cli.terminal import show
 from trainer.config.languages import SWEEP
 from trainer.messages import DONE, FAILED, STOPPED, UserError
@@ -63,7 +67,7 @@ def _start(arguments: argparse.Namespace) -> int:
     # With several workers in a process of its own, which gives its memory and its GPU back to them.
     apart = arguments.workers > 1 and settings is None and not arguments.plan_only
     if not planned and not apart:
-        show(_check(arguments, plan, folder), end="")
+        show(_write(arguments, plan, folder), end="")
     if arguments.plan_only:
         return DONE
     if not planned and apart and (code := _plan_apart(arguments, folder)) != DONE:
@@ -105,31 +109,28 @@ def _submit(folder: Path, workers: int, settings: SlurmSettings) -> int:
 
 def _dry_run(arguments: argparse.Namespace, plan: "SweepPlan") -> int:
     """Prints a plan with the memory and the time that it needs."""
-    from optim.declarations import OptimizerWarning
     from trainer.sweep.needs import measure
     from trainer.sweep.plan_text import render
     from trainer.sweep.programs import find_programs
     from trainer.train import runtime
 
     runtime.keep_compiled_programs()  # the sweep then finds them compiled
-    warnings.simplefilter("ignore", OptimizerWarning)  # `explain` shows them for a config
+    ignore_optimizer_warnings()
     programs = find_programs(plan, arguments.vocabulary)
     needs = [measure(group, arguments.vocabulary) for group in programs.groups]
     show(render(plan, programs, needs), end="")
     return DONE
 
 
-def _check(arguments: argparse.Namespace, plan: "SweepPlan", folder: Path | None = None) -> str:
+def _write(arguments: argparse.Namespace, plan: "SweepPlan", folder: Path) -> str:
     """Builds the programs of a plan, writes it to a folder, and returns it as text."""
-    from optim.declarations import OptimizerWarning
     from trainer.sweep.plan_file import write_plan
     from trainer.sweep.plan_text import render
     from trainer.sweep.programs import find_programs
 
-    warnings.simplefilter("ignore", OptimizerWarning)  # `explain` shows them for a config
+    ignore_optimizer_warnings()
     programs = find_programs(plan, arguments.vocabulary)
-    if folder is not None:
-        write_plan(folder, plan, programs, arguments.vocabulary)
+    write_plan(folder, plan, programs, arguments.vocabulary)
     return render(plan, programs)
 
 
@@ -142,12 +143,11 @@ def _work(arguments: argparse.Namespace) -> int:
 
 def _compute(folder: Path, arguments: argparse.Namespace, view: LiveView) -> int:
     """Computes trials in this process."""
-    from optim.declarations import OptimizerWarning
     from trainer.sweep.worker import Worker
     from trainer.train import runtime
 
     runtime.keep_compiled_programs()
-    warnings.simplefilter("ignore", OptimizerWarning)
+    ignore_optimizer_warnings()
     worker = Worker(folder, arguments.workers, arguments.signals, view.log)
     return worker.run()
 

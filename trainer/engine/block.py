@@ -1,7 +1,7 @@
 """Chooses how many steps a run computes at once, and in which form; and computes them in a loop."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -9,13 +9,17 @@ import jax.extend
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
+from trainer.engine.contracts import Batch
 from trainer.engine.experiment import Experiment
 from trainer.engine.flops import count_flops, has_convolution
 from trainer.engine.sharding import is_simulated
+from trainer.engine.step import State
 from trainer.engine.step_metrics import StepMetrics
 
 Step = Callable[[Any, Any], tuple[Any, StepMetrics]]
 Loop = Callable[[Any, Any, Any], tuple[Any, StepMetrics]]
+Block = tuple[State, Sequence[Batch]]  # what `Program.advance` takes
+Computed = tuple[State, Sequence[StepMetrics]]  # what it returns
 
 # Operations of a block: about a tenth of a second on two cores, and milliseconds on an accelerator.
 # A signal, a save or a log line waits for the end of the block.

@@ -12,13 +12,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from trainer.engine.contracts import Batch
+from trainer.engine.block import Block, Computed
 from trainer.engine.program import Program
 from trainer.engine.step import State
 from trainer.engine.step_metrics import StepMetrics
-
-Block = tuple[State, Sequence[Batch]]
-Computed = tuple[State, Sequence[StepMetrics]]
 
 
 class Vmapped:

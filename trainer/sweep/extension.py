@@ -15,7 +15,7 @@ from trainer.sweep.differences import config_line, shown
 from trainer.sweep.encoding import canonical, encoded
 from trainer.sweep.methods import Sampled
 from trainer.sweep.plan import SweepPlan, Trial, refuse_unequal
-from trainer.sweep.plan_file import files_of, write_revisions, writing
+from trainer.sweep.plan_file import files_of, program_entry, write_revisions, writing
 from trainer.sweep.programs import Programs
 from trainer.sweep.reading import ArmConfig
 from trainer.sweep.stored_plan import StoredPlan, digest_of, read_plan
@@ -222,17 +222,7 @@ def _programs(
         # A point of a space that the file no longer has is only in the stored plan.
         program = of_file.get((arm, _key(values)))
         program = program or of_name[_name(arm, number, stored.seeds[0])]
-        entry = entries.setdefault(
-            id(program),
-            {
-                "trials": [],
-                "inputs": list(program.inputs),
-                "steps": program.steps,
-                "batch_size": program.batch_size,
-                "flops": program.flops,
-                "state_bytes": program.state_bytes,
-            },
-        )
+        entry = entries.setdefault(id(program), program_entry(program, []))
         entry["trials"].append(_name(arm, number, seed))
     return list(entries.values())
 

@@ -6,12 +6,11 @@ folder below `trials/` or `final/`, where it appears by a rename.
 """
 
 import contextlib
-import fcntl
 import hashlib
 import json
 import math
 import os
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from typing import Any
 from trainer.messages import UserError
 from trainer.sweep.final import choose_winners, final_trials
 from trainer.sweep.limits import Limits, useful_width, wave_width
+from trainer.sweep.locks import exclusive, lock
 from trainer.sweep.outcome import SUMMARY_FILE, read_outcome
 from trainer.sweep.plan import Trial
 from trainer.sweep.removal import clean, remove, set_aside
@@ -63,14 +63,14 @@ class SweepFolder:
 
     Attributes:
         path: the folder.
-        plan: the plan that is stored in it; read again when `claim` finds an extension.
+        plan: the plan that is stored in it; `claim` and `refresh` read it again after an extension.
         limits: what was learned about trials that cannot be computed in their waves.
     """
 
     def __init__(self, path: Path):
         self.path = path
         self._waves = path / "waves"
-        self.limits = Limits(self._waves / "limits.json", self._exclusive)
+        self.limits = Limits(self._waves / "limits.json", lambda: exclusive(path))
         self._read_plan()
 
     def _read_plan(self) -> None:
@@ -83,6 +83,13 @@ class SweepFolder:
         }
         self._tuning = {trial.folder: trial for trial in self.plan.trials}
         self._final: dict[str, Trial] | None = None
+
+    def refresh(self) -> bool:
+        """Reads the plan again if the sweep was extended; returns whether it was."""
+        if self._stat_plan() == self._plan_version:
+            return False
+        self._read_plan()
+        return True
 
     def _stat_plan(self) -> tuple[int, int] | None:
         with contextlib.suppress(FileNotFoundError):  # `read_plan` reports it
@@ -149,9 +156,8 @@ class SweepFolder:
                 has no locks.
         """
         self._waves.mkdir(mode=0o700, exist_ok=True)
-        with self._exclusive():
-            if self._stat_plan() != self._plan_version:
-                self._read_plan()
+        with exclusive(self.path):
+            self.refresh()
             clean(self._waves)
             taken: set[str] = set()
             for file in self.waves():
@@ -230,7 +236,8 @@ class SweepFolder:
     def _hold(self, file: Path, content: Mapping[str, Any]) -> Claim | None:
         """Locks a wave; returns None if another process has it."""
         descriptor = os.open(file, os.O_RDWR | os.O_CLOEXEC)
-        if not _lock(descriptor, wait=False):
+        # Otherwise its holder finished the wave, and removed the file, meanwhile.
+        if not (lock(descriptor, wait=False) and os.fstat(descriptor).st_nlink > 0):
             os.close(descriptor)
             return None
         known = self.trials()
@@ -251,45 +258,16 @@ class SweepFolder:
             descriptor=descriptor,
         )
 
-    @contextlib.contextmanager
-    def _exclusive(self) -> Iterator[None]:
-        """Keeps other workers from claims; held for milliseconds."""
-        descriptor = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            _lock(descriptor, wait=True)
-            yield
-        finally:
-            os.close(descriptor)
-
     def remove(self, claim: Claim) -> None:
         """Removes a wave whose trials are finished or are to be claimed again.
 
         Args:
             claim: the wave, whose workdir is closed.
         """
-        with self._exclusive():  # other workers read the files of waves
+        with exclusive(self.path):  # other workers read the files of waves
             removed = set_aside(claim.file)
             claim.release()
         remove(removed)
-
-
-def _lock(descriptor: int, *, wait: bool) -> bool:
-    """Locks an open file; returns whether it could."""
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-    except BlockingIOError:
-        return False
-    except OSError as error:
-        from trainer.workdir.lock import UNSUPPORTED  # imports jax, which `sweep status` does not
-
-        if error.errno not in UNSUPPORTED:
-            raise
-        raise UserError(
-            "The file system of the sweep's folder has no locks, which keep two workers from the"
-            " same trials: choose a --workdir on another file system."
-        ) from error
-    # Otherwise its holder finished the wave, and removed the file, meanwhile.
-    return wait or os.fstat(descriptor).st_nlink > 0
 
 
 def _read_wave(file: Path) -> dict[str, Any]:

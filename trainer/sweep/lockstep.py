@@ -10,7 +10,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
 
 import jax
 
@@ -53,7 +52,7 @@ class Lockstep:
 
     Args:
         program: the compiled program of all of them.
-        values: config path -> value of each input of the program, for the trial.
+        program_of: returns the program with the values and seeds of a trial.
         wave: the wave.
         folder: the folder of the sweep.
         signals: reports when to stop.
@@ -65,7 +64,7 @@ class Lockstep:
     def __init__(
         self,
         program: Program,
-        values: Callable[[Trial], Mapping[str, float]],
+        program_of: Callable[[Trial], Program],
         wave: Wave,
         folder: SweepFolder,
         signals: StopSignals,
@@ -75,7 +74,7 @@ class Lockstep:
     ):
         self._vmapped = vmapped
         self._program = program
-        self._values = values
+        self._program_of = program_of
         self._wave = wave
         self._folder = folder
         self._goal: Goal = folder.plan.goal
@@ -130,9 +129,8 @@ class Lockstep:
         while (step := checkpoints.latest()) is not None:
             abstract = to_save(self._program.abstract_state())
             saved: set[str] = set()
-            with contextlib.suppress(
-                CorruptCheckpoint
-            ):  # `restore` finds the same, and sets it aside
+            # `restore` finds a damaged checkpoint as well, and sets it aside.
+            with contextlib.suppress(CorruptCheckpoint):
                 saved = {name.split("/")[1] for name in checkpoints.names(step)}
             try:
                 tree = checkpoints.restore({"trials": dict.fromkeys(sorted(saved), abstract)}, step)
@@ -142,20 +140,16 @@ class Lockstep:
                 self._log(str(error))
                 continue
             return step, {
-                trial: with_hyperparams(self._of(trial), tree["trials"][self._key(trial)])
+                trial: with_hyperparams(self._program_of(trial), tree["trials"][self._key(trial)])
                 for trial in trials
                 if self._key(trial) in saved
             }
         experiment = self._program.experiment
         warm = WarmStart(self._program, trials[0].config) if experiment.warm_start else None
-        states = {trial: self._of(trial).init() for trial in trials}
+        states = {trial: self._program_of(trial).init() for trial in trials}
         if warm is not None:
             states = {trial: warm.apply(state) for trial, state in states.items()}
         return None, states
-
-    def _of(self, trial: Trial) -> Program:
-        data_seed: Any = trial.config.root.kwargs.get("data_seed")
-        return self._program.with_values(self._values(trial), trial.seed, data_seed)
 
     def _key(self, trial: Trial) -> str:
         return f"{self._wave.claim.trials.index(trial):04d}"
@@ -163,7 +157,7 @@ class Lockstep:
     def _begin(
         self, restored: int | None, states: Mapping[Trial, State], watchdog: Watchdog
     ) -> None:
-        programs = {trial: self._of(trial) for trial in states}
+        programs = {trial: self._program_of(trial) for trial in states}
         # Trials with the same data seed share their batches.
         readers = Counter(program.experiment.seed_of_data for program in programs.values())
         feeds: dict[int, Feed] = {}

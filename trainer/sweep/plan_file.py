@@ -10,8 +10,6 @@ and has its new trials only.
 """
 
 import contextlib
-import fcntl
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,19 +19,21 @@ from trainer.config.wording import listing
 from trainer.messages import UserError
 from trainer.sweep.differences import differences
 from trainer.sweep.encoding import canonical
+from trainer.sweep.locks import exclusive
 from trainer.sweep.plan import SweepPlan
 from trainer.sweep.stored_plan import FORMAT, StoredPlan, StoredProgram, digest_of, read_plan
 from trainer.writers.files import remove_temporaries, replace_file
 
 # programs.py and trainer.workdir import jax, which a process that reads a plan does not need.
 if TYPE_CHECKING:
-    from trainer.sweep.programs import Programs
+    from trainer.sweep.programs import ProgramGroup, Programs
 
 __all__ = [
     "StoredPlan",
     "StoredProgram",
     "check_same",
     "files_of",
+    "program_entry",
     "read_plan",
     "write_plan",
     "write_revisions",
@@ -67,14 +67,7 @@ def write_plan(
         revision = {
             **content,
             "programs": [
-                {
-                    "trials": [trial.name for trial in group.trials],
-                    "inputs": list(group.inputs),
-                    "steps": group.steps,
-                    "batch_size": group.batch_size,
-                    "flops": group.flops,
-                    "state_bytes": group.state_bytes,
-                }
+                program_entry(group, [trial.name for trial in group.trials])
                 for group in programs.groups
             ],
             "reasons": list(programs.reasons),
@@ -86,6 +79,23 @@ def write_plan(
             replace_file(folder / name, text.encode())
         # Last: a folder with a plan.json is that of a sweep.
         write_revisions(folder, vocabulary, [revision])
+
+
+def program_entry(program: "ProgramGroup | StoredProgram", trials: list[str]) -> dict[str, Any]:
+    """Returns what plan.json has of a program.
+
+    Args:
+        program: the program.
+        trials: the names of its trials that a revision adds.
+    """
+    return {
+        "trials": trials,
+        "inputs": list(program.inputs),
+        "steps": program.steps,
+        "batch_size": program.batch_size,
+        "flops": program.flops,
+        "state_bytes": program.state_bytes,
+    }
 
 
 def files_of(plan: SweepPlan) -> dict[str, str]:
@@ -127,14 +137,9 @@ def writing(folder: Path) -> Iterator[None]:
 
     make(folder)
     try:
-        # The system releases the lock if this process is killed.
-        descriptor = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        with exclusive(folder):
             remove_temporaries(folder)
             yield
-        finally:
-            os.close(descriptor)
     except OSError as error:
         raise UserError(
             f"The folder of the sweep {folder} cannot be written: {error.strerror}. Choose another"

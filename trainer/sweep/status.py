@@ -87,21 +87,14 @@ class SweepReader:
         _check_folder(path)
         self.path = path
         self._outcomes: dict[str, Outcome] = {}
-        self._read_plan()
+        self._folder = SweepFolder(path)
+        self._forget()
 
-    def _read_plan(self) -> None:
-        self._version = self._plan_version()
-        self._folder = SweepFolder(self.path)
+    def _forget(self) -> None:
+        """Drops what depends on the revision of the plan."""
         self._final: list[Trial] | None = None
         self._ranked: tuple[int, dict[str, dict[int, float]]] = (-1, {})
         self._speeds: dict[int, float] = {}  # steps per second of a worker, by program
-
-    def _plan_version(self) -> tuple[int, int]:
-        try:
-            found = os.stat(self.path / "plan.json")
-        except FileNotFoundError:  # `read_plan` reports it
-            return 0, 0
-        return found.st_ino, found.st_mtime_ns
 
     @property
     def plan(self) -> StoredPlan:
@@ -114,8 +107,8 @@ class SweepReader:
         Raises:
             UserError: plan.json or final.json is damaged.
         """
-        if self._plan_version() != self._version:  # the sweep was extended
-            self._read_plan()
+        if self._folder.refresh():
+            self._forget()
         # Waves first: their trials may be finished meanwhile, but not the other way round.
         waves = tuple(read_waves(self.path, self._folder.waves()))
         if self._final is None:

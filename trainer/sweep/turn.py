@@ -7,13 +7,14 @@ from typing import Any
 from trainer import writers
 from trainer.checkpoint import Checkpoints
 from trainer.config import Config, leaves
+from trainer.engine.block import Block, Computed
 from trainer.engine.program import Program
 from trainer.engine.step import State
 from trainer.messages import DONE
 from trainer.sweep.definition import Goal
 from trainer.sweep.outcome import Outcome, newest_metrics
 from trainer.sweep.plan import Trial
-from trainer.train.loop import Block, Computed, Loop
+from trainer.train.loop import Loop
 from trainer.train.nonfinite import NonFiniteLog
 from trainer.train.rollback import GoBack, RollbackLog
 from trainer.train.services import Ended, Halted

@@ -5,6 +5,7 @@ import time
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -143,13 +144,11 @@ class Worker:
         self._log(f"{what} from {claim.trials[0].folder} ({wave.path.name}).")
         if claim.alone:
             (trial,) = claim.trials
-            data_seed: Any = trial.config.root.kwargs.get("data_seed")
-            values = self._values_of(prepared, trial)
-            program = prepared.program.with_values(values, trial.seed, data_seed)
+            program = self._program_of(prepared, trial)
             return run_alone(wave, program, self._signals, self._log, self._vocabulary)
         lockstep = Lockstep(
             prepared.program,
-            lambda trial: self._values_of(prepared, trial),
+            partial(self._program_of, prepared),
             wave,
             self.folder,
             self._signals,
@@ -208,17 +207,19 @@ class Worker:
         self._prepared[claim.program] = prepared
         return prepared
 
-    def _values_of(self, prepared: _Prepared, trial: Trial) -> dict[str, float]:
-        """Returns the values of the program's inputs for a trial."""
+    def _program_of(self, prepared: _Prepared, trial: Trial) -> Program:
+        """Returns the compiled program with the values and seeds of a trial."""
         if trial.arm not in prepared.values:
             # Another arm may have other values where its space has none.
             other = load_located(trial.config, self._vocabulary)
             prepared.values[trial.arm] = other.inputs.values
         own = {path: x for path, x in trial.values.items() if is_number(x)}
-        return {
+        values = {
             path: float(own.get(path, value))  # type: ignore[arg-type]
             for path, value in prepared.values[trial.arm].items()
         }
+        data_seed: Any = trial.config.root.kwargs.get("data_seed")
+        return prepared.program.with_values(values, trial.seed, data_seed)
 
     def _fits(self, index: int) -> int:
         """Returns how many trials of a program fit into memory side by side."""

@@ -1,4 +1,4 @@
-"""Leads a run: asks for blocks of steps, writes metrics, evaluates and saves, in this order."""
+"""Runs a program: asks for blocks of steps, writes metrics, evaluates and saves, in this order."""
 
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -6,10 +6,10 @@ from itertools import islice
 
 import jax
 
+from trainer.engine.block import Block, Computed
 from trainer.engine.contracts import Batch
 from trainer.engine.program import Program
 from trainer.engine.step import State
-from trainer.engine.step_metrics import StepMetrics
 from trainer.messages import DONE, FAILED, STOPPED, UserError
 from trainer.train.advice import advise, replay_command
 from trainer.train.autosave import Stopwatch
@@ -34,8 +34,6 @@ from trainer.train.watchdog import Watchdog
 from trainer.writers import MultiWriter
 
 Observer = Callable[[int, Sequence[Batch], State], None]
-Block = tuple[State, Sequence[Batch]]  # what `Program.advance` takes
-Computed = tuple[State, Sequence[StepMetrics]]  # what it returns
 Blocks = Generator[Block, Computed, Ended | GoBack | Halted]
 
 
