@@ -1,5 +1,6 @@
 """Sweeps that are computed: the bits of every trial, its folder, and what ends a trial."""
 
+import errno
 import json
 import os
 import signal
@@ -9,12 +10,14 @@ import time
 from pathlib import Path
 from typing import Any
 
+import jax
 import pytest
 
 from tests import runs
 from trainer import checkpoint
 from trainer.__main__ import main
 from trainer.sweep.folder import SweepFolder
+from trainer.sweep.lockstep import Lockstep
 from trainer.sweep.outcome import read_outcome
 from trainer.sweep.plan_file import read_plan
 from trainer.workdir import read_record
@@ -476,3 +479,35 @@ def test_a_trial_that_diverges_leaves_the_others_of_its_vmap(tmp_path):
     assert sweep(file, tmp_path / "sweep") == 0
     outcomes = [read_outcome(trial) for trial in folders(tmp_path / "sweep")]
     assert [o.end for o in outcomes if o] == ["done"] * 2 + ["diverged", "done", "done"]
+
+
+# Machines that cannot compute it so.
+
+
+def test_a_wave_that_does_not_fit_into_memory_is_halved(tmp_path, monkeypatch, capsys):
+    inner = Lockstep._compute_blocks
+
+    def compute(self: Lockstep) -> None:
+        if len(self._turns) > 2:
+            raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 8 bytes")
+        inner(self)
+
+    monkeypatch.setattr(Lockstep, "_compute_blocks", compute)
+    file = write_sweep(tmp_path, trials=5)
+    assert sweep(file, tmp_path / "sweep") == 0
+    said = capsys.readouterr().err
+    assert "of 5 trials is split. It does not fit into memory: RESOURCE_EXHAUSTED" in said
+    found = folders(tmp_path / "sweep")
+    assert len(found) == 5 + 2
+    records = [read_record(trial / "run.json") for trial in found]
+    assert {record["lineage"][-1]["trials"] for record in records if record} == {1, 2}
+    assert rows(found[-1]) == rows(solo(found[-1], tmp_path / "alone"))
+
+
+def test_a_file_system_without_locks_is_refused(tmp_path, monkeypatch, capsys):
+    def flock(descriptor: int, operation: int) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr("trainer.sweep.locks.fcntl.flock", flock)
+    assert sweep(write_sweep(tmp_path), tmp_path / "sweep") == 2
+    assert "has no locks, which keep two workers from the same trials" in capsys.readouterr().err
