@@ -1,1 +1,1 @@
-"""Drawings of schedules and of the metrics of runs. Read plots.py first."""
+"""Drawings of schedules and metrics, and the statistics of comparisons. Read plots.py first."""
