@@ -36,7 +36,8 @@ ORDER = [
     {"trainer.workdir"},
     {"trainer.engine"},
     {"trainer.train"},
-    {"trainer.report", "trainer.diagnose", "trainer.sweep"},
+    {"trainer.diagnose", "trainer.sweep"},
+    {"trainer.report"},
     {"trainer.cli"},
     {"trainer.__main__"},
 ]

@@ -265,3 +265,20 @@ def plot(arguments: argparse.Namespace) -> int:
     from trainer.cli import plotting
 
     return plotting.plot(arguments)
+
+
+def report(arguments: argparse.Namespace) -> int:
+    """Writes a report about sweeps or runs.
+
+    Args:
+        arguments: the parsed options of the command.
+
+    Returns:
+        DONE.
+
+    Raises:
+        UserError: a folder is neither that of a sweep nor of a run, or the report cannot be written.
+    """
+    from trainer.cli import reporting
+
+    return reporting.report(arguments)

@@ -2,7 +2,7 @@
 
 import argparse
 
-from trainer.cli import sweep_options, values
+from trainer.cli import report_options, sweep_options, values
 from trainer.cli.parser import Parser, Version
 
 
@@ -44,6 +44,9 @@ def parser() -> argparse.ArgumentParser:
     )
     plot.add_argument("--metric", default="train/loss", help="default train/loss")
     plot.add_argument("--png", metavar="FILE", help="draw into a PNG instead of the terminal")
+    report_options.add(
+        commands.add_parser("report", help="compare the arms of sweeps, or runs, on one page")
+    )
     sweep_options.add(
         commands.add_parser(
             "sweep", parents=[_config(required=False)], help="compute many runs from one file"
