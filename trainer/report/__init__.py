@@ -1,1 +1,1 @@
-"""Drawings of schedules and of the metrics of runs. Read plots.py first."""
+"""Curves of the metrics of runs, and figures. Read curves.py first, then plots.py."""
