@@ -225,12 +225,13 @@ def explain(arguments: argparse.Namespace) -> int:
         DONE.
 
     Raises:
-        UserError: the config cannot be used, or the PNG cannot be written.
+        UserError: the config cannot be used, or the figure cannot be written.
     """
-    from trainer.cli.plotting import save_png
+    from trainer.cli.plotting import write_figure
     from trainer.engine.plan import make_plan
     from trainer.engine.plan_text import render
-    from trainer.report import plots
+    from trainer.report.curves import Line
+    from trainer.report.terminal_plot import draw_in_terminal
     from trainer.train.warm_start import WarmStart
 
     read = read_config(arguments)
@@ -243,10 +244,11 @@ def explain(arguments: argparse.Namespace) -> int:
     if not plan.schedules:
         show("No group's optimizer takes a learning rate, so there is no schedule to draw.")
         return DONE
-    show(plots.draw_in_terminal(plan.schedules, "learning rate by step"), end="")
-    if arguments.png:
-        save_png(plan.schedules, arguments.png, "Learning rates", "learning rate")
-        show(f"The schedules are drawn in {arguments.png}.")
+    show(draw_in_terminal(plan.schedules, "learning rate by step"), end="")
+    if arguments.figure:
+        lines = {name: Line(*curve) for name, curve in plan.schedules.items()}
+        write_figure(lines, arguments.figure, "Learning rates", "step", "learning rate")
+        show(f"The schedules are drawn in {arguments.figure}.")
     return DONE
 
 
@@ -260,7 +262,7 @@ def plot(arguments: argparse.Namespace) -> int:
         DONE.
 
     Raises:
-        UserError: a run does not have the metric, or the PNG cannot be written.
+        UserError: a run does not have the metric, or the figure cannot be written.
     """
     from trainer.cli import plotting
 
