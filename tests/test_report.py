@@ -10,7 +10,8 @@ from tests.report_cases import RATE, curve, run, workload
 from trainer.report.comparison import make_report
 from trainer.report.document import Block, Report
 from trainer.report.pairs import compare_arms, standings
-from trainer.report.results import Goal, Space, Workload, axes_of
+from trainer.report.results import Goal, Space, Workload
+from trainer.report.spaces import axes_of
 from trainer.report.verdict import verdict
 
 # Student's sleep data (Cushny and Peebles 1905): hours of extra sleep of ten patients under two

@@ -24,7 +24,7 @@ def report(arguments: argparse.Namespace) -> int:
         DONE.
 
     Raises:
-        UserError: a folder is neither that of a sweep nor of a run, or the report cannot be written.
+        UserError: a folder is not that of a sweep or run, or the report cannot be written.
     """
     import trainer
     from trainer.report.comparison import make_report

@@ -17,8 +17,10 @@ from trainer.report.panels.targets import targets_block
 from trainer.report.panels.trials import trials_of
 from trainer.report.panels.tuning import tuning_block
 from trainer.report.panels.workloads import workloads_block
-from trainer.report.results import Workload, axes_of, joined
+from trainer.report.results import Workload
+from trainer.report.spaces import axes_of
 from trainer.report.verdict import verdict
+from trainer.report.wording import joined
 
 
 def make_report(workloads: Sequence[Workload], folder: Path, made: str = "") -> Report:

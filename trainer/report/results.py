@@ -1,7 +1,7 @@
 """The results that a report compares: those of a sweep, or of single runs grouped by config."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -240,73 +240,3 @@ def seconds_of(run: Result) -> float | None:
     """Returns the time that a run was trained; None if it was not recorded."""
     value = run.metrics.get(SECONDS)
     return value if value is not None and math.isfinite(value) else None
-
-
-def point_values(workload: Workload, arm: str) -> dict[int, float]:
-    """Returns the goal of each point of an arm's search: the mean over its seeds.
-
-    Args:
-        workload: the sweep.
-        arm: the name of the arm.
-
-    Returns:
-        Number -> value, for the points with all results; those that diverged or failed on any seed
-        have infinity as the worst value.
-    """
-    values: dict[int, list[float | None]] = {}
-    for run in workload.trials_of(arm):
-        value = run.value(workload.goal.selected)
-        if value is None and run.end != "missing":
-            value = workload.goal.sign * math.inf
-        values.setdefault(run.number or 0, []).append(value)
-    return {
-        number: math.fsum(each) / len(each)  # type: ignore[arg-type]
-        for number, each in values.items()
-        if None not in each
-    }
-
-
-def axes_of(workloads: Iterable[Workload]) -> dict[str, str]:
-    """Names the axes of search spaces by the ends of their paths, short and all different.
-
-    Args:
-        workloads: the sweeps.
-
-    Returns:
-        Config path -> name, such as "learning_rate.peak_value".
-    """
-    paths = list(
-        dict.fromkeys(
-            path
-            for workload in workloads
-            for space in workload.spaces.values()
-            for path in space.axes
-        )
-    )
-    names = {}
-    for path in paths:
-        parts = path.split(".")
-        # One part says too little: "peak_value" of what?
-        depth = min(2, len(parts))
-        while depth < len(parts) and any(
-            other != path and other.split(".")[-depth:] == parts[-depth:] for other in paths
-        ):
-            depth += 1
-        names[path] = ".".join(parts[-depth:])
-    return names
-
-
-def number_of(value: Tree) -> float | None:
-    """Returns a value of a config as a number; None if it is not one."""
-    usable = isinstance(value, int | float) and not isinstance(value, bool)
-    return float(value) if usable else None
-
-
-def plural(count: int, noun: str) -> str:
-    """Returns a number with its noun, such as "1 run" or "1,000 runs"."""
-    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
-
-
-def joined(words: Sequence[str]) -> str:
-    """Returns words as an enumeration: "a, b and c"."""
-    return f"{', '.join(words[:-1])} and {words[-1]}" if len(words) > 1 else "".join(words)

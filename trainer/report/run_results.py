@@ -7,8 +7,9 @@ from typing import Any, Literal
 from trainer import config as configs
 from trainer.config import Call
 from trainer.messages import UserError
-from trainer.report.results import Goal, Result, Workload, joined, plural
+from trainer.report.results import Goal, Result, Workload
 from trainer.report.runs import group_by_seed, names_of
+from trainer.report.wording import joined, plural
 from trainer.sweep.outcome import newest_metrics, read_outcome
 from trainer.workdir.record import read_record
 from trainer.writers.lines import PREFIXES

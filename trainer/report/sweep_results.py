@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from trainer.report.results import Goal, Result, Revision, Space, Workload, joined, plural
+from trainer.report.results import Goal, Result, Revision, Space, Workload
+from trainer.report.wording import joined, plural
 from trainer.sweep.final import rank
 from trainer.sweep.outcome import Outcome
 from trainer.sweep.plan import Trial

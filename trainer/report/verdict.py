@@ -3,8 +3,9 @@
 from collections.abc import Sequence
 
 from trainer.report.pairs import Pair, standings
-from trainer.report.results import Workload, joined, plural
+from trainer.report.results import Workload
 from trainer.report.statistics import Estimate
+from trainer.report.wording import joined, p_text, plural, shown
 
 
 def verdict(workload: Workload, pairs: Sequence[Pair]) -> str:
@@ -88,16 +89,6 @@ def _would_decide(pair: Pair) -> str:
     return (
         f"About {pair.needed:,} seeds would decide a difference of this size with a power of 0.8."
     )
-
-
-def p_text(p: float) -> str:
-    """Returns a p value, such as "p = 0.012"."""
-    return "p < 0.0001" if p < 1e-4 else f"p = {p:.2g}"
-
-
-def shown(x: float) -> str:
-    """Returns a number with four significant digits."""
-    return f"{x:.4g}".replace("-", "−")
 
 
 def estimate_text(estimate: Estimate) -> str:

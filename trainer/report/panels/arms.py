@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from trainer.report import statistics
 from trainer.report.document import Axis, Block, Column, Figure, Series, Table
 from trainer.report.pairs import Standing, standings
-from trainer.report.results import Workload, joined, plural
-from trainer.report.verdict import shown
+from trainer.report.results import Workload
+from trainer.report.wording import joined, plural, shown
 
 
 def arms_block(workload: Workload, prefix: str) -> Block:

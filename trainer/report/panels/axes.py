@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from trainer.config import Tree
 from trainer.config.wording import brief
 from trainer.report.document import Axis, Block, Cell, Column, Figure, Series, Table
-from trainer.report.results import Result, Workload, number_of
+from trainer.report.results import Result, Workload
+from trainer.report.spaces import number_of
 
 
 def axes_block(workload: Workload, prefix: str, names: Mapping[str, str]) -> Block:

@@ -7,7 +7,8 @@ import numpy as np
 
 from trainer.report import statistics
 from trainer.report.document import Axis, Block, Cell, Column, Figure, Series, Table
-from trainer.report.results import Curve, Result, Workload, plural
+from trainer.report.results import Curve, Result, Workload
+from trainer.report.wording import plural
 
 
 def curves_block(workload: Workload, prefix: str) -> Block:

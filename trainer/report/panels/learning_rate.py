@@ -2,60 +2,16 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from shlex import quote
 
 import numpy as np
 
 from trainer.report.document import Axis, Block, Cell, Column, Figure, Series, Table
-from trainer.report.results import Workload, number_of, point_values
+from trainer.report.results import Workload
 from trainer.report.sensitivity import edge, sensitivity
+from trainer.report.spaces import Scan, scans
 from trainer.sweep.spaces import Bounds, bounds
 from trainer.writers import iterate_metrics
-
-
-@dataclass(frozen=True)
-class Scan:
-    """The points of an arm along one axis of its space, by the value on the axis.
-
-    Attributes:
-        arm: its name.
-        path: the config path of the axis.
-        at: the values on the axis.
-        values: the goal of each point; infinity as the worst value.
-        names: a trial of each point.
-    """
-
-    arm: str
-    path: str
-    at: tuple[float, ...]
-    values: tuple[float, ...]
-    names: tuple[str, ...]
-
-
-def scans(workload: Workload, arm: str) -> list[Scan]:
-    """Returns the points of an arm along each axis whose values are numbers.
-
-    Args:
-        workload: the results.
-        arm: its name.
-    """
-    values = point_values(workload, arm)
-    first = {run.number: run for run in reversed(workload.trials_of(arm))}
-    found = []
-    for path in workload.spaces[arm].axes if arm in workload.spaces else ():
-        points = [
-            (x, values[number], first[number].name)
-            for number in values
-            if (x := number_of(first[number].values.get(path))) is not None
-        ]
-        # Several paths may take the same value, such as the rates of two groups: one axis.
-        if points and not any(
-            points == list(zip(s.at, s.values, s.names, strict=True)) for s in found
-        ):
-            at, goals, names = zip(*sorted(points), strict=True)
-            found.append(Scan(arm, path, at, goals, names))
-    return found
 
 
 def learning_rate_block(workload: Workload, prefix: str, names: Mapping[str, str]) -> Block:

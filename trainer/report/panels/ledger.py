@@ -4,7 +4,8 @@ import math
 from collections.abc import Sequence
 
 from trainer.report.document import Block, Cell, Column, Table
-from trainer.report.results import Result, Workload, joined, plural, seconds_of
+from trainer.report.results import Result, Workload, seconds_of
+from trainer.report.wording import joined, plural
 
 
 def ledger_block(workload: Workload, prefix: str) -> Block:

@@ -7,7 +7,8 @@ from trainer.config import Call, Tree
 from trainer.config.wording import brief
 from trainer.report.document import Block, Cell, Column, Table
 from trainer.report.pairs import Pair, standings
-from trainer.report.results import Result, Workload, joined, plural
+from trainer.report.results import Result, Workload
+from trainer.report.wording import joined, plural
 
 # What differs between runs of one comparison by purpose.
 _OF_A_RUN = ("config", "seed", "data_seed")

@@ -5,7 +5,8 @@ from collections.abc import Sequence
 
 from trainer.report.document import Axis, Block, Column, Figure, Series, Table
 from trainer.report.pairs import Pair
-from trainer.report.results import Workload, plural
+from trainer.report.results import Workload
+from trainer.report.wording import plural
 
 
 def pairs_block(workload: Workload, pairs: Sequence[Pair], prefix: str) -> Block:

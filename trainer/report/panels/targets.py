@@ -8,9 +8,9 @@ import numpy as np
 
 from trainer.report.document import Axis, Block, Cell, Column, Figure, Series, Table
 from trainer.report.pairs import standings
-from trainer.report.results import Result, Workload, plural, seconds_of
+from trainer.report.results import Result, Workload, seconds_of
 from trainer.report.scores import steps_to_target
-from trainer.report.verdict import shown
+from trainer.report.wording import plural, shown
 
 
 def target_of(workload: Workload) -> tuple[float | None, str]:

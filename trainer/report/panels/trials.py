@@ -8,7 +8,8 @@ from shlex import quote
 from trainer.config import Tree
 from trainer.config.wording import brief
 from trainer.report.document import Cell, Column, Table, Trials
-from trainer.report.results import Result, Workload, number_of, seconds_of
+from trainer.report.results import Result, Workload, seconds_of
+from trainer.report.spaces import number_of
 
 
 def trials_of(

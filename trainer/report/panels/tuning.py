@@ -4,8 +4,9 @@ import math
 
 from trainer.report import best_of_k
 from trainer.report.document import Axis, Block, Cell, Column, Figure, Series, Table
-from trainer.report.results import Workload, point_values
-from trainer.report.verdict import shown
+from trainer.report.results import Workload
+from trainer.report.spaces import point_values
+from trainer.report.wording import shown
 
 
 def tuning_block(workload: Workload, prefix: str) -> Block:
