@@ -79,8 +79,9 @@ def median_best(values: ArrayLike, better: str = "min") -> NDArray[np.float64]:
         better: "min" if smaller is better, or "max".
 
     Returns:
-        The median for each k, [N]: one of the values, infinite only where more than half of the
-        draws of k trials (with replacement) diverge altogether.
+        The median for each k, [N]: one of the values, of two in the middle the better one. It is
+        infinite only where more than half of all draws of k trials (with replacement) consist of
+        diverged trials alone.
 
     Raises:
         ValueError: there is no value, or a NaN.
