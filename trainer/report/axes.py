@@ -1,7 +1,7 @@
 """The ranges and ticks of the axes of a figure, the same in SVG, PDF and PNG."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -113,8 +113,9 @@ def _ys(series: Series) -> Iterator[ArrayLike]:
     yield series.high
 
 
-def _values(series: list[Series], axis: Axis, of: object) -> NDArray[np.float64]:
-    assert callable(of)
+def _values(
+    series: list[Series], axis: Axis, of: Callable[[Series], Iterator[ArrayLike]]
+) -> NDArray[np.float64]:
     arrays = [np.asarray(values, np.float64) for each in series for values in of(each)]
     values = np.concatenate([*arrays, np.zeros(0)])
     return values[np.isfinite(values) & ((values > 0) | (not axis.log))]

@@ -91,5 +91,6 @@ def _plain(cell: Cell, kind: str) -> Cell:
     if isinstance(cell, float):
         if not math.isfinite(cell):
             return text_of(kind, cell)
+        cell = float(f"{cell:.9g}")
         return int(cell) if cell.is_integer() and abs(cell) < 2**53 else cell
     return cell

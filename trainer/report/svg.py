@@ -105,11 +105,9 @@ def svg(figure: Figure, arms: Sequence[str], prefix: str = "") -> str:
         f'<g class="data" fill="none" stroke-width="4" stroke-linejoin="round" '
         f'clip-path="url(#{prefix}-c)">',
     ]
-    for number, series in enumerate(figure.series):
+    for series in figure.series:
         arm = indices.get(series.arm)
-        parts.append(
-            draw(series, number, arm, (*at.places(series), at.box), "" if alone else prefix)
-        )
+        parts.append(draw(series, arm, (*at.places(series), at.box), "" if alone else prefix))
     return "".join([*parts, "</g>", *rows[0], "</svg>"])
 
 
