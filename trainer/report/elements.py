@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Sequence
+from urllib.parse import quote
 
 from trainer.report.document import Cell, Column, Figure, Table, text_of
 from trainer.report.selection import embedded, figure_data
@@ -142,6 +143,8 @@ def _cell(cell: Cell, column: Column, arms: Sequence[str]) -> str:
     if column.name == "arm" and cell in arms:
         return arm_name(arms.index(str(cell)), arms)
     text = xml(text_of(column.kind, cell))
+    if column.name == "folder" and cell:
+        return f'<a href="{xml(quote(str(cell), safe="/."))}">{text}</a>'
     return f"<code>{text}</code>" if column.kind == "code" and cell is not None else text
 
 

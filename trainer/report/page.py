@@ -45,6 +45,7 @@ def page(report: Report) -> str:
         f'<header><h1>{xml(report.title)}</h1><div class="verdict">{verdict}</div></header>'
         f"{body}<footer><p>{prose(report.made)}</p></footer></main></div>"
         '<div id="tip" role="status" aria-live="polite" hidden></div>'
+        f'<script type="application/json" id="arms">{embedded(list(report.arms))}</script>'
         f"<script>{scripts}</script></body></html>\n"
     )
 

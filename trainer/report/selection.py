@@ -29,6 +29,11 @@ def figure_data(figure: Figure, arms: Sequence[str], places: dict[str, int]) -> 
         places: name of a trial -> its row in the table of trials of the same workload.
     """
     series = [_series(each, arms, places) for each in figure.series]
+    previous: list[float | None] = []
+    for each in series:  # the script takes the x of the one before where there is none
+        if each.get("x") == previous and len(previous) > 1:
+            del each["x"]
+        previous = each.get("x", previous)
     labels = {"xl": list(figure.x.labels), "yl": list(figure.y.labels)}
     return {"x": figure.x.title, "y": figure.y.title, **labels, "s": series}
 

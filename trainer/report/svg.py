@@ -134,14 +134,14 @@ def _opening(figure: Figure, prefix: str, at: Frame, height: int, alone: bool) -
 
 def _axes(figure: Figure, at: Frame) -> list[str]:
     left, top, right, bottom = at.box
-    grid, small, texts = "", "", []
+    grid, minor, small, texts = "", "", "", []
     for tick, share in zip(at.y.ticks(), at.y.at([t.value for t in at.y.ticks()]), strict=True):
         place = round(bottom - (bottom - top) * share)
         if tick.text:
             grid += f"M{left} {place}H{right}"
             texts.append(_text(tick.text, left - 14, place + 9, "end"))
         else:
-            small += f"M{left - 8} {place}h8"
+            minor += f"M{left - 8} {place}h8"
     below = []
     for tick, share in zip(at.x.ticks(), at.x.at([t.value for t in at.x.ticks()]), strict=True):
         place = round(left + (right - left) * share)
@@ -153,6 +153,7 @@ def _axes(figure: Figure, at: Frame) -> list[str]:
     return [
         f'<g class="grid" fill="none" stroke="currentColor" stroke-width="1.5">'
         f'<path class="y" opacity=".16" d="{grid}"/>'
+        f'<path class="ym" opacity=".55" d="{minor}"/>'
         f'<path opacity=".55" d="M{left} {bottom}H{right}{small}"/></g>',
         f'<g class="yt">{"".join(texts)}</g>' + "".join(below),
         _text(figure.y.title, 0, 26, "start", "title"),
