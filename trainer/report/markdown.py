@@ -56,9 +56,10 @@ def markdown(
     paths = tables or {}
     parts = [f"# {escaped(report.title)}"]
     parts += [f"**{_wrapped(sentence, _WIDTH - 4)}**" for sentence in report.verdict]
-    panels = report.panels
+    panels = list(report.panels)
     if report.trials and all(panel.name != "trials" for panel in panels):
-        panels = (*panels, Panel("trials", "Trials", "describes", ()))
+        at = next((i for i, panel in enumerate(panels) if panel.name == "methods"), len(panels))
+        panels.insert(at, Panel("trials", "Trials", "describes", ()))
     for panel in panels:
         body = list(_panel(panel, report, figures, paths))
         if body:
@@ -100,7 +101,7 @@ def _figure(figure: Figure, picture: str | None, path: str | None) -> Iterator[s
     if picture is None:
         yield _wrapped(f"{_sentence(figure.title)} {figure.description}")
     else:
-        yield f"![{escaped(figure.description)}]({quote(picture)})"
+        yield f"![{escaped(figure.description)}]({_quoted(picture)})"
         yield _wrapped(_sentence(figure.title))
     if path is not None:
         yield f"Numbers: {_link(path)}"
@@ -130,23 +131,22 @@ def _trials(trials: Trials, path: str | None) -> Iterator[str]:
     if not rows:
         yield "No trials."
         return
+    columns = [column for column in table.columns if column.name != "folder"]
     shown = [name != "folder" for name in names]
-    cells = [list(compress(_trial(table.columns, row), shown)) for row in rows]
-    yield _aligned(list(compress(table.columns, shown)), cells)
+    cells = [
+        [_cell(column, value) for column, value in zip(columns, compress(row, shown), strict=True)]
+        for row in rows
+    ]
+    if "folder" in names:  # last, because links are long, so that the others are aligned
+        columns.append(Column("folder", "folder"))
+        folders = [row[names.index("folder")] for row in rows]
+        for row, folder in zip(cells, folders, strict=True):
+            row.append(f"[open]({_quoted(str(folder))})" if folder else "")
+    yield _aligned(columns, cells)
     if table.note:
         yield _wrapped(table.note)
     if trials.command:
         yield f"To repeat a trial: {_code(trials.command)}"
-
-
-def _trial(columns: tuple[Column, ...], row: tuple[Cell, ...]) -> list[str]:
-    """Returns the cells of a trial, whose name is a link to its folder."""
-    cells = [_cell(column, value) for column, value in zip(columns, row, strict=True)]
-    at = {column.name: index for index, column in enumerate(columns)}
-    if "folder" in at and row[at["folder"]]:
-        name = cells[at["trial"]]
-        cells[at["trial"]] = f"[{name}]({quote(str(row[at['folder']]))})"
-    return cells
 
 
 def _best(trials: Trials) -> list[tuple[Cell, ...]]:
@@ -247,4 +247,9 @@ def _sentence(text: str) -> str:
 
 
 def _link(path: str) -> str:
-    return f"[{escaped(path)}]({quote(path)})"
+    return f"[{escaped(path)}]({_quoted(path)})"
+
+
+def _quoted(path: str) -> str:
+    # A name that is not valid UTF-8 has its bytes in the link.
+    return quote(path, errors="surrogateescape")
