@@ -48,7 +48,7 @@ def _costs(workload: Workload, prefix: str) -> Table:
         " evaluations left out. Retried runs were interrupted and resumed. Training time is the sum"
         " over runs, without compilation and evaluation."
     )
-    return Table(f"{prefix}ledger", "What was computed", columns, tuple(rows), note)
+    return Table(f"{prefix}ledger", "What was computed", columns, tuple(rows), note).compact()
 
 
 def _apart(workload: Workload) -> list[Result]:

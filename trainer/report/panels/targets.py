@@ -171,7 +171,7 @@ def _figure(
             "The step at which each compared run first reached the target, by arm;"
             f" {plural(misses, 'run')} that missed it {'is' if misses == 1 else 'are'} not drawn."
         ),
-        x=Axis("arm", labels=tuple(steps)),
+        x=Axis("", labels=tuple(steps)),
         y=Axis("steps"),
         series=tuple(series),
         table=Table(

@@ -64,7 +64,7 @@ def trials_of(
     options = "".join(f" --vocabulary={quote(each)}" for each in workload.vocabulary)
     return Trials(
         workload=workload.name,
-        table=Table(f"{prefix}trials", "Every run", columns, tuple(rows)),
+        table=Table(f"{prefix}trials", "Every run", columns, tuple(rows)).compact(),
         goal=goal.select_on,
         better=goal.better,
         axes=tuple(f"axis_{index + 1}" for index in range(len(paths))),
