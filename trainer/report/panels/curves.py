@@ -1,6 +1,5 @@
 """The panel of learning curves: winners in front, the other trials faint."""
 
-import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -8,6 +7,7 @@ import numpy as np
 from trainer.report.curves import Line, Points, combine, describe_bands
 from trainer.report.document import Axis, Block, Cell, Column, Figure, Series, Table
 from trainer.report.results import Curve, Result, Workload
+from trainer.report.spaces import spans_decades
 from trainer.report.wording import plural
 
 
@@ -55,8 +55,7 @@ def _figure(workload: Workload, prefix: str, clock: bool) -> Figure | None:
         rows += [(arm, a, b, *each) for a, b, each in zip(x, y, ends, strict=True)]
     if not front and not faint:
         return None
-    values = [v for s in (*faint, *front) for v in s.y if math.isfinite(v)]
-    log = goal.metric == "loss" and min(values) > 0 and max(values) / min(values) > 10
+    log = spans_decades(v for s in (*faint, *front) for v in s.y)
     by = "training time" if clock else "step"
     return Figure(
         name=f"{prefix}curves_{'time' if clock else 'step'}",
