@@ -20,7 +20,7 @@ class Style(NamedTuple):
     marker: str
 
 
-# Okabe and Ito's colors (https://jfly.uni-koeln.de/color/), those with most contrast on white
+# Okabe and Ito's colors (Color Universal Design, 2008), those with most contrast on white
 # first. Two are replaced: their black on a dark background, and on white their yellow, whose
 # contrast is 1.3. The dark yellow is as far from the other seven for people who see two primary
 # colors as these are from each other (OKLab distance 0.076; severity 1 of Machado et al. 2009); a
