@@ -4,6 +4,7 @@ The figures are drawn here, so that the page can be read without its script. The
 arms, shows values, sorts and filters trials, and draws again what a filter changes.
 """
 
+import re
 from collections.abc import Iterator, Sequence
 from importlib.resources import files
 from itertools import count
@@ -33,7 +34,7 @@ def page(report: Report) -> str:
     numbers = count(1)
     body = "".join(_panel(panel, report, numbers) for panel in panels)
     scripts = "\n".join(_packaged(name) for name in _SCRIPTS)
-    verdict = "".join(f"<p>{prose(each, report.arms)}</p>" for each in report.verdict)
+    verdict = "".join(f"<p>{_unbroken(prose(each, report.arms))}</p>" for each in report.verdict)
     return (
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
@@ -41,8 +42,9 @@ def page(report: Report) -> str:
         f'<link rel="icon" href="data:,"><style>{_colors(report.arms)}{_packaged("page.css")}'
         f"</style></head><body>{marks(report.arms)}"
         '<a class="skip" href="#content">Skip to the content</a>'
-        f'<div class="layout"><aside>{_side(report, contents)}</aside><main id="content">'
+        '<button type="button" id="theme" hidden>Dark</button><div class="layout">'
         f'<header><h1>{xml(report.title)}</h1><div class="verdict">{verdict}</div></header>'
+        f'<aside>{_side(report, contents)}</aside><main id="content">'
         f"{body}<footer><p>{prose(report.made)}</p></footer></main></div>"
         '<div id="tip" role="status" aria-live="polite" hidden></div>'
         f'<script type="application/json" id="arms">{embedded(list(report.arms))}</script>'
@@ -51,7 +53,13 @@ def page(report: Report) -> str:
 
 
 def _packaged(name: str) -> str:
-    return files("trainer.report").joinpath(name).read_text(encoding="utf-8")
+    text = files("trainer.report").joinpath(name).read_text(encoding="utf-8")
+    return "\n".join(line for each in text.splitlines() if (line := each.strip()))
+
+
+def _unbroken(text: str) -> str:
+    """Keeps the lines of HTML text from ending within "p = 0.01"."""
+    return re.sub(r" (=|&lt;) (?=\d)", "\u00a0\\1\u00a0", text)
 
 
 def _colors(arms: Sequence[str]) -> str:
@@ -79,10 +87,7 @@ def _panels(report: Report) -> list[Panel]:
 def _side(report: Report, contents: str) -> str:
     arms = "".join(f"<li>{arm_name(i, report.arms, True)}</li>" for i in range(len(report.arms)))
     legend = f'<h2>Arms</h2><ul class="arms">{arms}</ul>' if arms else ""
-    return (
-        '<button type="button" id="theme" hidden>Dark</button>'
-        f'<nav aria-label="Contents"><h2>Contents</h2><ol>{contents}</ol></nav>{legend}'
-    )
+    return f'<nav aria-label="Contents"><h2>Contents</h2><ol>{contents}</ol></nav>{legend}'
 
 
 def _panel(panel: Panel, report: Report, numbers: Iterator[int]) -> str:
@@ -182,5 +187,5 @@ def _widths(trials: Trials) -> str:
     for i, column in enumerate(trials.table.columns):
         cells = [len(text_of(column.kind, cells[i])) for cells in trials.table.rows]
         room = 4 if column.name == "arm" else 0
-        widths.append(min(max([len(column.title) + 1, 5, *cells]) + room, 28) + 2.5)
+        widths.append(round(0.95 * min(max([len(column.title) + 4, *cells]) + room, 28) + 3, 1))
     return "".join(f'<col style="width:{width}ch">' for width in widths)

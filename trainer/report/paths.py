@@ -11,14 +11,14 @@ Pixels = NDArray[np.float64]  # [points], nan where a value has no place
 
 _CAP = 7  # half the width of the ends of an interval
 _MARKS = 9  # markers on a long line
-_CUT_FRONT, _CUT_FAINT = 0.8, 1.2  # how far from a point that is left out the line may pass
+_CUT_FRONT, _CUT_FAINT = 0.8, 1.5  # how far from a point that is left out the line may pass
 
 
 def path(series: Series, x: Pixels, y: Pixels, high: Pixels, box: tuple[int, ...]) -> str:
     """Returns the data `d` of the path that draws a series, in integers.
 
     Points without a place are left out, and interrupt a line. Of lines, so are points that nobody
-    could see, at most 0.4 pixels from the line in front and 1.2 in faint ones.
+    could see, at most 0.4 pixels from the line in front and 1.5 in faint ones.
 
     Args:
         series: the series.

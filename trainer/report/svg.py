@@ -36,12 +36,20 @@ class Frame:
     height: int
     turned: bool
 
+    @property
+    def slot(self) -> float:
+        """The width that each category of the horizontal axis has."""
+        return (self.box[2] - self.box[0]) / max(1, len(self.x.labels))
+
     def places(self, series: Series) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Returns where the x, y and high values of a series lie."""
         left, top, right, bottom = self.box
         x = left + (right - left) * self.x.at(series.x)
-        y = bottom - (bottom - top) * self.y.at(series.y)
-        return x, y, bottom - (bottom - top) * self.y.at(series.high)
+        ends = series.y, series.high
+        if series.kind == "band":
+            ends = self.y.limited(series.y), self.y.limited(series.high)
+        y, high = (bottom - (bottom - top) * self.y.at(each) for each in ends)
+        return x, y, high
 
 
 def frame(figure: Figure) -> Frame:
@@ -58,10 +66,22 @@ def frame(figure: Figure) -> Frame:
     slot = (right - left) / max(1, len(x.labels))
     turned = any(len(line) * _EM * TEXT > slot for label in x.labels for line in wrap(label, slot))
     if turned:
-        height += round(0.6 * min(max(map(len, x.labels)), _LONGEST) * _EM * 28) - 34
+        long = [min(len(label), _LONGEST) * _EM * 27 for label in x.labels]
+        reach = [0.8 * each - slot * (i + 0.5) for i, each in enumerate(long)]
+        left = max(left, round(max(reach)))
+        height += round(0.6 * max(long)) - 20
     elif any(len(wrap(label, slot)) > 1 for label in x.labels):
         height += 30
     return Frame(x, y, (left, 58, right, bottom), height, turned)
+
+
+def shortened(label: str) -> str:
+    """Returns the label of a category as it fits where labels are turned.
+
+    Args:
+        label: the label.
+    """
+    return label if len(label) <= _LONGEST else label[: _LONGEST - 1] + "…"
 
 
 def wrap(label: str, width: float) -> list[str]:
@@ -164,12 +184,10 @@ def _axes(figure: Figure, at: Frame) -> list[str]:
 
 def _below(label: str, place: int, at: Frame) -> str:
     bottom = at.box[3]
-    slot = (at.box[2] - at.box[0]) / max(1, len(at.x.labels))
     if at.turned:
-        shown = label if len(label) <= _LONGEST else label[: _LONGEST - 1] + "…"
         turn = f' transform="rotate(-37 {place} {bottom + 26})"'
-        return _text(shown, place + 4, bottom + 30, "end", more=turn)
-    lines = wrap(label, slot) if at.x.labels else [label]
+        return _text(shortened(label), place + 4, bottom + 30, "end", "turned", turn)
+    lines = wrap(label, at.slot) if at.x.labels else [label]
     return "".join(_text(t, place, bottom + 40 + 30 * i, "middle") for i, t in enumerate(lines))
 
 
