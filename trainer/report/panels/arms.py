@@ -107,7 +107,7 @@ def _arms_figure(workload: Workload, ordered: Sequence[Standing], prefix: str) -
             series.append(Series("interval", each.arm, [index], [mean.low], [mean.high]))
         if math.isfinite(mean.value):
             series.append(Series("points", each.arm, [index], [mean.value], label="mean"))
-        rows += [(each.arm, seed, value) for seed, value in each.values.items()]
+        rows += [(each.arm, str(seed), value) for seed, value in each.values.items()]
     best = ordered[0]
     return Figure(
         name=f"{prefix}arms",
@@ -124,7 +124,7 @@ def _arms_figure(workload: Workload, ordered: Sequence[Standing], prefix: str) -
             "Every compared run",
             (
                 Column("arm", "arm"),
-                Column("seed", "seed", "integer"),
+                Column("seed", "seed"),
                 Column("value", workload.goal.metric, "number"),
             ),
             tuple(rows),

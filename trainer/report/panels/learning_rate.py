@@ -80,9 +80,7 @@ def learning_rate_block(workload: Workload, prefix: str, names: Mapping[str, str
         title=f"{goal.metric.capitalize()} by learning rate, {goal.select_on} split",
         description="The goal of each point of the search over its learning rate, an arm a line.",
         x=Axis("learning rate", log=True),
-        y=Axis(
-            f"{goal.metric}, {goal.select_on}", log=spans_decades(v for s in series for v in s.y)
-        ),
+        y=Axis(f"{goal.metric}, {goal.select_on}", spans_decades(v for s in series for v in s.y)),
         series=tuple(series),
         table=Table(
             f"{prefix}learning_rate_points",

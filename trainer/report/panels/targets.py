@@ -158,7 +158,7 @@ def _figure(
     for index, (arm, reached) in enumerate(steps.items()):
         runs = workload.finals_of(arm)
         met = [(x, run.name) for x, run in zip(reached, runs, strict=True) if math.isfinite(x)]
-        rows += [(arm, run.seed, _finite(x)) for x, run in zip(reached, runs, strict=True)]
+        rows += [(arm, str(run.seed), _finite(x)) for x, run in zip(reached, runs, strict=True)]
         if met:
             spread = [index - 0.15 + 0.3 * i / max(1, len(met) - 1) for i in range(len(met))]
             xs, names = zip(*met, strict=True)
@@ -179,7 +179,7 @@ def _figure(
             "Steps to the target of every run",
             (
                 Column("arm", "arm"),
-                Column("seed", "seed", "integer"),
+                Column("seed", "seed"),
                 Column("steps", "steps", "integer"),
             ),
             tuple(rows),

@@ -40,7 +40,7 @@ def trials_of(
     columns = (
         Column("trial", "trial", "code"),
         Column("arm", "arm"),
-        Column("seed", "seed", "integer"),
+        Column("seed", "seed"),
         Column("end", "end"),
         Column(goal.select_on, f"{goal.metric}, {goal.select_on}", "number"),
         *([Column(goal.report_on, f"{goal.metric}, {goal.report_on}", "number")] if both else []),
@@ -60,7 +60,7 @@ def trials_of(
         axes = [_cell(run, path, numeric[path]) for path in paths]
         folder = os.path.relpath(run.folder.absolute(), report.absolute())
         ends = (run.step, seconds_of(run), folder)
-        rows.append((run.name, run.arm, run.seed, run.end, *values, *axes, *ends))
+        rows.append((run.name, run.arm, str(run.seed), run.end, *values, *axes, *ends))
     options = "".join(f" --vocabulary={quote(each)}" for each in workload.vocabulary)
     return Trials(
         workload=workload.name,

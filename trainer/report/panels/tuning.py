@@ -82,7 +82,9 @@ def _series(
         low, high = ([min(max(v, limits[0]), limits[1]) for v in each] for each in (low, high))
         bands.append(Series("band", arm, k, low, high, label="95% band of the median"))
         names = tuple(run.name for run in workload.trials_of(arm) if run.end != "missing")
-        lines.append(Series("line", arm, k, expected, label=arm, trials=names, recipe="best_of_k"))
+        # The page knows trials and not means over seeds, which it could not compute again.
+        recipe = "best_of_k" if len(names) == len(k) else ""
+        lines.append(Series("line", arm, k, expected, label=arm, trials=names, recipe=recipe))
     return (*bands, *lines)
 
 
