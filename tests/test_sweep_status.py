@@ -12,7 +12,6 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-import numpy as np
 import pytest
 
 from tests import runs
@@ -23,7 +22,6 @@ from trainer.cli.live import LiveView
 from trainer.cli.terminal import Redrawn
 from trainer.config import load
 from trainer.messages import UserError
-from trainer.report import plots
 from trainer.sweep import running, status
 from trainer.sweep.final import choose_winners
 from trainer.sweep.outcome import Outcome
@@ -212,16 +210,14 @@ def test_plot_draws_the_mean_of_the_final_runs_of_each_winner(computed, capsys, 
 def test_plot_draws_the_trials_of_an_arm_and_several_trials(computed, capsys, tmp_path):
     text = printed(capsys, "plot", computed / "trials" / "sgd", "--metric=validation/accuracy")
     # The third point diverged before its first evaluation.
+    assert "by step, mean of 2 seeds\n" in text and "* 0000   o 0001\n" in text
+    text = printed(
+        capsys, "plot", computed / "trials/sgd", "--metric=validation/accuracy", "--each_run"
+    )
     assert "* 0000/0   o 0000/1   + 0001/0   x 0001/1\n" in text
     text = printed(capsys, "plot", *(computed / "trials" / "sgd" / f"000{n}/0" for n in (0, 1)))
     assert "* 0000/0   o 0001/0\n" in text
     assert main(["plot", str(computed / "trials"), f"--png={tmp_path / 'a.png'}"]) == 0
-
-
-def test_the_mean_of_curves_is_taken_at_the_steps_that_all_have():
-    steps, values = plots.mean([([1, 2, 3], [1.0, 2.0, 9.0]), ([3, 1], [11.0, 4.0])])
-    np.testing.assert_array_equal(steps, [1, 3])
-    np.testing.assert_array_equal(values, [2.5, 10.0])
 
 
 # A sweep that is computed by others.
@@ -485,7 +481,7 @@ def test_the_results_are_printed_at_the_end_and_a_fault_of_theirs_ends_nothing(
     assert main(command) == 0
     out = capsys.readouterr().out
     assert "1 of 1 runs: the sweep is complete" in out
-    assert f"python -m trainer plot {tmp_path / 'sweep'} --png=FILE\n" in out
+    assert f"python -m trainer plot {tmp_path / 'sweep'} --figure=FILE\n" in out
 
     def fail(self: object) -> None:
         raise UserError("It is damaged.")

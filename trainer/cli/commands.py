@@ -192,7 +192,8 @@ def _log(line: str) -> None:
 def config(arguments: argparse.Namespace) -> int:
     """Prints the resolved config as canonical YAML, after checking its names and types.
 
-    With --unused, lists the bindings that have no effect instead.
+    With --full, the defaults of all calls are part of it. With --unused, lists the bindings that
+    have no effect instead.
 
     Args:
         arguments: the parsed options of the command.
@@ -211,7 +212,8 @@ def config(arguments: argparse.Namespace) -> int:
         if not read.unused:
             show("Every binding is used.")
         return DONE
-    show(configs.dump(read.root), end="")
+    full = configs.full_text(read, arguments.vocabulary) if arguments.full else None
+    show(full or configs.dump(read.root), end="")
     return DONE
 
 
@@ -225,12 +227,13 @@ def explain(arguments: argparse.Namespace) -> int:
         DONE.
 
     Raises:
-        UserError: the config cannot be used, or the PNG cannot be written.
+        UserError: the config cannot be used, or the figure cannot be written.
     """
-    from trainer.cli.plotting import save_png
+    from trainer.cli.plotting import write_figure
     from trainer.engine.plan import make_plan
     from trainer.engine.plan_text import render
-    from trainer.report import plots
+    from trainer.report.curves import Line
+    from trainer.report.terminal_plot import draw_in_terminal
     from trainer.train.warm_start import WarmStart
 
     read = read_config(arguments)
@@ -243,10 +246,11 @@ def explain(arguments: argparse.Namespace) -> int:
     if not plan.schedules:
         show("No group's optimizer takes a learning rate, so there is no schedule to draw.")
         return DONE
-    show(plots.draw_in_terminal(plan.schedules, "learning rate by step"), end="")
-    if arguments.png:
-        save_png(plan.schedules, arguments.png, "Learning rates", "learning rate")
-        show(f"The schedules are drawn in {arguments.png}.")
+    show(draw_in_terminal(plan.schedules, "learning rate by step"), end="")
+    if arguments.figure:
+        lines = {name: Line(*curve) for name, curve in plan.schedules.items()}
+        write_figure(lines, arguments.figure, "Learning rates", "step", "learning rate")
+        show(f"The schedules are drawn in {arguments.figure}.")
     return DONE
 
 
@@ -260,8 +264,25 @@ def plot(arguments: argparse.Namespace) -> int:
         DONE.
 
     Raises:
-        UserError: a run does not have the metric, or the PNG cannot be written.
+        UserError: a run does not have the metric, or the figure cannot be written.
     """
     from trainer.cli import plotting
 
     return plotting.plot(arguments)
+
+
+def report(arguments: argparse.Namespace) -> int:
+    """Writes a report about sweeps or runs.
+
+    Args:
+        arguments: the parsed options of the command.
+
+    Returns:
+        DONE.
+
+    Raises:
+        UserError: a folder is not that of a sweep or run, or the report cannot be written.
+    """
+    from trainer.cli import reporting
+
+    return reporting.report(arguments)

@@ -1,13 +1,17 @@
 """The command plot: draws a metric of runs, or of the best trials of a sweep."""
 
 import argparse
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
+
+import numpy as np
 
 from trainer.cli.terminal import show
 from trainer.messages import DONE, UserError
-from trainer.report import plots
-from trainer.report.plots import Curve
+from trainer.report import curves, runs
+from trainer.report.curves import Line
+from trainer.report.plots import save_figure
+from trainer.report.terminal_plot import draw_in_terminal
 
 
 def plot(arguments: argparse.Namespace) -> int:
@@ -20,65 +24,129 @@ def plot(arguments: argparse.Namespace) -> int:
         DONE.
 
     Raises:
-        UserError: a run does not have the metric, or the PNG cannot be written.
+        UserError: a run does not have the metric, nothing of it can be drawn, or the figure cannot
+            be written.
     """
-    metric = arguments.metric
+    metric, x = arguments.metric, arguments.x
     try:
-        several = {
-            name: [plots.read_metric(run, metric) for run in runs]
-            for name, runs in _runs(arguments.workdirs, metric).items()
+        lines = {
+            name: curves.combine(
+                [curves.read_points(run, metric, x) for run in several], arguments.smoothing
+            )
+            for name, several in _groups(arguments).items()
         }
     except (OSError, ValueError) as error:
         raise UserError(str(error)) from error
-    curves = {name: plots.mean(each) for name, each in several.items()}
-    counts = {len(each) for each in several.values()}
-    seeds = f", mean of {'several' if len(counts) > 1 else max(counts)} seeds"
-    seeds = seeds if max(counts) > 1 else ""
-    if arguments.png:
-        save_png(curves, arguments.png, metric + seeds, metric, several)
-        show(f"{metric} is drawn in {arguments.png}.")
+    left_out = _left_out(lines, arguments)
+    title = metric + _seeds(lines) + _smoothed(arguments)
+    if arguments.figure:
+        band = curves.describe_bands(list(lines.values()))
+        title = f"{title}\n{band}" if band else title
+        write_figure(lines, arguments.figure, title, x, metric, arguments.log_x, arguments.log_y)
+        show(f"{metric} is drawn in {arguments.figure}.")
     else:
-        show(plots.draw_in_terminal(curves, f"{metric} by step{seeds}"), end="")
+        drawn = {name: line.curve for name, line in lines.items()}
+        axes = {"log_x": arguments.log_x, "log_y": arguments.log_y}
+        title = f"{metric} by {x}{_seeds(lines)}{_smoothed(arguments)}"
+        show(draw_in_terminal(drawn, title, **axes), end="")
+    if left_out:
+        show(left_out)
     return DONE
 
 
-def _runs(workdirs: Sequence[str], metric: str) -> dict[str, list[Path]]:
-    """Returns the runs to draw: name -> the runs whose mean is drawn, most often one."""
+def _groups(arguments: argparse.Namespace) -> dict[str, list[str]]:
+    """Returns the runs to draw: name -> the runs whose mean is drawn."""
     from trainer.sweep.curves import best_runs
 
-    found: dict[str, list[Path]] = {}
+    found: dict[str, list[str]] = {}
     plain: list[str] = []
-    for workdir in dict.fromkeys(workdirs):
+    for workdir in dict.fromkeys(arguments.workdirs):
         folder = Path(workdir)
-        if (folder / "plan.json").exists():
-            prefix = f"{folder.absolute().name} " if len(workdirs) > 1 else ""
-            found |= {f"{prefix}{name}": runs for name, runs in best_runs(folder).items()}
-        else:
-            plain += plots.runs_in(folder, metric) or [workdir]
-    return found | {name: [Path(run)] for name, run in plots.names_of(plain).items()}
+        if not (folder / "plan.json").exists():
+            plain += runs.runs_in(folder, arguments.metric) or [workdir]
+            continue
+        best = {name: list(map(str, paths)) for name, paths in best_runs(folder).items()}
+        if arguments.each_run:
+            plain += [run for each in best.values() for run in each]
+            continue
+        prefix = f"{folder.absolute().name} " if len(arguments.workdirs) > 1 else ""
+        found |= {f"{prefix}{name}": several for name, several in best.items()}
+    named = runs.names_of(plain)
+    if arguments.each_run or len(named) == 1:
+        return found | {name: [run] for name, run in named.items()}
+    return found | runs.group_by_seed(named)
 
 
-def save_png(
-    curves: Mapping[str, Curve],
+def _seeds(lines: Mapping[str, Line]) -> str:
+    counts = [line.runs for line in lines.values()]
+    low, high = min(counts), max(counts)
+    return f", mean of {f'{low} to ' if low < high else ''}{high} seeds" if high > 1 else ""
+
+
+def _smoothed(arguments: argparse.Namespace) -> str:
+    return f", smoothed by {arguments.smoothing:g}" if arguments.smoothing else ""
+
+
+def _left_out(lines: Mapping[str, Line], arguments: argparse.Namespace) -> str:
+    """Returns a sentence about points that cannot be drawn; "" if there are none.
+
+    Raises:
+        UserError: no point can be drawn.
+    """
+    finite = positive = total = 0
+    for line in lines.values():
+        x, y = np.asarray(line.x, float), np.asarray(line.y, float)
+        drawn = np.isfinite(x) & np.isfinite(y)
+        total, finite = total + len(x), finite + int(drawn.sum())
+        drawn &= (x > 0) | (not arguments.log_x)
+        positive += int((drawn & ((y > 0) | (not arguments.log_y))).sum())
+    if not total:
+        raise UserError(
+            f"The runs of each group have no step in common at which both have {arguments.metric}:"
+            " draw them one by one with --each_run."
+        )
+    if not finite:
+        raise UserError(f"No value of {arguments.metric} is finite, so nothing can be drawn.")
+    if not positive:
+        raise UserError(
+            f"No point of {arguments.metric} is positive, so a logarithmic axis shows none of them."
+        )
+    words = []
+    if finite < total:
+        words.append(f"{total - finite:,} of {total:,} points are not drawn: they are not finite.")
+    if positive < finite:
+        words.append(
+            f"{finite - positive:,} of {total:,} points are not on a logarithmic axis: they are"
+            " not positive."
+        )
+    return " ".join(words)
+
+
+def write_figure(
+    lines: Mapping[str, Line],
     file: str,
     title: str,
+    x_label: str,
     y_label: str,
-    members: Mapping[str, Sequence[Curve]] | None = None,
+    log_x: bool = False,
+    log_y: bool = False,
 ) -> None:
-    """Draws curves into a PNG for the option --png; see `plots.save_png`.
+    """Draws curves into a file for the option --figure; see `plots.save_figure`.
 
     Args:
-        curves: name -> (steps, values).
-        file: path of the PNG.
+        lines: name -> what is drawn.
+        file: path of the PNG, PDF or SVG.
         title: the text above the drawing.
+        x_label: the label of the x axis.
         y_label: the label of the y axis.
-        members: name -> the curves of which that of this name is the mean.
+        log_x: whether the x axis is logarithmic.
+        log_y: whether the y axis is logarithmic.
 
     Raises:
         UserError: the file cannot be written.
     """
     try:
-        plots.save_png(curves, file, title, y_label, members)
+        save_figure(lines, file, title, x_label, y_label, log_x, log_y)
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error).rstrip(".")
-        raise UserError(f"--png={file} cannot be written: {reason}.") from error
+        raise UserError(f"--figure={file} cannot be written: {reason}.") from error

@@ -37,6 +37,19 @@ def step(text: str) -> int:
         ) from None
 
 
+def weight(text: str) -> float:
+    """Converts an argument to a weight of at least 0 and below 1."""
+    try:
+        number = float(text)
+    except ValueError:
+        number = -1.0
+    if not 0 <= number < 1:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not a weight; write a number of at least 0 and below 1, such as 0.9"
+        )
+    return number
+
+
 def folders(text: str) -> list[str]:
     """Converts an argument, separated by commas, to folders."""
     return [folder(each) for each in text.split(",")]

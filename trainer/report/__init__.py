@@ -1,1 +1,1 @@
-"""Drawings of schedules and of the metrics of runs. Read plots.py first."""
+"""Reports, and curves of metrics. Read document.py first, then comparison.py; or curves.py."""

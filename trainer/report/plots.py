@@ -1,174 +1,160 @@
-"""Draws schedules and learning curves, in the terminal or as a PNG."""
+"""Draws curves of schedules and metrics into a PNG, PDF or SVG."""
 
-import itertools
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import ArrayLike
 
-from trainer.writers import read_metrics
+from trainer.report.curves import Curve, Line
+from trainer.report.style import Style, style
 
-Curve = tuple[ArrayLike, ArrayLike]  # x values, y values
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+    from matplotlib.text import Text
 
-# How many curves have colors that can be told apart, and how many names fit below each other.
-_COLORS, _ROWS = 10, 24
+FORMATS = ("png", "pdf", "svg")
 
+_NAMED = 47  # names in a legend, which then has two columns; other curves are grey
+_ROWS = 24  # names below each other
+_GREY = "#C8C8C8"
+_MARKED = 14  # points of a curve that is alone, with a marker each
 
-def draw_in_terminal(
-    curves: Mapping[str, Curve], title: str, width: int = 60, height: int = 10
-) -> str:
-    """Draws curves with characters, with another character for each curve.
-
-    The y axis includes 0. Values that are not finite are not drawn.
-
-    Args:
-        curves: name -> (x, y), arrays of equal length; at least one.
-        title: the text above the drawing.
-        width: columns of the drawing, without the labels.
-        height: rows of the drawing.
-
-    Returns:
-        Lines of plain text; the last ends with a newline.
-    """
-    xs = np.concatenate([np.asarray(x, float) for x, _ in curves.values()])
-    ys = np.concatenate([np.asarray(y, float) for _, y in curves.values()])
-    ys = ys[np.isfinite(ys)] if np.isfinite(ys).any() else np.zeros(1)
-    low, high = min(0.0, ys.min()), max(ys.max(), ys.min() + 1e-12)  # never an empty range
-    grid = [[" "] * width for _ in range(height)]  # [row from the top][column]
-    for mark, (x, y) in zip(itertools.cycle("*o+x#@"), curves.values(), strict=False):
-        at = np.linspace(xs.min(), xs.max(), width)
-        for column, value in enumerate(np.interp(at, np.asarray(x, float), np.asarray(y, float))):
-            if np.isfinite(value):
-                row = round((high - value) / (high - low) * (height - 1))
-                grid[row][column] = mark
-    labels = [f"{high - (high - low) * row / (height - 1):10.3g}" for row in range(height)]
-    rows = [
-        f"{label} |{''.join(cells).rstrip()}" for label, cells in zip(labels, grid, strict=True)
-    ]
-    foot = f"{xs.min():<{width // 2}.0f}{xs.max():>{width - width // 2}.0f}"
-    marks = [
-        f"{mark} {name}" for mark, name in zip(itertools.cycle("*o+x#@"), curves, strict=False)
-    ]
-    lines = [title, *rows, " " * 11 + "+" + "-" * width, " " * 12 + foot, "  " + "   ".join(marks)]
-    return "\n".join(lines) + "\n"
+# Without the time of day, so that a figure drawn again has the same bytes.
+_METADATA: Mapping[str, dict[str, Any]] = {
+    "png": {},
+    "pdf": {"CreationDate": None},
+    "svg": {"Date": None},
+}
+# Text stays text: it can be searched, and journals refuse the fonts of type 3 that matplotlib
+# writes into a PDF otherwise.
+_SETTINGS: Any = {"svg.hashsalt": "lockstep", "svg.fonttype": "none", "pdf.fonttype": 42}
 
 
-def save_png(
-    curves: Mapping[str, Curve],
+def save_figure(
+    lines: Mapping[str, Line],
     file: str | os.PathLike[str],
     title: str,
+    x_label: str,
     y_label: str,
-    members: Mapping[str, Sequence[Curve]] | None = None,
+    log_x: bool = False,
+    log_y: bool = False,
 ) -> None:
-    """Draws curves over the step into a PNG.
+    """Draws curves into a file, with a legend beside them if there are several.
+
+    Each has a color, a dash and a marker, from `style.style`; with more than 47, the others are
+    grey. A band that reaches beyond the curves
+    on a logarithmic y axis is cut.
 
     Args:
-        curves: name -> (steps, values), arrays of equal length.
-        file: path of the PNG.
+        lines: name -> what is drawn.
+        file: path of the file; its suffix is one of `FORMATS`.
         title: the text above the drawing.
+        x_label: the label of the x axis.
         y_label: the label of the y axis.
-        members: name -> the curves of which that of this name is the mean, drawn thin in its color.
+        log_x: whether the x axis is logarithmic; points that are not positive are not drawn.
+        log_y: the same for the y axis.
 
     Raises:
         OSError: the file cannot be written.
-        ValueError: the suffix of the file is not that of a format of matplotlib.
+        ValueError: the suffix of the file is another one.
     """
+    suffix = Path(file).suffix.removeprefix(".").lower()
+    if suffix not in FORMATS:
+        raise ValueError(f"its suffix is not one of .{', .'.join(FORMATS)}")
     # Not pyplot, which chooses a backend for the display and keeps every figure.
-    from matplotlib import colormaps
+    from matplotlib import rc_context
     from matplotlib.figure import Figure
 
-    many = len(curves) > _COLORS
-    figure = Figure(figsize=(9 if many else 7, 4), dpi=150, layout="constrained")
-    axes = figure.add_subplot()
-    for index, (name, (x, y)) in enumerate(curves.items()):
-        color = colormaps["turbo"](index / (len(curves) - 1)) if many else f"C{index}"
-        for each in (members or {}).get(name, ()):
-            axes.plot(*each, color=color, linewidth=0.6, alpha=0.4)
-        axes.plot(x, y, label=name, color=color, linewidth=1 if many else 1.5)
-    axes.set(title=title, xlabel="step", ylabel=y_label)
-    axes.grid(alpha=0.3)
-    axes.spines[["top", "right"]].set_visible(False)
-    if many:
-        columns = -(-len(curves) // _ROWS)
-        figure.legend(frameon=False, loc="outside right upper", ncols=columns, fontsize=7)
-    elif len(curves) > 1:
-        axes.legend(frameon=False)
-    figure.savefig(file)
+    with rc_context(_SETTINGS):
+        figure = Figure(figsize=(7, 4), dpi=150, layout="constrained")
+        axes = figure.add_subplot()
+        axes.set(title=title, xlabel=x_label, ylabel=y_label)
+        axes.title.set_fontsize("medium")
+        _show_as_written(axes.title, axes.xaxis.label, axes.yaxis.label)
+        # Before the curves, whose markers are spaced by their places in the figure.
+        axes.set_xscale("log" if log_x else "linear")
+        axes.set_yscale("log" if log_y else "linear")
+        for index, line in reversed([*enumerate(lines.values())]):  # grey lines behind the others
+            if index < _NAMED:
+                _draw(axes, line, style(index), len(lines))
+            else:
+                axes.plot(*line.curve, color=_GREY, linewidth=0.6)
+        if log_y:
+            _fit(axes, lines)
+        axes.grid(alpha=0.3)
+        axes.spines[["top", "right"]].set_visible(False)
+        if len(lines) > 1:
+            _add_legend(figure, list(lines))
+        figure.savefig(file, metadata=_METADATA[suffix])
 
 
-def mean(curves: Sequence[Curve]) -> Curve:
-    """Returns the mean of curves, at the steps that all of them have.
-
-    Args:
-        curves: (steps, values), at least one.
-    """
-    if len(curves) == 1:
-        return curves[0]
-    tables = [dict(zip(np.asarray(x).tolist(), np.asarray(y), strict=True)) for x, y in curves]
-    steps = sorted(set(tables[0]).intersection(*tables[1:]))
-    values = [np.mean([table[step] for table in tables]) for step in steps]
-    return np.asarray(steps), np.asarray(values, float)
-
-
-def runs_in(folder: Path, name: str) -> list[str]:
-    """Returns the runs below a folder that is not one itself, such as those of an arm of a sweep.
-
-    Args:
-        folder: the folder; that of a run has none.
-        name: of a metric; runs without it, such as those that diverged at once, are left out.
-    """
-    if (folder / "metrics.jsonl").exists():
-        return []
-    files = sorted(
-        file for depth in ("*", "*/*", "*/*/*") for file in folder.glob(f"{depth}/metrics.jsonl")
+def _draw(axes: "Axes", line: Line, look: Style, lines: int) -> None:
+    for curve in line.faint:
+        axes.plot(*curve, color=look.color, linewidth=0.6, alpha=0.35)
+    if line.low is not None and line.high is not None:
+        axes.fill_between(
+            np.asarray(line.x), line.low, line.high, color=look.color, alpha=0.15, linewidth=0
+        )
+    few = np.size(line.y) <= _MARKED
+    axes.plot(
+        *line.curve,
+        color=look.color,
+        linestyle=(0, look.dash) if look.dash else "-",
+        linewidth=1.5 if lines <= 10 else 1.1,
+        marker=look.marker if few or lines > 1 else "",
+        markersize=4,
+        # Eight along the diagonal of the figure, beginning elsewhere for each marker.
+        markevery=None if few else ((ord(look.marker) % 10) / 80, 0.125),
     )
-    return [str(file.parent) for file in files if any(name in row for row in read_metrics(file))]
 
 
-def names_of(workdirs: Sequence[str]) -> dict[str, str]:
-    """Names runs by the ends of their paths, as short as possible and all different.
-
-    Args:
-        workdirs: the runs' folders; one that is given twice counts once.
-
-    Returns:
-        name -> folder, in the order given.
-    """
-    paths: dict[Path, str] = {}
-    for workdir in workdirs:
-        paths.setdefault(Path(workdir).resolve(), workdir)
-    names = {}
-    for path, workdir in paths.items():
-        depth = 1
-        while any(other != path and other.parts[-depth:] == path.parts[-depth:] for other in paths):
-            depth += 1
-        names["/".join(path.parts[-depth:])] = workdir
-    return names
+def _fit(axes: "Axes", lines: Mapping[str, Line]) -> None:
+    """Fits a logarithmic y axis to the curves: the ends of bands may be next to 0."""
+    curves: list[Curve] = [c for line in lines.values() for c in (line.curve, *line.faint)]
+    values = np.concatenate([np.asarray(y, float) for _, y in curves])
+    values = values[np.isfinite(values) & (values > 0)]
+    if len(values):
+        margin = (values.max() / values.min()) ** 0.05 if values.max() > values.min() else 2.0
+        axes.set_ylim(values.min() / margin, values.max() * margin)
 
 
-def read_metric(workdir: str | os.PathLike[str], name: str) -> Curve:
-    """Reads one metric of a run.
+def _show_as_written(*texts: "Text") -> None:
+    for text in texts:
+        text.set_parse_math(False)  # a "$" in the name of a folder is no formula
 
-    Args:
-        workdir: the run's folder.
-        name: of the metric, such as "eval/accuracy".
 
-    Returns:
-        The steps at which it was written, and its values.
+def _label(name: str) -> str:
+    """Returns the label of a name; matplotlib shows none that begins with an underscore."""
+    return f" {name}" if name.startswith("_") else name
 
-    Raises:
-        ValueError: the folder has no metrics, or none of that name.
-    """
-    file = Path(workdir) / "metrics.jsonl"
-    if not file.is_file():
-        raise ValueError(f"{workdir} has no metrics.jsonl; name the folder of a run.")
-    lines = read_metrics(file)
-    found = [(line["step"], line[name]) for line in lines if name in line]
-    if not found:
-        names: Sequence[str] = sorted({key for line in lines for key in line} - {"step"})
-        has = f"it has {', '.join(names)}" if names else "it has no rows"
-        raise ValueError(f"{file} has no metric {name!r}; {has}.")
-    steps, values = zip(*found, strict=True)
-    return np.asarray(steps), np.asarray(values, float)
+
+def _add_legend(figure: "Figure", names: list[str]) -> None:
+    """Adds a legend to the right of the axes, and widens the figure by its width."""
+    from matplotlib.lines import Line2D
+
+    handles = []
+    for index, name in enumerate(names[:_NAMED]):
+        look = style(index)
+        dash: Any = (0, look.dash) if look.dash else "-"
+        handles.append(
+            Line2D([], [], color=look.color, linestyle=dash, marker=look.marker, label=_label(name))
+        )
+    if len(names) > _NAMED:
+        handles.append(Line2D([], [], color=_GREY, label=f"and {len(names) - _NAMED} more"))
+    for handle in handles:
+        handle.set_markersize(4)
+    legend = figure.legend(
+        handles=handles,
+        frameon=False,
+        loc="outside right upper",
+        ncols=-(-len(handles) // _ROWS),
+        fontsize=8 if len(handles) <= 12 else 7,
+        handlelength=4,
+    )
+    _show_as_written(*legend.get_texts())
+    # Otherwise the constrained layout takes the width from the axes.
+    extent = legend.get_window_extent()
+    figure.set_size_inches(7 + max(0.0, extent.width / figure.dpi - 0.5), 4)

@@ -147,7 +147,7 @@ def _next(status: Status, folder: Path) -> list[str]:
     if status.complete:
         return [
             f"python -m trainer sweep show {at} {_to_show(status)}",
-            f"python -m trainer plot {at} --png=FILE",
+            f"python -m trainer plot {at} --figure=FILE",
         ]
     if not any(wave.held for wave in status.waves):
         return [f"No process computes it now: python -m trainer sweep work {at} goes on."]

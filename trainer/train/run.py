@@ -141,6 +141,7 @@ class Run:
             workdir,
             self.read.root,
             plan=render(self.plan),
+            full=configs.full_text(self.read, self.vocabulary),
             files=[dataclasses.asdict(file) for file in self.read.files],
             fingerprint=fingerprint(
                 config=configs.digest(self.read.root),
