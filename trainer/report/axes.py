@@ -58,6 +58,19 @@ class Scale:
                 low, high = math.log10(low), math.log10(high)
             return np.where(np.isfinite(values), (values - low) / (high - low), np.nan)
 
+    def limited(self, values: ArrayLike) -> NDArray[np.float64]:
+        """Returns the ends of a band, where infinite ones lie just outside of the range.
+
+        Args:
+            values: ends of a band.
+        """
+        values = np.asarray(values, np.float64)
+        margin = 0.1 * (self.high - self.low)
+        above = self.high * 2 if self.log else self.high + margin
+        below = self.low / 2 if self.log else self.low - margin
+        values = np.where(values == np.inf, above, values)
+        return np.where((values == -np.inf) | ((values <= 0) & self.log), below, values)
+
     def ticks(self) -> list[Tick]:
         """Returns the ticks in the range, with text at those that are labelled."""
         if self.labels:
@@ -88,15 +101,15 @@ class Scale:
 def scales(figure: Figure) -> tuple[Scale, Scale]:
     """Returns the scales of the x and y axis.
 
-    Both hold all finite values of the series in front. Faint series widen the range by at most its
-    own length at each end, and by what holds 96% of their values, so that curves of trials that
-    diverged do not flatten all others; the drawings cut them there.
+    Both hold all finite values of the series in front. Bands and faint series widen the range by
+    at most its own length at each end, and by what holds 96% of their values, so that curves of
+    trials that diverged do not flatten all others; the drawings cut them there.
 
     Args:
         figure: the figure.
     """
-    front = [each for each in figure.series if not each.faint]
-    faint = [each for each in figure.series if each.faint]
+    faint = [each for each in figure.series if each.faint or each.kind == "band"]
+    front = [each for each in figure.series if not (each.faint or each.kind == "band")]
     return (
         _scale(figure.x, _values(front, figure.x, _xs), _values(faint, figure.x, _xs)),
         _scale(figure.y, _values(front, figure.y, _ys), _values(faint, figure.y, _ys)),

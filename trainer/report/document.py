@@ -107,7 +107,8 @@ class Figure:
             out.
         x: the horizontal axis.
         y: the vertical axis.
-        series: what is drawn, the front last. Points that are not finite are not drawn.
+        series: what is drawn, the front last. Points that are not finite are not drawn; a band
+            whose end is infinite reaches out of the figure.
         table: the numbers of the figure.
     """
 

@@ -42,12 +42,12 @@ def draw(figure: Figure, arms: Sequence[str]) -> "Drawing":
     place = (left / WIDTH, 1 - bottom / height, (right - left) / WIDTH, (bottom - top) / height)
     axes = drawing.add_axes(place)
     _prepare(axes, at)
-    drawing.text(0, 1 - 26 / height, _escaped(figure.y.title), fontsize=_TEXT)
+    drawing.text(0.004, 1 - 26 / height, _escaped(figure.y.title), fontsize=_TEXT)
     across = (left + right) / 2 / WIDTH
     drawing.text(across, 1 - (at.height - 14) / height, _escaped(figure.x.title), **_CENTERED)
     indices = {arm: i for i, arm in enumerate(arms)}
     for order, series in enumerate(figure.series):
-        _series(axes, series, indices.get(series.arm), order, figure)
+        _series(axes, series, indices.get(series.arm), order, at)
     if at.y.empty or (at.x.empty and not at.y.labels):
         axes.text(0.5, 0.5, "no finite values", transform=axes.transAxes, **_CENTERED)
     if handles:
@@ -105,6 +105,7 @@ def _prepare(axes: "Axes", at: Frame) -> None:
     axes.tick_params(axis="y", which="major", length=0)
     for side in ("top", "right", "left"):
         axes.spines[side].set_visible(False)
+    axes.spines["bottom"].set(color=_GREY, linewidth=0.8)
     if at.turned:
         turned = {"rotation": 37, "ha": "right", "rotation_mode": "anchor"}
         axes.set_xticks(axes.get_xticks(), [t.get_text() for t in axes.get_xticklabels()], **turned)
@@ -116,7 +117,7 @@ def _label(text: str, scale: Scale, at: Frame) -> str:
     return _escaped(text)
 
 
-def _series(axes: "Axes", series: Series, arm: int | None, order: int, figure: Figure) -> None:
+def _series(axes: "Axes", series: Series, arm: int | None, order: int, at: Frame) -> None:
     color = _GREY if arm is None else style(arm).color
     look: dict[str, Any] = {"color": color, "zorder": 2 + order / 1e4}
     if series.kind == "rule":
@@ -124,11 +125,12 @@ def _series(axes: "Axes", series: Series, arm: int | None, order: int, figure: F
         for value in series.y if len(series.y) else series.x:
             (axes.axhline if len(series.y) else axes.axvline)(value, **rule)
         return
-    x, y = _placed(series.x, figure.x.log), _placed(series.y, figure.y.log)
-    high = _placed(series.high, figure.y.log)
+    x, y = _placed(series.x, at.x.log), _placed(series.y, at.y.log)
+    high = _placed(series.high, at.y.log)
     mark = "o" if arm is None else style(arm).marker
     edge = {"marker": mark, "markersize": 4.5, "markeredgecolor": "white", "markeredgewidth": 0.5}
     if series.kind == "band":
+        y, high = at.y.limited(series.y), at.y.limited(series.high)
         axes.fill_between(x, y, high, **look, alpha=0.08 if series.faint else 0.16, linewidth=0)
     elif series.kind == "interval":
         half = np.abs(high - y) / 2

@@ -10,6 +10,7 @@ from trainer.report.shapes import MARKERS, marker, xml
 from trainer.report.style import style
 from trainer.report.svg import svg
 
+_MANY = 8  # columns that stand closer together
 _LONG = 40  # rows of a table that is written in short
 _NUMERIC = {"integer", "number", "p", "share", "seconds"}
 
@@ -136,7 +137,10 @@ def aligned(columns: Sequence[Column]) -> str:
     Args:
         columns: its columns.
     """
-    return " ".join(f"n{i}" for i, column in enumerate(columns, 1) if column.kind in _NUMERIC)
+    many = ["many"] if len(columns) > _MANY else []
+    return " ".join(
+        many + [f"n{i}" for i, column in enumerate(columns, 1) if column.kind in _NUMERIC]
+    )
 
 
 def _cell(cell: Cell, column: Column, arms: Sequence[str]) -> str:
@@ -145,7 +149,10 @@ def _cell(cell: Cell, column: Column, arms: Sequence[str]) -> str:
     text = xml(text_of(column.kind, cell))
     if column.name == "folder" and cell:
         return f'<a href="{xml(quote(str(cell), safe="/."))}">{text}</a>'
-    return f"<code>{text}</code>" if column.kind == "code" and cell is not None else text
+    if column.kind == "code" and cell is not None:
+        broken = re.sub("([./_=])(?=.)", r"\1<wbr>", text)  # where a line may end
+        return f"<code>{broken}</code>"
+    return text
 
 
 def figure(shown: Figure, number: int, arms: Sequence[str], places: dict[str, int]) -> str:

@@ -4,6 +4,7 @@ The figures are drawn here, so that the page can be read without its script. The
 arms, shows values, sorts and filters trials, and draws again what a filter changes.
 """
 
+import re
 from collections.abc import Iterator, Sequence
 from importlib.resources import files
 from itertools import count
@@ -33,7 +34,7 @@ def page(report: Report) -> str:
     numbers = count(1)
     body = "".join(_panel(panel, report, numbers) for panel in panels)
     scripts = "\n".join(_packaged(name) for name in _SCRIPTS)
-    verdict = "".join(f"<p>{prose(each, report.arms)}</p>" for each in report.verdict)
+    verdict = "".join(f"<p>{_unbroken(prose(each, report.arms))}</p>" for each in report.verdict)
     return (
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
@@ -54,6 +55,11 @@ def page(report: Report) -> str:
 def _packaged(name: str) -> str:
     text = files("trainer.report").joinpath(name).read_text(encoding="utf-8")
     return "\n".join(line for each in text.splitlines() if (line := each.strip()))
+
+
+def _unbroken(text: str) -> str:
+    """Keeps the lines of HTML text from ending within "p = 0.01"."""
+    return re.sub(r" (=|&lt;) (?=\d)", "\u00a0\\1\u00a0", text)
 
 
 def _colors(arms: Sequence[str]) -> str:

@@ -45,8 +45,11 @@ class Frame:
         """Returns where the x, y and high values of a series lie."""
         left, top, right, bottom = self.box
         x = left + (right - left) * self.x.at(series.x)
-        y = bottom - (bottom - top) * self.y.at(series.y)
-        return x, y, bottom - (bottom - top) * self.y.at(series.high)
+        ends = series.y, series.high
+        if series.kind == "band":
+            ends = self.y.limited(series.y), self.y.limited(series.high)
+        y, high = (bottom - (bottom - top) * self.y.at(each) for each in ends)
+        return x, y, high
 
 
 def frame(figure: Figure) -> Frame:
