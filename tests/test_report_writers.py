@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from markdown_it import MarkdownIt
 
-from tests.report_example import COMMAND, HOSTILE, empty, example
+from tests.report_document import COMMAND, HOSTILE, empty, example
 from trainer.messages import UserError
 from trainer.report.document import Block, Column, Panel, Report, Table
 from trainer.report.latex import latex
