@@ -150,7 +150,8 @@ def _cell(cell: Cell, column: Column, arms: Sequence[str]) -> str:
     if column.name == "folder" and cell:
         return f'<a href="{xml(quote(str(cell), safe="/."))}">{text}</a>'
     if column.kind == "code" and cell is not None:
-        return f"<code>{re.sub(r'([./_=])(?=.)', r'\1<wbr>', text)}</code>"
+        broken = re.sub("([./_=])(?=.)", r"\1<wbr>", text)  # where a line may end
+        return f"<code>{broken}</code>"
     return text
 
 
