@@ -16,7 +16,7 @@ from trainer.report.selection import embedded, trials_data
 from trainer.report.shapes import xml
 from trainer.report.style import style
 
-_STATIC_ROWS = 25  # of the trials, for readers without a script and for print
+_STATIC_ROWS = 10  # of the trials, for readers without a script and for print
 _HALF = 56  # characters of a table that has half the width of the page
 _SCRIPTS = ("figures.js", "trials.js", "page.js")
 
