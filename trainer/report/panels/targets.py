@@ -8,7 +8,7 @@ import numpy as np
 
 from trainer.report.document import Axis, Block, Cell, Column, Figure, Series, Table
 from trainer.report.pairs import standings
-from trainer.report.results import Result, Workload, seconds_of
+from trainer.report.results import Result, Workload
 from trainer.report.scores import steps_to_target
 from trainer.report.wording import plural, shown
 
@@ -128,7 +128,8 @@ def _shortest(workload: Workload, arms: Sequence[str]) -> float | None:
     """Returns the smallest of the arms' median training times."""
     medians = []
     for arm in arms:
-        times = [t for run in workload.finals_of(arm) if (t := seconds_of(run)) is not None]
+        runs = workload.finals_of(arm)
+        times = [run.seconds for run in runs if run.seconds is not None]
         if not times:
             return None
         medians.append(statistics.median(times))

@@ -8,7 +8,7 @@ from shlex import quote
 from trainer.config import Tree
 from trainer.config.wording import brief
 from trainer.report.document import Cell, Column, Table, Trials
-from trainer.report.results import Result, Workload, seconds_of
+from trainer.report.results import Result, Workload
 from trainer.report.spaces import number_of
 
 
@@ -59,7 +59,7 @@ def trials_of(
             values.append(run.value(goal.reported))
         axes = [_cell(run, path, numeric[path]) for path in paths]
         folder = os.path.relpath(run.folder.absolute(), report.absolute())
-        ends = (run.step, seconds_of(run), folder)
+        ends = (run.step, run.seconds, folder)
         rows.append((run.name, run.arm, str(run.seed), run.end, *values, *axes, *ends))
     options = "".join(f" --vocabulary={quote(each)}" for each in workload.vocabulary)
     return Trials(
