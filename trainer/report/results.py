@@ -36,8 +36,8 @@ class Result:
     """One run.
 
     Attributes:
-        name: "muon/0007/0" for a trial of a search, "final/muon/10000" for a run of a winner, or
-            the name of a single run.
+        name: its folder in that of the sweep, such as "trials/muon/0007/0" or "final/muon/10000";
+            of a single run, its folder.
         folder: of the run.
         arm: the arm that it belongs to.
         seed: its seed.

@@ -41,12 +41,9 @@ def read_runs(
                 " nor plan.json."
             )
     named = names_of(workdirs)
-    folder_names = {folder: name for name, folder in named.items()}
     groups = group_by_seed(named)
     results = tuple(
-        _result(Path(folder), folder_names[folder], arm)
-        for arm, folders in groups.items()
-        for folder in folders
+        _result(Path(folder), folder, arm) for arm, folders in groups.items() for folder in folders
     )
     _check_seeds(results)
     return Workload(
@@ -102,7 +99,7 @@ def _goal(
 
 def _result(folder: Path, name: str, arm: str) -> Result:
     try:
-        record = read_record(folder) or {}
+        record = read_record(folder / "run.json") or {}
     except OSError as error:
         raise UserError(f"{folder} cannot be read: {error.strerror}.") from error
     summary = read_summary(folder) or Summary("missing", 0)
