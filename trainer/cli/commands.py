@@ -269,3 +269,20 @@ def plot(arguments: argparse.Namespace) -> int:
     from trainer.cli import plotting
 
     return plotting.plot(arguments)
+
+
+def compare(arguments: argparse.Namespace) -> int:
+    """Shows how two configs or runs differ: config, program, and metrics.
+
+    Args:
+        arguments: the parsed options of the command.
+
+    Returns:
+        DONE, whether they differ or not.
+
+    Raises:
+        UserError: one of them cannot be read, or they cannot be compared.
+    """
+    from trainer.cli import comparing
+
+    return comparing.compare(arguments)
