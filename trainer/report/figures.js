@@ -125,8 +125,9 @@ class Plot {
     this.series = this.data.s.map((each, i) => {
       if (each.x) x = each.x;
       else if (each.y && each.k !== "rule") each.x = x; // as of the series before
-      const element = elements[i], faint = element.classList.contains("f");
-      return { ...each, element, faint, line: each.k === "line" || each.k === "steps" };
+      const element = elements[i], faint = element.classList.contains("f"), { a } = element.dataset;
+      const k = each.k ?? "line", line = k === "line" || k === "steps";
+      return { ...each, k, a: a && Number(a), element, faint, line };
     });
     for (const each of this.series) each.element.series = each;
   }

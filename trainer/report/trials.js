@@ -221,7 +221,7 @@ class TrialTable {
     this.data.columns.forEach((column, j) => {
       const value = this.cell(row, j), text = textOf(column.kind, value), cell = make("td");
       if (j === this.data.arm && arm >= 0) cell.innerHTML = `<span class="arm">${keyOf(arm)}${escaped(text)}</span>`;
-      else if (j === this.data.folder && value) cell.append(make("a", { href: String(value).split("/").map(encodeURIComponent).join("/"), textContent: text, title: text }));
+      else if (j === this.data.folder && value) cell.append(make("a", { href: String(value).split("/").map((part) => encodeURIComponent(part.toWellFormed())).join("/"), textContent: text, title: text }));
       else cell.textContent = text;
       if (text.length > 20) cell.title = text;
       element.append(cell);
