@@ -148,11 +148,20 @@ def _cell(cell: Cell, column: Column, arms: Sequence[str]) -> str:
         return arm_name(arms.index(str(cell)), arms)
     text = xml(text_of(column.kind, cell))
     if column.name == "folder" and cell:
-        return f'<a href="{xml(quote(str(cell), safe="/."))}">{text}</a>'
+        return f'<a href="{link(str(cell))}">{text}</a>'
     if column.kind == "code" and cell is not None:
         broken = re.sub("([./_=])(?=.)", r"\1<wbr>", text)  # where a line may end
         return f"<code>{broken}</code>"
     return text
+
+
+def link(path: str) -> str:
+    """Returns the address of a path, whose bytes may be no text.
+
+    Args:
+        path: the path, as `os.fsdecode` returns it.
+    """
+    return quote(re.sub("[\ud800-\udc7f\udd00-\udfff]", "?", path), errors="surrogateescape")
 
 
 def figure(shown: Figure, number: int, arms: Sequence[str], places: dict[str, int]) -> str:
@@ -164,7 +173,7 @@ def figure(shown: Figure, number: int, arms: Sequence[str], places: dict[str, in
         arms: the names of all arms.
         places: name of a trial -> its row in the table of trials of the same workload.
     """
-    data = embedded(figure_data(shown, arms, places))
+    data = embedded(figure_data(shown, places))
     return (
         f'<figure id="f{number}"><figcaption><span class="number">Figure {number}</span> '
         f"{xml(shown.title)}</figcaption>{_legend(shown, arms)}"

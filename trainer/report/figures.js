@@ -1,29 +1,33 @@
 "use strict";
 // The figures: where values lie, drawing them again, and finding what is nearest to the pointer.
 
-/** Returns a number with four digits, as Python's "%.4g" writes it. */
-function fourDigits(value) {
+/** Returns a number as Python's format(value, ".4g") writes it, with that many digits. */
+function general(value, digits) {
   if (value === 0) return "0";
-  const [digits, power] = value.toExponential(3).split("e");
-  const exponent = Number(power);
-  if (exponent >= -4 && exponent < 4) return String(Number(value.toPrecision(4)));
-  const sign = exponent < 0 ? "-" : "+";
-  return `${String(Number(digits))}e${sign}${String(Math.abs(exponent)).padStart(2, "0")}`;
+  const [shown, power] = value.toExponential(digits - 1).split("e"), exponent = Number(power);
+  if (exponent >= -4 && exponent < digits) return String(Number(value.toPrecision(digits)));
+  const size = String(Math.abs(exponent)).padStart(2, "0");
+  return `${Number(shown)}e${exponent < 0 ? "-" : "+"}${size}`;
+}
+
+/** Returns the nearest integer, the even one if two are as near. */
+function rounded(value) {
+  const above = Math.round(value);
+  return above - value === 0.5 && above % 2 ? above - 1 : above;
 }
 
 /** Returns a cell as readers see it: `text_of` of document.py in this language. */
 function textOf(kind, value) {
   if (value === null || value === undefined) return "–";
   if (typeof value === "string") return value;
-  const short = (v) => fourDigits(Number(v.toPrecision(3)));
-  if (kind === "p") return value < 1e-4 ? "< 0.0001" : fourDigits(Number(value.toPrecision(2)));
-  if (kind === "share") return `${short(100 * value)}%`;
-  if (kind === "integer") return Math.round(value).toLocaleString("en-US");
+  if (kind === "p") return value < 1e-4 ? "< 0.0001" : general(value, 2);
+  if (kind === "share") return `${general(100 * value, 3)}%`;
+  if (kind === "integer") return (rounded(value) || 0).toLocaleString("en-US");
   if (kind === "seconds") {
-    if (value < 120) return `${short(value)} s`;
-    return value < 7200 ? `${short(value / 60)} min` : `${short(value / 3600)} h`;
+    if (value < 120) return `${general(value, 3)} s`;
+    return value < 7200 ? `${general(value / 60, 3)} min` : `${general(value / 3600, 3)} h`;
   }
-  if (Math.abs(value) < 1e5) return fourDigits(value).replace(/-/g, "−");
+  if (Math.abs(value) < 1e5) return general(value, 4).replace(/-/g, "−");
   return value.toExponential(3).replace(/e([+-])(\d)$/, "e$10$2");
 }
 
@@ -119,14 +123,16 @@ class Plot {
     Object.assign(this, { left, top, right, bottom });
     this.x = new Scale(this.svg.dataset.x, left, right);
     this.y = new Scale(this.svg.dataset.y, bottom, top);
+    this.drawn = [this.svg.querySelector(".grid"), this.svg.querySelector(".yt")];
     this.given = { low: this.y.low, high: this.y.high, log: this.y.log };
     const elements = this.svg.querySelectorAll(".s");
     let x = [];
     this.series = this.data.s.map((each, i) => {
       if (each.x) x = each.x;
       else if (each.y && each.k !== "rule") each.x = x; // as of the series before
-      const element = elements[i], faint = element.classList.contains("f");
-      return { ...each, element, faint, line: each.k === "line" || each.k === "steps" };
+      const element = elements[i], faint = element.classList.contains("f"), { a } = element.dataset;
+      const k = each.k ?? "line", line = k === "line" || k === "steps";
+      return { ...each, k, a: a && Number(a), element, faint, line };
     });
     for (const each of this.series) each.element.series = each;
   }
@@ -195,22 +201,29 @@ class Plot {
     marks.setAttribute("d", points.length ? `M${points.map(([x, y]) => `${round(x)} ${round(y)}`).join("L")}h0` : "");
   }
 
-  /** Returns whether the y axis can be logarithmic, with the least of its values. */
+  /** Returns the least value of what stands in front. */
   least() {
-    let least = Infinity;
-    for (const each of this.series) {
-      const values = each.y ? [...each.y, ...(each.h || [])] : each.x ? [] : this.runs(each).flat().map((p) => p[1]);
-      for (const value of values) if (value !== null && value < least) least = value;
-    }
-    return least;
+    const values = this.series.flatMap((each) => [...(each.y ?? []), ...(each.h ?? [])]);
+    return values.reduce((a, b) => (b !== null && b < a ? b : a), Infinity);
   }
 
   /** Makes the y axis linear or logarithmic. */
   rescale(log) {
     const { y, given } = this;
     y.log = log;
-    if (log === given.log) Object.assign(y, given);
-    else if (log) y.low = Math.max(this.least() / 1.05, given.high * 1e-9);
+    if (log === given.log) {
+      Object.assign(y, given);
+      this.axis.forEach((markup, i) => { this.drawn[i].innerHTML = markup; });
+    } else {
+      this.axis ??= this.drawn.map((element) => element.innerHTML);
+      this.changeAxis(log);
+    }
+    this.series.forEach((each) => this.draw(each));
+  }
+
+  changeAxis(log) {
+    const { y, given } = this;
+    if (log) y.low = Math.max(this.least() / 1.05, given.high * 1e-9);
     else y.low = Math.min(given.low, 0);
     let grid = "", small = "", texts = "";
     for (const [value, text] of y.ticks()) {
@@ -223,7 +236,6 @@ class Plot {
     this.svg.querySelector(".grid .y").setAttribute("d", grid);
     this.svg.querySelector(".grid .ym").setAttribute("d", small);
     this.svg.querySelector(".yt").innerHTML = texts;
-    this.series.forEach((each) => this.draw(each));
   }
 
   /** Returns the series and the point that are nearest to a place, within a reach. */

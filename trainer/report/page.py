@@ -8,10 +8,9 @@ import re
 from collections.abc import Iterator, Sequence
 from importlib.resources import files
 from itertools import count
-from urllib.parse import quote
 
 from trainer.report.document import Block, Cell, Panel, Report, Table, Trials, text_of
-from trainer.report.elements import aligned, arm_name, figure, marks, prose, row, table
+from trainer.report.elements import aligned, arm_name, figure, link, marks, prose, row, table
 from trainer.report.selection import embedded, trials_data
 from trainer.report.shapes import xml
 from trainer.report.style import style
@@ -72,7 +71,7 @@ def _colors(arms: Sequence[str]) -> str:
 
 
 def _id(panel: Panel) -> str:
-    return "panel-" + quote(panel.name, safe="").replace("%", "-")
+    return "panel-" + re.sub(r"[^\w-]", "-", link(panel.name))
 
 
 def _panels(report: Report) -> list[Panel]:

@@ -18,17 +18,16 @@ def embedded(data: Any) -> str:
     return text.translate({60: "\\u003c", 62: "\\u003e", 38: "\\u0026", 0x2028: "\\u2028"})
 
 
-def figure_data(figure: Figure, arms: Sequence[str], places: dict[str, int]) -> dict[str, Any]:
+def figure_data(figure: Figure, places: dict[str, int]) -> dict[str, Any]:
     """Returns the values of a figure for pointing at them and for drawing them again.
 
     Faint lines and bands have none: the script reads their points from their paths.
 
     Args:
         figure: the figure.
-        arms: the names of all arms.
         places: name of a trial -> its row in the table of trials of the same workload.
     """
-    series = [_series(each, arms, places) for each in figure.series]
+    series = [_series(each, places) for each in figure.series]
     previous: list[float | None] = []
     for each in series:  # the script takes the x of the one before where there is none
         if each.get("x") == previous and len(previous) > 1:
@@ -38,10 +37,8 @@ def figure_data(figure: Figure, arms: Sequence[str], places: dict[str, int]) -> 
     return {"x": figure.x.title, "y": figure.y.title, **labels, "s": series}
 
 
-def _series(series: Series, arms: Sequence[str], places: dict[str, int]) -> dict[str, Any]:
-    data: dict[str, Any] = {"k": series.kind}
-    if series.arm in arms:
-        data["a"] = arms.index(series.arm)
+def _series(series: Series, places: dict[str, int]) -> dict[str, Any]:
+    data: dict[str, Any] = {} if series.kind == "line" else {"k": series.kind}
     if series.label and series.label != series.arm and (series.label,) != series.trials:
         data["l"] = series.label
     if series.recipe:

@@ -157,17 +157,22 @@ class TrialTable {
     return text.split(/\s+/).filter(Boolean).map((token) => {
       const match = token.match(/^(.+?)(<=|>=|<|>|=)(.*)$/);
       const column = match ? this.column(match[1]) : -1;
-      if (column < 0) return (row) => this.search[row].includes(token);
+      if (column < 0) {
+        // The name of a column that is still being typed.
+        if (this.column(token, true) >= 0 && !this.search.some((text) => text.includes(token))) return () => true;
+        return (row) => this.search[row].includes(token);
+      }
       const value = Number(match[3]);
       if (match[3] === "" || Number.isNaN(value)) return () => true; // still being typed
       return (row) => { const cell = this.number(row, column); return cell !== null && compare[match[2]](cell, value); };
     });
   }
 
-  column(word) {
+  /** Returns the column of numbers that a word names or, if `begins`, begins to name; or -1. */
+  column(word, begins = false) {
     const numeric = this.data.columns.map((c, j) => [c, j]).filter(([c]) => NUMERIC.has(c.kind));
     const tests = [(c) => c.title.toLowerCase() === word, (c) => c.name === word, (c) => c.title.toLowerCase().startsWith(word), (c) => c.title.toLowerCase().includes(word)];
-    for (const test of tests) { const found = numeric.find(([c]) => test(c)); if (found) return found[1]; }
+    for (const test of begins ? [tests[2]] : tests) { const found = numeric.find(([c]) => test(c)); if (found) return found[1]; }
     return -1;
   }
 
@@ -186,8 +191,9 @@ class TrialTable {
     this.clear.hidden = !this.active;
     if (remember) this.scroll.scrollTop = 0;
     this.render();
-    cancelAnimationFrame(this.later);
-    this.later = requestAnimationFrame(() => this.describe());
+    // The figures follow when nothing was typed for a moment.
+    clearTimeout(this.pending);
+    this.pending = setTimeout(() => { this.pending = null; this.describe(); }, remember ? 80 : 0);
     if (remember) { clearTimeout(this.writing); this.writing = setTimeout(() => writeHash(TRIALS), 200); }
   }
 
@@ -221,7 +227,7 @@ class TrialTable {
     this.data.columns.forEach((column, j) => {
       const value = this.cell(row, j), text = textOf(column.kind, value), cell = make("td");
       if (j === this.data.arm && arm >= 0) cell.innerHTML = `<span class="arm">${keyOf(arm)}${escaped(text)}</span>`;
-      else if (j === this.data.folder && value) cell.append(make("a", { href: String(value).split("/").map(encodeURIComponent).join("/"), textContent: text, title: text }));
+      else if (j === this.data.folder && value) cell.append(make("a", { href: String(value).split("/").map((part) => encodeURIComponent(part.toWellFormed())).join("/"), textContent: text, title: text }));
       else cell.textContent = text;
       if (text.length > 20) cell.title = text;
       element.append(cell);
