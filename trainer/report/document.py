@@ -6,7 +6,7 @@ PNG. All of them show the same numbers, because nothing is computed after this p
 the page computes again for the trials that a reader selects).
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -49,12 +49,18 @@ class Table:
     rows: tuple[tuple[Cell, ...], ...]
     note: str = ""
 
-    def compact(self) -> "Table":
-        """Returns the table without the columns in which no row has anything."""
+    def compact(self, keep: Collection[str] = ()) -> "Table":
+        """Returns the table without the columns in which no row has anything.
+
+        Args:
+            keep: names of columns that stay nevertheless.
+        """
         kept = [
             index
             for index in range(len(self.columns))
-            if not self.rows or any(row[index] is not None for row in self.rows)
+            if not self.rows
+            or self.columns[index].name in keep
+            or any(row[index] is not None for row in self.rows)
         ]
         columns = tuple(self.columns[index] for index in kept)
         rows = tuple(tuple(row[index] for index in kept) for row in self.rows)

@@ -57,17 +57,19 @@ def trials_of(
         values: list[Cell] = [run.value(goal.selected)]
         if both:
             values.append(run.value(goal.reported))
-        axes = [_cell(run, path, numeric[path]) for path in paths]
+        found = [_cell(run, path, numeric[path]) for path in paths]
         folder = os.path.relpath(run.folder.absolute(), report.absolute())
         ends = (run.step, run.seconds, folder)
-        rows.append((run.name, run.arm, str(run.seed), run.end, *values, *axes, *ends))
+        rows.append((run.name, run.arm, str(run.seed), run.end, *values, *found, *ends))
+    axes = tuple(f"axis_{index + 1}" for index in range(len(paths)))
+    kept = (goal.select_on, *axes)
     options = "".join(f" --vocabulary={quote(each)}" for each in workload.vocabulary)
     return Trials(
         workload=workload.name,
-        table=Table(f"{prefix}trials", "Every run", columns, tuple(rows)).compact(),
+        table=Table(f"{prefix}trials", "Every run", columns, tuple(rows)).compact(kept),
         goal=goal.select_on,
         better=goal.better,
-        axes=tuple(f"axis_{index + 1}" for index in range(len(paths))),
+        axes=axes,
         command=f"python -m trainer --config={_root(workload)}{{trial}}/config.yaml{options}",
     )
 
