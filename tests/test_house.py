@@ -36,7 +36,8 @@ ORDER = [
     {"trainer.workdir"},
     {"trainer.engine"},
     {"trainer.train"},
-    {"trainer.report", "trainer.diagnose", "trainer.sweep"},
+    {"trainer.diagnose", "trainer.sweep"},
+    {"trainer.report"},
     {"trainer.cli"},
     {"trainer.__main__"},
 ]
@@ -270,7 +271,7 @@ def test_every_module_keeps_the_rules_of_style_and_imports(
         (imports_point_one_way, "trainer.train.loop", "from trainer.diagnose import trace"),
         (imports_point_one_way, "trainer.train.loop", "from trainer.report.plots import Curve"),
         (imports_point_one_way, "trainer.diagnose.replay", "from trainer.report import plots"),
-        (imports_point_one_way, "trainer.report.plots", "import trainer.diagnose.trace"),
+        (imports_point_one_way, "trainer.sweep.plan", "import trainer.report.plots"),
         (imports_point_one_way, "trainer.diagnose.verify", "from trainer.cli import terminal"),
         (imports_point_one_way, "trainer.cli.commands", "from trainer.__main__ import main"),
         (imports_point_one_way, "trainer", "from trainer.train.run import Run"),

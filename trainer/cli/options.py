@@ -2,7 +2,7 @@
 
 import argparse
 
-from trainer.cli import sweep_options, values, viewing_options
+from trainer.cli import report_options, sweep_options, values, viewing_options
 from trainer.cli.parser import Parser, Version
 
 
@@ -42,6 +42,9 @@ def parser() -> argparse.ArgumentParser:
     viewing_options.add_figure(explain, "also draw the schedules into a file")
     viewing_options.add_plot(
         commands.add_parser("plot", help="draw a metric of runs, or of a sweep")
+    )
+    report_options.add(
+        commands.add_parser("report", help="compare the arms of sweeps, or runs, on one page")
     )
     compare = commands.add_parser("compare", help="show how two configs or runs differ")
     viewing_options.add_compare(compare)

@@ -1,1 +1,1 @@
-"""Curves of the metrics of runs, and figures. Read curves.py first, then plots.py."""
+"""Reports, and curves of metrics. Read document.py first, then comparison.py; or curves.py."""

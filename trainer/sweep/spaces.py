@@ -1,6 +1,7 @@
 """The values among which a sweep searches; a config names them as space.log_uniform and so on."""
 
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -35,6 +36,48 @@ class Space:
     def paths(self) -> tuple[str, ...] | None:
         """The paths of `parts`."""
         return None if self.parts is None else tuple(self.parts)
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """The ends of an interval of numbers.
+
+    Attributes:
+        kind: "log_uniform", "uniform" or "integers".
+        low: the smallest value.
+        high: the largest value.
+    """
+
+    kind: str
+    low: float
+    high: float
+
+    @property
+    def log(self) -> bool:
+        """Whether the logarithms of the values have equal probability."""
+        return self.kind == "log_uniform"
+
+
+_BOUNDED = re.compile(r"(log_uniform|uniform|integers) (\S+) to (\S+)")
+
+
+def bounds(text: str) -> Bounds | None:
+    """Returns the ends of an interval from the text that plan.json has of it.
+
+    Args:
+        text: the attribute `text` of a space.
+
+    Returns:
+        None for a space that is not an interval.
+
+    Example:
+        >>> bounds(log_uniform(1e-4, 1e-2).text)
+        Bounds(kind='log_uniform', low=0.0001, high=0.01)
+        >>> bounds(values([0.9, 0.95]).text) is None
+        True
+    """
+    found = _BOUNDED.fullmatch(text)
+    return Bounds(found[1], float(found[2]), float(found[3])) if found else None
 
 
 def uniform(low: float, high: float, points: int | None = None) -> Space:

@@ -1,0 +1,138 @@
+"""Measures how long `python -m trainer report` takes, its peak memory, and the size of its page.
+
+    python -m benchmarks.report [--rounds=3] [--trials=256,1000] [--rows=100]
+
+The sweeps are planned by Lockstep, and the folders of their trials are written by this program,
+with made-up metrics. Beside each report runs a process that only imports scipy and matplotlib and
+parses the same rows with the json module.
+"""
+
+import argparse
+import json
+import math
+import os
+import random
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from benchmarks.interleave import interleave, report
+
+SWEEP = """base: {base}
+arms:
+  adamw:
+    space:
+      {path}: !space.log_uniform {{low: 3e-4, high: 3e-2}}
+  muon:
+    set:
+      optimizer.groups.matrices.optimizer: !optim.muon
+        learning_rate: !schedules.warmup_cosine {{peak_value: 0.02, warmup_steps: 10%}}
+    space:
+      {path}: !space.log_uniform {{low: 2e-3, high: 0.2}}
+trials: {trials}
+method: !method.sobol {{seed: 0}}
+final: {{seeds: 8}}
+"""
+SECONDS = {256: 10, 1000: 40}  # targets of the whole command
+RATE = "optimizer.groups.matrices.optimizer.learning_rate.peak_value"
+PARSE = """import json, sys, pathlib, scipy.stats, matplotlib.figure
+for file in pathlib.Path(sys.argv[1]).glob("*/*/*/*/metrics.jsonl"):
+    for line in file.open():
+        json.loads(line)
+"""
+
+
+def make_sweep(folder: Path, trials: int, rows: int) -> Path:
+    """Writes the folder of a finished sweep with two arms.
+
+    Args:
+        folder: an empty folder.
+        trials: the number of trials of both arms together.
+        rows: lines of metrics.jsonl of each trial, all of them evaluations.
+    """
+    base = Path("experiments/muon_mlp/mlp.yaml").absolute()
+    file, sweep = folder / "sweep.yaml", folder / "sweep"
+    file.write_text(SWEEP.format(base=base, path=RATE, trials=trials // 2))
+    command = ["-m", "trainer", "sweep", f"--config={file}", f"--workdir={sweep}", "--plan_only"]
+    subprocess.run([sys.executable, *command], check=True, stdout=subprocess.DEVNULL)
+    (revision,) = json.loads((sweep / "plan.json").read_text())["revisions"]
+    winners = {arm: {"number": 0, "value": 0.1} for arm in revision["arms"]}
+    content = [{"revision": 1, "seeds": revision["final_seeds"], "winners": winners}]
+    (sweep / "final.json").write_text(json.dumps(content))
+    for arm, number, seed, _ in revision["trials"]:
+        _write_trial(sweep / f"trials/{arm}/{number:04d}/{seed}", rows)
+    for arm in winners:
+        for seed in revision["final_seeds"]:
+            _write_trial(sweep / f"final/{arm}/{seed}", rows)
+    return sweep
+
+
+def _write_trial(folder: Path, rows: int) -> None:
+    folder.mkdir(parents=True)
+    dice = random.Random(str(folder.name + folder.parent.name + folder.parent.parent.name))
+    speed, metrics, lines = dice.uniform(1, 5), {}, []
+    for row in range(1, rows + 1):
+        loss = math.exp(-speed * row / rows) + dice.gauss(0, 0.01) + 0.05
+        metrics = {
+            "train/loss": loss,
+            "grad_norm": dice.random(),
+            "learning_rate/matrices": 0.01,
+            "learning_rate/rest": 0.001,
+            "validation/loss": loss + 0.02,
+            "validation/accuracy": 1 - loss / 3,
+            "eval/loss": loss + 0.03,
+            "eval/accuracy": 1 - loss / 3,
+        }
+        clock = {"perf/seconds": 0.01 * row, "perf/steps_per_second": 500.0}
+        lines.append(json.dumps({"step": 5 * row, **metrics, **clock}) + "\n")
+    (folder / "metrics.jsonl").write_text("".join(lines))
+    summary = {"end": "done", "step": 5 * rows, "metrics": metrics, "why": ""}
+    (folder / "summary.json").write_text(json.dumps(summary))
+    (folder / "run.json").write_text(json.dumps({"fingerprint": {"jax": "0"}, "lineage": [{}]}))
+
+
+class Process:
+    """Runs a command repeatedly.
+
+    Attributes:
+        peak: for each run, its largest resident memory in MiB.
+    """
+
+    def __init__(self, command: list[str]):
+        self.command = [sys.executable, *command]
+        self.peak: list[float] = []
+
+    def __call__(self) -> None:
+        """Runs the command once."""
+        process = subprocess.Popen(self.command, stdout=subprocess.DEVNULL)
+        _, status, usage = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+        if process.returncode:
+            raise SystemExit(f"{' '.join(self.command)} ended with {process.returncode}.")
+        self.peak.append(usage.ru_maxrss / 1024)
+
+
+def main() -> None:
+    """Prints duration, memory and page size for each number of trials."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--trials", default="256,1000")
+    parser.add_argument("--rows", type=int, default=100)
+    arguments = parser.parse_args()
+    for trials in map(int, arguments.trials.split(",")):
+        with tempfile.TemporaryDirectory() as scratch:
+            sweep = make_sweep(Path(scratch), trials, arguments.rows)
+            ours = Process(["-m", "trainer", "report", str(sweep)])
+            theirs = Process(["-c", PARSE, str(sweep)])
+            times = interleave(ours, theirs, arguments.rounds)
+            page = (sweep / "report" / "index.html").stat().st_size / 1000
+            name = f"{trials:,} trials of {arguments.rows} rows"
+            target = SECONDS[trials] if trials in SECONDS else math.inf
+            report(name, *times, 10, "s", "parsing the rows")
+            print(f"  at most {max(times[0]):.1f} s (target {target} s),", end=" ")
+            print(f"{max(ours.peak):,.0f} MiB, a page of {page:,.0f} kB")
+
+
+if __name__ == "__main__":
+    main()

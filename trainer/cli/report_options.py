@@ -1,0 +1,42 @@
+"""The options of the command report."""
+
+import argparse
+
+from trainer.cli import values
+
+
+def add(report: argparse.ArgumentParser) -> None:
+    """Adds the options of the command.
+
+    Args:
+        report: the parser of the command.
+    """
+    report.add_argument(
+        "folders",
+        nargs="+",
+        type=values.folder,
+        metavar="FOLDER",
+        help="sweeps, each of which is a workload; or runs, of which those whose configs differ in"
+        " their seeds only are one arm",
+    )
+    report.add_argument(
+        "--output",
+        type=values.folder,
+        metavar="DIR",
+        help="the folder of the report; default SWEEP/report for one sweep, or else report",
+    )
+    report.add_argument(
+        "--target",
+        type=float,
+        metavar="VALUE",
+        help="a value of the metric: how many steps and how much time runs need to reach it;"
+        " default that of the sweep's file",
+    )
+    report.add_argument(
+        "--metric", metavar="NAME", help="of single runs: what is compared; default loss"
+    )
+    report.add_argument(
+        "--mode",
+        choices=("min", "max"),
+        help="of single runs: whether small or large values of the metric are better",
+    )

@@ -1,0 +1,102 @@
+"""The command report: writes a report about sweeps, or about single runs."""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from shlex import join
+from typing import TYPE_CHECKING
+
+from trainer.cli.terminal import show
+from trainer.messages import DONE, UserError
+
+if TYPE_CHECKING:
+    from trainer.report.results import Workload
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Writes a report, and prints the verdict and where the files are.
+
+    Args:
+        arguments: the parsed options of the command.
+
+    Returns:
+        DONE.
+
+    Raises:
+        UserError: a folder is not that of a sweep or run, or the report cannot be written.
+    """
+    import trainer
+    from trainer.report.comparison import make_report
+    from trainer.report.write import write
+
+    workloads = _read(arguments)
+    folder = _folder(arguments)
+    made = f"Lockstep {trainer.__version__}: {join(['python', '-m', 'trainer', *_words()])}"
+    made_report = make_report(workloads, folder, made)
+    files = write(made_report, folder)
+    for sentence in made_report.verdict:
+        show(sentence)
+    for panel in made_report.panels[:1]:
+        for block in panel.blocks:
+            for warning in block.warnings:
+                show(f"Note: {warning}")
+    show(f"\n{folder / 'index.html'}")
+    kinds = _counted(files)
+    show(f"and, beside it, {kinds}.")
+    return DONE
+
+
+def _words() -> Sequence[str]:
+    return sys.argv[1:]
+
+
+def _read(arguments: argparse.Namespace) -> "list[Workload]":
+    from trainer.report.comparison import check_different
+    from trainer.report.run_results import read_runs
+    from trainer.report.sweep_results import read_sweep
+
+    folders = list(dict.fromkeys(arguments.folders))
+    sweeps = [each for each in folders if (Path(each) / "plan.json").exists()]
+    if not sweeps:
+        better = arguments.mode or ("min" if arguments.metric in (None, "loss") else None)
+        if better is None:
+            raise UserError(
+                f"--mode is missing for the metric {arguments.metric!r}: write --mode=max if larger"
+                " values are better, or else --mode=min."
+            )
+        metric = arguments.metric or "loss"
+        return [read_runs(folders, metric, better, arguments.target)]
+    if len(sweeps) < len(folders):
+        run = next(each for each in folders if each not in sweeps)
+        raise UserError(
+            f"{run} is not the folder of a sweep, and {sweeps[0]} is: a report is about sweeps or"
+            " about runs. Report them apart."
+        )
+    if arguments.metric or arguments.mode:
+        raise UserError(
+            "--metric and --mode are for single runs: the goal of a sweep is in its file, because"
+            " its winners were selected by it."
+        )
+    workloads = [read_sweep(Path(each), arguments.target) for each in folders]
+    check_different(workloads)
+    return workloads
+
+
+def _folder(arguments: argparse.Namespace) -> Path:
+    """Returns where the report goes: into the sweep, or the folder `report` for several."""
+    if arguments.output:
+        return Path(arguments.output)
+    only = arguments.folders[0] if len(set(arguments.folders)) == 1 else None
+    if only and (Path(only) / "plan.json").exists():
+        return Path(only) / "report"
+    return Path("report")
+
+
+def _counted(files: Sequence[Path]) -> str:
+    """Returns what was written, such as "report.md, 12 figures (PDF, PNG) and 20 tables (CSV)"."""
+    count = {suffix: sum(f.suffix == suffix for f in files) for suffix in (".png", ".csv", ".tex")}
+    return (
+        f"report.md, {count['.png']} figures as PDF and PNG, {count['.csv']} tables as CSV and"
+        f" {count['.tex']} files for LaTeX"
+    )

@@ -1,0 +1,195 @@
+"""Tuning curves: how good the best of k trials is, from N trials that were run.
+
+All functions take the results of N trials of one arm and return arrays over k = 1 to N. They
+describe trials drawn independently from one distribution, as random search does. Halton and Sobol
+points are spread more evenly, and a grid is no sample: for those the curves describe a random
+choice of k of the trials, and the bands are a guide.
+
+A diverged trial is infinitely bad: pass `inf` (`-inf` if larger is better).
+"""
+
+import functools
+import math
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from trainer.report.samples import direction, lower_is_better
+
+
+def expected_best(values: ArrayLike, better: str = "min") -> NDArray[np.float64]:
+    """Returns the mean best of k trials, drawn without replacement: the U-statistic.
+
+    It is the mean over all subsets of k trials, and estimates the expected best of k new trials
+    without bias (for maxima, sum over sorted v(i) of v(i) C(i-1, k-1) / C(N, k)).
+
+    Args:
+        values: the result of each trial, [N].
+        better: "min" if smaller is better, or "max".
+
+    Returns:
+        The mean for each k, [N]. It is infinite where a subset may consist of diverged trials
+        alone, which is for every k up to their number; see `median_best`.
+
+    Raises:
+        ValueError: there is no value, or a NaN.
+
+    >>> expected_best([1, 2, 3, 4, 5], "max").round(3).tolist()
+    [3.0, 4.0, 4.5, 4.8, 5.0]
+    """
+    ordered = np.sort(lower_is_better(values, better))
+    size, ranks = len(ordered), np.arange(len(ordered))
+    k = ranks[:, None] + 1.0
+    # weights[k, i] = C(N - i - 1, k - 1) / C(N, k): k / N at the best, then ratios of neighbours.
+    ratios = np.maximum(size - ranks[:-1] - k, 0.0) / (size - 1.0 - ranks[:-1])
+    weights = np.cumprod(np.concatenate([k / size, ratios], axis=1), axis=1)
+    return direction(better) * _mean(weights, ordered)
+
+
+def expected_best_v(values: ArrayLike, better: str = "min") -> NDArray[np.float64]:
+    """Returns the mean best of k trials, drawn with replacement: the V-statistic.
+
+    It is the estimate of arXiv:1909.03004, and biased towards worse values. `expected_best` is not.
+
+    Args:
+        values: the result of each trial, [N].
+        better: "min" if smaller is better, or "max".
+
+    Returns:
+        The mean for each k, [N]. It is infinite for every k if a trial diverged.
+
+    Raises:
+        ValueError: there is no value, or a NaN.
+
+    >>> expected_best_v([1, 2, 3, 4, 5], "max").round(3).tolist()
+    [3.0, 3.8, 4.2, 4.434, 4.584]
+    """
+    ordered = np.sort(lower_is_better(values, better))
+    k = np.arange(1, len(ordered) + 1)[:, None]
+    remaining = (len(ordered) - np.arange(len(ordered) + 1)) / len(ordered)
+    return direction(better) * _mean(-np.diff(remaining**k, axis=1), ordered)
+
+
+def median_best(values: ArrayLike, better: str = "min") -> NDArray[np.float64]:
+    """Returns the median best of k trials, by the distribution of the N trials.
+
+    Args:
+        values: the result of each trial, [N].
+        better: "min" if smaller is better, or "max".
+
+    Returns:
+        The median for each k, [N]: one of the values, of two in the middle the better one. It is
+        infinite only where more than half of all draws of k trials (with replacement) consist of
+        diverged trials alone.
+
+    Raises:
+        ValueError: there is no value, or a NaN.
+
+    >>> median_best([1, 2, 3, 4, 5], "max").tolist()
+    [3.0, 4.0, 4.0, 5.0, 5.0]
+    """
+    ordered = np.sort(lower_is_better(values, better))
+    size = len(ordered)
+    at = np.ceil(_shares(size) * size - 1e-9).astype(int) - 1
+    return direction(better) * ordered[at]
+
+
+def bands(
+    values: ArrayLike,
+    confidence: float = 0.95,
+    better: str = "min",
+    support: tuple[float, float] = (-math.inf, math.inf),
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Returns a band that holds the true median best of k for all k at once (arXiv:2311.09480).
+
+    With the given confidence the true distribution function lies between two step functions, and
+    so all its quantiles do. The steps are the equal-tailed intervals of the order statistics,
+    widened until they hold together: opda's `ld_equal_tailed`, computed exactly where opda
+    simulates. Bootstrap bands are too narrow at large k, where they see no more than the best
+    trial.
+
+    Args:
+        values: the result of each trial, [N]. Ties and infinite values make the band wider than
+            it needs to be, never too narrow.
+        confidence: the probability that the whole band holds.
+        better: "min" if smaller is better, or "max".
+        support: the smallest and largest possible value, such as (0.0, inf) for a loss. Where the
+            N trials set no limit, the band ends there.
+
+    Returns:
+        The lower and the upper end for each k, [N] and [N].
+
+    Raises:
+        ValueError: there is no value, a NaN, or a confidence that is not between 0 and 1.
+    """
+    if not 0.0 < confidence < 1.0:
+        raise ValueError(f"confidence must be between 0 and 1, got {confidence}.")
+    ordered = np.sort(lower_is_better(values, better))
+    ends = support if better == "min" else (-support[1], -support[0])
+    low, high = _steps(len(ordered), confidence)
+    shares = _shares(len(ordered))
+    # Up to the first value the distribution function may be high[0]; at the i-th it is at least
+    # low[i], and before the next one at most high[i + 1].
+    best = np.concatenate([[ends[0]], ordered])[np.searchsorted([*high, 1.0], shares)]
+    worst = np.concatenate([ordered, [ends[1]]])[np.searchsorted(low, shares)]
+    return (best, worst) if better == "min" else (-worst, -best)
+
+
+def _mean(weights: NDArray, ordered: NDArray) -> NDArray:
+    """Returns weights [k, i] times values [i]; infinite where an infinite value has a weight."""
+    finite = np.isfinite(ordered)
+    means = weights[:, finite] @ ordered[finite]
+    for value in np.unique(ordered[~finite]):
+        means[(weights[:, ordered == value] > 0).any(axis=1)] = value
+    return means
+
+
+def _shares(size: int) -> NDArray:
+    """Returns the share of single trials that are better than the median best of k, for each k."""
+    return -np.expm1(math.log(0.5) / np.arange(1, size + 1))
+
+
+@functools.cache
+def _steps(size: int, confidence: float) -> tuple[NDArray, NDArray]:
+    """Returns the limits [N], [N] of the shares at which N order statistics lie, all together."""
+    from scipy.optimize import brentq
+    from scipy.special import betaincinv
+
+    ranks = np.arange(1, size + 1)
+
+    def limits(log_tail: float) -> tuple[NDArray, NDArray]:
+        tail = math.exp(log_tail)
+        low = betaincinv(ranks, size + 1 - ranks, tail)
+        return low, 1.0 - low[::-1]
+
+    def excess(log_tail: float) -> float:
+        return _coverage(*limits(log_tail)) - confidence
+
+    tail = (1 - confidence) / 2  # of one order statistic; all together need N times less at most
+    root: Any = brentq(excess, math.log(tail / (2 * size)), math.log(tail) + 1e-9, xtol=1e-6)
+    return limits(float(root))
+
+
+def _coverage(low: NDArray, high: NDArray) -> float:
+    """Returns the probability that N sorted uniform numbers lie between limits, each in its own.
+
+    A Poisson process of rate N that has N points in [0, 1] has such points. The number of its
+    points is followed through all limits: at low[i] it is at most i, at high[i] more than i.
+    """
+    size = len(low)
+    times = np.concatenate([low, high])
+    counts = np.arange(1, size + 1)
+    least = most = 0  # the number of points that the limits so far allow
+    probability, before = np.ones(1), 0.0  # of `least` points, of one more, to `most`
+    for event in np.argsort(times, kind="stable"):
+        rate = size * (times[event] - before)
+        more = np.cumprod(np.concatenate([[math.exp(-rate)], rate / counts[: most - least]]))
+        probability = np.convolve(probability, more)[: most - least + 1]
+        before = times[event]
+        if event < size:
+            most += 1
+        else:
+            least, probability = least + 1, probability[1:]
+    log_all = size * math.log(size) - math.lgamma(size + 1) - size
+    return float(probability[0]) * math.exp(-size * (1 - before) - log_all)

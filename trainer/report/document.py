@@ -1,0 +1,263 @@
+"""What a report shows: panels of text, tables and figures, before it is written in any format.
+
+`comparison.py` and its neighbours compute a `Report`; `page.py` writes it as HTML, `markdown.py`,
+`latex.py` and `tables.py` as Markdown, LaTeX and CSV, and `drawing.py` draws its figures as PDF and
+PNG. All of them show the same numbers, because nothing is computed after this point (but for what
+the page computes again for the trials that a reader selects).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+Cell = str | int | float | None
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of a table.
+
+    Attributes:
+        name: in CSV: lower case, without spaces, such as "steps_to_target".
+        title: what readers see, such as "steps to target".
+        kind: how cells are written. "number" has four significant digits; "p" is a p value; "share"
+            is a fraction of 1, written in percent; "code" is a path or command.
+    """
+
+    name: str
+    title: str
+    kind: Literal["text", "integer", "number", "p", "share", "seconds", "code"] = "text"
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table.
+
+    A column named "arm" holds names of arms, by which the page highlights rows.
+
+    Attributes:
+        name: the stem of its files, unique in the report.
+        title: a caption.
+        columns: the columns.
+        rows: their cells, as many as there are columns; None for what does not exist.
+        note: sentences below the table.
+    """
+
+    name: str
+    title: str
+    columns: tuple[Column, ...]
+    rows: tuple[tuple[Cell, ...], ...]
+    note: str = ""
+
+    def compact(self) -> "Table":
+        """Returns the table without the columns in which no row has anything."""
+        kept = [
+            index
+            for index in range(len(self.columns))
+            if not self.rows or any(row[index] is not None for row in self.rows)
+        ]
+        columns = tuple(self.columns[index] for index in kept)
+        rows = tuple(tuple(row[index] for index in kept) for row in self.rows)
+        return replace(self, columns=columns, rows=rows)
+
+
+@dataclass(frozen=True)
+class Axis:
+    """An axis of a figure.
+
+    Attributes:
+        title: what it shows, with the unit.
+        log: whether it is logarithmic; then all of its values are positive.
+        labels: for an axis of categories, their names at 0, 1, 2 and so on; empty for numbers.
+    """
+
+    title: str
+    log: bool = False
+    labels: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Series:
+    """What a figure draws of one arm, in the style of this arm.
+
+    Attributes:
+        kind: "line" connects the points; "steps" is constant after each point; "points" are
+            separate markers; "band" fills from `y` to `high`; "interval" is a bar from `y` to
+            `high` at each x; "rule" is a line across the figure, at `y` or, without `y`, at `x`.
+        arm: the name of an arm; "" for what belongs to none, such as a target.
+        x: values of the x axis.
+        y: values of the y axis, as many; the lower end of a band or interval.
+        high: the upper ends of a band or interval; empty for other kinds.
+        label: what it is, for the legend and for hovering.
+        faint: whether it stands behind the others, thin and pale.
+        trials: the name of a trial for each point; or one name for all of a line; empty if it does
+            not belong to trials. The page hides what belongs to trials that a filter leaves out.
+        recipe: how the page computes the series again from the trials that a filter leaves:
+            "best_of_k" is the expected best of k trials over k; "" if it does not.
+    """
+
+    kind: Literal["line", "steps", "points", "band", "interval", "rule"]
+    arm: str
+    x: Sequence[float]
+    y: Sequence[float] = ()
+    high: Sequence[float] = ()
+    label: str = ""
+    faint: bool = False
+    trials: tuple[str, ...] = ()
+    recipe: Literal["", "best_of_k"] = ""
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A figure.
+
+    Attributes:
+        name: the stem of its files, unique in the report.
+        title: a caption.
+        description: a sentence for readers who cannot see the figure: what is drawn and what stands
+            out.
+        x: the horizontal axis.
+        y: the vertical axis.
+        series: what is drawn, the front last. Points that are not finite are not drawn; a band
+            whose end is infinite reaches out of the figure.
+        table: the numbers of the figure.
+    """
+
+    name: str
+    title: str
+    description: str
+    x: Axis
+    y: Axis
+    series: tuple[Series, ...]
+    table: Table
+
+
+@dataclass(frozen=True)
+class Block:
+    """What a panel shows of one workload, or of all.
+
+    Attributes:
+        title: the name of the workload; "" if the report has only one or it concerns all.
+        text: paragraphs.
+        warnings: sentences about what limits the conclusions.
+        figures: shown before the tables.
+        tables: tables.
+    """
+
+    title: str = ""
+    text: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+    figures: tuple[Figure, ...] = ()
+    tables: tuple[Table, ...] = ()
+
+
+@dataclass(frozen=True)
+class Panel:
+    """A section of the report.
+
+    Attributes:
+        name: a short name, for links: "verdict", "ledger".
+        title: the heading.
+        kind: "tests" if it concludes from all runs, so that it does not hold for a selection of
+            trials, and the page greys it while a filter is on; "describes" otherwise.
+        blocks: one for each workload, or a single one.
+    """
+
+    name: str
+    title: str
+    kind: Literal["tests", "describes"]
+    blocks: tuple[Block, ...]
+
+
+@dataclass(frozen=True)
+class Trials:
+    """The trials of a workload, which the page sorts and filters.
+
+    Attributes:
+        workload: its name.
+        table: one row a trial. Its columns "trial", "arm" and "end" exist always; `goal` and
+            `axes` name others; "folder" is the path of the trial's folder from that of the report.
+        goal: the name of the column of the value by which trials were compared; None in it if the
+            trial diverged or failed.
+        better: whether the smallest or the largest value is the best.
+        axes: the names of the columns of the search spaces.
+        command: what repeats a trial, with "{folder}" and "{trial}" to be replaced.
+    """
+
+    workload: str
+    table: Table
+    goal: str
+    better: Literal["min", "max"]
+    axes: tuple[str, ...]
+    command: str
+
+
+@dataclass(frozen=True)
+class Report:
+    """A report.
+
+    Attributes:
+        title: what was compared.
+        verdict: the verdicts, a sentence for each workload.
+        arms: the names of all arms, in the order that gives them their styles.
+        panels: in the order of the page.
+        trials: one for each workload with a search.
+        made: how it was made: the command, the version of Lockstep, the date.
+    """
+
+    title: str
+    verdict: tuple[str, ...]
+    arms: tuple[str, ...]
+    panels: tuple[Panel, ...]
+    trials: tuple[Trials, ...] = ()
+    made: str = ""
+
+    @property
+    def figures(self) -> list[Figure]:
+        """All figures, in order."""
+        return [f for panel in self.panels for block in panel.blocks for f in block.figures]
+
+    @property
+    def tables(self) -> list[Table]:
+        """All tables, those of the figures and of the trials included."""
+        blocks = [block for panel in self.panels for block in panel.blocks]
+        shown = [table for block in blocks for table in block.tables]
+        return [*shown, *(f.table for f in self.figures), *(each.table for each in self.trials)]
+
+
+def text_of(kind: str, value: Cell) -> str:
+    """Returns a cell as readers see it.
+
+    Args:
+        kind: of its column.
+        value: the cell.
+    """
+    if value is None:
+        return "–"
+    if isinstance(value, str):
+        return value
+    if kind == "p":
+        return "< 0.0001" if value < 1e-4 else f"{value:.2g}"
+    if kind == "share":
+        return f"{100 * value:.3g}%"
+    if kind == "integer":
+        return f"{value:,.0f}" if value == value and abs(value) != float("inf") else _words(value)
+    if kind == "seconds":
+        return _seconds(value)
+    return _number(value)
+
+
+def _words(value: float) -> str:
+    return "not a number" if value != value else "∞" if value > 0 else "−∞"
+
+
+def _number(value: float) -> str:
+    if value != value or abs(value) == float("inf"):
+        return _words(value)
+    return f"{value:.4g}".replace("-", "−") if abs(value) < 1e5 else f"{value:.3e}"
+
+
+def _seconds(value: float) -> str:
+    if value < 120:
+        return f"{value:.3g} s"
+    return f"{value / 60:.3g} min" if value < 7200 else f"{value / 3600:.3g} h"

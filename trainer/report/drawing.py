@@ -1,0 +1,183 @@
+"""Draws figures as PDF and PNG, from the same data, scales and styles as svg.py."""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from trainer.report.axes import Scale
+from trainer.report.document import Figure, Series
+from trainer.report.style import style
+from trainer.report.svg import WIDTH, Frame, frame, shortened, wrap
+
+if TYPE_CHECKING:  # imported where it is used: it takes long, and most commands do not draw
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure as Drawing
+    from matplotlib.lines import Line2D
+
+_UNIT = 200  # of svg.py in an inch: its width is 5.6 inches, that of the text of many papers
+_ROW = 36  # the height of a row of the legend
+_TEXT = 8.5  # points
+_GREY = "#666666"
+_CENTERED: dict[str, Any] = {"ha": "center", "fontsize": _TEXT}
+
+
+def draw(figure: Figure, arms: Sequence[str]) -> "Drawing":
+    """Returns a figure as one of matplotlib.
+
+    Args:
+        figure: the figure.
+        arms: the names of all arms of the report, in the order that gives them their styles.
+    """
+    from matplotlib.figure import Figure as Drawing
+
+    # The margins of svg.py: matplotlib's own layout takes longer than all else.
+    at = frame(figure)
+    handles, columns = _legend(figure, arms)
+    height = at.height + _ROW * -(-len(handles) // columns)
+    left, top, right, bottom = at.box
+    drawing = Drawing(figsize=(WIDTH / _UNIT, height / _UNIT))
+    place = (left / WIDTH, 1 - bottom / height, (right - left) / WIDTH, (bottom - top) / height)
+    axes = drawing.add_axes(place)
+    _prepare(axes, at)
+    drawing.text(0.004, 1 - 26 / height, _escaped(figure.y.title), fontsize=_TEXT)
+    across = (left + right) / 2 / WIDTH
+    drawing.text(across, 1 - (at.height - 14) / height, _escaped(figure.x.title), **_CENTERED)
+    indices = {arm: i for i, arm in enumerate(arms)}
+    for order, series in enumerate(figure.series):
+        _series(axes, series, indices.get(series.arm), order, at)
+    if at.y.empty or (at.x.empty and not at.y.labels):
+        axes.text(0.5, 0.5, "no finite values", transform=axes.transAxes, **_CENTERED)
+    if handles:
+        shape = {"ncols": columns, "frameon": False, "handlelength": 3.2, "borderpad": 0.2}
+        drawing.legend(handles=handles, loc="lower left", fontsize=_TEXT, **shape)
+    return drawing
+
+
+def save(figure: Figure, arms: Sequence[str], stem: str | os.PathLike[str]) -> list[Path]:
+    """Writes a figure as PDF and as PNG with 200 dots per inch.
+
+    Args:
+        figure: the figure.
+        arms: the names of all arms of the report, in the order that gives them their styles.
+        stem: the path without its suffix; its folder exists.
+
+    Returns:
+        The paths of both files.
+    """
+    import matplotlib
+
+    drawing = draw(figure, arms)
+    paths = [Path(f"{os.fspath(stem)}{suffix}") for suffix in (".pdf", ".png")]
+    # TrueType instead of Type 3 fonts, which journals refuse; no date, so that equal data make
+    # equal files.
+    with matplotlib.rc_context({"pdf.fonttype": 42}):
+        drawing.savefig(paths[0], metadata={"Title": _plain(figure.title), "CreationDate": None})
+        drawing.savefig(paths[1], dpi=200)
+    return paths
+
+
+def _plain(text: str) -> str:
+    """Returns text in which matplotlib sees no formula, and a PDF no surrogate."""
+    return text.encode("utf-8", "replace").decode()
+
+
+def _escaped(text: str) -> str:
+    return _plain(text).replace("$", r"\$")
+
+
+def _prepare(axes: "Axes", at: Frame) -> None:
+    for scale, axis, limit, name in (
+        (at.x, axes.xaxis, axes.set_xlim, axes.set_xscale),
+        (at.y, axes.yaxis, axes.set_ylim, axes.set_yscale),
+    ):
+        name("log" if scale.log else "linear")
+        limit(scale.low, scale.high)
+        ticks = scale.ticks()
+        shown = [tick for tick in ticks if tick.text]
+        axis.set_ticks([t.value for t in shown], labels=[_label(t.text, scale, at) for t in shown])
+        axis.set_ticks([t.value for t in ticks if not t.text], labels=[], minor=True)
+        axis.set_tick_params(which="both", labelsize=_TEXT, color=_GREY, labelcolor="#444444")
+    axes.grid(axis="y", which="major", color="#000000", alpha=0.12, linewidth=0.6)
+    axes.set_axisbelow(True)
+    axes.tick_params(axis="y", which="major", length=0)
+    for side in ("top", "right", "left"):
+        axes.spines[side].set_visible(False)
+    axes.spines["bottom"].set(color=_GREY, linewidth=0.8)
+    if at.turned:
+        turned = {"rotation": 37, "ha": "right", "rotation_mode": "anchor"}
+        axes.set_xticks(axes.get_xticks(), [t.get_text() for t in axes.get_xticklabels()], **turned)
+
+
+def _label(text: str, scale: Scale, at: Frame) -> str:
+    if scale.labels and scale is at.x:
+        text = shortened(text) if at.turned else "\n".join(wrap(text, at.slot))
+    return _escaped(text)
+
+
+def _series(axes: "Axes", series: Series, arm: int | None, order: int, at: Frame) -> None:
+    color = _GREY if arm is None else style(arm).color
+    look: dict[str, Any] = {"color": color, "zorder": 2 + order / 1e4}
+    if series.kind == "rule":
+        rule = {**look, "linestyle": (0, (1, 2)), "linewidth": 1.0}
+        for value in series.y if len(series.y) else series.x:
+            (axes.axhline if len(series.y) else axes.axvline)(value, **rule)
+        return
+    x, y = _placed(series.x, at.x.log), _placed(series.y, at.y.log)
+    high = _placed(series.high, at.y.log)
+    mark = "o" if arm is None else style(arm).marker
+    edge = {"marker": mark, "markersize": 4.5, "markeredgecolor": "white", "markeredgewidth": 0.5}
+    if series.kind == "band":
+        y, high = at.y.limited(series.y), at.y.limited(series.high)
+        axes.fill_between(x, y, high, **look, alpha=0.08 if series.faint else 0.16, linewidth=0)
+    elif series.kind == "interval":
+        half = np.abs(high - y) / 2
+        bars = {"fmt": "none", "ecolor": color, "elinewidth": 1.2, "capsize": 2.5}
+        axes.errorbar(x, y + half, yerr=half, **bars, zorder=look["zorder"])
+    elif series.kind == "points":
+        alpha = 0.4 if series.faint else 1.0
+        axes.plot(x, y, linestyle="none", alpha=alpha, clip_on=series.faint, **edge, **look)
+    else:
+        drawstyle = "steps-post" if series.kind == "steps" else "default"
+        if series.faint:
+            axes.plot(x, y, linewidth=0.4, alpha=0.35, drawstyle=drawstyle, **look)
+            return
+        finite = np.flatnonzero(np.isfinite(x) & np.isfinite(y))
+        few = finite[
+            np.unique(np.linspace(0, len(finite) - 1, 9).round().astype(int))[: len(finite)]
+        ]
+        dash = () if arm is None else style(arm).dash
+        line = {"linewidth": 1.4, "linestyle": (0, dash) if dash else "-", "drawstyle": drawstyle}
+        shown = edge if arm is not None else {}
+        axes.plot(x, y, markevery=few.tolist() or None, **line, **shown, **look)
+
+
+def _placed(values: Sequence[float], log: bool) -> np.ndarray:
+    """Returns values as floats, nan for what has no place on the axis."""
+    found = np.asarray(values, np.float64)
+    return np.where(np.isfinite(found) & ((found > 0) | (not log)), found, np.nan)
+
+
+def _legend(figure: Figure, arms: Sequence[str]) -> tuple[list["Line2D"], int]:
+    """Returns the lines of the legend and the number of its columns."""
+    from matplotlib.lines import Line2D
+
+    present = {series.arm for series in figure.series}
+    handles = []
+    for index, arm in enumerate(arms):
+        if arm not in present:
+            continue
+        each = style(index)
+        line = {"linestyle": (0, each.dash) if each.dash else "-", "linewidth": 1.4}
+        edge = {"markeredgecolor": "white", "markeredgewidth": 0.5, "markersize": 4.5}
+        label = _escaped(arm)
+        handles.append(
+            Line2D([], [], color=each.color, marker=each.marker, label=label, **line, **edge)
+        )
+    rules = {s.label for s in figure.series if s.kind == "rule" and s.label and not s.arm}
+    rule = {"color": _GREY, "linestyle": (0, (1, 2)), "linewidth": 1.0}
+    handles += [Line2D([], [], label=_escaped(text), **rule) for text in sorted(rules)]
+    longest = max((len(str(handle.get_label())) for handle in handles), default=0)
+    return handles, max(1, min(len(handles), 76 // (9 + longest)))

@@ -1,0 +1,219 @@
+"""Parts of the page: text, names of arms, tables and figures as HTML."""
+
+import re
+from collections.abc import Sequence
+from urllib.parse import quote
+
+from trainer.report.document import Cell, Column, Figure, Table, text_of
+from trainer.report.selection import embedded, figure_data
+from trainer.report.shapes import MARKERS, marker, xml
+from trainer.report.style import style
+from trainer.report.svg import svg
+
+_MANY = 8  # columns that stand closer together
+_LONG = 40  # rows of a table that is written in short
+_NUMERIC = {"integer", "number", "p", "share", "seconds"}
+
+
+def prose(text: str, arms: Sequence[str] = ()) -> str:
+    """Returns text as HTML, with what stands between backticks as code.
+
+    Args:
+        text: the text.
+        arms: names that are marked, where they stand as words of at least three letters.
+    """
+    parts = re.split(r"`([^`]+)`", text)
+    return "".join(
+        f"<code>{xml(part)}</code>" if i % 2 else _with_arms(part, arms)
+        for i, part in enumerate(parts)
+    )
+
+
+def _with_arms(text: str, arms: Sequence[str]) -> str:
+    names = sorted((arm for arm in arms if len(arm) > 2), key=len, reverse=True)
+    if not names:
+        return xml(text)
+    pattern = "|".join(map(re.escape, names))
+    parts = re.split(rf"(?<![\w.-])({pattern})(?![\w-])", text)
+    return "".join(
+        f'<span class="arm" data-a="{arms.index(part)}">{xml(part)}</span>' if i % 2 else xml(part)
+        for i, part in enumerate(parts)
+    )
+
+
+def marks(arms: Sequence[str]) -> str:
+    """Returns the markers that all figures and legends of the page use, in a drawing of no size.
+
+    Args:
+        arms: the names of all arms.
+    """
+    markers = "".join(marker(arm, f"m{arm}", False) for arm in range(len(arms)))
+    keys = "".join(_key(arm) for arm in range(len(arms)))
+    return (
+        '<svg width="0" height="0" class="defs" aria-hidden="true">'
+        f"<defs>{markers}{keys}</defs></svg>"
+    )
+
+
+def _key(arm: int) -> str:
+    dash = " ".join(f"{4 * length:g}" for length in style(arm).dash)
+    dashed = f' stroke-dasharray="{dash}"' if dash else ""
+    return (
+        f'<symbol id="k{arm}" viewBox="0 0 60 24"><path d="M0 12h60" fill="none" '
+        f'stroke="var(--a{arm})" stroke-width="4"{dashed}/><path transform="translate(30 12)" '
+        f'd="{MARKERS[style(arm).marker]}" fill="var(--a{arm})" stroke="var(--paper)" '
+        'stroke-width="1.5"/></symbol>'
+    )
+
+
+def arm_name(arm: int, arms: Sequence[str], button: bool = False) -> str:
+    """Returns the mark and the name of an arm, which highlights it where it is.
+
+    Args:
+        arm: its index.
+        arms: the names of all arms.
+        button: whether it also keeps the highlight when it is pressed.
+    """
+    key = f'<svg class="key" aria-hidden="true"><use href="#k{arm}"/></svg>'
+    if button:
+        return (
+            f'<button type="button" class="arm" data-a="{arm}" aria-pressed="false">'
+            f"{key}{xml(arms[arm])}</button>"
+        )
+    return f'<span class="arm" data-a="{arm}" tabindex="0">{key}{xml(arms[arm])}</span>'
+
+
+def table(shown: Table, arms: Sequence[str], caption: bool = True) -> str:
+    """Returns a table, in a region that scrolls sideways if it is wide.
+
+    Args:
+        shown: the table.
+        arms: the names of all arms.
+        caption: whether its title stands above it.
+    """
+    title = f"<caption>{xml(shown.title)}</caption>" if caption else ""
+    heads = "".join(f'<th scope="col">{xml(column.title)}</th>' for column in shown.columns)
+    write = _short_row if len(shown.rows) > _LONG else row
+    rows = "".join(write(cells, shown.columns, arms) for cells in shown.rows)
+    if not rows:
+        rows = f'<tr><td class="none" colspan="{len(shown.columns)}">There are no rows.</td></tr>'
+    note = f'<p class="note">{prose(shown.note)}</p>' if shown.note else ""
+    return (
+        f'<div class="table"><div class="scroll" role="region" tabindex="0" '
+        f'aria-label="{xml(shown.title)}"><table class="{aligned(shown.columns)}">{title}'
+        f"<thead><tr>{heads}</tr></thead>"
+        f"<tbody>{rows}</tbody></table></div>{note}</div>"
+    )
+
+
+def row(cells: Sequence[Cell], columns: Sequence[Column], arms: Sequence[str]) -> str:
+    """Returns a row of a table.
+
+    Args:
+        cells: its cells.
+        columns: the columns of the table.
+        arms: the names of all arms.
+    """
+    shown = "".join(
+        f"<td>{_cell(cell, column, arms)}</td>" for cell, column in zip(cells, columns, strict=True)
+    )
+    return f"<tr{_whose(cells, columns, arms)}>{shown}</tr>"
+
+
+def _short_row(cells: Sequence[Cell], columns: Sequence[Column], arms: Sequence[str]) -> str:
+    """Returns a row without the ends that HTML does not need, for tables of hundreds of rows."""
+    texts = (xml(text_of(c.kind, cell)) for cell, c in zip(cells, columns, strict=True))
+    return f"<tr{_whose(cells, columns, arms)}><td>{'<td>'.join(texts)}"
+
+
+def _whose(cells: Sequence[Cell], columns: Sequence[Column], arms: Sequence[str]) -> str:
+    names = [str(c) for c, column in zip(cells, columns, strict=True) if column.name == "arm"]
+    return f" data-a={arms.index(names[0])}" if names and names[0] in arms else ""
+
+
+def aligned(columns: Sequence[Column]) -> str:
+    """Returns the classes of a table, which align the columns of numbers to the right.
+
+    Args:
+        columns: its columns.
+    """
+    many = ["many"] if len(columns) > _MANY else []
+    return " ".join(
+        many + [f"n{i}" for i, column in enumerate(columns, 1) if column.kind in _NUMERIC]
+    )
+
+
+def _cell(cell: Cell, column: Column, arms: Sequence[str]) -> str:
+    if column.name == "arm" and cell in arms:
+        return arm_name(arms.index(str(cell)), arms)
+    text = xml(text_of(column.kind, cell))
+    if column.name == "folder" and cell:
+        return f'<a href="{link(str(cell))}">{text}</a>'
+    if column.kind == "code" and cell is not None:
+        broken = re.sub("([./_=])(?=.)", r"\1<wbr>", text)  # where a line may end
+        return f"<code>{broken}</code>"
+    return text
+
+
+def link(path: str) -> str:
+    """Returns the address of a path, whose bytes may be no text.
+
+    Args:
+        path: the path, as `os.fsdecode` returns it.
+    """
+    return quote(re.sub("[\ud800-\udc7f\udd00-\udfff]", "?", path), errors="surrogateescape")
+
+
+def figure(shown: Figure, number: int, arms: Sequence[str], places: dict[str, int]) -> str:
+    """Returns a figure with its legend, its description and its numbers.
+
+    Args:
+        shown: the figure.
+        number: its number in the report, from 1.
+        arms: the names of all arms.
+        places: name of a trial -> its row in the table of trials of the same workload.
+    """
+    data = embedded(figure_data(shown, places))
+    return (
+        f'<figure id="f{number}"><figcaption><span class="number">Figure {number}</span> '
+        f"{xml(shown.title)}</figcaption>{_legend(shown, arms)}"
+        f'<div class="drawing">{svg(shown, arms, f"f{number}")}</div>'
+        f'<p class="description">{prose(shown.description)}</p>'
+        f"<details><summary>The numbers of figure {number}</summary>"
+        f"{table(shown.table, arms)}</details>"
+        f'<script type="application/json">{data}</script></figure>'
+    )
+
+
+def _legend(shown: Figure, arms: Sequence[str]) -> str:
+    present = {series.arm for series in shown.series}
+    items = [arm_name(i, arms, button=True) for i, arm in enumerate(arms) if arm in present]
+    names = [arm for arm in present if arm]
+    labels = {
+        (series.kind, series.label): series.faint
+        for series in shown.series
+        if series.label and not any(arm in series.label for arm in names)
+    }
+    if any(series.faint and series.kind in {"line", "steps"} for series in shown.series):
+        labels[("line", "single trials")] = True
+    if len(labels) <= 5:
+        items += [
+            f'<span class="kind"><svg class="key" viewBox="0 0 60 24" aria-hidden="true">'
+            f"{_sample(kind, faint)}</svg>{xml(label)}</span>"
+            for (kind, label), faint in labels.items()
+        ]
+    return f'<div class="legend">{"".join(items)}</div>' if items else ""
+
+
+def _sample(kind: str, faint: bool) -> str:
+    opacity = ' opacity=".5"' if faint else ""
+    line = 'fill="none" stroke="var(--soft)"'
+    if kind == "band":
+        return '<path d="M4 3H56V21H4z" fill="var(--soft)" opacity=".3"/>'
+    if kind == "points":
+        return f'<circle cx="30" cy="12" r="7" fill="var(--soft)"{opacity}/>'
+    if kind == "interval":
+        return f'<path d="M30 1v22M23 1h14M23 23h14" {line} stroke-width="4"/>'
+    dash = ' stroke-dasharray="3 7" stroke-linecap="round"' if kind == "rule" else ""
+    width = 2 if faint else 4
+    return f'<path d="M2 12h56" {line} stroke-width="{width}"{dash}{opacity}/>'

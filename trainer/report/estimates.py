@@ -1,0 +1,126 @@
+"""What the runs of one arm say: a mean with its interval, a test against a target, an IQM."""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from trainer.report.samples import direction, sample, spread
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A mean with its t interval.
+
+    `low` and `high` are None where no interval exists: one value, values without spread, or
+    values that are not finite. `deviation` is the sample standard deviation (n - 1), None where n
+    is 1 or a value is not finite; of a Welch interval, the standard deviation that both arms share
+    if their variances are averaged.
+    """
+
+    value: float
+    low: float | None
+    high: float | None
+    n: int
+    deviation: float | None
+
+
+@dataclass(frozen=True)
+class OneSample:
+    """A one-sample t test: `t` and `p` are None where there are no two values or no spread."""
+
+    n: int
+    mean: float
+    deviation: float | None
+    t: float | None
+    p: float | None
+
+
+def mean_interval(values: ArrayLike, confidence: float = 0.95) -> Estimate:
+    """Returns a mean with its t interval.
+
+    Of 95% t intervals of 3, 5, 10 or 20 normal values, 95% cover the mean; of percentile bootstrap
+    intervals 74%, 85%, 89% and 92%. Of five lognormal values it is 83% and 73%.
+
+    Args:
+        values: at least one number.
+        confidence: the nominal coverage.
+
+    Returns:
+        The estimate, without interval where it has none; see `Estimate`.
+
+    Raises:
+        ValueError: there is no value, or a NaN.
+
+    >>> estimate = mean_interval([1.0, 2.0, 3.0])
+    >>> estimate.value, round(estimate.low, 3), round(estimate.high, 3)
+    (2.0, -0.484, 4.484)
+    """
+    return interval(sample(values), confidence)
+
+
+def one_sample(values: ArrayLike, target: float, better: str = "min") -> OneSample:
+    """Tests whether a mean is better than a target: a one-sided one-sample t test.
+
+    Args:
+        values: one number a run.
+        target: the number to beat.
+        better: "min" if a mean below the target is better, or "max".
+
+    Returns:
+        t = (mean - target) / (deviation / sqrt(n)), and the p of its better side.
+
+    Raises:
+        ValueError: there is no value, or a NaN.
+    """
+    from scipy import stats
+
+    side = "less" if direction(better) > 0 else "greater"
+    array = sample(values)
+    estimate = interval(array, 0.95)
+    if estimate.low is None:
+        return OneSample(len(array), estimate.value, estimate.deviation, None, None)
+    result: Any = stats.ttest_1samp(array, target, alternative=side)
+    t, p = float(result.statistic), float(result.pvalue)
+    return OneSample(len(array), estimate.value, estimate.deviation, t, p)
+
+
+def iqm(values: ArrayLike) -> float:
+    """Returns the interquartile mean: the mean without the lowest and the highest quarter.
+
+    As in rliable (arXiv:2108.13264), floor(n / 4) values are left out at each end, so that up to
+    three values keep all. Diverged runs do not count while they are no more than that.
+
+    >>> iqm([1, 2, 3, 4, 5, 6, 7, 8])
+    4.5
+    """
+    from scipy import stats
+
+    return float(stats.trim_mean(sample(values), 0.25))
+
+
+def interval(values: NDArray, confidence: float, scale: float | None = None) -> Estimate:
+    """Returns what `mean_interval` does.
+
+    Args:
+        values: at least one number, checked.
+        confidence: the nominal coverage.
+        scale: the largest number that the values were computed from; see `spread`.
+    """
+    n = len(values)
+    if not np.isfinite(values).all():
+        worst, best = bool((values == np.inf).any()), bool((values == -np.inf).any())
+        value = math.nan if worst and best else float(values[~np.isfinite(values)][0])
+        return Estimate(value, None, None, n, None)
+    value = float(values.mean())
+    if n == 1:
+        return Estimate(value, None, None, n, None)
+    if not spread(values, scale):
+        return Estimate(value, None, None, n, 0.0)
+    from scipy import stats
+
+    test: Any = stats.ttest_1samp(values, 0.0)
+    low, high = test.confidence_interval(confidence)
+    return Estimate(value, float(low), float(high), n, float(values.std(ddof=1)))

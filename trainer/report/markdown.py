@@ -1,0 +1,255 @@
+"""Writes a report as GitHub-flavoured Markdown, which also reads well as plain text."""
+
+import re
+import textwrap
+from collections.abc import Iterator, Mapping
+from itertools import compress
+from urllib.parse import quote
+
+from trainer.messages import printable
+from trainer.report.document import (
+    Block,
+    Cell,
+    Column,
+    Figure,
+    Panel,
+    Report,
+    Table,
+    Trials,
+    text_of,
+)
+
+_WIDTH = 100  # of paragraphs
+_PADDED = 40  # cells are padded to at most this width
+_ROWS = 50  # longer tables are cut, and the CSV file named that has all rows
+_BEST = 5  # trials of an arm that are shown
+
+# An underscore between letters or digits never begins emphasis; "[0.1, 0.3]" is no link unless a
+# parenthesis follows. Escaping them there would only make the text harder to read.
+_SPECIAL = re.compile(
+    r"[\\`*<|~$]|(?<![^\W_])_|_(?![^\W_])|\](?=[(\[:])|&(?=#?\w+;)|(?<=\s)#(?=#*$)"
+)
+# What begins a list, a heading, a quote or a table at the start of a line.
+_AT_START = re.compile(r"^(\d+(?=[.)](?:\s|$))|(?=[-+](?:\s|$)|[-=]+$|#|>|:-))", re.MULTILINE)
+_CODE = re.compile(r"(`[^`]+`)")
+
+
+def markdown(
+    report: Report, figures: Mapping[str, str], tables: Mapping[str, str] | None = None
+) -> str:
+    """Writes a report as GitHub-flavoured Markdown.
+
+    The verdict comes first, then all panels. Warnings are block quotes. The table of a figure is
+    not shown, but linked. Of the trials, the five best of each arm are shown. In the paragraphs and
+    warnings, what is between backticks is code, and all else is plain text.
+
+    Args:
+        report: the report.
+        figures: the name of a figure -> the path of its picture, relative to the file with the
+            Markdown. A figure that is not named is described in a sentence.
+        tables: the name of a table -> the relative path of its CSV file; one that is not named is
+            not linked. Default: none is.
+
+    Returns:
+        The text; it ends with a newline.
+    """
+    paths = tables or {}
+    parts = [f"# {escaped(report.title)}"]
+    parts += [f"**{_wrapped(sentence, _WIDTH - 4)}**" for sentence in report.verdict]
+    panels = list(report.panels)
+    if report.trials and all(panel.name != "trials" for panel in panels):
+        at = next((i for i, panel in enumerate(panels) if panel.name == "methods"), len(panels))
+        panels.insert(at, Panel("trials", "Trials", "describes", ()))
+    for panel in panels:
+        body = list(_panel(panel, report, figures, paths))
+        if body:
+            parts += [f"## {escaped(panel.title)}", *body]
+    if report.made:
+        parts.append(_wrapped(report.made))
+    return "\n\n".join(parts) + "\n"
+
+
+def _panel(
+    panel: Panel, report: Report, figures: Mapping[str, str], tables: Mapping[str, str]
+) -> Iterator[str]:
+    said = report.verdict if panel.name == "verdict" else ()  # above all panels
+    for block in panel.blocks:
+        body = list(_block(block, figures, tables, said))
+        if body and block.title:
+            yield f"### {escaped(block.title)}"
+        yield from body
+    if panel.name == "trials":
+        for trials in report.trials:
+            if len(report.trials) > 1:
+                yield f"### {escaped(trials.workload)}"
+            yield from _trials(trials, tables.get(trials.table.name))
+
+
+def _block(
+    block: Block, figures: Mapping[str, str], tables: Mapping[str, str], said: tuple[str, ...]
+) -> Iterator[str]:
+    yield from (_wrapped(text) for text in block.text if text not in said)
+    for warning in block.warnings:
+        yield textwrap.indent(f"**Warning.** {_wrapped(warning, _WIDTH - 16)}", "> ")
+    for figure in block.figures:
+        yield from _figure(figure, figures.get(figure.name), tables.get(figure.table.name))
+    for table in block.tables:
+        yield from _table(table, tables.get(table.name))
+
+
+def _figure(figure: Figure, picture: str | None, path: str | None) -> Iterator[str]:
+    if picture is None:
+        yield _wrapped(f"{_sentence(figure.title)} {figure.description}")
+    else:
+        yield f"![{escaped(figure.description)}]({_quoted(picture)})"
+        yield _wrapped(_sentence(figure.title))
+    if path is not None:
+        yield f"Numbers: {_link(path)}"
+
+
+def _table(table: Table, path: str | None) -> Iterator[str]:
+    if table.title:
+        yield f"**{_wrapped(table.title, _WIDTH - 4)}**"
+    if not table.rows:
+        yield "No rows."
+    else:
+        yield _pipes(table.columns, table.rows[:_ROWS])
+    if table.note:
+        yield _wrapped(table.note)
+    if len(table.rows) > _ROWS:
+        where = f"; {_link(path)} has all" if path else ""
+        yield f"The first {_ROWS} of {len(table.rows)} rows{where}."
+
+
+def _trials(trials: Trials, path: str | None) -> Iterator[str]:
+    table = trials.table
+    names = [column.name for column in table.columns]
+    rows = _best(trials)
+    if len(rows) < len(table.rows):
+        where = f"; {_link(path)} has all" if path else ""
+        yield f"The {_BEST} best of each arm, of {len(table.rows)} trials{where}."
+    if not rows:
+        yield "No trials."
+        return
+    columns = [column for column in table.columns if column.name != "folder"]
+    shown = [name != "folder" for name in names]
+    cells = [
+        [_cell(column, value) for column, value in zip(columns, compress(row, shown), strict=True)]
+        for row in rows
+    ]
+    if "folder" in names:  # last, because links are long, so that the others are aligned
+        columns.append(Column("folder", "folder"))
+        folders = [row[names.index("folder")] for row in rows]
+        for row, folder in zip(cells, folders, strict=True):
+            row.append(f"[open]({_quoted(str(folder))})" if folder else "")
+    yield _aligned(columns, cells)
+    if table.note:
+        yield _wrapped(table.note)
+    if trials.command:
+        yield f"To repeat a trial: {_code(trials.command)}"
+
+
+def _best(trials: Trials) -> list[tuple[Cell, ...]]:
+    """Returns the rows of the best trials of each arm, by arm, the best first."""
+    names = [column.name for column in trials.table.columns]
+    arm, goal = names.index("arm"), names.index(trials.goal)
+    sign = 1 if trials.better == "min" else -1
+
+    def order(row: tuple[Cell, ...]) -> tuple[bool, float]:
+        value = row[goal]
+        if isinstance(value, str) or value is None or value != value:
+            return True, 0.0
+        return False, sign * value
+
+    by_arm: dict[Cell, list[tuple[Cell, ...]]] = {}
+    for row in sorted(trials.table.rows, key=order):
+        by_arm.setdefault(row[arm], []).append(row)
+    arms = list(dict.fromkeys(row[arm] for row in trials.table.rows))
+    return [row for each in arms for row in by_arm[each][:_BEST]]
+
+
+def _pipes(columns: tuple[Column, ...], rows: tuple[tuple[Cell, ...], ...]) -> str:
+    return _aligned(
+        list(columns),
+        [
+            [_cell(column, value) for column, value in zip(columns, row, strict=True)]
+            for row in rows
+        ],
+    )
+
+
+def _aligned(columns: list[Column], rows: list[list[str]]) -> str:
+    """Returns a pipe table, padded so that its columns are aligned in a terminal too."""
+    head = [escaped(column.title) for column in columns]
+    right = [column.kind not in ("text", "code") for column in columns]
+    widths = [
+        max(3, *(len(cell) for cell in cells if len(cell) <= _PADDED), 0)
+        for cells in zip(head, *rows, strict=True)
+    ]
+    rule = [
+        "-" * (width - 1) + ":" if at_right else "-" * width
+        for width, at_right in zip(widths, right, strict=True)
+    ]
+    lines = [
+        [
+            cell.rjust(width) if at_right else cell.ljust(width)
+            for cell, width, at_right in zip(cells, widths, right, strict=True)
+        ]
+        for cells in [head, rule, *rows]
+    ]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+
+
+def _cell(column: Column, value: Cell) -> str:
+    text = text_of(column.kind, value)
+    return _code(text) if column.kind == "code" and value else escaped(text)
+
+
+def escaped(text: str) -> str:
+    r"""Returns a text in one line, in which no character is Markdown.
+
+    Args:
+        text: any text, such as the name of an arm.
+
+    Example:
+        >>> escaped("a_b *c* | <d>"), escaped("learning_rate in [0.1, 0.3]")
+        ('a_b \\*c\\* \\| \\<d>', 'learning_rate in [0.1, 0.3]')
+    """
+    return _plain(" ".join(text.split()))
+
+
+def _plain(text: str) -> str:
+    return _SPECIAL.sub(r"\\\g<0>", printable(text))
+
+
+def _code(text: str) -> str:
+    text = printable(" ".join(text.split()))
+    # A code span can hold neither of these in every place where we write one.
+    return escaped(text) if re.search(r"[`|\\]", text) else f"`{text}`"
+
+
+def _wrapped(text: str, width: int = _WIDTH) -> str:
+    """Returns a paragraph in lines, in which only text between backticks is Markdown."""
+    pieces = _CODE.split(" ".join(text.split()))
+    # A command stays in one line, so that it can be copied.
+    marked = [
+        _code(piece[1:-1]).replace(" ", "\0") if _CODE.fullmatch(piece) else _plain(piece)
+        for piece in pieces
+    ]
+    lines = textwrap.fill(
+        "".join(marked), width, break_long_words=False, break_on_hyphens=False
+    ).replace("\0", " ")
+    return _AT_START.sub(r"\1\\", lines)
+
+
+def _sentence(text: str) -> str:
+    return text if not text or text.endswith((".", "!", "?")) else f"{text}."
+
+
+def _link(path: str) -> str:
+    return f"[{escaped(path)}]({_quoted(path)})"
+
+
+def _quoted(path: str) -> str:
+    # A name that is not valid UTF-8 has its bytes in the link.
+    return quote(path, errors="surrogateescape")

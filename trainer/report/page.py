@@ -1,0 +1,190 @@
+"""Writes a report as one HTML page, which needs no other file and no network.
+
+The figures are drawn here, so that the page can be read without its script. The script highlights
+arms, shows values, sorts and filters trials, and draws again what a filter changes.
+"""
+
+import re
+from collections.abc import Iterator, Sequence
+from importlib.resources import files
+from itertools import count
+
+from trainer.report.document import Block, Cell, Panel, Report, Table, Trials, text_of
+from trainer.report.elements import aligned, arm_name, figure, link, marks, prose, row, table
+from trainer.report.selection import embedded, trials_data
+from trainer.report.shapes import xml
+from trainer.report.style import style
+
+_STATIC_ROWS = 10  # of the trials, for readers without a script and for print
+_HALF = 56  # characters of a table that has half the width of the page
+_SCRIPTS = ("figures.js", "trials.js", "page.js")
+
+
+def page(report: Report) -> str:
+    """Returns the page.
+
+    Args:
+        report: what it shows.
+    """
+    panels = _panels(report)
+    contents = "".join(
+        f'<li><a href="#{_id(panel)}">{xml(panel.title)}</a></li>' for panel in panels
+    )
+    numbers = count(1)
+    body = "".join(_panel(panel, report, numbers) for panel in panels)
+    scripts = "\n".join(_packaged(name) for name in _SCRIPTS)
+    verdict = "".join(f"<p>{_unbroken(prose(each, report.arms))}</p>" for each in report.verdict)
+    return (
+        '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f'<meta name="color-scheme" content="light dark"><title>{xml(report.title)}</title>'
+        f'<link rel="icon" href="data:,"><style>{_colors(report.arms)}{_packaged("page.css")}'
+        f"</style></head><body>{marks(report.arms)}"
+        '<a class="skip" href="#content">Skip to the content</a>'
+        '<button type="button" id="theme" hidden>Dark</button><div class="layout">'
+        f'<header><h1>{xml(report.title)}</h1><div class="verdict">{verdict}</div></header>'
+        f'<aside>{_side(report, contents)}</aside><main id="content">'
+        f"{body}<footer><p>{prose(report.made)}</p></footer></main></div>"
+        '<div id="tip" role="status" aria-live="polite" hidden></div>'
+        f'<script type="application/json" id="arms">{embedded(list(report.arms))}</script>'
+        f"<script>{scripts}</script></body></html>\n"
+    )
+
+
+def _packaged(name: str) -> str:
+    text = files("trainer.report").joinpath(name).read_text(encoding="utf-8")
+    return "\n".join(line for each in text.splitlines() if (line := each.strip()))
+
+
+def _unbroken(text: str) -> str:
+    """Keeps the lines of HTML text from ending within "p = 0.01"."""
+    return re.sub(r" (=|&lt;) (?=\d)", "\u00a0\\1\u00a0", text)
+
+
+def _colors(arms: Sequence[str]) -> str:
+    styles = [style(i) for i in range(len(arms))]
+    names = "".join(
+        f"--a{i}:light-dark({each.color},{each.color_on_dark});" for i, each in enumerate(styles)
+    )
+    rules = "".join(f'[data-a="{i}"]{{--c:var(--a{i})}}' for i in range(len(arms)))
+    return f":root{{{names}}}{rules}"
+
+
+def _id(panel: Panel) -> str:
+    return "panel-" + re.sub(r"[^\w-]", "-", link(panel.name))
+
+
+def _panels(report: Report) -> list[Panel]:
+    """Returns the panels, with one for the trials, before the methods, if none has its place."""
+    panels = list(report.panels)
+    if report.trials and not any(panel.name == "trials" for panel in panels):
+        at = next((i for i, p in enumerate(panels) if p.name == "methods"), len(panels))
+        panels.insert(at, Panel("trials", "Trials", "describes", ()))
+    return panels
+
+
+def _side(report: Report, contents: str) -> str:
+    arms = "".join(f"<li>{arm_name(i, report.arms, True)}</li>" for i in range(len(report.arms)))
+    legend = f'<h2>Arms</h2><ul class="arms">{arms}</ul>' if arms else ""
+    return f'<nav aria-label="Contents"><h2>Contents</h2><ol>{contents}</ol></nav>{legend}'
+
+
+def _panel(panel: Panel, report: Report, numbers: Iterator[int]) -> str:
+    name = _id(panel)
+    quiet = ' class="quiet"' if panel.name == "verdict" else ""
+    titled = [block for block in panel.blocks if block.title]
+    narrow = all(_characters(t) <= _HALF for block in titled for t in block.tables)
+    beside = len(titled) > 1 and len(titled) == len(panel.blocks) and narrow
+    blocks = "".join(_block(block, panel, report, numbers) for block in panel.blocks)
+    if panel.name == "trials":
+        blocks += "".join(_trials(each, i, report) for i, each in enumerate(report.trials))
+    return (
+        f'<section id="{name}" class="panel" data-kind="{panel.kind}" aria-labelledby="{name}-h">'
+        f'<h2 id="{name}-h"{quiet}>{xml(panel.title)}</h2>'
+        f'<div class="blocks{" beside" if beside else ""}">{blocks}</div></section>'
+    )
+
+
+def _characters(shown: Table) -> int:
+    """Returns how wide a table is, in characters, with the space between columns."""
+    return sum(
+        4
+        + max(
+            [
+                max(map(len, c.title.split()), default=0),
+                *(len(text_of(c.kind, r[i])) for r in shown.rows),
+            ]
+        )
+        for i, c in enumerate(shown.columns)
+    )
+
+
+def _block(block: Block, panel: Panel, report: Report, numbers: Iterator[int]) -> str:
+    known = [trials for trials in report.trials if trials.workload == block.title]
+    if not known and len(report.trials) == 1:
+        known = list(report.trials)
+    mine = f' data-trials="{report.trials.index(known[0])}"' if known else ""
+    texts = [t for t in block.text if panel.name != "verdict" or t not in report.verdict]
+    copied = ' class="text copied"' if panel.name == "methods" else ' class="text"'
+    parts = [
+        f"<h3>{xml(block.title)}</h3>" if block.title else "",
+        f"<div{copied}>{''.join(f'<p>{prose(t)}</p>' for t in texts)}</div>" if texts else "",
+        *(
+            f'<p class="warning" role="note"><strong>Warning.</strong> {prose(each)}</p>'
+            for each in block.warnings
+        ),
+    ]
+    if block.figures:
+        places = _places(known[0]) if known else {}
+        drawn = "".join(figure(f, next(numbers), report.arms, places) for f in block.figures)
+        parts.append(f'<div class="figures">{drawn}</div>')
+    parts += [table(each, report.arms) for each in block.tables]
+    return f'<div class="block"{mine}>{"".join(parts)}</div>'
+
+
+def _places(trials: Trials) -> dict[str, int]:
+    at = [column.name for column in trials.table.columns].index("trial")
+    return {str(cells[at]): i for i, cells in enumerate(trials.table.rows)}
+
+
+def _trials(trials: Trials, number: int, report: Report) -> str:
+    columns = trials.table.columns
+    best = _best_first(trials)[:_STATIC_ROWS]
+    rows = "".join(row(cells, columns, report.arms) for cells in best)
+    total = len(trials.table.rows)
+    several = len(report.trials) > 1
+    title = f"<h3>{xml(trials.workload)}</h3>" if several else ""
+    note = f'<p class="note">{prose(trials.table.note)}</p>' if trials.table.note else ""
+    return (
+        f'<div class="block trials" data-number="{number}">{title}<div class="filter"></div>'
+        f'<p class="shown" role="status">The best {len(best)} of {total:,} trials.</p>'
+        f'<div class="scroll" role="region" tabindex="0" aria-label="{xml(trials.table.title)}">'
+        f'<table class="{aligned(columns)}"><colgroup>{_widths(trials)}</colgroup><thead><tr>'
+        + "".join(f'<th scope="col">{xml(c.title)}</th>' for c in columns)
+        + f"</tr></thead><tbody>{rows}</tbody></table></div>{note}"
+        f'<script type="application/json">{embedded(trials_data(trials, report.arms))}</script>'
+        "</div>"
+    )
+
+
+def _best_first(trials: Trials) -> list[tuple[Cell, ...]]:
+    at = [column.name for column in trials.table.columns].index(trials.goal)
+    sign = 1 if trials.better == "min" else -1
+
+    def rank(cells: tuple[Cell, ...]) -> float:
+        value = cells[at]
+        if isinstance(value, int | float) and value == value:
+            return sign * value
+        return float("inf")
+
+    return sorted(trials.table.rows, key=rank)
+
+
+def _widths(trials: Trials) -> str:
+    """Returns the widths of columns, fixed so that they do not change while rows scroll by."""
+    widths = []
+    for i, column in enumerate(trials.table.columns):
+        cells = [len(text_of(column.kind, cells[i])) for cells in trials.table.rows]
+        room = 4 if column.name == "arm" else 0
+        widths.append(round(0.95 * min(max([len(column.title) + 4, *cells]) + room, 28) + 3, 1))
+    return "".join(f'<col style="width:{width}ch">' for width in widths)

@@ -1,0 +1,132 @@
+"""The panel of arms: every compared run, the mean of each arm and its interval."""
+
+import math
+from collections.abc import Iterator, Sequence
+
+from trainer.report import statistics
+from trainer.report.document import Axis, Block, Column, Figure, Series, Table
+from trainer.report.pairs import Standing, standings
+from trainer.report.results import Workload
+from trainer.report.wording import joined, plural, shown
+
+
+def arms_block(workload: Workload, prefix: str) -> Block:
+    """Returns the panel of arms: every compared run, means and intervals.
+
+    Args:
+        workload: the results.
+        prefix: of the names of figures and tables, which tells workloads apart.
+    """
+    goal, ordered = workload.goal, standings(workload)
+    warnings = list(_warnings(workload, ordered))
+    if not ordered:
+        return Block(text=("No run that can be compared has ended.",), warnings=tuple(warnings))
+    rows = []
+    for each in ordered:
+        selected = workload.values_of(each.arm, goal.selected)
+        mean = statistics.mean_interval(list(selected.values())) if selected else None
+        finite = [v for v in each.values.values() if math.isfinite(v)]
+        estimate = each.mean
+        rows.append(
+            (
+                each.arm,
+                workload.winners.get(each.arm),
+                len(each.values),
+                each.diverged,
+                estimate.value if math.isfinite(estimate.value) else None,
+                estimate.low,
+                estimate.high,
+                estimate.deviation,
+                statistics.iqm(finite) if finite else None,
+                mean.value if mean else None,
+            )
+        )
+    columns = (
+        Column("arm", "arm"),
+        Column("trial", "trial", "integer"),
+        Column("seeds", "seeds", "integer"),
+        Column("without_value", "without value", "integer"),
+        Column("mean", f"mean {goal.metric}, {goal.report_on}", "number"),
+        Column("low", "95% from", "number"),
+        Column("high", "to", "number"),
+        Column("deviation", "standard deviation", "number"),
+        Column("iqm", "interquartile mean", "number"),
+        Column("selected_mean", f"mean {goal.metric}, {goal.select_on}", "number"),
+    )
+    table = Table(
+        f"{prefix}arms", f"{goal.words.capitalize()}, by arm", columns, tuple(rows)
+    ).compact()
+    return Block(
+        warnings=tuple(warnings),
+        figures=(_arms_figure(workload, ordered, prefix),),
+        tables=(table,),
+    )
+
+
+def _warnings(workload: Workload, ordered: Sequence[Standing]) -> Iterator[str]:
+    for each in ordered:
+        if each.diverged:
+            yield (
+                f"{each.diverged} of the {len(each.values)} compared runs of {each.arm} have no"
+                " finite value, so that it has no mean; pairs with it are tested by signs, where a"
+                " run without a value is worse than any other."
+            )
+        elif len(each.values) == 1:
+            yield f"{each.arm} has one seed, so that there is no interval for it."
+    absent = [arm for arm in workload.arms if arm not in {each.arm for each in ordered}]
+    if absent and ordered:
+        yield f"No compared run of {joined(absent)} has ended."
+    lacking = [
+        arm
+        for arm in workload.arms
+        if (runs := workload.finals_of(arm))
+        and not any(workload.goal.reported in run.metrics for run in runs)
+    ]
+    if lacking:
+        yield (
+            f"No run of {joined(lacking)} has the metric {workload.goal.reported!r}, so that"
+            f" {'it counts' if len(lacking) == 1 else 'they count'} as without a value."
+        )
+
+
+def _arms_figure(workload: Workload, ordered: Sequence[Standing], prefix: str) -> Figure:
+    series, rows = [], []
+    runs = {(run.arm, run.seed): run.name for run in workload.finals}
+    for index, each in enumerate(ordered):
+        finite = {seed: v for seed, v in each.values.items() if math.isfinite(v)}
+        # Beside the interval, and one beside the other: every point is seen.
+        spread = [0.12 + 0.22 * i / max(1, len(finite) - 1) for i in range(len(finite))]
+        names = tuple(runs[each.arm, seed] for seed in finite)
+        series.append(
+            Series(
+                "points", each.arm, [index + x for x in spread], list(finite.values()), trials=names
+            )
+        )
+        mean = each.mean
+        if mean.low is not None and mean.high is not None:
+            series.append(Series("interval", each.arm, [index], [mean.low], [mean.high]))
+        if math.isfinite(mean.value):
+            series.append(Series("points", each.arm, [index], [mean.value], label="mean"))
+        rows += [(each.arm, str(seed), value) for seed, value in each.values.items()]
+    best = ordered[0]
+    return Figure(
+        name=f"{prefix}arms",
+        title=f"{workload.goal.words.capitalize()}: every run, the mean and its 95% interval",
+        description=(
+            f"One column of points for each of {plural(len(ordered), 'arm')}, with the mean and its"
+            f" t interval; {best.arm} has the best mean, {shown(best.mean.value)}."
+        ),
+        x=Axis("", labels=tuple(each.arm for each in ordered)),
+        y=Axis(f"{workload.goal.metric}, {workload.goal.report_on}"),
+        series=tuple(series),
+        table=Table(
+            f"{prefix}arms_points",
+            "Every compared run",
+            (
+                Column("arm", "arm"),
+                Column("seed", "seed"),
+                Column("value", workload.goal.metric, "number"),
+            ),
+            tuple(rows),
+        ),
+    )

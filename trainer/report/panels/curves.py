@@ -1,0 +1,107 @@
+"""The panel of learning curves: winners in front, the other trials faint."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from trainer.report.curves import Line, Points, combine, describe_bands
+from trainer.report.document import Axis, Block, Cell, Column, Figure, Series, Table
+from trainer.report.results import Curve, Result, Workload
+from trainer.report.spaces import spans_decades
+from trainer.report.wording import plural
+
+
+def curves_block(workload: Workload, prefix: str) -> Block:
+    """Returns the panel of learning curves, by step and by time.
+
+    Args:
+        workload: the results.
+        prefix: of the names of figures and tables, which tells workloads apart.
+    """
+    figures = [_figure(workload, prefix, clock=False), _figure(workload, prefix, clock=True)]
+    drawn = tuple(figure for figure in figures if figure is not None)
+    if not drawn:
+        row = workload.goal.selected
+        return Block(text=(f"No run has a finite {row!r} in its metrics.jsonl.",))
+    return Block(figures=drawn)
+
+
+def _figure(workload: Workload, prefix: str, clock: bool) -> Figure | None:
+    goal = workload.goal
+    faint, front = [], []
+    rows: list[tuple[Cell, ...]] = []
+    compared = {run.name for run in workload.finals}
+    for run in workload.trials:
+        if run.name not in compared and (line := _line(workload, run, clock)):
+            x, y = line
+            faint.append(
+                Series("line", run.arm, x, y, label=run.name, faint=True, trials=(run.name,))
+            )
+    for arm in workload.arms:
+        runs = workload.finals_of(arm)
+        curves = [curve for run in runs if len((curve := workload.curve(run)).values)]
+        mean = _mean(curves, clock)
+        if mean is None:
+            continue
+        x, y = np.asarray(mean.x).tolist(), np.asarray(mean.y).tolist()
+        ends: list[tuple[float | None, float | None]] = [(None, None)] * len(x)
+        if mean.low is not None and mean.high is not None:
+            low, high = mean.low.tolist(), mean.high.tolist()
+            label = describe_bands([mean]).removeprefix("band: ")
+            front.append(Series("band", arm, x, low, high, label=label))
+            ends = list(zip(low, high, strict=True))
+        label = f"{arm}, mean of {plural(len(curves), 'run')}"
+        front.append(Series("line", arm, x, y, label=label))
+        rows += [(arm, a, b, *each) for a, b, each in zip(x, y, ends, strict=True)]
+    if not front and not faint:
+        return None
+    log = spans_decades(v for s in (*faint, *front) for v in s.y)
+    by = "training time" if clock else "step"
+    return Figure(
+        name=f"{prefix}curves_{'time' if clock else 'step'}",
+        title=f"{goal.metric.capitalize()} by {by}, {goal.select_on} split",
+        description=(
+            f"The mean {goal.metric} of each arm's compared runs over the {by}, with the 95%"
+            f" interval of the mean; {plural(len(faint), 'other trial')} faint."
+        ),
+        x=Axis("training time (s)" if clock else "step"),
+        y=Axis(f"{goal.metric}, {goal.select_on}", log=log),
+        series=(*faint, *sorted(front, key=lambda each: each.kind)),  # bands, then lines
+        table=Table(
+            f"{prefix}curves_{'time' if clock else 'step'}",
+            "Means of the compared runs",
+            (
+                Column("arm", "arm"),
+                Column("x", by, "number" if clock else "integer"),
+                Column("mean", f"mean {goal.metric}", "number"),
+                Column("low", "95% from", "number"),
+                Column("high", "to", "number"),
+            ),
+            tuple(rows),
+        ),
+    )
+
+
+def _line(
+    workload: Workload, run: Result, clock: bool
+) -> tuple[Sequence[float], Sequence[float]] | None:
+    curve = workload.curve(run)
+    x = curve.seconds if clock else curve.steps
+    drawn = np.isfinite(x) & np.isfinite(curve.values)
+    if not drawn.any():
+        return None
+    return x[drawn].tolist(), curve.values[drawn].tolist()
+
+
+def _mean(curves: Sequence[Curve], clock: bool) -> Line | None:
+    """Returns the mean of curves with its band, where all have finite values."""
+    points = [Points(c.steps, c.seconds if clock else c.steps, c.values) for c in curves]
+    if not points:
+        return None
+    line = combine(points)
+    x, y = np.asarray(line.x, float), np.asarray(line.y, float)
+    drawn = np.isfinite(x) & np.isfinite(y)
+    if not drawn.any():
+        return None
+    low, high = (None if each is None else each[drawn] for each in (line.low, line.high))
+    return Line(x[drawn], y[drawn], low, high, runs=len(curves))

@@ -1,0 +1,161 @@
+"""The panel of sensitivity to the learning rate, and warnings about the edges of spaces."""
+
+import math
+from collections.abc import Mapping
+from shlex import quote
+
+import numpy as np
+
+from trainer.report.document import Axis, Block, Cell, Column, Figure, Series, Table
+from trainer.report.results import Workload
+from trainer.report.sensitivity import edge, sensitivity
+from trainer.report.spaces import Scan, scans, spans_decades
+from trainer.sweep.spaces import Bounds, bounds
+from trainer.writers import iterate_metrics
+
+
+def learning_rate_block(workload: Workload, prefix: str, names: Mapping[str, str]) -> Block:
+    """Returns the panel of the learning rate.
+
+    Args:
+        workload: the results.
+        prefix: of the names of figures and tables, which tells workloads apart.
+        names: config path -> the name of the axis.
+    """
+    goal = workload.goal
+    every = [scan for arm in workload.arms for scan in scans(workload, arm)]
+    rates = [scan for scan in every if "learning_rate" in scan.path and min(scan.at) > 0]
+    warnings = [text for scan in every if (text := _edge(workload, scan, names))]
+    if not rates:
+        text = "No arm searched a learning rate." if workload.trials else "There is no search."
+        return Block(text=(text,), warnings=tuple(warnings))
+    initial = _initial(workload, rates)
+    series: list[Series] = []
+    rows: list[tuple[Cell, ...]] = []
+    points: list[tuple[Cell, ...]] = []
+    if math.isfinite(initial):
+        series.append(Series("rule", "", (), [initial], label="initial value"))
+    for scan in rates:
+        capped = [_capped(v, initial, goal.sign) for v in scan.values]
+        series.append(Series("line", scan.arm, scan.at, capped, label=scan.arm))
+        series.append(Series("points", scan.arm, scan.at, capped, trials=scan.names))
+        best = min(range(len(capped)), key=lambda i: goal.sign * scan.values[i])  # noqa: B023
+        number = (
+            sensitivity(scan.at, [goal.sign * v for v in scan.values], goal.sign * initial)
+            if math.isfinite(initial) and math.isfinite(scan.values[best]) and len(scan.at) > 1
+            else None
+        )
+        rows.append(
+            (
+                scan.arm,
+                scan.path,
+                min(scan.at),
+                max(scan.at),
+                scan.at[best],
+                scan.values[best] if math.isfinite(scan.values[best]) else None,
+                sum(map(math.isinf, scan.values)),
+                number,
+            )
+        )
+        points += [(scan.arm, scan.path, x, v) for x, v in zip(scan.at, scan.values, strict=True)]
+    columns = (
+        Column("arm", "arm"),
+        Column("path", "path", "code"),
+        Column("low", "from", "number"),
+        Column("high", "to", "number"),
+        Column("best_rate", "best rate", "number"),
+        Column("best", f"best {goal.metric}", "number"),
+        Column("diverged", "without value", "integer"),
+        Column("sensitivity", "sensitivity", "number"),
+    )
+    note = (
+        "Sensitivity is the mean over logarithmic rates of how much worse a rate is than the best"
+        " one, where a rate that is worse than the initial value counts as that (arXiv:2309.14322):"
+        f" 0 if every rate is as good. The initial {goal.metric} is taken to be"
+        f" {initial:.4g}. It depends on the interval that was searched: compare arms with intervals"
+        " of the same ratio."
+    )
+    figure = Figure(
+        name=f"{prefix}learning_rate",
+        title=f"{goal.metric.capitalize()} by learning rate, {goal.select_on} split",
+        description="The goal of each point of the search over its learning rate, an arm a line.",
+        x=Axis("learning rate", log=True),
+        y=Axis(f"{goal.metric}, {goal.select_on}", spans_decades(v for s in series for v in s.y)),
+        series=tuple(series),
+        table=Table(
+            f"{prefix}learning_rate_points",
+            "Every point of the search",
+            (
+                Column("arm", "arm"),
+                Column("path", "path", "code"),
+                Column("learning_rate", "learning rate", "number"),
+                Column("value", goal.metric, "number"),
+            ),
+            tuple(points),
+        ),
+    )
+    table = Table(f"{prefix}sensitivity", "Sensitivity", columns, tuple(rows), note)
+    return Block(warnings=tuple(warnings), figures=(figure,), tables=(table,))
+
+
+def _capped(value: float, initial: float, sign: int) -> float:
+    """Returns a value, or the initial one if that is better."""
+    return value if not math.isfinite(initial) else sign * min(sign * value, sign * initial)
+
+
+def _initial(workload: Workload, rates: list[Scan]) -> float:
+    """Returns the metric before training, about: of the first row of the trial that moved least.
+
+    For a loss it is the first training loss of the trial with the smallest learning rate; for other
+    metrics, which training rows may lack, the worst first evaluation of any trial.
+    """
+    if workload.goal.metric == "loss":
+        slowest = min(rates, key=lambda scan: scan.at[0])
+        folder = next(run.folder for run in workload.trials if run.name == slowest.names[0])
+        try:
+            for row in iterate_metrics(folder):
+                if math.isfinite(row.get("train/loss", math.nan)):
+                    return row["train/loss"]
+        except OSError:
+            pass
+    firsts = [
+        curve.values[0] for run in workload.trials if len((curve := workload.curve(run)).values)
+    ]
+    finite = [workload.goal.sign * float(x) for x in firsts if np.isfinite(x)]
+    return workload.goal.sign * max(finite) if finite else math.nan
+
+
+def _edge(workload: Workload, scan: Scan, names: Mapping[str, str]) -> str | None:
+    """Warns about an arm whose best point lies on an edge of its space."""
+    text = workload.spaces[scan.arm].axes[scan.path]
+    space = bounds(text) or Bounds("values", min(scan.at), max(scan.at))
+    best = min(range(len(scan.at)), key=lambda i: workload.goal.sign * scan.values[i])
+    if not math.isfinite(scan.values[best]) or len(set(scan.at)) < 3 or workload.path is None:
+        return None
+    where = edge(scan.at, best, space.low, space.high, space.log)
+    if where is None:
+        return None
+    warning = (
+        f"The best {names[scan.path]} of {scan.arm}, {scan.at[best]:.4g}, lies at the {where} edge"
+        f" of its space ({text}): a better one may lie beyond."
+    )
+    return (
+        f"{warning} To look there, write {_wider(space, where)} and a larger number of trials into"
+        f" the sweep's file, and run: python -m trainer sweep extend {quote(str(workload.path))}"
+        " --config=FILE"
+    )
+
+
+def _wider(space: Bounds, where: str) -> str:
+    """Returns what to write for a space that goes on beyond an edge."""
+    low, high = space.low, space.high
+    if space.kind == "values":
+        return (
+            f"values {'below' if where == 'low' else 'above'} {low if where == 'low' else high:g}"
+        )
+    further = 10.0 if space.log else 1.0
+    if where == "low":
+        low = low / further if space.log else low - (high - low)
+    else:
+        high = high * further if space.log else high + (high - low)
+    return f"space.{space.kind} {{low: {low:g}, high: {high:g}}}"

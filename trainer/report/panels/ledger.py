@@ -1,0 +1,142 @@
+"""The ledger: what each arm cost, what was searched, and what was known when."""
+
+import math
+from collections.abc import Sequence
+
+from trainer.report.document import Block, Cell, Column, Table
+from trainer.report.results import Result, Workload
+from trainer.report.wording import joined, plural
+
+
+def ledger_block(workload: Workload, prefix: str) -> Block:
+    """Returns the panel of the ledger.
+
+    Args:
+        workload: the results.
+        prefix: of the names of tables, which tells workloads apart.
+    """
+    tables = [_costs(workload, prefix)]
+    if workload.spaces:
+        tables.append(_spaces(workload, prefix))
+    if len(workload.revisions) > 1:
+        tables.append(_revisions(workload, prefix))
+    return Block(warnings=tuple(_warnings(workload)), tables=tuple(tables))
+
+
+def _costs(workload: Workload, prefix: str) -> Table:
+    columns = (
+        Column("arm", "arm"),
+        Column("runs", "runs"),
+        Column("count", "number", "integer"),
+        Column("done", "done", "integer"),
+        Column("diverged", "diverged", "integer"),
+        Column("failed", "failed", "integer"),
+        Column("missing", "missing", "integer"),
+        Column("retried", "retried", "integer"),
+        Column("steps", "steps", "integer"),
+        Column("flops", "FLOPs", "number"),
+        Column("seconds", "training time", "seconds"),
+    )
+    rows = []
+    for what, runs in (("search", workload.trials), ("compared", _apart(workload))):
+        for arm in workload.arms:
+            of_arm = [run for run in runs if run.arm == arm]
+            if of_arm:
+                rows.append((arm, what, *_cost(of_arm)))
+    note = (
+        "Steps and FLOPs are those that were computed; a FLOP count is the compiler's for a step,"
+        " evaluations left out. Retried runs were interrupted and resumed. Training time is the sum"
+        " over runs, without compilation and evaluation."
+    )
+    return Table(f"{prefix}ledger", "What was computed", columns, tuple(rows), note).compact()
+
+
+def _apart(workload: Workload) -> list[Result]:
+    """Returns the compared runs that are not trials of the search as well."""
+    names = {run.name for run in workload.trials}
+    return [run for run in workload.finals if run.name not in names]
+
+
+def _cost(runs: Sequence[Result]) -> tuple[Cell, ...]:
+    ends = [run.end for run in runs]
+    steps = sum(run.step for run in runs)
+    flops = [None if run.flops is None else run.flops * run.step for run in runs]
+    seconds = [run.seconds for run in runs if run.end != "missing"]
+    return (
+        len(runs),
+        ends.count("done"),
+        ends.count("diverged"),
+        ends.count("failed"),
+        ends.count("missing"),
+        sum(run.retries > 0 for run in runs),
+        steps,
+        None if None in flops else math.fsum(x for x in flops if x is not None),
+        None if None in seconds else math.fsum(x for x in seconds if x is not None),
+    )
+
+
+def _spaces(workload: Workload, prefix: str) -> Table:
+    rows: list[tuple[Cell, ...]] = []
+    for arm, space in workload.spaces.items():
+        points = len({run.number for run in workload.trials_of(arm)})
+        seeds = len({run.seed for run in workload.trials_of(arm)})
+        for path, text in space.axes.items() or [("–", "–")]:
+            rows.append((arm, points, seeds, space.method, path, text))
+    columns = (
+        Column("arm", "arm"),
+        Column("points", "points", "integer"),
+        Column("seeds", "seeds", "integer"),
+        Column("method", "method"),
+        Column("path", "path", "code"),
+        Column("space", "space"),
+    )
+    return Table(f"{prefix}spaces", "What was searched", columns, tuple(rows))
+
+
+def _revisions(workload: Workload, prefix: str) -> Table:
+    rows = tuple(
+        (
+            each.number,
+            joined([f"{arm} {count:,}" for arm, count in each.trials.items()]) or "none",
+            each.known,
+            None if each.known is None else "yes" if each.winners_known else "no",
+            each.digest[:12],
+        )
+        for each in workload.revisions
+    )
+    columns = (
+        Column("revision", "revision", "integer"),
+        Column("added", "runs added"),
+        Column("known", "results known before", "integer"),
+        Column("winners_known", "winners known"),
+        Column("digest", "hash of the plan", "code"),
+    )
+    note = "A revision that was made after results were known may have been chosen because of them."
+    return Table(f"{prefix}revisions", "Revisions of the plan", columns, rows, note)
+
+
+def _warnings(workload: Workload) -> list[str]:
+    lines = list(workload.missing)
+    points = {arm: len({run.number for run in workload.trials_of(arm)}) for arm in workload.arms}
+    if workload.trials and len(set(points.values())) > 1:
+        listed = joined([f"{arm} {count:,}" for arm, count in points.items()])
+        lines.append(f"The arms had different numbers of trials ({listed}): budgets are unequal.")
+    axes = {arm: len(space.axes) for arm, space in workload.spaces.items()}
+    if len(set(axes.values())) > 1:
+        listed = joined([f"{arm} {count}" for arm, count in axes.items()])
+        lines.append(
+            f"The arms searched different numbers of hyperparameters ({listed}): with equal trials,"
+            " an arm with more of them is tuned less."
+        )
+    for arm in workload.arms:
+        runs = workload.trials_of(arm)
+        ended = [run for run in runs if run.end != "missing"]
+        failed = [run for run in (*runs, *workload.finals_of(arm)) if run.end == "failed"]
+        if ended and all(run.end == "diverged" for run in ended):
+            lines.append(f"All {plural(len(ended), 'trial')} of {arm} diverged.")
+        if failed:
+            lines.append(
+                f"{plural(len(failed), 'run')} of {arm} failed, such as {failed[0].name}:"
+                f" {failed[0].why or 'no reason was recorded'}"
+            )
+    return lines

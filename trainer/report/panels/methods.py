@@ -1,0 +1,178 @@
+"""The panel of methods: a paragraph for a paper, and what the results depend on."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from trainer.config import Call, Tree
+from trainer.config.wording import brief
+from trainer.report.document import Block, Cell, Column, Table
+from trainer.report.pairs import Pair, standings
+from trainer.report.panels.hyperparameters import hyperparameters_table
+from trainer.report.results import Result, Workload
+from trainer.report.wording import joined, plural
+
+# What differs between runs of one comparison by purpose.
+_OF_A_RUN = ("config", "seed", "data_seed")
+
+
+def methods_block(workload: Workload, pairs: Sequence[Pair], prefix: str) -> Block:
+    """Returns the panel of methods.
+
+    Args:
+        workload: the results.
+        pairs: from `compare_arms`.
+        prefix: of the names of tables, which tells workloads apart.
+    """
+    runs = [run for run in (*workload.trials, *workload.finals) if run.fingerprint]
+    text = (_paragraph(workload, pairs, runs),)
+    warnings = tuple(_changed(runs))
+    hyperparameters = hyperparameters_table(workload, prefix)
+    tables = [] if hyperparameters is None else [hyperparameters]
+    tables += [_fingerprint(runs, prefix)] if runs else []
+    if workload.revisions:
+        tables.append(_hashes(workload, prefix))
+    return Block(text=text, warnings=warnings, tables=tuple(tables))
+
+
+def _paragraph(workload: Workload, pairs: Sequence[Pair], runs: Sequence[Result]) -> str:
+    """Returns the paragraph, whose sentences hold for this workload only."""
+    goal, sentences = workload.goal, []
+    arms = [arm for arm in workload.arms if arm in workload.configs]
+    if arms:
+        root = workload.configs[arms[0]]
+        data = _common(workload, arms, "data")
+        model = _common(workload, arms, "model")
+        sentences.append(f"We compared {joined(arms)} on {data}, with {model}.")
+        steps = sorted({run.steps for run in (*workload.trials, *workload.finals) if run.steps})
+        batch = root.kwargs.get("data")
+        size = batch.kwargs.get("batch_size") if isinstance(batch, Call) else None
+        if steps:
+            sentences.append(
+                f"Every run made {joined([f'{n:,}' for n in steps])} steps"
+                + (f" with {size} examples a batch." if size else ".")
+            )
+    sentences += _search(workload)
+    sentences += _final(workload)
+    sentences += _tests(pairs, goal.words)
+    versions = _versions(runs)
+    if versions:
+        sentences.append(f"All runs used Lockstep {versions}.")
+    return " ".join(sentences)
+
+
+def _common(workload: Workload, arms: Sequence[str], key: str) -> str:
+    texts = list(dict.fromkeys(_call(workload.configs[a].kwargs.get(key)) for a in arms))
+    return texts[0] if len(texts) == 1 else f"{joined(texts)} (differing between arms)"
+
+
+def _call(value: Tree) -> str:
+    return brief(value, 120) if value is not None else "the default"
+
+
+def _search(workload: Workload) -> list[str]:
+    if not workload.trials:
+        return []
+    counts = {arm: len({run.number for run in workload.trials_of(arm)}) for arm in workload.arms}
+    seeds = len({run.seed for run in workload.trials})
+    methods = list(dict.fromkeys(space.method for space in workload.spaces.values()))
+    spaces = [
+        f"{arm}: " + ", ".join(f"{path} {text}" for path, text in space.axes.items())
+        for arm, space in workload.spaces.items()
+        if space.axes
+    ]
+    each = set(counts.values())
+    many = (
+        f"{plural(each.pop(), 'point')} for each arm"
+        if len(each) == 1
+        else joined([f"{plural(n, 'point')} for {arm}" for arm, n in counts.items()])
+    )
+    sentences = [
+        f"Hyperparameters were tuned with {many}, chosen by {joined(methods)}, with"
+        f" {plural(seeds, 'seed')} for each."
+    ]
+    if spaces:
+        sentences.append(f"The search spaces were: {'; '.join(spaces)}.")
+    return sentences
+
+
+def _final(workload: Workload) -> list[str]:
+    goal, ordered = workload.goal, standings(workload)
+    if not ordered:
+        return []
+    seeds = sorted({len(each.values) for each in ordered})
+    many = joined([str(n) for n in seeds])
+    best = "smallest" if goal.better == "min" else "largest"
+    search = {run.name for run in workload.trials}
+    if not workload.trials:
+        return [f"Each config was run with {many} seeds; we report the {goal.words}."]
+    if any(run.name in search for run in workload.finals):
+        return [
+            f"For each arm we report the point with the {best} {goal.metric} on the"
+            f" {goal.select_on} split, over the {many} seeds on which it was selected."
+        ]
+    return [
+        f"The point of each arm with the {best} {goal.metric} on the {goal.select_on} split was run"
+        f" again with {many} fresh seeds, on which we report the {goal.words}."
+    ]
+
+
+def _tests(pairs: Sequence[Pair], words: str) -> list[str]:
+    tests = list(dict.fromkeys(pair.test for pair in pairs if pair.p is not None))
+    if not tests:
+        return []
+    count = len([pair for pair in pairs if pair.p is not None])
+    corrected = f", corrected by Holm's method over {plural(count, 'pair')}" if count > 1 else ""
+    return [
+        f"Intervals of means and differences are 95% t intervals; p values are those of two-sided"
+        f" {joined([f'{test}s' for test in tests])}{corrected}."
+    ]
+
+
+def _versions(runs: Sequence[Result]) -> str:
+    if not runs:
+        return ""
+    print_ = runs[0].fingerprint
+    parts = [f"{print_.get('lockstep', '')} at commit {str(print_.get('commit', ''))[:12]}"]
+    parts += [f"{name} {print_[name]}" for name in ("jax", "optax") if name in print_]
+    return f"{', '.join(parts)}, on {print_.get('devices', 'an unknown device')}"
+
+
+def _changed(runs: Sequence[Result]) -> list[str]:
+    """Warns about what differs between runs although it changes bits."""
+    seen: dict[str, dict[str, int]] = {}
+    for run in runs:
+        for key, value in run.fingerprint.items():
+            if key not in _OF_A_RUN:
+                counts = seen.setdefault(key, {})
+                counts[_text(value)] = counts.get(_text(value), 0) + 1
+    differing = {key: values for key, values in seen.items() if len(values) > 1}
+    if not differing:
+        return []
+    texts = {
+        key: joined([f"{value} ({plural(count, 'run')})" for value, count in values.items()])
+        for key, values in differing.items()
+    }
+    listed = "; ".join(f"{key} {text}" for key, text in list(texts.items())[:4])
+    return [f"The runs were not all made under the same conditions: {listed}."]
+
+
+def _fingerprint(runs: Sequence[Result], prefix: str) -> Table:
+    rows: list[tuple[Cell, ...]] = []
+    for key, value in runs[0].fingerprint.items():
+        if key not in _OF_A_RUN and key != "isa":
+            every = {_text(run.fingerprint.get(key)) for run in runs}
+            rows.append((key, _text(value) if len(every) == 1 else "differs"))
+    columns = (Column("name", "name"), Column("value", "value", "code"))
+    return Table(f"{prefix}fingerprint", "Fingerprint of the runs", columns, tuple(rows))
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key} {str(each)[:12]}" for key, each in value.items()) or "none"
+    return "none" if value is None else str(value)
+
+
+def _hashes(workload: Workload, prefix: str) -> Table:
+    rows = [(f"plan, revision {each.number}", each.digest) for each in workload.revisions]
+    columns = (Column("what", "what"), Column("sha256", "SHA-256", "code"))
+    return Table(f"{prefix}hashes", "Hashes", columns, tuple(rows))

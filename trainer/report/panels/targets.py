@@ -1,0 +1,188 @@
+"""The panel of steps and time to a target."""
+
+import math
+import statistics
+from collections.abc import Sequence
+
+import numpy as np
+
+from trainer.report.document import Axis, Block, Cell, Column, Figure, Series, Table
+from trainer.report.pairs import standings
+from trainer.report.results import Result, Workload
+from trainer.report.scores import steps_to_target
+from trainer.report.wording import plural, shown
+
+
+def target_of(workload: Workload) -> tuple[float | None, str]:
+    """Returns the target and a sentence about where it is from.
+
+    Args:
+        workload: the results.
+
+    Returns:
+        The target of the sweep's file or of --target; without one, the mean value at which the
+        runner-up ended, which shows how much earlier the winner gets there; or None.
+    """
+    goal = workload.goal
+    if goal.target is not None:
+        return goal.target, f"The target is {goal.metric} {shown(goal.target)} on {goal.select_on}."
+    ordered = standings(workload)
+    means = [list(workload.values_of(each.arm, goal.selected).values()) for each in ordered]
+    if len(ordered) < 2 or not means[1]:
+        return None, "No target was given: --target=VALUE, or target in the goal of the sweep."
+    value = math.fsum(means[1]) / len(means[1])
+    return value, (
+        f"No target was given. {shown(value)} is the mean {goal.metric} on {goal.select_on} at"
+        f" which {ordered[1].arm}, the runner-up, ended. --target=VALUE sets another."
+    )
+
+
+def to_target(workload: Workload, arm: str, target: float, clock: bool) -> list[float]:
+    """Returns when each compared run of an arm first reached a target.
+
+    Args:
+        workload: the results.
+        arm: its name.
+        target: the value of the metric of the selection.
+        clock: whether to return seconds instead of steps.
+
+    Returns:
+        One number a run, infinity for a miss; not a number where a run has no clock.
+    """
+    return [_reached(workload, run, target, clock) for run in workload.finals_of(arm)]
+
+
+def _reached(workload: Workload, run: Result, target: float, clock: bool) -> float:
+    curve = workload.curve(run)
+    axis = curve.seconds if clock else curve.steps
+    if clock and not np.isfinite(axis).all():
+        return math.nan
+    return steps_to_target(axis, curve.values, target, workload.goal.better)
+
+
+def targets_block(workload: Workload, prefix: str) -> Block:
+    """Returns the panel of steps and time to the target.
+
+    Args:
+        workload: the results.
+        prefix: of the names of figures and tables, which tells workloads apart.
+    """
+    target, sentence = target_of(workload)
+    arms = [arm for arm in workload.arms if workload.finals_of(arm)]
+    if target is None or not arms:
+        return Block(text=(sentence if arms else "No run that can be compared has ended.",))
+    steps = {arm: to_target(workload, arm, target, clock=False) for arm in arms}
+    seconds = {arm: to_target(workload, arm, target, clock=True) for arm in arms}
+    clocked = not any(math.isnan(x) for each in seconds.values() for x in each)
+    limit = _shortest(workload, arms) if clocked else None
+    rows: list[tuple[Cell, ...]] = []
+    for arm in arms:
+        met = [x for x in steps[arm] if math.isfinite(x)]
+        row: list[Cell] = [
+            arm,
+            len(met),
+            len(steps[arm]) - len(met),
+            _finite(statistics.median(steps[arm])),
+            min(met, default=None),
+            max(met, default=None),
+        ]
+        if clocked:
+            row.append(_finite(statistics.median(seconds[arm])))
+            row.append(_at(workload, arm, limit))
+        rows.append(tuple(row))
+    columns = [
+        Column("arm", "arm"),
+        Column("met", "met", "integer"),
+        Column("missed", "missed", "integer"),
+        Column("median_steps", "median steps", "integer"),
+        Column("min_steps", "least", "integer"),
+        Column("max_steps", "most", "integer"),
+    ]
+    if clocked:
+        columns.append(Column("median_seconds", "median time", "seconds"))
+        title = f"{workload.goal.metric} at {limit:.3g} s" if limit else workload.goal.metric
+        columns.append(Column("at_equal_time", title, "number"))
+    missed = all(not math.isfinite(x) for each in steps.values() for x in each)
+    warnings = (f"No run met the target {shown(target)}.",) if missed else ()
+    note = (
+        "Runs are looked at when they are evaluated, so that these numbers are no finer than"
+        " eval_every. The median counts a miss as later than any other; – is a median that missed."
+    )
+    if clocked:
+        note += (
+            " Time is that of training, without compilation and evaluation. The last column is the"
+            " mean at the last evaluation before the shortest training time of the arms."
+        )
+    table = Table(
+        f"{prefix}target", "Steps and time to the target", tuple(columns), tuple(rows), note
+    )
+    figures = () if missed else (_figure(workload, steps, target, prefix),)
+    return Block(text=(sentence,), warnings=warnings, figures=figures, tables=(table,))
+
+
+def _finite(x: float) -> float | None:
+    return x if math.isfinite(x) else None
+
+
+def _shortest(workload: Workload, arms: Sequence[str]) -> float | None:
+    """Returns the smallest of the arms' median training times."""
+    medians = []
+    for arm in arms:
+        runs = workload.finals_of(arm)
+        times = [run.seconds for run in runs if run.seconds is not None]
+        if not times:
+            return None
+        medians.append(statistics.median(times))
+    return min(medians, default=None)
+
+
+def _at(workload: Workload, arm: str, limit: float | None) -> float | None:
+    """Returns the mean of the metric at the last evaluations before a time."""
+    if limit is None:
+        return None
+    values = []
+    for run in workload.finals_of(arm):
+        curve = workload.curve(run)
+        # Half a percent of slack: the arm with the shortest time is read at its end.
+        before = np.flatnonzero(curve.seconds <= 1.005 * limit)
+        if not len(before):
+            return None
+        values.append(float(curve.values[before[-1]]))
+    return math.fsum(values) / len(values)
+
+
+def _figure(
+    workload: Workload, steps: dict[str, list[float]], target: float, prefix: str
+) -> Figure:
+    series = []
+    rows: list[tuple[Cell, ...]] = []
+    for index, (arm, reached) in enumerate(steps.items()):
+        runs = workload.finals_of(arm)
+        met = [(x, run.name) for x, run in zip(reached, runs, strict=True) if math.isfinite(x)]
+        rows += [(arm, str(run.seed), _finite(x)) for x, run in zip(reached, runs, strict=True)]
+        if met:
+            spread = [index - 0.15 + 0.3 * i / max(1, len(met) - 1) for i in range(len(met))]
+            xs, names = zip(*met, strict=True)
+            series.append(Series("points", arm, spread, xs, label=arm, trials=names))
+    misses = sum(len(x) for x in steps.values()) - sum(len(s.x) for s in series)
+    return Figure(
+        name=f"{prefix}target",
+        title=f"Steps to {workload.goal.metric} {shown(target)}, {workload.goal.select_on} split",
+        description=(
+            "The step at which each compared run first reached the target, by arm;"
+            f" {plural(misses, 'run')} that missed it {'is' if misses == 1 else 'are'} not drawn."
+        ),
+        x=Axis("", labels=tuple(steps)),
+        y=Axis("steps"),
+        series=tuple(series),
+        table=Table(
+            f"{prefix}target_points",
+            "Steps to the target of every run",
+            (
+                Column("arm", "arm"),
+                Column("seed", "seed"),
+                Column("steps", "steps", "integer"),
+            ),
+            tuple(rows),
+        ),
+    )

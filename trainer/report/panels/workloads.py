@@ -1,0 +1,183 @@
+"""The panel across workloads: speedups, performance profiles and AlgoPerf's score."""
+
+import math
+import statistics
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainer.report.document import Axis, Block, Cell, Column, Figure, Series, Table
+from trainer.report.panels.targets import target_of, to_target
+from trainer.report.results import Workload
+from trainer.report.scores import algoperf_score, leave_one_out, performance_profile, speedups
+from trainer.report.wording import joined
+
+_LARGEST_RATIO = 4.0  # of AlgoPerf's score
+
+
+def workloads_block(workloads: Sequence[Workload]) -> Block:
+    """Returns the panel across workloads.
+
+    Args:
+        workloads: at least two.
+    """
+    arms = [a for a in workloads[0].arms if all(a in each.arms for each in workloads)]
+    arms = [a for a in arms if all(each.finals_of(a) for each in workloads)]
+    left_out = dict.fromkeys(a for each in workloads for a in each.arms if a not in arms)
+    warnings = []
+    if left_out:
+        warnings.append(
+            f"{joined(list(left_out))} {'is' if len(left_out) == 1 else 'are'} left out, because"
+            " not every workload has compared runs of that arm."
+        )
+    targets = [target_of(each) for each in workloads]
+    if len(arms) < 2 or any(value is None for value, _ in targets):
+        text = (
+            "Scores across workloads need two arms that every workload has, and a target for each."
+        )
+        return Block(text=(text,), warnings=tuple(warnings))
+    values = [value for value, _ in targets if value is not None]
+    seconds = _times(workloads, arms, values, clock=True)
+    clocked = not np.isnan(seconds).any()
+    times = seconds if clocked else _times(workloads, arms, values, clock=False)
+    if any(each.goal.target is None for each in workloads):
+        warnings.append(
+            "Targets that were not given are those that the runner-up reached, so that they depend"
+            " on the arms that take part: give a target to report scores."
+        )
+    what = "training time" if clocked else "steps"
+    text = (
+        f"Each arm has one time a workload: the median {what} to the target over its compared runs,"
+        " where a miss is later than any other. A score depends on the other arms, because each"
+        " workload is measured by its fastest: the columns at the right leave one arm out.",
+    )
+    tables = (
+        _times_table(workloads, arms, times, clocked),
+        _scores(arms, times),
+        _pairs(arms, times),
+    )
+    return Block(
+        text=text, warnings=tuple(warnings), figures=(_profile(arms, times),), tables=tables
+    )
+
+
+def _times(
+    workloads: Sequence[Workload], arms: Sequence[str], targets: Sequence[float], clock: bool
+) -> NDArray[np.float64]:
+    """Returns the median times to the targets, [arm, workload]."""
+    times = [
+        [
+            statistics.median(to_target(each, arm, target, clock))
+            for each, target in zip(workloads, targets, strict=True)
+        ]
+        for arm in arms
+    ]
+    return np.asarray(times, float)
+
+
+def _times_table(
+    workloads: Sequence[Workload], arms: Sequence[str], times: NDArray, clocked: bool
+) -> Table:
+    kind = "seconds" if clocked else "integer"
+    columns = [Column("arm", "arm")]
+    columns += [Column(f"workload_{i + 1}", each.name, kind) for i, each in enumerate(workloads)]
+    rows = tuple(
+        (arm, *(_finite(x) for x in row)) for arm, row in zip(arms, times.tolist(), strict=True)
+    )
+    return Table("workloads_times", "Times to the targets", tuple(columns), rows, "– is a miss.")
+
+
+def _scores(arms: Sequence[str], times: NDArray) -> Table:
+    scores = algoperf_score(times, _LARGEST_RATIO)
+    without = leave_one_out(times, _LARGEST_RATIO)
+    columns = [Column("arm", "arm"), Column("score", "score", "number")]
+    columns += [
+        Column(f"without_{i + 1}", f"without {arm}", "number") for i, arm in enumerate(arms)
+    ]
+    rows: list[tuple[Cell, ...]] = []
+    for index, arm in enumerate(arms):
+        left = [_finite(float(without[i][index])) for i in range(len(arms))]
+        rows.append((arm, float(scores[index]), *left))
+    note = (
+        "AlgoPerf's score (arXiv:2306.07179): the mean over ratios from 1 to 4 of the share of"
+        f" workloads on which an arm needs at most that many times the fastest arm's time."
+        f" {_swaps(arms, scores, without)}"
+    )
+    return Table("workloads_scores", "AlgoPerf score", tuple(columns), tuple(rows), note)
+
+
+def _swaps(arms: Sequence[str], scores: NDArray, without: dict[int, NDArray]) -> str:
+    """Says whether leaving an arm out changes the order of the first two of the others."""
+    order = [int(i) for i in np.argsort(-scores, kind="stable")]
+    for gone, rest in without.items():
+        left = [i for i in order if i != gone]
+        if len(left) > 1 and rest[left[0]] < max(rest[i] for i in left[1:]):
+            first = max(left, key=lambda i: rest[i])  # noqa: B023
+            return f"Without {arms[gone]}, {arms[first]} comes before {arms[left[0]]}."
+    return "The best of the remaining arms stays the best, whichever arm is left out."
+
+
+def _pairs(arms: Sequence[str], times: NDArray) -> Table:
+    rows: list[tuple[Cell, ...]] = []
+    for (a, b), each in speedups(times).items():
+        if a < b:
+            misses = (each.only_first, each.only_second, each.neither)
+            rows.append((arms[a], arms[b], each.factor, each.both, *misses))
+    columns = (
+        Column("arm", "arm"),
+        Column("other", "over"),
+        Column("speedup", "speedup", "number"),
+        Column("both", "both met", "integer"),
+        Column("only_first", "only the first", "integer"),
+        Column("only_second", "only the second", "integer"),
+        Column("neither", "neither", "integer"),
+    )
+    note = (
+        "The geometric mean, over the workloads on which both arms met the target, of the second"
+        " arm's time divided by the first's. Workloads that one arm missed are counted at the right"
+        " and are not in the mean."
+    )
+    return Table("workloads_speedups", "Speedups", columns, tuple(rows), note)
+
+
+def _profile(arms: Sequence[str], times: NDArray) -> Figure:
+    ratios = times / times.min(axis=0)
+    finite = ratios[np.isfinite(ratios)]
+    end = max(_LARGEST_RATIO, float(finite.max(initial=1.0)))
+    taus = np.unique([1.0, *finite[finite <= end], end])
+    shares = performance_profile(times, taus)
+    series = [
+        Series("steps", arm, taus.tolist(), shares[i].tolist(), label=arm)
+        for i, arm in enumerate(arms)
+    ]
+    rows = tuple(
+        (arm, float(tau), float(share))
+        for arm, line in zip(arms, shares, strict=True)
+        for tau, share in zip(taus, line, strict=True)
+    )
+    return Figure(
+        name="workloads_profile",
+        title="Performance profile",
+        description=(
+            "For each arm, the share of workloads on which its time to the target is at most the"
+            " given multiple of the fastest arm's."
+        ),
+        x=Axis("multiple of the fastest time"),
+        y=Axis("share of workloads"),
+        series=tuple(series),
+        table=Table(
+            "workloads_profile",
+            "Performance profile",
+            (
+                Column("arm", "arm"),
+                Column("multiple", "multiple", "number"),
+                Column("share", "share", "share"),
+            ),
+            rows,
+        ),
+    )
+
+
+def _finite(x: float) -> float | None:
+    return x if math.isfinite(x) else None

@@ -1,0 +1,117 @@
+"""How many seeds a comparison needs."""
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from trainer.report.samples import sample, spread
+
+# An effect that needs more seeds than this is called undecidable.
+MOST_SEEDS = 10_000
+
+
+def seeds_for_power(effect: float, power: float = 0.8, alpha: float = 0.05) -> int | None:
+    """Returns the number of pairs at which a two-sided paired t test has a power.
+
+    Args:
+        effect: the mean of the differences over their standard deviation (Cohen's d).
+        power: the probability that the test finds the effect.
+        alpha: the level of the test.
+
+    Returns:
+        The smallest number of at least 2, or None if it is over 10,000.
+
+    >>> [seeds_for_power(effect) for effect in (0.5, 0.8, 1.0, 1.5, 2.0)]
+    [34, 15, 10, 6, 5]
+    """
+    from statsmodels.stats.power import TTestPower
+
+    return _smallest(lambda n: TTestPower().power(abs(effect), n, alpha), power)
+
+
+def needed(differences: ArrayLike, power: float = 0.8, alpha: float = 0.05) -> int | None:
+    """Returns the number of pairs that would decide, were the observed effect the true one.
+
+    The observed effect is itself uncertain: with few pairs this number is a rough guide for
+    planning, and it says nothing that the p-value does not.
+
+    Args:
+        differences: one number a pair.
+        power: the probability that a paired t test finds the effect.
+        alpha: the level of the test.
+
+    Returns:
+        The number of pairs in all; None if the observed effect is 0, needs more than 10,000, or
+        cannot be told (one pair, no spread, values that are not finite).
+    """
+    values = sample(differences)
+    if len(values) < 2 or not np.isfinite(values).all() or not (deviation := spread(values)):
+        return None
+    return seeds_for_power(float(values.mean()) / deviation, power, alpha)
+
+
+def needed_unpaired(
+    a: ArrayLike, b: ArrayLike, power: float = 0.8, alpha: float = 0.05
+) -> int | None:
+    """Returns the number of runs in each arm that would decide with different seeds; see `needed`.
+
+    Args:
+        a: the numbers of one arm.
+        b: the numbers of the other arm.
+        power: the probability that a two-sample t test finds the effect.
+        alpha: the level of the test.
+    """
+    from statsmodels.stats.power import TTestIndPower
+
+    first, second = sample(a), sample(b)
+    if min(len(first), len(second)) < 2 or not np.isfinite(np.concatenate([first, second])).all():
+        return None
+    pooled = math.hypot(spread(first), spread(second)) / math.sqrt(2)
+    if not pooled:
+        return None
+    effect = abs(float(first.mean() - second.mean())) / pooled
+    return _smallest(lambda n: TTestIndPower().power(effect, n, alpha), power)
+
+
+def noether(threshold: float = 0.75, alpha: float = 0.05, beta: float = 0.05) -> int:
+    """Returns the number of pairs for a test of P(A > B), by Noether's formula.
+
+    Args:
+        threshold: the P(A > B) that the test must detect; not .5.
+        alpha: the probability that a one-sided test of P(A > B) = .5 finds a difference by chance.
+        beta: the probability that it misses the threshold.
+
+    Returns:
+        ((z(1 - alpha) + z(1 - beta)) / (sqrt(6) (threshold - 1/2)))^2, rounded up
+        (arXiv:2103.03098, appendix C).
+
+    Raises:
+        ValueError: the threshold is .5, which no number of pairs detects.
+
+    >>> noether()
+    29
+    """
+    from scipy.special import ndtri
+
+    if threshold == 0.5:
+        raise ValueError("No number of pairs tells P(A > B) = .5 from .5: give another threshold.")
+    z = ndtri(1 - alpha) + ndtri(1 - beta)
+    return math.ceil((z / (math.sqrt(6) * (threshold - 0.5))) ** 2)
+
+
+def _smallest(power_of: Callable[[int], float], power: float) -> int | None:
+    """Returns the smallest n with a power, by bisection over 2 to MOST_SEEDS."""
+
+    def reached(n: int) -> bool:
+        # scipy's noncentral t is NaN at some points where the power is 1.
+        return not power_of(n) < power
+
+    if not reached(MOST_SEEDS):
+        return None
+    low, high = 1, MOST_SEEDS
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if reached(middle) else (middle, high)
+    return high

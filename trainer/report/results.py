@@ -1,0 +1,238 @@
+"""The results that a report compares: those of a sweep, or of single runs grouped by config."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainer.config import Call, Tree
+from trainer.writers import iterate_metrics
+from trainer.writers.lines import PREFIXES
+
+SECONDS = "perf/seconds"
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A metric of a run at its evaluations.
+
+    Attributes:
+        steps: number of updates before each evaluation.
+        values: the metric.
+        seconds: training time until then; not a number where it was not recorded.
+    """
+
+    steps: NDArray[np.float64]
+    values: NDArray[np.float64]
+    seconds: NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Result:
+    """One run.
+
+    Attributes:
+        name: its folder in that of the sweep, such as "trials/muon/0007/0" or "final/muon/10000";
+            of a single run, its folder.
+        folder: of the run.
+        arm: the arm that it belongs to.
+        seed: its seed.
+        number: the number of its point in the space of the arm; None for a single run.
+        end: "done", "diverged" or "failed"; "missing" if it has not ended.
+        why: a sentence about a run that diverged or failed.
+        step: its last step.
+        steps: how many steps were planned.
+        flops: floating-point operations of a step; None if they are not known.
+        seconds: the time of its steps; None if it was not recorded.
+        metrics: the newest value of each metric.
+        values: config path -> value, for the axes of the search space.
+        retries: how often its computation was started again after an interruption.
+        fingerprint: what its bits depend on, as run.json has it.
+    """
+
+    name: str
+    folder: Path
+    arm: str
+    seed: int
+    number: int | None
+    end: str
+    why: str = ""
+    step: int = 0
+    steps: int = 0
+    flops: float | None = None
+    seconds: float | None = None
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    values: Mapping[str, Tree] = field(default_factory=dict)
+    retries: int = 0
+    fingerprint: Mapping[str, Any] = field(default_factory=dict)
+
+    def value(self, row: str) -> float | None:
+        """Returns the last value of a metric.
+
+        Args:
+            row: its name in metrics.jsonl.
+
+        Returns:
+            None if the run has not ended, diverged, failed, or has no finite value.
+        """
+        value = self.metrics.get(row)
+        usable = self.end == "done" and value is not None and math.isfinite(value)
+        return value if usable else None
+
+
+@dataclass(frozen=True)
+class Goal:
+    """By what runs are compared.
+
+    Attributes:
+        metric: the name without a split: "loss".
+        better: whether the smallest or the largest value is the best.
+        select_on: the split on which winners were selected, and on which learning curves and
+            targets are measured.
+        report_on: the split on which arms are compared.
+        target: a value of the metric; None if there is none.
+    """
+
+    metric: str
+    better: Literal["min", "max"]
+    select_on: str
+    report_on: str
+    target: float | None = None
+
+    @property
+    def selected(self) -> str:
+        """The name in metrics.jsonl of the metric on the split of the selection."""
+        return PREFIXES[self.select_on] + self.metric
+
+    @property
+    def reported(self) -> str:
+        """The name in metrics.jsonl of the metric on the split of the report."""
+        return PREFIXES[self.report_on] + self.metric
+
+    @property
+    def sign(self) -> int:
+        """1 if the smallest value is the best, or else -1."""
+        return 1 if self.better == "min" else -1
+
+    @property
+    def words(self) -> str:
+        """What is reported, such as "loss on the test split"."""
+        return f"{self.metric} on the {self.report_on} split"
+
+
+@dataclass(frozen=True)
+class Space:
+    """The search space of an arm.
+
+    Attributes:
+        method: how its points were chosen, such as "sobol, seed 0".
+        axes: config path -> the space as text, such as "log_uniform 0.001 to 0.1".
+    """
+
+    method: str = ""
+    axes: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Revision:
+    """One revision of the plan of a sweep.
+
+    Attributes:
+        number: from 1.
+        digest: the SHA-256 of the revision.
+        trials: arm -> how many runs it added.
+        known: how many runs were finished when it was made; None for the first.
+        winners_known: whether the winners were chosen by then.
+    """
+
+    number: int
+    digest: str
+    trials: Mapping[str, int]
+    known: int | None
+    winners_known: bool
+
+
+@dataclass(frozen=True)
+class Workload:
+    """What one sweep computed, or a set of single runs.
+
+    Attributes:
+        name: for headings: the name of the sweep's folder.
+        path: the folder; None for single runs.
+        goal: by what runs are compared.
+        arms: the names of the arms, in the order of the file.
+        trials: the runs of the search; empty for single runs.
+        finals: the runs that are compared: those of winners on fresh seeds, or single runs.
+        spaces: arm -> its search space.
+        winners: arm -> the number of its best point; absent if it has none.
+        revisions: of the plan.
+        budgets: "equal", or "unequal" if the file allows it.
+        missing: sentences about what is not computed yet.
+        vocabulary: further packages whose functions the configs name.
+        configs: arm -> its config, without the values of trials.
+    """
+
+    name: str
+    path: Path | None
+    goal: Goal
+    arms: tuple[str, ...]
+    trials: tuple[Result, ...]
+    finals: tuple[Result, ...]
+    spaces: Mapping[str, Space]
+    winners: Mapping[str, int]
+    revisions: tuple[Revision, ...] = ()
+    budgets: str = "equal"
+    missing: tuple[str, ...] = ()
+    vocabulary: tuple[str, ...] = ()
+    configs: Mapping[str, Call] = field(default_factory=dict)
+    _curves: dict[str, Curve] = field(default_factory=dict, repr=False)
+
+    def finals_of(self, arm: str) -> list[Result]:
+        """Returns the compared runs of an arm that have ended, by seed."""
+        found = [run for run in self.finals if run.arm == arm and run.end != "missing"]
+        return sorted(found, key=lambda run: run.seed)
+
+    def trials_of(self, arm: str) -> list[Result]:
+        """Returns the runs of an arm's search."""
+        return [run for run in self.trials if run.arm == arm]
+
+    def values_of(self, arm: str, row: str | None = None) -> dict[int, float]:
+        """Returns the values of an arm's compared runs by seed; runs without one are left out.
+
+        Args:
+            arm: its name.
+            row: the name of the metric; None for the reported one.
+        """
+        values = {run.seed: run.value(row or self.goal.reported) for run in self.finals_of(arm)}
+        return {seed: value for seed, value in values.items() if value is not None}
+
+    def curve(self, run: Result) -> Curve:
+        """Returns the metric of the selection at every evaluation of a run; each is read once."""
+        if run.name not in self._curves:
+            self._curves[run.name] = read_curve(run.folder, self.goal.selected)
+        return self._curves[run.name]
+
+
+def read_curve(folder: Path, row: str) -> Curve:
+    """Reads a metric from the metrics.jsonl of a run.
+
+    Args:
+        folder: of the run.
+        row: the name of the metric.
+
+    Returns:
+        The curve; of length 0 if the file is missing or the metric is not in it.
+    """
+    points: list[tuple[float, float, float]] = []
+    try:
+        for line in iterate_metrics(folder):
+            if row in line:
+                points.append((line["step"], line[row], line.get(SECONDS, math.nan)))
+    except OSError:
+        pass
+    columns = np.asarray(points, float).reshape(-1, 3).T
+    return Curve(*columns)

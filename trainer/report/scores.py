@@ -1,0 +1,189 @@
+"""Steps and times to a target, and what AlgoPerf makes of them over several workloads.
+
+Times to a target are arrays [arm, workload] of positive numbers: seconds, or steps; `inf` where
+the arm missed the target. A score over workloads depends on which arms take part, so that the
+report shows it with each arm left out in turn.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from trainer.report.samples import direction, sample
+
+
+@dataclass(frozen=True)
+class Speedup:
+    """How much faster one arm reaches targets than another.
+
+    Attributes:
+        factor: the geometric mean of the other's time over this arm's, over the workloads where
+            both reach the target: 2.0 is twice as fast. None if there is none.
+        both: the number of those workloads.
+        only_first: where only this arm reaches the target; not in `factor`.
+        only_second: where only the other does; not in `factor`.
+        neither: where both miss it.
+    """
+
+    factor: float | None
+    both: int
+    only_first: int
+    only_second: int
+    neither: int
+
+
+def steps_to_target(
+    steps: ArrayLike, values: ArrayLike, target: float, better: str = "min"
+) -> float:
+    """Returns the step of the first evaluation that reaches a target, `inf` if none does.
+
+    Args:
+        steps: the steps (or seconds) of the evaluations, ascending.
+        values: the metric at each; NaN reaches nothing.
+        target: the value to reach; an equal one does.
+        better: "min" if smaller values are better, or "max".
+
+    Raises:
+        ValueError: the lengths differ, or `better` is neither.
+
+    >>> steps_to_target([10, 20, 30], [0.5, 0.2, 0.1], target=0.2)
+    20.0
+    """
+    at, metric = np.asarray(steps, float), np.asarray(values, float)
+    if at.shape != metric.shape:
+        raise ValueError(f"Got {at.size} steps and {metric.size} values.")
+    sign = direction(better)
+    reached = at[sign * metric <= sign * target]
+    return float(reached[0]) if reached.size else float("inf")
+
+
+def time_of_studies(studies: Sequence[ArrayLike]) -> float:
+    """Returns an arm's time on a workload: the fastest trial of each study, the median over them.
+
+    Args:
+        studies: the times to the target of the trials of each study; `inf` where one missed it.
+
+    Raises:
+        ValueError: there is no study, a study without a trial, or a NaN.
+
+    >>> time_of_studies([[9.0, 5.0], [7.0, float("inf")], [float("inf"), float("inf")]])
+    7.0
+    """
+    return float(np.median(sample([sample(times).min() for times in studies])))
+
+
+def performance_profile(times: ArrayLike, taus: ArrayLike) -> NDArray[np.float64]:
+    """Returns the share of workloads on which an arm is within a factor tau of the fastest arm.
+
+    Args:
+        times: the times to the targets, [arm, workload].
+        taus: the factors, at least 1, [T].
+
+    Returns:
+        The shares, [arm, T].
+
+    Raises:
+        ValueError: `times` is not a table of positive numbers.
+    """
+    factors = np.asarray(taus, float)
+    return (_ratios(times)[:, None, :] <= factors[:, None]).mean(axis=2)
+
+
+def algoperf_score(
+    times: ArrayLike, r_max: float = 4.0, points: int | None = 100
+) -> NDArray[np.float64]:
+    """Returns AlgoPerf's benchmark score: the mean of the performance profile over 1 to r_max.
+
+    Args:
+        times: the times to the targets, [arm, workload].
+        r_max: the factor from which an arm counts as having missed the target.
+        points: the points of the trapezoidal rule, 100 in AlgoPerf's scorer (arXiv:2306.07179);
+            None for the exact integral.
+
+    Returns:
+        The scores between 0 and 1, [arm].
+
+    Raises:
+        ValueError: `times` is not a table of positive numbers, or `r_max` is not over 1.
+    """
+    if not r_max > 1.0:
+        raise ValueError(f"r_max must be over 1, got {r_max}.")
+    if points is None:
+        return (np.clip(r_max - _ratios(times), 0.0, None) / (r_max - 1.0)).mean(axis=1)
+    taus = np.linspace(1.0, r_max, points)
+    return np.asarray(np.trapezoid(performance_profile(times, taus), taus)) / (r_max - 1.0)
+
+
+def leave_one_out(
+    times: ArrayLike, r_max: float = 4.0, points: int | None = 100
+) -> dict[int, NDArray[np.float64]]:
+    """Returns the scores of the other arms with each arm left out, since they depend on it.
+
+    Args:
+        times: the times to the targets, [arm, workload].
+        r_max: see `algoperf_score`.
+        points: see `algoperf_score`.
+
+    Returns:
+        The arm left out -> the scores, [arm], NaN for that arm. It is empty with a single arm.
+
+    Raises:
+        ValueError: `times` is not a table of positive numbers, or `r_max` is not over 1.
+    """
+    table = _table(times)
+    if len(table) < 2:
+        return {}
+    without = {arm: np.delete(table, arm, axis=0) for arm in range(len(table))}
+    scores = {arm: algoperf_score(rest, r_max, points) for arm, rest in without.items()}
+    return {arm: np.insert(rest, arm, np.nan) for arm, rest in scores.items()}
+
+
+def speedups(times: ArrayLike) -> dict[tuple[int, int], Speedup]:
+    """Returns the geometric mean speedup of each arm over each other one.
+
+    Args:
+        times: the times to the targets, [arm, workload].
+
+    Returns:
+        (arm, other arm) -> the speedup of the first over the second.
+
+    Raises:
+        ValueError: `times` is not a table of positive numbers.
+    """
+    table = _table(times)
+    met = np.isfinite(table)
+    result = {}
+    for arm in range(len(table)):
+        for other in range(len(table)):
+            if arm == other:
+                continue
+            both = met[arm] & met[other]
+            logs = np.log(table[other, both]) - np.log(table[arm, both])
+            result[arm, other] = Speedup(
+                factor=float(np.exp(logs.mean())) if both.any() else None,
+                both=int(both.sum()),
+                only_first=int((met[arm] & ~met[other]).sum()),
+                only_second=int((~met[arm] & met[other]).sum()),
+                neither=int((~met[arm] & ~met[other]).sum()),
+            )
+    return result
+
+
+def _table(times: ArrayLike) -> NDArray[np.float64]:
+    table = np.asarray(times, float)
+    if table.ndim != 2 or not table.size or not (table > 0).all():  # NaN is not over 0
+        raise ValueError(
+            "Times to targets must be a table [arm, workload] of positive numbers, inf where an arm"
+            f" missed the target; got one of shape {table.shape} with NaN, 0 or less, or empty."
+        )
+    return table
+
+
+def _ratios(times: ArrayLike) -> NDArray[np.float64]:
+    """Returns the times over the shortest of their workload; inf where the arm missed it."""
+    table = _table(times)
+    best = table.min(axis=0)
+    met = np.isfinite(table)
+    return np.divide(table, best, out=np.full(table.shape, np.inf), where=met)

@@ -1,0 +1,122 @@
+"""The points of searches: their values, and what they are along the axes of a space."""
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from trainer.config import Tree
+from trainer.report.results import Workload
+
+
+def point_values(workload: Workload, arm: str) -> dict[int, float]:
+    """Returns the goal of each point of an arm's search: the mean over its seeds.
+
+    Args:
+        workload: the sweep.
+        arm: the name of the arm.
+
+    Returns:
+        Number -> value, for the points with all results; those that diverged or failed on any seed
+        have infinity as the worst value.
+    """
+    values: dict[int, list[float | None]] = {}
+    for run in workload.trials_of(arm):
+        value = run.value(workload.goal.selected)
+        if value is None and run.end != "missing":
+            value = workload.goal.sign * math.inf
+        values.setdefault(run.number or 0, []).append(value)
+    return {
+        number: math.fsum(each) / len(each)  # type: ignore[arg-type]
+        for number, each in values.items()
+        if None not in each
+    }
+
+
+def axes_of(workloads: Iterable[Workload]) -> dict[str, str]:
+    """Names the axes of search spaces by the ends of their paths, short and all different.
+
+    Args:
+        workloads: the sweeps.
+
+    Returns:
+        Config path -> name, such as "learning_rate.peak_value".
+    """
+    paths = list(
+        dict.fromkeys(
+            path
+            for workload in workloads
+            for space in workload.spaces.values()
+            for path in space.axes
+        )
+    )
+    names = {}
+    for path in paths:
+        parts = path.split(".")
+        # One part says too little: "peak_value" of what?
+        depth = min(2, len(parts))
+        while depth < len(parts) and any(
+            other != path and other.split(".")[-depth:] == parts[-depth:] for other in paths
+        ):
+            depth += 1
+        names[path] = ".".join(parts[-depth:])
+    return names
+
+
+def number_of(value: Tree) -> float | None:
+    """Returns a value of a config as a number; None if it is not one."""
+    usable = isinstance(value, int | float) and not isinstance(value, bool)
+    return float(value) if usable else None
+
+
+@dataclass(frozen=True)
+class Scan:
+    """The points of an arm along one axis of its space, by the value on the axis.
+
+    Attributes:
+        arm: its name.
+        path: the config path of the axis.
+        at: the values on the axis.
+        values: the goal of each point; infinity as the worst value.
+        names: a trial of each point.
+    """
+
+    arm: str
+    path: str
+    at: tuple[float, ...]
+    values: tuple[float, ...]
+    names: tuple[str, ...]
+
+
+def scans(workload: Workload, arm: str) -> list[Scan]:
+    """Returns the points of an arm along each axis whose values are numbers.
+
+    Args:
+        workload: the results.
+        arm: its name.
+    """
+    values = point_values(workload, arm)
+    first = {run.number: run for run in reversed(workload.trials_of(arm))}
+    found = []
+    for path in workload.spaces[arm].axes if arm in workload.spaces else ():
+        points = [
+            (x, values[number], first[number].name)
+            for number in values
+            if (x := number_of(first[number].values.get(path))) is not None
+        ]
+        # Several paths may take the same value, such as the rates of two groups: one axis.
+        if points and not any(
+            points == list(zip(s.at, s.values, s.names, strict=True)) for s in found
+        ):
+            at, goals, names = zip(*sorted(points), strict=True)
+            found.append(Scan(arm, path, at, goals, names))
+    return found
+
+
+def spans_decades(values: Iterable[float]) -> bool:
+    """Returns whether values are drawn on a logarithmic axis: positive, and over a decade apart.
+
+    Args:
+        values: the values; those that are not finite are ignored.
+    """
+    finite = [value for value in values if math.isfinite(value)]
+    return bool(finite) and min(finite) > 0 and max(finite) > 10 * min(finite)

@@ -1,0 +1,153 @@
+"""Reads the results of a sweep from its folder, as far as it is computed."""
+
+import json
+import math
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from trainer.report.results import Goal, Result, Revision, Space, Workload
+from trainer.report.wording import joined, plural
+from trainer.sweep.final import rank
+from trainer.sweep.outcome import Outcome
+from trainer.sweep.plan import Trial
+from trainer.sweep.status import Status, SweepReader
+from trainer.sweep.stored_plan import StoredPlan
+from trainer.writers.lines import PREFIXES
+
+
+def read_sweep(folder: Path, target: float | None = None) -> Workload:
+    """Reads what a sweep computed; imports no jax.
+
+    Args:
+        folder: of the sweep.
+        target: a value of the metric to replace that of the sweep's file; None to keep it.
+
+    Raises:
+        UserError: the folder is not that of a sweep, or is damaged.
+    """
+    reader = SweepReader(folder)
+    status = reader.read()
+    plan = reader.plan
+    trials = tuple(_result(reader, status, trial) for trial in plan.trials)
+    finals = tuple(_result(reader, status, trial) for trial in status.final or ())
+    ranked = rank(plan, status.outcomes)
+    best = {arm: next(iter(points.items()), (0, math.inf)) for arm, points in ranked.items()}
+    winners = {arm: number for arm, (number, value) in best.items() if math.isfinite(value)}
+    winners |= {run.arm: run.number for run in finals if run.number is not None}
+    if not plan.final_seeds:
+        finals = tuple(run for run in trials if winners.get(run.arm) == run.number)
+    return Workload(
+        name=folder.absolute().name,
+        path=folder,
+        goal=_goal(plan, finals, target),
+        arms=tuple(plan.arms),
+        trials=trials,
+        finals=finals,
+        spaces={
+            arm: Space(entry["method"], entry["space"])
+            for arm, entry in plan.revisions[-1]["arms"].items()
+        },
+        winners=winners,
+        revisions=tuple(_revision(n, each) for n, each in enumerate(plan.revisions, 1)),
+        budgets=plan.budgets,
+        missing=tuple(_missing(reader, status, trials, finals)),
+        vocabulary=plan.vocabulary,
+        configs={arm: config.root for arm, config in plan.arms.items()},
+    )
+
+
+def _goal(plan: StoredPlan, finals: tuple[Result, ...], target: float | None) -> Goal:
+    goal = plan.goal
+    tested = any(PREFIXES["test"] + goal.metric in run.metrics for run in finals)
+    return Goal(
+        metric=goal.metric,
+        better=goal.better,
+        select_on=goal.select_on,
+        report_on="test" if tested else goal.select_on,
+        target=goal.target if target is None else target,
+    )
+
+
+def _result(reader: SweepReader, status: Status, trial: Trial) -> Result:
+    outcome: Outcome | None = status.outcomes.get(trial.folder)
+    program = reader.program_of(trial)
+    folder = reader.path / trial.folder
+    record = _record(folder) if outcome is not None else {}
+    common = {
+        "name": trial.folder,
+        "folder": folder,
+        "arm": trial.arm,
+        "seed": trial.seed,
+        "number": trial.number,
+        "steps": program.steps,
+        "flops": float(program.flops),
+        "values": trial.values,
+    }
+    if outcome is None:
+        return Result(**common, end="missing")
+    return Result(
+        **common,
+        end=outcome.end,
+        why=outcome.why,
+        step=outcome.step,
+        seconds=outcome.seconds,
+        metrics=outcome.metrics,
+        retries=max(0, len(record.get("lineage", ())) - 1),
+        fingerprint=record.get("fingerprint", {}),
+    )
+
+
+def _record(folder: Path) -> Mapping[str, Any]:
+    """Returns the run.json of a run; without content if it cannot be read."""
+    try:
+        content = json.loads((folder / "run.json").read_bytes())
+        return content if isinstance(content, dict) else {}
+    except (OSError, ValueError, RecursionError):
+        return {}
+
+
+def _revision(number: int, content: Mapping[str, Any]) -> Revision:
+    known = content.get("known")
+    return Revision(
+        number=number,
+        digest=content["digest"],
+        trials=Counter(trial[0] for trial in content["trials"]),
+        known=None if known is None else len(known["finished"]),
+        winners_known=bool(known and known["final"]),
+    )
+
+
+def _missing(
+    reader: SweepReader, status: Status, trials: tuple[Result, ...], finals: tuple[Result, ...]
+) -> list[str]:
+    """Returns sentences about what an unfinished sweep lacks."""
+    counts = Counter(run.arm for run in trials if run.end == "missing")
+    lines = []
+    if counts:
+        listed = joined([f"{count:,} of {arm}" for arm, count in counts.items()])
+        lines.append(
+            f"The search is not complete: {plural(counts.total(), 'trial')} of {len(trials):,} have"
+            f" no result yet ({listed})."
+        )
+    seeds = len(reader.plan.final_seeds)
+    if seeds and status.final is None:
+        lines.append(
+            "The winners have not been chosen: when the search is complete, each runs again on"
+            f" {plural(seeds, 'fresh seed')}."
+        )
+    left = [run for run in finals if run.end == "missing"]
+    if left:
+        lines.append(f"{len(left):,} of the {len(finals):,} runs of winners have no result yet.")
+    if not seeds:
+        lines.append(
+            "The sweep has no final runs (final: null), so that the values below are those by which"
+            " the points were selected: they are better than fresh seeds would give."
+        )
+    if status.unreadable:
+        lines.append(
+            f"The summary.json of {joined(list(status.unreadable[:3]))} is missing or damaged, so"
+            " that these runs count as not computed."
+        )
+    return lines
