@@ -257,6 +257,7 @@ class TrialTable {
   describe() {
     const out = (t) => typeof t === "number" && !this.selected[t];
     for (const plot of this.plots) {
+      this.note(plot);
       const again = new Set(plot.series.filter((s) => s.r).map((s) => s.a));
       for (const series of plot.series) {
         if (series.r === "best_of_k") {
@@ -274,6 +275,17 @@ class TrialTable {
       }
     }
     markStale(TRIALS);
+  }
+
+  /** Says below a figure of trials how many it shows. */
+  note(plot) {
+    if (!plot.series.some((s) => s.t?.some((t) => typeof t === "number"))) return;
+    if (!plot.part) {
+      plot.part = make("p", { className: "part" });
+      plot.figure.querySelector(".drawing").after(plot.part);
+    }
+    plot.part.hidden = !this.active;
+    plot.part.textContent = `Drawn of ${this.visible.length} of ${this.size} trials. Means of compared runs, the description and the table are of all.`;
   }
 
   /** Returns the goals of the selected trials of a series, several seeds of a point as their mean. */
