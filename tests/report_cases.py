@@ -41,7 +41,7 @@ def workload(
         for index, value in enumerate(values):
             compared.append(run(f"final/{arm}/{first + index}", arm, first + index, value, 0))
     searched = [
-        run(f"{arm}/{n:04d}/0", arm, 0, value, n, values={RATE: rate})
+        run(f"trials/{arm}/{n:04d}/0", arm, 0, value, n, values={RATE: rate})
         for arm, points in (trials or {}).items()
         for n, (rate, value) in enumerate(points)
     ]

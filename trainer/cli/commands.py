@@ -286,3 +286,20 @@ def report(arguments: argparse.Namespace) -> int:
     from trainer.cli import reporting
 
     return reporting.report(arguments)
+
+
+def compare(arguments: argparse.Namespace) -> int:
+    """Shows how two configs or runs differ: config, program, and metrics.
+
+    Args:
+        arguments: the parsed options of the command.
+
+    Returns:
+        DONE, whether they differ or not.
+
+    Raises:
+        UserError: one of them cannot be read, or they cannot be compared.
+    """
+    from trainer.cli import comparing
+
+    return comparing.compare(arguments)

@@ -2,7 +2,7 @@
 
 import argparse
 
-from trainer.cli import report_options, sweep_options, values
+from trainer.cli import report_options, sweep_options, values, viewing_options
 from trainer.cli.parser import Parser, Version
 
 
@@ -39,11 +39,17 @@ def parser() -> argparse.ArgumentParser:
     explain = commands.add_parser(
         "explain", parents=[config], help="print what the config means for every parameter"
     )
-    _figure(explain, "also draw the schedules into a file")
-    _plot(commands.add_parser("plot", help="draw a metric of runs, or of a sweep"))
+    viewing_options.add_figure(explain, "also draw the schedules into a file")
+    viewing_options.add_plot(
+        commands.add_parser("plot", help="draw a metric of runs, or of a sweep")
+    )
     report_options.add(
         commands.add_parser("report", help="compare the arms of sweeps, or runs, on one page")
     )
+    compare = commands.add_parser("compare", help="show how two configs or runs differ")
+    viewing_options.add_compare(compare)
+    _search_paths(compare)
+    _vocabulary(compare)
     sweep_options.add(
         commands.add_parser(
             "sweep", parents=[_config(required=False)], help="compute many runs from one file"
@@ -78,16 +84,7 @@ def _config(required: bool = True) -> Parser:
         default=[],
         help="a .gin or .yaml file; may be given several times, later files override",
     )
-    config.add_argument(
-        "--gin_search_paths",
-        dest="search_paths",
-        action="append",
-        type=values.folders,
-        default=[],
-        metavar="FOLDER,...",
-        help="folders where a config and what it includes are looked for, after the folder of the"
-        " including file and the current one; may be given several times",
-    )
+    _search_paths(config)
     config.add_argument(
         "--gin_bindings",
         "--gin_binding",
@@ -107,6 +104,19 @@ def _config(required: bool = True) -> Parser:
     )
     _vocabulary(config)
     return config
+
+
+def _search_paths(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--gin_search_paths",
+        dest="search_paths",
+        action="append",
+        type=values.folders,
+        default=[],
+        metavar="FOLDER,...",
+        help="folders where a config and what it includes are looked for, after the folder of the"
+        " including file and the current one; may be given several times",
+    )
 
 
 def _vocabulary(parser: argparse.ArgumentParser) -> None:
@@ -173,48 +183,6 @@ def _train(train: argparse.ArgumentParser) -> None:
     train.add_argument(  # for verify: the process kills itself in the steps after a checkpoint
         "--kill_after", type=values.positive, help=argparse.SUPPRESS
     )
-
-
-def _figure(parser: argparse.ArgumentParser, purpose: str) -> None:
-    parser.add_argument(
-        "--figure", "--png", metavar="FILE", help=f"{purpose}: .png, .pdf or .svg, by its suffix"
-    )
-
-
-def _plot(plot: argparse.ArgumentParser) -> None:
-    plot.add_argument(
-        "workdirs",
-        nargs="+",
-        type=values.folder,
-        metavar="WORKDIR",
-        help="a run, a folder with runs, or a sweep, of which the best trial of each arm is drawn",
-    )
-    plot.add_argument("--metric", default="train/loss", help="default train/loss")
-    plot.add_argument(
-        "--x",
-        default="step",
-        metavar="NAME",
-        help="what the x axis shows: step (the default), epochs, examples, perf/seconds, or another"
-        " name in metrics.jsonl",
-    )
-    plot.add_argument("--log_x", action="store_true", help="draw a logarithmic x axis")
-    plot.add_argument("--log_y", action="store_true", help="draw a logarithmic y axis")
-    plot.add_argument(
-        "--smoothing",
-        type=values.weight,
-        default=0.0,
-        metavar="W",
-        help="smooth each run by a debiased exponential mean with this weight, from 0 to below 1;"
-        " a file also shows the values as they are, faint",
-    )
-    plot.add_argument(
-        "--each_run",
-        action="store_true",
-        help="draw each run; by default runs of one config that differ in their seeds only are"
-        " drawn as their mean, with a band in files (the 95%% t interval of the mean, or from the"
-        " smallest to the largest of two)",
-    )
-    _figure(plot, "draw into a file instead of the terminal")
 
 
 def _verify(verify: argparse.ArgumentParser) -> None:

@@ -37,7 +37,7 @@ class SklearnDigits(tfds.core.GeneratorBasedBuilder):
     def _generate_examples(self, test: bool):
         from sklearn.datasets import load_digits
 
-        pixels, labels = load_digits(return_X_y=True)
+        pixels, labels = map(np.asarray, load_digits(return_X_y=True))
         images = np.asarray(pixels, np.uint8).reshape(-1, 8, 8, 1)
         labels = np.asarray(labels)
         by_class = np.argsort(labels, kind="stable")

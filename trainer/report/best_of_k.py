@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from trainer.report.samples import lower_is_better
+from trainer.report.samples import direction, lower_is_better
 
 
 def expected_best(values: ArrayLike, better: str = "min") -> NDArray[np.float64]:
@@ -44,7 +44,7 @@ def expected_best(values: ArrayLike, better: str = "min") -> NDArray[np.float64]
     # weights[k, i] = C(N - i - 1, k - 1) / C(N, k): k / N at the best, then ratios of neighbours.
     ratios = np.maximum(size - ranks[:-1] - k, 0.0) / (size - 1.0 - ranks[:-1])
     weights = np.cumprod(np.concatenate([k / size, ratios], axis=1), axis=1)
-    return _signed(_mean(weights, ordered), better)
+    return direction(better) * _mean(weights, ordered)
 
 
 def expected_best_v(values: ArrayLike, better: str = "min") -> NDArray[np.float64]:
@@ -68,7 +68,7 @@ def expected_best_v(values: ArrayLike, better: str = "min") -> NDArray[np.float6
     ordered = np.sort(lower_is_better(values, better))
     k = np.arange(1, len(ordered) + 1)[:, None]
     remaining = (len(ordered) - np.arange(len(ordered) + 1)) / len(ordered)
-    return _signed(_mean(-np.diff(remaining**k, axis=1), ordered), better)
+    return direction(better) * _mean(-np.diff(remaining**k, axis=1), ordered)
 
 
 def median_best(values: ArrayLike, better: str = "min") -> NDArray[np.float64]:
@@ -92,7 +92,7 @@ def median_best(values: ArrayLike, better: str = "min") -> NDArray[np.float64]:
     ordered = np.sort(lower_is_better(values, better))
     size = len(ordered)
     at = np.ceil(_shares(size) * size - 1e-9).astype(int) - 1
-    return _signed(ordered[at], better)
+    return direction(better) * ordered[at]
 
 
 def bands(
@@ -134,10 +134,6 @@ def bands(
     best = np.concatenate([[ends[0]], ordered])[np.searchsorted([*high, 1.0], shares)]
     worst = np.concatenate([ordered, [ends[1]]])[np.searchsorted(low, shares)]
     return (best, worst) if better == "min" else (-worst, -best)
-
-
-def _signed(curve: NDArray, better: str) -> NDArray[np.float64]:
-    return curve if better == "min" else -curve
 
 
 def _mean(weights: NDArray, ordered: NDArray) -> NDArray:

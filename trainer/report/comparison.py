@@ -44,36 +44,33 @@ def make_report(workloads: Sequence[Workload], folder: Path, made: str = "") -> 
         titles = [each.name if several else "" for each in workloads]
         return tuple(_titled(block, title) for block, title in zip(made, titles, strict=True))
 
+    searched = any(each.trials for each in workloads)
     panels = [
         Panel("verdict", "Verdict", "tests", (_verdict_block(workloads, verdicts),)),
         Panel("ledger", "Cost", "describes", blocks(lambda w, p, i: ledger_block(w, p))),
         Panel("arms", "Arms", "tests", blocks(lambda w, p, i: arms_block(w, p))),
         Panel("pairs", "Pairs", "tests", blocks(lambda w, p, i: pairs_block(w, pairs[i], p))),
-        Panel("tuning", "Tuning", "describes", blocks(lambda w, p, i: tuning_block(w, p))),
-        Panel(
-            "learning_rate",
-            "Sensitivity to the learning rate",
-            "describes",
-            blocks(lambda w, p, i: learning_rate_block(w, p, names)),
-        ),
-        Panel(
-            "target",
-            "Steps and time to a target",
-            "tests",
-            blocks(lambda w, p, i: targets_block(w, p)),
-        ),
     ]
+    if searched:
+        rates = blocks(lambda w, p, i: learning_rate_block(w, p, names))
+        panels += [
+            Panel("tuning", "Tuning", "describes", blocks(lambda w, p, i: tuning_block(w, p))),
+            Panel("learning_rate", "Sensitivity to the learning rate", "describes", rates),
+        ]
+    targets = blocks(lambda w, p, i: targets_block(w, p))
+    panels.append(Panel("target", "Steps and time to a target", "tests", targets))
     if several:
-        panels.append(
-            Panel("workloads", "Across workloads", "tests", (workloads_block(workloads),))
-        )
+        across = (workloads_block(workloads),)
+        panels.append(Panel("workloads", "Across workloads", "tests", across))
+    curves = blocks(lambda w, p, i: curves_block(w, p))
+    panels.append(Panel("curves", "Learning curves", "describes", curves))
+    if searched:
+        axes = blocks(lambda w, p, i: axes_block(w, p, names))
+        panels.append(Panel("axes", "Search spaces", "describes", axes))
+    methods = blocks(lambda w, p, i: methods_block(w, pairs[i], p))
     panels += [
-        Panel("curves", "Learning curves", "describes", blocks(lambda w, p, i: curves_block(w, p))),
-        Panel(
-            "axes", "Search spaces", "describes", blocks(lambda w, p, i: axes_block(w, p, names))
-        ),
-        Panel("trials", "Trials", "describes", ()),
-        Panel("methods", "Methods", "tests", blocks(lambda w, p, i: methods_block(w, pairs[i], p))),
+        Panel("trials", "Runs", "describes", ()),
+        Panel("methods", "Methods", "tests", methods),
     ]
     tables = [trials_of(w, p, names, folder) for w, p in zip(workloads, prefixes, strict=True)]
     return Report(

@@ -7,7 +7,7 @@ the page computes again for the trials that a reader selects).
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 Cell = str | int | float | None
@@ -48,6 +48,17 @@ class Table:
     columns: tuple[Column, ...]
     rows: tuple[tuple[Cell, ...], ...]
     note: str = ""
+
+    def compact(self) -> "Table":
+        """Returns the table without the columns in which no row has anything."""
+        kept = [
+            index
+            for index in range(len(self.columns))
+            if not self.rows or any(row[index] is not None for row in self.rows)
+        ]
+        columns = tuple(self.columns[index] for index in kept)
+        rows = tuple(tuple(row[index] for index in kept) for row in self.rows)
+        return replace(self, columns=columns, rows=rows)
 
 
 @dataclass(frozen=True)

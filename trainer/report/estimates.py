@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from trainer.report.samples import sample, spread
+from trainer.report.samples import direction, sample, spread
 
 
 @dataclass(frozen=True)
@@ -77,11 +77,11 @@ def one_sample(values: ArrayLike, target: float, better: str = "min") -> OneSamp
     """
     from scipy import stats
 
+    side = "less" if direction(better) > 0 else "greater"
     array = sample(values)
     estimate = interval(array, 0.95)
     if estimate.low is None:
         return OneSample(len(array), estimate.value, estimate.deviation, None, None)
-    side = "less" if better == "min" else "greater"
     result: Any = stats.ttest_1samp(array, target, alternative=side)
     t, p = float(result.statistic), float(result.pvalue)
     return OneSample(len(array), estimate.value, estimate.deviation, t, p)

@@ -36,8 +36,8 @@ class Result:
     """One run.
 
     Attributes:
-        name: "muon/0007/0" for a trial of a search, "final/muon/10000" for a run of a winner, or
-            the name of a single run.
+        name: its folder in that of the sweep, such as "trials/muon/0007/0" or "final/muon/10000";
+            of a single run, its folder.
         folder: of the run.
         arm: the arm that it belongs to.
         seed: its seed.
@@ -47,6 +47,7 @@ class Result:
         step: its last step.
         steps: how many steps were planned.
         flops: floating-point operations of a step; None if they are not known.
+        seconds: the time of its steps; None if it was not recorded.
         metrics: the newest value of each metric.
         values: config path -> value, for the axes of the search space.
         retries: how often its computation was started again after an interruption.
@@ -58,11 +59,12 @@ class Result:
     arm: str
     seed: int
     number: int | None
-    end: Literal["done", "diverged", "failed", "missing"]
+    end: str
     why: str = ""
     step: int = 0
     steps: int = 0
     flops: float | None = None
+    seconds: float | None = None
     metrics: Mapping[str, float] = field(default_factory=dict)
     values: Mapping[str, Tree] = field(default_factory=dict)
     retries: int = 0
@@ -234,9 +236,3 @@ def read_curve(folder: Path, row: str) -> Curve:
         pass
     columns = np.asarray(points, float).reshape(-1, 3).T
     return Curve(*columns)
-
-
-def seconds_of(run: Result) -> float | None:
-    """Returns the time that a run was trained; None if it was not recorded."""
-    value = run.metrics.get(SECONDS)
-    return value if value is not None and math.isfinite(value) else None

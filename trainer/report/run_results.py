@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from trainer import config as configs
 from trainer.config import Call
@@ -10,9 +10,11 @@ from trainer.messages import UserError
 from trainer.report.results import Goal, Result, Workload
 from trainer.report.runs import group_by_seed, names_of
 from trainer.report.wording import joined, plural
-from trainer.sweep.outcome import newest_metrics, read_outcome
 from trainer.workdir.record import read_record
 from trainer.writers.lines import PREFIXES
+from trainer.writers.summary import Summary, read_summary
+
+_ENDS = ("done", "diverged", "failed")
 
 
 def read_runs(
@@ -39,12 +41,9 @@ def read_runs(
                 " nor plan.json."
             )
     named = names_of(workdirs)
-    folder_names = {folder: name for name, folder in named.items()}
     groups = group_by_seed(named)
     results = tuple(
-        _result(Path(folder), folder_names[folder], arm)
-        for arm, folders in groups.items()
-        for folder in folders
+        _result(Path(folder), folder, arm) for arm, folders in groups.items() for folder in folders
     )
     _check_seeds(results)
     return Workload(
@@ -100,28 +99,25 @@ def _goal(
 
 def _result(folder: Path, name: str, arm: str) -> Result:
     try:
-        record: dict[str, Any] = read_record(folder) or {}
-        metrics = newest_metrics(folder)
+        record = read_record(folder / "run.json") or {}
     except OSError as error:
         raise UserError(f"{folder} cannot be read: {error.strerror}.") from error
-    outcome = read_outcome(folder)
-    lineage = record.get("lineage", ())
-    done = bool(lineage) and lineage[-1].get("exit") == "done"
-    root = _config(str(folder))
-    steps = root.kwargs.get("steps") if root else None
+    summary = read_summary(folder) or Summary("missing", 0)
+    print_ = record.get("fingerprint", {})
     return Result(
         name=name,
         folder=folder,
         arm=arm,
-        seed=record.get("fingerprint", {}).get("seed", 0),
+        seed=print_.get("seed", 0),
         number=None,
-        end=outcome.end if outcome else "done" if done else "missing",
-        why=outcome.why if outcome else "",
-        step=outcome.step if outcome else 0,
-        steps=steps if isinstance(steps, int) else 0,
-        metrics=outcome.metrics if outcome else metrics,
-        retries=max(0, len(lineage) - 1),
-        fingerprint=record.get("fingerprint", {}),
+        end=summary.end if summary.end in _ENDS else "missing",
+        why=summary.why,
+        step=summary.step,
+        steps=summary.steps or 0,
+        seconds=summary.seconds,
+        metrics=summary.metrics,
+        retries=max(0, len(record.get("lineage", ())) - 1),
+        fingerprint=print_,
     )
 
 

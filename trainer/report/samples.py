@@ -21,6 +21,17 @@ def sample(values: ArrayLike) -> NDArray[np.float64]:
     return array
 
 
+def direction(better: str) -> int:
+    """Returns 1 if `better` is "min" and -1 if it is "max".
+
+    Raises:
+        ValueError: it is neither.
+    """
+    if better not in {"min", "max"}:
+        raise ValueError(f"better must be 'min' or 'max', got {better!r}.")
+    return 1 if better == "min" else -1
+
+
 def lower_is_better(values: ArrayLike, better: str) -> NDArray[np.float64]:
     """Returns values as an array of floats, with the sign changed if larger ones are better.
 
@@ -29,12 +40,9 @@ def lower_is_better(values: ArrayLike, better: str) -> NDArray[np.float64]:
         better: "min" or "max".
 
     Raises:
-        ValueError: `better` is neither, or see `sample`.
+        ValueError: see `direction` and `sample`.
     """
-    if better not in {"min", "max"}:
-        raise ValueError(f"better must be 'min' or 'max', got {better!r}.")
-    array = sample(values)
-    return array if better == "min" else -array
+    return direction(better) * sample(values)
 
 
 def spread(values: NDArray[np.float64], scale: float | None = None) -> float:

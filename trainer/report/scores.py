@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from trainer.report.samples import lower_is_better, sample
+from trainer.report.samples import direction, sample
 
 
 @dataclass(frozen=True)
@@ -54,8 +54,8 @@ def steps_to_target(
     at, metric = np.asarray(steps, float), np.asarray(values, float)
     if at.shape != metric.shape:
         raise ValueError(f"Got {at.size} steps and {metric.size} values.")
-    goal = lower_is_better([target], better)[0]
-    reached = at[(metric if better == "min" else -metric) <= goal]
+    sign = direction(better)
+    reached = at[sign * metric <= sign * target]
     return float(reached[0]) if reached.size else float("inf")
 
 

@@ -110,3 +110,13 @@ def scans(workload: Workload, arm: str) -> list[Scan]:
             at, goals, names = zip(*sorted(points), strict=True)
             found.append(Scan(arm, path, at, goals, names))
     return found
+
+
+def spans_decades(values: Iterable[float]) -> bool:
+    """Returns whether values are drawn on a logarithmic axis: positive, and over a decade apart.
+
+    Args:
+        values: the values; those that are not finite are ignored.
+    """
+    finite = [value for value in values if math.isfinite(value)]
+    return bool(finite) and min(finite) > 0 and max(finite) > 10 * min(finite)

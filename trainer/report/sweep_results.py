@@ -76,7 +76,7 @@ def _result(reader: SweepReader, status: Status, trial: Trial) -> Result:
     folder = reader.path / trial.folder
     record = _record(folder) if outcome is not None else {}
     common = {
-        "name": trial.folder.removeprefix("trials/"),
+        "name": trial.folder,
         "folder": folder,
         "arm": trial.arm,
         "seed": trial.seed,
@@ -92,6 +92,7 @@ def _result(reader: SweepReader, status: Status, trial: Trial) -> Result:
         end=outcome.end,
         why=outcome.why,
         step=outcome.step,
+        seconds=outcome.seconds,
         metrics=outcome.metrics,
         retries=max(0, len(record.get("lineage", ())) - 1),
         fingerprint=record.get("fingerprint", {}),

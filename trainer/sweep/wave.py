@@ -25,12 +25,13 @@ from trainer.checkpoint import Checkpoints
 from trainer.config import Config
 from trainer.sweep.config_files import ConfigFiles
 from trainer.sweep.folder import Claim, SweepFolder
-from trainer.sweep.outcome import SUMMARY_FILE, Outcome, read_outcome
+from trainer.sweep.outcome import Outcome, read_outcome
 from trainer.sweep.plan import Trial
 from trainer.workdir import Workdir, code, fingerprint
 from trainer.workdir.record import FORMAT, now
 from trainer.writers.durable import make_folder, sync, sync_file_system
 from trainer.writers.files import remove_temporaries, replace_file
+from trainer.writers.summary import SUMMARY_FILE
 
 # Kills without progress, while a wave computes or at all, after which it is split; and of a single
 # trial, which then counts as failed: kills from outside must hardly ever look like its own.

@@ -185,7 +185,7 @@ class Worker:
         else:
             trial = next(iter(claim.trials))
             self._log(f"{trial.folder} failed. {why}")
-            wave.finish({trial: Outcome("failed", 0, {}, why)})
+            wave.finish({trial: Outcome("failed", 0, {}, why, exit=FAILED)})
         return DONE
 
     # Programs.

@@ -23,6 +23,7 @@ from trainer.workdir.strangers import check_no_strangers
 from trainer.writers.base import Log, to_stderr
 from trainer.writers.durable import sync
 from trainer.writers.files import remove_temporaries, replace_file
+from trainer.writers.summary import SUMMARY_FILE
 
 
 class Workdir:
@@ -90,6 +91,8 @@ class Workdir:
             self.write("plan.txt", plan)
             # Last, because a folder with a run.json counts as that of a run.
             self._save_record()
+            # Of the process before: a run that goes on has no results that are its last.
+            (self.path / SUMMARY_FILE).unlink(missing_ok=True)
         except OSError as e:
             self.lock.close()
             raise self._unwritable(e) from e

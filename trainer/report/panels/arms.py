@@ -53,19 +53,14 @@ def arms_block(workload: Workload, prefix: str) -> Block:
         Column("iqm", "interquartile mean", "number"),
         Column("selected_mean", f"mean {goal.metric}, {goal.select_on}", "number"),
     )
-    if not any(workload.winners.get(each.arm) is not None for each in ordered):
-        columns, rows = _without(1, columns, rows)
-    table = Table(f"{prefix}arms", f"{goal.words.capitalize()}, by arm", columns, tuple(rows))
+    table = Table(
+        f"{prefix}arms", f"{goal.words.capitalize()}, by arm", columns, tuple(rows)
+    ).compact()
     return Block(
         warnings=tuple(warnings),
         figures=(_arms_figure(workload, ordered, prefix),),
         tables=(table,),
     )
-
-
-def _without(index: int, columns: Sequence, rows: Sequence) -> tuple[tuple, list]:
-    drop = lambda cells: (*cells[:index], *cells[index + 1 :])  # noqa: E731
-    return drop(columns), [drop(row) for row in rows]
 
 
 def _warnings(workload: Workload, ordered: Sequence[Standing]) -> Iterator[str]:
@@ -112,7 +107,7 @@ def _arms_figure(workload: Workload, ordered: Sequence[Standing], prefix: str) -
             series.append(Series("interval", each.arm, [index], [mean.low], [mean.high]))
         if math.isfinite(mean.value):
             series.append(Series("points", each.arm, [index], [mean.value], label="mean"))
-        rows += [(each.arm, seed, value) for seed, value in each.values.items()]
+        rows += [(each.arm, str(seed), value) for seed, value in each.values.items()]
     best = ordered[0]
     return Figure(
         name=f"{prefix}arms",
@@ -121,7 +116,7 @@ def _arms_figure(workload: Workload, ordered: Sequence[Standing], prefix: str) -
             f"One column of points for each of {plural(len(ordered), 'arm')}, with the mean and its"
             f" t interval; {best.arm} has the best mean, {shown(best.mean.value)}."
         ),
-        x=Axis("arm", labels=tuple(each.arm for each in ordered)),
+        x=Axis("", labels=tuple(each.arm for each in ordered)),
         y=Axis(f"{workload.goal.metric}, {workload.goal.report_on}"),
         series=tuple(series),
         table=Table(
@@ -129,7 +124,7 @@ def _arms_figure(workload: Workload, ordered: Sequence[Standing], prefix: str) -
             "Every compared run",
             (
                 Column("arm", "arm"),
-                Column("seed", "seed", "integer"),
+                Column("seed", "seed"),
                 Column("value", workload.goal.metric, "number"),
             ),
             tuple(rows),

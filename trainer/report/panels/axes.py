@@ -7,7 +7,7 @@ from trainer.config import Tree
 from trainer.config.wording import brief
 from trainer.report.document import Axis, Block, Cell, Column, Figure, Series, Table
 from trainer.report.results import Result, Workload
-from trainer.report.spaces import number_of
+from trainer.report.spaces import number_of, spans_decades
 
 
 def axes_block(workload: Workload, prefix: str, names: Mapping[str, str]) -> Block:
@@ -48,7 +48,7 @@ def _figure(workload: Workload, path: str, name: str, stem: str) -> Figure | Non
         places = {text: float(index) for index, text in enumerate(categories)}
         numbers = [places[_text(value)] for value in values]
     at: list[float] = [x for x in numbers if x is not None]
-    log = not categories and min(at) > 0 and max(at) / min(at) > 20
+    log = not categories and spans_decades(at)
     series = []
     for arm in workload.arms:
         of_arm = [(x, v, run) for x, (run, v) in zip(at, runs, strict=True) if run.arm == arm]
@@ -66,7 +66,7 @@ def _figure(workload: Workload, path: str, name: str, stem: str) -> Figure | Non
             f" reaches {value:.4g}."
         ),
         x=Axis(name, log=log, labels=categories),
-        y=Axis(f"{goal.metric}, {goal.select_on}"),
+        y=Axis(f"{goal.metric}, {goal.select_on}", log=spans_decades(v for _, v in runs)),
         series=tuple(series),
         table=_table(stem, name, goal.metric, runs, path),
     )

@@ -1,13 +1,13 @@
 """The panel of learning curves: winners in front, the other trials faint."""
 
-import math
 from collections.abc import Sequence
 
 import numpy as np
 
-from trainer.report import statistics
+from trainer.report.curves import Line, Points, combine, describe_bands
 from trainer.report.document import Axis, Block, Cell, Column, Figure, Series, Table
 from trainer.report.results import Curve, Result, Workload
+from trainer.report.spaces import spans_decades
 from trainer.report.wording import plural
 
 
@@ -43,19 +43,19 @@ def _figure(workload: Workload, prefix: str, clock: bool) -> Figure | None:
         mean = _mean(curves, clock)
         if mean is None:
             continue
-        x, y, low, high = mean
-        if low is not None and high is not None:
-            front.append(Series("band", arm, x, low, high, label="95% interval"))
-        front.append(
-            Series("line", arm, x, y, label=f"{arm}, mean of {plural(len(curves), 'run')}")
-        )
-        ends = low if low is not None else [None] * len(x)
-        tops = high if high is not None else [None] * len(x)
-        rows += [(arm, *each) for each in zip(x, y, ends, tops, strict=True)]
+        x, y = np.asarray(mean.x).tolist(), np.asarray(mean.y).tolist()
+        ends: list[tuple[float | None, float | None]] = [(None, None)] * len(x)
+        if mean.low is not None and mean.high is not None:
+            low, high = mean.low.tolist(), mean.high.tolist()
+            label = describe_bands([mean]).removeprefix("band: ")
+            front.append(Series("band", arm, x, low, high, label=label))
+            ends = list(zip(low, high, strict=True))
+        label = f"{arm}, mean of {plural(len(curves), 'run')}"
+        front.append(Series("line", arm, x, y, label=label))
+        rows += [(arm, a, b, *each) for a, b, each in zip(x, y, ends, strict=True)]
     if not front and not faint:
         return None
-    values = [v for s in (*faint, *front) for v in s.y if math.isfinite(v)]
-    log = goal.metric == "loss" and min(values) > 0 and max(values) / min(values) > 10
+    log = spans_decades(v for s in (*faint, *front) for v in s.y)
     by = "training time" if clock else "step"
     return Figure(
         name=f"{prefix}curves_{'time' if clock else 'step'}",
@@ -66,11 +66,7 @@ def _figure(workload: Workload, prefix: str, clock: bool) -> Figure | None:
         ),
         x=Axis("training time (s)" if clock else "step"),
         y=Axis(f"{goal.metric}, {goal.select_on}", log=log),
-        series=(
-            *faint,
-            *[s for s in front if s.kind == "band"],
-            *[s for s in front if s.kind == "line"],
-        ),
+        series=(*faint, *sorted(front, key=lambda each: each.kind)),  # bands, then lines
         table=Table(
             f"{prefix}curves_{'time' if clock else 'step'}",
             "Means of the compared runs",
@@ -97,27 +93,15 @@ def _line(
     return x[drawn].tolist(), curve.values[drawn].tolist()
 
 
-Mean = tuple[list[float], list[float], list[float] | None, list[float] | None]
-
-
-def _mean(curves: Sequence[Curve], clock: bool) -> Mean | None:
-    """Returns the mean of curves at the steps that all have, with its interval."""
-    if not curves:
+def _mean(curves: Sequence[Curve], clock: bool) -> Line | None:
+    """Returns the mean of curves with its band, where all have finite values."""
+    points = [Points(c.steps, c.seconds if clock else c.steps, c.values) for c in curves]
+    if not points:
         return None
-    shared = sorted(set(curves[0].steps).intersection(*(set(c.steps) for c in curves[1:])))
-    if not shared:
-        return None
-    at = [np.searchsorted(c.steps, shared) for c in curves]
-    values = np.stack([c.values[i] for c, i in zip(curves, at, strict=True)])  # [run, evaluation]
-    x = np.asarray(shared)
-    if clock:
-        x = np.mean([c.seconds[i] for c, i in zip(curves, at, strict=True)], axis=0)
-    drawn = np.isfinite(x) & np.isfinite(values).all(axis=0)
+    line = combine(points)
+    x, y = np.asarray(line.x, float), np.asarray(line.y, float)
+    drawn = np.isfinite(x) & np.isfinite(y)
     if not drawn.any():
         return None
-    x, values = x[drawn], values[:, drawn]
-    mean = values.mean(axis=0).tolist()
-    if len(curves) < 2:
-        return x.tolist(), mean, None, None
-    each = [statistics.mean_interval(column) for column in values.T]
-    return x.tolist(), mean, [e.low or 0.0 for e in each], [e.high or 0.0 for e in each]
+    low, high = (None if each is None else each[drawn] for each in (line.low, line.high))
+    return Line(x[drawn], y[drawn], low, high, runs=len(curves))

@@ -9,7 +9,7 @@ import numpy as np
 from trainer.report.document import Axis, Block, Cell, Column, Figure, Series, Table
 from trainer.report.results import Workload
 from trainer.report.sensitivity import edge, sensitivity
-from trainer.report.spaces import Scan, scans
+from trainer.report.spaces import Scan, scans, spans_decades
 from trainer.sweep.spaces import Bounds, bounds
 from trainer.writers import iterate_metrics
 
@@ -80,7 +80,7 @@ def learning_rate_block(workload: Workload, prefix: str, names: Mapping[str, str
         title=f"{goal.metric.capitalize()} by learning rate, {goal.select_on} split",
         description="The goal of each point of the search over its learning rate, an arm a line.",
         x=Axis("learning rate", log=True),
-        y=Axis(f"{goal.metric}, {goal.select_on}"),
+        y=Axis(f"{goal.metric}, {goal.select_on}", spans_decades(v for s in series for v in s.y)),
         series=tuple(series),
         table=Table(
             f"{prefix}learning_rate_points",

@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 
 from trainer.report.document import Block, Cell, Column, Table
-from trainer.report.results import Result, Workload, seconds_of
+from trainer.report.results import Result, Workload
 from trainer.report.wording import joined, plural
 
 
@@ -48,7 +48,7 @@ def _costs(workload: Workload, prefix: str) -> Table:
         " evaluations left out. Retried runs were interrupted and resumed. Training time is the sum"
         " over runs, without compilation and evaluation."
     )
-    return Table(f"{prefix}ledger", "What was computed", columns, tuple(rows), note)
+    return Table(f"{prefix}ledger", "What was computed", columns, tuple(rows), note).compact()
 
 
 def _apart(workload: Workload) -> list[Result]:
@@ -61,7 +61,7 @@ def _cost(runs: Sequence[Result]) -> tuple[Cell, ...]:
     ends = [run.end for run in runs]
     steps = sum(run.step for run in runs)
     flops = [None if run.flops is None else run.flops * run.step for run in runs]
-    seconds = [seconds_of(run) for run in runs if run.end != "missing"]
+    seconds = [run.seconds for run in runs if run.end != "missing"]
     return (
         len(runs),
         ends.count("done"),

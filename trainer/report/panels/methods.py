@@ -7,6 +7,7 @@ from trainer.config import Call, Tree
 from trainer.config.wording import brief
 from trainer.report.document import Block, Cell, Column, Table
 from trainer.report.pairs import Pair, standings
+from trainer.report.panels.hyperparameters import hyperparameters_table
 from trainer.report.results import Result, Workload
 from trainer.report.wording import joined, plural
 
@@ -25,7 +26,9 @@ def methods_block(workload: Workload, pairs: Sequence[Pair], prefix: str) -> Blo
     runs = [run for run in (*workload.trials, *workload.finals) if run.fingerprint]
     text = (_paragraph(workload, pairs, runs),)
     warnings = tuple(_changed(runs))
-    tables = [_fingerprint(runs, prefix)] if runs else []
+    hyperparameters = hyperparameters_table(workload, prefix)
+    tables = [] if hyperparameters is None else [hyperparameters]
+    tables += [_fingerprint(runs, prefix)] if runs else []
     if workload.revisions:
         tables.append(_hashes(workload, prefix))
     return Block(text=text, warnings=warnings, tables=tuple(tables))

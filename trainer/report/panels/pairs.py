@@ -44,7 +44,9 @@ def pairs_block(workload: Workload, pairs: Sequence[Pair], prefix: str) -> Block
         " called meaningful above 0.75 (arXiv:2103.03098). The last column is the number of seeds"
         " at which a paired t test would find a single difference of this size with a power of 0.8."
     )
-    table = Table(f"{prefix}pairs", f"Pairs of arms, {workload.goal.words}", columns, rows, note)
+    table = Table(
+        f"{prefix}pairs", f"Pairs of arms, {workload.goal.words}", columns, rows, note
+    ).compact()
     figure = _pairs_figure(workload, pairs, prefix)
     return Block(figures=(figure,) if figure else (), tables=(table,))
 
@@ -102,7 +104,7 @@ def _pairs_figure(workload: Workload, pairs: Sequence[Pair], prefix: str) -> Fig
             f"For each other arm, its mean {workload.goal.words} minus that of {best}. An interval"
             " that contains 0 leaves open which of the two is better."
         ),
-        x=Axis("arm", labels=tuple(pair.worse for pair in drawn)),
+        x=Axis("", labels=tuple(pair.worse for pair in drawn)),
         y=Axis(f"{workload.goal.metric} minus that of {best}"),
         series=tuple(series),
         table=Table(

@@ -8,7 +8,7 @@ import numpy as np
 
 from trainer.report.document import Axis, Block, Cell, Column, Figure, Series, Table
 from trainer.report.pairs import standings
-from trainer.report.results import Result, Workload, seconds_of
+from trainer.report.results import Result, Workload
 from trainer.report.scores import steps_to_target
 from trainer.report.wording import plural, shown
 
@@ -128,7 +128,8 @@ def _shortest(workload: Workload, arms: Sequence[str]) -> float | None:
     """Returns the smallest of the arms' median training times."""
     medians = []
     for arm in arms:
-        times = [t for run in workload.finals_of(arm) if (t := seconds_of(run)) is not None]
+        runs = workload.finals_of(arm)
+        times = [run.seconds for run in runs if run.seconds is not None]
         if not times:
             return None
         medians.append(statistics.median(times))
@@ -158,7 +159,7 @@ def _figure(
     for index, (arm, reached) in enumerate(steps.items()):
         runs = workload.finals_of(arm)
         met = [(x, run.name) for x, run in zip(reached, runs, strict=True) if math.isfinite(x)]
-        rows += [(arm, run.seed, _finite(x)) for x, run in zip(reached, runs, strict=True)]
+        rows += [(arm, str(run.seed), _finite(x)) for x, run in zip(reached, runs, strict=True)]
         if met:
             spread = [index - 0.15 + 0.3 * i / max(1, len(met) - 1) for i in range(len(met))]
             xs, names = zip(*met, strict=True)
@@ -171,7 +172,7 @@ def _figure(
             "The step at which each compared run first reached the target, by arm;"
             f" {plural(misses, 'run')} that missed it {'is' if misses == 1 else 'are'} not drawn."
         ),
-        x=Axis("arm", labels=tuple(steps)),
+        x=Axis("", labels=tuple(steps)),
         y=Axis("steps"),
         series=tuple(series),
         table=Table(
@@ -179,7 +180,7 @@ def _figure(
             "Steps to the target of every run",
             (
                 Column("arm", "arm"),
-                Column("seed", "seed", "integer"),
+                Column("seed", "seed"),
                 Column("steps", "steps", "integer"),
             ),
             tuple(rows),

@@ -8,7 +8,7 @@ from shlex import quote
 from trainer.config import Tree
 from trainer.config.wording import brief
 from trainer.report.document import Cell, Column, Table, Trials
-from trainer.report.results import Result, Workload, seconds_of
+from trainer.report.results import Result, Workload
 from trainer.report.spaces import number_of
 
 
@@ -40,7 +40,7 @@ def trials_of(
     columns = (
         Column("trial", "trial", "code"),
         Column("arm", "arm"),
-        Column("seed", "seed", "integer"),
+        Column("seed", "seed"),
         Column("end", "end"),
         Column(goal.select_on, f"{goal.metric}, {goal.select_on}", "number"),
         *([Column(goal.report_on, f"{goal.metric}, {goal.report_on}", "number")] if both else []),
@@ -59,12 +59,12 @@ def trials_of(
             values.append(run.value(goal.reported))
         axes = [_cell(run, path, numeric[path]) for path in paths]
         folder = os.path.relpath(run.folder.absolute(), report.absolute())
-        ends = (run.step, seconds_of(run), folder)
-        rows.append((run.name, run.arm, run.seed, run.end, *values, *axes, *ends))
+        ends = (run.step, run.seconds, folder)
+        rows.append((run.name, run.arm, str(run.seed), run.end, *values, *axes, *ends))
     options = "".join(f" --vocabulary={quote(each)}" for each in workload.vocabulary)
     return Trials(
         workload=workload.name,
-        table=Table(f"{prefix}trials", "Every run", columns, tuple(rows)),
+        table=Table(f"{prefix}trials", "Every run", columns, tuple(rows)).compact(),
         goal=goal.select_on,
         better=goal.better,
         axes=tuple(f"axis_{index + 1}" for index in range(len(paths))),

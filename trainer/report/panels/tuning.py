@@ -1,12 +1,29 @@
 """The panel of tuning curves: what the best of k trials would have reached."""
 
 import math
+from collections.abc import Sequence
 
 from trainer.report import best_of_k
 from trainer.report.document import Axis, Block, Cell, Column, Figure, Series, Table
 from trainer.report.results import Workload
-from trainer.report.spaces import point_values
+from trainer.report.spaces import point_values, spans_decades
 from trainer.report.wording import shown
+
+_TEXT = (
+    "How good the best of k trials is on average, if k of an arm's trials are drawn without"
+    " replacement (U statistic). The band holds the curve of the median best of k with 95%"
+    " confidence for all k at once (arXiv:2311.09480); where the trials set no limit, it goes on to"
+    " the edge of the figure. Where the curves cross, the better arm depends on the budget for"
+    " tuning."
+)
+_COLUMNS = (
+    Column("arm", "arm"),
+    Column("k", "k", "integer"),
+    Column("expected", "expected best", "number"),
+    Column("median", "median best", "number"),
+    Column("low", "median from", "number"),
+    Column("high", "to", "number"),
+)
 
 
 def tuning_block(workload: Workload, prefix: str) -> Block:
@@ -17,32 +34,14 @@ def tuning_block(workload: Workload, prefix: str) -> Block:
         prefix: of the names of figures and tables, which tells workloads apart.
     """
     goal = workload.goal
-    series: list[Series] = []
-    rows: list[tuple[Cell, ...]] = []
-    warnings, drawn = [], []
-    for arm in workload.arms:
-        points = point_values(workload, arm)
-        if not points:
-            continue
-        values = list(points.values())
-        k = list(range(1, len(values) + 1))
-        expected = best_of_k.expected_best(values, goal.better).tolist()
-        low, high = (each.tolist() for each in best_of_k.bands(values, 0.95, goal.better))
-        diverged = sum(map(math.isinf, values))
-        if diverged:
-            warnings.append(
-                f"{diverged} of {len(values)} points of {arm} have no finite value: its expected"
-                " best is infinite until k is so large that one of the others is always drawn."
-            )
-        names = tuple(run.name for run in workload.trials_of(arm) if run.number in points)
-        drawn.append(arm)
-        series.append(Series("band", arm, k, low, high, label="95% band of the median"))
-        series.append(Series("line", arm, k, expected, label=arm, trials=names, recipe="best_of_k"))
-        for index, each in enumerate(expected):
-            rows.append((arm, index + 1, each, low[index], high[index]))
-    if not drawn:
-        return Block(text=("There is no search, or none of its trials has ended.",))
-    ends = ", ".join(f"{arm} {shown(_last(rows, arm))}" for arm in drawn)
+    arms = {arm: list(point_values(workload, arm).values()) for arm in workload.arms}
+    arms = {arm: values for arm, values in arms.items() if values}
+    finite = [value for values in arms.values() for value in values if math.isfinite(value)]
+    if not finite:
+        return Block(text=("There is no search, or none of its trials has a finite value.",))
+    rows = [row for arm, values in arms.items() for row in _rows(arm, values, goal.better)]
+    best = {arm: min(values, key=lambda v: goal.sign * v) for arm, values in arms.items()}
+    ends = ", ".join(f"{arm} {shown(value)}" for arm, value in best.items())
     figure = Figure(
         name=f"{prefix}tuning",
         title=f"Best {goal.metric} of k trials, {goal.select_on} split",
@@ -50,30 +49,52 @@ def tuning_block(workload: Workload, prefix: str) -> Block:
             f"The expected best {goal.metric} of k trials drawn from those of each arm, over k."
             f" With all trials: {ends}."
         ),
-        x=Axis("trials (k)", log=len(rows) > 20),
-        y=Axis(f"best {goal.metric}, {goal.select_on}"),
-        series=(*(s for s in series if s.kind == "band"), *(s for s in series if s.kind == "line")),
-        table=Table(
-            f"{prefix}tuning",
-            "Best of k trials",
-            (
-                Column("arm", "arm"),
-                Column("k", "k", "integer"),
-                Column("expected", "expected best", "number"),
-                Column("low", "median from", "number"),
-                Column("high", "to", "number"),
-            ),
-            tuple(rows),
-        ),
+        x=Axis("trials (k)", log=max(map(len, arms.values())) > 10),
+        y=Axis(f"best {goal.metric}, {goal.select_on}", log=spans_decades(finite)),
+        series=_series(workload, arms, rows, (min(finite), max(finite))),
+        table=Table(f"{prefix}tuning", "Best of k trials", _COLUMNS, tuple(rows)),
     )
-    text = (
-        "How good the best of k trials is on average, if k of an arm's trials are drawn without"
-        " replacement (U statistic). The band holds the curve of the median best of k with 95%"
-        " confidence for all k at once (arXiv:2311.09480). Where the curves cross, the better arm"
-        " depends on the budget for tuning.",
-    )
-    return Block(text=text, warnings=tuple(warnings), figures=(figure,))
+    return Block(text=(_TEXT,), warnings=tuple(_warnings(arms)), figures=(figure,))
 
 
-def _last(rows: list[tuple[Cell, ...]], arm: str) -> float:
-    return float([row for row in rows if row[0] == arm][-1][2])  # type: ignore[arg-type]
+def _rows(arm: str, values: Sequence[float], better: str) -> list[tuple[Cell, ...]]:
+    low, high = best_of_k.bands(values, 0.95, better)
+    columns = (
+        best_of_k.expected_best(values, better),
+        best_of_k.median_best(values, better),
+        low,
+        high,
+    )
+    lines = zip(*(column.tolist() for column in columns), strict=True)
+    return [(arm, k, *line) for k, line in enumerate(lines, 1)]
+
+
+def _series(
+    workload: Workload,
+    arms: dict[str, list[float]],
+    rows: Sequence[tuple[Cell, ...]],
+    limits: tuple[float, float],
+) -> tuple[Series, ...]:
+    bands, lines = [], []
+    for arm in arms:
+        of_arm: list[list[float]] = [list(row[1:]) for row in rows if row[0] == arm]  # type: ignore[arg-type]
+        k, expected, _, low, high = map(list, zip(*of_arm, strict=True))
+        low, high = ([min(max(v, limits[0]), limits[1]) for v in each] for each in (low, high))
+        bands.append(Series("band", arm, k, low, high, label="95% band of the median"))
+        names = tuple(run.name for run in workload.trials_of(arm) if run.end != "missing")
+        # The page knows trials and not means over seeds, which it could not compute again.
+        recipe = "best_of_k" if len(names) == len(k) else ""
+        lines.append(Series("line", arm, k, expected, label=arm, trials=names, recipe=recipe))
+    return (*bands, *lines)
+
+
+def _warnings(arms: dict[str, list[float]]) -> list[str]:
+    lines = []
+    for arm, values in arms.items():
+        diverged = sum(map(math.isinf, values))
+        if diverged:
+            lines.append(
+                f"{diverged} of {len(values)} points of {arm} have no finite value: its expected"
+                " best is infinite until k is so large that one of the others is always drawn."
+            )
+    return lines

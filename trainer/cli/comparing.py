@@ -1,0 +1,191 @@
+"""The command compare: shows how two configs or runs differ."""
+
+import argparse
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from trainer import config as configs
+from trainer.cli.loading import ignore_optimizer_warnings, search_paths
+from trainer.cli.terminal import show
+from trainer.diagnose.compare import (
+    Side,
+    check_sides,
+    compare_configs,
+    compare_fingerprints,
+    read_side,
+)
+from trainer.diagnose.compare_rows import Final, RowDifferences, compare_rows, to_draw
+from trainer.messages import DONE, UserError, printable, table
+
+if TYPE_CHECKING:
+    from trainer.diagnose.compare_programs import StepProgram
+
+_LONGEST = 200  # characters of a line of a diff in the terminal
+
+
+def compare(arguments: argparse.Namespace) -> int:
+    """Shows how two configs or runs differ: config, program, and metrics.
+
+    Args:
+        arguments: the parsed options of the command.
+
+    Returns:
+        DONE, whether they differ or not.
+
+    Raises:
+        UserError: one of them cannot be read, they are the same or of two kinds, or the file for
+            the diff cannot be written.
+    """
+    if arguments.no_program and arguments.diff:
+        raise UserError("--diff writes the difference of the programs; --no_program leaves it out.")
+    a, b = (read_side(path, search_paths(arguments)) for path in (arguments.a, arguments.b))
+    check_sides(a, b)
+    _print_lines(table([("A", *_described(a)), ("B", *_described(b))]))
+    _section("Config", _config_lines(a, b, arguments.vocabulary))
+    if a.fingerprint and b.fingerprint:
+        changes = compare_fingerprints(a, b)
+        _section("Versions, machine and data (A -> B)", changes or ["They are equal."])
+    if not arguments.no_program:
+        _section("Program of a step", _program_lines(a, b, arguments))
+    if a.rows or b.rows:
+        differences = compare_rows(a.rows, b.rows)
+        _section("Metrics", _row_lines(differences))
+        _draw(a, b, arguments.metric or to_draw(differences.metrics), differences.metrics)
+    elif a.is_run or b.is_run or arguments.metric:
+        _section("Metrics", ["Neither A nor B has rows of metrics."])
+    return DONE
+
+
+def _print_lines(lines: Sequence[str]) -> None:
+    show("\n".join(lines))
+
+
+def _section(title: str, lines: Sequence[str]) -> None:
+    show(f"\n{title}")
+    _print_lines([f"  {line}".rstrip() for line in lines])
+
+
+def _described(side: Side) -> tuple[str, str]:
+    kind = "config of a sweep" if side.is_sweep else "run" if side.is_run else "config"
+    rows = f", rows up to step {side.rows[-1]['step']:,}" if side.rows else ""
+    return side.path, kind + rows
+
+
+def _config_lines(a: Side, b: Side, vocabulary: Sequence[str]) -> list[str]:
+    found = compare_configs(a, b, vocabulary)
+    lines = table([("path", "A", "B"), *found.paths]) if found.paths else ["They are equal."]
+    for side, other in (("A", "B"), ("B", "A")):
+        paths = [printable(path) for path, by in found.repeated.items() if by == side]
+        if paths:
+            lines.append(f"{side} names what is the default of {other}: {', '.join(paths)}.")
+    return [*lines, *found.notes]
+
+
+def _program_lines(a: Side, b: Side, arguments: argparse.Namespace) -> list[str]:
+    if a.is_sweep:
+        return ["A sweep has many programs; compare two of its trials."]
+    from trainer.diagnose import compare_programs
+
+    ignore_optimizer_warnings()
+    programs: list[StepProgram] = []
+    lines = []
+    for name, side in (("A", a), ("B", b)):
+        try:
+            programs.append(compare_programs.lower_step(side.config, arguments.vocabulary))
+        except UserError as error:
+            lines += f"The program of {name} cannot be built: {error}".splitlines()
+    if lines:
+        return lines
+    first, second = programs
+    if first.text == second.text:
+        same = configs.digest(a.config.root) == configs.digest(b.config.root)
+        why = (
+            f" The configs differ in values of its {len(first.inputs)} inputs, or in what is no"
+            " part of a step, such as a seed."
+        )
+        return ["The programs are equal." + ("" if same else why)]
+    head = [("", "A", "B", "B - A")]
+    counted = [
+        (name, f"{x:,}", f"{y:,}", f"{y - x:+,}" if x != y else "0")
+        for name, x, y in compare_programs.counts(first, second)
+    ]
+    lines = ["The programs differ.", *table([*head, *counted], right=(1, 2, 3)), ""]
+    return lines + _diff_lines(compare_programs.unified_diff(first, second), arguments)
+
+
+def _diff_lines(diff: Sequence[str], arguments: argparse.Namespace) -> list[str]:
+    if not diff:
+        return ["Their operations are equal line by line, but take other values."]
+    where = "--diff=FILE writes all"
+    if arguments.diff:
+        try:
+            Path(arguments.diff).write_text("\n".join(diff) + "\n")
+        except OSError as error:
+            raise UserError(
+                f"--diff={arguments.diff} cannot be written: {error.strerror}."
+            ) from error
+        where = f"all are in {arguments.diff}"
+    shown = [line[:_LONGEST] + ("..." if len(line) > _LONGEST else "") for line in diff]
+    if len(diff) <= arguments.lines:
+        return shown
+    return [*shown[: arguments.lines], f"... and {len(diff) - arguments.lines:,} lines; {where}."]
+
+
+def _row_lines(found: RowDifferences) -> list[str]:
+    lines = [_rows_sentence(found)]
+    for name, count in (("A", found.only_a), ("B", found.only_b)):
+        if count and found.shared:
+            lines.append(f"Only {name} has rows of {count:,} more steps.")
+    head = ("metric", "A, last", "at step", "B, last", "at step", "B - A", "differs from step")
+    rows = [head, *(_final_cells(each) for each in found.metrics)]
+    return [*lines, "", *table(rows, right=range(1, 7))]
+
+
+def _rows_sentence(found: RowDifferences) -> str:
+    if not found.shared and not (found.only_a and found.only_b):
+        return f"{'B' if found.only_a else 'A'} has no rows of metrics."
+    if not found.shared:
+        return "There is no step of which both have a row."
+    equal = found.equal_up_to
+    if found.first is None:
+        return f"All {len(found.shared):,} common rows are equal bit for bit, up to step {equal:,}."
+    at = f"step {found.first:,}: {', '.join(map(printable, found.names))}"
+    if equal is None:
+        return f"The rows differ from the first common one, of {at}."
+    return f"The rows are equal bit for bit up to step {equal:,}, and differ at {at}."
+
+
+def _final_cells(final: Final) -> tuple[str, ...]:
+    cells = []
+    for side in (final.a, final.b):
+        cells += [f"{side[1]:.6g}", f"{side[0]:,}"] if side else ["-", "-"]
+    both = final.a and final.b
+    difference = f"{final.b[1] - final.a[1]:+.3g}" if both else "-"  # type: ignore[index]
+    return final.name, *cells, difference, "-" if final.first is None else f"{final.first:,}"
+
+
+def _draw(a: Side, b: Side, names: Sequence[str], metrics: Sequence[Final]) -> None:
+    """Draws metrics of both sides, or of the side that has them."""
+    from trainer.report.terminal_plot import draw_in_terminal
+
+    known = {final.name: final for final in metrics}
+    for name in names:
+        curves = {
+            side: ([row["step"] for row in rows], [row[name] for row in rows])
+            for side, rows in (("A", _with(a, name)), ("B", _with(b, name)))
+            if rows
+        }
+        if len(curves) < 2:
+            lacks = "Neither A nor B" if not curves else "B" if "A" in curves else "A"
+            has = "has" if not curves else "lacks"
+            common = ", ".join(
+                printable(each) for each, final in known.items() if final.a and final.b
+            )
+            show(f"\n{lacks} {has} the metric {name!r}. Both have: {common or 'none'}.")
+        if curves:
+            show("\n" + draw_in_terminal(curves, f"{name} by step"), end="")
+
+
+def _with(side: Side, name: str) -> list[Mapping[str, float]]:
+    return [row for row in side.rows if name in row]

@@ -1,0 +1,259 @@
+"""Compares two configs or runs: their configs, and what their results depend on besides.
+
+`compare_programs.py` compares the programs of their steps, and `compare_rows.py` their metrics.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from trainer import config as configs
+from trainer.config import Builder, Call, Config, ConfigError, Tree
+from trainer.config.full import complete
+from trainer.config.languages import RUN, SWEEP
+from trainer.config.tree import child_trees, join, same
+from trainer.config.wording import brief
+from trainer.messages import UserError
+from trainer.workdir import check_files, compare, read_record
+from trainer.writers import read_metrics
+
+_ABSENT = object()  # None is a value of a config
+_ORDER = " (order)"  # behind the path of a dict whose keys have another order
+# Differences of these keys of a fingerprint are differences of the config.
+_OF_CONFIG = ("config", "seed", "data_seed", "batch_size")
+
+
+@dataclass(frozen=True)
+class Side:
+    """One side of a comparison.
+
+    Attributes:
+        path: as the user gave it.
+        config: the resolved config.
+        is_run: whether it is the folder of a run, or of a trial of a sweep.
+        fingerprint: of the last process of the run; empty if it is not known.
+        rows: the rows of metrics.jsonl, sorted by step; empty if there are none.
+    """
+
+    path: str
+    config: Config
+    is_run: bool
+    fingerprint: Mapping[str, Any]
+    rows: Sequence[Mapping[str, Any]]
+
+    @property
+    def is_sweep(self) -> bool:
+        """Whether the config is that of a sweep."""
+        return self.config.root.name == SWEEP.root
+
+
+def read_side(path: str, search_paths: Sequence[str] = ()) -> Side:
+    """Reads one side of a comparison; nothing is imported or executed.
+
+    Args:
+        path: a config file of a run or of a sweep; or the folder of a run or of a trial.
+        search_paths: folders for files that a config includes.
+
+    Raises:
+        UserError: there is nothing that can be compared, or a file is damaged.
+    """
+    folder = Path(path)
+    if not folder.exists():
+        raise UserError(
+            f"{path} does not exist: name a config file, or the folder of a run or of a trial."
+        )
+    if not folder.is_dir():
+        return Side(path, _load(path, search_paths), False, {}, ())
+    check_files(folder)
+    if not (folder / "config.yaml").exists():
+        raise UserError(f"{path} has no config.yaml: {_what_else(folder)}")
+    metrics = folder / "metrics.jsonl"
+    try:
+        record = read_record(folder / "run.json") or {}
+        rows = read_metrics(metrics) if metrics.exists() else []
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {error.strerror}.") from error
+    config = _load(str(folder / "config.yaml"), search_paths)
+    return Side(path, config, True, record.get("fingerprint", {}), rows)
+
+
+def _load(file: str, search_paths: Sequence[str]) -> Config:
+    try:
+        config = configs.load([file], search_paths=search_paths)
+        # YAML is read in the same way for both kinds.
+        if SWEEP.mark not in config.root.kwargs or RUN.mark in config.root.kwargs:
+            return config
+        mistake = None
+    except ConfigError as error:
+        mistake = error
+    try:
+        return configs.load([file], search_paths=search_paths, language=SWEEP)
+    except ConfigError as error:
+        raise mistake or error from None
+
+
+def _what_else(folder: Path) -> str:
+    """Returns what a folder without a config.yaml is, and what to name instead."""
+    if not (folder / "plan.json").exists():
+        return "it is not the folder of a run or of a trial."
+    trials = sorted(folder.glob("trials/*/*/*/config.yaml"))
+    if trials:
+        return f"it is that of a sweep. Name one of its trials, such as {trials[0].parent}."
+    return "it is that of a sweep without finished trials. Name the file of an arm in its arms/."
+
+
+class Difference(NamedTuple):
+    """A path at which two configs differ.
+
+    Attributes:
+        path: the path, such as "optimizer.b2".
+        a: the value in A, such as "0.95", "0.999 (default)" or "-" if A has no such path. That of a
+            call is its function, such as "optax.adamw()"; its arguments have paths of their own.
+        b: the value in B.
+    """
+
+    path: str
+    a: str
+    b: str
+
+
+@dataclass(frozen=True)
+class ConfigDifferences:
+    """How two configs differ.
+
+    Attributes:
+        paths: the paths whose values differ, in the order of A.
+        repeated: path -> the side that names a value, "A" or "B", which is the default that the
+            other side takes.
+        notes: sentences about defaults that are not known or not compared.
+    """
+
+    paths: tuple[Difference, ...]
+    repeated: Mapping[str, str]
+    notes: tuple[str, ...]
+
+
+def compare_configs(a: Side, b: Side, vocabulary: Sequence[str] = ()) -> ConfigDifferences:
+    """Compares two resolved configs path by path, with the defaults of their functions.
+
+    Defaults are shown where the other side has another value at the same path, but not where it
+    has no such path: those of two different functions would be too many.
+
+    Args:
+        a: one side.
+        b: the other side, of the same kind (a run or a sweep).
+        vocabulary: further packages whose public functions the configs may name.
+    """
+    notes: list[str] = []
+    full_a = _completed(a, "A", vocabulary, notes)
+    full_b = _completed(b, "B", vocabulary, notes)
+    named = [set(_paths(side.config.root)) for side in (a, b)]
+    found: list[Difference] = []
+    repeated: dict[str, str] = {}
+    for path, x, y in _walk(full_a, full_b, ""):
+        by_a, by_b = (path.removesuffix(_ORDER) in paths for paths in named)
+        equal = x is not _ABSENT and y is not _ABSENT and _equal(x, y, by_a and by_b)
+        if equal and by_a != by_b:
+            repeated[path] = "A" if by_a else "B"
+        elif not equal and (by_a or by_b or (x is not _ABSENT and y is not _ABSENT)):
+            found.append(Difference(path, _shown(x, by_a), _shown(y, by_b)))
+    return ConfigDifferences(tuple(found), repeated, tuple(notes))
+
+
+def _completed(side: Side, name: str, vocabulary: Sequence[str], notes: list[str]) -> Call:
+    if side.is_sweep:
+        notes[:] = ["The files of sweeps are compared as they are, without defaults."]
+        return side.config.root
+    try:
+        Builder(side.config, vocabulary).check()  # `complete` takes a config without mistakes
+        return complete(side.config, vocabulary)[0]
+    except ConfigError as error:
+        notes.append(f"The defaults of {name} are not known: {error}")
+        return side.config.root
+
+
+def _paths(tree: Tree, path: str = "") -> Iterator[str]:
+    """Yields the path of each node of a tree."""
+    yield path
+    for key, child in child_trees(tree).items():
+        yield from _paths(child, join(path, key))
+
+
+def _walk(a: Tree, b: Tree, path: str) -> Iterator[tuple[str, Any, Any]]:
+    """Yields the path of each node of two trees with its bare values in both."""
+    x, y = _bare(a), _bare(b)
+    yield path, x, y
+    old, new = _children(a), _children(b)
+    if isinstance(a, dict) and isinstance(b, dict) and list(old) != list(new):
+        if set(old) == set(new):
+            yield f"{path}{_ORDER}", list(old), list(new)
+    for key in [*old, *(key for key in new if key not in old)]:
+        yield from _walk(old.get(key, _ABSENT), new.get(key, _ABSENT), join(path, key))
+
+
+def _bare(tree: Tree) -> Any:
+    """Returns a node without its children: a call without arguments, an empty dict, a leaf."""
+    if isinstance(tree, Call):
+        return Call(tree.name, {}, tree.partial)
+    if isinstance(tree, dict):
+        return {}
+    return [] if isinstance(tree, list) and _children(tree) else tree
+
+
+def _children(tree: Tree) -> Mapping[Any, Tree]:
+    """Returns the children of a node; a list of numbers or words is shown as a whole."""
+    if isinstance(tree, list) and not any(isinstance(x, Call | dict | list) for x in tree):
+        return {}
+    return child_trees(tree)
+
+
+def _equal(x: Any, y: Any, both_named: bool) -> bool:
+    numbers = all(isinstance(each, int | float) and not isinstance(each, bool) for each in (x, y))
+    # Where one is a default, the builder converts an integer in the place of a float.
+    return same(x, y) or (numbers and not both_named and x == y)
+
+
+def _shown(value: Any, named: bool) -> str:
+    if value is _ABSENT:
+        return "-"
+    return brief(value) if named else f"{brief(value)} (default)"
+
+
+def compare_fingerprints(a: Side, b: Side) -> list[str]:
+    """Lists the differences of two runs in versions, machine, code and data.
+
+    Args:
+        a: one side.
+        b: the other side.
+
+    Returns:
+        Lines such as "jax: 0.10.2 -> 0.11.2"; those that change the data or the program say so.
+    """
+    changes = compare(a.fingerprint, b.fingerprint)
+    return [
+        f"{change}" + (f" (changes the {change.kind})" if change.kind != "bits" else "")
+        for change in changes
+        if change.key not in _OF_CONFIG
+    ]
+
+
+def check_sides(a: Side, b: Side) -> None:
+    """Checks that two sides can be compared.
+
+    Args:
+        a: one side.
+        b: the other side.
+
+    Raises:
+        UserError: they are one file or folder, or the config of a run and that of a sweep.
+    """
+    if Path(a.path).resolve() == Path(b.path).resolve():
+        raise UserError(f"{a.path} and {b.path} are the same: name two configs or runs.")
+    if a.is_sweep != b.is_sweep:
+        sweep, run = (a, b) if a.is_sweep else (b, a)
+        raise UserError(
+            f"{sweep.path} is the config of {SWEEP.what}, and {run.path} is that of {RUN.what}:"
+            " they have nothing in common. Compare a trial of the sweep, or the file of an arm in"
+            " the folder of the sweep, arms/."
+        )

@@ -1,0 +1,70 @@
+"""The table of the winners' hyperparameters, defaults included."""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from trainer import config as configs
+from trainer.config import Call, Tree
+from trainer.config.tree import child_trees, join
+from trainer.config.wording import brief
+from trainer.messages import UserError
+from trainer.report.document import Column, Table
+from trainer.report.results import Workload
+
+_ROOT = "optimizer"
+
+
+def hyperparameters_table(workload: Workload, prefix: str) -> Table | None:
+    """Returns the arguments of the optimizers of each arm's compared runs.
+
+    Args:
+        workload: the results.
+        prefix: of the name of the table, which tells workloads apart.
+
+    Returns:
+        A table with a row for each argument whose values differ between arms, or for every one if
+        there is a single arm; None if no config can be read.
+    """
+    arms: dict[str, dict[str, str]] = {}
+    for arm in workload.arms:
+        runs = workload.finals_of(arm)
+        root = _read(runs[0].folder) if runs else None
+        if root is not None and _ROOT in root.kwargs:
+            arms[arm] = dict(_arguments(root.kwargs[_ROOT], _ROOT))
+    paths = dict.fromkeys(path for arguments in arms.values() for path in arguments)
+    rows = tuple(
+        (path, *values)
+        for path in paths
+        if len(set(values := [arguments.get(path) for arguments in arms.values()])) > 1
+        or len(arms) == 1
+    )
+    if not rows:
+        return None
+    columns = [Column("path", "path", "code")]
+    columns += [Column(f"arm_{index + 1}", arm) for index, arm in enumerate(arms)]
+    note = (
+        "Defaults included; – is an argument that the arm's optimizer does not have. What is equal"
+        " in all arms is left out: config_full.yaml in the folder of a run has everything."
+    )
+    title = "Hyperparameters of the compared runs"
+    return Table(f"{prefix}hyperparameters", title, tuple(columns), rows, note)
+
+
+def _read(folder: Path) -> Call | None:
+    for name in ("config_full.yaml", "config.yaml"):
+        try:
+            return configs.load([folder / name]).root
+        except (UserError, OSError):
+            continue
+    return None
+
+
+def _arguments(tree: Tree, path: str) -> Iterator[tuple[str, str]]:
+    """Yields the path and the value of each argument, and the function of each call."""
+    if isinstance(tree, Call):
+        yield path, tree.name
+    children: Mapping[str, Tree] = child_trees(tree)
+    if not children and not isinstance(tree, Call):
+        yield path, tree if isinstance(tree, str) else brief(tree)
+    for key, value in children.items():
+        yield from _arguments(value, join(path, key))

@@ -1,0 +1,87 @@
+"""Writes a report into a folder: a page, Markdown, CSV, LaTeX, and its figures as PDF and PNG."""
+
+import re
+from collections.abc import Collection, Iterator, Sequence
+from pathlib import Path
+from typing import Literal, get_args
+
+from trainer.report import drawing
+from trainer.report.document import Report
+from trainer.report.latex import latex
+from trainer.report.markdown import markdown
+from trainer.report.page import page
+from trainer.report.replacement import replaced
+from trainer.report.tables import csv_of
+
+Format = Literal["html", "markdown", "csv", "figures", "latex"]
+FORMATS: tuple[Format, ...] = get_args(Format)
+
+_STEM = re.compile(r"[A-Za-z0-9][\w.-]*", re.ASCII)
+
+
+def write(report: Report, folder: Path, formats: Collection[Format] = FORMATS) -> list[Path]:
+    """Writes a report into a folder, in the place of a report that is there.
+
+    The folder has index.html, report.md, tables/*.csv, figures/*.pdf, figures/*.png and
+    latex/*.tex; the same report gives the same bytes. Files that a user put there are kept. If the
+    process is killed, or the disk is full, the folder has the report from before.
+
+    Args:
+        report: the report.
+        folder: created with its parents if it does not exist.
+        formats: which files are written; default: all.
+
+    Returns:
+        The paths of the files, the page first.
+
+    Raises:
+        UserError: the folder is not that of a report, or cannot be written.
+        ValueError: a figure or table has a name that is no name of a file, or that of another.
+    """
+    _check_names("tables", [table.name for table in report.tables])
+    _check_names("figures", [figure.name for figure in report.figures])
+    folder = Path(folder).absolute()
+    with replaced(folder) as staged:
+        files = []
+        for name, content in _files(report, formats):
+            files.append(_new(staged / name))
+            files[-1].write_bytes(content.encode("utf-8", "backslashreplace"))
+        for figure in report.figures if "figures" in formats else ():
+            stem = _new(staged / "figures" / figure.name)
+            files += drawing.save(figure, report.arms, stem)
+    return [folder / file.relative_to(staged) for file in files]
+
+
+def _files(report: Report, formats: Collection[Format]) -> Iterator[tuple[str, str]]:
+    """Yields the relative path and the content of each text file."""
+    tables = {table.name: f"tables/{table.name}.csv" for table in report.tables}
+    if "html" in formats:
+        yield "index.html", page(report)
+    if "markdown" in formats:
+        pictures = {each.name: f"figures/{each.name}.png" for each in report.figures}
+        yield (
+            "report.md",
+            markdown(
+                report,
+                pictures if "figures" in formats else {},
+                tables if "csv" in formats else {},
+            ),
+        )
+    if "csv" in formats:
+        yield from ((tables[table.name], csv_of(table)) for table in report.tables)
+    if "latex" in formats:
+        yield from ((f"latex/{name}.tex", text) for name, text in latex(report).items())
+
+
+def _new(file: Path) -> Path:
+    file.parent.mkdir(exist_ok=True)
+    return file
+
+
+def _check_names(what: str, names: Sequence[str]) -> None:
+    bad = [name for name in names if not _STEM.fullmatch(name)]
+    # Some file systems do not distinguish upper and lower case.
+    folded = [name.casefold() for name in names]
+    twice = [name for name in names if folded.count(name.casefold()) > 1]
+    if bad or twice:
+        raise ValueError(f"The {what} {bad + twice} of the report cannot be names of files.")
