@@ -5,6 +5,7 @@ import itertools
 import math
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -33,7 +34,7 @@ OPTIONS = (
     "--force-prefers-reduced-motion",
 )
 MADE = report(60, 20)
-ROWS = MADE.trials[0].table.rows
+ROWS: list[Any] = list(MADE.trials[0].table.rows)
 GOAL, RATE = 4, 5  # columns
 
 
