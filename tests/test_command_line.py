@@ -697,7 +697,7 @@ def test_a_mistake_outside_of_the_config_is_a_user_error_but_not_a_config_error(
     lock = Lock(tmp_path)
     plot = ["plot", str(tmp_path), "--metric=a", f"--png={tmp_path}/no/a.png"]
     mistakes = {
-        "cannot be written": lambda: commands.plot(options.parser().parse_args(plot)),
+        "cannot be written": lambda: commands.find("plot")(options.parser().parse_args(plot)),
         "is in use by process": lambda: Lock(tmp_path),
         "must be HOST:PORT": lambda: rendezvous.connect("nowhere", 2, 0, wait=1, silence=1),
     }

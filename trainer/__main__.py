@@ -89,7 +89,7 @@ def _call(arguments: argparse.Namespace) -> int:
     from trainer.messages import MISTAKE, UserError
 
     try:
-        return getattr(commands, arguments.command)(arguments)
+        return commands.find(arguments.command)(arguments)
     except UserError as error:
         show(f"error: {error}", sys.stderr)
         return MISTAKE

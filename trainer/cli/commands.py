@@ -1,8 +1,13 @@
-"""The commands: each is a function of the parsed options that returns an exit code."""
+"""The commands: each is a function of the parsed options that returns an exit code.
+
+Those about one run are here; `find` imports the others from modules of their own.
+"""
 
 import argparse
+import importlib
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,6 +21,26 @@ from trainer.messages import DONE, FAILED, UserError
 # memory of a process must be configured before.
 if TYPE_CHECKING:
     from trainer.train.loop import Observer
+
+
+_ELSEWHERE = {
+    "checkpoint": "inspect_checkpoints",
+    "compare": "comparing",
+    "plot": "plotting",
+    "report": "reporting",
+    "sweep": "sweeps",
+}
+
+
+def find(command: str) -> Callable[[argparse.Namespace], int]:
+    """Returns the function of a command.
+
+    Args:
+        command: its name on the command line.
+    """
+    if command in _ELSEWHERE:
+        return importlib.import_module(f"trainer.cli.{_ELSEWHERE[command]}").run
+    return globals()[command]
 
 
 def train(arguments: argparse.Namespace) -> int:
@@ -151,40 +176,6 @@ def replay(arguments: argparse.Namespace) -> int:
     return DONE if finite else FAILED
 
 
-def checkpoint(arguments: argparse.Namespace) -> int:
-    """Lists, checks or compares the checkpoints of a run.
-
-    Args:
-        arguments: the parsed options of the command.
-
-    Returns:
-        FAILED if a checkpoint is damaged or two differ, otherwise DONE.
-
-    Raises:
-        UserError: the checkpoint does not exist.
-    """
-    from trainer.cli import inspect_checkpoints
-
-    return inspect_checkpoints.run(arguments)
-
-
-def sweep(arguments: argparse.Namespace) -> int:
-    """Computes the trials of a sweep, or looks at them.
-
-    Args:
-        arguments: the parsed options of the command.
-
-    Returns:
-        The exit code.
-
-    Raises:
-        UserError: the file has a mistake, or the folder cannot be used.
-    """
-    from trainer.cli import sweeps
-
-    return sweeps.run(arguments)
-
-
 def _log(line: str) -> None:
     show(line, sys.stderr)
 
@@ -252,54 +243,3 @@ def explain(arguments: argparse.Namespace) -> int:
         write_figure(lines, arguments.figure, "Learning rates", "step", "learning rate")
         show(f"The schedules are drawn in {arguments.figure}.")
     return DONE
-
-
-def plot(arguments: argparse.Namespace) -> int:
-    """Draws a metric of one or more runs, or of the best trials of a sweep.
-
-    Args:
-        arguments: the parsed options of the command.
-
-    Returns:
-        DONE.
-
-    Raises:
-        UserError: a run does not have the metric, or the figure cannot be written.
-    """
-    from trainer.cli import plotting
-
-    return plotting.plot(arguments)
-
-
-def report(arguments: argparse.Namespace) -> int:
-    """Writes a report about sweeps or runs.
-
-    Args:
-        arguments: the parsed options of the command.
-
-    Returns:
-        DONE.
-
-    Raises:
-        UserError: a folder is not that of a sweep or run, or the report cannot be written.
-    """
-    from trainer.cli import reporting
-
-    return reporting.report(arguments)
-
-
-def compare(arguments: argparse.Namespace) -> int:
-    """Shows how two configs or runs differ: config, program, and metrics.
-
-    Args:
-        arguments: the parsed options of the command.
-
-    Returns:
-        DONE, whether they differ or not.
-
-    Raises:
-        UserError: one of them cannot be read, or they cannot be compared.
-    """
-    from trainer.cli import comparing
-
-    return comparing.compare(arguments)

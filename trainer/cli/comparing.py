@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 _LONGEST = 200  # characters of a line of a diff in the terminal
 
 
-def compare(arguments: argparse.Namespace) -> int:
+def run(arguments: argparse.Namespace) -> int:
     """Shows how two configs or runs differ: config, program, and metrics.
 
     Args:

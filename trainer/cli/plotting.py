@@ -14,7 +14,7 @@ from trainer.report.plots import save_figure
 from trainer.report.terminal_plot import draw_in_terminal
 
 
-def plot(arguments: argparse.Namespace) -> int:
+def run(arguments: argparse.Namespace) -> int:
     """Draws a metric of one or more runs, or of the best trials of a sweep.
 
     Args:

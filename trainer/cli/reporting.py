@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from trainer.report.results import Workload
 
 
-def report(arguments: argparse.Namespace) -> int:
+def run(arguments: argparse.Namespace) -> int:
     """Writes a report, and prints the verdict and where the files are.
 
     Args:
