@@ -95,7 +95,8 @@ def test_the_wheel_holds_both_packages_whole_and_nothing_else(wheel: Path) -> No
     }
     assert sources == {name for name in names if name.endswith(".py")}
     others = {name for name in names if not name.endswith(".py") and ".dist-info/" not in name}
-    page = {f"trainer/report/{name}" for name in ("page.css", "page.js", "figures.js", "trials.js")}
+    scripts = ("page.js", "figures.js", "filter.js", "selection.js", "trials.js")
+    page = {f"trainer/report/{name}" for name in ("page.css", *scripts)}
     typed = {"trainer/py.typed", "optim/py.typed"}  # type checkers read our annotations
     assert others == typed | page
 

@@ -5,6 +5,7 @@ import itertools
 import math
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -33,7 +34,7 @@ OPTIONS = (
     "--force-prefers-reduced-motion",
 )
 MADE = report(60, 20)
-ROWS = MADE.trials[0].table.rows
+ROWS: list[Any] = list(MADE.trials[0].table.rows)
 GOAL, RATE = 4, 5  # columns
 
 
@@ -200,7 +201,6 @@ def test_cells_are_written_as_python_writes_them(browser):
     numbers = [0, 1, -1, 0.5, 1 / 3, -2e-5, 1e-4, 9.99996e-5, 12345.6, 99999.4, 123456.0, 1e5]
     numbers += [1e300, 2.5e-300, 119.96, 120.0, 7199.0, 7200.0, 1e6, 0.0001, 9999.5, 0.05, 1e-12]
     kinds = ["text", "integer", "number", "p", "share", "seconds", "code"]
-    cells = [*numbers, None, "words"]
     cases = [(kind, cell) for kind in kinds for cell in [*numbers, None, "words"]]
     odd = [("integer", 1e300), ("integer", -2e-5)]  # no integers
     cases = [case for case in cases if case not in odd]

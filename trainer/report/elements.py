@@ -24,9 +24,18 @@ def prose(text: str, arms: Sequence[str] = ()) -> str:
     """
     parts = re.split(r"`([^`]+)`", text)
     return "".join(
-        f"<code>{xml(part)}</code>" if i % 2 else _with_arms(part, arms)
+        f"<code>{_words(part)}</code>" if i % 2 else _with_arms(part, arms)
         for i, part in enumerate(parts)
     )
+
+
+def _words(code: str) -> str:
+    """Returns code whose options do not break at their hyphens."""
+    words = (
+        f'<span class="word">{xml(word)}</span>' if "-" in word and len(word) < 32 else xml(word)
+        for word in code.split(" ")
+    )
+    return " ".join(words)
 
 
 def _with_arms(text: str, arms: Sequence[str]) -> str:

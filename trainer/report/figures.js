@@ -4,7 +4,8 @@
 /** Returns a number as Python's format(value, ".4g") writes it, with that many digits. */
 function general(value, digits) {
   if (value === 0) return "0";
-  const [shown, power] = value.toExponential(digits - 1).split("e"), exponent = Number(power);
+  const [shown, power] = value.toExponential(digits - 1).split("e"),
+    exponent = Number(power);
   if (exponent >= -4 && exponent < digits) return String(Number(value.toPrecision(digits)));
   const size = String(Math.abs(exponent)).padStart(2, "0");
   return `${Number(shown)}e${exponent < 0 ? "-" : "+"}${size}`;
@@ -39,11 +40,16 @@ function textOf(kind, value) {
 function bestOfK(values, better) {
   const sign = better === "min" ? 1 : -1;
   const bestFirst = values.filter((v) => v !== null).sort((a, b) => sign * (a - b));
-  const n = values.length, finite = bestFirst.length;
+  const n = values.length,
+    finite = bestFirst.length;
   const means = [];
   for (let k = 1; k <= n; k++) {
-    if (n - finite >= k) { means.push(null); continue; }
-    let weight = k / n, mean = 0;
+    if (n - finite >= k) {
+      means.push(null);
+      continue;
+    }
+    let weight = k / n,
+      mean = 0;
     for (let i = n; i >= k && weight > 0; i--) {
       mean += weight * bestFirst[n - i];
       weight *= (i - k) / Math.max(1, i - 1);
@@ -56,17 +62,34 @@ function bestOfK(values, better) {
 /** Returns the runs of vertices of a path, in the units of the drawing. */
 function vertices(path, factor) {
   const runs = [];
-  let x = 0, y = 0, command = "", first = null;
+  let x = 0,
+    y = 0,
+    command = "",
+    first = null;
   const put = () => runs[runs.length - 1].push([x * factor, y * factor]);
   for (const [token] of path.matchAll(/[A-Za-z]|-?\d+(?:\.\d+)?/g)) {
-    if (/[A-Za-z]/.test(token)) { command = token; first = null; continue; }
+    if (/[A-Za-z]/.test(token)) {
+      command = token;
+      first = null;
+      continue;
+    }
     const number = Number(token);
-    if (command === "h") { x += number; put(); }
-    else if (command === "v") { y += number; put(); }
-    else if (first === null) first = number;
+    if (command === "h") {
+      x += number;
+      put();
+    } else if (command === "v") {
+      y += number;
+      put();
+    } else if (first === null) first = number;
     else {
-      if (command === "M") { x = first; y = number; runs.push([]); }
-      else { x += first; y += number; }
+      if (command === "M") {
+        x = first;
+        y = number;
+        runs.push([]);
+      } else {
+        x += first;
+        y += number;
+      }
       put();
       first = null;
     }
@@ -82,7 +105,9 @@ class Scale {
   at(value) {
     const f = this.log ? Math.log10 : (v) => v;
     if (value === null || (this.log && value <= 0)) return NaN;
-    return this.from + (this.to - this.from) * (f(value) - f(this.low)) / (f(this.high) - f(this.low));
+    return (
+      this.from + ((this.to - this.from) * (f(value) - f(this.low))) / (f(this.high) - f(this.low))
+    );
   }
   value(place) {
     const share = (place - this.from) / (this.to - this.from);
@@ -91,21 +116,27 @@ class Scale {
   }
   /** Returns [value, text] of ticks; minor ones have no text. */
   ticks() {
-    const ratio = this.high / this.low, ticks = [];
+    const ratio = this.high / this.low,
+      ticks = [];
     if (this.log && ratio >= 5) {
-      const decades = Math.log10(ratio), every = Math.max(1, Math.ceil(decades / 6));
+      const decades = Math.log10(ratio),
+        every = Math.max(1, Math.ceil(decades / 6));
       const labelled = decades > 2.5 ? [1] : [1, 2, 5];
       for (let e = Math.floor(Math.log10(this.low)); e <= Math.ceil(Math.log10(this.high)); e++) {
         for (const digit of every === 1 ? [1, 2, 3, 4, 5, 6, 7, 8, 9] : [1]) {
           const value = Number(`${digit}e${e}`);
           if (value < this.low || value > this.high) continue;
-          ticks.push([value, labelled.includes(digit) && e % every === 0 ? textOf("number", value) : ""]);
+          ticks.push([
+            value,
+            labelled.includes(digit) && e % every === 0 ? textOf("number", value) : "",
+          ]);
         }
       }
       return ticks;
     }
-    const rough = (this.high - this.low) / 5, power = 10 ** Math.floor(Math.log10(rough));
-    const off = (m) => Math.abs(Math.log(m * power / rough));
+    const rough = (this.high - this.low) / 5,
+      power = 10 ** Math.floor(Math.log10(rough));
+    const off = (m) => Math.abs(Math.log((m * power) / rough));
     const step = power * [1, 2, 5, 10].reduce((a, b) => (off(b) < off(a) ? b : a));
     for (let i = Math.ceil(this.low / step - 1e-9); i <= this.high / step + 1e-9; i++) {
       ticks.push([i * step, textOf("number", Number((i * step).toPrecision(12)))]);
@@ -130,8 +161,11 @@ class Plot {
     this.series = this.data.s.map((each, i) => {
       if (each.x) x = each.x;
       else if (each.y && each.k !== "rule") each.x = x; // as of the series before
-      const element = elements[i], faint = element.classList.contains("f"), { a } = element.dataset;
-      const k = each.k ?? "line", line = k === "line" || k === "steps";
+      const element = elements[i],
+        faint = element.classList.contains("f"),
+        { a } = element.dataset;
+      const k = each.k ?? "line",
+        line = k === "line" || k === "steps";
       return { ...each, k, a: a && Number(a), element, faint, line };
     });
     for (const each of this.series) each.element.series = each;
@@ -144,7 +178,8 @@ class Plot {
       const path = faint ? series.element : series.element.firstElementChild;
       const y = new Scale(this.svg.dataset.y, this.bottom, this.top);
       series.runs = vertices(path.getAttribute("d"), faint ? 2 : 1).map((run) =>
-        run.map(([a, b]) => [this.x.value(a), y.value(b)]));
+        run.map(([a, b]) => [this.x.value(a), y.value(b)]),
+      );
     }
     return series.runs;
   }
@@ -154,7 +189,9 @@ class Plot {
     if (series.placed) return series.placed;
     let runs = [[]];
     if (!series.x && !series.y) {
-      runs = this.runs(series).map((run) => run.map(([x, y], i) => [this.x.at(x), this.y.at(y), i]));
+      runs = this.runs(series).map((run) =>
+        run.map(([x, y], i) => [this.x.at(x), this.y.at(y), i]),
+      );
     } else {
       const ys = series.now || series.y || [];
       ys.forEach((value, i) => {
@@ -181,24 +218,41 @@ class Plot {
       if (!series.y) return;
       path = series.y.map((v) => `M${this.left} ${round(this.y.at(v))}H${this.right}`).join("");
     } else if (series.k === "interval") {
-      path = this.places(series).flat().map(([x, y, i]) =>
-        `M${round(x) - 7} ${round(y)}h14m-7 0V${round(this.y.at(series.h[i]))}m-7 0h14`).join("");
+      path = this.places(series)
+        .flat()
+        .map(
+          ([x, y, i]) =>
+            `M${round(x) - 7} ${round(y)}h14m-7 0V${round(this.y.at(series.h[i]))}m-7 0h14`,
+        )
+        .join("");
     } else if (series.k === "points") {
       const points = this.places(series).flat();
-      path = points.length ? `M${points.map(([x, y]) => `${round(x)} ${round(y)}`).join("L")}h0` : "";
+      path = points.length
+        ? `M${points.map(([x, y]) => `${round(x)} ${round(y)}`).join("L")}h0`
+        : "";
     } else {
-      const join = series.k === "steps" && series.x
-        ? (run) => run.map(([x, y], i) => (i ? `H${round(x)}V${round(y)}` : `M${round(x)} ${round(y)}`)).join("")
-        : (run) => `M${run.map(([x, y]) => `${round(x)} ${round(y)}`).join("L")}${run.length > 1 ? "" : "h0"}`;
-      path = this.places(series).map((run) => join(run) + (series.k === "band" ? "z" : "")).join("");
+      const join =
+        series.k === "steps" && series.x
+          ? (run) =>
+              run
+                .map(([x, y], i) => (i ? `H${round(x)}V${round(y)}` : `M${round(x)} ${round(y)}`))
+                .join("")
+          : (run) =>
+              `M${run.map(([x, y]) => `${round(x)} ${round(y)}`).join("L")}${run.length > 1 ? "" : "h0"}`;
+      path = this.places(series)
+        .map((run) => join(run) + (series.k === "band" ? "z" : ""))
+        .join("");
     }
     (faint ? element : element.firstElementChild).setAttribute("d", path);
     const marks = faint ? null : element.children[1];
     if (!marks) return;
     let points = this.places(series).flat();
     const last = points.length - 1;
-    if (last > 8) points = [...Array(9).keys()].map((i) => points[Math.round(i * last / 8)]);
-    marks.setAttribute("d", points.length ? `M${points.map(([x, y]) => `${round(x)} ${round(y)}`).join("L")}h0` : "");
+    if (last > 8) points = [...Array(9).keys()].map((i) => points[Math.round((i * last) / 8)]);
+    marks.setAttribute(
+      "d",
+      points.length ? `M${points.map(([x, y]) => `${round(x)} ${round(y)}`).join("L")}h0` : "",
+    );
   }
 
   /** Returns the least value of what stands in front. */
@@ -213,7 +267,9 @@ class Plot {
     y.log = log;
     if (log === given.log) {
       Object.assign(y, given);
-      this.axis.forEach((markup, i) => { this.drawn[i].innerHTML = markup; });
+      this.axis.forEach((markup, i) => {
+        this.drawn[i].innerHTML = markup;
+      });
     } else {
       this.axis ??= this.drawn.map((element) => element.innerHTML);
       this.changeAxis(log);
@@ -225,7 +281,9 @@ class Plot {
     const { y, given } = this;
     if (log) y.low = Math.max(this.least() / 1.05, given.high * 1e-9);
     else y.low = Math.min(given.low, 0);
-    let grid = "", small = "", texts = "";
+    let grid = "",
+      small = "",
+      texts = "";
     for (const [value, text] of y.ticks()) {
       const place = Math.round(y.at(value));
       if (text) {
@@ -240,28 +298,40 @@ class Plot {
 
   /** Returns the series and the point that are nearest to a place, within a reach. */
   nearest(x, y, reach) {
-    let best = null, least = reach;
+    let best = null,
+      least = reach;
     const offer = (distance, series, at) => {
-      if (distance < least) { least = distance; best = { series, ...at }; }
+      if (distance < least) {
+        least = distance;
+        best = { series, ...at };
+      }
     };
     for (const series of this.series) {
       if (series.hidden || series.k === "band") continue;
       const push = series.faint ? 1.6 : 1;
       if (series.k === "rule") {
-        const place = series.y ? Math.abs(y - this.y.at(series.y[0])) : Math.abs(x - this.x.at(series.x[0]));
+        const place = series.y
+          ? Math.abs(y - this.y.at(series.y[0]))
+          : Math.abs(x - this.x.at(series.x[0]));
         offer(place * 1.6, series, { x, y, index: 0 });
         continue;
       }
       for (const run of this.places(series)) {
         for (let i = 0; i < run.length; i++) {
           const [a, b, index] = run[i];
-          if (!series.line || run.length === 1) offer(Math.hypot(x - a, y - b) * push, series, { x: a, y: b, index });
+          if (!series.line || run.length === 1)
+            offer(Math.hypot(x - a, y - b) * push, series, { x: a, y: b, index });
           else if (i && x >= run[i - 1][0] && x <= a) {
             const [a0, b0, before] = run[i - 1];
-            const share = a > a0 ? (x - a0) / (a - a0) : 1, there = b0 + share * (b - b0);
+            const share = a > a0 ? (x - a0) / (a - a0) : 1,
+              there = b0 + share * (b - b0);
             const steep = Math.max(1, Math.abs(b - b0) / Math.max(1, a - a0));
             const near = share < 0.5 ? { x: a0, y: b0, index: before } : { x: a, y: b, index };
-            offer(Math.abs(y - there) / Math.min(4, steep) * push, series, series.x ? near : { x, y: there, index: -1 });
+            offer(
+              (Math.abs(y - there) / Math.min(4, steep)) * push,
+              series,
+              series.x ? near : { x, y: there, index: -1 },
+            );
           }
         }
       }

@@ -8,18 +8,25 @@ const escaped = (text) => String(text).replace(/[&<>"]/g, (c) => `&#${c.charCode
 // The highlight
 
 const dimmed = document.head.appendChild(document.createElement("style"));
-let pinned = null, pointed = null, highlighted = null;
+let pinned = null,
+  pointed = null,
+  highlighted = null;
 
 function highlight() {
   const arm = pointed ?? pinned;
   if (arm === highlighted) return;
   highlighted = arm;
   const other = `[data-a]:not([data-a="${arm}"])`;
-  dimmed.textContent = arm === null ? "" :
-    `.s${other}{opacity:.1}tr${other}{opacity:.35}.arm${other}:not(tr .arm){opacity:.4}` +
-    `path.f[data-a="${arm}"]{opacity:.75}tr[data-a="${arm}"] td{background:var(--glow)}`;
+  dimmed.textContent =
+    arm === null
+      ? ""
+      : `.s${other}{opacity:.1}tr${other}{opacity:.35}.arm${other}:not(tr .arm){opacity:.4}` +
+        `path.f[data-a="${arm}"]{opacity:.6}tr[data-a="${arm}"] td{background:var(--glow)}`;
 }
-function point(arm) { pointed = arm; highlight(); }
+function point(arm) {
+  pointed = arm;
+  highlight();
+}
 function pin(arm) {
   pinned = arm === pinned ? null : arm;
   for (const button of document.querySelectorAll("button.arm")) {
@@ -31,8 +38,13 @@ const armOf = (element) => element.closest?.("[data-a]")?.dataset.a ?? null;
 document.addEventListener("pointerover", (event) => {
   if (!event.target.closest?.(".drawing")) point(armOf(event.target));
 });
-document.addEventListener("focusin", (event) => { if (event.target.matches(":focus-visible")) point(armOf(event.target)); });
-document.addEventListener("focusout", () => { point(null); hideTip(); });
+document.addEventListener("focusin", (event) => {
+  if (event.target.matches(":focus-visible")) point(armOf(event.target));
+});
+document.addEventListener("focusout", () => {
+  point(null);
+  hideTip();
+});
 document.addEventListener("click", (event) => {
   const button = event.target.closest("button.arm");
   if (button) pin(button.dataset.a);
@@ -52,7 +64,10 @@ const halo = document.createElementNS("http://www.w3.org/2000/svg", "circle");
 halo.setAttribute("class", "halo");
 halo.setAttribute("r", 13);
 
-function hideTip() { tip.hidden = true; halo.remove(); }
+function hideTip() {
+  tip.hidden = true;
+  halo.remove();
+}
 
 function showTip(plot, found) {
   const { series, index } = found;
@@ -60,32 +75,42 @@ function showTip(plot, found) {
   const value = (axis, labels, place, list) => {
     const number = exact ? list[index] : axis.value(place);
     if (labels.length) return escaped(labels[Math.round(number)] ?? "");
-    return exact ? textOf("number", number) : `≈ ${textOf("number", Number(number.toPrecision(3)))}`;
+    return exact
+      ? textOf("number", number)
+      : `≈ ${textOf("number", Number(number.toPrecision(3)))}`;
   };
-  const arms = ARMS[series.a];
+  const arm = ARMS[series.a];
   const names = (series.t || []).length === 1 ? series.t[0] : (series.t || [])[index];
   const trial = series.r ? undefined : typeof names === "number" ? trialName(plot, names) : names;
   const lines = [];
-  if (arms !== undefined) lines.push(`<span class="arm">${keyOf(series.a)}<b>${escaped(arms)}</b></span>`);
-  if (series.l) lines.push(arms === undefined ? `<b>${escaped(series.l)}</b>` : escaped(series.l));
+  if (arm !== undefined)
+    lines.push(`<span class="arm">${keyOf(series.a)}<b>${escaped(arm)}</b></span>`);
+  const label = series.l && arm !== undefined ? series.l.replace(`${arm}, `, "") : series.l;
+  if (label) lines.push(arm === undefined ? `<b>${escaped(label)}</b>` : escaped(label));
   if (trial !== undefined) lines.push(`<span class="dim">${escaped(trial)}</span>`);
   const rows = [];
   if (series.k !== "rule" || !series.y) {
     rows.push([plot.data.x, value(plot.x, plot.data.xl, found.x, series.x)]);
   }
   if (series.k === "interval") {
-    rows.push([plot.data.y, `${textOf("number", series.y[index])} to ${textOf("number", series.h[index])}`]);
+    rows.push([
+      plot.data.y,
+      `${textOf("number", series.y[index])} to ${textOf("number", series.h[index])}`,
+    ]);
   } else if (series.k !== "rule" || series.y) {
     rows.push([plot.data.y, value(plot.y, plot.data.yl, found.y, series.now || series.y)]);
   }
-  for (const [title, text] of rows) lines.push(`<span class="dim">${escaped(title)}</span>&ensp;${text}`);
+  for (const [title, text] of rows)
+    lines.push(`<span class="dim">${escaped(title)}</span>&ensp;${text}`);
   tip.innerHTML = lines.map((line) => `<div>${line}</div>`).join("");
   tip.hidden = false;
   halo.setAttribute("cx", found.x);
   halo.setAttribute("cy", found.y);
   plot.svg.append(halo);
-  const box = plot.svg.getBoundingClientRect(), unit = box.width / plot.svg.viewBox.baseVal.width;
-  const x = box.left + found.x * unit, y = box.top + found.y * unit;
+  const box = plot.svg.getBoundingClientRect(),
+    unit = box.width / plot.svg.viewBox.baseVal.width;
+  const x = box.left + found.x * unit,
+    y = box.top + found.y * unit;
   const left = x + 16 + tip.offsetWidth > innerWidth ? x - 16 - tip.offsetWidth : x + 16;
   const top = Math.min(Math.max(4, y - tip.offsetHeight - 10), innerHeight - tip.offsetHeight - 4);
   tip.style.left = `${Math.max(4, left)}px`;
@@ -95,25 +120,44 @@ function showTip(plot, found) {
 function listen(plot) {
   const { svg } = plot;
   const find = (event) => {
-    const box = svg.getBoundingClientRect(), unit = svg.viewBox.baseVal.width / box.width;
-    return plot.nearest((event.clientX - box.left) * unit, (event.clientY - box.top) * unit, 18 * unit);
+    const box = svg.getBoundingClientRect(),
+      unit = svg.viewBox.baseVal.width / box.width;
+    return plot.nearest(
+      (event.clientX - box.left) * unit,
+      (event.clientY - box.top) * unit,
+      18 * unit,
+    );
   };
   svg.addEventListener("pointermove", (event) => {
     const found = find(event);
-    if (!found) { hideTip(); point(null); return; }
+    if (!found) {
+      hideTip();
+      point(null);
+      return;
+    }
     showTip(plot, found);
     point(found.series.a === undefined ? null : String(found.series.a));
   });
-  svg.addEventListener("pointerleave", () => { hideTip(); point(null); });
+  svg.addEventListener("pointerleave", () => {
+    hideTip();
+    point(null);
+  });
   svg.addEventListener("click", (event) => {
     const found = find(event);
     if (found && found.series.a !== undefined) pin(String(found.series.a));
   });
   svg.addEventListener("keydown", (event) => {
-    const series = event.target.series, step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
+    const series = event.target.series,
+      step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
     if (!series || !step) return;
     event.preventDefault();
-    const points = series.k === "rule" ? [] : plot.places(series).flat().sort((a, b) => a[0] - b[0]);
+    const points =
+      series.k === "rule"
+        ? []
+        : plot
+            .places(series)
+            .flat()
+            .sort((a, b) => a[0] - b[0]);
     if (!points.length) return;
     series.focused = Math.min(points.length - 1, Math.max(0, (series.focused ?? -1) + step));
     const [x, y, index] = points[series.focused];
@@ -122,13 +166,20 @@ function listen(plot) {
 }
 
 function offerScale(plot) {
-  if (plot.data.yl.length || !plot.given.log && !(plot.least() > 0 && plot.given.high > 0)) return;
+  if (plot.data.yl.length || (!plot.given.log && !(plot.least() > 0 && plot.given.high > 0)))
+    return;
   const place = document.createElement("div");
   place.className = "scale";
   place.innerHTML = '<button type="button"></button>';
   const button = place.firstChild;
-  const say = () => { button.textContent = plot.y.log ? "linear scale" : "log scale"; };
-  button.addEventListener("click", () => { hideTip(); plot.rescale(!plot.y.log); say(); });
+  const say = () => {
+    button.textContent = plot.y.log ? "linear scale" : "log scale";
+  };
+  button.addEventListener("click", () => {
+    hideTip();
+    plot.rescale(!plot.y.log);
+    say();
+  });
   say();
   plot.figure.querySelector(".drawing").append(place);
 }
@@ -148,7 +199,9 @@ const PLOTS = [...document.querySelectorAll("figure[id]")].map((figure) => {
   offerScale(plot);
   return plot;
 });
-const TRIALS = [...document.querySelectorAll(".trials")].map((place, i) => new TrialTable(place, i, PLOTS));
+const TRIALS = [...document.querySelectorAll(".trials")].map(
+  (place, i) => new TrialTable(place, i, PLOTS),
+);
 const trialName = (plot, row) => {
   const table = TRIALS[Number(plot.figure.closest(".block").dataset.trials)];
   return table ? table.cell(row, table.data.trial) : undefined;
@@ -158,15 +211,23 @@ readHash(TRIALS);
 const theme = document.getElementById("theme");
 const dark = matchMedia("(prefers-color-scheme: dark)");
 const isDark = () => (root.dataset.theme ? root.dataset.theme === "dark" : dark.matches);
-const sayTheme = () => { theme.textContent = isDark() ? "Light" : "Dark"; };
+const sayTheme = () => {
+  theme.textContent = isDark() ? "Light" : "Dark";
+};
 try {
   const kept = localStorage.getItem("lockstep-theme");
   if (kept === "light" || kept === "dark") root.dataset.theme = kept;
-} catch { /* A page from a file may have no storage. */ }
+} catch {
+  /* A page from a file may have no storage. */
+}
 theme.hidden = false;
 theme.addEventListener("click", () => {
   root.dataset.theme = isDark() ? "light" : "dark";
-  try { localStorage.setItem("lockstep-theme", root.dataset.theme); } catch { /* As above. */ }
+  try {
+    localStorage.setItem("lockstep-theme", root.dataset.theme);
+  } catch {
+    /* As above. */
+  }
   sayTheme();
 });
 dark.addEventListener("change", sayTheme);
@@ -177,17 +238,24 @@ for (const text of document.querySelectorAll(".copied")) {
   button.type = "button";
   button.className = "small";
   button.textContent = "Copy";
-  button.addEventListener("click", () => copy([...text.querySelectorAll("p")].map((p) => p.textContent).join("\n\n"), button));
+  button.addEventListener("click", () =>
+    copy([...text.querySelectorAll("p")].map((p) => p.textContent).join("\n\n"), button),
+  );
   text.append(button);
 }
 
-const links = new Map([...document.querySelectorAll("aside nav a")].map((a) => [a.hash.slice(1), a]));
-const seen = new IntersectionObserver((entries) => {
-  for (const entry of entries) {
-    if (!entry.isIntersecting) continue;
-    for (const [id, link] of links) link.classList.toggle("here", id === entry.target.id);
-  }
-}, { rootMargin: "-15% 0px -75% 0px" });
+const links = new Map(
+  [...document.querySelectorAll("aside nav a")].map((a) => [a.hash.slice(1), a]),
+);
+const seen = new IntersectionObserver(
+  (entries) => {
+    for (const entry of entries) {
+      if (!entry.isIntersecting) continue;
+      for (const [id, link] of links) link.classList.toggle("here", id === entry.target.id);
+    }
+  },
+  { rootMargin: "-15% 0px -75% 0px" },
+);
 for (const section of document.querySelectorAll(".panel")) seen.observe(section);
 
 let opened = [];

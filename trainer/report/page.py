@@ -17,7 +17,7 @@ from trainer.report.style import style
 
 _STATIC_ROWS = 10  # of the trials, for readers without a script and for print
 _HALF = 56  # characters of a table that has half the width of the page
-_SCRIPTS = ("figures.js", "trials.js", "page.js")
+_SCRIPTS = ("figures.js", "filter.js", "selection.js", "trials.js", "page.js")
 
 
 def page(report: Report) -> str:

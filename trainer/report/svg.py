@@ -62,7 +62,8 @@ def frame(figure: Figure) -> Frame:
     longest = max((len(tick.text) for tick in y.ticks()), default=0)
     left = round(min(max(56, longest * _EM * _LARGE + 18), 0.42 * WIDTH))
     right = WIDTH - 28
-    height, bottom = HEIGHT, HEIGHT - 96
+    bottom = HEIGHT - 96
+    height = HEIGHT if figure.x.title else HEIGHT - 36
     slot = (right - left) / max(1, len(x.labels))
     turned = any(len(line) * _EM * TEXT > slot for label in x.labels for line in wrap(label, slot))
     if turned:
