@@ -366,9 +366,12 @@ def test_only_the_formats_that_are_asked_for_are_written(tmp_path: Path) -> None
         *(f"figures/tuning_{w}.{kind}" for w in ("digits", "fashion") for kind in ("pdf", "png")),
     ]
     assert ".csv" not in (tmp_path / "r" / "report.md").read_text()
+    assert write(example(), tmp_path / "r", ("markdown",)) == [tmp_path / "r" / "report.md"]
+    assert "figures/" not in (tmp_path / "r" / "report.md").read_text()
+    assert set(_tree(tmp_path / "r")) == {"report.md", ".report.json"}
 
 
-def test_a_report_without_numbers_is_write(tmp_path: Path) -> None:
+def test_a_report_without_numbers_is_written(tmp_path: Path) -> None:
     write(empty(), tmp_path / "r")
     assert not (tmp_path / "r" / "figures").exists()
 
