@@ -174,6 +174,11 @@ def test_operations_are_counted_by_kind_and_those_that_differ_are_listed() -> No
     ]
 
 
+def test_attributes_are_not_counted_as_operations_and_calls_are() -> None:
+    text = '%1 = "stablehlo.gather"(%0) <{numbers = #stablehlo.gather<>}>\n%2 = func.call @f(%1)'
+    assert count_operations(text) == {"gather": 1, "call": 1}
+
+
 def test_names_of_values_do_not_make_lines_differ(lowered) -> None:
     text = lowered.text
     shifted = re.sub(r"%(\d+)", lambda found: f"%{int(found[1]) + 7}", text)

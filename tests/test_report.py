@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.report_cases import RATE, curve, run, workload
+from tests.report_cases import curve, run, workload
 from trainer.report.comparison import make_report
 from trainer.report.document import Block, Report
 from trainer.report.pairs import compare_arms, standings
@@ -144,7 +144,7 @@ def test_sensitivity_to_the_learning_rate_is_that_of_the_paper():
     for each in work.trials:
         work._curves[each.name] = curve([0, 100], [10.0, 3.0])
     row = block(reported(work), "learning_rate").tables[0].rows[0]
-    assert row[:2] == ("a", RATE) and row[6] == 1
+    assert row[:2] == ("a", "matrices.learning_rate") and row[6] == 1
     assert row[7] == pytest.approx(1.2)
 
 
@@ -160,7 +160,7 @@ def test_the_best_point_at_an_edge_of_the_space_is_warned_about():
     points = [(10.0**k, 1.0 - 0.1 * k) for k in range(-4, 1)]
     work = workload({"a": [1.0, 1.1]}, {"a": points})
     (warning,) = block(reported(work), "learning_rate").warnings
-    assert warning.startswith("The best learning_rate.peak_value of a, 1, lies at the high edge")
+    assert warning.startswith("The best matrices.learning_rate of a, 1, lies at the high edge")
     assert "space.log_uniform {low: 0.0001, high: 10}" in warning
     assert "python -m trainer sweep extend /nowhere --config=FILE" in warning
 
@@ -211,11 +211,19 @@ def test_an_unfinished_sweep_says_what_is_missing():
 
 
 def test_axes_have_short_names_that_differ():
-    work = workload({"a": []}, {"a": []}, spaces={})
-    paths = ["x.groups.a.learning_rate.peak", "x.groups.b.learning_rate.peak", "x.b2"]
-    spaces = {"a": Space("grid", dict.fromkeys(paths, "uniform 0 to 1"))}
-    names = axes_of([replace(work, spaces=spaces)])
-    assert list(names.values()) == ["a.learning_rate.peak", "b.learning_rate.peak", "x.b2"]
+    work = workload({"a": [], "b": []}, {"a": [], "b": []}, spaces={})
+
+    def named(**arms: list[str]) -> list[str]:
+        spaces = {arm: Space("grid", dict.fromkeys(p, "uniform 0 to 1")) for arm, p in arms.items()}
+        return list(axes_of([replace(work, spaces=spaces)]).values())
+
+    rate = "optimizer.groups.x.optimizer.learning_rate"
+    other = "optimizer.groups.y.optimizer.learning_rate"
+    assert named(a=[rate, other, "optimizer.b2"]) == ["x.learning_rate", "y.learning_rate", "b2"]
+    # A schedule's peak and a constant rate are one axis of two arms, but two axes of one arm.
+    peak = f"{rate}.peak_value"
+    assert named(a=[rate], b=[peak]) == ["x.learning_rate", "x.learning_rate"]
+    assert named(a=[rate, peak]) == [rate, peak]
 
 
 def test_runs_with_other_conditions_are_named():

@@ -279,7 +279,10 @@ def test_columns_of_latex_have_room_for_their_numbers() -> None:
 
 
 def _means(rows: tuple[tuple[object, ...], ...]) -> str:
-    columns = (Column("arm", "arm"), *(Column(c, c, "number") for c in ("mean", "low", "high")))
+    columns = (
+        Column("arm", "arm"),
+        *(Column(c, f"95% {c}", "number") for c in ("mean", "low", "high")),
+    )
     panel = Panel("arms", "A", "tests", (Block(tables=(Table("arms", "A", columns, rows),)),))
     return latex(Report("R", (), (), (panel,)))["arms"]
 
@@ -289,7 +292,9 @@ def test_a_symmetric_interval_is_half_of_its_width_in_latex() -> None:
     assert r"a & 12.346 & $\pm$\,\phantom{0}\num{0.046} \\" in text
     assert r"b & 1.000 & $\pm$\,\num{10.000} \\" in text
     assert r"c & 3.000 &  \\" in text
-    assert "half of the width" in text
+    assert "half of the width of the 95\\% interval" in text
+    tiny = _means((("a", 1.234e-5, 1.134e-5, 1.334e-5),))
+    assert r"a & 0.0000123 & $\pm$\,\num{0.0000010} \\" in tiny
 
 
 @pytest.mark.parametrize("high", [0.97, math.inf, None])
@@ -301,6 +306,7 @@ def test_an_interval_that_is_not_symmetric_keeps_its_ends_in_latex(high: float |
 
 def test_latex_has_the_means_of_all_workloads_in_one_table() -> None:
     text = latex(example())["results"]
+    assert r"\caption{Test accuracy,{} on all workloads. Student" in text
     assert r"{digits (\%)}" in text and r"{fashion (\%)}" in text
     assert r"adamw & 96.01 & $\pm$\,\num{1.01} & 96.01 & $\pm$\,\num{1.01} \\" in text
     assert "results" not in latex(empty())
@@ -352,7 +358,7 @@ def test_a_report_is_written_with_all_of_its_files(tmp_path: Path) -> None:
     assert [path.name for path in folder.parent.iterdir()] == ["report"]
 
 
-def test_only_the_formats_that_are_asked_for_are_write(tmp_path: Path) -> None:
+def test_only_the_formats_that_are_asked_for_are_written(tmp_path: Path) -> None:
     paths = write(example(), tmp_path / "r", formats=("markdown", "figures"))
     names = [path.relative_to(tmp_path / "r").as_posix() for path in paths]
     assert names == [
@@ -360,9 +366,12 @@ def test_only_the_formats_that_are_asked_for_are_write(tmp_path: Path) -> None:
         *(f"figures/tuning_{w}.{kind}" for w in ("digits", "fashion") for kind in ("pdf", "png")),
     ]
     assert ".csv" not in (tmp_path / "r" / "report.md").read_text()
+    assert write(example(), tmp_path / "r", ("markdown",)) == [tmp_path / "r" / "report.md"]
+    assert "figures/" not in (tmp_path / "r" / "report.md").read_text()
+    assert set(_tree(tmp_path / "r")) == {"report.md", ".report.json"}
 
 
-def test_a_report_without_numbers_is_write(tmp_path: Path) -> None:
+def test_a_report_without_numbers_is_written(tmp_path: Path) -> None:
     write(empty(), tmp_path / "r")
     assert not (tmp_path / "r" / "figures").exists()
 

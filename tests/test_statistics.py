@@ -182,6 +182,7 @@ def test_ranks_with_ties_have_an_exact_p() -> None:
     sums = [abs(np.dot(ranks, signs)) for signs in itertools.product([-1, 1], repeat=6)]
     expected = np.mean(np.array(sums) >= ranks.sum())
     assert paired(differences, np.zeros(8)).wilcoxon_p == expected
+    assert paired([1.0] * 8 + [2.0] * 7, [0.0] * 15).wilcoxon_p == 2 / 2**15
     # Accuracies that differ by one, one, one and two of ten examples, up to rounding.
     a, b = [0.1, 0.3, 0.3, 0.7], [0.2, 0.2, 0.4, 0.9]
     assert len({abs(x - y) for x, y in zip(a, b, strict=True)}) == 4
@@ -257,6 +258,9 @@ def test_equal_differences_up_to_rounding_have_no_spread() -> None:
     result = paired(a, a + 0.1)
     assert (result.t_p, result.difference.deviation) == (None, 0.0)
     assert result.p == result.smallest_p
+    a = 1e6 * a  # the errors are those of 1e6, not of the differences
+    assert np.ptp(a + 0.1 - a) > 1e-11
+    assert paired(a, a + 0.1).t_p is None
 
 
 def test_one_arm_may_be_constant() -> None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from trainer.config.edit import override, replace
 from trainer.config.files import load
 from trainer.config.resolved import Config
-from trainer.config.tree import Call, ConfigError, Source, Tree, join, leaves
+from trainer.config.tree import Call, ConfigError, Source, Tree, hparams, join, leaves
 
 if TYPE_CHECKING:
     from trainer.config.build import Builder
@@ -35,6 +35,7 @@ __all__ = [
     "digest",
     "dump",
     "full_text",
+    "hparams",
     "join",
     "leaves",
     "load",

@@ -145,6 +145,33 @@ def leaves(tree: Tree, path: str = "") -> Iterator[tuple[str, Tree]]:
         yield from leaves(value, join(path, key))
 
 
+def hparams(root: "Call") -> dict[str, Tree]:
+    """Returns the values of a config as a table has them: those of its leaves, and its functions.
+
+    Args:
+        root: the tree.
+
+    Returns:
+        Path -> value, or the name of a function; without values that are None.
+
+    Example:
+        >>> huber = Call("losses.huber", {"delta": 2.0})
+        >>> hparams(Call("experiment", {"loss": huber, "mesh": None}))
+        {'loss': 'losses.huber', 'loss.delta': 2.0}
+    """
+    return {path: value for path, value in _hparams(root, "") if path and value is not None}
+
+
+def _hparams(tree: Tree, path: str) -> Iterator[tuple[str, Tree]]:
+    items = child_trees(tree)
+    if isinstance(tree, Call):
+        yield path, tree.name
+    elif not items:
+        yield path, tree
+    for key, value in items.items():
+        yield from _hparams(value, join(path, key))
+
+
 def split_path(tree: Tree, path: str) -> list[Key]:
     """Splits a path into keys of a tree.
 

@@ -71,11 +71,16 @@ def read_side(path: str, search_paths: Sequence[str] = ()) -> Side:
     metrics = folder / "metrics.jsonl"
     try:
         record = read_record(folder / "run.json") or {}
-        rows = read_metrics(metrics) if metrics.exists() else []
+        rows = [_numbers(row) for row in read_metrics(metrics)] if metrics.exists() else []
     except OSError as error:
         raise UserError(f"{path} cannot be read: {error.strerror}.") from error
     config = _load(str(folder / "config.yaml"), search_paths)
     return Side(path, config, True, record.get("fingerprint", {}), rows)
+
+
+def _numbers(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns a row without what no run writes, such as text in a file that was edited."""
+    return {name: value for name, value in row.items() if isinstance(value, int | float)}
 
 
 def _load(file: str, search_paths: Sequence[str]) -> Config:

@@ -14,7 +14,7 @@ from trainer.engine.loading import load_located
 from trainer.engine.plan import make_plan
 
 # "stablehlo.add" is an operation, "#stablehlo.dot" an attribute of one.
-_OPERATION = re.compile(r"(?<![#\w.])(?:stablehlo|chlo)\.(\w+)|(?<![#\w.])func\.(call)\b")
+_OPERATION = re.compile(r"(?<![#\w.])(?:stablehlo|chlo)\.(\w+)|\b(call) @")
 _NO_OPERATIONS = ("return", "mesh")
 _VALUE = re.compile(r"%\w+(?:#\d+)?")  # %12, %arg3, %5#1
 _INPUT = re.compile(r"(stablehlo\.slice % \[\d+:\d+\] : )\(tensor<\d+xf\d+>\)( -> tensor<1xf\d+>)")
@@ -79,6 +79,10 @@ def count_operations(text: str) -> Mapping[str, int]:
 
     Args:
         text: StableHLO.
+
+    Example:
+        >>> count_operations('"stablehlo.gather"(%0) <{a = #stablehlo.gather<>}> call @f(%1)')
+        Counter({'gather': 1, 'call': 1})
     """
     names = (kind or call for kind, call in _OPERATION.findall(text))
     return Counter(name for name in names if name not in _NO_OPERATIONS)

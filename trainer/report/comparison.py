@@ -33,7 +33,7 @@ def make_report(workloads: Sequence[Workload], folder: Path, made: str = "") -> 
     """
     names = axes_of(workloads)
     several = len(workloads) > 1
-    prefixes = [f"{_stem(each.name)}_" if several else "" for each in workloads]
+    prefixes = _prefixes([each.name for each in workloads]) if several else [""]
     pairs = [compare_arms(each) for each in workloads]
     verdicts = [verdict(w, p) for w, p in zip(workloads, pairs, strict=True)]
     if several:
@@ -83,8 +83,14 @@ def make_report(workloads: Sequence[Workload], folder: Path, made: str = "") -> 
     )
 
 
-def _stem(name: str) -> str:
-    return "".join(c if c.isalnum() or c in "-_" else "_" for c in name)
+def _prefixes(names: Sequence[str]) -> list[str]:
+    """Returns what the names of files of each workload begin with, all different."""
+    stems = ["".join(c if c.isascii() and c.isalnum() else "_" for c in name) for name in names]
+    folded = [stem.casefold() for stem in stems]
+    return [
+        f"w{index}_{stem}_" if folded.count(stem.casefold()) > 1 or stem[0] == "_" else f"{stem}_"
+        for index, stem in enumerate(stems, 1)
+    ]
 
 
 def _titled(block: Block, title: str) -> Block:

@@ -6,7 +6,8 @@ PNG. All of them show the same numbers, because nothing is computed after this p
 the page computes again for the trials that a reader selects).
 """
 
-from collections.abc import Sequence
+import math
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -49,12 +50,18 @@ class Table:
     rows: tuple[tuple[Cell, ...], ...]
     note: str = ""
 
-    def compact(self) -> "Table":
-        """Returns the table without the columns in which no row has anything."""
+    def compact(self, keep: Collection[str] = ()) -> "Table":
+        """Returns the table without the columns in which no row has anything.
+
+        Args:
+            keep: names of columns that stay nevertheless.
+        """
         kept = [
             index
             for index in range(len(self.columns))
-            if not self.rows or any(row[index] is not None for row in self.rows)
+            if not self.rows
+            or self.columns[index].name in keep
+            or any(row[index] is not None for row in self.rows)
         ]
         columns = tuple(self.columns[index] for index in kept)
         rows = tuple(tuple(row[index] for index in kept) for row in self.rows)
@@ -236,25 +243,21 @@ def text_of(kind: str, value: Cell) -> str:
         return "–"
     if isinstance(value, str):
         return value
+    if not math.isfinite(value):
+        return _words(value)
     if kind == "p":
         return "< 0.0001" if value < 1e-4 else f"{value:.2g}"
     if kind == "share":
         return f"{100 * value:.3g}%"
     if kind == "integer":
-        return f"{value:,.0f}" if value == value and abs(value) != float("inf") else _words(value)
+        return f"{value:,.0f}"
     if kind == "seconds":
         return _seconds(value)
-    return _number(value)
+    return f"{value:.4g}".replace("-", "−") if abs(value) < 1e5 else f"{value:.3e}"
 
 
 def _words(value: float) -> str:
     return "not a number" if value != value else "∞" if value > 0 else "−∞"
-
-
-def _number(value: float) -> str:
-    if value != value or abs(value) == float("inf"):
-        return _words(value)
-    return f"{value:.4g}".replace("-", "−") if abs(value) < 1e5 else f"{value:.3e}"
 
 
 def _seconds(value: float) -> str:

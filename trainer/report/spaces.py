@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from trainer.config import Tree
 from trainer.report.results import Workload
@@ -32,34 +32,37 @@ def point_values(workload: Workload, arm: str) -> dict[int, float]:
     }
 
 
+# Parts of a path that say little: where an optimizer stands, and that a rate has a schedule.
+_PLAIN = ("optimizer", "groups", "peak_value")
+
+
 def axes_of(workloads: Iterable[Workload]) -> dict[str, str]:
-    """Names the axes of search spaces by the ends of their paths, short and all different.
+    """Names the axes of search spaces, shortly.
+
+    The peak of a schedule and a constant in the same place have the same name, as they are the same
+    axis of two arms.
 
     Args:
         workloads: the sweeps.
 
     Returns:
-        Config path -> name, such as "learning_rate.peak_value".
+        Config path -> name, such as "matrices.learning_rate".
     """
-    paths = list(
-        dict.fromkeys(
-            path
-            for workload in workloads
-            for space in workload.spaces.values()
-            for path in space.axes
-        )
-    )
-    names = {}
-    for path in paths:
-        parts = path.split(".")
-        # One part says too little: "peak_value" of what?
-        depth = min(2, len(parts))
-        while depth < len(parts) and any(
-            other != path and other.split(".")[-depth:] == parts[-depth:] for other in paths
-        ):
-            depth += 1
-        names[path] = ".".join(parts[-depth:])
+    spaces = [space for workload in workloads for space in workload.spaces.values()]
+    paths = dict.fromkeys(path for space in spaces for path in space.axes)
+    names = {path: _plain(path) for path in paths}
+    for space in spaces:
+        within = [names[path] for path in space.axes]
+        for path in space.axes:
+            # Two axes of one arm are never the same.
+            if within.count(_plain(path)) > 1:
+                names[path] = path
     return names
+
+
+def _plain(path: str) -> str:
+    kept = [part for part in path.split(".") if part not in _PLAIN]
+    return ".".join(kept[-3:]) or path
 
 
 def number_of(value: Tree) -> float | None:
@@ -75,6 +78,7 @@ class Scan:
     Attributes:
         arm: its name.
         path: the config path of the axis.
+        alone: whether the arm searched no other axis.
         at: the values on the axis.
         values: the goal of each point; infinity as the worst value.
         names: a trial of each point.
@@ -82,6 +86,7 @@ class Scan:
 
     arm: str
     path: str
+    alone: bool
     at: tuple[float, ...]
     values: tuple[float, ...]
     names: tuple[str, ...]
@@ -108,8 +113,8 @@ def scans(workload: Workload, arm: str) -> list[Scan]:
             points == list(zip(s.at, s.values, s.names, strict=True)) for s in found
         ):
             at, goals, names = zip(*sorted(points), strict=True)
-            found.append(Scan(arm, path, at, goals, names))
-    return found
+            found.append(Scan(arm, path, True, at, goals, names))
+    return [replace(scan, alone=len(found) == 1) for scan in found]
 
 
 def spans_decades(values: Iterable[float]) -> bool:

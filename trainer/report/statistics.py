@@ -203,7 +203,7 @@ def _signed_ranks(differences: NDArray, scale: float) -> float:
     if not len(values):
         return 1.0
     ranks = stats.rankdata(np.round(np.abs(values) / scale, 12)) * np.sign(values)
-    if len(set(np.abs(ranks))) < len(ranks):
+    if len(set(np.abs(ranks))) < len(ranks):  # scipy's own p takes seconds then, or is not exact
         return _sign_flips(ranks)
     test: Any = stats.wilcoxon(ranks)
     return float(test.pvalue)

@@ -55,12 +55,13 @@ def draw_in_terminal(
     columns = np.linspace(left, right, width)
     drawn = [_interpolated(x, y, columns) for x, y in points]
     low, high = _ends(drawn)
-    span = (high - low) or 1.0
+    if low == high:  # the middle of an axis around it
+        low, high = low - (0.05 * abs(low) or 0.05), high + (0.05 * abs(high) or 0.05)
     grid = [[" "] * width for _ in range(height)]  # [row from the top][column]
     # The first curve last, so that it hides the others where they meet.
     for mark, values in reversed([*zip(itertools.cycle(_MARKS), drawn, strict=False)]):
         for column in np.flatnonzero(np.isfinite(values)):
-            grid[round((high - values[column]) / span * (height - 1))][column] = mark
+            grid[round((high - values[column]) / (high - low) * (height - 1))][column] = mark
     labels = _labels(np.linspace(high, low, height), log_y)
     rows = [
         f"{label:>10} |{''.join(cells).rstrip()}" for label, cells in zip(labels, grid, strict=True)

@@ -30,10 +30,10 @@ def verdict(workload: Workload, pairs: Sequence[Pair]) -> str:
     closest = leading[0]
     against = [pair.worse for pair in leading if pair.decided]
     if len(against) == len(leading):
-        others = "" if len(leading) == 1 else f" and than the other {len(leading) - 1}"
+        others = "" if len(leading) == 1 else f" and the other {plural(len(leading) - 1, 'arm')}"
         return (
             f"{first.arm} is better than {closest.worse}{others}: its mean {words} is"
-            f" {_by(closest, workload)}."
+            f" {_by(closest, workload, len(leading) > 1)}."
         )
     open_pairs = [pair for pair in leading if not pair.decided]
     closest = open_pairs[0]

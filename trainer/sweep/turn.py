@@ -6,7 +6,7 @@ from typing import Any
 
 from trainer import writers
 from trainer.checkpoint import Checkpoints
-from trainer.config import Config, leaves
+from trainer.config import Config, hparams
 from trainer.engine.block import Block, Computed
 from trainer.engine.program import Program
 from trainer.engine.step import State
@@ -200,7 +200,7 @@ class Turn:
             also=[self._results],
         )
         if restored is None:
-            self._writer.write_hparams(dict(leaves(trial.config.root)))
+            self._writer.write_hparams(hparams(trial.config.root))
         else:
             self._results.read(folder)  # of steps that an earlier process computed
         self.checkpoints = TrialCheckpoints(
@@ -266,6 +266,7 @@ class Turn:
         """
         if isinstance(end, Ended) and end.code != DONE:
             raise OSError(f"{self.trial.folder}: {self.lines[-1]}")
+        self._writer.finish(isinstance(end, Ended))
         self.close()
         if isinstance(end, Halted):
             end = end.ended()

@@ -227,7 +227,7 @@ class Run:
             # Only once: a rollback may also lead back to the first state.
             if restored is None and first:
                 writer.write_texts(0, {"plan": f"```\n{render(self.plan)}```"})
-                writer.write_hparams(dict(configs.leaves(self.read.root)))
+                writer.write_hparams(configs.hparams(self.read.root))
             if restored == self.experiment.steps and not unevaluated:
                 checkpoints.prune()
                 self.log(f"Nothing to do: the run has its {restored:,} steps.")
@@ -251,6 +251,8 @@ class Run:
             services.unmoved.begin(int(state.step), state)
             with watchdog:
                 outcome = _compute(self.program, loop.run(state, began, unevaluated=unevaluated))
+            if isinstance(outcome, Halted) or isinstance(outcome, Ended) and outcome.end == "done":
+                writer.finish(isinstance(outcome, Ended))
             if isinstance(outcome, Ended):
                 writer.flush()  # puts back rows that another program removed from metrics.jsonl
                 return rows.end(outcome)

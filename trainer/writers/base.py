@@ -64,12 +64,23 @@ class MultiWriter(Writer):
 
     def __init__(self, writers: Sequence[Any]) -> None:
         self.writers = tuple(writers)
-        self._progress = [w.progress for w in writers if hasattr(w, "progress")]  # clu's have none
+        # clu's writers have neither.
+        self._progress = [w.progress for w in writers if hasattr(w, "progress")]
+        self._finish = [w.finish for w in writers if hasattr(w, "finish")]
 
     def progress(self, step: int) -> None:
         """Passes a finished step to the writers that show progress."""
         for show_progress in self._progress:
             show_progress(step)
+
+    def finish(self, success: bool) -> None:
+        """Passes the end of a run to the writers that record it.
+
+        Args:
+            success: whether the run is done; False if it diverged.
+        """
+        for finish in self._finish:
+            finish(success)
 
     @property
     def error(self) -> str | None:

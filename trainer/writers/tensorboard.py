@@ -50,7 +50,6 @@ class TensorBoardWriter(Writer):
         self._unwritten: list[bytes] = []
         self._purge_step = purge_step
         self._started = False
-        self._session_end: Any = None
 
     @property
     def error(self) -> str | None:
@@ -89,7 +88,9 @@ class TensorBoardWriter(Writer):
         self._add(step, [text(name, value) for name, value in texts.items()])
 
     def write_hparams(self, hparams: Mapping[str, object]) -> None:
-        """Writes hyperparameters, once per run.
+        """Writes hyperparameters, once per run, for the tab HParams.
+
+        The tab shows them beside the last values of all scalars of the run.
 
         Args:
             hparams: name -> value; one that is not a number, boolean or string is written as text.
@@ -100,18 +101,36 @@ class TensorBoardWriter(Writer):
             name: value if isinstance(value, bool | int | float | str) else str(value)
             for name, value in hparams.items()
         }
-        experiment, start, self._session_end = summary.hparams(plain, {})
-        self._add(0, [experiment, start])
+        # Not the first one, an "experiment": TensorBoard would take the columns of a table of many
+        # runs from that of a single one, and without it takes all that any run has.
+        _, start, _ = summary.hparams(plain, {})
+        self._add(0, [start])
+
+    def finish(self, success: bool) -> None:
+        """Writes how the run ended, for the tab HParams.
+
+        Args:
+            success: whether it is done.
+        """
+        hparams, api = _proto("plugin_hparams"), _proto("api")
+        status = api.STATUS_SUCCESS if success else api.STATUS_FAILURE
+        end = hparams.SessionEndInfo(status=status, end_time_secs=time.time())
+        content = hparams.HParamsPluginData(session_end_info=end, version=0)
+        summary = _proto("summary")
+        data = summary.SummaryMetadata.PluginData(
+            plugin_name="hparams", content=content.SerializeToString()
+        )
+        value = summary.Summary.Value(
+            tag="_hparams_/session_end_info", metadata=summary.SummaryMetadata(plugin_data=data)
+        )
+        self._add(0, [summary.Summary(value=[value])])
 
     def flush(self) -> None:
         """Tries again to write values that an earlier call could not write."""
         self._write()
 
     def close(self) -> None:
-        """Records that the session ended, and closes the file."""
-        if self._session_end is not None:
-            self._add(0, [self._session_end])
-            self._session_end = None
+        """Writes what could not be written before, and closes the file."""
         self._write()
         self._file.close()
 

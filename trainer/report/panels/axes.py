@@ -1,7 +1,7 @@
 """The panel with a plot for each axis of the search spaces."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from trainer.config import Tree
 from trainer.config.wording import brief
@@ -18,10 +18,11 @@ def axes_block(workload: Workload, prefix: str, names: Mapping[str, str]) -> Blo
         prefix: of the names of figures and tables, which tells workloads apart.
         names: config path -> the name of the axis.
     """
-    paths = list(dict.fromkeys(p for space in workload.spaces.values() for p in space.axes))
+    paths = [path for space in workload.spaces.values() for path in space.axes]
     figures = []
-    for index, path in enumerate(paths):
-        figure = _figure(workload, path, names[path], f"{prefix}axis_{index + 1}")
+    for index, name in enumerate(dict.fromkeys(names[path] for path in paths), 1):
+        of_name = {path for path in paths if names[path] == name}
+        figure = _figure(workload, of_name, name, f"{prefix}axis_{index}")
         if figure is not None:
             figures.append(figure)
     if not figures:
@@ -31,16 +32,18 @@ def axes_block(workload: Workload, prefix: str, names: Mapping[str, str]) -> Blo
     return Block(text=(text,) if text else (), figures=tuple(figures))
 
 
-def _figure(workload: Workload, path: str, name: str, stem: str) -> Figure | None:
+def _figure(workload: Workload, paths: Collection[str], name: str, stem: str) -> Figure | None:
     goal = workload.goal
-    runs = [
-        (run, value)
-        for run in workload.trials
-        if path in run.values and (value := run.value(goal.selected)) is not None
-    ]
+    runs: list[tuple[Result, float]] = []
+    values: list[Tree] = []
+    for run in workload.trials:
+        path = next((path for path in run.values if path in paths), None)
+        value = run.value(goal.selected)
+        if path is not None and value is not None:
+            runs.append((run, value))
+            values.append(run.values[path])
     if not runs:
         return None
-    values = [run.values[path] for run, _ in runs]
     numbers = [number_of(value) for value in values]
     categories: tuple[str, ...] = ()
     if None in numbers:
@@ -57,28 +60,32 @@ def _figure(workload: Workload, path: str, name: str, stem: str) -> Figure | Non
             series.append(
                 Series("points", arm, xs, ys, label=arm, trials=tuple(r.name for r in found))
             )
-    best, value = min(runs, key=lambda pair: goal.sign * pair[1])
+    index = min(range(len(runs)), key=lambda i: goal.sign * runs[i][1])
+    best, value = runs[index]
     return Figure(
         name=stem,
         title=f"{goal.metric.capitalize()} by {name}, {goal.select_on} split",
         description=(
-            f"Every trial by its {name}; the best, {best.name}, has {_text(best.values[path])} and"
+            f"Every trial by its {name}; the best, {best.name}, has {_text(values[index])} and"
             f" reaches {value:.4g}."
         ),
         x=Axis(name, log=log, labels=categories),
         y=Axis(f"{goal.metric}, {goal.select_on}", log=spans_decades(v for _, v in runs)),
         series=tuple(series),
-        table=_table(stem, name, goal.metric, runs, path),
+        table=_table(stem, name, goal.metric, runs, values),
     )
 
 
 def _table(
-    stem: str, name: str, metric: str, runs: Sequence[tuple[Result, float]], path: str
+    stem: str,
+    name: str,
+    metric: str,
+    runs: Sequence[tuple[Result, float]],
+    values: Sequence[Tree],
 ) -> Table:
-    numeric = all(number_of(run.values[path]) is not None for run, _ in runs)
+    numeric = all(number_of(value) is not None for value in values)
     rows: list[tuple[Cell, ...]] = []
-    for run, value in runs:
-        x = run.values[path]
+    for (run, value), x in zip(runs, values, strict=True):
         rows.append((run.name, run.arm, number_of(x) if numeric else _text(x), value))
     columns = (
         Column("trial", "trial"),

@@ -1,7 +1,7 @@
 """The panel of sensitivity to the learning rate, and warnings about the edges of spaces."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from shlex import quote
 
 import numpy as np
@@ -13,6 +13,27 @@ from trainer.report.spaces import Scan, scans, spans_decades
 from trainer.sweep.spaces import Bounds, bounds
 from trainer.writers import iterate_metrics
 
+_COLUMNS = (
+    Column("arm", "arm"),
+    Column("axis", "axis"),
+    Column("low", "from", "number"),
+    Column("high", "to", "number"),
+    Column("best_rate", "best rate", "number"),
+    Column("best", "value there", "number"),
+    Column("diverged", "without value", "integer"),
+    Column("sensitivity", "sensitivity", "number"),
+)
+_NOTE = (
+    "Sensitivity is the mean over logarithmic rates of how much worse a rate is than the best one,"
+    " where a rate that is worse than the initial value counts as that (arXiv:2309.14322): 0 if"
+    " every rate is as good. It depends on the interval that was searched: compare arms with"
+    " intervals of the same ratio."
+)
+_SEVERAL = (
+    " Where an arm searched several axes at once, the others vary from point to point: its points"
+    " are not connected, and its sensitivity contains theirs."
+)
+
 
 def learning_rate_block(workload: Workload, prefix: str, names: Mapping[str, str]) -> Block:
     """Returns the panel of the learning rate.
@@ -22,7 +43,6 @@ def learning_rate_block(workload: Workload, prefix: str, names: Mapping[str, str
         prefix: of the names of figures and tables, which tells workloads apart.
         names: config path -> the name of the axis.
     """
-    goal = workload.goal
     every = [scan for arm in workload.arms for scan in scans(workload, arm)]
     rates = [scan for scan in every if "learning_rate" in scan.path and min(scan.at) > 0]
     warnings = [text for scan in every if (text := _edge(workload, scan, names))]
@@ -30,72 +50,59 @@ def learning_rate_block(workload: Workload, prefix: str, names: Mapping[str, str
         text = "No arm searched a learning rate." if workload.trials else "There is no search."
         return Block(text=(text,), warnings=tuple(warnings))
     initial = _initial(workload, rates)
+    figures = []
+    for index, name in enumerate(dict.fromkeys(names[scan.path] for scan in rates), 1):
+        of_axis = [scan for scan in rates if names[scan.path] == name]
+        stem = f"{prefix}learning_rate_{index}"
+        figures.append(_figure(workload, of_axis, name, initial, stem))
+    rows = tuple(_row(workload, scan, names[scan.path], initial) for scan in rates)
+    note = _NOTE + (_SEVERAL if any(not scan.alone for scan in rates) else "")
+    if math.isfinite(initial):
+        note += f" The initial {workload.goal.metric} is taken to be {initial:.4g}."
+    table = Table(f"{prefix}sensitivity", "Sensitivity", _COLUMNS, rows, note)
+    return Block(warnings=tuple(warnings), figures=tuple(figures), tables=(table,))
+
+
+def _row(workload: Workload, scan: Scan, name: str, initial: float) -> tuple[Cell, ...]:
+    sign = workload.goal.sign
+    best = min(range(len(scan.at)), key=lambda i: sign * scan.values[i])
+    value = scan.values[best] if math.isfinite(scan.values[best]) else None
+    number = None
+    if math.isfinite(initial) and value is not None:
+        number = sensitivity(scan.at, [sign * v for v in scan.values], sign * initial)
+    diverged = sum(map(math.isinf, scan.values))
+    ends = min(scan.at), max(scan.at)
+    return (scan.arm, name, *ends, scan.at[best], value, diverged, number)
+
+
+def _figure(
+    workload: Workload, scans: Sequence[Scan], name: str, initial: float, stem: str
+) -> Figure:
+    goal = workload.goal
     series: list[Series] = []
     rows: list[tuple[Cell, ...]] = []
-    points: list[tuple[Cell, ...]] = []
     if math.isfinite(initial):
         series.append(Series("rule", "", (), [initial], label="initial value"))
-    for scan in rates:
+    for scan in scans:
         capped = [_capped(v, initial, goal.sign) for v in scan.values]
-        series.append(Series("line", scan.arm, scan.at, capped, label=scan.arm))
+        if scan.alone:
+            series.append(Series("line", scan.arm, scan.at, capped, label=scan.arm))
         series.append(Series("points", scan.arm, scan.at, capped, trials=scan.names))
-        best = min(range(len(capped)), key=lambda i: goal.sign * scan.values[i])  # noqa: B023
-        number = (
-            sensitivity(scan.at, [goal.sign * v for v in scan.values], goal.sign * initial)
-            if math.isfinite(initial) and math.isfinite(scan.values[best]) and len(scan.at) > 1
-            else None
-        )
-        rows.append(
-            (
-                scan.arm,
-                scan.path,
-                min(scan.at),
-                max(scan.at),
-                scan.at[best],
-                scan.values[best] if math.isfinite(scan.values[best]) else None,
-                sum(map(math.isinf, scan.values)),
-                number,
-            )
-        )
-        points += [(scan.arm, scan.path, x, v) for x, v in zip(scan.at, scan.values, strict=True)]
+        rows += [(scan.arm, x, v) for x, v in zip(scan.at, scan.values, strict=True)]
     columns = (
         Column("arm", "arm"),
-        Column("path", "path", "code"),
-        Column("low", "from", "number"),
-        Column("high", "to", "number"),
-        Column("best_rate", "best rate", "number"),
-        Column("best", f"best {goal.metric}", "number"),
-        Column("diverged", "without value", "integer"),
-        Column("sensitivity", "sensitivity", "number"),
+        Column("learning_rate", name, "number"),
+        Column("value", goal.metric, "number"),
     )
-    note = (
-        "Sensitivity is the mean over logarithmic rates of how much worse a rate is than the best"
-        " one, where a rate that is worse than the initial value counts as that (arXiv:2309.14322):"
-        f" 0 if every rate is as good. The initial {goal.metric} is taken to be"
-        f" {initial:.4g}. It depends on the interval that was searched: compare arms with intervals"
-        " of the same ratio."
-    )
-    figure = Figure(
-        name=f"{prefix}learning_rate",
-        title=f"{goal.metric.capitalize()} by learning rate, {goal.select_on} split",
-        description="The goal of each point of the search over its learning rate, an arm a line.",
-        x=Axis("learning rate", log=True),
+    return Figure(
+        name=stem,
+        title=f"{goal.metric.capitalize()} by {name}, {goal.select_on} split",
+        description=f"The goal of each point of the search over {name}, by arm.",
+        x=Axis(name, log=True),
         y=Axis(f"{goal.metric}, {goal.select_on}", spans_decades(v for s in series for v in s.y)),
         series=tuple(series),
-        table=Table(
-            f"{prefix}learning_rate_points",
-            "Every point of the search",
-            (
-                Column("arm", "arm"),
-                Column("path", "path", "code"),
-                Column("learning_rate", "learning rate", "number"),
-                Column("value", goal.metric, "number"),
-            ),
-            tuple(points),
-        ),
+        table=Table(stem, f"Points of the search by {name}", columns, tuple(rows)),
     )
-    table = Table(f"{prefix}sensitivity", "Sensitivity", columns, tuple(rows), note)
-    return Block(warnings=tuple(warnings), figures=(figure,), tables=(table,))
 
 
 def _capped(value: float, initial: float, sign: int) -> float:

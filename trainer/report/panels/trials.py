@@ -8,7 +8,7 @@ from shlex import quote
 from trainer.config import Tree
 from trainer.config.wording import brief
 from trainer.report.document import Cell, Column, Table, Trials
-from trainer.report.results import Result, Workload
+from trainer.report.results import Workload
 from trainer.report.spaces import number_of
 
 
@@ -31,10 +31,11 @@ def trials_of(
     if not runs:
         return None
     goal = workload.goal
-    paths = list(dict.fromkeys(p for run in runs for p in run.values if p in names))
+    axes = list(dict.fromkeys(names[p] for run in runs for p in run.values if p in names))
+    values = [{names[p]: v for p, v in run.values.items() if p in names} for run in runs]
     numeric = {
-        path: all(number_of(run.values[path]) is not None for run in runs if path in run.values)
-        for path in paths
+        name: all(number_of(each[name]) is not None for each in values if name in each)
+        for name in axes
     }
     both = goal.report_on != goal.select_on
     columns = (
@@ -45,29 +46,31 @@ def trials_of(
         Column(goal.select_on, f"{goal.metric}, {goal.select_on}", "number"),
         *([Column(goal.report_on, f"{goal.metric}, {goal.report_on}", "number")] if both else []),
         *(
-            Column(f"axis_{index + 1}", names[path], "number" if numeric[path] else "text")
-            for index, path in enumerate(paths)
+            Column(f"axis_{index + 1}", name, "number" if numeric[name] else "text")
+            for index, name in enumerate(axes)
         ),
         Column("steps", "steps", "integer"),
         Column("seconds", "training time", "seconds"),
         Column("folder", "folder", "code"),
     )
     rows = []
-    for run in runs:
-        values: list[Cell] = [run.value(goal.selected)]
+    for run, point in zip(runs, values, strict=True):
+        metrics: list[Cell] = [run.value(goal.selected)]
         if both:
-            values.append(run.value(goal.reported))
-        axes = [_cell(run, path, numeric[path]) for path in paths]
+            metrics.append(run.value(goal.reported))
+        found = [_cell(point.get(name), numeric[name]) for name in axes]
         folder = os.path.relpath(run.folder.absolute(), report.absolute())
         ends = (run.step, run.seconds, folder)
-        rows.append((run.name, run.arm, str(run.seed), run.end, *values, *axes, *ends))
+        rows.append((run.name, run.arm, str(run.seed), run.end, *metrics, *found, *ends))
+    searched = tuple(f"axis_{index + 1}" for index in range(len(axes)))
+    kept = (goal.select_on, *searched)
     options = "".join(f" --vocabulary={quote(each)}" for each in workload.vocabulary)
     return Trials(
         workload=workload.name,
-        table=Table(f"{prefix}trials", "Every run", columns, tuple(rows)).compact(),
+        table=Table(f"{prefix}trials", "Every run", columns, tuple(rows)).compact(kept),
         goal=goal.select_on,
         better=goal.better,
-        axes=tuple(f"axis_{index + 1}" for index in range(len(paths))),
+        axes=searched,
         command=f"python -m trainer --config={_root(workload)}{{trial}}/config.yaml{options}",
     )
 
@@ -76,8 +79,7 @@ def _root(workload: Workload) -> str:
     return "" if workload.path is None else f"{quote(str(workload.path))}/"
 
 
-def _cell(run: Result, path: str, numeric: bool) -> Cell:
-    value: Tree = run.values.get(path)
-    if path not in run.values:
-        return None
-    return number_of(value) if numeric else value if isinstance(value, str) else brief(value)
+def _cell(value: Tree, numeric: bool) -> Cell:
+    if value is None or isinstance(value, str):
+        return value
+    return number_of(value) if numeric else brief(value)

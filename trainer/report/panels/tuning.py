@@ -9,12 +9,13 @@ from trainer.report.results import Workload
 from trainer.report.spaces import point_values, spans_decades
 from trainer.report.wording import shown
 
+_BANDS = 2
 _TEXT = (
     "How good the best of k trials is on average, if k of an arm's trials are drawn without"
     " replacement (U statistic). The band holds the curve of the median best of k with 95%"
     " confidence for all k at once (arXiv:2311.09480); where the trials set no limit, it goes on to"
-    " the edge of the figure. Where the curves cross, the better arm depends on the budget for"
-    " tuning."
+    " the edge of the figure. It is drawn for the two best arms. Where the curves cross, the better"
+    " arm depends on the budget for tuning."
 )
 _COLUMNS = (
     Column("arm", "arm"),
@@ -75,12 +76,16 @@ def _series(
     rows: Sequence[tuple[Cell, ...]],
     limits: tuple[float, float],
 ) -> tuple[Series, ...]:
+    # More bands would hide each other; the table has those of every arm.
+    sign = workload.goal.sign
+    with_band = sorted(arms, key=lambda arm: min(sign * v for v in arms[arm]))[:_BANDS]
     bands, lines = [], []
     for arm in arms:
         of_arm: list[list[float]] = [list(row[1:]) for row in rows if row[0] == arm]  # type: ignore[arg-type]
         k, expected, _, low, high = map(list, zip(*of_arm, strict=True))
         low, high = ([min(max(v, limits[0]), limits[1]) for v in each] for each in (low, high))
-        bands.append(Series("band", arm, k, low, high, label="95% band of the median"))
+        if arm in with_band:
+            bands.append(Series("band", arm, k, low, high, label="95% band of the median"))
         names = tuple(run.name for run in workload.trials_of(arm) if run.end != "missing")
         # The page knows trials and not means over seeds, which it could not compute again.
         recipe = "best_of_k" if len(names) == len(k) else ""

@@ -1,0 +1,152 @@
+"""The command report, on sweeps that were computed, and with the mistakes of its users."""
+
+import csv
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.test_sweep_plan import BASE
+from trainer.__main__ import main
+
+SWEEP = """base: base.yaml
+arms:
+  adamw: {space: {optimizer.learning_rate: !space.log_uniform {low: 1e-3, high: 1e-1}}}
+  sgd:
+    set: {optimizer: !optax.sgd {learning_rate: 0.1}}
+    space: {optimizer.learning_rate: !space.log_uniform {low: 1e-2, high: 1.0}}
+trials: 3
+method: !method.sobol {seed: 0}
+goal: {metric: accuracy, mode: max, target: 0.2}
+final: {seeds: 3}
+"""
+
+
+@pytest.fixture(scope="module")
+def computed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Returns the folder of a sweep that is complete."""
+    home = tmp_path_factory.mktemp("computed")
+    (home / "base.yaml").write_text(BASE + "log_every: 5\neval_every: 10\n")
+    (home / "sweep.yaml").write_text(SWEEP)
+    assert main(["sweep", f"--config={home / 'sweep.yaml'}", f"--workdir={home / 'sweep'}"]) == 0
+    return home / "sweep"
+
+
+@pytest.fixture
+def planned(tmp_path: Path) -> Path:
+    """Returns the folder of a sweep of which nothing is computed."""
+    (tmp_path / "base.yaml").write_text(BASE)
+    (tmp_path / "sweep.yaml").write_text(SWEEP)
+    options = [f"--config={tmp_path / 'sweep.yaml'}", f"--workdir={tmp_path / 'sweep'}"]
+    assert main(["sweep", *options, "--plan_only"]) == 0
+    return tmp_path / "sweep"
+
+
+def report(capsys: pytest.CaptureFixture[str], *words: object, code: int = 0) -> str:
+    """Runs the command; returns what it printed, on standard error if it failed."""
+    capsys.readouterr()
+    assert main(["report", *map(str, words)]) == code
+    said = capsys.readouterr()
+    if code:
+        assert "Traceback" not in said.err and len(said.err.splitlines()) <= 4
+    return said.err if code else said.out
+
+
+def test_the_report_of_a_sweep(computed, capsys):
+    said = report(capsys, computed)
+    folder = computed / "report"
+    assert f"{folder / 'index.html'}\n" in said
+    verdict = said.split("\n\n")[0]
+    assert "accuracy on the test split" in verdict and "over 3 seeds" in verdict
+    markdown = " ".join((folder / "report.md").read_text().replace("**", "").split())
+    assert " ".join(verdict.split()) in markdown
+    with (folder / "tables" / "trials.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == 2 * 3 + 2 * 3
+    for row in rows:
+        # A link from the report, and the values that the run itself wrote.
+        summary = json.loads((folder / row["folder"] / "summary.json").read_text())
+        assert float(row["validation"]) == summary["metrics"]["validation/accuracy"]
+        assert float(row["seconds"]) == pytest.approx(summary["perf/seconds"])
+        assert (computed / row["trial"]).resolve() == (folder / row["folder"]).resolve()
+    with (folder / "tables" / "ledger.csv").open() as file:
+        ledger = {(row["arm"], row["runs"]): row for row in csv.DictReader(file)}
+    assert ledger["sgd", "search"]["steps"] == str(3 * 20)
+    assert float(ledger["sgd", "search"]["seconds"]) > 0
+    for name in ("arms", "pairs", "curves_step", "curves_time", "tuning", "learning_rate"):
+        assert (folder / "figures" / f"{name}.pdf").read_bytes().startswith(b"%PDF")
+
+
+def test_a_report_is_replaced_and_equal_results_give_equal_files(computed, capsys):
+    report(capsys, computed)
+    folder = computed / "report"
+    before = {file: file.read_bytes() for file in folder.rglob("*") if file.is_file()}
+    report(capsys, computed)
+    assert {file: file.read_bytes() for file in folder.rglob("*") if file.is_file()} == before
+
+
+def test_runs_are_arms_by_config(computed, tmp_path, capsys):
+    runs = sorted((computed / "final").glob("*/*"))
+    options = ["--metric=accuracy", "--mode=max", f"--output={tmp_path / 'out'}"]
+    said = report(capsys, *runs, *options)
+    assert "over 3 seeds" in said
+    with (tmp_path / "out" / "tables" / "arms.csv").open() as file:
+        rows = {row["arm"]: row for row in csv.DictReader(file)}
+    assert set(rows) == {"adamw", "sgd"} and rows["sgd"]["seeds"] == "3"
+
+
+def test_an_unfinished_sweep_says_what_is_missing(planned, capsys):
+    said = report(capsys, planned)
+    assert said.startswith("Not decided: nothing is computed yet.\n")
+    assert "Note: The search is not complete: 6 trials of 6 have no result yet" in said
+    assert "when the search is complete, each runs again on 3 fresh seeds." in said
+    assert (planned / "report" / "index.html").exists()
+
+
+def test_two_sweeps_are_two_workloads(computed, tmp_path, capsys):
+    shutil.copytree(computed, tmp_path / "other")
+    said = report(capsys, computed, tmp_path / "other", f"--output={tmp_path / 'out'}")
+    assert said.count("accuracy on the test split") == 2 and "\nother: " in said
+    assert (tmp_path / "out" / "tables" / "workloads_scores.csv").exists()
+
+
+def test_a_folder_that_is_neither_a_sweep_nor_a_run(tmp_path, capsys):
+    said = report(capsys, tmp_path, code=2)
+    assert "is not the folder of a run or of a sweep" in said
+    assert not (tmp_path / "report").exists()
+
+
+def test_sweeps_and_runs_together_are_refused(computed, capsys):
+    run = next((computed / "final").glob("*/*"))
+    assert "is not the folder of a sweep, and" in report(capsys, computed, run, code=2)
+
+
+def test_the_metric_of_a_sweep_is_that_of_its_goal(computed, capsys):
+    said = report(capsys, computed, "--metric=loss", code=2)
+    assert "the goal of a sweep is in its file" in said
+
+
+def test_a_metric_that_no_run_has(computed, capsys):
+    run = next((computed / "final").glob("*/*"))
+    said = report(capsys, run, "--metric=perplexity", "--mode=min", code=2)
+    assert "No run has the metric 'perplexity'" in said and "accuracy and loss" in said
+    assert "--mode is missing" in report(capsys, run, "--metric=accuracy", code=2)
+
+
+def test_a_run_that_was_copied_is_not_two_runs(computed, tmp_path, capsys):
+    run = next((computed / "final").glob("*/*"))
+    shutil.copytree(run, tmp_path / "copy")
+    assert "they are one run" in report(capsys, run, tmp_path / "copy", code=2)
+
+
+def test_two_sweeps_with_the_same_name(computed, tmp_path, capsys):
+    shutil.copytree(computed, tmp_path / "sweep")
+    said = report(capsys, computed, tmp_path / "sweep", code=2)
+    assert "Two sweeps have the name 'sweep'" in said
+
+
+def test_a_folder_with_other_files_is_not_replaced(computed, tmp_path, capsys):
+    (tmp_path / "thesis.tex").write_text("years of work")
+    report(capsys, computed, f"--output={tmp_path}", code=2)
+    assert (tmp_path / "thesis.tex").read_text() == "years of work"
