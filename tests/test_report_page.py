@@ -223,3 +223,14 @@ def test_without_the_script_the_best_trials_are_shown_with_links_to_their_folder
     best = min((row for row in made.trials[0].table.rows if row[4] is not None), key=lambda r: r[4])
     place = written.index('class="block trials"')
     assert f'<a href="{best[-1]}">' in written[place : written.index("<script", place)]
+
+
+def test_workloads_stand_side_by_side_and_wide_tables_below_each_other(written):
+    narrow = written[written.index('id="panel-tuning"') :]
+    assert '<div class="blocks beside">' in narrow[: narrow.index("</section>")]
+    wide = written[written.index('id="panel-pairs"') :]
+    wide = wide[: wide.index("</section>")]
+    figures, tables = wide.split('<div class="blocks">')
+    assert 'class="blocks beside"' in figures and figures.count("<figure") == 2
+    assert "<figure" not in tables and tables.count("<table") == 2
+    assert tables.index("<h3>digits</h3>") < tables.index("<h3>fashion_mnist</h3>")

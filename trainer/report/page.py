@@ -6,6 +6,7 @@ arms, shows values, sorts and filters trials, and draws again what a filter chan
 
 import re
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from importlib.resources import files
 from itertools import count
 
@@ -92,17 +93,36 @@ def _side(report: Report, contents: str) -> str:
 def _panel(panel: Panel, report: Report, numbers: Iterator[int]) -> str:
     name = _id(panel)
     quiet = ' class="quiet"' if panel.name == "verdict" else ""
-    titled = [block for block in panel.blocks if block.title]
-    narrow = all(_characters(t) <= _HALF for block in titled for t in block.tables)
-    beside = len(titled) > 1 and len(titled) == len(panel.blocks) and narrow
-    blocks = "".join(_block(block, panel, report, numbers) for block in panel.blocks)
+    rows = "".join(
+        f'<div class="blocks{" beside" if beside else ""}">'
+        f"{''.join(_block(block, panel, report, numbers) for block in blocks)}</div>"
+        for blocks, beside in _rows(panel.blocks)
+        if blocks
+    )
     if panel.name == "trials":
-        blocks += "".join(_trials(each, i, report) for i, each in enumerate(report.trials))
+        tables = "".join(_trials(each, i, report) for i, each in enumerate(report.trials))
+        rows += f'<div class="blocks">{tables}</div>'
     return (
         f'<section id="{name}" class="panel" data-kind="{panel.kind}" aria-labelledby="{name}-h">'
         f'<h2 id="{name}-h"{quiet}>{xml(panel.title)}</h2>'
-        f'<div class="blocks{" beside" if beside else ""}">{blocks}</div></section>'
+        f"{rows}</section>"
     )
+
+
+def _rows(blocks: Sequence[Block]) -> list[tuple[Sequence[Block], bool]]:
+    """Returns the blocks of a panel in groups, and whether those of a group stand side by side.
+
+    Workloads do, unless their tables are too wide; then their figures do, above the tables.
+    """
+    if len(blocks) < 2 or not all(block.title for block in blocks):
+        return [(blocks, False)]
+    if all(_characters(shown) <= _HALF for block in blocks for shown in block.tables):
+        return [(blocks, True)]
+    if not all(block.figures for block in blocks):
+        return [(blocks, False)]
+    figures = [replace(block, tables=()) for block in blocks]
+    tables = [Block(block.title, tables=block.tables) for block in blocks]
+    return [(figures, True), (tables, False)]
 
 
 def _characters(shown: Table) -> int:
