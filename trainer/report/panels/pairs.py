@@ -48,18 +48,18 @@ def pairs_block(workload: Workload, pairs: Sequence[Pair], prefix: str) -> Block
         f"Pairs of arms, {words}",
         _DECISIONS,
         tuple(_decided(pair) for pair in pairs),
-        "Differences are better minus worse, with t intervals that are not corrected. p is two-sided"
-        f" and corrected by Holm over {counts}. The last column is the number of seeds at which a"
-        " single difference of this size would be found with a power of 0.8.",
+        "Differences are better minus worse, with t intervals that are not corrected. p is"
+        f" two-sided and corrected by Holm over {counts}. The last column is the number of seeds at"
+        " which a single difference of this size would be found with a power of 0.8.",
     )
     tests = Table(
         f"{prefix}pairs_tests",
         "Tests of these pairs",
         _TESTS,
         tuple(_tested(pair) for pair in pairs),
-        "P(better) is the probability that a run of the first arm has the better value; it is called"
-        " meaningful above 0.75 (arXiv:2103.03098). The smallest p is what a test by signs or ranks"
-        " can reach with so many seeds.",
+        "P(better) is the probability that a run of the first arm has the better value; it is"
+        " called meaningful above 0.75 (arXiv:2103.03098). The smallest p is what a test by signs or"
+        " ranks can reach with so many seeds.",
     )
     tables = (decisions.compact(), tests.compact())
     return Block(figures=(figure,) if figure else (), tables=tables)
