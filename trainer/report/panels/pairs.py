@@ -58,8 +58,8 @@ def pairs_block(workload: Workload, pairs: Sequence[Pair], prefix: str) -> Block
         _TESTS,
         tuple(_tested(pair) for pair in pairs),
         "P(better) is the probability that a run of the first arm has the better value; it is"
-        " called meaningful above 0.75 (arXiv:2103.03098). The smallest p is what a test by signs or"
-        " ranks can reach with so many seeds.",
+        " called meaningful above 0.75 (arXiv:2103.03098). The smallest p is what tests by signs or"
+        " ranks can reach at this number of seeds.",
     )
     tables = (decisions.compact(), tests.compact())
     return Block(figures=(figure,) if figure else (), tables=tables)

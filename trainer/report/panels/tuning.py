@@ -3,10 +3,10 @@
 import math
 from collections.abc import Sequence
 
-from trainer.report import best_of_k
 from trainer.report.document import Axis, Block, Cell, Column, Figure, Series, Table
 from trainer.report.results import Workload
 from trainer.report.spaces import point_values, spans_decades
+from trainer.report.statistics import best_of_k
 from trainer.report.wording import shown
 
 _BANDS = 2
