@@ -74,7 +74,7 @@ def test_the_report_of_a_sweep(computed, capsys):
         ledger = {(row["arm"], row["runs"]): row for row in csv.DictReader(file)}
     assert ledger["sgd", "search"]["steps"] == str(3 * 20)
     assert float(ledger["sgd", "search"]["seconds"]) > 0
-    for name in ("arms", "pairs", "curves_step", "curves_time", "tuning", "learning_rate"):
+    for name in ("arms", "pairs", "curves_step", "curves_time", "tuning", "learning_rate_1"):
         assert (folder / "figures" / f"{name}.pdf").read_bytes().startswith(b"%PDF")
 
 
