@@ -357,6 +357,33 @@ def test_the_interval_of_unequal_arms_covers(n: int, m: int, spread: float) -> N
         assert np.mean([holds(e, chance) for e in found]) >= 0.93
 
 
+@pytest.mark.parametrize(
+    ("a", "b", "value", "pairs", "freedom"),
+    [
+        # The shares of b that each run of a beats have the variance 0, the other way round 1/2, and
+        # (1/2) (1/2) / (0 / 2 + 1/2 / 2) is one pair; two is the least.
+        ([1.0, 1.0], [2.0, 0.0], 0.5, 2, 1),
+        # Twice 1/8: (3/4) (1/4) / (1/8 / 2 + 1/8 / 2) = 1.5.
+        ([1.0, 3.0], [2.0, 4.0], 0.75, 2, 2),
+        # Twice 1/64: (15/16) (1/16) / (1/64 / 4 + 1/64 / 4) = 7.5.
+        ([1.0, 2.0, 3.0, 5.0], [4.0, 6.0, 7.0, 8.0], 15 / 16, 7.5, 6),
+        ([1.0, 2.0, 3.0], [4.0, 5.0, 6.0], 1.0, 3, 2),  # separated
+    ],
+)
+def test_the_interval_of_unpaired_runs_is_wilsons(
+    a: list[float], b: list[float], value: float, pairs: float, freedom: float
+) -> None:
+    result = probability_of_improvement(a, b, False, 0.9)
+    t = stats.t.ppf(0.95, freedom)
+    # Wilson's ends are where a share is t standard errors from the one that was seen.
+    assert result.value == value
+    for end in (result.low, result.high):
+        if 0.0 < end < 1.0:
+            distance = (value - end) ** 2 - t**2 * end * (1 - end) / pairs
+            assert distance == pytest.approx(0.0, abs=1e-12)
+    assert 0.0 < result.low < value
+
+
 def test_the_interval_of_unpaired_runs_is_narrower_than_that_of_as_many_pairs() -> None:
     pairs = [probability_of_improvement(a, b + 1, True) for a, b in normal(300, 2, 8)]
     runs = [probability_of_improvement(a, b + 1, False) for a, b in normal(300, 2, 8)]
@@ -387,6 +414,8 @@ def test_arms_are_exchanged_by_better_and_by_order() -> None:
             (1 - there.value, 1 - there.high, 1 - there.low)
         )
         assert probability_of_improvement(a, b, pairs, better="max") == back
+        assert (paired if pairs else welch)(a, b).improvement == there
+        assert (paired if pairs else welch)(a, b, "max").improvement == back
 
 
 # Power.

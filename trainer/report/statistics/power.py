@@ -28,7 +28,7 @@ def seeds_for_power(effect: float, power: float = 0.8, alpha: float = 0.05) -> i
     """
     from statsmodels.stats.power import TTestPower
 
-    return _smallest(lambda n: TTestPower().power(abs(effect), n, alpha), power)
+    return _smallest(lambda n: TTestPower().power(effect, n, alpha), power)
 
 
 def needed(differences: ArrayLike, power: float = 0.8, alpha: float = 0.05) -> int | None:
