@@ -9,7 +9,13 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from trainer.report.best_of_k import _coverage, bands, expected_best, expected_best_v, median_best
+from trainer.report.statistics.best_of_k import (
+    _coverage,
+    bands,
+    expected_best,
+    expected_best_v,
+    median_best,
+)
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # opda's own

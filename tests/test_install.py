@@ -96,7 +96,7 @@ def test_the_wheel_holds_both_packages_whole_and_nothing_else(wheel: Path) -> No
     assert sources == {name for name in names if name.endswith(".py")}
     others = {name for name in names if not name.endswith(".py") and ".dist-info/" not in name}
     scripts = ("page.js", "figures.js", "filter.js", "selection.js", "trials.js")
-    page = {f"trainer/report/{name}" for name in ("page.css", *scripts)}
+    page = {f"trainer/report/html/{name}" for name in ("page.css", *scripts)}
     typed = {"trainer/py.typed", "optim/py.typed"}  # type checkers read our annotations
     assert others == typed | page
 

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from tests.report_example import COMMAND, best_of_k, report
-from trainer.report.axes import Scale
 from trainer.report.document import text_of
-from trainer.report.page import page
+from trainer.report.figures.axes import Scale
+from trainer.report.html.page import page
 
 CHROMIUM = next(
     filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None

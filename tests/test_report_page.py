@@ -20,7 +20,7 @@ from trainer.report.document import (
     Trials,
     text_of,
 )
-from trainer.report.page import page
+from trainer.report.html.page import page
 
 VOID = {"meta", "link", "br", "wbr", "input", "col", "img"}
 # HTML lets these end where the next one begins.

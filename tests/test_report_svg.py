@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 
 from tests.report_example import report
-from trainer.report.axes import Scale, scales
 from trainer.report.document import Axis, Column, Figure, Series, Table
-from trainer.report.drawing import draw, save
-from trainer.report.style import style
-from trainer.report.svg import svg
+from trainer.report.figures.axes import Scale, scales
+from trainer.report.figures.drawing import draw, save
+from trainer.report.figures.style import style
+from trainer.report.figures.svg import svg
 
 NONE = Table("numbers", "Numbers", (Column("x", "x", "number"),), ())
 SVG = "{http://www.w3.org/2000/svg}"

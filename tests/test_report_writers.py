@@ -20,10 +20,10 @@ from markdown_it import MarkdownIt
 from tests.report_document import COMMAND, HOSTILE, empty, example
 from trainer.messages import UserError
 from trainer.report.document import Block, Column, Panel, Report, Table
-from trainer.report.latex import latex
-from trainer.report.latex_text import tex
-from trainer.report.markdown import markdown
-from trainer.report.tables import csv_of
+from trainer.report.formats.latex import latex
+from trainer.report.formats.latex_text import tex
+from trainer.report.formats.markdown import markdown
+from trainer.report.formats.tables import csv_of
 from trainer.report.write import write
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -460,7 +460,7 @@ def test_an_error_while_a_report_is_written_leaves_the_old_one(
     def broken(*_: object) -> list[Path]:
         raise RuntimeError("broken")
 
-    monkeypatch.setattr("trainer.report.drawing.save", broken)
+    monkeypatch.setattr("trainer.report.figures.drawing.save", broken)
     with pytest.raises(RuntimeError, match="broken"):
         write(example(), tmp_path / "report")
     monkeypatch.undo()
@@ -476,7 +476,7 @@ def test_a_kill_never_leaves_a_part_of_a_report(tmp_path: Path, moment: str) -> 
     before = _tree(folder)
     source = f"""
 import os, signal, sys
-import trainer.report.drawing
+import trainer.report.figures.drawing
 import tests.test_report_writers as t
 from pathlib import Path
 
@@ -493,7 +493,7 @@ def rename(*paths):  # killed before the first rename, or between the two
 
 os.rename = rename
 if "{moment}" == "draw":
-    trainer.report.drawing.save = kill
+    trainer.report.figures.drawing.save = kill
 t.write(t.replace(t.example(), title="new"), Path(sys.argv[1]))
 """
     done = subprocess.run([sys.executable, "-c", source, str(folder)], cwd=ROOT)

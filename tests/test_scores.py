@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from trainer.report.scores import (
+from trainer.report.statistics.scores import (
     Speedup,
     algoperf_score,
     leave_one_out,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from trainer.report.curves import Curve, Line
-from trainer.report.style import Style, style
+from trainer.report.figures.style import Style, style
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

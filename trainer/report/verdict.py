@@ -33,13 +33,13 @@ def verdict(workload: Workload, pairs: Sequence[Pair]) -> str:
         others = "" if len(leading) == 1 else f" and the other {plural(len(leading) - 1, 'arm')}"
         return (
             f"{first.arm} is better than {closest.worse}{others}: its mean {words} is"
-            f" {_by(closest, workload, len(leading) > 1)}."
+            f" {_by(closest, workload, pairs)}."
         )
     open_pairs = [pair for pair in leading if not pair.decided]
     closest = open_pairs[0]
     text = (
         f"Not decided between {first.arm} and {joined([pair.worse for pair in open_pairs])}. The"
-        f" mean {words} of {first.arm} is {_by(closest, workload, len(open_pairs) > 1)}."
+        f" mean {words} of {first.arm} is {_by(closest, workload, pairs)}."
         f" {_would_decide(closest)}"
     )
     return text + (f" {first.arm} is better than {joined(against)}." if against else "")
@@ -57,14 +57,17 @@ def _without_runs(workload: Workload) -> str:
     return "Not decided: the winners have not run on fresh seeds yet."
 
 
-def _by(pair: Pair, workload: Workload, name: bool = False) -> str:
+def _by(pair: Pair, workload: Workload, pairs: Sequence[Pair]) -> str:
     """Says by how much the first arm of a pair is better, and how sure that is."""
     word = "smaller" if workload.goal.sign > 0 else "larger"
-    than = f" than that of {pair.worse}" if name else ""
+    than = f" than that of {pair.worse}" if len(pairs) > 1 else ""
     seeds = plural(pair.n, "seed")
     if pair.corrected is None:
         return f"{word}{than} by {shown(abs(pair.difference.value))} (no test with {seeds})"
     test = f"{pair.test} over {seeds}, {p_text(pair.corrected)}"
+    tested = sum(each.p is not None for each in pairs)
+    if tested > 1:
+        test += f" after Holm's correction for {tested} pairs"
     low, high = pair.difference.low, pair.difference.high
     if low is None or high is None:
         return f"{word}{than} ({test}, because runs diverged)"

@@ -5,13 +5,13 @@ from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Literal, get_args
 
-from trainer.report import drawing
 from trainer.report.document import Report
-from trainer.report.latex import latex
-from trainer.report.markdown import markdown
-from trainer.report.page import page
+from trainer.report.figures import drawing
+from trainer.report.formats.latex import latex
+from trainer.report.formats.markdown import markdown
+from trainer.report.formats.tables import csv_of
+from trainer.report.html.page import page
 from trainer.report.replacement import replaced
-from trainer.report.tables import csv_of
 
 Format = Literal["html", "markdown", "csv", "figures", "latex"]
 FORMATS: tuple[Format, ...] = get_args(Format)

@@ -8,8 +8,8 @@ import numpy as np
 
 from trainer.report.document import Axis, Block, Cell, Column, Figure, Series, Table
 from trainer.report.results import Workload
-from trainer.report.sensitivity import edge, sensitivity
 from trainer.report.spaces import Scan, scans, spans_decades
+from trainer.report.statistics.sensitivity import edge, sensitivity
 from trainer.sweep.spaces import Bounds, bounds
 from trainer.writers import iterate_metrics
 

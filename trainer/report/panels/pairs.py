@@ -3,10 +3,32 @@
 import math
 from collections.abc import Sequence
 
-from trainer.report.document import Axis, Block, Column, Figure, Series, Table
+from trainer.report.document import Axis, Block, Cell, Column, Figure, Series, Table
 from trainer.report.pairs import Pair
 from trainer.report.results import Workload
 from trainer.report.wording import plural
+
+_DECISIONS = (
+    Column("arm", "better"),
+    Column("than", "than"),
+    Column("difference", "difference", "number"),
+    Column("low", "95% from", "number"),
+    Column("high", "to", "number"),
+    Column("p", "p", "p"),
+    Column("decision", "decision"),
+    Column("seeds_needed", "seeds that would decide", "integer"),
+)
+_TESTS = (
+    Column("arm", "better"),
+    Column("than", "than"),
+    Column("seeds", "seeds", "integer"),
+    Column("test", "test"),
+    Column("p", "p, not corrected", "p"),
+    Column("smallest_p", "smallest p", "p"),
+    Column("improvement", "P(better)", "number"),
+    Column("improvement_low", "95% from", "number"),
+    Column("improvement_high", "to", "number"),
+)
 
 
 def pairs_block(workload: Workload, pairs: Sequence[Pair], prefix: str) -> Block:
@@ -19,57 +41,56 @@ def pairs_block(workload: Workload, pairs: Sequence[Pair], prefix: str) -> Block
     """
     if not pairs:
         return Block(text=("There are no two arms to compare.",))
-    columns = (
-        Column("arm", "better"),
-        Column("than", "than"),
-        Column("seeds", "seeds", "integer"),
-        Column("difference", "difference", "number"),
-        Column("low", "95% from", "number"),
-        Column("high", "to", "number"),
-        Column("test", "test"),
-        Column("p", "p", "p"),
-        Column("holm_p", "p, Holm", "p"),
-        Column("smallest_p", "smallest p by signs", "p"),
-        Column("improvement", "P(better)", "number"),
-        Column("improvement_low", "95% from", "number"),
-        Column("improvement_high", "to", "number"),
-        Column("decision", "decision"),
-        Column("seeds_needed", "seeds that would decide", "integer"),
-    )
-    rows = tuple(_row(pair) for pair in pairs)
+    words, figure = workload.goal.words, _pairs_figure(workload, pairs, prefix)
     counts = plural(len([pair for pair in pairs if pair.p is not None]), "pair")
-    note = (
-        f"Differences are better minus worse. p is two-sided, and corrected by Holm over {counts}."
-        " P(better) is the probability that a run of the first arm has the better value; it is"
-        " called meaningful above 0.75 (arXiv:2103.03098). The last column is the number of seeds"
-        " at which a paired t test would find a single difference of this size with a power of 0.8."
+    decisions = Table(
+        f"{prefix}pairs",
+        f"Pairs of arms, {words}",
+        _DECISIONS,
+        tuple(_decided(pair) for pair in pairs),
+        "Differences are better minus worse, with t intervals that are not corrected. p is"
+        f" two-sided and corrected by Holm over {counts}. The last column is the number of seeds at"
+        " which a single difference of this size would be found with a power of 0.8.",
     )
-    table = Table(
-        f"{prefix}pairs", f"Pairs of arms, {workload.goal.words}", columns, rows, note
-    ).compact()
-    figure = _pairs_figure(workload, pairs, prefix)
-    return Block(figures=(figure,) if figure else (), tables=(table,))
+    tests = Table(
+        f"{prefix}pairs_tests",
+        "Tests of these pairs",
+        _TESTS,
+        tuple(_tested(pair) for pair in pairs),
+        "P(better) is the probability that a run of the first arm has the better value; it is"
+        " called meaningful above 0.75 (arXiv:2103.03098). The smallest p is what tests by signs or"
+        " ranks can reach at this number of seeds.",
+    )
+    tables = (decisions.compact(), tests.compact())
+    return Block(figures=(figure,) if figure else (), tables=tables)
 
 
-def _row(pair: Pair) -> tuple:
-    improvement = pair.improvement
+def _decided(pair: Pair) -> tuple[Cell, ...]:
     difference = pair.difference
     return (
         pair.better,
         pair.worse,
-        pair.n,
         difference.value if math.isfinite(difference.value) else None,
         difference.low,
         difference.high,
+        pair.corrected,
+        _decision(pair),
+        pair.needed,
+    )
+
+
+def _tested(pair: Pair) -> tuple[Cell, ...]:
+    improvement = pair.improvement
+    return (
+        pair.better,
+        pair.worse,
+        pair.n,
         pair.test if pair.p is not None else "none",
         pair.p,
-        pair.corrected,
         pair.smallest,
         improvement.value if improvement else None,
         improvement.low if improvement else None,
         improvement.high if improvement else None,
-        _decision(pair),
-        pair.needed,
     )
 
 

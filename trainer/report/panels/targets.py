@@ -9,7 +9,7 @@ import numpy as np
 from trainer.report.document import Axis, Block, Cell, Column, Figure, Series, Table
 from trainer.report.pairs import standings
 from trainer.report.results import Result, Workload
-from trainer.report.scores import steps_to_target
+from trainer.report.statistics.scores import steps_to_target
 from trainer.report.wording import plural, shown
 
 

@@ -3,10 +3,10 @@
 import math
 from collections.abc import Sequence
 
-from trainer.report import best_of_k
 from trainer.report.document import Axis, Block, Cell, Column, Figure, Series, Table
 from trainer.report.results import Workload
 from trainer.report.spaces import point_values, spans_decades
+from trainer.report.statistics import best_of_k
 from trainer.report.wording import shown
 
 _BANDS = 2
@@ -14,8 +14,9 @@ _TEXT = (
     "How good the best of k trials is on average, if k of an arm's trials are drawn without"
     " replacement (U statistic). The band holds the curve of the median best of k with 95%"
     " confidence for all k at once (arXiv:2311.09480); where the trials set no limit, it goes on to"
-    " the edge of the figure. It is drawn for the two best arms. Where the curves cross, the better"
-    " arm depends on the budget for tuning."
+    " the edge of the figure. It is drawn for the two best arms. Curve and band"
+    " treat trials as independent draws, which those of Sobol, Halton or a grid are not: there they"
+    " are a guide. Where the curves cross, the better arm depends on the budget for tuning."
 )
 _COLUMNS = (
     Column("arm", "arm"),

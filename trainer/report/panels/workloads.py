@@ -10,7 +10,12 @@ from numpy.typing import NDArray
 from trainer.report.document import Axis, Block, Cell, Column, Figure, Series, Table
 from trainer.report.panels.targets import target_of, to_target
 from trainer.report.results import Workload
-from trainer.report.scores import algoperf_score, leave_one_out, performance_profile, speedups
+from trainer.report.statistics.scores import (
+    algoperf_score,
+    leave_one_out,
+    performance_profile,
+    speedups,
+)
 from trainer.report.wording import joined
 
 _LARGEST_RATIO = 4.0  # of AlgoPerf's score

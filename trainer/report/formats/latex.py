@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from trainer.report.document import Block, Cell, Panel, Report, Table
-from trainer.report.latex_columns import Typeset, typeset, with_interval
-from trainer.report.latex_text import prose, tex
+from trainer.report.formats.latex_columns import Typeset, typeset, with_interval
+from trainer.report.formats.latex_text import prose, tex
 
 PANELS = ("verdict", "arms", "pairs", "ledger", "target")
 _ROWS = 45  # a longer table does not fit on a page

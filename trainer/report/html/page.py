@@ -11,10 +11,10 @@ from importlib.resources import files
 from itertools import count
 
 from trainer.report.document import Block, Cell, Panel, Report, Table, Trials, text_of
-from trainer.report.elements import aligned, arm_name, figure, link, marks, prose, row, table
-from trainer.report.selection import embedded, trials_data
-from trainer.report.shapes import xml
-from trainer.report.style import style
+from trainer.report.figures.shapes import xml
+from trainer.report.figures.style import style
+from trainer.report.html.elements import aligned, arm_name, figure, link, marks, prose, row, table
+from trainer.report.html.selection import embedded, trials_data
 
 _STATIC_ROWS = 10  # of the trials, for readers without a script and for print
 _HALF = 56  # characters of a table that has half the width of the page
@@ -53,7 +53,7 @@ def page(report: Report) -> str:
 
 
 def _packaged(name: str) -> str:
-    text = files("trainer.report").joinpath(name).read_text(encoding="utf-8")
+    text = files("trainer.report.html").joinpath(name).read_text(encoding="utf-8")
     return "\n".join(line for each in text.splitlines() if (line := each.strip()))
 
 

@@ -4,8 +4,8 @@ import re
 from html import escape
 
 from trainer.report.document import Series
-from trainer.report.paths import Pixels, marks, path
-from trainer.report.style import style
+from trainer.report.figures.paths import Pixels, marks, path
+from trainer.report.figures.style import style
 
 _FORBIDDEN = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ud800-\udfff\ufffe\uffff]")
 

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from trainer.report.axes import Scale, scales
 from trainer.report.document import Figure, Series
-from trainer.report.shapes import draw, marker, paint, xml
-from trainer.report.style import style
+from trainer.report.figures.axes import Scale, scales
+from trainer.report.figures.shapes import draw, marker, paint, xml
+from trainer.report.figures.style import style
 
 WIDTH, HEIGHT = 1120, 680
 TEXT = 25  # the size of text

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from trainer.report.document import Cell, Column, Table
-from trainer.report.latex_text import tex
+from trainer.report.formats.latex_text import tex
 
 _LONG = 40  # characters; longer cells are broken into lines
 

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from trainer.report.axes import Scale
 from trainer.report.document import Figure, Series
-from trainer.report.style import style
-from trainer.report.svg import WIDTH, Frame, frame, shortened, wrap
+from trainer.report.figures.axes import Scale
+from trainer.report.figures.style import style
+from trainer.report.figures.svg import WIDTH, Frame, frame, shortened, wrap
 
 if TYPE_CHECKING:  # imported where it is used: it takes long, and most commands do not draw
     from matplotlib.axes import Axes

@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from urllib.parse import quote
 
 from trainer.report.document import Cell, Column, Figure, Table, text_of
-from trainer.report.selection import embedded, figure_data
-from trainer.report.shapes import MARKERS, marker, xml
-from trainer.report.style import style
-from trainer.report.svg import svg
+from trainer.report.figures.shapes import MARKERS, marker, xml
+from trainer.report.figures.style import style
+from trainer.report.figures.svg import svg
+from trainer.report.html.selection import embedded, figure_data
 
 _MANY = 8  # columns that stand closer together
 _LONG = 40  # rows of a table that is written in short

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import ArrayLike
 
-from trainer.report.samples import sample, spread
+from trainer.report.statistics.samples import sample, spread
 
 # An effect that needs more seeds than this is called undecidable.
 MOST_SEEDS = 10_000

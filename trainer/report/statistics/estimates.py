@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from trainer.report.samples import direction, sample, spread
+from trainer.report.statistics.samples import direction, sample, spread
 
 
 @dataclass(frozen=True)

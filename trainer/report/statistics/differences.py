@@ -2,7 +2,7 @@
 
 A diverged run counts as infinitely bad: pass `inf` (`-inf` if larger is better), never NaN. What
 cannot be computed then is None. Intervals of one arm are in `estimates.py`, P(A > B) is in
-`improvement.py` and the number of seeds for a power in `power.py`; all can be imported from here.
+`improvement.py`, and the number of seeds for a power in `power.py`.
 """
 
 import math
@@ -13,28 +13,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from trainer.report.estimates import Estimate, OneSample, interval, iqm, mean_interval, one_sample
-from trainer.report.improvement import Improvement, probability_of_improvement
-from trainer.report.power import needed, needed_unpaired, noether, seeds_for_power
-from trainer.report.samples import sample, spread
-
-__all__ = [
-    "Difference",
-    "Estimate",
-    "Improvement",
-    "OneSample",
-    "holm",
-    "iqm",
-    "mean_interval",
-    "needed",
-    "needed_unpaired",
-    "noether",
-    "one_sample",
-    "paired",
-    "probability_of_improvement",
-    "seeds_for_power",
-    "welch",
-]
+from trainer.report.statistics.estimates import Estimate, interval
+from trainer.report.statistics.improvement import Improvement, probability_of_improvement
+from trainer.report.statistics.power import needed, needed_unpaired
+from trainer.report.statistics.samples import sample, spread
 
 # All 2^n sign flips up to this n; for more, a sample of that many.
 _EXACT_FLIPS, _SAMPLED_FLIPS = 16, 2**14 - 1

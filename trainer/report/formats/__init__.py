@@ -1,0 +1,1 @@
+"""Writes a report as Markdown, its tables as CSV and as LaTeX."""
