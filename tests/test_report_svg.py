@@ -140,6 +140,15 @@ def test_a_band_without_a_limit_leaves_the_figure():
     assert runs == 1 and found[:, 1].min() < top
 
 
+def test_a_band_is_held_whole_unless_it_is_far_wider_than_what_is_in_front():
+    line = Series("line", "a", [0, 1], [1.0, 2.0])
+    for top, highest in ((2.5, 2.5), (40.0, 3.0)):
+        (_, y) = scales(figure(Series("band", "a", [0, 1], [0.5, 0.5], [2.0, top]), line))
+        assert highest <= y.high < highest + 0.2 and y.low <= 0.5
+    (_, y) = scales(figure(Series("band", "a", [0], [1.0], [3.0]), Series("points", "a", [0], [2])))
+    assert y.low <= 1 and y.high >= 3
+
+
 def test_a_rule_spans_the_axes():
     level, place = Series("rule", "", (), [3.0]), Series("rule", "", [1.0])
     (across, along), (left, top, right, bottom) = drawn(figure(level, place))

@@ -102,17 +102,19 @@ def scales(figure: Figure) -> tuple[Scale, Scale]:
     """Returns the scales of the x and y axis.
 
     Both hold all finite values of the series in front. Bands and faint series widen the range by
-    at most its own length at each end, and by what holds 96% of their values, so that curves of
-    trials that diverged do not flatten all others; the drawings cut them there.
+    at most its own length at each end, and faint ones by what holds 96% of their values, so that
+    curves of trials that diverged do not flatten all others; the drawings cut them there.
 
     Args:
         figure: the figure.
     """
-    faint = [each for each in figure.series if each.faint or each.kind == "band"]
-    front = [each for each in figure.series if not (each.faint or each.kind == "band")]
+    faint = [each for each in figure.series if each.faint]
+    bands = [each for each in figure.series if each.kind == "band" and not each.faint]
+    front = [each for each in figure.series if each.kind != "band" and not each.faint]
+    groups = (front, bands, faint)
     return (
-        _scale(figure.x, _values(front, figure.x, _xs), _values(faint, figure.x, _xs)),
-        _scale(figure.y, _values(front, figure.y, _ys), _values(faint, figure.y, _ys)),
+        _scale(figure.x, [_values(group, figure.x, _xs) for group in groups]),
+        _scale(figure.y, [_values(group, figure.y, _ys) for group in groups]),
     )
 
 
@@ -134,14 +136,12 @@ def _values(
     return values[np.isfinite(values) & ((values > 0) | (not axis.log))]
 
 
-def _scale(axis: Axis, front: NDArray[np.float64], faint: NDArray[np.float64]) -> Scale:
+def _scale(axis: Axis, groups: list[NDArray[np.float64]]) -> Scale:
     if axis.labels:
         return Scale(-0.5, len(axis.labels) - 0.5, False, axis.labels)
-    if not front.size and not faint.size:
+    if not any(group.size for group in groups):
         return Scale(1.0, 10.0, axis.log, empty=True)
-    if axis.log:
-        front, faint = np.log10(front), np.log10(faint)
-    low, high = _range(front, faint)
+    low, high = _range(*(np.log10(group) if axis.log else group for group in groups))
     if high - low < 1e-9 * max(1.0, abs(low), abs(high)):
         half = 0.3 if axis.log else 0.1 * abs(low) or 0.5
         low, high = low - half, high + half
@@ -154,14 +154,16 @@ def _scale(axis: Axis, front: NDArray[np.float64], faint: NDArray[np.float64]) -
     return Scale(start, high + margin)
 
 
-def _range(front: NDArray[np.float64], faint: NDArray[np.float64]) -> tuple[float, float]:
-    if not front.size:
-        return tuple(np.quantile(faint, [0.02, 0.98]).tolist())
-    low, high = float(front.min()), float(front.max())
+def _range(
+    front: NDArray[np.float64], bands: NDArray[np.float64], faint: NDArray[np.float64]
+) -> tuple[float, float]:
+    ends = [group for group in (front, bands) if group.size]
     if faint.size:
-        least, most = np.quantile(faint, [0.02, 0.98]).tolist()
-        length = high - low
-        low, high = max(min(low, least), low - length), min(max(high, most), high + length)
+        ends.append(np.quantile(faint, [0.02, 0.98]))
+    low, high = min(float(each.min()) for each in ends), max(float(each.max()) for each in ends)
+    first, last = (float(front.min()), float(front.max())) if front.size else (0.0, 0.0)
+    if (length := last - first) > 0:
+        low, high = max(low, first - length), min(high, last + length)
     return low, high
 
 

@@ -38,14 +38,23 @@ def _words(code: str) -> str:
     return " ".join(words)
 
 
+def _breakable(text: str, least: int = 25) -> str:
+    """Returns text in which lines may end within long words, such as paths."""
+    return re.sub(
+        rf"\S{{{least},}}", lambda word: re.sub("([./_=])(?=.)", r"\1<wbr>", word[0]), xml(text)
+    )
+
+
 def _with_arms(text: str, arms: Sequence[str]) -> str:
     names = sorted((arm for arm in arms if len(arm) > 2), key=len, reverse=True)
     if not names:
-        return xml(text)
+        return _breakable(text)
     pattern = "|".join(map(re.escape, names))
     parts = re.split(rf"(?<![\w.-])({pattern})(?![\w-])", text)
     return "".join(
-        f'<span class="arm" data-a="{arms.index(part)}">{xml(part)}</span>' if i % 2 else xml(part)
+        f'<span class="arm" data-a="{arms.index(part)}">{xml(part)}</span>'
+        if i % 2
+        else _breakable(part)
         for i, part in enumerate(parts)
     )
 
@@ -159,8 +168,7 @@ def _cell(cell: Cell, column: Column, arms: Sequence[str]) -> str:
     if column.name == "folder" and cell:
         return f'<a href="{link(str(cell))}">{text}</a>'
     if column.kind == "code" and cell is not None:
-        broken = re.sub("([./_=])(?=.)", r"\1<wbr>", text)  # where a line may end
-        return f"<code>{broken}</code>"
+        return f"<code>{_breakable(text_of(column.kind, cell), 1)}</code>"
     return text
 
 
