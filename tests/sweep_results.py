@@ -17,6 +17,8 @@ def _content(trial: Path) -> dict[str, object]:
         elif file.name == "run.json":
             record = json.loads(file.read_text())
             found[file.name] = record["sweep"], record["lineage"][-1]["exit"]
+        elif file.name == "summary.json":
+            found[file.name] = json.loads(file.read_text()) | {"perf/seconds": None}
         else:
             found[file.name] = file.read_text() if file.is_file() else "a folder"
     return found

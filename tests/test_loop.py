@@ -11,6 +11,7 @@ import textwrap
 import threading
 import time
 import traceback
+import types
 from pathlib import Path
 
 import jax
@@ -23,7 +24,7 @@ from trainer.__main__ import main
 from trainer.engine.evaluation import Evaluation
 from trainer.engine.loading import load
 from trainer.engine.program import Program
-from trainer.train.autosave import AutosavePolicy, Stopwatch, was_killed
+from trainer.train.autosave import AutosavePolicy, was_killed
 from trainer.train.rollback import (
     MOST_ROLLBACKS,
     Counters,
@@ -32,6 +33,7 @@ from trainer.train.rollback import (
     go_back,
     read_rollbacks,
 )
+from trainer.train.stopwatch import Clock, Stopwatch
 from trainer.train.watchdog import Watchdog
 from trainer.workdir import folder
 from trainer.writers.console import ConsoleWriter
@@ -451,16 +453,38 @@ def test_automatic_saves_become_less_frequent():
 
 
 def test_the_speed_counts_only_the_time_of_steps():
-    now = [100.0]
-    stopwatch = Stopwatch(40, clock=lambda: now[0])
+    now, data = [100.0], types.SimpleNamespace(batch_size=8, num_examples=80)
+    stopwatch = Stopwatch(40, data, 7.0, Clock(now=lambda: now[0]))
     for lap, (took, paused) in enumerate([(2.0, 0.0), (4.0, 30.0), (2.0, 0.5)]):
         now[0] += took / 2
         with stopwatch.stopped():
             now[0] += paused
         now[0] += took / 2
         stopwatch.lap(50 + 10 * lap)
-        assert stopwatch.speed(8)["perf/steps_per_second"] == pytest.approx(10 / took)
-    assert stopwatch.speed(8)["perf/examples_per_second"] == pytest.approx(40)
+        assert stopwatch.row(50)["perf/steps_per_second"] == pytest.approx(10 / took)
+    assert stopwatch.row(70)["perf/examples_per_second"] == pytest.approx(40)
+    # Two rows of one lap: the earlier step was finished earlier.
+    assert stopwatch.row(70)["perf/seconds"] == pytest.approx(7 + 8)
+    assert stopwatch.row(65)["perf/seconds"] == pytest.approx(7 + 7)
+    now[0] += 0.5
+    progress = {"examples": 560, "epochs": 7.0, "perf/seconds": pytest.approx(15.5)}
+    assert stopwatch.progress(70) == progress
+
+
+def test_a_clock_counts_its_share_of_the_time_in_which_it_runs():
+    now = [0.0]
+    clock = Clock(running=False, now=lambda: now[0])
+    for share, seconds in ((1.0, 3.0), (0.25, 3.75)):
+        clock.share = share
+        now[0] += 5
+        with clock.running():
+            now[0] += 1
+            with clock.paused():
+                now[0] += 9
+            now[0] += 2
+            assert clock() == pytest.approx(seconds)
+        now[0] += 5
+        assert clock() == pytest.approx(seconds)
 
 
 @pytest.mark.parametrize(

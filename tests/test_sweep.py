@@ -192,6 +192,7 @@ def test_a_trial_has_the_folder_of_a_run(tmp_path):
     names = {path.name for path in trial.iterdir()}
     assert {n for n in names if not n.startswith("events.out")} == {
         "config.yaml",
+        "config_full.yaml",
         "metrics.jsonl",
         "run.json",
         "summary.json",

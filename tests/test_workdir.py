@@ -448,7 +448,11 @@ def test_a_folder_with_a_log_file_of_another_program_is_accepted(
 
 
 @pytest.mark.parametrize(
-    "name", ["thesis.tex", "photos/1.jpg", "config.yaml", "logbook.md", "run.yaml", "muon/run.json"]
+    "name",
+    [
+        *("thesis.tex", "photos/1.jpg", "config.yaml", "logbook.md", "run.yaml", "muon/run.json"),
+        *("config_full.yaml", "summary.json"),
+    ],
 )
 def test_a_folder_with_other_files_than_a_runs_is_refused_and_left_alone(
     name: str, opened: Callable[..., Workdir], folder: Path

@@ -192,7 +192,8 @@ def _log(line: str) -> None:
 def config(arguments: argparse.Namespace) -> int:
     """Prints the resolved config as canonical YAML, after checking its names and types.
 
-    With --unused, lists the bindings that have no effect instead.
+    With --full, the defaults of all calls are part of it. With --unused, lists the bindings that
+    have no effect instead.
 
     Args:
         arguments: the parsed options of the command.
@@ -211,7 +212,8 @@ def config(arguments: argparse.Namespace) -> int:
         if not read.unused:
             show("Every binding is used.")
         return DONE
-    show(configs.dump(read.root), end="")
+    full = configs.full_text(read, arguments.vocabulary) if arguments.full else None
+    show(full or configs.dump(read.root), end="")
     return DONE
 
 

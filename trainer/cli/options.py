@@ -24,7 +24,13 @@ def parser() -> argparse.ArgumentParser:
     resolved = commands.add_parser(
         "config", parents=[config], help="print the resolved config as YAML"
     )
-    resolved.add_argument(
+    instead = resolved.add_mutually_exclusive_group()
+    instead.add_argument(
+        "--full",
+        action="store_true",
+        help="with every argument of every call, the defaults too, as in config_full.yaml of a run",
+    )
+    instead.add_argument(
         "--unused",
         action="store_true",
         help="list instead the Gin bindings that change nothing, each with its place: those that"

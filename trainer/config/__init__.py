@@ -17,6 +17,7 @@ from trainer.config.tree import Call, ConfigError, Source, Tree, join, leaves
 if TYPE_CHECKING:
     from trainer.config.build import Builder
     from trainer.config.floats import Floats
+    from trainer.config.full import full_text
     from trainer.config.units import Units
     from trainer.config.yaml_writer import computed, diff, digest, dump
 
@@ -33,6 +34,7 @@ __all__ = [
     "diff",
     "digest",
     "dump",
+    "full_text",
     "join",
     "leaves",
     "load",
@@ -49,6 +51,7 @@ _LATER = {
     "diff": "yaml_writer",
     "digest": "yaml_writer",
     "dump": "yaml_writer",
+    "full_text": "full",
 }
 
 

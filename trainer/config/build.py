@@ -42,6 +42,17 @@ class Builder:
         self.config = config
         self._vocabulary = Vocabulary(vocabulary, LANGUAGES[config.root.name])
 
+    def function(self, name: str) -> Function:
+        """Returns a function that the config names, with its parameters.
+
+        Args:
+            name: the dotted name, such as "optax.adamw".
+
+        Raises:
+            ConfigError: a config may not name it, or it does not exist.
+        """
+        return self._vocabulary.function(name)
+
     def check(self) -> None:
         """Raises ConfigError for a wrong name, argument or type anywhere; calls nothing."""
         _Traversal(self.config, self._vocabulary, None, {}, calling=False).start("")

@@ -87,6 +87,21 @@ def dump(root: Call) -> str:
     return yaml.dump(tree, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=2**30)
 
 
+def scalar_text(value: Tree) -> str:
+    """Returns a leaf as `dump` writes it behind its key.
+
+    Args:
+        value: a string, number, boolean or None.
+
+    Example:
+        >>> scalar_text(1e-5), scalar_text("no"), scalar_text(None)
+        ('1.0e-05', "'no'", 'null')
+    """
+    if type(value) is int:
+        return str(value)
+    return dump(Call("value", {"": value})).partition(": ")[2][:-1]
+
+
 def computed(root: Call) -> Call:
     """Returns a tree without the arguments of its root that do not change what a run computes.
 

@@ -9,23 +9,21 @@ import jax
 import numpy as np
 
 import optim
-from optim.checks import needing, needs_full_batch, wrong_float, wrong_schedule
+from optim.checks import needing, needs_full_batch
 from optim.factories import name_of
 from optim.paths import flatten
 from trainer.config import Config, ConfigError, leaves
 from trainer.engine.block import BlockRule
 from trainer.engine.contracts import ComponentError, calling
 from trainer.engine.flops import count_flops
+from trainer.engine.hyperparameters import Hyperparameter, describe, sample
 from trainer.engine.memory import too_large
 from trainer.engine.plan_matrices import Matrices, find_matrices
 from trainer.engine.program import Program
 from trainer.engine.splits import split_sizes
 from trainer.models.mode import describe_mode
 
-Sampled = tuple[np.ndarray, np.ndarray]  # steps, values
-
 _LARGEST = 2**63 - 1  # XLA stores sizes as int64
-_SAMPLES = 10_000  # the most steps at which a schedule is evaluated to find its peak
 
 
 @dataclass(frozen=True)
@@ -72,6 +70,8 @@ class Plan:
         mode: a line about the arguments that tell the model whether it trains; "" if they are not
             known.
         schedules: group name -> (steps, learning rates), sampled over the run.
+        hyperparameters: group name -> float argument -> its peak, first and final value; the name
+            "" has `clip_norm`, if there is one.
         block: how many steps are computed at once, and in which form.
         matrices: the matrices that optimizers such as Muon work on.
         inputs: config path -> value of the floats that are inputs of the program: another value
@@ -90,6 +90,7 @@ class Plan:
     data_seed: int | None
     mode: str
     schedules: dict[str, tuple[np.ndarray, np.ndarray]]
+    hyperparameters: Mapping[str, Mapping[str, Hyperparameter]]
     block: BlockRule
     matrices: Matrices
     inputs: Mapping[str, float]
@@ -120,7 +121,7 @@ def make_plan(program: Program, config: Config | None = None) -> Plan:
         if not optimizer.trainable(state.params):
             raise optim.GroupError("Every parameter is frozen, and nothing would be trained.")
         _check_batches(program)
-        sampled = _sample(program)
+        sampled = sample(program)
         matrices = find_matrices(optimizer, state.params)
         jaxpr = program.trace(state).jaxpr
         program.evaluation.check(state)
@@ -159,6 +160,7 @@ def make_plan(program: Program, config: Config | None = None) -> Plan:
             for name, values in sampled.items()
             if "learning_rate" in values
         },
+        hyperparameters=describe(sampled),
         block=program.block_rule,
         matrices=matrices,
         inputs=program.inputs.values,
@@ -192,50 +194,6 @@ def _row(
 
 def _is_decay(key: str) -> bool:
     return key.split(".")[-1] == "weight_decay"
-
-
-def _sample(program: Program) -> dict[str, dict[str, Sampled]]:
-    """Samples all float arguments over the run: group -> argument -> (steps, values)."""
-    optimizer, steps = program.experiment.optimizer, program.experiment.steps
-    at = np.unique(np.linspace(0, steps - 1, min(steps, _SAMPLES)).astype(np.int32))
-    scheduled_arguments = {name: optimizer.schedules(name) for name in optimizer.groups}
-
-    # One program, because compiling one for each operation takes a second; and with the inputs as
-    # an argument, so that another learning rate does not compile it again.
-    @jax.jit
-    def scheduled(hyperparams: Any, at: Any) -> Any:
-        optimizer = program.inputs.insert(program.experiment, hyperparams).optimizer
-        clip_norm = optimizer.clip_norm
-        return {
-            name: {
-                key: jax.vmap(value)(at)
-                for key, value in optimizer.schedules(name).items()
-                if callable(value)
-            }
-            for name in optimizer.groups
-        }, jax.vmap(clip_norm)(at) if callable(clip_norm) else 1.0
-
-    # A plan uses no accelerator.
-    with jax.default_device(jax.local_devices(backend="cpu")[0]):
-        values, bounds = jax.device_get(scheduled(program.inputs.pack(), at))
-    if (why := wrong_float("clip_norm", bounds)) is not None:
-        message = f"The schedule of clip_norm goes wrong: it {why}"
-        raise optim.GroupError(message, argument="clip_norm")
-    for name, arguments in values.items():
-        if (wrong := wrong_schedule(optimizer.groups[name].optimizer, arguments)) is not None:
-            raise optim.GroupError(
-                f"In group {name!r}, the schedule of {wrong[0]} goes wrong: it {wrong[1]}",
-                name,
-                f"optimizer.{wrong[0]}",
-            )
-    return {
-        name: {
-            # `get` makes its default in any case, and np.full does not take a function.
-            key: (at, values[name].get(key, np.full(at.shape, 0.0 if callable(value) else value)))
-            for key, value in arguments.items()
-        }
-        for name, arguments in scheduled_arguments.items()
-    }
 
 
 def _bytes(tree: Any) -> int:

@@ -1,5 +1,7 @@
 """Formats a plan as plain text, for the terminal and for plan.txt."""
 
+from collections.abc import Iterator
+
 from trainer.engine.plan import Plan
 from trainer.messages import printable, table
 
@@ -44,10 +46,21 @@ def render(plan: Plan) -> str:
         _examples(plan),
         *([plan.mode] if plan.mode else []),
         *matrices.lines,
+        *_hyperparameters(plan),
         *_inputs(plan),
         *(f"warning: {printable(text)}" for text in matrices.warnings),
     ]
     return "\n".join(lines) + "\n"
+
+
+def _hyperparameters(plan: Plan) -> Iterator[str]:
+    """Yields the values of the float arguments of each group: schedules, then constants."""
+    for group, arguments in plan.hyperparameters.items():
+        yield f"Hyperparameters of {f'group {printable(group)!r}' if group else 'all groups'}:"
+        yield from (f"  {name}: {x}" for name, x in arguments.items() if not x.constant)
+        constants = [f"{name} {_number(x.final)}" for name, x in arguments.items() if x.constant]
+        if constants:
+            yield f"  constant: {', '.join(constants)}"
 
 
 def _inputs(plan: Plan) -> list[str]:

@@ -4,13 +4,14 @@ from collections.abc import Callable, Sequence
 
 from trainer.engine.program import Program
 from trainer.messages import DONE, FAILED, STOPPED
-from trainer.sweep.outcome import Outcome, newest_metrics
+from trainer.sweep.outcome import outcome_of
 from trainer.sweep.turn import asked_writers
 from trainer.sweep.wave import Wave
+from trainer.train.results import Results
 from trainer.train.rollback import MOST_ROLLBACKS, read_rollbacks
 from trainer.train.run import Run
+from trainer.train.services import Ended
 from trainer.train.signals import StopSignals
-from trainer.writers import read_metrics
 
 
 def run_alone(
@@ -38,21 +39,20 @@ def run_alone(
     object.__setattr__(experiment, "writers", tuple(asked_writers(trial.config)))
     wave.begins(wave.newest())
     run = Run(trial.config, program, signals, log, vocabulary, compiled=True)
-    code = run.start(staged)
+    # Not its summary.json: a run that failed is tried again, and a trial with a result is not.
+    code = run.start(staged, summarize=False)
     if code == STOPPED:
         return STOPPED
-    rows = read_metrics(staged)
+    results = Results().read(staged)
     counters = read_rollbacks(staged)
     rollbacks = max((each.rollbacks for each in counters.values()), default=0)
-    step = rows[-1]["step"] if rows else 0
     if code == DONE:
-        outcome = Outcome("done", experiment.steps, newest_metrics(staged))
+        end = Ended("done", DONE, experiment.steps)
     elif rollbacks == MOST_ROLLBACKS:
-        why = f"It went back {rollbacks} times."
-        outcome = Outcome("diverged", step, newest_metrics(staged), why)
+        end = Ended("diverged", FAILED, results.step, f"It went back {rollbacks} times.")
     else:
         return FAILED
     # Before its checkpoints are removed, because a run without them begins anew.
-    wave.keep(trial, outcome)
+    wave.keep(trial, outcome_of(results.summary(end, experiment)))
     wave.finish({})
     return DONE

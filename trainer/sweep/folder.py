@@ -19,11 +19,12 @@ from trainer.messages import UserError
 from trainer.sweep.final import choose_winners, final_trials
 from trainer.sweep.limits import Limits, useful_width, wave_width
 from trainer.sweep.locks import exclusive, lock
-from trainer.sweep.outcome import SUMMARY_FILE, read_outcome
+from trainer.sweep.outcome import read_outcome
 from trainer.sweep.plan import Trial
 from trainer.sweep.removal import clean, remove, set_aside
 from trainer.sweep.stored_plan import read_plan
 from trainer.writers.files import replace_file
+from trainer.writers.summary import SUMMARY_FILE
 
 
 @dataclass(frozen=True)

@@ -31,6 +31,7 @@ from trainer.train.rollback import GoBack
 from trainer.train.rows import MetricsError
 from trainer.train.services import Ended, Halted
 from trainer.train.signals import StopSignals
+from trainer.train.stopwatch import Clock
 from trainer.train.warm_start import WarmStart
 from trainer.train.watchdog import Watchdog
 from trainer.workdir import WorkdirTakenOver
@@ -73,6 +74,8 @@ class Lockstep:
         vmapped: Vmapped | None = None,
     ):
         self._vmapped = vmapped
+        # Of trials that are computed at once, none of which has a time of its own.
+        self._clock = None if vmapped is None else Clock(running=False)
         self._program = program
         self._program_of = program_of
         self._wave = wave
@@ -177,6 +180,7 @@ class Lockstep:
                 fence=self._wave.workdir.check_fence,
                 log=self._log,
                 vocabulary=self._vocabulary,
+                clock=self._clock or Clock(running=False),
             )
             self._turns.append(turn)
         for turn in list(self._turns):
@@ -212,13 +216,16 @@ class Lockstep:
     def _compute_blocks(self) -> None:
         """Computes the next block of every trial, and does what follows it."""
         turns = list(self._turns)
-        if self._vmapped is None:
+        if self._vmapped is None or self._clock is None:
             for turn in turns:
-                self._take_turn(turn, partial(_compute_block, turn))
+                with turn.clock.running():
+                    self._take_turn(turn, partial(_compute_block, turn))
             return
-        computed = self._vmapped.advance([turn.block for turn in turns if turn.block])
-        for turn, result in zip(turns, computed, strict=True):
-            self._take_turn(turn, partial(turn.proceed, result))
+        self._clock.share = 1 / len(turns)
+        with self._clock.running():
+            computed = self._vmapped.advance([turn.block for turn in turns if turn.block])
+            for turn, result in zip(turns, computed, strict=True):
+                self._take_turn(turn, partial(turn.proceed, result))
 
     def _take_turn(self, turn: Turn, proceed: Callable[[], End | None]) -> None:
         """Does something for a trial, and removes the trial if it ended by that."""
@@ -252,7 +259,7 @@ class Lockstep:
         why = f"{type(error).__name__}: {error}"
         if self._folder.limits.has_failed(trial.folder):
             self._log(f"{trial.folder} failed. {why}")
-            self._ended[trial] = Outcome("failed", turn.step, {}, why)
+            self._ended[trial] = turn.failed(why)
         else:
             self._log(f"{trial.folder} is computed again after an error. {why}")
 

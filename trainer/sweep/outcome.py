@@ -1,44 +1,17 @@
-"""What came of a trial: summary.json in its folder."""
+"""What came of a trial: the summary.json in its folder."""
 
-import json
+import dataclasses
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
 
 from trainer.sweep.definition import Goal
-from trainer.writers import iterate_metrics
+from trainer.writers.summary import Summary, read_summary
 
-SUMMARY_FILE = "summary.json"
+ENDS = ("done", "diverged", "failed")
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """How a trial ended.
-
-    Attributes:
-        end: "done"; "diverged" if a step was not finite and the config halts there; "failed" if it
-            could not be computed, for the reason in `why`.
-        step: the last step; the one that was not finite if the trial diverged.
-        metrics: the newest metrics of training and evaluation, by their names in metrics.jsonl.
-        why: a sentence for a trial that diverged or failed.
-    """
-
-    end: Literal["done", "diverged", "failed"]
-    step: int
-    metrics: Mapping[str, float] = field(default_factory=dict)
-    why: str = ""
-
-    def text(self) -> str:
-        """Returns the content of summary.json."""
-        metrics = {
-            # As text, because JSON has no NaN and no infinity.
-            name: x if math.isfinite(x) else repr(x)
-            for name, x in self.metrics.items()
-        }
-        content = {"end": self.end, "step": self.step, "metrics": metrics, "why": self.why}
-        return json.dumps(content, indent=1) + "\n"
+class Outcome(Summary):
+    """The summary of a trial, which is "done", "diverged" or "failed"."""
 
     def value(self, goal: Goal) -> float | None:
         """Returns the value by which trials are compared; None for a trial that has none.
@@ -51,22 +24,15 @@ class Outcome:
         return value if usable else None
 
 
-def newest_metrics(folder: Path) -> dict[str, float]:
-    """Returns the newest value of each metric in the metrics.jsonl of a trial.
+def outcome_of(summary: Summary) -> Outcome:
+    """Converts the summary of a run to an outcome.
 
     Args:
-        folder: of the trial.
-
-    Returns:
-        Name -> value, without the speed of the machine.
-
-    Raises:
-        OSError: the file cannot be read.
+        summary: of a run that ended, and was not stopped.
     """
-    newest: dict[str, float] = {}
-    for row in iterate_metrics(folder):
-        newest |= {name: x for name, x in row.items() if name != "step" and "perf/" not in name}
-    return newest
+    return Outcome(
+        **{each.name: getattr(summary, each.name) for each in dataclasses.fields(summary)}
+    )
 
 
 def read_outcome(folder: Path) -> Outcome | None:
@@ -76,13 +42,8 @@ def read_outcome(folder: Path) -> Outcome | None:
         folder: of the trial.
 
     Returns:
-        The outcome; None if the file is absent or damaged, as it may be after a loss of power.
+        The outcome; None if the file is absent or damaged, as it may be after a loss of power, or
+        is that of a trial which was continued as a run and stopped.
     """
-    try:
-        content = json.loads((folder / SUMMARY_FILE).read_text())
-        metrics = {name: float(value) for name, value in content["metrics"].items()}
-        if content["end"] not in ("done", "diverged", "failed"):
-            return None
-        return Outcome(content["end"], int(content["step"]), metrics, str(content["why"]))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        return None
+    summary = read_summary(folder)
+    return None if summary is None or summary.end not in ENDS else outcome_of(summary)

@@ -10,14 +10,16 @@ from trainer.config import Config, leaves
 from trainer.engine.block import Block, Computed
 from trainer.engine.program import Program
 from trainer.engine.step import State
-from trainer.messages import DONE
+from trainer.messages import DONE, FAILED
 from trainer.sweep.definition import Goal
-from trainer.sweep.outcome import Outcome, newest_metrics
+from trainer.sweep.outcome import Outcome, outcome_of
 from trainer.sweep.plan import Trial
 from trainer.train.loop import Loop
 from trainer.train.nonfinite import NonFiniteLog
+from trainer.train.results import Results
 from trainer.train.rollback import GoBack, RollbackLog
 from trainer.train.services import Ended, Halted
+from trainer.train.stopwatch import Clock
 from trainer.train.watchdog import Watchdog
 from trainer.writers.files import replace_file
 
@@ -143,6 +145,8 @@ class Turn:
         fence: called before anything is written.
         log: takes a line for the user.
         vocabulary: the user's packages, for the command that an error suggests.
+        clock: runs while this trial is computed; those of trials that are computed at once share
+            one.
 
     Attributes:
         trial: the trial.
@@ -150,6 +154,7 @@ class Turn:
         block: the block that is to be computed next.
         step: the last step that was computed.
         lines: what the loop reported.
+        clock: as given.
     """
 
     def __init__(
@@ -167,8 +172,10 @@ class Turn:
         fence: Callable[[], None],
         log: Callable[[str], None],
         vocabulary: Sequence[str],
+        clock: Clock,
     ):
         self.trial = trial
+        self.clock = clock
         self.program = program
         self.step = restored or 0
         self.lines: list[str] = []
@@ -181,6 +188,7 @@ class Turn:
         def warn(line: str) -> None:
             log(f"{trial.folder}: {line}")
 
+        self._results = Results()
         self._writer = writers.create(
             asked_writers(trial.config),
             folder,
@@ -189,17 +197,18 @@ class Turn:
             batch_size=experiment.data.batch_size,
             log=warn,
             fence=fence,
+            also=[self._results],
         )
-        # Those of steps that an earlier process computed.
-        self._earlier = newest_metrics(folder) if restored else {}
         if restored is None:
             self._writer.write_hparams(dict(leaves(trial.config.root)))
+        else:
+            self._results.read(folder)  # of steps that an earlier process computed
         self.checkpoints = TrialCheckpoints(
             folder / "checkpoints", keep, experiment.steps, self._metric_at, goal, warn, fence
         )
         self.checkpoints.resume(restored or 0)
         self._goal, self._eval_every = goal, experiment.eval_every
-        self._steps = experiment.steps
+        self._steps, self._experiment = experiment.steps, experiment
         self._loop = Loop(
             program,
             self.checkpoints,
@@ -211,6 +220,8 @@ class Turn:
             rollback_log=RollbackLog(folder, write, warn),
             observe=self._observe,
             vocabulary=vocabulary,
+            seconds=self._results.seconds_at(self.step),
+            clock=clock,
         )
         self._run = self._loop.run(state)
         self.block: Block | None = None
@@ -220,11 +231,7 @@ class Turn:
 
     def _metric_at(self, step: int) -> float | None:
         evaluated = step == self._steps or step % self._eval_every == 0
-        return self._metrics.get(self._goal.row) if evaluated else None
-
-    @property
-    def _metrics(self) -> dict[str, float]:
-        return self._earlier | self._loop.metrics
+        return self._results.newest.get(self._goal.row) if evaluated else None
 
     def begin(self) -> Ended | GoBack | Halted | None:
         """Asks for the first block; returns how the trial ended, or None if it has not."""
@@ -259,11 +266,19 @@ class Turn:
         """
         if isinstance(end, Ended) and end.code != DONE:
             raise OSError(f"{self.trial.folder}: {self.lines[-1]}")
-        metrics = self._metrics
         self.close()
         if isinstance(end, Halted):
-            return Outcome("diverged", end.step, metrics, end.why)
-        return Outcome("done", self._steps, metrics)
+            end = end.ended()
+        return outcome_of(self._results.summary(end, self._experiment))
+
+    def failed(self, why: str) -> Outcome:
+        """Returns the outcome of a trial that an error ended.
+
+        Args:
+            why: a sentence.
+        """
+        end = Ended("failed", FAILED, self.step, why)
+        return outcome_of(self._results.summary(end, self._experiment))
 
     def close(self) -> None:
         """Closes the files."""

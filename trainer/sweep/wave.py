@@ -23,13 +23,15 @@ from typing import Any
 from trainer import config as configs
 from trainer.checkpoint import Checkpoints
 from trainer.config import Config
+from trainer.sweep.config_files import ConfigFiles
 from trainer.sweep.folder import Claim, SweepFolder
-from trainer.sweep.outcome import SUMMARY_FILE, Outcome, read_outcome
+from trainer.sweep.outcome import Outcome, read_outcome
 from trainer.sweep.plan import Trial
 from trainer.workdir import Workdir, code, fingerprint
 from trainer.workdir.record import FORMAT, now
 from trainer.writers.durable import make_folder, sync, sync_file_system
 from trainer.writers.files import remove_temporaries, replace_file
+from trainer.writers.summary import SUMMARY_FILE
 
 # Kills without progress, while a wave computes or at all, after which it is split; and of a single
 # trial, which then counts as failed: kills from outside must hardly ever look like its own.
@@ -46,6 +48,7 @@ class Wave:
         plan: the text of the plan of its program, for those who look into the folder.
         vocabulary: further packages whose public functions the configs may name.
         data: the data set of its trials.
+        config_files: writes the configs of its trials.
         log: takes a line for the user.
 
     Raises:
@@ -65,11 +68,13 @@ class Wave:
         plan: str,
         vocabulary: Sequence[str],
         data: Any,
+        config_files: ConfigFiles,
         log: Callable[[str], None],
     ):
         self.claim = claim
         self.path = claim.path
         self._folder = folder
+        self._config_files = config_files
         first = claim.trials[0].config
         # It asks git and reads what is installed, which would take most of the time of a trial.
         self._common = fingerprint(
@@ -163,7 +168,7 @@ class Wave:
             remove_temporaries(staged)  # of a process that was killed
         if self.claim.alone:
             self._strip(staged)
-        (staged / "config.yaml").write_text(configs.dump(trial.config.root))
+        self._config_files.write(trial, staged)
         lineage = [
             entry | {"wave": self.claim.name, "trials": len(self.claim.trials)}
             for entry in self.workdir.lineage

@@ -20,6 +20,7 @@ from trainer.engine.vmapped import Vmapped
 from trainer.messages import DONE, FAILED, STOPPED
 from trainer.sweep.alone import run_alone
 from trainer.sweep.checks import is_number
+from trainer.sweep.config_files import ConfigFiles
 from trainer.sweep.folder import Claim, SweepFolder
 from trainer.sweep.lockstep import Lockstep
 from trainer.sweep.needs import most_side_by_side
@@ -61,6 +62,7 @@ class Worker:
     def __init__(self, path: Path, workers: int, signals: StopSignals, log: Callable[[str], None]):
         self.folder = SweepFolder(path)
         self._vocabulary = self.folder.plan.vocabulary
+        self._config_files = ConfigFiles(self._vocabulary)
         self._workers = workers
         self._signals = signals
         self._log = log
@@ -101,6 +103,7 @@ class Worker:
                 plan=prepared.plan,
                 vocabulary=self._vocabulary,
                 data=prepared.program.experiment.data,
+                config_files=self._config_files,
                 log=self._log,
             )
         except BaseException:
@@ -182,7 +185,7 @@ class Worker:
         else:
             trial = next(iter(claim.trials))
             self._log(f"{trial.folder} failed. {why}")
-            wave.finish({trial: Outcome("failed", 0, {}, why)})
+            wave.finish({trial: Outcome("failed", 0, {}, why, exit=FAILED)})
         return DONE
 
     # Programs.

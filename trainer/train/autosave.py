@@ -1,9 +1,8 @@
-"""Decides when to save besides every `save_every` steps, and measures the speed of the steps."""
+"""Decides when to save besides every `save_every` steps."""
 
 import json
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 
 _FIRST_PAUSE = 10.0  # seconds of stepping before the first autosave
@@ -48,50 +47,6 @@ class AutosavePolicy:
             self._pause = max(2 * self._pause, _SHORTEST_PAUSE)
         self._pause = max(self._pause, _COST_RATIO * held_up)
         self._since = self._clock()
-
-
-class Stopwatch:
-    """Times the steps as the device finishes them, excluding evaluations and saves.
-
-    Args:
-        step: how many steps are finished now.
-        clock: returns seconds.
-    """
-
-    def __init__(self, step: int, clock: Callable[[], float] = time.perf_counter):
-        self._clock = clock
-        self._last = step, clock()
-        self._rate = 0.0
-
-    def lap(self, step: int) -> None:
-        """Ends a lap.
-
-        Args:
-            step: how many steps are finished now.
-        """
-        (before, since), now = self._last, self._clock()
-        self._rate = (step - before) / max(now - since, 1e-9)
-        self._last = step, now
-
-    def speed(self, batch_size: int) -> dict[str, float]:
-        """Returns the speed of the last lap as metrics.
-
-        Args:
-            batch_size: examples per step.
-
-        Returns:
-            Steps and examples per second, by the names of the metrics.
-        """
-        examples = self._rate * batch_size
-        return {"perf/steps_per_second": self._rate, "perf/examples_per_second": examples}
-
-    @contextmanager
-    def stopped(self) -> Iterator[None]:
-        """Excludes the time spent in this context."""
-        start = self._clock()
-        yield
-        step, since = self._last
-        self._last = step, since + self._clock() - start  # the lap began later by this time
 
 
 def was_killed(run_file: Path) -> bool:

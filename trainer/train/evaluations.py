@@ -1,6 +1,6 @@
 """Evaluates during a run, until it is done or the run is to stop."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import partial
 
 from trainer.engine.contracts import Batch
@@ -41,12 +41,13 @@ class Evaluations:
         self._consensus = consensus
         self._watchdog = watchdog
 
-    def run(self, state: State, step: int) -> bool:
+    def run(self, state: State, step: int, progress: Mapping[str, float]) -> bool:
         """Evaluates every split of the data set, and writes the results.
 
         Args:
             state: the state after a step.
             step: that step.
+            progress: what the row says besides, such as the number of examples.
 
         Returns:
             True; False if the run is to stop, and nothing was written.
@@ -57,7 +58,7 @@ class Evaluations:
             )
         except _Stopped:
             return False
-        self._writer.write_scalars(step, self.results)
+        self._writer.write_scalars(step, self.results | dict(progress))
         return True
 
     def best(self) -> float | None:

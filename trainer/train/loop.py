@@ -12,7 +12,6 @@ from trainer.engine.program import Program
 from trainer.engine.step import State
 from trainer.messages import DONE, FAILED, STOPPED, UserError
 from trainer.train.advice import advise, replay_command
-from trainer.train.autosave import Stopwatch
 from trainer.train.boundaries import Boundaries
 from trainer.train.evaluations import Evaluations
 from trainer.train.hooks import call_hooks
@@ -30,6 +29,7 @@ from trainer.train.rollback import (
     go_back,
 )
 from trainer.train.services import Consensus, Ended, Halted, StateKeeper
+from trainer.train.stopwatch import Clock, Stopwatch
 from trainer.train.watchdog import Watchdog
 from trainer.writers import MultiWriter
 
@@ -55,6 +55,8 @@ class Loop:
         until: stop after this step as after a signal; None for the last step.
         observe: called after every block with its last step, its batches and the state after it.
         vocabulary: the user's packages, for the command that an error suggests.
+        seconds: the time of the steps before the first state.
+        clock: runs while steps of this loop are computed; None for one that always runs.
     """
 
     def __init__(
@@ -71,6 +73,8 @@ class Loop:
         until: int | None = None,
         observe: Observer | None = None,
         vocabulary: Sequence[str] = (),
+        seconds: float = 0.0,
+        clock: Clock | None = None,
     ):
         self.program = program
         self.experiment = program.experiment
@@ -85,6 +89,8 @@ class Loop:
         self._observe = observe or (lambda *_: None)
         self._watchdog = watchdog
         self._evaluations = Evaluations(program, writer, consensus, self._watchdog)
+        self._seconds = seconds
+        self._clock = clock
         self._newest: dict[str, float] = {}  # the metrics that were written last
         self._counters = Counters()
         self._behind: str | None = None  # why nothing can be saved now
@@ -110,7 +116,8 @@ class Loop:
         """
         boundaries, step = self._boundaries, int(state.step)
         evaluated, metric = not unevaluated, None
-        self._stopwatch = Stopwatch(step)
+        data = self.experiment.data
+        self._stopwatch = Stopwatch(step, data, self._seconds, self._clock)
         self._pending = PendingBlocks(self.program, step)
         stop = self.consensus.stop
         if unevaluated and not stop:
@@ -147,11 +154,6 @@ class Loop:
                 state, batches = self._apply_rollback(state, step)
         return self._finish(state, step, evaluated)
 
-    @property
-    def metrics(self) -> dict[str, float]:
-        """The newest metrics that were written, of training and of evaluation."""
-        return self._newest | self._evaluations.results
-
     # Blocks.
 
     def _apply_rollback(self, state: State, step: int) -> tuple[State, Iterator[Batch]]:
@@ -182,9 +184,8 @@ class Loop:
         if rows:
             # One lap for all: when the devices finished the earlier ones was not observed.
             self._stopwatch.lap(max(rows))
-            speed = self._stopwatch.speed(self.experiment.data.batch_size)
             for step, row in rows.items():
-                self.writer.write_scalars(step, row | speed)
+                self.writer.write_scalars(step, row | self._stopwatch.row(step))
         return bad
 
     def _log_first(self, began: float, steps: int, state: State) -> None:
@@ -196,8 +197,9 @@ class Loop:
 
     def _evaluate(self, state: State, step: int) -> tuple[bool, float | None]:
         """Returns whether the evaluation came to its end, and the metric that ranks checkpoints."""
+        progress = self._stopwatch.progress(step)
         with self._stopwatch.stopped():
-            finished = self._evaluations.run(state, step)
+            finished = self._evaluations.run(state, step, progress)
         return finished, self._evaluations.best() if finished else None
 
     def _evaluate_again(self, state: State, step: int) -> bool:
@@ -260,7 +262,7 @@ class Loop:
                 f"{advice}",
                 bad,
             )
-        self.writer.write_scalars(bad, values)
+        self.writer.write_scalars(bad, values | self._stopwatch.progress(bad))
         advice = advise(self.program, self._batch_index(bad))
         command = replay_command(self.checkpoints.directory.parent, bad, self._vocabulary)
         kept = f"The checkpoints before it are kept, and `{command}` names the operation."
@@ -276,17 +278,18 @@ class Loop:
             self.checkpoints.wait()
         if self.checkpoints.latest() != step:
             why = self._behind or self.checkpoints.error
-            self.log(f"The state at step {step} could not be saved: {why}")
-            return Ended(FAILED)
-        if self.writer.error:
-            self.log(f"The metrics up to step {step} could not be written: {self.writer.error}")
-            return Ended(FAILED)
+            return self._failed(step, f"The state at step {step} could not be saved: {why}")
+        if why := self.writer.error:
+            text = f"The metrics up to step {step} could not be written: {why}"
+            return self._failed(step, text)
         self.checkpoints.prune()
         if step < self.experiment.steps or not evaluated:
-            why = self.consensus.stop or "--until"
-            self.log(
-                f"Stopped at step {step} by {why}; saved. Start the same command again to resume."
-            )
-            return Ended(STOPPED)
+            text = f"Stopped at step {step} by {self.consensus.stop or '--until'}; saved."
+            self.log(f"{text} Start the same command again to resume.")
+            return Ended("stopped", STOPPED, step, text)
         self.log(f"Done: {step:,} steps. {self._evaluations.describe()}")
-        return Ended(DONE)
+        return Ended("done", DONE, step)
+
+    def _failed(self, step: int, why: str) -> Ended:
+        self.log(why)
+        return Ended("failed", FAILED, step, why)

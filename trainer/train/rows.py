@@ -10,6 +10,8 @@ from trainer import writers
 from trainer.engine.experiment import Experiment
 from trainer.messages import DONE, FAILED
 from trainer.train import multihost
+from trainer.train.results import Results
+from trainer.train.services import Ended
 from trainer.workdir import Workdir
 from trainer.writers import MultiWriter
 
@@ -93,12 +95,16 @@ class Rows:
         folder: the run's folder, whose run.json records the rows and which of them were lost.
         experiment: determines which steps have a row.
         log: takes a line for the user.
+
+    Attributes:
+        results: those of the rows, from the last `open` on.
     """
 
     def __init__(self, folder: Workdir, experiment: Experiment, log: Callable[[str], None]):
         self._folder = folder
         self._experiment = experiment
         self._log = log
+        self.results = Results()
 
     def open(self, restored: int | None) -> MultiWriter:
         """Opens the run's writers, and reports how many rows metrics.jsonl lacks.
@@ -116,6 +122,7 @@ class Rows:
         if jax.process_index() > 0:
             return MultiWriter([])
         was_there = self._folder.metrics_file.exists()
+        self.results = Results()
         try:
             writer = writers.create(
                 self._experiment.writers,
@@ -126,7 +133,9 @@ class Rows:
                 log=self._log,
                 fence=self._folder.check_fence,
                 lost=self._folder.lose_rows,
+                also=[self.results],
             )
+            self.results.read(self._folder.path)
         except OSError as error:
             raise MetricsError(
                 f"The rows of metrics.jsonl after step {restored or 0:,} could not be dropped: "
@@ -159,19 +168,20 @@ class Rows:
         self._log(sentence)
         self._folder.lose_rows(sentence)
 
-    def end(self, code: int) -> int:
+    def end(self, ended: Ended) -> Ended:
         """Decides the exit code of the run, and prints which rows were lost.
 
         Args:
-            code: of the run without lost rows.
+            ended: how the run ended, apart from lost rows.
 
         Returns:
-            `code`, but 1 instead of 0 if rows were lost for good.
+            The same, but with the exit code 1 instead of 0 if rows were lost for good.
         """
         lost = multihost.broadcast_from_host0(bool(self._folder.lost_rows))
-        if code != DONE or not lost:
-            return code
-        self._log("error: The run has finished its steps, but its metrics are not complete.")
+        if ended.code != DONE or not lost:
+            return ended
+        why = "The run has finished its steps, but its metrics are not complete."
+        self._log(f"error: {why}")
         for sentence in self._folder.lost_rows:
             self._log(f"  {sentence}")
-        return FAILED
+        return ended._replace(code=FAILED, why=" ".join([why, *self._folder.lost_rows]))

@@ -5,7 +5,6 @@ import dataclasses
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 import jax
 
@@ -18,17 +17,14 @@ from trainer.engine.program import Program
 from trainer.engine.step import State
 from trainer.messages import DONE, FAILED, STOPPED, UserError
 from trainer.train import multihost
-from trainer.train.autosave import AutosavePolicy, was_killed
-from trainer.train.consensus import StopSaveConsensus
 from trainer.train.loop import Blocks, Loop, Observer
-from trainer.train.nonfinite import NonFiniteLog
 from trainer.train.restoring import check_fits
-from trainer.train.rollback import GoBack, RollbackLog
-from trainer.train.rows import MetricsError, Rows
+from trainer.train.rollback import GoBack
+from trainer.train.rows import MetricsError
+from trainer.train.run_services import RunServices, make_services
 from trainer.train.services import Ended, Halted
 from trainer.train.signals import StopSignals
 from trainer.train.starting import find_start
-from trainer.train.unmoved import Unmoved
 from trainer.train.warm_start import WarmStart
 from trainer.train.watchdog import Watchdog
 from trainer.workdir import Workdir, WorkdirTakenOver, check_name, code, fingerprint
@@ -77,6 +73,7 @@ class Run:
         until: int | None = None,
         observe: Observer | None = None,
         began: float | None = None,
+        summarize: bool = True,
     ) -> int:
         """Runs to the last step, from the newest checkpoint in the folder.
 
@@ -88,6 +85,7 @@ class Run:
             observe: called after every block of steps with its last step, its batches and the
                 state after it.
             began: the `time.perf_counter()` at which the process started, for the log.
+            summarize: whether to write summary.json at the end.
 
         Returns:
             The exit code: 0 done, 1 failed or done with rows of metrics lost, 75 stopped by a
@@ -107,10 +105,10 @@ class Run:
         kinds = {DONE: "done", FAILED: "failed", STOPPED: "stopped"}
         end = FAILED  # for exceptions that are not caught here
         try:
-            self.log(f"{workdir}: {self._summary()}")
+            self.log(f"{workdir}: {self._describe()}")
             for warning in self.plan.matrices.warnings:
                 self.log(f"warning: {warning}")
-            end = self._run_in(folder, until, observe, began)
+            end = self._run_in(folder, until, observe, began, summarize)
         except (CheckpointError, WorkdirTakenOver, MetricsError) as error:
             self.log(f"error: {error}")
         finally:
@@ -141,6 +139,7 @@ class Run:
             workdir,
             self.read.root,
             plan=render(self.plan),
+            full=configs.full_text(self.read, self.vocabulary),
             files=[dataclasses.asdict(file) for file in self.read.files],
             fingerprint=fingerprint(
                 config=configs.digest(self.read.root),
@@ -156,7 +155,7 @@ class Run:
             log=self.log,
         )
 
-    def _summary(self) -> str:
+    def _describe(self) -> str:
         plan = self.plan
         groups = ", ".join(f"{name} {count:,}" for name, (count, _) in plan.groups.items())
         return f"{plan.steps:,} steps of {plan.batch_size} on {plan.devices}; parameters: {groups}"
@@ -167,53 +166,48 @@ class Run:
         until: int | None,
         observe: Observer | None,
         began: float | None,
+        summarize: bool,
     ) -> int:
-        """Runs in an open folder, again from an earlier state after every rollback."""
-        services = self._services(folder)
+        """Runs in an open folder, and writes summary.json at the end."""
+        services = make_services(folder, self.program, self.signals, self.log)
+        try:
+            ended = self._attempts(services, until, observe, began)
+        except Exception as error:
+            if summarize:
+                services.summarize_error(error)
+            raise
+        if summarize:
+            services.summarize(ended)
+        return ended.code
+
+    def _attempts(
+        self,
+        services: RunServices,
+        until: int | None,
+        observe: Observer | None,
+        began: float | None,
+    ) -> Ended:
+        """Runs from the newest state, again from an earlier one after every rollback."""
         checkpoints, rollback_log = services.checkpoints, services.rollback_log
-        check_not_lost(folder.checkpoints)  # before metrics are dropped
+        check_not_lost(services.folder.checkpoints)  # before metrics are dropped
         first = True
         with checkpoints:
             while True:
                 outcome = self._attempt(services, until, observe, began, first)
                 if isinstance(outcome, Ended):
-                    return outcome.code
+                    return outcome
                 if isinstance(outcome, Halted):
                     self.log(f"error: {outcome.why} {outcome.advice}".rstrip())
-                    return FAILED
+                    return outcome.ended()
                 rollback_log.add(outcome)
                 # The rollback is recorded: if this process is killed here, the next one finds it,
                 # and discards the checkpoints itself.
                 checkpoints.discard_after(rollback_log.newest)
                 first, began = False, None
 
-    def _services(self, folder: Workdir) -> "_Services":
-        experiment = self.experiment
-        return _Services(
-            folder=folder,
-            checkpoints=Checkpoints(
-                folder.checkpoints,
-                keep_latest=experiment.keep_latest,
-                keep_best=0 if experiment.best_metric is None else 1,
-                best_mode=experiment.best_mode,
-                # It cannot be computed again.
-                keep_always=[] if experiment.warm_start is None else [0],
-                log=self.log,
-                fence=folder.check_fence,
-                before_commit=folder.sync_metrics,
-            ),
-            consensus=StopSaveConsensus(
-                self.signals, AutosavePolicy(after_kill=was_killed(folder.run_file))
-            ),
-            nonfinite_log=NonFiniteLog(folder.path, folder.write, experiment, self.log),
-            rollback_log=RollbackLog(folder.path, folder.write, self.log),
-            rows=Rows(folder, experiment, self.log),
-            unmoved=Unmoved(self.program, self.log),
-        )
-
     def _attempt(
         self,
-        services: "_Services",
+        services: RunServices,
         until: int | None,
         observe: Observer | None,
         began: float | None,
@@ -237,7 +231,7 @@ class Run:
             if restored == self.experiment.steps and not unevaluated:
                 checkpoints.prune()
                 self.log(f"Nothing to do: the run has its {restored:,} steps.")
-                return Ended(rows.end(DONE))
+                return rows.end(Ended("done", DONE, self.experiment.steps))
             self._compile(state)
             watchdog = Watchdog(self.experiment.watchdog, self.log)
             loop = Loop(
@@ -252,13 +246,14 @@ class Run:
                 until=until,
                 observe=services.unmoved.before(observe),
                 vocabulary=self.vocabulary,
+                seconds=rows.results.seconds_at(int(state.step)),
             )
             services.unmoved.begin(int(state.step), state)
             with watchdog:
                 outcome = _compute(self.program, loop.run(state, began, unevaluated=unevaluated))
             if isinstance(outcome, Ended):
                 writer.flush()  # puts back rows that another program removed from metrics.jsonl
-                return Ended(rows.end(outcome.code))
+                return rows.end(outcome)
             return outcome
 
     def _compile(self, state: State) -> None:
@@ -279,15 +274,3 @@ def _compute(program: Program, blocks: Blocks) -> Ended | GoBack | Halted:
             block = blocks.send(program.advance(*block))
     except StopIteration as end:
         return end.value
-
-
-class _Services(NamedTuple):
-    """What a run needs besides its program, for all of its attempts in a process."""
-
-    folder: Workdir
-    checkpoints: Checkpoints
-    consensus: StopSaveConsensus
-    nonfinite_log: NonFiniteLog
-    rollback_log: RollbackLog
-    rows: Rows
-    unmoved: Unmoved

@@ -3,6 +3,8 @@
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
+from trainer.messages import FAILED
+
 
 class Consensus(Protocol):
     """Decides when to stop and to save; see `consensus.StopSaveConsensus`."""
@@ -29,9 +31,19 @@ class StateKeeper(Protocol):
 
 
 class Ended(NamedTuple):
-    """The run ended with an exit code: 0 done, 75 stopped after a saved checkpoint, 1 not saved."""
+    """How a run ended.
 
+    Attributes:
+        end: "done", "diverged", "failed" or "stopped"; see `writers.summary.Summary`.
+        code: the exit code: 0 done, 75 stopped after a saved checkpoint, 1 for all else.
+        step: the last step.
+        why: a sentence about a run that is not done.
+    """
+
+    end: str
     code: int
+    step: int
+    why: str = ""
 
 
 class Halted(NamedTuple):
@@ -46,3 +58,7 @@ class Halted(NamedTuple):
     why: str
     step: int
     advice: str = ""
+
+    def ended(self) -> Ended:
+        """Returns how a run ends that goes no further."""
+        return Ended("diverged", FAILED, self.step, self.why)

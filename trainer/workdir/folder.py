@@ -23,6 +23,7 @@ from trainer.workdir.strangers import check_no_strangers
 from trainer.writers.base import Log, to_stderr
 from trainer.writers.durable import sync
 from trainer.writers.files import remove_temporaries, replace_file
+from trainer.writers.summary import SUMMARY_FILE
 
 
 class Workdir:
@@ -31,6 +32,7 @@ class Workdir:
     Args:
         path: the folder; created with its parents if it does not exist, with permissions 0700.
         config: the resolved config; that of an existing run must be equal.
+        full: the text of config_full.yaml, the config with all defaults; None writes no such file.
         plan: the text of the plan, written to plan.txt.
         fingerprint: as `fingerprint` returns it. If that of the existing run differs, the folder is
             refused for a change to the data or the program; other changes are logged.
@@ -56,6 +58,7 @@ class Workdir:
         config: Call,
         *,
         plan: str,
+        full: str | None = None,
         fingerprint: Mapping[str, Any],
         commits: Mapping[str, Any] | None = None,
         files: Sequence[Mapping[str, Any]] = (),
@@ -83,9 +86,13 @@ class Workdir:
                 before, fingerprint, self.lock.epoch, self.changes, commits or {}, files
             )
             self.write("config.yaml", configs.dump(config))
+            if full is not None:
+                self.write("config_full.yaml", full)
             self.write("plan.txt", plan)
             # Last, because a folder with a run.json counts as that of a run.
             self._save_record()
+            # Of the process before: a run that goes on has no results that are its last.
+            (self.path / SUMMARY_FILE).unlink(missing_ok=True)
         except OSError as e:
             self.lock.close()
             raise self._unwritable(e) from e

@@ -12,6 +12,7 @@ from typing import Any
 
 from trainer.messages import UserError
 from trainer.workdir.fingerprint import Change, command_line, compare, digest
+from trainer.writers.summary import SUMMARY_FILE
 
 FORMAT = 1
 
@@ -103,7 +104,7 @@ def refuse_trial(folder: Path, record: Mapping[str, Any]) -> None:
         UserError: it is the folder of a trial.
     """
     # Without a summary.json, a trial that is computed as a run was killed while it was moved.
-    if "sweep" in record and (folder / "summary.json").exists():
+    if "sweep" in record and (folder / SUMMARY_FILE).exists():
         raise UserError(
             f"The workdir {folder} is that of a finished trial of a sweep, which has no checkpoint"
             " to continue from. Choose another --workdir, in which the trial is repeated."

@@ -9,8 +9,10 @@ from trainer.messages import UserError
 
 NAMES = (
     "config.yaml",
+    "config_full.yaml",
     "plan.txt",
     "run.json",
+    "summary.json",
     "metrics.jsonl",
     "nonfinite.json",
     "rollbacks.json",

@@ -18,6 +18,7 @@ from trainer.workdir.regular import NAMES
 _NO_STRANGER = re.compile(
     r"checkpoints|events\.out\..*|\..*|lost\+found|.*\.(log|out|err)|log(\W.*)?"
 )
+_LATER = {"config_full.yaml", "summary.json"}
 
 
 def check_no_strangers(folder: Path) -> None:
@@ -38,6 +39,8 @@ def check_no_strangers(folder: Path) -> None:
     if "run.json" in names:
         return
     strangers = unknown_names(folder, NAMES)
+    # A run writes config.yaml before the one, and run.json before the other.
+    strangers += names & ({"summary.json"} if "config.yaml" in names else _LATER)
     if "config.yaml" in names and not _is_as_written(folder / "config.yaml"):
         strangers.append("config.yaml")
     if strangers:

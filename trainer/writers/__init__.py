@@ -105,6 +105,7 @@ def create(
     log: Log = to_stderr,
     fence: Callable[[], None] | None = None,
     lost: Lost | None = None,
+    also: Sequence[Writer] = (),
 ) -> MultiWriter:
     """Returns the writers of a run; metrics.jsonl is always the first of them.
 
@@ -118,6 +119,7 @@ def create(
         log: called with each line of warning.
         fence: called before every write; raises if this process must not write any more.
         lost: called with a sentence and a number of rows of metrics.jsonl if they are lost.
+        also: further writers.
 
     Raises:
         ConfigError: a name is not a writer, or its package is not installed.
@@ -146,4 +148,4 @@ def create(
             writers.append(ConsoleWriter(total_steps, batch_size, first_step=resumed or 0))
         elif name != "jsonl":
             writers.append(create_clu(name, workdir))
-    return MultiWriter(writers)
+    return MultiWriter([*writers, *also])

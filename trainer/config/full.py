@@ -1,0 +1,169 @@
+"""Writes a config with every argument of every call, the defaults too."""
+
+import dataclasses
+import inspect
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from trainer.config import annotations, conversion, dtypes
+from trainer.config.build import Builder
+from trainer.config.conversion import TypeMismatch
+from trainer.config.resolved import Config
+from trainer.config.signatures import Function, Parameter
+from trainer.config.slots import Slot
+from trainer.config.tree import Call, Tree, join
+from trainer.config.units import quantity
+from trainer.config.yaml_writer import dump
+
+_HEAD = """\
+# Every argument of every call, the defaults of this version among them. It describes the same
+# run as the config that it was made from, with the same bits.
+"""
+_NOT_SPELLED = "# Defaults that it leaves to the functions, as a config cannot say the same:\n"
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
+_LONGEST = 100  # characters of a default in a comment
+
+
+def full_text(config: Config, vocabulary: Sequence[str] = ()) -> str:
+    """Returns the YAML of a config with the defaults of every call.
+
+    Args:
+        config: the config, which builds.
+        vocabulary: further packages whose public functions the config may name.
+
+    Returns:
+        A config that loads again and means the same run. Comments at the end list the defaults
+        that no config can spell, such as a function or an array, with their paths; and those of
+        calls that stand for a function (`!partial:`), which whoever calls it may replace.
+    """
+    root, left = complete(config, vocabulary)
+    lines = [f"#   {path}: {text}\n" for path, text in left.items()]
+    return "".join([_HEAD, dump(root), *([_NOT_SPELLED] if lines else []), *lines])
+
+
+def complete(config: Config, vocabulary: Sequence[str] = ()) -> tuple[Call, dict[str, str]]:
+    """Adds the defaults of every call to the tree of a config.
+
+    Args:
+        config: the config, which builds.
+        vocabulary: further packages whose public functions the config may name.
+
+    Returns:
+        The tree; and path -> text, for the defaults that are not in it.
+
+    Example:
+        >>> from trainer import config
+        >>> root, _ = complete(config.load(["configs/muon_vit.yaml"]))
+        >>> root.kwargs["precision"], root.kwargs["log_every"]
+        ('float32', '2%')
+    """
+    completion = _Completion(Builder(config, vocabulary).function)
+    return completion.call(config.root, Slot(), ""), completion.left
+
+
+class _Completion:
+    """Copies a tree, and adds defaults to its calls; `left` are those that cannot be added."""
+
+    def __init__(self, function_of: Any):
+        self._function_of = function_of
+        self.left: dict[str, str] = {}
+
+    def call(self, call: Call, slot: Slot, path: str) -> Call:
+        function = self._function_of(call.name)
+        is_factory = annotations.takes_optimizer(slot.hint)
+        kwargs = {
+            name: self._tree(x, slot.of_argument(function, name, is_factory), join(path, name))
+            for name, x in call.kwargs.items()
+        }
+        for name, default in _defaults(function):
+            if name in kwargs:
+                continue
+            argument = slot.of_argument(function, name, is_factory)
+            try:
+                # Whoever calls a partial may pass an argument by position, which must be free then.
+                kwargs[name] = _refuse() if call.partial else _spelled(default, argument)
+            except TypeMismatch:
+                self.left[join(path, name)] = _described(default)
+        return Call(call.name, kwargs, call.partial)
+
+    def _tree(self, tree: Tree, slot: Slot, path: str) -> Tree:
+        if isinstance(tree, Call):
+            return self.call(tree, slot, path)
+        try:
+            if isinstance(tree, list):
+                slots, _ = slot.of_elements(len(tree))
+                return [self._tree(x, slots[i], join(path, i)) for i, x in enumerate(tree)]
+            if isinstance(tree, dict):
+                return {
+                    key: self._tree(x, slot.of_entry(key), join(path, key))
+                    for key, x in tree.items()
+                }
+        except TypeMismatch:  # the builder was given another object for it
+            pass
+        return tree
+
+
+def _defaults(function: Function) -> Iterator[tuple[str, Any]]:
+    for name, parameter in function.parameters.items():
+        if parameter.default is not inspect.Parameter.empty:
+            yield name, _made(function, name, parameter)
+
+
+def _made(function: Function, name: str, parameter: Parameter) -> Any:
+    """Returns the default; a field of a dataclass may have a function that makes it."""
+    if dataclasses.is_dataclass(function.call):
+        for field in dataclasses.fields(function.call):
+            if field.name == name and field.default_factory is not dataclasses.MISSING:
+                return field.default_factory()
+    return parameter.default
+
+
+def _spelled(default: Any, slot: Slot) -> Tree:
+    """Returns the tree that a builder converts to a default; raises TypeMismatch."""
+    if isinstance(default, str) and slot.takes_steps and quantity(default) is not None:
+        return default  # '5%', which is converted in the same way
+    if isinstance(default, list | tuple):
+        # Floats that a config lists are inputs of the program; those of a default are not.
+        if any(isinstance(x, float) for x in default):
+            raise TypeMismatch
+        slots, kind = slot.of_elements(len(default))
+        if kind is not type(default):
+            raise TypeMismatch
+        return [_spelled(x, slots[i]) for i, x in enumerate(default)]
+    if isinstance(default, Mapping):
+        if type(default) is not dict or default:
+            raise TypeMismatch
+        slot.of_entry("")  # raises TypeMismatch if the argument does not take a dict
+        return {}
+    if default is not None and not isinstance(default, bool | int | float | str):
+        raise TypeMismatch
+    return _leaf(default, slot)
+
+
+def _leaf(default: Any, slot: Slot) -> Tree:
+    misread = isinstance(default, float) and math.isnan(default)
+    mask = slot.takes_mask and not (default is None or isinstance(default, bool))
+    dtype = slot.takes_dtype and default is not None and not dtypes.exists(default)
+    if misread or mask or dtype:
+        raise TypeMismatch
+    built = conversion.leaf(default, slot.hint, slot.default)
+    # An integer in the place of a float would be converted, and be an input of the program.
+    if type(built) is not type(default) or built != default:
+        raise TypeMismatch
+    return default
+
+
+def _refuse() -> Tree:
+    raise TypeMismatch
+
+
+def _described(default: Any) -> str:
+    """Returns a default as it stands in a comment, on one line."""
+    name, text = getattr(default, "__qualname__", None), " ".join(repr(default).split())
+    if name:
+        text = f"{default.__module__}.{name}"
+    elif _ADDRESS.search(text):
+        text = f"an object of {type(default).__module__}.{type(default).__qualname__}"
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."

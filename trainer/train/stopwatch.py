@@ -1,0 +1,120 @@
+"""Measures the time of the steps, and says in each row of metrics how far the run is."""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+
+class Clock:
+    """Adds up the time in which it runs.
+
+    Args:
+        running: whether it runs from now on.
+        now: returns seconds.
+
+    Attributes:
+        share: the share of the time that is added up; change it only while the clock is stopped.
+    """
+
+    def __init__(self, running: bool = True, now: Callable[[], float] = time.perf_counter):
+        self.share = 1.0
+        self._now = now
+        self._seconds = 0.0
+        self._since = now() if running else None
+
+    def __call__(self) -> float:
+        """Returns the seconds in which it ran."""
+        if self._since is None:
+            return self._seconds
+        return self._seconds + (self._now() - self._since) * self.share
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Runs during this context, and only then."""
+        self._since = self._now()
+        try:
+            yield
+        finally:
+            self._stop()
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Does not run during this context."""
+        ran = self._since is not None
+        self._stop()
+        try:
+            yield
+        finally:
+            self._since = self._now() if ran else None
+
+    def _stop(self) -> None:
+        self._seconds, self._since = self(), None
+
+
+class Stopwatch:
+    """Times the steps as the device finishes them, excluding evaluations, saves and hooks.
+
+    Args:
+        step: how many steps are finished now.
+        data: the data set, which has the numbers of examples in a batch and in an epoch.
+        seconds: the time of these steps.
+        clock: runs while steps are computed; None for one that runs from now on.
+    """
+
+    def __init__(self, step: int, data: Any, seconds: float = 0.0, clock: Clock | None = None):
+        self._clock = clock or Clock()
+        self._batch_size: int = data.batch_size
+        self._epoch = data.num_examples
+        self._last = step, self._clock()
+        self._before = seconds - self._clock()
+        self._rate = 0.0
+
+    def lap(self, step: int) -> None:
+        """Ends a lap.
+
+        Args:
+            step: how many steps are finished now.
+        """
+        (before, since), now = self._last, self._clock()
+        self._rate = (step - before) / max(now - since, 1e-9)
+        self._last = step, now
+
+    def row(self, step: int) -> dict[str, float]:
+        """Returns what a row of training says besides the metrics of its step.
+
+        Args:
+            step: one of the last lap.
+
+        Returns:
+            Progress as `progress` returns it, with the time at which the step was finished, and the
+            speed of the lap: steps and examples per second.
+        """
+        last, at = self._last
+        seconds = self._before + at - (last - step) / self._rate
+        return self._progress(step, seconds) | {
+            "perf/steps_per_second": self._rate,
+            "perf/examples_per_second": self._rate * self._batch_size,
+        }
+
+    def progress(self, step: int) -> dict[str, float]:
+        """Returns the examples, epochs and seconds of the steps so far, as metrics.
+
+        Args:
+            step: the last step, which is finished.
+        """
+        return self._progress(step, self._before + self._clock())
+
+    def _progress(self, step: int, seconds: float) -> dict[str, float]:
+        examples = step * self._batch_size
+        return {
+            "examples": examples,
+            "epochs": examples / self._epoch if self._epoch else 0.0,
+            "perf/seconds": max(seconds, 0.0),
+        }
+
+    @contextmanager
+    def stopped(self) -> Iterator[None]:
+        """Excludes the time spent in this context."""
+        with self._clock.paused():
+            yield
