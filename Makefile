@@ -21,7 +21,7 @@ endef
 # PYTHON=... was given, and is not what the environment was made with: make it anew.
 OTHER_PYTHON := $(if $(PYTHON),$(shell [ "$$($(PYTHON) -V 2>&1)" = "$$($(RUN) -V 2>&1)" ] || echo anew))
 
-.PHONY: help train test chaos chaos_sweep chaos_distributed power_loss fashion_mnist benchmarks lint torch lock wheel clean anew
+.PHONY: help train test chaos chaos_sweep chaos_distributed power_loss fashion_mnist benchmarks experiments lint torch lock wheel clean anew
 
 help:
 	@echo 'make train   train configs/muon_vit.gin (CONFIG=... another; ARGS="--set steps=100" more)'
@@ -33,6 +33,7 @@ help:
 	@echo 'make lint    ruff and pyright'
 	@echo 'make fashion_mnist  prepare the data of configs/fashion_vit.gin'
 	@echo 'make benchmarks     what the README says of speed, measured here'
+	@echo 'make experiments    short forms of the studies in experiments/, compared with expected numbers'
 	@echo 'make torch   add torch, without which the tests that compare with it are skipped'
 	@echo 'make lock    resolve the dependencies anew (needs Python 3.11, 3.12 and 3.13)'
 	@echo 'make wheel   build dist/lockstep-*.whl'
@@ -59,6 +60,9 @@ benchmarks: $(VENV)/.project
 	$(RUN) -m benchmarks.inputs
 	$(RUN) -m benchmarks.division
 	$(RUN) -m benchmarks.sweep
+
+experiments: $(VENV)/.project
+	$(RUN) -m experiments.check $(ARGS)
 
 chaos: $(VENV)/.test
 	$(RUN) -m tests.chaos $(ARGS)

@@ -1,5 +1,6 @@
 """Turns parameters into whole, real matrices and back, and computes exact products of them."""
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -215,18 +216,24 @@ def qr(x: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 def _decompose(function: Callable[[jax.Array], Any], x: jax.Array) -> Any:
-    """Decomposes a batch at once, but one matrix after the other on simulated devices.
+    """Decomposes a batch at once, but on a CPU one matrix after the other.
 
-    jaxlib's LAPACK kernels distribute a batch to threads that all devices of a process share, and
-    wait for them. With eight devices on two cores this is a deadlock.
+    jaxlib's LAPACK kernels distribute a batch to the threads that compute the program, and wait for
+    them. If as many such kernels run at once as there are threads, this is a deadlock: two on two
+    cores, or one on each of eight simulated devices.
     """
-    mesh = jax.sharding.get_abstract_mesh()
-    if mesh.empty or mesh.size == 1 or x.ndim != 3 or len(x) < 2:
+    if x.ndim < 3 or math.prod(x.shape[:-2]) < 2:
         return function(x)
+    sharded = jax.sharding.get_abstract_mesh().size > 1
 
     def each(x: jax.Array) -> Any:
-        found = [function(x[i : i + 1]) for i in range(len(x))]
-        return jax.tree.map(lambda *pieces: jnp.concatenate(pieces), *found)
+        batch = x.reshape(-1, *x.shape[-2:])
+        if sharded:
+            found = [function(batch[i : i + 1]) for i in range(len(batch))]
+            stacked = jax.tree.map(lambda *pieces: jnp.concatenate(pieces), *found)
+        else:
+            stacked = jax.lax.map(function, batch)
+        return jax.tree.map(lambda y: y.reshape(*x.shape[:-2], *y.shape[1:]), stacked)
 
     return jax.lax.platform_dependent(x, cpu=each, default=function)
 

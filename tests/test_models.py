@@ -227,6 +227,59 @@ def test_vit_agrees_with_torch(pool: str, torch: Any):
     )
 
 
+def numpy_norm(x: np.ndarray, scale: np.ndarray) -> np.ndarray:
+    centred = x - x.mean(-1, keepdims=True)
+    return centred / np.sqrt(np.square(centred).mean(-1, keepdims=True) + 1e-6) * scale
+
+
+def numpy_vit_with_qk_norm(p: Any, image: np.ndarray, heads: int) -> np.ndarray:
+    """One layer with patches of 2 by 2 pixels, one image and one head after the other."""
+    rows = []
+    for picture in image:
+        squares = [picture[i : i + 2, j : j + 2].ravel() for i in (0, 2) for j in (0, 2)]
+        x = np.stack(squares) @ p["embed"]["kernel"] + p["embed"]["position"]
+        block = p["block_0"]
+        attention = block["attn"]
+        h = numpy_norm(x, block["attn_norm"]["scale"])
+        query, key, value = (
+            np.split(h @ kernel, heads, axis=-1) for kernel in attention["qkv"]["kernel"]
+        )
+        mixed = []
+        for q, k, v in zip(query, key, value, strict=True):
+            q = numpy_norm(q, attention["q_norm"]["scale"])
+            k = numpy_norm(k, attention["k_norm"]["scale"])
+            weights = np.exp(q @ k.T / np.sqrt(q.shape[-1]))
+            mixed.append(weights / weights.sum(-1, keepdims=True) @ v)
+        x = x + np.concatenate(mixed, -1) @ attention["out"]["kernel"]
+        h = numpy_norm(x, block["mlp_norm"]["scale"]) @ block["mlp"]["up"]["kernel"]
+        gelu = 0.5 * h * (1 + np.tanh(np.sqrt(2 / np.pi) * (h + 0.044715 * h**3)))
+        x = x + gelu @ block["mlp"]["down"]["kernel"]
+        pooled = numpy_norm(x, p["norm"]["scale"]).mean(0)
+        rows.append(pooled @ p["head"]["kernel"] + p["head"]["bias"])
+    return np.stack(rows)
+
+
+def test_qk_norm_agrees_with_numpy():
+    batch = images(3, 4, 4, 1)
+    model = models.vit(width=16, depth=1, num_heads=4, scan_layers=False, qk_norm=True)
+    params, state = start(model, batch)
+    noise = np.random.default_rng(1)
+    params = jax.tree.map(lambda x: np.array(x) + noise.normal(size=x.shape), params)
+    # Large queries, which only a norm makes harmless.
+    params["block_0"]["attn"]["qkv"]["kernel"] *= 10.0
+    params = jax.tree.map(lambda x: x.astype(np.float32), params)
+    expected = numpy_vit_with_qk_norm(params, batch["image"].astype(np.float64), heads=4)
+    np.testing.assert_allclose(predict(model, params, state, batch), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_qk_norm_adds_a_scale_for_queries_and_one_for_keys():
+    batch = images()
+    plain = shapes(start(models.vit(width=16, depth=2), batch)[0])
+    normed = shapes(start(models.vit(width=16, depth=2, qk_norm=True), batch)[0])
+    added = {"blocks/attn/q_norm/scale": (2, 4), "blocks/attn/k_norm/scale": (2, 4)}
+    assert normed == plain | added
+
+
 @pytest.mark.parametrize(
     "make",
     [

@@ -162,3 +162,36 @@ def test_a_run_sharded_by_fsdp_takes_the_same_path():
     assert done.returncode == 0, done.stderr[-3000:]
     parts = json.loads(done.stdout.splitlines()[-1])
     assert len(parts) == 3 and all(part < 0.01 for part in parts.values()), parts
+
+
+TWO_CORES = textwrap.dedent(
+    """
+    import os
+    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:2])
+    import jax
+    import optim
+
+    key = jax.random.key(0)
+    shapes = {"qkv": (4, 3, 64, 64), "up": (4, 64, 96), "down": (4, 96, 64)}
+    params = {name: jax.random.normal(key, shape) for name, shape in shapes.items()}
+    optimizer = optim.soap(1e-3)
+    update = jax.jit(optimizer.update)
+    for _ in range(10):
+        jax.block_until_ready(update(params, optimizer.init(params), params))
+    """
+)
+
+
+def test_batches_of_several_shapes_do_not_wait_for_each_other():
+    # jaxlib distributes a batched eigh to the threads that compute the program; on two cores, two
+    # of them waited for each other in each of three attempts.
+    if not hasattr(os, "sched_setaffinity"):
+        pytest.skip("The number of cores of a process cannot be set on this system.")
+    done = subprocess.run(
+        [sys.executable, "-c", TWO_CORES],
+        env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]

@@ -19,6 +19,7 @@ class Attention(nn.Module):
 
     num_heads: int
     dropout: float
+    qk_norm: bool
 
     @nn.compact
     def __call__(self, x: jax.Array, train: bool) -> jax.Array:
@@ -27,6 +28,8 @@ class Attention(nn.Module):
         qkv = Qkv(name="qkv")(x).reshape(batch, tokens, 3, self.num_heads, width // self.num_heads)
         # [batch, tokens, heads, head_dim]
         query, key, value = qkv[:, :, 0], qkv[:, :, 1], qkv[:, :, 2]
+        if self.qk_norm:
+            query, key = LayerNorm(name="q_norm")(query), LayerNorm(name="k_norm")(key)
         # [batch, heads, queries, keys]
         scores = jnp.einsum("bqhd,bkhd->bhqk", query, key).astype(jnp.float32)
         weights = jax.nn.softmax(scores * query.shape[-1] ** -0.5).astype(x.dtype)
@@ -65,12 +68,13 @@ class Block(nn.Module):
     num_heads: int
     mlp_dim: int
     dropout: float
+    qk_norm: bool
 
     @nn.compact
     def __call__(self, x: jax.Array, train: bool) -> jax.Array:
         """Maps [batch, tokens, width] to an array of the same shape."""
         drop = nn.Dropout(self.dropout, deterministic=not train)
-        attention = Attention(self.num_heads, self.dropout, name="attn")
+        attention = Attention(self.num_heads, self.dropout, self.qk_norm, name="attn")
         x = x + drop(attention(LayerNorm(name="attn_norm")(x), train))
         return x + drop(Mlp(self.mlp_dim, name="mlp")(LayerNorm(name="mlp_norm")(x)))
 
@@ -116,6 +120,7 @@ class Vit(nn.Module):
     num_classes: int
     pool: str
     dropout: float
+    qk_norm: bool
     scan_layers: bool
 
     @nn.compact
@@ -123,7 +128,7 @@ class Vit(nn.Module):
         """Maps images [batch, height, width, channels] to logits [batch, num_classes]."""
         embed = Embed(self.width, self.patch_size, self.pool == "cls", name="embed")
         x = nn.Dropout(self.dropout, deterministic=not train)(embed(images))
-        block = functools.partial(Block, self.num_heads, self.mlp_dim, self.dropout)
+        block = functools.partial(Block, self.num_heads, self.mlp_dim, self.dropout, self.qk_norm)
         x = run_stack(block, lambda layer, x: layer(x, train), x, self.depth, self.scan_layers)
         x = LayerNorm(name="norm")(x)
         x = x[:, 0] if self.pool == "cls" else x.mean(axis=1, dtype=jnp.float32).astype(x.dtype)
@@ -141,6 +146,7 @@ def vit(
     dropout: float = 0.0,
     scan_layers: bool = True,
     inputs: str = "image",
+    qk_norm: bool = False,
 ) -> Model:
     """Returns a vision transformer, pre-norm and without biases except in the head.
 
@@ -148,9 +154,10 @@ def vit(
     `head/kernel`, `head/bias`, and, each with a leading axis of length `depth`,
     `blocks/attn/qkv/kernel` [3, width, width], `blocks/attn/out/kernel` [width, width],
     `blocks/mlp/up/kernel` [width, mlp_dim], `blocks/mlp/down/kernel` [mlp_dim, width],
-    `blocks/attn_norm/scale` and `blocks/mlp_norm/scale` [width]. The model computes in the dtype of
-    its parameters, except norms, softmax and pooling, which are float32. The number of positions
-    follows from the size of the images in the batch.
+    `blocks/attn_norm/scale` and `blocks/mlp_norm/scale` [width]; with `qk_norm` also
+    `blocks/attn/q_norm/scale` and `blocks/attn/k_norm/scale` [width / num_heads]. The model
+    computes in the dtype of its parameters, except norms, softmax and pooling, which are float32.
+    The number of positions follows from the size of the images in the batch.
 
     Dosovitskiy et al., "An Image is Worth 16x16 Words" (arXiv:2010.11929).
 
@@ -167,6 +174,9 @@ def vit(
             with depth; False keeps them apart, as `block_0/...`, `block_1/...` Both compute the
             same function.
         inputs: key of the images in the batch, [batch, height, width, channels].
+        qk_norm: True normalizes every query and every key of a head to mean 0 and variance 1 and
+            multiplies them by a learned scale, so that attention logits cannot grow without bound
+            at high learning rates (Dehghani et al., arXiv:2302.05442). The heads share the scale.
 
     Raises:
         ValueError: a size is not positive, `num_heads` does not divide `width`, `pool` is unknown,
@@ -213,6 +223,7 @@ def vit(
             num_classes=num_classes,
             pool=pool,
             dropout=dropout,
+            qk_norm=qk_norm,
             scan_layers=scan_layers,
         ),
         inputs,
