@@ -201,6 +201,13 @@ def test_scores_across_two_workloads():
     assert row[:2] == ("a", "b") and row[2] == pytest.approx(math.sqrt(2 * 0.25))
 
 
+def test_targets_that_no_arm_meets_leave_scores_of_zero():
+    goal = Goal("loss", "min", "validation", "test", target=0.01)
+    works = [workload({"a": [0.5], "b": [0.5]}, name=name, goal=goal) for name in ("one", "two")]
+    _, scores, _ = block(reported(*works), "workloads").tables
+    assert [row[1] for row in scores.rows] == [0.0, 0.0]
+
+
 def test_an_unfinished_sweep_says_what_is_missing():
     work = workload({"a": [], "b": []}, {"a": [(0.1, 1.0)], "b": [(0.1, 2.0)]})
     sentence = "The winners have not been chosen: when the search is complete, each runs again."
@@ -242,5 +249,6 @@ def test_a_run_that_is_missing_is_not_compared():
     finals = list(work.finals)
     finals[5] = replace(finals[5], end="missing", metrics={})
     partial = replace(work, finals=tuple(finals))
+    assert judged(partial).startswith("So far: ")
     assert len(standings(partial)[1].values) == 2
     assert run("x", "a", 0, None).value("eval/loss") is None

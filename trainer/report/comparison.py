@@ -70,7 +70,7 @@ def make_report(workloads: Sequence[Workload], folder: Path, made: str = "") -> 
     methods = blocks(lambda w, p, i: methods_block(w, pairs[i], p))
     panels += [
         Panel("trials", "Runs", "describes", ()),
-        Panel("methods", "Methods", "tests", methods),
+        Panel("methods", "Methods", "describes", methods),
     ]
     tables = [trials_of(w, p, names, folder) for w, p in zip(workloads, prefixes, strict=True)]
     return Report(

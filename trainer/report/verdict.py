@@ -9,12 +9,18 @@ from trainer.report.wording import joined, p_text, plural, shown
 
 
 def verdict(workload: Workload, pairs: Sequence[Pair]) -> str:
-    """Returns the verdict in a sentence or two.
+    """Returns the verdict in a sentence or two; of what there is, if runs are missing.
 
     Args:
         workload: the results.
         pairs: from `compare_arms`.
     """
+    missing = any(run.end == "missing" for run in (*workload.trials, *workload.finals))
+    text = _verdict(workload, pairs)
+    return f"So far: {text}" if missing and standings(workload) else text
+
+
+def _verdict(workload: Workload, pairs: Sequence[Pair]) -> str:
     ordered, words = standings(workload), workload.goal.words
     if not ordered:
         return _without_runs(workload)

@@ -116,7 +116,7 @@ def _revisions(workload: Workload, prefix: str) -> Table:
 
 
 def _warnings(workload: Workload) -> list[str]:
-    lines = list(workload.missing)
+    lines = []
     points = {arm: len({run.number for run in workload.trials_of(arm)}) for arm in workload.arms}
     if workload.trials and len(set(points.values())) > 1:
         listed = joined([f"{arm} {count:,}" for arm, count in points.items()])

@@ -147,7 +147,8 @@ def _pairs(arms: Sequence[str], times: NDArray) -> Table:
 
 
 def _profile(arms: Sequence[str], times: NDArray) -> Figure:
-    ratios = times / times.min(axis=0)
+    met = times[:, np.isfinite(times).any(axis=0)]  # the workloads that any arm met
+    ratios = met / met.min(axis=0)
     finite = ratios[np.isfinite(ratios)]
     end = max(_LARGEST_RATIO, float(finite.max(initial=1.0)))
     taus = np.unique([1.0, *finite[finite <= end], end])
