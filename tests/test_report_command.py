@@ -56,7 +56,7 @@ def report(capsys: pytest.CaptureFixture[str], *words: object, code: int = 0) ->
 def test_the_report_of_a_sweep(computed, capsys):
     said = report(capsys, computed)
     folder = computed / "report"
-    assert f"{folder / 'index.html'}\n" in said
+    assert f"{folder}: index.html, report.md, " in said
     verdict = said.split("\n\n")[0]
     assert "accuracy on the test split" in verdict and "over 3 seeds" in verdict
     markdown = " ".join((folder / "report.md").read_text().replace("**", "").split())

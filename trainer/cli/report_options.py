@@ -26,6 +26,12 @@ def add(report: argparse.ArgumentParser) -> None:
         help="the folder of the report; default SWEEP/report for one sweep, or else report",
     )
     report.add_argument(
+        "--formats",
+        type=values.report_formats,
+        metavar="NAME,...",
+        help="which files are written: html, markdown, csv, latex, pdf, png; default all",
+    )
+    report.add_argument(
         "--target",
         type=float,
         metavar="VALUE",

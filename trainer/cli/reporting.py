@@ -1,14 +1,14 @@
 """The command report: writes a report about sweeps, or about single runs."""
 
 import argparse
-import sys
 from collections.abc import Sequence
 from pathlib import Path
-from shlex import join
+from shlex import join as quoted
 from typing import TYPE_CHECKING
 
 from trainer.cli.terminal import show
 from trainer.messages import DONE, UserError
+from trainer.report.wording import joined, plural
 
 if TYPE_CHECKING:
     from trainer.report.results import Workload
@@ -28,27 +28,30 @@ def run(arguments: argparse.Namespace) -> int:
     """
     import trainer
     from trainer.report.comparison import make_report
-    from trainer.report.write import write
+    from trainer.report.write import FORMATS, write
 
     workloads = _read(arguments)
     folder = _folder(arguments)
-    made = f"Lockstep {trainer.__version__}: {join(['python', '-m', 'trainer', *_words()])}"
+    made = f"Lockstep {trainer.__version__}: {_command(arguments)}"
     made_report = make_report(workloads, folder, made)
-    files = write(made_report, folder)
+    files = write(made_report, folder, arguments.formats or FORMATS)
     for sentence in made_report.verdict:
         show(sentence)
     for panel in made_report.panels[:1]:
         for block in panel.blocks:
             for warning in block.warnings:
                 show(f"Note: {warning}")
-    show(f"\n{folder / 'index.html'}")
-    kinds = _counted(files)
-    show(f"and, beside it, {kinds}.")
+    show(f"\n{folder}: {_counted(files)}")
     return DONE
 
 
-def _words() -> Sequence[str]:
-    return sys.argv[1:]
+def _command(arguments: argparse.Namespace) -> str:
+    """Returns the command that computes the same report."""
+    words = ["python", "-m", "trainer", "report", *arguments.folders]
+    for name in ("metric", "mode", "target"):
+        value = getattr(arguments, name)
+        words += [] if value is None else [f"--{name}={value}"]
+    return quoted(words)
 
 
 def _read(arguments: argparse.Namespace) -> "list[Workload]":
@@ -94,9 +97,16 @@ def _folder(arguments: argparse.Namespace) -> Path:
 
 
 def _counted(files: Sequence[Path]) -> str:
-    """Returns what was written, such as "report.md, 12 figures (PDF, PNG) and 20 tables (CSV)"."""
-    count = {suffix: sum(f.suffix == suffix for f in files) for suffix in (".png", ".csv", ".tex")}
-    return (
-        f"report.md, {count['.png']} figures as PDF and PNG, {count['.csv']} tables as CSV and"
-        f" {count['.tex']} files for LaTeX"
-    )
+    """Returns what was written, such as "index.html, report.md and 12 figures (PDF, PNG)"."""
+    names = [file.name for file in files]
+    suffixes = [file.suffix for file in files]
+    parts = [name for name in ("index.html", "report.md") if name in names]
+    drawn = [suffix for suffix in (".pdf", ".png") if suffix in suffixes]
+    if drawn:
+        kinds = " and ".join(suffix[1:].upper() for suffix in drawn)
+        parts.append(f"{plural(suffixes.count(drawn[0]), 'figure')} as {kinds}")
+    if ".csv" in suffixes:
+        parts.append(f"{plural(suffixes.count('.csv'), 'table')} as CSV")
+    if ".tex" in suffixes:
+        parts.append(f"{plural(suffixes.count('.tex'), 'file')} for LaTeX")
+    return joined(parts)

@@ -50,6 +50,20 @@ def weight(text: str) -> float:
     return number
 
 
+_REPORT_FORMATS = ("html", "markdown", "csv", "latex", "pdf", "png")
+
+
+def report_formats(text: str) -> list[str]:
+    """Converts an argument, separated by commas, to formats of a report."""
+    names = text.split(",")
+    for name in names:
+        if name not in _REPORT_FORMATS:
+            raise argparse.ArgumentTypeError(
+                f"{name!r} is not a format of reports; there are {', '.join(_REPORT_FORMATS)}"
+            )
+    return names
+
+
 def folders(text: str) -> list[str]:
     """Converts an argument, separated by commas, to folders."""
     return [folder(each) for each in text.split(",")]

@@ -44,7 +44,7 @@ def _verdict(workload: Workload, pairs: Sequence[Pair]) -> str:
     open_pairs = [pair for pair in leading if not pair.decided]
     closest = open_pairs[0]
     text = (
-        f"Not decided between {first.arm} and {joined([pair.worse for pair in open_pairs])}. The"
+        f"Not decided between {joined([first.arm, *(pair.worse for pair in open_pairs)])}. The"
         f" mean {words} of {first.arm} is {_by(closest, workload, pairs)}."
         f" {_would_decide(closest)}"
     )

@@ -13,7 +13,7 @@ from trainer.report.formats.tables import csv_of
 from trainer.report.html.page import page
 from trainer.report.replacement import replaced
 
-Format = Literal["html", "markdown", "csv", "figures", "latex"]
+Format = Literal["html", "markdown", "csv", "latex", "pdf", "png"]
 FORMATS: tuple[Format, ...] = get_args(Format)
 
 _STEM = re.compile(r"[A-Za-z0-9][\w.-]*", re.ASCII)
@@ -46,9 +46,10 @@ def write(report: Report, folder: Path, formats: Collection[Format] = FORMATS) -
         for name, content in _files(report, formats):
             files.append(_new(staged / name))
             files[-1].write_bytes(content.encode("utf-8", "backslashreplace"))
-        for figure in report.figures if "figures" in formats else ():
+        drawn = [each for each in ("pdf", "png") if each in formats]
+        for figure in report.figures if drawn else ():
             stem = _new(staged / "figures" / figure.name)
-            files += drawing.save(figure, report.arms, stem)
+            files += drawing.save(figure, report.arms, stem, drawn)
     return [folder / file.relative_to(staged) for file in files]
 
 
@@ -63,7 +64,7 @@ def _files(report: Report, formats: Collection[Format]) -> Iterator[tuple[str, s
             "report.md",
             markdown(
                 report,
-                pictures if "figures" in formats else {},
+                pictures if "png" in formats else {},
                 tables if "csv" in formats else {},
             ),
         )

@@ -56,27 +56,36 @@ def draw(figure: Figure, arms: Sequence[str]) -> "Drawing":
     return drawing
 
 
-def save(figure: Figure, arms: Sequence[str], stem: str | os.PathLike[str]) -> list[Path]:
-    """Writes a figure as PDF and as PNG with 200 dots per inch.
+def save(
+    figure: Figure,
+    arms: Sequence[str],
+    stem: str | os.PathLike[str],
+    formats: Sequence[str] = ("pdf", "png"),
+) -> list[Path]:
+    """Writes a figure as PDF, and as PNG with 200 dots per inch.
 
     Args:
         figure: the figure.
         arms: the names of all arms of the report, in the order that gives them their styles.
         stem: the path without its suffix; its folder exists.
+        formats: "pdf", "png" or both.
 
     Returns:
-        The paths of both files.
+        The paths of the files.
     """
     import matplotlib
 
     drawing = draw(figure, arms)
-    paths = [Path(f"{os.fspath(stem)}{suffix}") for suffix in (".pdf", ".png")]
+    paths = {name: Path(f"{os.fspath(stem)}.{name}") for name in formats}
     # TrueType instead of Type 3 fonts, which journals refuse; no date, so that equal data make
     # equal files.
     with matplotlib.rc_context({"pdf.fonttype": 42}):
-        drawing.savefig(paths[0], metadata={"Title": _plain(figure.title), "CreationDate": None})
-        drawing.savefig(paths[1], dpi=200)
-    return paths
+        if "pdf" in paths:
+            about = {"Title": _plain(figure.title), "CreationDate": None}
+            drawing.savefig(paths["pdf"], metadata=about)
+        if "png" in paths:
+            drawing.savefig(paths["png"], dpi=200)
+    return list(paths.values())
 
 
 def _plain(text: str) -> str:

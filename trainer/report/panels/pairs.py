@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from trainer.report.document import Axis, Block, Cell, Column, Figure, Series, Table
 from trainer.report.pairs import Pair
 from trainer.report.results import Workload
+from trainer.report.statistics import noether
 from trainer.report.wording import plural
 
 _DECISIONS = (
@@ -58,8 +59,9 @@ def pairs_block(workload: Workload, pairs: Sequence[Pair], prefix: str) -> Block
         _TESTS,
         tuple(_tested(pair) for pair in pairs),
         "P(better) is the probability that a run of the first arm has the better value; it is"
-        " called meaningful above 0.75 (arXiv:2103.03098). The smallest p is what tests by signs or"
-        " ranks can reach at this number of seeds.",
+        f" called meaningful above 0.75 (arXiv:2103.03098), which {noether()} seeds would show with"
+        " error rates of 5%. The smallest p is what tests by signs or ranks can reach at this"
+        " number of seeds.",
     )
     tables = (decisions.compact(), tests.compact())
     return Block(figures=(figure,) if figure else (), tables=tables)

@@ -9,6 +9,7 @@ import numpy as np
 from trainer.report.document import Axis, Block, Cell, Column, Figure, Series, Table
 from trainer.report.pairs import standings
 from trainer.report.results import Result, Workload
+from trainer.report.statistics import one_sample
 from trainer.report.statistics.scores import steps_to_target
 from trainer.report.wording import plural, shown
 
@@ -89,6 +90,7 @@ def targets_block(workload: Workload, prefix: str) -> Block:
         if clocked:
             row.append(_finite(statistics.median(seconds[arm])))
             row.append(_at(workload, arm, limit))
+        row.append(_final_p(workload, arm, target))
         rows.append(tuple(row))
     columns = [
         Column("arm", "arm"),
@@ -102,6 +104,7 @@ def targets_block(workload: Workload, prefix: str) -> Block:
         columns.append(Column("median_seconds", "median time", "seconds"))
         title = f"{workload.goal.metric} at {limit:.3g} s" if limit else workload.goal.metric
         columns.append(Column("at_equal_time", title, "number"))
+    columns.append(Column("p_final", "p, final value", "p"))
     missed = all(not math.isfinite(x) for each in steps.values() for x in each)
     warnings = (f"No run met the target {shown(target)}.",) if missed else ()
     note = (
@@ -113,11 +116,22 @@ def targets_block(workload: Workload, prefix: str) -> Block:
             " Time is that of training, without compilation and evaluation. The last column is the"
             " mean at the last evaluation before the shortest training time of the arms."
         )
-    table = Table(
-        f"{prefix}target", "Steps and time to the target", tuple(columns), tuple(rows), note
+    note += (
+        " p, final value: of a one-sided t test that the mean at the last step is better than the"
+        " target."
     )
+    title = "Steps and time to the target"
+    table = Table(f"{prefix}target", title, tuple(columns), tuple(rows), note).compact()
     figures = () if missed else (_figure(workload, steps, target, prefix),)
     return Block(text=(sentence,), warnings=warnings, figures=figures, tables=(table,))
+
+
+def _final_p(workload: Workload, arm: str, target: float) -> float | None:
+    """Returns the p of the test that an arm's mean final value is better than the target."""
+    values = list(workload.values_of(arm, workload.goal.selected).values())
+    if len(values) < len(workload.finals_of(arm)) or workload.goal.target is None:
+        return None  # a run diverged, or the target was chosen from the results
+    return one_sample(values, target, workload.goal.better).p
 
 
 def _finite(x: float) -> float | None:

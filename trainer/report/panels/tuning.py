@@ -22,6 +22,7 @@ _COLUMNS = (
     Column("arm", "arm"),
     Column("k", "k", "integer"),
     Column("expected", "expected best", "number"),
+    Column("expected_v", "with replacement", "number"),
     Column("median", "median best", "number"),
     Column("low", "median from", "number"),
     Column("high", "to", "number"),
@@ -63,6 +64,7 @@ def _rows(arm: str, values: Sequence[float], better: str) -> list[tuple[Cell, ..
     low, high = best_of_k.bands(values, 0.95, better)
     columns = (
         best_of_k.expected_best(values, better),
+        best_of_k.expected_best_v(values, better),
         best_of_k.median_best(values, better),
         low,
         high,
@@ -83,7 +85,7 @@ def _series(
     bands, lines = [], []
     for arm in arms:
         of_arm: list[list[float]] = [list(row[1:]) for row in rows if row[0] == arm]  # type: ignore[arg-type]
-        k, expected, _, low, high = map(list, zip(*of_arm, strict=True))
+        k, expected, _, _, low, high = map(list, zip(*of_arm, strict=True))
         low, high = ([min(max(v, limits[0]), limits[1]) for v in each] for each in (low, high))
         if arm in with_band:
             bands.append(Series("band", arm, k, low, high, label="95% band of the median"))

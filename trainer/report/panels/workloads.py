@@ -1,7 +1,6 @@
 """The panel across workloads: speedups, performance profiles and AlgoPerf's score."""
 
 import math
-import statistics
 from collections.abc import Sequence
 
 import numpy as np
@@ -15,6 +14,7 @@ from trainer.report.statistics.scores import (
     leave_one_out,
     performance_profile,
     speedups,
+    time_of_studies,
 )
 from trainer.report.wording import joined
 
@@ -73,12 +73,19 @@ def _times(
     """Returns the median times to the targets, [arm, workload]."""
     times = [
         [
-            statistics.median(to_target(each, arm, target, clock))
+            _median(to_target(each, arm, target, clock))
             for each, target in zip(workloads, targets, strict=True)
         ]
         for arm in arms
     ]
     return np.asarray(times, float)
+
+
+def _median(times: Sequence[float]) -> float:
+    """Returns the median over runs, each a study with one trial; not a number without clocks."""
+    if any(math.isnan(time) for time in times):
+        return math.nan
+    return time_of_studies([[time] for time in times])
 
 
 def _times_table(
