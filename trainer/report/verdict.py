@@ -7,6 +7,8 @@ from trainer.report.results import Workload
 from trainer.report.statistics import Estimate
 from trainer.report.wording import joined, p_text, plural, shown
 
+_NAMED = 4  # the most arms that a sentence lists
+
 
 def verdict(workload: Workload, pairs: Sequence[Pair]) -> str:
     """Returns the verdict in a sentence or two; of what there is, if runs are missing.
@@ -43,8 +45,11 @@ def _verdict(workload: Workload, pairs: Sequence[Pair]) -> str:
         )
     open_pairs = [pair for pair in leading if not pair.decided]
     closest = open_pairs[0]
+    others = [pair.worse for pair in open_pairs]
+    if len(others) > _NAMED:
+        others = [f"{len(others)} other arms"]
     text = (
-        f"Not decided between {joined([first.arm, *(pair.worse for pair in open_pairs)])}. The"
+        f"Not decided between {joined([first.arm, *others])}. The"
         f" mean {words} of {first.arm} is {_by(closest, workload, pairs)}."
         f" {_would_decide(closest)}"
     )
