@@ -62,7 +62,7 @@ def save(
     stem: str | os.PathLike[str],
     formats: Sequence[str] = ("pdf", "png"),
 ) -> list[Path]:
-    """Writes a figure as PDF, and as PNG with 200 dots per inch.
+    """Writes a figure as PDF, and as PNG with 150 dots per inch.
 
     Args:
         figure: the figure.
@@ -84,7 +84,7 @@ def save(
             about = {"Title": _plain(figure.title), "CreationDate": None}
             drawing.savefig(paths["pdf"], metadata=about)
         if "png" in paths:
-            drawing.savefig(paths["png"], dpi=200)
+            drawing.savefig(paths["png"], dpi=150)
     return list(paths.values())
 
 
