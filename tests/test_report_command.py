@@ -117,6 +117,27 @@ def test_a_folder_that_is_neither_a_sweep_nor_a_run(tmp_path, capsys):
     assert not (tmp_path / "report").exists()
 
 
+def test_a_folder_with_runs_is_these_runs(computed, tmp_path, capsys):
+    for run in (computed / "final").glob("*/*"):
+        shutil.copytree(run, tmp_path / "runs" / f"{run.parent.name}_{run.name}")
+    said = report(capsys, tmp_path / "runs", f"--output={tmp_path / 'out'}")
+    assert "loss on the test split" in said and "over 3 seeds" in said
+
+
+def test_folders_that_cannot_be_reported(computed, capsys):
+    assert "There is no folder nowhere" in report(capsys, "nowhere", code=2)
+    said = report(capsys, computed / "trials", code=2)
+    assert f"is in the folder of a sweep, which is {computed}" in said
+
+
+@pytest.mark.parametrize("option", ["--target=abc", "--formats=docx", "--metrics=loss"])
+def test_options_that_do_not_exist(computed, capsys, option):
+    with pytest.raises(SystemExit, match="2"):
+        main(["report", str(computed), option])
+    said = capsys.readouterr().err
+    assert any(word in said for word in ("is not a number", "there are html", "mean --metric"))
+
+
 def test_sweeps_and_runs_together_are_refused(computed, capsys):
     run = next((computed / "final").glob("*/*"))
     assert "is not the folder of a sweep, and" in report(capsys, computed, run, code=2)

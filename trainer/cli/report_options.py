@@ -16,8 +16,8 @@ def add(report: argparse.ArgumentParser) -> None:
         nargs="+",
         type=values.folder,
         metavar="FOLDER",
-        help="sweeps, each of which is a workload; or runs, of which those whose configs differ in"
-        " their seeds only are one arm",
+        help="sweeps, each of which is a workload; or runs or folders with runs, of which those"
+        " whose configs differ in their seeds only are one arm",
     )
     report.add_argument(
         "--output",
@@ -33,7 +33,7 @@ def add(report: argparse.ArgumentParser) -> None:
     )
     report.add_argument(
         "--target",
-        type=float,
+        type=values.number,
         metavar="VALUE",
         help="a value of the metric: how many steps and how much time runs need to reach it;"
         " default that of the sweep's file",

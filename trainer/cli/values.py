@@ -1,6 +1,7 @@
 """Converts the values of options, with errors that say what to write."""
 
 import argparse
+import math
 import os
 import re
 
@@ -35,6 +36,17 @@ def step(text: str) -> int:
         raise argparse.ArgumentTypeError(
             f"{text!r} is not a number of steps; write a whole number, without a unit"
         ) from None
+
+
+def number(text: str) -> float:
+    """Converts an argument to a finite number."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number; write one such as 0.1")
+    return value
 
 
 def weight(text: str) -> float:

@@ -8,7 +8,7 @@ from trainer import config as configs
 from trainer.config import Call
 from trainer.messages import UserError
 from trainer.report.results import Goal, Result, Workload
-from trainer.report.runs import group_by_seed, names_of
+from trainer.report.runs import group_by_seed, names_of, runs_in
 from trainer.report.wording import joined, plural
 from trainer.workdir.record import read_record
 from trainer.writers.lines import PREFIXES
@@ -26,7 +26,7 @@ def read_runs(
     """Reads runs; those whose configs differ in their seeds only are one arm.
 
     Args:
-        workdirs: the runs' folders.
+        workdirs: the runs' folders, or folders with runs.
         metric: the name of a metric, without a split.
         better: whether its smallest or largest value is the best.
         target: a value of the metric; None for none.
@@ -34,13 +34,7 @@ def read_runs(
     Raises:
         UserError: a folder is not that of a run, or no run has the metric.
     """
-    for workdir in workdirs:
-        if not (Path(workdir) / "metrics.jsonl").is_file():
-            raise UserError(
-                f"{workdir} is not the folder of a run or of a sweep: it has neither metrics.jsonl"
-                " nor plan.json."
-            )
-    named = names_of(workdirs)
+    named = names_of([run for workdir in workdirs for run in _runs(Path(workdir))])
     groups = group_by_seed(named)
     results = tuple(
         _result(Path(folder), folder, arm) for arm, folders in groups.items() for folder in folders
@@ -58,6 +52,26 @@ def read_runs(
         missing=tuple(_missing(results)),
         configs={arm: root for arm, folders in groups.items() if (root := _config(folders[0]))},
     )
+
+
+def _runs(workdir: Path) -> list[str]:
+    """Returns a run, or the runs below a folder."""
+    if (workdir / "metrics.jsonl").is_file():
+        return [str(workdir)]
+    if not workdir.exists():
+        raise UserError(f"There is no folder {workdir}: name the folder of a sweep or of a run.")
+    for above in workdir.absolute().parents:
+        if (above / "plan.json").exists():
+            raise UserError(
+                f"{workdir} is in the folder of a sweep, which is {above}: name that one."
+            )
+    found = runs_in(workdir, "step")
+    if not found:
+        raise UserError(
+            f"{workdir} is not the folder of a run or of a sweep: it has neither metrics.jsonl nor"
+            " plan.json, and no folder in it has."
+        )
+    return found
 
 
 def _check_seeds(results: Sequence[Result]) -> None:
