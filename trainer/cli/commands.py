@@ -4,7 +4,6 @@ Those about one run are here; `find` imports the others from modules of their ow
 """
 
 import argparse
-import importlib
 import sys
 import time
 from collections.abc import Callable
@@ -23,24 +22,26 @@ if TYPE_CHECKING:
     from trainer.train.loop import Observer
 
 
-_ELSEWHERE = {
-    "checkpoint": "inspect_checkpoints",
-    "compare": "comparing",
-    "plot": "plotting",
-    "report": "reporting",
-    "sweep": "sweeps",
-}
-
-
 def find(command: str) -> Callable[[argparse.Namespace], int]:
     """Returns the function of a command.
 
     Args:
         command: its name on the command line.
     """
-    if command in _ELSEWHERE:
-        return importlib.import_module(f"trainer.cli.{_ELSEWHERE[command]}").run
-    return globals()[command]
+    match command:
+        case "checkpoint":
+            from trainer.cli.inspect_checkpoints import run
+        case "compare":
+            from trainer.cli.comparing import run
+        case "plot":
+            from trainer.cli.plotting import run
+        case "report":
+            from trainer.cli.reporting import run
+        case "sweep":
+            from trainer.cli.sweeps import run
+        case _:
+            return globals()[command]
+    return run
 
 
 def train(arguments: argparse.Namespace) -> int:
