@@ -60,6 +60,7 @@ benchmarks: $(VENV)/.project
 	$(RUN) -m benchmarks.inputs
 	$(RUN) -m benchmarks.division
 	$(RUN) -m benchmarks.sweep
+	$(RUN) -m benchmarks.report
 
 experiments: $(VENV)/.project
 	$(RUN) -m experiments.check $(ARGS)
