@@ -4,7 +4,7 @@
     python -m experiments.check --record [STUDY ...]    # writes experiments/STUDY/expected.json
 
 The numbers of a short form are means over its seeds. Another machine rounds differently, so that
-its numbers differ; they must lie within intervals. An interval is a two-sided 99.9% prediction
+its numbers differ; they must lie within intervals. An interval is a two-sided 99% prediction
 interval of Student's t for the mean over the seeds of the short form, from the RECORDED values in
 expected.json, one for each of more seeds: mean +- t * s * sqrt(1 / RECORDED + 1 / seeds).
 """
@@ -29,7 +29,7 @@ FOLDER = Path(__file__).parent
 # Study -> the path that sets the number of its seeds.
 STUDIES = {"optimizers_vit": "final.seeds", "learning_rate_sensitivity": "seeds"}
 RECORDED = 8
-LEVEL = 0.999
+LEVEL = 0.99
 CHANCE = math.log(10)  # the loss of equal probabilities: both data sets have 10 classes
 
 
@@ -122,7 +122,7 @@ def record(study: str, folder: Path) -> None:
     """
     compute(study, folder, [f"{STUDIES[study]}={RECORDED}"])
     content = {
-        "rule": f"two-sided {LEVEL:.1%} prediction interval of Student's t for the mean over the"
+        "rule": f"two-sided {LEVEL:.0%} prediction interval of Student's t for the mean over the"
         f" seeds of short.yaml, from {RECORDED} seeds",
         "made_by": f"python -m experiments.check --record {study}",
         "jax": jax.__version__,

@@ -15,7 +15,7 @@ RECORDED = [0.10, 0.12, 0.11, 0.13, 0.09, 0.10, 0.12, 0.11]
 def test_the_interval_is_that_of_scipy():
     # The prediction interval for the mean of m values is that of a t with these scale and location.
     spread = stats.tstd(RECORDED) * (1 / 8 + 1 / 3) ** 0.5
-    expected = stats.t.interval(0.999, 7, loc=stats.tmean(RECORDED), scale=spread)
+    expected = stats.t.interval(0.99, 7, loc=stats.tmean(RECORDED), scale=spread)
     assert check.interval(RECORDED, seeds=3) == pytest.approx(expected)
 
 
