@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.report_cases import curve, run, workload
+from tests.report_cases import RATE, curve, run, workload
 from trainer.report.comparison import make_report
 from trainer.report.document import Block, Report
 from trainer.report.pairs import compare_arms, standings
@@ -146,6 +146,29 @@ def test_sensitivity_to_the_learning_rate_is_that_of_the_paper():
     row = block(reported(work), "learning_rate").tables[0].rows[0]
     assert row[:2] == ("a", "matrices.learning_rate") and row[6] == 1
     assert row[7] == pytest.approx(1.2)
+
+
+def test_sensitivity_is_a_mean_over_seeds():
+    # Seed 0: (1 + 0 + 1) / 3, seed 1: (0 + 1 + 2) / 3. Of the mean losses it would be 0.5.
+    losses = {0: [2.0, 1.0, 2.0], 1: [1.0, 2.0, 3.0]}
+    work = workload({"a": [3.0, 3.1]}, {"a": [(0.01, 1.0)]})
+    rates = [0.01, 0.1, 1.0]
+    trials = [
+        replace(
+            work.trials[0],
+            name=f"trials/a/{number}/{seed}",
+            seed=seed,
+            number=number,
+            values={RATE: rates[number]},
+            metrics={"validation/loss": loss},
+        )
+        for seed, each in losses.items()
+        for number, loss in enumerate(each)
+    ]
+    for each in trials:
+        work._curves[each.name] = curve([0, 100], [10.0, 3.0])
+    row = block(reported(replace(work, trials=tuple(trials))), "learning_rate").tables[0].rows[0]
+    assert row[7] == pytest.approx((2 / 3 + 1) / 2)
 
 
 def test_the_best_of_k_trials_is_the_u_statistic():

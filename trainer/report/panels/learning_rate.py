@@ -8,7 +8,8 @@ import numpy as np
 
 from trainer.report.document import Axis, Block, Cell, Column, Figure, Series, Table
 from trainer.report.results import Workload
-from trainer.report.spaces import Scan, scans, spans_decades
+from trainer.report.spaces import Scan, number_of, scans, spans_decades
+from trainer.report.statistics import mean_interval
 from trainer.report.statistics.sensitivity import edge, sensitivity
 from trainer.sweep.spaces import Bounds, bounds
 from trainer.writers import iterate_metrics
@@ -22,12 +23,14 @@ _COLUMNS = (
     Column("best", "value there", "number"),
     Column("diverged", "without value", "integer"),
     Column("sensitivity", "sensitivity", "number"),
+    Column("sensitivity_low", "95% from", "number"),
+    Column("sensitivity_high", "to", "number"),
 )
 _NOTE = (
     "Sensitivity is the mean over logarithmic rates of how much worse a rate is than the best one,"
     " where a rate that is worse than the initial value counts as that (arXiv:2309.14322): 0 if"
-    " every rate is as good. It depends on the interval that was searched: compare arms with"
-    " intervals of the same ratio."
+    " every rate is as good. It is computed for each seed, and depends on the interval that was"
+    " searched: compare arms with intervals of the same ratio."
 )
 _SEVERAL = (
     " Where an arm searched several axes at once, the others vary from point to point: its points"
@@ -59,7 +62,7 @@ def learning_rate_block(workload: Workload, prefix: str, names: Mapping[str, str
     note = _NOTE + (_SEVERAL if any(not scan.alone for scan in rates) else "")
     if math.isfinite(initial):
         note += f" The initial {workload.goal.metric} is taken to be {initial:.4g}."
-    table = Table(f"{prefix}sensitivity", "Sensitivity", _COLUMNS, rows, note)
+    table = Table(f"{prefix}sensitivity", "Sensitivity", _COLUMNS, rows, note).compact()
     return Block(warnings=tuple(warnings), figures=tuple(figures), tables=(table,))
 
 
@@ -67,12 +70,31 @@ def _row(workload: Workload, scan: Scan, name: str, initial: float) -> tuple[Cel
     sign = workload.goal.sign
     best = min(range(len(scan.at)), key=lambda i: sign * scan.values[i])
     value = scan.values[best] if math.isfinite(scan.values[best]) else None
-    number = None
-    if math.isfinite(initial) and value is not None:
-        number = sensitivity(scan.at, [sign * v for v in scan.values], sign * initial)
+    numbers = [] if value is None else _sensitivities(workload, scan, initial)
+    number = mean_interval(numbers) if numbers else None
+    sensitive = (number.value, number.low, number.high) if number else (None, None, None)
     diverged = sum(map(math.isinf, scan.values))
     ends = min(scan.at), max(scan.at)
-    return (scan.arm, name, *ends, scan.at[best], value, diverged, number)
+    return (scan.arm, name, *ends, scan.at[best], value, diverged, *sensitive)
+
+
+def _sensitivities(workload: Workload, scan: Scan, initial: float) -> list[float]:
+    """Returns the sensitivity of an arm for each of its seeds that has a finite value."""
+    sign, found = workload.goal.sign, []
+    if not math.isfinite(initial):
+        return []
+    ended = [run for run in workload.trials_of(scan.arm) if run.end != "missing"]
+    for seed in sorted({run.seed for run in ended}):
+        points = []
+        for run in ended:
+            at, value = number_of(run.values.get(scan.path)), run.value(workload.goal.selected)
+            if run.seed == seed and at is not None:
+                points.append((at, math.inf if value is None else sign * value))
+        if any(math.isfinite(value) for _, value in points):
+            rates, values = zip(*points, strict=True)
+            number = sensitivity(rates, values, sign * initial)
+            found += [] if number is None else [number]
+    return found
 
 
 def _figure(
