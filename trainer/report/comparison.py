@@ -1,11 +1,12 @@
 """Computes a report from results: its panels, in their order."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from trainer.messages import UserError
 from trainer.report.document import Block, Panel, Report
-from trainer.report.pairs import compare_arms
+from trainer.report.pairs import Pair, compare_arms
 from trainer.report.panels.arms import arms_block
 from trainer.report.panels.axes import axes_block
 from trainer.report.panels.curves import curves_block
@@ -23,6 +24,29 @@ from trainer.report.verdict import verdict
 from trainer.report.wording import joined
 
 
+@dataclass(frozen=True)
+class _Part:
+    """What the panels need of one workload.
+
+    Attributes:
+        workload: the results.
+        prefix: of the names of its figures and tables.
+        title: of its blocks; "" if it is the only workload.
+        pairs: the comparisons of its arms.
+    """
+
+    workload: Workload
+    prefix: str
+    title: str
+    pairs: Sequence[Pair]
+
+    @property
+    def verdict(self) -> str:
+        """The verdict in a sentence or two."""
+        text = verdict(self.workload, self.pairs)
+        return f"{self.title}: {text}" if self.title else text
+
+
 def make_report(workloads: Sequence[Workload], folder: Path, made: str = "") -> Report:
     """Computes a report.
 
@@ -31,56 +55,56 @@ def make_report(workloads: Sequence[Workload], folder: Path, made: str = "") -> 
         folder: the folder that the report will be in, from which it links to the runs.
         made: how the report was made, such as the command.
     """
-    names = axes_of(workloads)
     several = len(workloads) > 1
     prefixes = _prefixes([each.name for each in workloads]) if several else [""]
-    pairs = [compare_arms(each) for each in workloads]
-    verdicts = [verdict(w, p) for w, p in zip(workloads, pairs, strict=True)]
-    if several:
-        verdicts = [f"{w.name}: {text}" for w, text in zip(workloads, verdicts, strict=True)]
-
-    def blocks(make: Callable[[Workload, str, int], Block]) -> tuple[Block, ...]:
-        made = [make(w, p, i) for i, (w, p) in enumerate(zip(workloads, prefixes, strict=True))]
-        titles = [each.name if several else "" for each in workloads]
-        return tuple(_titled(block, title) for block, title in zip(made, titles, strict=True))
-
-    searched = any(each.trials for each in workloads)
-    panels = [
-        Panel("verdict", "Verdict", "tests", (_verdict_block(workloads, verdicts),)),
-        Panel("ledger", "Cost", "describes", blocks(lambda w, p, i: ledger_block(w, p))),
-        Panel("arms", "Arms", "tests", blocks(lambda w, p, i: arms_block(w, p))),
-        Panel("pairs", "Pairs", "tests", blocks(lambda w, p, i: pairs_block(w, pairs[i], p))),
+    parts = [
+        _Part(each, prefix, each.name if several else "", compare_arms(each))
+        for each, prefix in zip(workloads, prefixes, strict=True)
     ]
-    if searched:
-        rates = blocks(lambda w, p, i: learning_rate_block(w, p, names))
-        panels += [
-            Panel("tuning", "Tuning", "describes", blocks(lambda w, p, i: tuning_block(w, p))),
-            Panel("learning_rate", "Sensitivity to the learning rate", "describes", rates),
-        ]
-    targets = blocks(lambda w, p, i: targets_block(w, p))
-    panels.append(Panel("target", "Steps and time to a target", "tests", targets))
-    if several:
-        across = (workloads_block(workloads),)
-        panels.append(Panel("workloads", "Across workloads", "tests", across))
-    curves = blocks(lambda w, p, i: curves_block(w, p))
-    panels.append(Panel("curves", "Learning curves", "describes", curves))
-    if searched:
-        axes = blocks(lambda w, p, i: axes_block(w, p, names))
-        panels.append(Panel("axes", "Search spaces", "describes", axes))
-    methods = blocks(lambda w, p, i: methods_block(w, pairs[i], p))
-    panels += [
-        Panel("trials", "Runs", "describes", ()),
-        Panel("methods", "Methods", "describes", methods),
-    ]
-    tables = [trials_of(w, p, names, folder) for w, p in zip(workloads, prefixes, strict=True)]
+    names = axes_of(workloads)
+    tables = [trials_of(part.workload, part.prefix, names, folder) for part in parts]
     return Report(
         title=joined([each.name for each in workloads]),
-        verdict=tuple(verdicts),
+        verdict=tuple(part.verdict for part in parts),
         arms=tuple(dict.fromkeys(arm for each in workloads for arm in each.arms)),
-        panels=tuple(panels),
+        panels=tuple(_panels(parts, names)),
         trials=tuple(table for table in tables if table is not None),
         made=made,
     )
+
+
+def _panels(parts: Sequence[_Part], names: Mapping[str, str]) -> Iterator[Panel]:
+    """Yields the panels in their order; those about a search only if there is one."""
+
+    def blocks(make: Callable[[_Part], Block]) -> tuple[Block, ...]:
+        return tuple(replace(make(part), title=part.title) for part in parts)
+
+    workloads = [part.workload for part in parts]
+    searched = any(each.trials for each in workloads)
+    yield Panel("verdict", "Verdict", "tests", (_verdict_block(parts),))
+    costs = blocks(lambda part: ledger_block(part.workload, part.prefix))
+    yield Panel("ledger", "Cost", "describes", costs)
+    arms = blocks(lambda part: arms_block(part.workload, part.prefix))
+    yield Panel("arms", "Arms", "tests", arms)
+    pairs = blocks(lambda part: pairs_block(part.workload, part.pairs, part.prefix))
+    yield Panel("pairs", "Pairs", "tests", pairs)
+    if searched:
+        tuning = blocks(lambda part: tuning_block(part.workload, part.prefix))
+        yield Panel("tuning", "Tuning", "describes", tuning)
+        rates = blocks(lambda part: learning_rate_block(part.workload, part.prefix, names))
+        yield Panel("learning_rate", "Sensitivity to the learning rate", "describes", rates)
+    targets = blocks(lambda part: targets_block(part.workload, part.prefix))
+    yield Panel("target", "Steps and time to a target", "tests", targets)
+    if len(parts) > 1:
+        yield Panel("workloads", "Across workloads", "tests", (workloads_block(workloads),))
+    curves = blocks(lambda part: curves_block(part.workload, part.prefix))
+    yield Panel("curves", "Learning curves", "describes", curves)
+    if searched:
+        axes = blocks(lambda part: axes_block(part.workload, part.prefix, names))
+        yield Panel("axes", "Search spaces", "describes", axes)
+    yield Panel("trials", "Runs", "describes", ())
+    methods = blocks(lambda part: methods_block(part.workload, part.pairs, part.prefix))
+    yield Panel("methods", "Methods", "describes", methods)
 
 
 def _prefixes(names: Sequence[str]) -> list[str]:
@@ -93,20 +117,17 @@ def _prefixes(names: Sequence[str]) -> list[str]:
     ]
 
 
-def _titled(block: Block, title: str) -> Block:
-    return Block(title, block.text, block.warnings, block.figures, block.tables)
-
-
-def _verdict_block(workloads: Sequence[Workload], verdicts: Sequence[str]) -> Block:
+def _verdict_block(parts: Sequence[_Part]) -> Block:
     """Returns the verdicts, with what limits them."""
+    workloads = [part.workload for part in parts]
     warnings = []
-    for each in workloads:
-        name = f"{each.name}: " if len(workloads) > 1 else ""
-        warnings += [f"{name}{sentence}" for sentence in each.missing]
-        if each.goal.report_on == each.goal.select_on and each.trials:
+    for part in parts:
+        name, goal = f"{part.title}: " if part.title else "", part.workload.goal
+        warnings += [f"{name}{sentence}" for sentence in part.workload.missing]
+        if goal.report_on == goal.select_on and part.workload.trials:
             warnings.append(
-                f"{name}The values are those of the {each.goal.select_on} split, on which the"
-                " winners were selected as well, because no run has another."
+                f"{name}The values are those of the {goal.select_on} split, on which the winners"
+                " were selected as well, because no run has another."
             )
     goals = {(each.goal.metric, each.goal.better) for each in workloads}
     splits = {each.goal.report_on for each in workloads}
@@ -119,7 +140,7 @@ def _verdict_block(workloads: Sequence[Workload], verdicts: Sequence[str]) -> Bl
     if len(splits) > 1:
         listed = joined([f"{each.name} {each.goal.report_on}" for each in workloads])
         warnings.append(f"The sweeps report on different splits ({listed}).")
-    return Block(text=tuple(verdicts), warnings=tuple(warnings))
+    return Block(text=tuple(part.verdict for part in parts), warnings=tuple(warnings))
 
 
 def check_different(workloads: Sequence[Workload]) -> None:

@@ -1,6 +1,6 @@
 """The panel of learning curves: winners in front, the other trials faint."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -27,38 +27,27 @@ def curves_block(workload: Workload, prefix: str) -> Block:
 
 
 def _figure(workload: Workload, prefix: str, clock: bool) -> Figure | None:
-    goal = workload.goal
-    faint, front = [], []
+    faint = list(_trials(workload, clock))
+    front: list[Series] = []
     rows: list[tuple[Cell, ...]] = []
-    compared = {run.name for run in workload.finals}
-    for run in workload.trials:
-        if run.name not in compared and (line := _line(workload, run, clock)):
-            x, y = line
-            faint.append(
-                Series("line", run.arm, x, y, label=run.name, faint=True, trials=(run.name,))
-            )
     for arm in workload.arms:
-        runs = workload.finals_of(arm)
-        curves = [curve for run in runs if len((curve := workload.curve(run)).values)]
-        mean = _mean(curves, clock)
-        if mean is None:
-            continue
-        x, y = np.asarray(mean.x).tolist(), np.asarray(mean.y).tolist()
-        ends: list[tuple[float | None, float | None]] = [(None, None)] * len(x)
-        if mean.low is not None and mean.high is not None:
-            low, high = mean.low.tolist(), mean.high.tolist()
-            label = describe_bands([mean]).removeprefix("band: ")
-            front.append(Series("band", arm, x, low, high, label=label))
-            ends = list(zip(low, high, strict=True))
-        label = f"{arm}, mean of {plural(len(curves), 'run')}"
-        front.append(Series("line", arm, x, y, label=label))
-        rows += [(arm, a, b, *each) for a, b, each in zip(x, y, ends, strict=True)]
+        series, lines = _arm(workload, arm, clock)
+        front += series
+        rows += lines
     if not front and not faint:
         return None
+    goal, by = workload.goal, "training time" if clock else "step"
+    name = f"{prefix}curves_{'time' if clock else 'step'}"
+    columns = (
+        Column("arm", "arm"),
+        Column("x", by, "number" if clock else "integer"),
+        Column("mean", f"mean {goal.metric}", "number"),
+        Column("low", "95% from", "number"),
+        Column("high", "to", "number"),
+    )
     log = spans_decades(v for s in (*faint, *front) for v in s.y)
-    by = "training time" if clock else "step"
     return Figure(
-        name=f"{prefix}curves_{'time' if clock else 'step'}",
+        name=name,
         title=f"{goal.metric.capitalize()} by {by}, {goal.select_on} split",
         description=(
             f"The mean {goal.metric} of each arm's compared runs over the {by}, with the 95%"
@@ -67,19 +56,36 @@ def _figure(workload: Workload, prefix: str, clock: bool) -> Figure | None:
         x=Axis("training time (s)" if clock else "step"),
         y=Axis(f"{goal.metric}, {goal.select_on}", log=log),
         series=(*faint, *sorted(front, key=lambda each: each.kind)),  # bands, then lines
-        table=Table(
-            f"{prefix}curves_{'time' if clock else 'step'}",
-            "Means of the compared runs",
-            (
-                Column("arm", "arm"),
-                Column("x", by, "number" if clock else "integer"),
-                Column("mean", f"mean {goal.metric}", "number"),
-                Column("low", "95% from", "number"),
-                Column("high", "to", "number"),
-            ),
-            tuple(rows),
-        ),
+        table=Table(name, "Means of the compared runs", columns, tuple(rows)),
     )
+
+
+def _trials(workload: Workload, clock: bool) -> Iterator[Series]:
+    """Yields a faint line for each trial that is not compared."""
+    compared = {run.name for run in workload.finals}
+    for run in workload.trials:
+        if run.name not in compared and (line := _line(workload, run, clock)):
+            yield Series("line", run.arm, *line, label=run.name, faint=True, trials=(run.name,))
+
+
+def _arm(workload: Workload, arm: str, clock: bool) -> tuple[list[Series], list[tuple[Cell, ...]]]:
+    """Returns the mean of an arm's compared runs with its band, and the same as rows."""
+    curves = [workload.curve(run) for run in workload.finals_of(arm)]
+    curves = [curve for curve in curves if len(curve.values)]
+    mean = _mean(curves, clock)
+    if mean is None:
+        return [], []
+    x, y = np.asarray(mean.x).tolist(), np.asarray(mean.y).tolist()
+    series: list[Series] = []
+    ends: list[tuple[float | None, float | None]] = [(None, None)] * len(x)
+    if mean.low is not None and mean.high is not None:
+        low, high = mean.low.tolist(), mean.high.tolist()
+        label = describe_bands([mean]).removeprefix("band: ")
+        series.append(Series("band", arm, x, low, high, label=label))
+        ends = list(zip(low, high, strict=True))
+    label = f"{arm}, mean of {plural(len(curves), 'run')}"
+    series.append(Series("line", arm, x, y, label=label))
+    return series, [(arm, a, b, *each) for a, b, each in zip(x, y, ends, strict=True)]
 
 
 def _line(

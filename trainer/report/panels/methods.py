@@ -36,7 +36,7 @@ def methods_block(workload: Workload, pairs: Sequence[Pair], prefix: str) -> Blo
 
 def _paragraph(workload: Workload, pairs: Sequence[Pair], runs: Sequence[Result]) -> str:
     """Returns the paragraph, whose sentences hold for this workload only."""
-    goal, sentences = workload.goal, []
+    sentences = []
     arms = [arm for arm in workload.arms if arm in workload.configs]
     if arms:
         root = workload.configs[arms[0]]
@@ -53,7 +53,7 @@ def _paragraph(workload: Workload, pairs: Sequence[Pair], runs: Sequence[Result]
             )
     sentences += _search(workload)
     sentences += _final(workload)
-    sentences += _tests(pairs, goal.words)
+    sentences += _tests(pairs)
     versions = _versions(runs)
     if versions:
         sentences.append(f"All runs used Lockstep {versions}.")
@@ -116,14 +116,14 @@ def _final(workload: Workload) -> list[str]:
     ]
 
 
-def _tests(pairs: Sequence[Pair], words: str) -> list[str]:
+def _tests(pairs: Sequence[Pair]) -> list[str]:
     tests = list(dict.fromkeys(pair.test for pair in pairs if pair.p is not None))
     if not tests:
         return []
     count = len([pair for pair in pairs if pair.p is not None])
     corrected = f", corrected by Holm's method over {plural(count, 'pair')}" if count > 1 else ""
     return [
-        f"Intervals of means and differences are 95% t intervals; p values are those of two-sided"
+        "Intervals of means and differences are 95% t intervals; p values are those of two-sided"
         f" {joined([f'{test}s' for test in tests])}{corrected}."
     ]
 

@@ -2,7 +2,7 @@
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -73,57 +73,61 @@ def targets_block(workload: Workload, prefix: str) -> Block:
     if target is None or not arms:
         return Block(text=(sentence if arms else "No run that can be compared has ended.",))
     steps = {arm: to_target(workload, arm, target, clock=False) for arm in arms}
-    seconds = {arm: to_target(workload, arm, target, clock=True) for arm in arms}
+    missed = all(not math.isfinite(x) for each in steps.values() for x in each)
+    warnings = (f"No run met the target {shown(target)}.",) if missed else ()
+    figures = () if missed else (_figure(workload, steps, target, prefix),)
+    table = _table(workload, steps, target, prefix)
+    return Block(text=(sentence,), warnings=warnings, figures=figures, tables=(table,))
+
+
+_NOTE = (
+    "Runs are looked at when they are evaluated, so that these numbers are no finer than"
+    " eval_every. The median counts a miss as later than any other; – is a median that missed. p,"
+    " final value: of a one-sided t test that the mean at the last step is better than the target."
+)
+_CLOCK_NOTE = (
+    " Time is that of training, without compilation and evaluation. The column {title} is the mean"
+    " at the last evaluation before the shortest median training time of the arms."
+)
+
+
+def _table(
+    workload: Workload, steps: Mapping[str, Sequence[float]], target: float, prefix: str
+) -> Table:
+    seconds = {arm: to_target(workload, arm, target, clock=True) for arm in steps}
     clocked = not any(math.isnan(x) for each in seconds.values() for x in each)
-    limit = _shortest(workload, arms) if clocked else None
-    rows: list[tuple[Cell, ...]] = []
-    for arm in arms:
-        met = [x for x in steps[arm] if math.isfinite(x)]
-        row: list[Cell] = [
-            arm,
-            len(met),
-            len(steps[arm]) - len(met),
-            _finite(statistics.median(steps[arm])),
-            min(met, default=None),
-            max(met, default=None),
-        ]
-        if clocked:
-            row.append(_finite(statistics.median(seconds[arm])))
-            row.append(_at(workload, arm, limit))
-        row.append(_final_p(workload, arm, target))
-        rows.append(tuple(row))
-    columns = [
+    limit = _shortest(workload, list(steps)) if clocked else None
+    rows = []
+    for arm, reached in steps.items():
+        met = [x for x in reached if math.isfinite(x)]
+        rows.append(
+            (
+                arm,
+                len(met),
+                len(reached) - len(met),
+                _finite(statistics.median(reached)),
+                min(met, default=None),
+                max(met, default=None),
+                _finite(statistics.median(seconds[arm])) if clocked else None,
+                _at(workload, arm, limit),
+                _final_p(workload, arm, target),
+            )
+        )
+    title = f"{workload.goal.metric} at {limit or 0:.3g} s"
+    columns = (
         Column("arm", "arm"),
         Column("met", "met", "integer"),
         Column("missed", "missed", "integer"),
         Column("median_steps", "median steps", "integer"),
         Column("min_steps", "least", "integer"),
         Column("max_steps", "most", "integer"),
-    ]
-    if clocked:
-        columns.append(Column("median_seconds", "median time", "seconds"))
-        title = f"{workload.goal.metric} at {limit:.3g} s" if limit else workload.goal.metric
-        columns.append(Column("at_equal_time", title, "number"))
-    columns.append(Column("p_final", "p, final value", "p"))
-    missed = all(not math.isfinite(x) for each in steps.values() for x in each)
-    warnings = (f"No run met the target {shown(target)}.",) if missed else ()
-    note = (
-        "Runs are looked at when they are evaluated, so that these numbers are no finer than"
-        " eval_every. The median counts a miss as later than any other; – is a median that missed."
+        Column("median_seconds", "median time", "seconds"),
+        Column("at_equal_time", title, "number"),
+        Column("p_final", "p, final value", "p"),
     )
-    if clocked:
-        note += (
-            " Time is that of training, without compilation and evaluation. The last column is the"
-            " mean at the last evaluation before the shortest training time of the arms."
-        )
-    note += (
-        " p, final value: of a one-sided t test that the mean at the last step is better than the"
-        " target."
-    )
-    title = "Steps and time to the target"
-    table = Table(f"{prefix}target", title, tuple(columns), tuple(rows), note).compact()
-    figures = () if missed else (_figure(workload, steps, target, prefix),)
-    return Block(text=(sentence,), warnings=warnings, figures=figures, tables=(table,))
+    note = _NOTE + (_CLOCK_NOTE.format(title=title) if limit else "")
+    name = "Steps and time to the target"
+    return Table(f"{prefix}target", name, columns, tuple(rows), note).compact()
 
 
 def _final_p(workload: Workload, arm: str, target: float) -> float | None:
@@ -166,7 +170,7 @@ def _at(workload: Workload, arm: str, limit: float | None) -> float | None:
 
 
 def _figure(
-    workload: Workload, steps: dict[str, list[float]], target: float, prefix: str
+    workload: Workload, steps: Mapping[str, Sequence[float]], target: float, prefix: str
 ) -> Figure:
     series = []
     rows: list[tuple[Cell, ...]] = []
