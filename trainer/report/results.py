@@ -147,6 +147,7 @@ class Revision:
         trials: arm -> how many runs it added.
         known: how many runs were finished when it was made; None for the first.
         winners_known: whether the winners were chosen by then.
+        changes: what it changed beside that, such as "goal: ...".
     """
 
     number: int
@@ -154,6 +155,7 @@ class Revision:
     trials: Mapping[str, int]
     known: int | None
     winners_known: bool
+    changes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -3,12 +3,13 @@
 import json
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from trainer.report.results import Goal, Result, Revision, Space, Workload
 from trainer.report.wording import joined, plural
+from trainer.sweep.differences import revised, shown
 from trainer.sweep.final import rank
 from trainer.sweep.outcome import Outcome
 from trainer.sweep.plan import Trial
@@ -50,7 +51,7 @@ def read_sweep(folder: Path, target: float | None = None) -> Workload:
             for arm, entry in plan.revisions[-1]["arms"].items()
         },
         winners=winners,
-        revisions=tuple(_revision(n, each) for n, each in enumerate(plan.revisions, 1)),
+        revisions=tuple(_revision(plan.revisions, n) for n in range(1, plan.revision + 1)),
         budgets=plan.budgets,
         missing=tuple(_missing(reader, status, trials, finals)),
         vocabulary=plan.vocabulary,
@@ -108,14 +109,23 @@ def _record(folder: Path) -> Mapping[str, Any]:
         return {}
 
 
-def _revision(number: int, content: Mapping[str, Any]) -> Revision:
+def _revision(revisions: Sequence[Mapping[str, Any]], number: int) -> Revision:
+    content = revisions[number - 1]
     known = content.get("known")
+    changes = [] if number == 1 else revised(revisions[number - 2], content)
+    for name, arm in content["arms"].items() if number > 1 else ():
+        before = revisions[number - 2]["arms"].get(name)
+        if before is None:
+            changes.append(f"arm {name} added")
+        elif before["space"] != arm["space"]:
+            changes.append(f"space of {name}: {shown(before['space'])} -> {shown(arm['space'])}")
     return Revision(
         number=number,
         digest=content["digest"],
         trials=Counter(trial[0] for trial in content["trials"]),
         known=None if known is None else len(known["finished"]),
         winners_known=bool(known and known["final"]),
+        changes=tuple(changes),
     )
 
 

@@ -63,6 +63,31 @@ def _trials_line(name: str, old: Sequence[Trial], new: Sequence[Trial]) -> list[
     return []
 
 
+_OF_A_REVISION = (
+    ("seeds", "seeds"),
+    ("final_seeds", "final seeds"),
+    ("goal", "goal"),
+    ("budgets", "budgets"),
+)
+
+
+def revised(before: Mapping[str, Any], revision: Mapping[str, Any]) -> list[str]:
+    """Lists what a revision of a plan changed beside the trials that it added.
+
+    Args:
+        before: the revision before it, as plan.json has it.
+        revision: the revision.
+
+    Returns:
+        Lines such as "seeds: 0 -> 0, 1".
+    """
+    return [
+        f"{what}: {shown(before[key])} -> {shown(revision[key])}"
+        for key, what in _OF_A_REVISION
+        if revision[key] != before[key]
+    ]
+
+
 def shown(value: Any) -> str:
     """Returns a part of a plan as a short text.
 

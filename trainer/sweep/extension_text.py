@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer.messages import printable, table
-from trainer.sweep.differences import shown
+from trainer.sweep.differences import revised, shown
 from trainer.sweep.stored_plan import StoredPlan
 
 
@@ -25,15 +25,7 @@ def render_extension(folder: Path, stored: StoredPlan, revision: Mapping[str, An
     if revision["programs"]:
         lines += _programs(revision["programs"])
     lines += revision["reasons"]
-    before = stored.revisions[-1]
-    for key, what in (
-        ("seeds", "seeds"),
-        ("final_seeds", "final seeds"),
-        ("goal", "goal"),
-        ("budgets", "budgets"),
-    ):
-        if revision[key] != before[key]:
-            lines.append(f"{what}: {shown(before[key])} -> {shown(revision[key])}")
+    lines += revised(stored.revisions[-1], revision)
     steps = sum(each["steps"] * len(each["trials"]) for each in revision["programs"])
     flops = sum(x["flops"] * x["steps"] * len(x["trials"]) for x in revision["programs"])
     lines.append(f"{len(revision['trials']):,} new runs: {steps:,} steps, {flops:.3g} FLOPs")

@@ -98,6 +98,7 @@ def _revisions(workload: Workload, prefix: str) -> Table:
         (
             each.number,
             joined([f"{arm} {count:,}" for arm, count in each.trials.items()]) or "none",
+            "; ".join(each.changes) or None,
             each.known,
             None if each.known is None else "yes" if each.winners_known else "no",
             each.digest[:12],
@@ -107,12 +108,13 @@ def _revisions(workload: Workload, prefix: str) -> Table:
     columns = (
         Column("revision", "revision", "integer"),
         Column("added", "runs added"),
+        Column("changes", "also changed"),
         Column("known", "results known before", "integer"),
         Column("winners_known", "winners known"),
         Column("digest", "hash of the plan", "code"),
     )
     note = "A revision that was made after results were known may have been chosen because of them."
-    return Table(f"{prefix}revisions", "Revisions of the plan", columns, rows, note)
+    return Table(f"{prefix}revisions", "Revisions of the plan", columns, rows, note).compact()
 
 
 def _warnings(workload: Workload) -> list[str]:
