@@ -126,14 +126,18 @@ def work_of(compiled: Any) -> tuple[float, float]:
         The number of operations of its matrix products; and the sum of m ** 3 over the matrices of
         m x m that it decomposes.
     """
-    decomposed = 0.0
-    for line in compiled.as_text().splitlines():
-        called = rf'= \(?f32\[([\d,]+)\].*custom_call_target="\w*(?:{_DECOMPOSITIONS})'
+    text, decomposed, repeats = compiled.as_text(), 0.0, 1
+    # A loop over the matrices of a batch: its body is a computation of its own.
+    loop = r'body=%([\w.-]+).*"known_trip_count":{"n":"(\d+)"}'
+    trips = {body: int(n) for body, n in re.findall(loop, text)}
+    called = rf'= \(?f32\[([\d,]+)\].*custom_call_target="\w*(?:{_DECOMPOSITIONS})'
+    for line in text.splitlines():
+        if header := re.match(r"(?:ENTRY )?%([\w.-]+) \(.*\{$", line):
+            repeats = trips.get(header[1], 1)
         # f32[..., m, m]: leading axes are a batch of matrices.
-        found = re.search(called, line)
-        if found:
+        elif found := re.search(called, line):
             *lead, _, size = (int(n) for n in found[1].split(","))
-            decomposed += float(np.prod(lead)) * size**3
+            decomposed += repeats * float(np.prod(lead)) * size**3
     return compiled.cost_analysis()["flops"], decomposed
 
 

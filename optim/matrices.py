@@ -216,7 +216,7 @@ def qr(x: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 def _decompose(function: Callable[[jax.Array], Any], x: jax.Array) -> Any:
-    """Decomposes a batch at once, but on a CPU one matrix after the other.
+    """Decomposes a batch at once, but one matrix after the other on a CPU.
 
     jaxlib's LAPACK kernels distribute a batch to the threads that compute the program, and wait for
     them. If as many such kernels run at once as there are threads, this is a deadlock: two on two
