@@ -30,7 +30,8 @@ _NOTE = (
     "Sensitivity is the mean over logarithmic rates of how much worse a rate is than the best one,"
     " where a rate that is worse than the initial value counts as that (arXiv:2309.14322): 0 if"
     " every rate is as good. It is computed for each seed, and depends on the interval that was"
-    " searched: compare arms with intervals of the same ratio."
+    " searched: compare arms with intervals of the same ratio. An arm that is bad at every rate is"
+    " insensitive as well: read the number together with the value at the best rate."
 )
 _SEVERAL = (
     " Where an arm searched several axes at once, the others vary from point to point: its points"
