@@ -23,6 +23,7 @@ from typing import Any
 import jax
 from scipy import stats
 
+from trainer.report.statistics.sensitivity import sensitivity
 from trainer.sweep.status import Status, SweepReader
 
 FOLDER = Path(__file__).parent
@@ -68,35 +69,25 @@ def numbers(folder: Path) -> dict[str, list[float]]:
             for name in ("eval/loss", "eval/accuracy"):
                 found.setdefault(f"{trial.arm} {name}", []).append(metrics[name])
         return found
-    for (arm, _), losses in sorted(_losses(reader, status).items()):
-        found.setdefault(f"{arm} sensitivity", []).append(sensitivity(losses))
+    for (arm, _), points in sorted(_points(reader, status).items()):
+        rates, losses = zip(*points, strict=True)
+        number = sensitivity(rates, losses, CHANCE)
+        found.setdefault(f"{arm} sensitivity", []).append(math.nan if number is None else number)
         found.setdefault(f"{arm} best {reader.plan.goal.row}", []).append(min(losses))
     return found
 
 
-def _losses(reader: SweepReader, status: Status) -> dict[tuple[str, int], list[float]]:
-    """Returns (arm, seed) -> the goal at each rate; infinity for a trial that diverged."""
-    found: dict[tuple[str, int], list[float]] = {}
+def _points(
+    reader: SweepReader, status: Status
+) -> dict[tuple[str, int], list[tuple[float, float]]]:
+    """Returns (arm, seed) -> (rate, goal) of each trial; infinity for one that diverged."""
+    found: dict[tuple[str, int], list[tuple[float, float]]] = {}
     for trial in reader.plan.trials:
+        (rate,) = trial.values.values()
         value = status.outcomes[trial.folder].value(reader.plan.goal)
-        found.setdefault((trial.arm, trial.seed), []).append(math.inf if value is None else value)
+        point = float(rate), math.inf if value is None else value  # type: ignore[arg-type]
+        found.setdefault((trial.arm, trial.seed), []).append(point)
     return found
-
-
-def sensitivity(losses: Sequence[float], chance: float = CHANCE) -> float:
-    """Computes the sensitivity to the learning rate (Wortsman et al., arXiv:2309.14322).
-
-    It is the mean over log-spaced rates of min(loss, chance) - (the smallest loss).
-
-    Args:
-        losses: at each rate.
-        chance: the loss of equal probabilities.
-
-    Example:
-        >>> round(sensitivity([3.2, 3.1, 3, 3, 3.1, 4, float("inf")], chance=10), 6)
-        1.2
-    """
-    return statistics.fmean(min(loss, chance) for loss in losses) - min(losses)
 
 
 def interval(values: Sequence[float], seeds: int) -> tuple[float, float]:

@@ -19,10 +19,6 @@ def test_the_interval_is_that_of_scipy():
     assert check.interval(RECORDED, seeds=3) == pytest.approx(expected)
 
 
-def test_a_trial_that_diverged_counts_as_chance():
-    assert check.sensitivity([1.0, 5.0, float("inf")], chance=2.0) == pytest.approx(2 / 3)
-
-
 @pytest.mark.parametrize(
     ("found", "code", "shown"),
     [
