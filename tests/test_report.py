@@ -96,16 +96,55 @@ def test_an_arm_with_runs_that_diverged_does_not_win():
     assert [each.arm for each in standings(work)] == ["a", "b"]
     assert math.isinf(standings(work)[1].mean.value)
     text = judged(work)
-    assert text.startswith("Not decided between a and b.") and "because runs diverged" in text
-    (warning,) = [line for line in block(reported(work), "arms").warnings if "4 of the 8" in line]
-    assert "have no finite value, so that it has no mean" in warning
+    assert "b is better" not in text
+    (warning,) = [line for line in block(reported(work), "arms").warnings if "4 compared" in line]
+    assert warning.startswith("b has 4 compared runs of 8 without a finite value")
+
+
+def test_ranks_decide_who_is_better_where_runs_have_no_value():
+    # One divergence leaves a without a mean, and yet it is better in 11 of 12 seeds.
+    work = workload({"a": [0.50 + 0.001 * k for k in range(11)] + [None], "b": [0.8] * 11 + [0.81]})
+    (pair,) = compare_arms(work)
+    assert (pair.better, pair.worse, pair.decided) == ("a", "b", True)
+    assert judged(work) == (
+        "Not decided between b and a. The mean of b is the best, but not on the 12 compared seeds."
+        " The runs of a rank better, where one without a value is the worst (Wilcoxon signed-rank"
+        " test over 12 seeds, p = 0.034)."
+    )
+    assert math.isnan(pair.difference.value) and pair.needed is None
+
+
+def test_the_better_of_two_arms_is_better_on_the_compared_seeds():
+    # Over all seeds a has the smaller mean, but on the seeds that both have b does.
+    a = [1.0, 1.01, 1.005, 0.1, 0.11, 0.12, 0.1]
+    work = workload({"a": a, "b": [0.8, 0.801, 0.802]})
+    (pair,) = compare_arms(work)
+    assert (pair.better, pair.n) == ("b", 3) and pair.difference.value < 0
+    text = judged(work)
+    assert "The mean of a is the best, but not on the 3 compared seeds." in text
+    assert "a is better" not in text
+
+
+def test_equal_arms_and_constant_differences():
+    text = judged(workload({"a": [1.0] * 8, "b": [1.0] * 8}))
+    assert "is equal to that of b" in text and "would decide" not in text
+    text = judged(workload({"a": [0.9] * 8, "b": [0.8] * 8}, goal=LARGER))
+    assert text.startswith("a is better than b: its mean loss on the test split is larger by 0.1 (")
+    assert "without a value" not in text
+
+
+def test_seeds_that_would_decide_hold_at_the_corrected_level():
+    one = workload({"a": [1.0, 1.2, 0.9, 1.1], "b": [1.1, 1.15, 1.05, 1.2]})
+    two = workload({"a": [1.0, 1.2, 0.9, 1.1], "b": [1.1, 1.15, 1.05, 1.2], "c": [9.0] * 4})
+    single, among_three = (compare_arms(work)[0].needed for work in (one, two))
+    assert single is not None and among_three is not None and among_three > single
 
 
 def test_every_trial_diverged():
     work = workload({"a": []}, {"a": [(0.1, None), (1.0, None)]}, winners={})
-    assert judged(work).startswith("Not decided: every trial diverged.")
+    assert judged(work) == "Not decided: no trial has a value (2 diverged and 0 failed)."
     report = reported(work)
-    assert "All 2 trials of a diverged." in block(report, "ledger").warnings
+    assert "Every trial of a diverged (2)." in block(report, "ledger").warnings
 
 
 def test_an_arm_that_lacks_the_metric_is_named():
@@ -263,8 +302,11 @@ def test_runs_with_other_conditions_are_named():
         for each, version in zip(work.finals, ("0.10.2", "0.12.0"), strict=True)
     ]
     report = reported(replace(work, finals=tuple(finals)))
-    (warning,) = block(report, "methods").warnings
-    assert warning.endswith("jax 0.10.2 (1 run) and 0.12.0 (1 run).")
+    (warning,) = block(report, "verdict").warnings
+    assert warning == (
+        "The runs were made under different conditions. jax: 0.10.2 (final runs of a); 0.12.0"
+        " (final runs of a)."
+    )
 
 
 def test_a_run_that_is_missing_is_not_compared():

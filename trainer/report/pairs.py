@@ -2,7 +2,9 @@
 
 import itertools
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from trainer.report import statistics
 from trainer.report.results import Workload
@@ -13,24 +15,27 @@ SIGNIFICANT = 0.05
 
 @dataclass(frozen=True)
 class Pair:
-    """Two arms, the better one first.
+    """Two arms, the better one first: by the mean difference, or by ranks if a run has no value.
 
     Attributes:
-        better, worse: the names of the arms, by their means.
+        better, worse: the names of the arms.
         n: how many seeds are compared.
-        difference: that of the means, better minus worse; no interval if a run diverged.
+        difference: that of the means, better minus worse; no interval if a run has no value.
+        valueless: whether a compared run has no value, which then counts as the worst.
         test: the name of the test that gave `p`.
         p: the p value; None if no test applies.
         corrected: `p` after Holm's correction over all pairs of the workload.
         smallest: the smallest p that signs of the differences can reach with n seeds.
         improvement: the probability that a run of the better arm has the better value.
-        needed: with how many seeds a difference of this size would be decided; None if unknown.
+        needed: with how many seeds a difference of this size would be decided, at the level 0.05
+            divided by the number of pairs; None if unknown.
     """
 
     better: str
     worse: str
     n: int
     difference: Estimate
+    valueless: bool
     test: str
     p: float | None
     corrected: float | None
@@ -60,8 +65,8 @@ class Standing:
     mean: Estimate
 
     @property
-    def diverged(self) -> int:
-        """How many runs have no finite value."""
+    def valueless(self) -> int:
+        """How many runs have no finite value: they diverged, failed, or lack the metric."""
         return sum(math.isinf(value) for value in self.values.values())
 
 
@@ -93,33 +98,53 @@ def compare_arms(workload: Workload) -> list[Pair]:
     Returns:
         The pairs, in the order of the arms' means.
     """
-    ordered = standings(workload)
-    pairs = [_pair(a, b, workload.goal.better) for a, b in itertools.combinations(ordered, 2)]
+    couples = list(itertools.combinations(standings(workload), 2))
+    level = SIGNIFICANT / max(1, len(couples))
+    pairs = [_pair(a, b, workload.goal.better, level) for a, b in couples]
     tested = [pair.p for pair in pairs if pair.p is not None]
     corrected = iter(statistics.holm(tested))
     return [pair if pair.p is None else replace(pair, corrected=next(corrected)) for pair in pairs]
 
 
-def _pair(a: Standing, b: Standing, better: str) -> Pair:
+def _pair(a: Standing, b: Standing, better: Literal["min", "max"], level: float) -> Pair:
     seeds = sorted(a.values.keys() & b.values.keys())
     # Seeds that only one arm has are those whose other run has not ended.
     shared = len(seeds) > 0 and len(seeds) in (len(a.values), len(b.values))
     x = [a.values[seed] for seed in seeds] if shared else list(a.values.values())
     y = [b.values[seed] for seed in seeds] if shared else list(b.values.values())
+    valueless = any(map(math.isinf, (*x, *y)))
     result = (statistics.paired if shared else statistics.welch)(x, y, better)
+    if valueless:
+        wins = result.improvement.value
+        result = replace(result, difference=_NO_DIFFERENCE, t_p=None, sign_flip_p=None)
+    else:
+        wins = 0.5 - (1 if better == "min" else -1) * result.difference.value
+    if wins < 0.5:
+        return _pair(b, a, better, level)
     alone = min(len(x), len(y)) < 2
     return Pair(
         better=a.arm,
         worse=b.arm,
         n=result.n,
         difference=result.difference,
+        valueless=valueless,
         test=_test(result),
         p=None if alone else result.p,
         corrected=None,
         smallest=result.smallest_p,
         improvement=None if alone else result.improvement,
-        needed=result.needed,
+        needed=None if result.t_p is None else _needed(x, y, shared, level),
     )
+
+
+_NO_DIFFERENCE = Estimate(math.nan, None, None, 0, None)
+
+
+def _needed(x: Sequence[float], y: Sequence[float], shared: bool, level: float) -> int | None:
+    if shared:
+        differences = [a - b for a, b in zip(x, y, strict=True)]
+        return statistics.needed(differences, alpha=level)
+    return statistics.needed_unpaired(x, y, alpha=level)
 
 
 def _test(result: statistics.Difference) -> str:

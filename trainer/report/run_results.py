@@ -65,6 +65,9 @@ def _runs(workdir: Path) -> list[str]:
             raise UserError(
                 f"{workdir} is in the folder of a sweep, which is {above}: name that one."
             )
+    sweeps = sorted(file.parent.name for file in workdir.glob("*/plan.json"))
+    if sweeps:
+        raise UserError(f"{workdir} has the sweeps {joined(sweeps)}: name one, or several.")
     found = runs_in(workdir, "step")
     if not found:
         raise UserError(

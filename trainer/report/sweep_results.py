@@ -138,8 +138,8 @@ def _missing(
     if counts:
         listed = joined([f"{count:,} of {arm}" for arm, count in counts.items()])
         lines.append(
-            f"The search is not complete: {plural(counts.total(), 'trial')} of {len(trials):,} have"
-            f" no result yet ({listed})."
+            f"The search is not complete: no result yet of {plural(counts.total(), 'trial')} of"
+            f" {len(trials):,} ({listed})."
         )
     seeds = len(reader.plan.final_seeds)
     if seeds and status.final is None:
@@ -149,11 +149,14 @@ def _missing(
         )
     left = [run for run in finals if run.end == "missing"]
     if left:
-        lines.append(f"{len(left):,} of the {len(finals):,} runs of winners have no result yet.")
+        lines.append(
+            f"The runs of winners are not complete: no result yet of {len(left):,} of"
+            f" {len(finals):,}."
+        )
     if not seeds:
         lines.append(
-            "The sweep has no final runs (final: null), so that the values below are those by which"
-            " the points were selected: they are better than fresh seeds would give."
+            "The sweep has no final runs (final: null): the runs below are those by which the"
+            " points were selected, so that their values may be better than those of fresh seeds."
         )
     if status.unreadable:
         lines.append(

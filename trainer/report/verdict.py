@@ -27,81 +27,112 @@ def _verdict(workload: Workload, pairs: Sequence[Pair]) -> str:
     if not ordered:
         return _without_runs(workload)
     first = ordered[0]
-    if first.diverged:
-        return f"Not decided: runs of every arm diverged, so that none has a mean {words}."
+    if first.valueless:
+        return f"Not decided: every arm has runs without a value, so that none has a mean {words}."
     if len(ordered) == 1:
         return (
             f"{first.arm} is the only arm with results: its mean {words} is"
             f" {estimate_text(first.mean)}. There is nothing to compare it with."
         )
-    leading = [pair for pair in pairs if pair.better == first.arm]
-    closest = leading[0]
-    against = [pair.worse for pair in leading if pair.decided]
-    if len(against) == len(leading):
-        others = "" if len(leading) == 1 else f" and the other {plural(len(leading) - 1, 'arm')}"
+    involved = [pair for pair in pairs if first.arm in (pair.better, pair.worse)]
+    against = [pair for pair in involved if pair.decided and pair.better == first.arm]
+    others = [pair for pair in involved if pair not in against]
+    if not others:
+        closest = against[0]
+        rest = ["", " and the other arm"]
+        more = rest[len(against) - 1] if len(against) < 3 else f" and the other {len(against) - 1}"
         return (
-            f"{first.arm} is better than {closest.worse}{others}: its mean {words} is"
-            f" {_by(closest, workload, pairs)}."
+            f"{first.arm} is better than {closest.worse}{more}: its"
+            f" {_how(closest, workload, pairs, '')}.{_cost(workload, first.arm, closest.worse)}"
         )
-    open_pairs = [pair for pair in leading if not pair.decided]
-    closest = open_pairs[0]
-    others = [pair.worse for pair in open_pairs]
-    if len(others) > _NAMED:
-        others = [f"{len(others)} other arms"]
-    text = (
-        f"Not decided between {joined([first.arm, *others])}. The"
-        f" mean {words} of {first.arm} is {_by(closest, workload, pairs)}."
-        f" {_would_decide(closest)}"
-    )
-    return text + (f" {first.arm} is better than {joined(against)}." if against else "")
+    names = [pair.worse if pair.better == first.arm else pair.better for pair in others]
+    if len(names) > _NAMED:
+        names = [f"{len(names)} other arms"]
+    text = f"Not decided between {joined([first.arm, *names])}."
+    text += f" {_open(others[0], workload, pairs, first.arm)}"
+    better = joined([pair.worse for pair in against])
+    return text + (f" {first.arm} is better than {better}." if against else "")
+
+
+def _open(pair: Pair, workload: Workload, pairs: Sequence[Pair], first: str) -> str:
+    """Says how two arms differ between which nothing is decided."""
+    how = f"The {_how(pair, workload, pairs, f' of {pair.better}')}."
+    if pair.better == first:
+        return f"{how} {_would_decide(pair, len(pairs))}".rstrip()
+    seeds = plural(pair.n, "compared seed")
+    return f"The mean of {first} is the best, but not on the {seeds}. {how}"
 
 
 def _without_runs(workload: Workload) -> str:
-    ended = [run for run in (*workload.trials, *workload.finals) if run.end != "missing"]
-    if ended and all(run.end == "diverged" for run in ended) and len(ended) == len(workload.trials):
-        return "Not decided: every trial diverged. Lower learning rates would be a wider space."
-    if not ended:
-        return "Not decided: nothing is computed yet."
+    trials = [run for run in workload.trials if run.end != "missing"]
+    finals = [run for run in workload.finals if run.end != "missing"]
+    if not trials and not finals:
+        return "Not decided: no run has ended."
     row = workload.goal.reported
-    if workload.finals and not any(row in run.metrics for run in workload.finals):
+    if finals and not any(row in run.metrics for run in finals):
         return f"Not decided: no run has the metric {row!r}."
+    unused = not any(run.value(workload.goal.selected) is not None for run in trials)
+    if trials and len(trials) == len(workload.trials) and unused:
+        counts = [f"{sum(r.end == end for r in trials)} {end}" for end in ("diverged", "failed")]
+        return f"Not decided: no trial has a value ({joined(counts)})."
     return "Not decided: the winners have not run on fresh seeds yet."
 
 
-def _by(pair: Pair, workload: Workload, pairs: Sequence[Pair]) -> str:
-    """Says by how much the first arm of a pair is better, and how sure that is."""
+def _how(pair: Pair, workload: Workload, pairs: Sequence[Pair], of: str) -> str:
+    """Says by how much the first arm of a pair is better, and how sure that is.
+
+    Args:
+        pair: the pair.
+        workload: the results.
+        pairs: all pairs of the workload.
+        of: " of ARM", or "" where the sentence names the arm before.
+    """
+    seeds, words = plural(pair.n, "seed"), workload.goal.words
+    test = f"no test with {seeds}"
+    if pair.corrected is not None:
+        test = f"{pair.test} over {seeds}, {p_text(pair.corrected)}"
+        tested = sum(each.p is not None for each in pairs)
+        if tested > 1:
+            test += f" after Holm's correction for {tested} pairs"
+    if pair.valueless:
+        return f"runs{of} rank better, where one without a value is the worst ({test})"
+    size = abs(pair.difference.value)
+    if size == 0:
+        return f"mean {words}{of} is equal to that of {pair.worse} ({test})"
     word = "smaller" if workload.goal.sign > 0 else "larger"
-    than = f" than that of {pair.worse}" if len(pairs) > 1 else ""
-    seeds = plural(pair.n, "seed")
-    if pair.corrected is None:
-        return f"{word}{than} by {shown(abs(pair.difference.value))} (no test with {seeds})"
-    test = f"{pair.test} over {seeds}, {p_text(pair.corrected)}"
-    tested = sum(each.p is not None for each in pairs)
-    if tested > 1:
-        test += f" after Holm's correction for {tested} pairs"
     low, high = pair.difference.low, pair.difference.high
-    if low is None or high is None:
-        return f"{word}{than} ({test}, because runs diverged)"
-    # The difference is better minus worse: the improvement has the other sign for a minimum.
-    ends = (-high, -low) if workload.goal.sign > 0 else (low, high)
-    return (
-        f"{word}{than} by {shown(abs(pair.difference.value))} (95% interval {shown(ends[0])} to"
-        f" {shown(ends[1])}; {test})"
-    )
+    interval = ""
+    if low is not None and high is not None:
+        # The difference is better minus worse: the improvement has the other sign for a minimum.
+        ends = (-high, -low) if workload.goal.sign > 0 else (low, high)
+        interval = f"95% interval {shown(ends[0])} to {shown(ends[1])}; "
+    than = f" than that of {pair.worse}" if len(pairs) > 1 else ""
+    return f"mean {words}{of} is {word}{than} by {shown(size)} ({interval}{test})"
 
 
-def _would_decide(pair: Pair) -> str:
+def _cost(workload: Workload, first: str, second: str) -> str:
+    """Says how the FLOPs of a step differ between two arms, if they do by over 5%."""
+    flops = [{run.flops for run in workload.finals_of(arm)} for arm in (first, second)]
+    if any(len(each) != 1 or not all(each) for each in flops):
+        return ""
+    ratio = float(flops[0].pop() or 1) / float(flops[1].pop() or 1)
+    if 1 / 1.05 < ratio < 1.05:
+        return ""
+    return f" A step of {first} takes {ratio:.2f} times the FLOPs of one of {second}."
+
+
+def _would_decide(pair: Pair, pairs: int) -> str:
+    """Says with how many seeds a difference would be decided, if that can be said."""
     if pair.p is None:
         return "At least two seeds are needed for an interval, and six for a test by signs."
+    if pair.difference.low is None or not pair.difference.value:
+        return ""
     if pair.needed is None:
         return "No number of seeds up to 10,000 would decide a difference of this size."
-    if pair.needed <= pair.n:
-        return (
-            f"About {pair.needed:,} seeds decide a single difference of this size with a power of"
-            " 0.8; the correction over pairs asks for more."
-        )
+    level = f", at the level 0.05 / {pairs}" if pairs > 1 else ""
     return (
-        f"About {pair.needed:,} seeds would decide a difference of this size with a power of 0.8."
+        f"About {pair.needed:,} seeds would decide a difference of this size with a power of"
+        f" 0.8{level}."
     )
 
 

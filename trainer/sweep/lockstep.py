@@ -75,7 +75,7 @@ class Lockstep:
     ):
         self._vmapped = vmapped
         # Of trials that are computed at once, none of which has a time of its own.
-        self._clock = None if vmapped is None else Clock(running=False)
+        self._clock = Clock(running=False)
         self._program = program
         self._program_of = program_of
         self._wave = wave
@@ -180,7 +180,7 @@ class Lockstep:
                 fence=self._wave.workdir.check_fence,
                 log=self._log,
                 vocabulary=self._vocabulary,
-                clock=self._clock or Clock(running=False),
+                clock=self._clock,
             )
             self._turns.append(turn)
         for turn in list(self._turns):
@@ -216,13 +216,14 @@ class Lockstep:
     def _compute_blocks(self) -> None:
         """Computes the next block of every trial, and does what follows it."""
         turns = list(self._turns)
-        if self._vmapped is None or self._clock is None:
-            for turn in turns:
-                with turn.clock.running():
-                    self._take_turn(turn, partial(_compute_block, turn))
-            return
+        # A trial cannot be timed by itself: the first turn after an evaluation waits for work of
+        # the others that is still queued. All have one program, so that each has an equal share.
         self._clock.share = 1 / len(turns)
         with self._clock.running():
+            if self._vmapped is None:
+                for turn in turns:
+                    self._take_turn(turn, partial(_compute_block, turn))
+                return
             computed = self._vmapped.advance([turn.block for turn in turns if turn.block])
             for turn, result in zip(turns, computed, strict=True):
                 self._take_turn(turn, partial(turn.proceed, result))

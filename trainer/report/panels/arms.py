@@ -32,7 +32,7 @@ def arms_block(workload: Workload, prefix: str) -> Block:
                 each.arm,
                 workload.winners.get(each.arm),
                 len(each.values),
-                each.diverged,
+                each.valueless,
                 estimate.value if math.isfinite(estimate.value) else None,
                 estimate.low,
                 estimate.high,
@@ -65,11 +65,11 @@ def arms_block(workload: Workload, prefix: str) -> Block:
 
 def _warnings(workload: Workload, ordered: Sequence[Standing]) -> Iterator[str]:
     for each in ordered:
-        if each.diverged:
+        if each.valueless:
             yield (
-                f"{each.diverged} of the {len(each.values)} compared runs of {each.arm} have no"
-                " finite value, so that it has no mean; pairs with it are tested by signs, where a"
-                " run without a value is worse than any other."
+                f"{each.arm} has {plural(each.valueless, 'compared run')} of"
+                f" {len(each.values)} without a finite value, so that it has no mean. Pairs with it"
+                " are tested by ranks, where a run without a value is worse than any other."
             )
         elif len(each.values) == 1:
             yield f"{each.arm} has one seed, so that there is no interval for it."

@@ -134,8 +134,8 @@ def _warnings(workload: Workload) -> list[str]:
         runs = workload.trials_of(arm)
         ended = [run for run in runs if run.end != "missing"]
         failed = [run for run in (*runs, *workload.finals_of(arm)) if run.end == "failed"]
-        if ended and all(run.end == "diverged" for run in ended):
-            lines.append(f"All {plural(len(ended), 'trial')} of {arm} diverged.")
+        if ended and len(ended) == len(runs) and all(run.end == "diverged" for run in ended):
+            lines.append(f"Every trial of {arm} diverged ({len(ended):,}).")
         if failed:
             lines.append(
                 f"{plural(len(failed), 'run')} of {arm} failed, such as {failed[0].name}:"

@@ -13,6 +13,7 @@ from trainer.report.wording import joined, plural
 
 # What differs between runs of one comparison by purpose.
 _OF_A_RUN = ("config", "seed", "data_seed")
+_MOST_CONDITIONS = 3  # that differ, in warnings
 
 
 def methods_block(workload: Workload, pairs: Sequence[Pair], prefix: str) -> Block:
@@ -25,13 +26,12 @@ def methods_block(workload: Workload, pairs: Sequence[Pair], prefix: str) -> Blo
     """
     runs = [run for run in (*workload.trials, *workload.finals) if run.fingerprint]
     text = (_paragraph(workload, pairs, runs),)
-    warnings = tuple(_changed(runs))
     hyperparameters = hyperparameters_table(workload, prefix)
     tables = [] if hyperparameters is None else [hyperparameters]
     tables += [_fingerprint(runs, prefix)] if runs else []
     if workload.revisions:
         tables.append(_hashes(workload, prefix))
-    return Block(text=text, warnings=warnings, tables=tuple(tables))
+    return Block(text=text, tables=tuple(tables))
 
 
 def _paragraph(workload: Workload, pairs: Sequence[Pair], runs: Sequence[Result]) -> str:
@@ -39,13 +39,15 @@ def _paragraph(workload: Workload, pairs: Sequence[Pair], runs: Sequence[Result]
     sentences = []
     arms = [arm for arm in workload.arms if arm in workload.configs]
     if arms:
-        root = workload.configs[arms[0]]
         data = _common(workload, arms, "data")
         model = _common(workload, arms, "model")
         sentences.append(f"We compared {joined(arms)} on {data}, with {model}.")
         steps = sorted({run.steps for run in (*workload.trials, *workload.finals) if run.steps})
-        batch = root.kwargs.get("data")
-        size = batch.kwargs.get("batch_size") if isinstance(batch, Call) else None
+        sizes = {
+            data.kwargs.get("batch_size") if isinstance(data, Call) else None
+            for data in (workload.configs[arm].kwargs.get("data") for arm in arms)
+        }
+        size = sizes.pop() if len(sizes) == 1 else None
         if steps:
             sentences.append(
                 f"Every run made {joined([f'{n:,}' for n in steps])} steps"
@@ -123,37 +125,51 @@ def _tests(pairs: Sequence[Pair]) -> list[str]:
     count = len([pair for pair in pairs if pair.p is not None])
     corrected = f", corrected by Holm's method over {plural(count, 'pair')}" if count > 1 else ""
     return [
-        "Intervals of means and differences are 95% t intervals; p values are those of two-sided"
-        f" {joined([f'{test}s' for test in tests])}{corrected}."
+        "Intervals of means and differences are 95% t intervals; p values are two-sided, of the"
+        f" {joined(tests)}{corrected}."
     ]
 
 
 def _versions(runs: Sequence[Result]) -> str:
     if not runs:
         return ""
-    print_ = runs[0].fingerprint
-    parts = [f"{print_.get('lockstep', '')} at commit {str(print_.get('commit', ''))[:12]}"]
-    parts += [f"{name} {print_[name]}" for name in ("jax", "optax") if name in print_]
-    return f"{', '.join(parts)}, on {print_.get('devices', 'an unknown device')}"
+
+    def of(key: str) -> str:
+        return joined(list(dict.fromkeys(str(run.fingerprint.get(key, "")) for run in runs)))
+
+    commits = joined(list(dict.fromkeys(str(r.fingerprint.get("commit", ""))[:12] for r in runs)))
+    edited = any(run.fingerprint.get("uncommitted", "none") != "none" for run in runs)
+    changes = " with uncommitted changes" if edited else ""
+    parts = [f"{of('lockstep')} at commit {commits}{changes}"]
+    parts += [f"{name} {of(name)}" for name in ("jax", "optax") if name in runs[0].fingerprint]
+    return f"{', '.join(parts)}, on {of('devices')}"
 
 
-def _changed(runs: Sequence[Result]) -> list[str]:
-    """Warns about what differs between runs although it changes bits."""
-    seen: dict[str, dict[str, int]] = {}
-    for run in runs:
+def changed_conditions(workload: Workload) -> list[str]:
+    """Warns about what differs between runs although it may change results.
+
+    Args:
+        workload: the results.
+    """
+    seen: dict[str, dict[str, list[str]]] = {}
+    for run in (*workload.trials, *workload.finals):
+        what = f"final runs of {run.arm}" if run.name.startswith("final") else run.arm
         for key, value in run.fingerprint.items():
             if key not in _OF_A_RUN:
-                counts = seen.setdefault(key, {})
-                counts[_text(value)] = counts.get(_text(value), 0) + 1
-    differing = {key: values for key, values in seen.items() if len(values) > 1}
-    if not differing:
-        return []
-    texts = {
-        key: joined([f"{value} ({plural(count, 'run')})" for value, count in values.items()])
-        for key, values in differing.items()
-    }
-    listed = "; ".join(f"{key} {text}" for key, text in list(texts.items())[:4])
-    return [f"The runs were not all made under the same conditions: {listed}."]
+                seen.setdefault(key, {}).setdefault(_text(value)[:16], []).append(what)
+    lines = []
+    for key, values in seen.items():
+        if len(values) > 1:
+            listed = "; ".join(
+                f"{value} ({_few(list(dict.fromkeys(runs)))})" for value, runs in values.items()
+            )
+            lines.append(f"The runs were made under different conditions. {key}: {listed}.")
+    return lines[:_MOST_CONDITIONS]
+
+
+def _few(names: list[str]) -> str:
+    more = len(names) - 4
+    return joined([*names[:4], f"{more} more"] if more > 0 else names)
 
 
 def _fingerprint(runs: Sequence[Result], prefix: str) -> Table:

@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 
 from trainer.report.document import Axis, Block, Cell, Column, Figure, Series, Table
-from trainer.report.pairs import Pair
+from trainer.report.pairs import Pair, standings
 from trainer.report.results import Workload
 from trainer.report.statistics import noether
 from trainer.report.wording import plural
@@ -51,7 +51,8 @@ def pairs_block(workload: Workload, pairs: Sequence[Pair], prefix: str) -> Block
         tuple(_decided(pair) for pair in pairs),
         "Differences are better minus worse, with t intervals that are not corrected. p is"
         f" two-sided and corrected by Holm over {counts}. The last column is the number of seeds at"
-        " which a single difference of this size would be found with a power of 0.8.",
+        f" which a difference of this size would be found with a power of 0.8, at the level"
+        f" {_level(pairs)}.",
     )
     tests = Table(
         f"{prefix}pairs_tests",
@@ -65,6 +66,10 @@ def pairs_block(workload: Workload, pairs: Sequence[Pair], prefix: str) -> Block
     )
     tables = (decisions.compact(), tests.compact())
     return Block(figures=(figure,) if figure else (), tables=tables)
+
+
+def _level(pairs: Sequence[Pair]) -> str:
+    return "0.05" if len(pairs) == 1 else f"0.05 / {len(pairs)}"
 
 
 def _decided(pair: Pair) -> tuple[Cell, ...]:
@@ -105,29 +110,25 @@ def _decision(pair: Pair) -> str:
 
 
 def _pairs_figure(workload: Workload, pairs: Sequence[Pair], prefix: str) -> Figure | None:
-    """Draws the differences to the best arm."""
-    drawn = [p for p in pairs if p.better == pairs[0].better and math.isfinite(p.difference.value)]
+    """Draws the differences to the arm with the best mean."""
+    best = standings(workload)[0].arm
+    drawn = [_to(best, p) for p in pairs if best in (p.better, p.worse) and not p.valueless]
     if not drawn:
         return None
     series: list[Series] = [Series("rule", "", (), [0.0], label="no difference")]
-    for index, pair in enumerate(drawn):
-        d = pair.difference
-        if d.low is not None and d.high is not None:
-            series.append(Series("interval", pair.worse, [index], [-d.high], [-d.low]))
-        series.append(Series("points", pair.worse, [index], [-d.value], label="difference"))
-    best = pairs[0].better
-    rows = tuple(
-        (p.worse, -p.difference.value, _minus(p.difference.high), _minus(p.difference.low))
-        for p in drawn
-    )
+    for index, (arm, value, low, high) in enumerate(drawn):
+        if low is not None and high is not None:
+            series.append(Series("interval", arm, [index], [low], [high]))
+        series.append(Series("points", arm, [index], [value], label="difference"))
     return Figure(
         name=f"{prefix}pairs",
-        title=f"Difference to {best}, with 95% intervals (not corrected)",
+        title=f"Difference to {best}, with single 95% intervals",
         description=(
-            f"For each other arm, its mean {workload.goal.words} minus that of {best}. An interval"
-            " that contains 0 leaves open which of the two is better."
+            f"For each other arm, its mean {workload.goal.words} minus that of {best}, with the"
+            " interval of this single pair; the table decides by p values that are corrected for"
+            " all pairs."
         ),
-        x=Axis("", labels=tuple(pair.worse for pair in drawn)),
+        x=Axis("", labels=tuple(row[0] for row in drawn)),
         y=Axis(f"{workload.goal.metric} minus that of {best}"),
         series=tuple(series),
         table=Table(
@@ -139,10 +140,15 @@ def _pairs_figure(workload: Workload, pairs: Sequence[Pair], prefix: str) -> Fig
                 Column("low", "95% from", "number"),
                 Column("high", "to", "number"),
             ),
-            rows,
+            tuple(drawn),
         ),
     )
 
 
-def _minus(x: float | None) -> float | None:
-    return None if x is None else -x
+def _to(best: str, pair: Pair) -> tuple[str, float, float | None, float | None]:
+    """Returns the other arm of a pair, and its difference to the best with its interval."""
+    d = pair.difference
+    if pair.worse == best:
+        return pair.better, d.value, d.low, d.high
+    low, high = (None if end is None else -end for end in (d.high, d.low))
+    return pair.worse, -d.value, low, high

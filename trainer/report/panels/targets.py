@@ -147,9 +147,9 @@ def _shortest(workload: Workload, arms: Sequence[str]) -> float | None:
     medians = []
     for arm in arms:
         runs = workload.finals_of(arm)
-        times = [run.seconds for run in runs if run.seconds is not None]
+        times = [r.seconds for r in runs if r.seconds is not None and r.end == "done"]
         if not times:
-            return None
+            continue
         medians.append(statistics.median(times))
     return min(medians, default=None)
 
@@ -160,6 +160,8 @@ def _at(workload: Workload, arm: str, limit: float | None) -> float | None:
         return None
     values = []
     for run in workload.finals_of(arm):
+        if run.end != "done":
+            return None
         curve = workload.curve(run)
         # Half a percent of slack: the arm with the shortest time is read at its end.
         before = np.flatnonzero(curve.seconds <= 1.005 * limit)

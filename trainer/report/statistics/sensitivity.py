@@ -86,6 +86,8 @@ def edge(values: ArrayLike, best_index: int, low: float, high: float, log: bool)
     if len(np.unique(array)) < 3:
         return None
     best, start, end = float(array[best_index]), low, high
+    if not low < best < high:  # also outside of a range that was narrowed or widened later
+        return "low" if best <= low else "high"
     if log:
         place = math.log(best / start) / math.log(end / start)
     else:
