@@ -98,8 +98,8 @@ def test_runs_are_arms_by_config(computed, tmp_path, capsys):
 
 def test_an_unfinished_sweep_says_what_is_missing(planned, capsys):
     said = report(capsys, planned)
-    assert said.startswith("Not decided: nothing is computed yet.\n")
-    assert "Note: The search is not complete: 6 trials of 6 have no result yet" in said
+    assert said.startswith("Not decided: no run has ended.\n")
+    assert "Note: The search is not complete: no result yet of 6 trials of 6" in said
     assert "when the search is complete, each runs again on 3 fresh seeds." in said
     assert (planned / "report" / "index.html").exists()
 

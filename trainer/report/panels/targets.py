@@ -2,7 +2,7 @@
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -75,6 +75,7 @@ def targets_block(workload: Workload, prefix: str) -> Block:
     steps = {arm: to_target(workload, arm, target, clock=False) for arm in arms}
     missed = all(not math.isfinite(x) for each in steps.values() for x in each)
     warnings = (f"No run met the target {shown(target)}.",) if missed else ()
+    warnings += tuple(_uneven(workload, arms))
     figures = () if missed else (_figure(workload, steps, target, prefix),)
     table = _table(workload, steps, target, prefix)
     return Block(text=(sentence,), warnings=warnings, figures=figures, tables=(table,))
@@ -128,6 +129,23 @@ def _table(
     note = _NOTE + (_CLOCK_NOTE.format(title=title) if limit else "")
     name = "Steps and time to the target"
     return Table(f"{prefix}target", name, columns, tuple(rows), note).compact()
+
+
+def _uneven(workload: Workload, arms: Sequence[str]) -> Iterator[str]:
+    """Warns about arms of which a run took much longer for a step than the others."""
+    for arm in arms:
+        times = {
+            run.name: run.seconds / run.step
+            for run in workload.finals_of(arm)
+            if run.seconds is not None and run.step
+        }
+        slowest = max(times, key=lambda name: times[name], default="")
+        if len(times) > 2 and times[slowest] > 2 * statistics.median(times.values()):
+            ratio = times[slowest] / statistics.median(times.values())
+            yield (
+                f"A step of {slowest} took {ratio:.1f} times as long as the median of {arm}: the"
+                " machine was busy, or the clock is wrong, so do not trust times."
+            )
 
 
 def _final_p(workload: Workload, arm: str, target: float) -> float | None:
