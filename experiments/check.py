@@ -67,7 +67,7 @@ def numbers(folder: Path) -> dict[str, list[float]]:
         for trial in status.final:
             metrics = status.outcomes[trial.folder].metrics
             for name in ("eval/loss", "eval/accuracy"):
-                found.setdefault(f"{trial.arm} {name}", []).append(metrics[name])
+                found.setdefault(f"{trial.arm} {name}", []).append(metrics.get(name, math.nan))
         return found
     for (arm, _), points in sorted(_points(reader, status).items()):
         rates, losses = zip(*points, strict=True)
@@ -112,13 +112,17 @@ def record(study: str, folder: Path) -> None:
         folder: for the sweep.
     """
     compute(study, folder, [f"{STUDIES[study]}={RECORDED}"])
+    values = numbers(folder)
+    without = [name for name, each in values.items() if not all(map(math.isfinite, each))]
+    if without:
+        raise SystemExit(f"{study} has runs without a finite value: {', '.join(without)}.")
     content = {
         "rule": f"two-sided {LEVEL:.0%} prediction interval of Student's t for the mean over the"
         f" seeds of short.yaml, from {RECORDED} seeds",
         "made_by": f"python -m experiments.check --record {study}",
         "jax": jax.__version__,
         "device": jax.devices()[0].device_kind,
-        "values": {name: [round(x, 6) for x in xs] for name, xs in numbers(folder).items()},
+        "values": {name: [round(x, 6) for x in xs] for name, xs in values.items()},
     }
     text = json.dumps(content, indent=1) + "\n"
     (FOLDER / study / "expected.json").write_text(text, encoding="utf-8")

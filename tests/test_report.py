@@ -227,6 +227,37 @@ def test_the_best_point_at_an_edge_of_the_space_is_warned_about():
     assert "python -m trainer sweep extend /nowhere --config=FILE" in warning
 
 
+def test_points_are_connected_only_along_a_single_axis():
+    points = [(0.01, 1.0), (0.1, 0.9), (1.0, 1.2)]
+    work = workload({"a": [1.0, 1.1]}, {"a": points})
+    (figure,) = block(reported(work), "learning_rate").figures
+    assert "line" in [series.kind for series in figure.series]
+    # The same with a second axis that is not a number.
+    trials = [
+        replace(trial, values={**trial.values, "nesterov": index % 2 == 0})
+        for index, trial in enumerate(work.trials)
+    ]
+    (figure,) = block(reported(replace(work, trials=tuple(trials))), "learning_rate").figures
+    assert "line" not in [series.kind for series in figure.series]
+
+
+@pytest.mark.parametrize(
+    ("text", "values", "said"),
+    [
+        ("uniform 0.8 to 0.99", [0.8, 0.9, 0.99], "space.uniform {low: 0.8, high: 1}"),
+        ("integers 8 to 32", [32.0, 16.0, 8.0], "space.integers {low: 0, high: 32}"),
+        ("log_uniform 0.01 to 1", [1.0, 0.1, 0.001], "lies at the low edge"),
+    ],
+)
+def test_a_wider_space_has_values_that_arguments_may_have(text, values, said):
+    # The last point is the best.
+    points = [(value, 1.0 - 0.1 * index) for index, value in enumerate(values)]
+    spaces = {"a": Space("grid", {RATE: text})}
+    work = workload({"a": [1.0, 1.1]}, {"a": points}, spaces=spaces)
+    (warning,) = block(reported(work), "learning_rate").warnings
+    assert said in warning
+
+
 def test_the_ledger_counts():
     work = workload({"a": [1.0, 1.1]}, {"a": [(0.1, 1.0), (0.2, None), (0.3, 2.0)]})
     trials = list(work.trials)

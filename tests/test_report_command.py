@@ -104,6 +104,22 @@ def test_an_unfinished_sweep_says_what_is_missing(planned, capsys):
     assert (planned / "report" / "index.html").exists()
 
 
+def test_runs_of_replaced_winners_are_in_the_ledger(computed, tmp_path, capsys):
+    folder = tmp_path / "sweep"
+    shutil.copytree(computed, folder, ignore=shutil.ignore_patterns("report"))
+    shutil.copytree(folder / "final" / "sgd", folder / "final.1" / "sgd")
+    (entry,) = json.loads((folder / "final.json").read_text())
+    other = {"sgd": {"number": (entry["winners"]["sgd"]["number"] + 1) % 3, "value": 0.1}}
+    before = {**entry, "revision": 0, "winners": {**entry["winners"], **other}}
+    (folder / "final.json").write_text(json.dumps([before, entry]))
+    report(capsys, folder)
+    with (folder / "report" / "tables" / "ledger.csv").open() as file:
+        found = {(row["arm"], row["runs"]): row["count"] for row in csv.DictReader(file)}
+    assert found["sgd", "replaced"] == "3" and ("adamw", "replaced") not in found
+    page = (folder / "report" / "index.html").read_text()
+    assert "changed after it had final runs" in page
+
+
 def test_two_sweeps_are_two_workloads(computed, tmp_path, capsys):
     shutil.copytree(computed, tmp_path / "other")
     said = report(capsys, computed, tmp_path / "other", f"--output={tmp_path / 'out'}")

@@ -172,6 +172,8 @@ class Workload:
         spaces: arm -> its search space.
         winners: arm -> the number of its best point; absent if it has none.
         revisions: of the plan.
+        replaced: runs of earlier winners, whose places other points took when the sweep was
+            extended.
         budgets: "equal", or "unequal" if the file allows it.
         missing: sentences about what is not computed yet.
         vocabulary: further packages whose functions the configs name.
@@ -187,6 +189,7 @@ class Workload:
     spaces: Mapping[str, Space]
     winners: Mapping[str, int]
     revisions: tuple[Revision, ...] = ()
+    replaced: tuple[Result, ...] = ()
     budgets: str = "equal"
     missing: tuple[str, ...] = ()
     vocabulary: tuple[str, ...] = ()

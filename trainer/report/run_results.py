@@ -58,6 +58,8 @@ def _runs(workdir: Path) -> list[str]:
     """Returns a run, or the runs below a folder."""
     if (workdir / "metrics.jsonl").is_file():
         return [str(workdir)]
+    if workdir.is_file():
+        raise UserError(f"{workdir} is a file: name the folder of a sweep or of a run.")
     if not workdir.exists():
         raise UserError(f"There is no folder {workdir}: name the folder of a sweep or of a run.")
     for above in workdir.absolute().parents:
@@ -83,9 +85,11 @@ def _check_seeds(results: Sequence[Result]) -> None:
     for run in results:
         other = seen.setdefault((run.arm, run.seed), run)
         if other is not run:
+            seeds = [each.fingerprint.get("data_seed") for each in (other, run)]
+            why = "they are one run" if seeds[0] == seeds[1] else "they differ in data_seed only"
             raise UserError(
                 f"{other.folder} and {run.folder} have the same config and the same seed"
-                f" {run.seed}: they are one run, so name only one of them."
+                f" {run.seed}, by which runs are paired: {why}, so name only one of them."
             )
 
 

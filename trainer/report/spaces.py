@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from trainer.config import Tree
-from trainer.report.results import Workload
+from trainer.report.results import Result, Workload
 
 
 def point_values(workload: Workload, arm: str) -> dict[int, float]:
@@ -114,7 +114,16 @@ def scans(workload: Workload, arm: str) -> list[Scan]:
         ):
             at, goals, names = zip(*sorted(points), strict=True)
             found.append(Scan(arm, path, True, at, goals, names))
-    return [replace(scan, alone=len(found) == 1) for scan in found]
+    return [replace(scan, alone=_varied(first.values()) == 1) for scan in found]
+
+
+def _varied(runs: Iterable[Result]) -> int:
+    """Returns how many axes have several values; those that always have the same count once."""
+    columns: dict[str, list[str]] = {}
+    for run in runs:
+        for path, value in run.values.items():
+            columns.setdefault(path, []).append(repr(value))
+    return len({tuple(column) for column in columns.values() if len(set(column)) > 1})
 
 
 def spans_decades(values: Iterable[float]) -> bool:

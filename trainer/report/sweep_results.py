@@ -3,7 +3,7 @@
 import json
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +11,10 @@ from trainer.report.results import Goal, Result, Revision, Space, Workload
 from trainer.report.wording import joined, plural
 from trainer.sweep.differences import revised, shown
 from trainer.sweep.final import rank
-from trainer.sweep.outcome import Outcome
+from trainer.sweep.outcome import Outcome, read_outcome
 from trainer.sweep.plan import Trial
 from trainer.sweep.status import Status, SweepReader
-from trainer.sweep.stored_plan import StoredPlan
+from trainer.sweep.stored_plan import StoredPlan, StoredProgram
 from trainer.writers.lines import PREFIXES
 
 
@@ -52,6 +52,7 @@ def read_sweep(folder: Path, target: float | None = None) -> Workload:
         },
         winners=winners,
         revisions=tuple(_revision(plan.revisions, n) for n in range(1, plan.revision + 1)),
+        replaced=tuple(_replaced(folder, plan, finals)),
         budgets=plan.budgets,
         missing=tuple(_missing(reader, status, trials, finals)),
         vocabulary=plan.vocabulary,
@@ -98,6 +99,35 @@ def _result(reader: SweepReader, status: Status, trial: Trial) -> Result:
         retries=max(0, len(record.get("lineage", ())) - 1),
         fingerprint=record.get("fingerprint", {}),
     )
+
+
+def _replaced(folder: Path, plan: StoredPlan, finals: tuple[Result, ...]) -> Iterator[Result]:
+    """Yields the final runs of winners that are not the winners any more."""
+    known = {run.name for run in finals}
+    steps = {arm: program for program in plan.programs for arm in _arms_of(program)}
+    for place in sorted(folder.glob("final*/*/*")):
+        name = place.relative_to(folder).as_posix()
+        outcome = None if name in known else read_outcome(place)
+        arm = place.parent.name
+        if outcome is not None and arm in plan.arms and place.name.isdecimal():
+            yield Result(
+                name=name,
+                folder=place,
+                arm=arm,
+                seed=int(place.name),
+                number=None,
+                end=outcome.end,
+                why=outcome.why,
+                step=outcome.step,
+                steps=steps[arm].steps,
+                flops=float(steps[arm].flops),
+                seconds=outcome.seconds,
+                metrics=outcome.metrics,
+            )
+
+
+def _arms_of(program: StoredProgram) -> set[str]:
+    return {name.split("/")[0] for name in program.trials}
 
 
 def _record(folder: Path) -> Mapping[str, Any]:

@@ -183,9 +183,12 @@ def _wider(space: Bounds, where: str) -> str:
         return (
             f"values {'below' if where == 'low' else 'above'} {low if where == 'low' else high:g}"
         )
-    further = 10.0 if space.log else 1.0
-    if where == "low":
-        low = low / further if space.log else low - (high - low)
+    if space.log:
+        low, high = (low / 10, high) if where == "low" else (low, 10 * high)
+    elif where == "low":
+        # Few arguments that were not negative may be.
+        low = max(low - (high - low), 0.0) if low >= 0 else low - (high - low)
     else:
-        high = high * further if space.log else high + (high - low)
-    return f"space.{space.kind} {{low: {low:g}, high: {high:g}}}"
+        # Nor do decay rates and probabilities pass 1.
+        high = min(2 * high - low, 1.0) if low >= 0 and high < 1 else 2 * high - low
+    return f"space.{space.kind} {{low: {low:g}, high: {high:g}}}, if it may have such values,"

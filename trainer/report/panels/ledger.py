@@ -38,7 +38,7 @@ def _costs(workload: Workload, prefix: str) -> Table:
         Column("seconds", "training time", "seconds"),
     )
     rows = []
-    for what, runs in (("search", workload.trials), ("compared", _apart(workload))):
+    for what, runs in _runs(workload).items():
         for arm in workload.arms:
             of_arm = [run for run in runs if run.arm == arm]
             if of_arm:
@@ -49,6 +49,12 @@ def _costs(workload: Workload, prefix: str) -> Table:
         " over runs, without compilation and evaluation."
     )
     return Table(f"{prefix}ledger", "What was computed", columns, tuple(rows), note).compact()
+
+
+def _runs(workload: Workload) -> dict[str, Sequence[Result]]:
+    """Returns all runs by what they were for."""
+    compared = _apart(workload)
+    return {"search": workload.trials, "compared": compared, "replaced": workload.replaced}
 
 
 def _apart(workload: Workload) -> list[Result]:
@@ -119,6 +125,12 @@ def _revisions(workload: Workload, prefix: str) -> Table:
 
 def _warnings(workload: Workload) -> list[str]:
     lines = []
+    replaced = list(dict.fromkeys(run.arm for run in workload.replaced))
+    if replaced:
+        lines.append(
+            f"The winner of {joined(replaced)} changed after it had final runs: results on the"
+            " reported split were known when the sweep was extended."
+        )
     points = {arm: len({run.number for run in workload.trials_of(arm)}) for arm in workload.arms}
     if workload.trials and len(set(points.values())) > 1:
         listed = joined([f"{arm} {count:,}" for arm, count in points.items()])
