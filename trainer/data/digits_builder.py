@@ -39,7 +39,6 @@ class SklearnDigits(tfds.core.GeneratorBasedBuilder):
 
         pixels, labels = map(np.asarray, load_digits(return_X_y=True))
         images = np.asarray(pixels, np.uint8).reshape(-1, 8, 8, 1)
-        labels = np.asarray(labels)
         by_class = np.argsort(labels, kind="stable")
         for position, index in enumerate(by_class.tolist()):
             if (position % 5 == 0) == test:

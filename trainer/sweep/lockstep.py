@@ -74,7 +74,7 @@ class Lockstep:
         vmapped: Vmapped | None = None,
     ):
         self._vmapped = vmapped
-        # Of trials that are computed at once, none of which has a time of its own.
+        # Of all trials, which share the time of their wave.
         self._clock = Clock(running=False)
         self._program = program
         self._program_of = program_of

@@ -145,8 +145,7 @@ class Turn:
         fence: called before anything is written.
         log: takes a line for the user.
         vocabulary: the user's packages, for the command that an error suggests.
-        clock: runs while this trial is computed; those of trials that are computed at once share
-            one.
+        clock: of the wave; runs while its steps are computed, and adds up the share of one trial.
 
     Attributes:
         trial: the trial.
@@ -154,7 +153,6 @@ class Turn:
         block: the block that is to be computed next.
         step: the last step that was computed.
         lines: what the loop reported.
-        clock: as given.
     """
 
     def __init__(
@@ -175,7 +173,6 @@ class Turn:
         clock: Clock,
     ):
         self.trial = trial
-        self.clock = clock
         self.program = program
         self.step = restored or 0
         self.lines: list[str] = []
