@@ -3,6 +3,7 @@
 import argparse
 
 from trainer.cli import values
+from trainer.report.document import FORMATS
 
 
 def add(report: argparse.ArgumentParser) -> None:
@@ -29,7 +30,7 @@ def add(report: argparse.ArgumentParser) -> None:
         "--formats",
         type=values.report_formats,
         metavar="NAME,...",
-        help="which files are written: html, markdown, csv, latex, pdf, png; default all",
+        help=f"which files are written: {', '.join(FORMATS)}; default all",
     )
     report.add_argument(
         "--target",

@@ -28,7 +28,8 @@ def run(arguments: argparse.Namespace) -> int:
     """
     import trainer
     from trainer.report.comparison import make_report
-    from trainer.report.write import FORMATS, write
+    from trainer.report.document import FORMATS
+    from trainer.report.write import write
 
     workloads = _read(arguments)
     folder = _folder(arguments)

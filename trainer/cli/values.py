@@ -5,6 +5,8 @@ import math
 import os
 import re
 
+from trainer.report.document import FORMATS
+
 GONE = (
     "the current folder does not exist any more; go to another one with cd, or name the folder "
     "by its full path"
@@ -62,16 +64,13 @@ def weight(text: str) -> float:
     return number
 
 
-_REPORT_FORMATS = ("html", "markdown", "csv", "latex", "pdf", "png")
-
-
 def report_formats(text: str) -> list[str]:
     """Converts an argument, separated by commas, to formats of a report."""
     names = text.split(",")
     for name in names:
-        if name not in _REPORT_FORMATS:
+        if name not in FORMATS:
             raise argparse.ArgumentTypeError(
-                f"{name!r} is not a format of reports; there are {', '.join(_REPORT_FORMATS)}"
+                f"{name!r} is not a format of reports; there are {', '.join(FORMATS)}"
             )
     return names
 

@@ -4,10 +4,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from trainer.writers.lines import PREFIXES
+
 Rows = Sequence[Mapping[str, Any]]
 
 _CLOCKED = "perf/"  # rows of equal runs differ in these
-_EVALUATIONS = ("validation/", "eval/")
+_EVALUATIONS = tuple(PREFIXES.values())
 
 
 class Final(NamedTuple):

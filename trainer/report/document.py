@@ -13,6 +13,9 @@ from typing import Literal
 
 Cell = str | int | float | None
 
+# What `write.py` writes a report as.
+FORMATS = ("html", "markdown", "csv", "latex", "pdf", "png")
+
 
 @dataclass(frozen=True)
 class Column:
@@ -218,6 +221,15 @@ class Report:
     panels: tuple[Panel, ...]
     trials: tuple[Trials, ...] = ()
     made: str = ""
+
+    @property
+    def sections(self) -> list[Panel]:
+        """The panels, with one for the trials, before the methods, if none has its place."""
+        panels = list(self.panels)
+        if self.trials and all(panel.name != "trials" for panel in panels):
+            at = next((i for i, panel in enumerate(panels) if panel.name == "methods"), len(panels))
+            panels.insert(at, Panel("trials", "Trials", "describes", ()))
+        return panels
 
     @property
     def figures(self) -> list[Figure]:

@@ -4,10 +4,9 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
 
 from trainer.report import statistics
-from trainer.report.results import Workload
+from trainer.report.results import Goal, Workload
 from trainer.report.statistics import Estimate, Improvement
 
 SIGNIFICANT = 0.05
@@ -89,38 +88,48 @@ def standings(workload: Workload) -> list[Standing]:
     return sorted(found, key=lambda each: sign * each.mean.value)
 
 
+def level_text(pairs: Sequence[Pair]) -> str:
+    """Returns the level at which each of several pairs is tested, such as "0.05 / 10".
+
+    Args:
+        pairs: all pairs of a workload.
+    """
+    return f"{SIGNIFICANT}" if len(pairs) == 1 else f"{SIGNIFICANT} / {len(pairs)}"
+
+
 def compare_arms(workload: Workload) -> list[Pair]:
-    """Compares every two arms, over their shared seeds if all are shared.
+    """Compares every two arms: by seed if one has no seeds that the other lacks.
 
     Args:
         workload: the results.
 
     Returns:
-        The pairs, in the order of the arms' means.
+        The pairs; those of the arm with the best mean come first.
     """
     couples = list(itertools.combinations(standings(workload), 2))
     level = SIGNIFICANT / max(1, len(couples))
-    pairs = [_pair(a, b, workload.goal.better, level) for a, b in couples]
+    pairs = [_pair(a, b, workload.goal, level) for a, b in couples]
     tested = [pair.p for pair in pairs if pair.p is not None]
     corrected = iter(statistics.holm(tested))
     return [pair if pair.p is None else replace(pair, corrected=next(corrected)) for pair in pairs]
 
 
-def _pair(a: Standing, b: Standing, better: Literal["min", "max"], level: float) -> Pair:
+def _pair(a: Standing, b: Standing, goal: Goal, level: float) -> Pair:
     seeds = sorted(a.values.keys() & b.values.keys())
     # Seeds that only one arm has are those whose other run has not ended.
     shared = len(seeds) > 0 and len(seeds) in (len(a.values), len(b.values))
     x = [a.values[seed] for seed in seeds] if shared else list(a.values.values())
     y = [b.values[seed] for seed in seeds] if shared else list(b.values.values())
     valueless = any(map(math.isinf, (*x, *y)))
-    result = (statistics.paired if shared else statistics.welch)(x, y, better)
+    result = (statistics.paired if shared else statistics.welch)(x, y, goal.better, alpha=level)
     if valueless:
         wins = result.improvement.value
-        result = replace(result, difference=_NO_DIFFERENCE, t_p=None, sign_flip_p=None)
+        none = {"t_p": None, "sign_flip_p": None, "needed": None}
+        result = replace(result, difference=_NO_DIFFERENCE, **none)
     else:
-        wins = 0.5 - (1 if better == "min" else -1) * result.difference.value
+        wins = 0.5 - goal.sign * result.difference.value
     if wins < 0.5:
-        return _pair(b, a, better, level)
+        return _pair(b, a, goal, level)
     alone = min(len(x), len(y)) < 2
     return Pair(
         better=a.arm,
@@ -133,18 +142,11 @@ def _pair(a: Standing, b: Standing, better: Literal["min", "max"], level: float)
         corrected=None,
         smallest=result.smallest_p,
         improvement=None if alone else result.improvement,
-        needed=None if result.t_p is None else _needed(x, y, shared, level),
+        needed=result.needed,
     )
 
 
 _NO_DIFFERENCE = Estimate(math.nan, None, None, 0, None)
-
-
-def _needed(x: Sequence[float], y: Sequence[float], shared: bool, level: float) -> int | None:
-    if shared:
-        differences = [a - b for a, b in zip(x, y, strict=True)]
-        return statistics.needed(differences, alpha=level)
-    return statistics.needed_unpaired(x, y, alpha=level)
 
 
 def _test(result: statistics.Difference) -> str:

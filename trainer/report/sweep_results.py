@@ -1,9 +1,9 @@
 """Reads the results of a sweep from its folder, as far as it is computed."""
 
-import json
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from trainer.sweep.differences import revised, shown
 from trainer.sweep.final import rank
 from trainer.sweep.outcome import Outcome, read_outcome
 from trainer.sweep.plan import Trial
+from trainer.sweep.running import read_json
 from trainer.sweep.status import Status, SweepReader
 from trainer.sweep.stored_plan import StoredPlan, StoredProgram
 from trainer.writers.lines import PREFIXES
@@ -73,24 +74,27 @@ def _goal(plan: StoredPlan, finals: tuple[Result, ...], target: float | None) ->
 
 
 def _result(reader: SweepReader, status: Status, trial: Trial) -> Result:
-    outcome: Outcome | None = status.outcomes.get(trial.folder)
-    program = reader.program_of(trial)
-    folder = reader.path / trial.folder
-    record = _record(folder) if outcome is not None else {}
-    common = {
-        "name": trial.folder,
-        "folder": folder,
-        "arm": trial.arm,
-        "seed": trial.seed,
-        "number": trial.number,
-        "steps": program.steps,
-        "flops": float(program.flops),
-        "values": trial.values,
-    }
-    if outcome is None:
-        return Result(**common, end="missing")
-    return Result(
-        **common,
+    program, folder = reader.program_of(trial), reader.path / trial.folder
+    result = Result(
+        name=trial.folder,
+        folder=folder,
+        arm=trial.arm,
+        seed=trial.seed,
+        number=trial.number,
+        end="missing",
+        steps=program.steps,
+        flops=float(program.flops),
+        values=trial.values,
+    )
+    outcome = status.outcomes.get(trial.folder)
+    return result if outcome is None else _ended(result, outcome)
+
+
+def _ended(result: Result, outcome: Outcome) -> Result:
+    """Returns a run with what came of it."""
+    record = read_json(result.folder / "run.json")
+    return replace(
+        result,
         end=outcome.end,
         why=outcome.why,
         step=outcome.step,
@@ -104,39 +108,20 @@ def _result(reader: SweepReader, status: Status, trial: Trial) -> Result:
 def _replaced(folder: Path, plan: StoredPlan, finals: tuple[Result, ...]) -> Iterator[Result]:
     """Yields the final runs of winners that are not the winners any more."""
     known = {run.name for run in finals}
-    steps = {arm: program for program in plan.programs for arm in _arms_of(program)}
+    programs = {arm: program for program in plan.programs for arm in _arms_of(program)}
     for place in sorted(folder.glob("final*/*/*")):
         name = place.relative_to(folder).as_posix()
         outcome = None if name in known else read_outcome(place)
         arm = place.parent.name
         if outcome is not None and arm in plan.arms and place.name.isdecimal():
-            yield Result(
-                name=name,
-                folder=place,
-                arm=arm,
-                seed=int(place.name),
-                number=None,
-                end=outcome.end,
-                why=outcome.why,
-                step=outcome.step,
-                steps=steps[arm].steps,
-                flops=float(steps[arm].flops),
-                seconds=outcome.seconds,
-                metrics=outcome.metrics,
-            )
+            steps, flops = programs[arm].steps, float(programs[arm].flops)
+            seed = int(place.name)
+            run = Result(name, place, arm, seed, None, outcome.end, steps=steps, flops=flops)
+            yield _ended(run, outcome)
 
 
 def _arms_of(program: StoredProgram) -> set[str]:
     return {name.split("/")[0] for name in program.trials}
-
-
-def _record(folder: Path) -> Mapping[str, Any]:
-    """Returns the run.json of a run; without content if it cannot be read."""
-    try:
-        content = json.loads((folder / "run.json").read_bytes())
-        return content if isinstance(content, dict) else {}
-    except (OSError, ValueError, RecursionError):
-        return {}
 
 
 def _revision(revisions: Sequence[Mapping[str, Any]], number: int) -> Revision:

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from trainer.report.pairs import Pair, standings
+from trainer.report.pairs import Pair, level_text, standings
 from trainer.report.results import Workload
 from trainer.report.statistics import Estimate
 from trainer.report.wording import joined, p_text, plural, shown
@@ -58,7 +58,7 @@ def _open(pair: Pair, workload: Workload, pairs: Sequence[Pair], first: str) -> 
     """Says how two arms differ between which nothing is decided."""
     how = f"The {_how(pair, workload, pairs, f' of {pair.better}')}."
     if pair.better == first:
-        return f"{how} {_would_decide(pair, len(pairs))}".rstrip()
+        return f"{how} {_would_decide(pair, pairs)}".rstrip()
     seeds = plural(pair.n, "compared seed")
     return f"The mean of {first} is the best, but not on the {seeds}. {how}"
 
@@ -121,7 +121,7 @@ def _cost(workload: Workload, first: str, second: str) -> str:
     return f" A step of {first} takes {ratio:.2f} times the FLOPs of one of {second}."
 
 
-def _would_decide(pair: Pair, pairs: int) -> str:
+def _would_decide(pair: Pair, pairs: Sequence[Pair]) -> str:
     """Says with how many seeds a difference would be decided, if that can be said."""
     if pair.p is None:
         return "At least two seeds are needed for an interval, and six for a test by signs."
@@ -129,7 +129,7 @@ def _would_decide(pair: Pair, pairs: int) -> str:
         return ""
     if pair.needed is None:
         return "No number of seeds up to 10,000 would decide a difference of this size."
-    level = f", at the level 0.05 / {pairs}" if pairs > 1 else ""
+    level = f", at the level {level_text(pairs)}" if len(pairs) > 1 else ""
     return (
         f"About {pair.needed:,} seeds would decide a difference of this size with a power of"
         f" 0.8{level}."

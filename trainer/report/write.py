@@ -3,9 +3,8 @@
 import re
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
-from typing import Literal, get_args
 
-from trainer.report.document import Report
+from trainer.report.document import FORMATS, Report
 from trainer.report.figures import drawing
 from trainer.report.formats.latex import latex
 from trainer.report.formats.markdown import markdown
@@ -13,13 +12,10 @@ from trainer.report.formats.tables import csv_of
 from trainer.report.html.page import page
 from trainer.report.replacement import replaced
 
-Format = Literal["html", "markdown", "csv", "latex", "pdf", "png"]
-FORMATS: tuple[Format, ...] = get_args(Format)
-
 _STEM = re.compile(r"[A-Za-z0-9][\w.-]*", re.ASCII)
 
 
-def write(report: Report, folder: Path, formats: Collection[Format] = FORMATS) -> list[Path]:
+def write(report: Report, folder: Path, formats: Collection[str] = FORMATS) -> list[Path]:
     """Writes a report into a folder, in the place of a report that is there.
 
     The folder has index.html, report.md, tables/*.csv, figures/*.pdf, figures/*.png and
@@ -29,7 +25,7 @@ def write(report: Report, folder: Path, formats: Collection[Format] = FORMATS) -
     Args:
         report: the report.
         folder: created with its parents if it does not exist.
-        formats: which files are written; default: all.
+        formats: which files are written, of `FORMATS`; default: all.
 
     Returns:
         The paths of the files, the page first.
@@ -53,7 +49,7 @@ def write(report: Report, folder: Path, formats: Collection[Format] = FORMATS) -
     return [folder / file.relative_to(staged) for file in files]
 
 
-def _files(report: Report, formats: Collection[Format]) -> Iterator[tuple[str, str]]:
+def _files(report: Report, formats: Collection[str]) -> Iterator[tuple[str, str]]:
     """Yields the relative path and the content of each text file."""
     tables = {table.name: f"tables/{table.name}.csv" for table in report.tables}
     if "html" in formats:

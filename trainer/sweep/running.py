@@ -59,9 +59,9 @@ def read_waves(folder: Path, files: Sequence[Path]) -> Iterator[WaveStatus]:
 
 def _wave(file: Path, trials: tuple[str, ...], program: int, held: bool) -> WaveStatus:
     folder = file.with_suffix("")
-    holder, progress = _read_json(folder / "lock"), _read_json(folder / "progress.json")
+    holder, progress = read_json(folder / "lock"), read_json(folder / "progress.json")
     if "pid" not in holder:  # nobody has the folder; who had it last?
-        lineage = _read_json(folder / "run.json").get("lineage") or [{}]
+        lineage = read_json(folder / "run.json").get("lineage") or [{}]
         holder = {} if held else lineage[-1]
     # Otherwise an earlier worker wrote it.
     own = held and progress.get("at", 0.0) >= _time(holder.get("since"))
@@ -115,8 +115,12 @@ def _share(descriptor: int) -> bool:
     return True
 
 
-def _read_json(file: Path) -> dict[str, Any]:
-    """Returns the object in a file; an empty one if it is missing or damaged."""
+def read_json(file: Path) -> dict[str, Any]:
+    """Returns the object in a JSON file; an empty one if the file is missing or damaged.
+
+    Args:
+        file: the file.
+    """
     try:
         content = json.loads(file.read_text())
     except (OSError, ValueError, RecursionError):

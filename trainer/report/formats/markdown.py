@@ -56,11 +56,7 @@ def markdown(
     paths = tables or {}
     parts = [f"# {escaped(report.title)}"]
     parts += [f"**{_wrapped(sentence, _WIDTH - 4)}**" for sentence in report.verdict]
-    panels = list(report.panels)
-    if report.trials and all(panel.name != "trials" for panel in panels):
-        at = next((i for i, panel in enumerate(panels) if panel.name == "methods"), len(panels))
-        panels.insert(at, Panel("trials", "Trials", "describes", ()))
-    for panel in panels:
+    for panel in report.sections:
         body = list(_panel(panel, report, figures, paths))
         if body:
             parts += [f"## {escaped(panel.title)}", *body]

@@ -27,7 +27,7 @@ def page(report: Report) -> str:
     Args:
         report: what it shows.
     """
-    panels = _panels(report)
+    panels = report.sections
     contents = "".join(
         f'<li><a href="#{_id(panel)}">{xml(panel.title)}</a></li>' for panel in panels
     )
@@ -73,15 +73,6 @@ def _colors(arms: Sequence[str]) -> str:
 
 def _id(panel: Panel) -> str:
     return "panel-" + re.sub(r"[^\w-]", "-", link(panel.name))
-
-
-def _panels(report: Report) -> list[Panel]:
-    """Returns the panels, with one for the trials, before the methods, if none has its place."""
-    panels = list(report.panels)
-    if report.trials and not any(panel.name == "trials" for panel in panels):
-        at = next((i for i, p in enumerate(panels) if p.name == "methods"), len(panels))
-        panels.insert(at, Panel("trials", "Trials", "describes", ()))
-    return panels
 
 
 def _side(report: Report, contents: str) -> str:

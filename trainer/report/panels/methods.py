@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from trainer.config import Call, Tree
-from trainer.config.wording import brief
+from trainer.config.wording import brief, listing
 from trainer.report.document import Block, Cell, Column, Table
 from trainer.report.pairs import Pair, standings
 from trainer.report.panels.hyperparameters import hyperparameters_table
@@ -161,15 +161,11 @@ def changed_conditions(workload: Workload) -> list[str]:
     for key, values in seen.items():
         if len(values) > 1:
             listed = "; ".join(
-                f"{value} ({_few(list(dict.fromkeys(runs)))})" for value, runs in values.items()
+                f"{value} ({listing(list(dict.fromkeys(runs)), 4)})"
+                for value, runs in values.items()
             )
             lines.append(f"The runs were made under different conditions. {key}: {listed}.")
     return lines[:_MOST_CONDITIONS]
-
-
-def _few(names: list[str]) -> str:
-    more = len(names) - 4
-    return joined([*names[:4], f"{more} more"] if more > 0 else names)
 
 
 def _fingerprint(runs: Sequence[Result], prefix: str) -> Table:

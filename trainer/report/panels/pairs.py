@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 
 from trainer.report.document import Axis, Block, Cell, Column, Figure, Series, Table
-from trainer.report.pairs import Pair, standings
+from trainer.report.pairs import Pair, level_text, standings
 from trainer.report.results import Workload
 from trainer.report.statistics import noether
 from trainer.report.wording import plural
@@ -51,8 +51,8 @@ def pairs_block(workload: Workload, pairs: Sequence[Pair], prefix: str) -> Block
         tuple(_decided(pair) for pair in pairs),
         "Differences are better minus worse, with t intervals that are not corrected. p is"
         f" two-sided and corrected by Holm over {counts}. The last column is the number of seeds at"
-        f" which a difference of this size would be found with a power of 0.8, at the level"
-        f" {_level(pairs)}.",
+        " which a difference of this size would be found with a power of 0.8, at the level"
+        f" {level_text(pairs)}.",
     )
     tests = Table(
         f"{prefix}pairs_tests",
@@ -66,10 +66,6 @@ def pairs_block(workload: Workload, pairs: Sequence[Pair], prefix: str) -> Block
     )
     tables = (decisions.compact(), tests.compact())
     return Block(figures=(figure,) if figure else (), tables=tables)
-
-
-def _level(pairs: Sequence[Pair]) -> str:
-    return "0.05" if len(pairs) == 1 else f"0.05 / {len(pairs)}"
 
 
 def _decided(pair: Pair) -> tuple[Cell, ...]:

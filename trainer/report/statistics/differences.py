@@ -61,7 +61,9 @@ class Difference:
         return next(p for p in (self.t_p, self.sign_flip_p, self.wilcoxon_p) if p is not None)
 
 
-def paired(a: ArrayLike, b: ArrayLike, better: str = "min", confidence: float = 0.95) -> Difference:
+def paired(
+    a: ArrayLike, b: ArrayLike, better: str = "min", confidence: float = 0.95, alpha: float = 0.05
+) -> Difference:
     """Compares two arms over shared seeds.
 
     The p of sign flips (and Wilcoxon's, with ties) is exact up to 16 pairs; above, it is taken from
@@ -72,6 +74,7 @@ def paired(a: ArrayLike, b: ArrayLike, better: str = "min", confidence: float = 
         b: the numbers of the other arm, in the order of the same seeds.
         better: "min" if smaller numbers are better, or "max".
         confidence: the coverage of the intervals.
+        alpha: the level of the test for which `needed` seeds are counted.
 
     Returns:
         The difference a - b and its tests. With one pair there is no interval and p is 1.
@@ -109,12 +112,14 @@ def paired(a: ArrayLike, b: ArrayLike, better: str = "min", confidence: float = 
         sign_flip_p=_sign_flips(differences) if np.isfinite(differences).all() else None,
         smallest_p=math.ldexp(2.0, -len(differences)),
         improvement=probability_of_improvement(first, second, True, confidence, better),
-        needed=None if t_p is None else needed(differences),
+        needed=None if t_p is None else needed(differences, alpha=alpha),
         paired=True,
     )
 
 
-def welch(a: ArrayLike, b: ArrayLike, better: str = "min", confidence: float = 0.95) -> Difference:
+def welch(
+    a: ArrayLike, b: ArrayLike, better: str = "min", confidence: float = 0.95, alpha: float = 0.05
+) -> Difference:
     """Compares two arms whose runs have different seeds, with unequal variances allowed.
 
     Args:
@@ -122,6 +127,7 @@ def welch(a: ArrayLike, b: ArrayLike, better: str = "min", confidence: float = 0
         b: the numbers of the other arm.
         better: "min" if smaller numbers are better, or "max".
         confidence: the coverage of the intervals.
+        alpha: the level of the test for which `needed` seeds are counted.
 
     Returns:
         The difference of means with Welch's t interval and p, and the p of Mann-Whitney (exact up
@@ -145,7 +151,7 @@ def welch(a: ArrayLike, b: ArrayLike, better: str = "min", confidence: float = 0
             arms = CompareMeans.from_data(first, second)
             t_p = float(arms.ttest_ind(usevar="unequal")[1])
             low, high = map(float, arms.tconfint_diff(1 - confidence, usevar="unequal"))
-            seeds = needed_unpaired(first, second)
+            seeds = needed_unpaired(first, second, alpha=alpha)
     n = min(len(first), len(second))
     return Difference(
         n=n,
