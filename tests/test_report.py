@@ -269,6 +269,13 @@ def test_the_ledger_counts():
     assert row[:10] == ("a", "search", 3, 1, 1, 0, 1, 1, 200, 2e8)
 
 
+def test_budgets_that_may_be_unequal_are_named():
+    work = workload({"a": [1.0], "b": [2.0]}, {"a": [(0.1, 1.0)], "b": [(0.1, 2.0)]})
+    assert not block(reported(work), "ledger").warnings
+    (warning,) = block(reported(replace(work, budgets="unequal")), "ledger").warnings
+    assert warning.startswith("The file of the sweep allows the arms unequal budgets")
+
+
 def test_sweeps_with_different_goals_are_judged_apart():
     a = workload({"a": [1.0, 1.1, 1.2], "b": [2.0, 2.1, 2.3]}, name="one")
     b = replace(a, name="two", goal=Goal("loss", "max", "validation", "validation"))

@@ -109,12 +109,13 @@ def _arms_figure(workload: Workload, ordered: Sequence[Standing], prefix: str) -
             series.append(Series("points", each.arm, [index], [mean.value], label="mean"))
         rows += [(each.arm, str(seed), value) for seed, value in each.values.items()]
     best = ordered[0]
+    ends = f"; {best.arm} has the best mean, {shown(best.mean.value)}" if not best.valueless else ""
     return Figure(
         name=f"{prefix}arms",
         title=f"{workload.goal.words.capitalize()}: every run, the mean and its 95% interval",
         description=(
             f"One column of points for each of {plural(len(ordered), 'arm')}, with the mean and its"
-            f" t interval; {best.arm} has the best mean, {shown(best.mean.value)}."
+            f" t interval{ends}."
         ),
         x=Axis("", labels=tuple(each.arm for each in ordered)),
         y=Axis(f"{workload.goal.metric}, {workload.goal.report_on}"),

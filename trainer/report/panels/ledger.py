@@ -135,6 +135,11 @@ def _warnings(workload: Workload) -> list[str]:
     if workload.trials and len(set(points.values())) > 1:
         listed = joined([f"{arm} {count:,}" for arm, count in points.items()])
         lines.append(f"The arms had different numbers of trials ({listed}): budgets are unequal.")
+    elif workload.budgets != "equal":
+        lines.append(
+            "The file of the sweep allows the arms unequal budgets: compare their steps and their"
+            " FLOPs."
+        )
     axes = {arm: len(space.axes) for arm, space in workload.spaces.items()}
     if len(set(axes.values())) > 1:
         listed = joined([f"{arm} {count}" for arm, count in axes.items()])

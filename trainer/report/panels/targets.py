@@ -82,9 +82,10 @@ def targets_block(workload: Workload, prefix: str) -> Block:
 
 
 _NOTE = (
-    "Runs are looked at when they are evaluated, so that these numbers are no finer than"
-    " eval_every. The median counts a miss as later than any other; – is a median that missed. p,"
-    " final value: of a one-sided t test that the mean at the last step is better than the target."
+    "A run is compared with the target at its evaluations, so that these numbers are no finer than"
+    " eval_every. The median counts a miss as later than any other, and is – where the median run"
+    " missed. p, final value: of a one-sided t test that the mean at the last step is better than"
+    " the target."
 )
 _CLOCK_NOTE = (
     " Time is that of training, without compilation and evaluation. The column {title} is the mean"

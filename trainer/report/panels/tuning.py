@@ -44,7 +44,7 @@ def tuning_block(workload: Workload, prefix: str) -> Block:
         return Block(text=("There is no search, or none of its trials has a finite value.",))
     rows = [row for arm, values in arms.items() for row in _rows(arm, values, goal.better)]
     best = {arm: min(values, key=lambda v: goal.sign * v) for arm, values in arms.items()}
-    ends = ", ".join(f"{arm} {shown(value)}" for arm, value in best.items())
+    ends = ", ".join(f"{arm} {shown(v)}" for arm, v in best.items() if math.isfinite(v))
     figure = Figure(
         name=f"{prefix}tuning",
         title=f"Best {goal.metric} of k trials, {goal.select_on} split",
@@ -100,7 +100,9 @@ def _warnings(arms: dict[str, list[float]]) -> list[str]:
     lines = []
     for arm, values in arms.items():
         diverged = sum(map(math.isinf, values))
-        if diverged:
+        if diverged == len(values):
+            lines.append(f"No point of {arm} has a finite value.")
+        elif diverged:
             lines.append(
                 f"{diverged} of {len(values)} points of {arm} have no finite value: its expected"
                 " best is infinite until k is so large that one of the others is always drawn."

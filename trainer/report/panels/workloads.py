@@ -53,9 +53,10 @@ def workloads_block(workloads: Sequence[Workload]) -> Block:
         )
     what = "training time" if clocked else "steps"
     text = (
-        f"Each arm has one time a workload: the median {what} to the target over its compared runs,"
-        " where a miss is later than any other. A score depends on the other arms, because each"
-        " workload is measured by its fastest: the columns at the right leave one arm out.",
+        f"Each arm has one time for each workload: the median {what} to the target over its"
+        " compared runs, where a miss is later than any other. A score depends on the other arms,"
+        " because each workload is measured by its fastest: the columns at the right leave one arm"
+        " out.",
     )
     tables = (
         _times_table(workloads, arms, times, clocked),
