@@ -28,7 +28,7 @@ OPTIM_KNOWS = {"optim", "jax", "optax", "numpy"}
 # stands on one line does not import each other.
 ORDER = [
     {"optim"},
-    {"trainer.messages", "trainer.protocols"},
+    {"trainer.logits", "trainer.messages", "trainer.protocols"},
     {"trainer.config"},
     {"trainer.models", "trainer.data", "trainer.losses", "trainer.writers"},
     {"trainer.metrics"},
@@ -45,6 +45,7 @@ ORDER = [
 # The only modules of trainer/ that are not in one of its packages.
 LOOSE = {
     "trainer.__main__",
+    "trainer.logits",
     "trainer.losses",
     "trainer.messages",
     "trainer.metrics",
@@ -54,7 +55,9 @@ LOOSE = {
 # Who alone may know a package.
 ONLY_IN = {
     "orbax": "trainer.checkpoint",
+    "safetensors": "trainer.checkpoint",
     "tensorstore": "trainer.checkpoint",
+    "tokenizers": "trainer.data",
     "clu.metric_writers": "trainer.writers",
     "clu.periodic_actions": "trainer.writers",
     "tensorboardX": "trainer.writers",
@@ -486,7 +489,7 @@ def test_the_readme_quotes_the_protocols() -> None:
     source = (ROOT / "trainer" / "protocols.py").read_text(encoding="utf-8")
     classes = [node for node in ast.parse(source).body if isinstance(node, ast.ClassDef)]
     quoted = textwrap.dedent(_page("README.md", "protocols")).strip()
-    assert [node.name for node in classes] == ["Model", "Dataset", "Loss", "Metric"]
+    assert [node.name for node in classes] == ["Model", "Dataset", "Tokenizer", "Loss", "Metric"]
     assert quoted == "\n\n\n".join(str(ast.get_source_segment(source, node)) for node in classes)
 
 

@@ -8,7 +8,7 @@ number of examples of a batch and `positions` is the length of a sequence.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import jax
@@ -51,6 +51,10 @@ class Dataset(Protocol):
     An attribute `splits` is optional. It lists what `evaluate` takes, "validation", "test" or both,
     or is a dict from these names to numbers of examples. `evaluate` of a data set without it is
     called without an argument, and yields the test split.
+
+    A data set of texts may have three more. `tokens_per_example` is the number of positions of an
+    example: metrics then count tokens, and '1B tokens' is a number of steps. `vocab_size` is the
+    number of different tokens. `tokenizer` is a `Tokenizer`, or None if it is not known.
     """
 
     @property
@@ -88,6 +92,39 @@ class Dataset(Protocol):
 
         Args:
             split: one of `splits`.
+        """
+        ...
+
+
+class Tokenizer(Protocol):
+    """Converts text to tokens, which are numbers from 0 on, and back."""
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of different tokens, `end_of_text` included."""
+        ...
+
+    @property
+    def end_of_text(self) -> int:
+        """The token before the first token of every document."""
+        ...
+
+    def encode(self, text: str) -> list[int]:
+        """Returns the tokens of a text, without `end_of_text`.
+
+        Args:
+            text: any text.
+
+        Raises:
+            ValueError: a part of the text has no token.
+        """
+        ...
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Returns the text of tokens; a part that is not valid UTF-8 becomes U+FFFD.
+
+        Args:
+            tokens: numbers from 0 to `vocab_size` - 1; `end_of_text` has no text.
         """
         ...
 

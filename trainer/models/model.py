@@ -6,6 +6,25 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 
+class LanguageModel(NamedTuple):
+    """How a language model continues a text, one token or several at a time.
+
+    Args:
+        vocab_size: number of tokens that it knows, which are 0, 1, ..., vocab_size - 1.
+        max_length: the most positions of a sequence.
+        empty_cache: `empty_cache(params, batch, length)` returns the keys and values of no tokens,
+            a pytree with room for `length` tokens of `batch` sequences.
+        decode: `decode(params, model_state, tokens, cache)` takes the next tokens, int32 [batch,
+            positions], and the cache of those before them; it returns the logits after each of
+            them, float32 [batch, positions, vocab_size], and the cache with them.
+    """
+
+    vocab_size: int
+    max_length: int
+    empty_cache: Callable[..., Any]
+    decode: Callable[..., tuple[Any, Any]]
+
+
 class Model(NamedTuple):
     """The two functions of a `trainer.protocols.Model`.
 
@@ -14,11 +33,13 @@ class Model(NamedTuple):
         apply: the protocol's `apply`.
         mode: `mode(train)` returns the mode arguments of the model's module, such as `train` and
             `deterministic`, by name, for the plan; None if the module has none.
+        language: how to continue a text, for a language model; None for any other model.
     """
 
     init: Callable[..., Any]
     apply: Callable[..., Any]
     mode: Callable[[bool], Mapping[str, Any]] | None = None
+    language: LanguageModel | None = None
 
 
 def pick_inputs(batch: Mapping[str, Any], inputs: str | Sequence[str]) -> tuple[Any, ...]:
