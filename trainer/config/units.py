@@ -1,4 +1,4 @@
-"""Numbers of steps with a unit: '5%', '3 epochs', '1_000_000 examples', '1B tokens', '500 steps'."""
+"""Numbers of steps with a unit: '5%', '3 epochs', '1_000 examples', '1B tokens', '500 steps'."""
 
 import math
 import re
