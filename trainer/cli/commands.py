@@ -19,7 +19,7 @@ from trainer.messages import DONE, FAILED, UserError
 # Modules that import jax are imported by the commands that need them: jax takes long, and the
 # memory of a process must be configured before.
 if TYPE_CHECKING:
-    from trainer.train.loop import Observer
+    from trainer.train.services import Observer
 
 
 def find(command: str) -> Callable[[argparse.Namespace], int]:

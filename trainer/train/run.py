@@ -17,12 +17,12 @@ from trainer.engine.program import Program
 from trainer.engine.step import State
 from trainer.messages import DONE, FAILED, STOPPED, UserError
 from trainer.train import multihost
-from trainer.train.loop import Blocks, Loop, Observer
+from trainer.train.loop import Loop
 from trainer.train.restoring import check_fits
 from trainer.train.rollback import GoBack
 from trainer.train.rows import MetricsError
 from trainer.train.run_services import RunServices, make_services
-from trainer.train.services import Ended, Halted
+from trainer.train.services import Blocks, Ended, Halted, Observer
 from trainer.train.signals import StopSignals
 from trainer.train.starting import find_start
 from trainer.train.warm_start import WarmStart
