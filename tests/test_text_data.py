@@ -187,6 +187,17 @@ def test_a_single_document_is_cut_at_ends_of_lines(tmp_path: Path):
     assert read.num_examples == (size - len((validation + test).encode())) // 16
 
 
+def test_the_last_document_is_cut_and_not_taken(tmp_path: Path):
+    books(tmp_path, 2)
+    documents = find_documents("books", None)
+    parts = divide(documents, {"validation": 0.45, "test": 0.4}, 0)
+    (taken,) = parts["validation"]
+    assert taken[1:] == (None, None)
+    assert [part[0] for part in parts["train"] + parts["test"]] == [1 - taken[0]] * 2
+    kept = [b"".join(read_parts(documents, parts[split])) for split in parts]
+    assert sorted(map(len, kept))[0] > 200 and sum(map(len, kept)) == sum(map(len, documents))
+
+
 def test_a_cut_is_never_within_a_character(tmp_path: Path):
     (tmp_path / "one.txt").write_text("学" * 1000)
     for share in (0.1, 0.1003, 0.1006):
