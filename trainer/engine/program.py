@@ -164,10 +164,10 @@ class Program:
         if self.experiment.on_nonfinite == "halt":
             self._compile_check(state)
 
-    def temporary_bytes(self) -> int | None:
-        """Returns the bytes of a compiled step besides its state; None if they are not known."""
-        analysis = (self._block or self._step).memory_analysis()
-        return None if analysis is None else analysis.temp_size_in_bytes
+    @property
+    def compiled(self) -> Any:
+        """The compiled block or step, a `jax.stages.Compiled`; None before `compile`."""
+        return self._block or self._step
 
     def _compile_check(self, state: State) -> None:
         check = jax.jit(lambda params: all_finite(self.experiment.optimizer.trainable(params)))
