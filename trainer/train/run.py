@@ -25,6 +25,7 @@ from trainer.train.run_services import RunServices, make_services
 from trainer.train.services import Ended, Halted
 from trainer.train.signals import StopSignals
 from trainer.train.starting import find_start
+from trainer.train.trained import tokenizer_text
 from trainer.train.warm_start import WarmStart
 from trainer.train.watchdog import Watchdog
 from trainer.workdir import Workdir, WorkdirTakenOver, check_name, code, fingerprint
@@ -140,6 +141,7 @@ class Run:
             self.read.root,
             plan=render(self.plan),
             full=configs.full_text(self.read, self.vocabulary),
+            tokenizer=tokenizer_text(data),
             files=[dataclasses.asdict(file) for file in self.read.files],
             fingerprint=fingerprint(
                 config=configs.digest(self.read.root),
