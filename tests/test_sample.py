@@ -1,5 +1,7 @@
 """Continuing texts: `generate`, the command `sample` and the hook `hooks.samples`."""
 
+import io
+import json
 from functools import partial
 from itertools import pairwise
 
@@ -9,6 +11,9 @@ import numpy as np
 import pytest
 import scipy.stats
 
+from tests import runs
+from trainer import checkpoint
+from trainer.__main__ import main
 from trainer.engine.generation import (
     Continuation,
     Sampling,
@@ -222,3 +227,227 @@ def test_a_prompt_with_unknown_tokens_is_refused():
         encode_prompt(Letters(), "ab!")
     with pytest.raises(ValueError, match="the token 7, and the model knows the tokens 0 to 6"):
         check_prompt(trigram_language(), [1, 7], 3)
+
+
+# The command and the hook, with a small model of a text.
+
+CONFIG = """
+experiment:
+  model        = @models.gpt()
+  data         = @letters.text()
+  loss         = @letters.loss
+  optimizer    = @optax.adam()
+  steps        = 30
+  log_every    = 5
+  eval_every   = 10
+  save_every   = 7
+  keep_latest  = 9
+  ema_decay    = 0.5
+  best_metric  = 'loss'
+  best_mode    = 'min'
+  writers      = []
+models.gpt:
+  vocab_size = 9
+  width = 16
+  depth = 1
+  num_heads = 2
+  max_length = 32
+optax.adam.learning_rate = 0.03
+"""
+HOOK = """
+experiment.hooks = [@hooks.samples()]
+hooks.samples.length = 6
+hooks.samples.temperature = 1.5
+"""
+
+
+@pytest.fixture(scope="module")
+def lab():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(runs.LAB)
+        yield
+
+
+def write(folder, *layers):
+    """Writes the config and what overrides it, each layer the ones before it."""
+    folder.mkdir(exist_ok=True)
+    files = [folder / f"{number}.gin" for number in range(len(layers) + 1)]
+    for file, layer in zip(files, [CONFIG, *layers], strict=True):
+        file.write_text(layer)
+    return [f"--config={file}" for file in files]
+
+
+def train(folder, *layers, until=None):
+    options = ["--vocabulary=letters", f"--workdir={folder / 'run'}"]
+    return main([*write(folder, *layers), *options, *([f"--until={until}"] if until else [])])
+
+
+@pytest.fixture(scope="module")
+def run(lab, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("sample")
+    assert train(folder) == 0
+    return folder / "run"
+
+
+def sample(run, *options):
+    try:
+        return main(["sample", str(run), "--vocabulary=letters", *options])
+    except SystemExit as end:
+        return end.code
+
+
+def test_the_command_continues_a_prompt_with_what_the_model_learned(run, capsys):
+    assert sample(run, "--prompt=cde", "--temperature=0") == 0
+    said = capsys.readouterr()
+    assert said.out == "cdefgh\n"  # the text ends after h
+    assert said.err == f"step 30 of {run}:\n"
+    assert sample(run, "--temperature=0", "--length=3") == 0  # the beginning of a text
+    assert capsys.readouterr().out == "abc\n"
+
+
+def test_the_command_reads_the_prompt_from_a_file_or_stdin(run, tmp_path, capsys, monkeypatch):
+    (tmp_path / "prompt").write_text("ab\n")
+    assert sample(run, f"--prompt_file={tmp_path / 'prompt'}", "--temperature=0") == 0
+    assert capsys.readouterr().out == "abcdefgh\n"
+    monkeypatch.setattr("sys.stdin", io.StringIO("abc\n"))
+    assert sample(run, "--prompt=-", "--temperature=0") == 0
+    assert capsys.readouterr().out == "abcdefgh\n"
+
+
+def test_samples_depend_on_the_seed_and_not_on_their_number(run, capsys):
+    hot = ["--prompt=a", "--temperature=5", "--length=12"]
+    assert sample(run, *hot, "--num_samples=3") == 0
+    three = capsys.readouterr().out
+    assert sample(run, *hot) == 0
+    one = capsys.readouterr().out
+    texts = three.removesuffix("\n").split("\n----\n")
+    assert texts[0] == one.removesuffix("\n") and len(set(texts)) == 3
+    assert sample(run, *hot, "--seed=1") == 0
+    assert capsys.readouterr().out != one
+    assert sample(run, *hot, "--top_k=1") == 0
+    assert capsys.readouterr().out == "abcdefgh\n"
+
+
+def test_the_step_may_be_named(run, capsys):
+    steps = [info.step for info in checkpoint.ls(run)]
+    assert steps[0] < 10
+    assert sample(run, f"--step={steps[0]}", "--temperature=0", "--prompt=a") == 0
+    said = capsys.readouterr()
+    assert said.err == f"step {steps[0]} of {run}:\n" and said.out != "abcdefgh\n"
+    assert sample(run, "--step=best", "--temperature=0", "--prompt=a") == 0
+    assert capsys.readouterr().err == f"step 30 of {run}:\n"
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        (["--prompt=xyz"], "The prompt 'xyz' cannot be converted: The letter 'x' has no token"),
+        (["--length=32"], "more than the 32 positions of the model (max_length)"),
+        (["--length=0"], "length must be at least 1 token, got 0"),
+        (["--temperature=-1"], "temperature must be at least 0 and finite, got -1.0"),
+        (["--temperature=warm"], "'warm' is not a number"),
+        (["--top_k=0"], "top_k must be at least 1, got 0"),
+        (["--step=29"], "no checkpoint of step 29; there are 7, 14, 21, 28, 30"),
+        (["--num_samples=0"], "it must be at least 1, got 0"),
+        (["--seed=-1"], "'-1' is not a seed"),
+        (["--prompt_file=/none/there"], "The prompt cannot be read from /none/there"),
+    ],
+)
+def test_what_the_command_cannot_do_is_said(run, options, text, capsys):
+    assert sample(run, "--length=5", *options) == 2
+    said = capsys.readouterr()
+    assert text in " ".join(said.err.split()) and said.out == ""
+
+
+def test_only_a_run_of_a_language_model_with_a_tokenizer_is_sampled(lab, run, tmp_path, capsys):
+    assert sample(tmp_path / "none") == 2
+    assert "There is no folder" in capsys.readouterr().err
+    config = (run / "config.yaml").read_text()
+    folder = tmp_path / "other"
+    folder.mkdir()
+    (folder / "config.yaml").write_text(config)
+    assert sample(folder, "--length=5") == 2
+    assert "There is no checkpoint in" in capsys.readouterr().err
+    (folder / "config.yaml").write_text(config.replace("text {}", "text {tokenizer: false}"))
+    assert sample(folder) == 2
+    assert "its data set has no tokenizer" in " ".join(capsys.readouterr().err.split())
+    (folder / "config.yaml").write_text("model: !models.mlp {}\ndata: !letters.text {}\n")
+    assert sample(folder) == 2
+    assert "models.mlp, is not a language model" in " ".join(capsys.readouterr().err.split())
+
+
+# The hook.
+
+
+def kept(folder):
+    return [json.loads(line) for line in (folder / "samples.jsonl").read_text().splitlines()]
+
+
+def test_the_hook_keeps_and_prints_the_texts_that_the_command_prints(lab, tmp_path, capsys):
+    prompt = "hooks.samples.prompt = 'ab'\nexperiment.save_every = 10\n"
+    assert train(tmp_path, HOOK, prompt) == 0
+    said = capsys.readouterr().err
+    rows = kept(tmp_path / "run")
+    assert [row["step"] for row in rows] == [10, 20, 30]
+    for row in rows:
+        assert row["prompt"] == "ab" and f"sample at step {row['step']}: ab{row['text']}\n" in said
+        hot = [f"--step={row['step']}", "--prompt=ab", "--length=6", "--temperature=1.5"]
+        assert sample(tmp_path / "run", *hot) == 0
+        assert capsys.readouterr().out == f"ab{row['text']}\n"
+
+
+def test_the_hook_begins_with_the_validation_split_and_changes_no_bit(lab, run, tmp_path):
+    assert train(tmp_path, HOOK, "hooks.samples.temperature = 0\n") == 0
+    rows = kept(tmp_path / "run")
+    # The first window of the split, an end of a text and then two documents.
+    assert rows[-1]["prompt"] == "abcdefghabcdef" and rows[-1]["text"] == "gh"
+    assert runs.lines(tmp_path / "run") == runs.lines(run)
+    assert checkpoint.diff(tmp_path / "run", 30, 30, other=run) == []
+
+
+def test_a_resumed_run_has_each_sample_once(lab, tmp_path):
+    assert train(tmp_path / "whole", HOOK) == 0
+    assert train(tmp_path, HOOK, until=22) == 75
+    workdir = tmp_path / "run"
+    # As a process leaves it that was killed after later evaluations, and in the middle of a line.
+    with open(workdir / "samples.jsonl", "a") as file:
+        file.write('{"step": 30, "prompt": "", "text": "of a process that was killed"}\n{"st')
+    assert train(tmp_path, HOOK) == 0
+    assert kept(workdir) == kept(tmp_path / "whole" / "run")
+
+
+def test_an_evaluation_that_is_repeated_has_its_sample_once(lab, tmp_path):
+    assert train(tmp_path, HOOK, until=20) == 75
+    workdir = tmp_path / "run"
+    before = kept(workdir)
+    assert [row["step"] for row in before] == [10, 20]
+    # As if the process had been killed before it wrote the row of that evaluation.
+    lines = (workdir / "metrics.jsonl").read_text().splitlines()
+    rows = [json.loads(line) for line in lines]
+    last = {k: v for k, v in rows[-1].items() if not k.startswith("validation/")}
+    (workdir / "metrics.jsonl").write_text("\n".join([*lines[:-1], json.dumps(last)]) + "\n")
+    assert train(tmp_path, HOOK) == 0
+    assert [row["step"] for row in kept(workdir)] == [10, 20, 30]
+    assert kept(workdir)[:2] == before
+
+
+@pytest.mark.parametrize(
+    ("more", "text"),
+    [
+        ("hooks.samples.prompt = 'xyz'", "hooks[0] does not fit: The prompt 'xyz' cannot be"),
+        ("hooks.samples.length = 32", "more than the 32 positions"),
+        ("hooks.samples.temperature = -1.0", "temperature must be at least 0"),
+        ("hooks.samples.top_k = 0", "top_k must be at least 1"),
+        ("letters.text.tokenizer = False", "needs a tokenizer, but the data set has none"),
+        (
+            "experiment.model = @models.mlp()\nmodels.mlp.num_classes = 9",
+            "the model is not a language model",
+        ),
+    ],
+)
+def test_a_hook_that_does_not_fit_is_refused_before_a_folder_is_made(
+    lab, tmp_path, more, text, capsys
+):
+    assert train(tmp_path, HOOK, more) == 2
+    assert text in " ".join(capsys.readouterr().err.split())
+    assert not (tmp_path / "run").exists()

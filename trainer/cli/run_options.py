@@ -75,9 +75,8 @@ def add_sample(sample: argparse.ArgumentParser) -> None:
     sample.add_argument(
         "--length",
         type=int,
-        default=200,
         metavar="N",
-        help="the most tokens to add; a text may end before; default 200",
+        help="the most tokens to add; a text may end before; default 200, or as many as fit",
     )
     sample.add_argument(
         "--temperature",

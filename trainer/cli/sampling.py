@@ -24,7 +24,12 @@ def run(arguments: argparse.Namespace) -> int:
         UserError: the folder is not that of a run of a language model, it has no such checkpoint,
             or the prompt or an option does not fit the model.
     """
-    from trainer.engine.generation import Continuation, Sampling, encode_prompt
+    from trainer.engine.generation import (
+        Continuation,
+        Sampling,
+        encode_prompt,
+        fitting_length,
+    )
     from trainer.train.trained import read_language, read_run, read_tokenizer, read_trained
 
     prompt = _prompt(arguments)
@@ -33,12 +38,13 @@ def run(arguments: argparse.Namespace) -> int:
     ignore_optimizer_warnings()
     language = read_language(folder, read, arguments.vocabulary)
     tokenizer = read_tokenizer(folder, read, arguments.vocabulary)
-    sampling = Sampling(
-        arguments.length, arguments.temperature, arguments.top_k, end=tokenizer.end_of_text
-    )
     precision = str(read.root.kwargs.get("precision", "float32"))
     try:
         tokens = encode_prompt(tokenizer, prompt)
+        length = fitting_length(language, len(tokens), arguments.length)
+        sampling = Sampling(
+            length, arguments.temperature, arguments.top_k, end=tokenizer.end_of_text
+        )
         continuation = Continuation(language, tokenizer, tokens, sampling, precision)
     except ValueError as error:
         raise UserError(str(error)) from error

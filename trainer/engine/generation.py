@@ -208,6 +208,17 @@ def encode_prompt(tokenizer: Tokenizer, text: str) -> list[int]:
         raise ValueError(f"The prompt {_short(text)} cannot be converted: {error}") from error
 
 
+def fitting_length(language: LanguageModel, positions: int, length: int | None) -> int:
+    """Returns how many tokens to add to a prompt.
+
+    Args:
+        language: the model.
+        positions: the number of tokens of the prompt.
+        length: how many were asked for; None for 200, or as many as fit the model.
+    """
+    return max(1, min(200, language.max_length - positions)) if length is None else length
+
+
 def check_prompt(language: LanguageModel, tokens: Sequence[int], length: int) -> None:
     """Raises ValueError if a prompt and its continuation do not fit a language model.
 

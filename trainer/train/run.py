@@ -17,6 +17,7 @@ from trainer.engine.program import Program
 from trainer.engine.step import State
 from trainer.messages import DONE, FAILED, STOPPED, UserError
 from trainer.train import multihost
+from trainer.train.hooks import Hooks
 from trainer.train.loop import Blocks, Loop, Observer
 from trainer.train.restoring import check_fits
 from trainer.train.rollback import GoBack
@@ -216,10 +217,10 @@ class Run:
         first: bool,
     ) -> Ended | GoBack | Halted:
         """Runs from the newest checkpoint to the end, or to a step that is not finite."""
-        checkpoints, rows = services.checkpoints, services.rows
+        checkpoints, rows, folder = services.checkpoints, services.rows, services.folder
         state, restored, unevaluated = find_start(
             self.program,
-            services.folder.path,
+            folder.path,
             checkpoints,
             services.rollback_log,
             self._warm_start,
@@ -244,6 +245,7 @@ class Run:
                 watchdog,
                 self.log,
                 nonfinite_log=services.nonfinite_log,
+                hooks=Hooks(self.program, folder.path, self.log, folder.check_fence),
                 rollback_log=services.rollback_log,
                 until=until,
                 observe=services.unmoved.before(observe),
