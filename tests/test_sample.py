@@ -2,6 +2,7 @@
 
 import io
 import json
+import shutil
 from functools import partial
 from itertools import pairwise
 
@@ -451,3 +452,59 @@ def test_a_hook_that_does_not_fit_is_refused_before_a_folder_is_made(
     assert train(tmp_path, HOOK, more) == 2
     assert text in " ".join(capsys.readouterr().err.split())
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("tokenizer", ["bytes", "bpe"])
+def test_a_run_is_sampled_without_its_text(lab, tokenizer, tmp_path, capsys):
+    (tmp_path / "text.txt").write_text("the cat sat on the mat\n" * 200)
+    data = f"""
+experiment:
+  data = @data.text()
+  steps = 60
+  hooks = [@hooks.samples()]
+hooks.samples.prompt = 'the '
+hooks.samples.temperature = 0
+models.gpt.vocab_size = 300
+data.text:
+  files = '{tmp_path / "text.txt"}'
+  data_dir = '{tmp_path / "data"}'
+  tokenizer = '{tokenizer}'
+  vocab_size = {None if tokenizer == "bytes" else 270}
+  length = 16
+  batch_size = 8
+  eval_tokens = 64
+"""
+    assert train(tmp_path, data) == 0
+    run = tmp_path / "run"
+    assert (run / "tokenizer.json").exists()
+    (tmp_path / "text.txt").unlink()
+    shutil.rmtree(tmp_path / "data")
+    capsys.readouterr()
+    assert sample(run, "--prompt=the ", "--temperature=0") == 0
+    printed = capsys.readouterr().out
+    assert printed == f"the {kept(run)[-1]['text']}\n" and len(printed) > 20
+    assert train(tmp_path, data, "experiment.steps = 60") == 2  # the text itself is missing
+
+
+SWEEP = """
+sweep:
+  base = 'base.gin'
+  space = {'optax.adam.learning_rate': @space.log_uniform()}
+  trials = 2
+  method = @method.random()
+  goal = {'metric': 'loss', 'mode': 'min'}
+  final = None
+space.log_uniform.low = 0.01
+space.log_uniform.high = 0.1
+"""
+
+
+def test_the_trials_of_a_sweep_have_their_samples(lab, tmp_path, capsys):
+    (tmp_path / "base.gin").write_text(CONFIG + HOOK.replace("1.5", "5.0"))
+    (tmp_path / "sweep.gin").write_text(SWEEP)
+    options = [f"--config={tmp_path / 'sweep.gin'}", "--vocabulary=letters"]
+    assert main(["sweep", *options, f"--workdir={tmp_path / 'sweep'}"]) == 0, capsys.readouterr()
+    assert "sample at step" not in capsys.readouterr().err
+    found = sorted((tmp_path / "sweep" / "trials").rglob("samples.jsonl"))
+    assert [[row["step"] for row in kept(file.parent)] for file in found] == [[10, 20, 30]] * 2
+    assert kept(found[0].parent) != kept(found[1].parent)
