@@ -10,6 +10,19 @@ from optim.dtypes import widen
 from optim.transformations import SlowParams
 
 
+def may_keep_averages(path: str) -> bool:
+    """Returns whether a leaf may be one of those from which `eval_params` computes averages.
+
+    Args:
+        path: the path name of a leaf of an optimizer's state.
+
+    Returns:
+        Whether a part of the path is the name of a field that such a state has. If no leaf of a
+        state has one, the parameters themselves are evaluated.
+    """
+    return bool({"z", "slow"} & set(path.split("/")))
+
+
 def eval_params(state: optax.OptState, params: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
     """Returns the parameters that evaluation must use: averages from the state, if there are any.
 

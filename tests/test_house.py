@@ -35,6 +35,7 @@ ORDER = [
     {"trainer.checkpoint"},
     {"trainer.workdir"},
     {"trainer.engine"},
+    {"trainer.hooks"},
     {"trainer.train"},
     {"trainer.diagnose", "trainer.sweep"},
     {"trainer.report"},
@@ -45,6 +46,7 @@ ORDER = [
 # The only modules of trainer/ that are not in one of its packages.
 LOOSE = {
     "trainer.__main__",
+    "trainer.hooks",
     "trainer.logits",
     "trainer.losses",
     "trainer.messages",

@@ -1,12 +1,22 @@
 """Checkpoints: saved in the background, verified by checksums, restored bit for bit.
 
-Only this package imports orbax and tensorstore, and does so when a checkpoint is first written or
-read.
+Only this package imports orbax, tensorstore and safetensors, and does so when a checkpoint is first
+written, read or exported.
 """
 
 from trainer.checkpoint.errors import CheckpointError, CorruptCheckpoint
+from trainer.checkpoint.export import export
 from trainer.checkpoint.folders import check_not_lost, holds_results
-from trainer.checkpoint.inspection import Info, check, diff, load_params, ls, misfits
+from trainer.checkpoint.inspection import (
+    Info,
+    check,
+    diff,
+    leaf_names,
+    load_params,
+    load_parts,
+    ls,
+    misfits,
+)
 from trainer.checkpoint.integrity import digests
 from trainer.checkpoint.manager import Checkpoints
 from trainer.checkpoint.renaming import rename
@@ -20,8 +30,11 @@ __all__ = [
     "check_not_lost",
     "diff",
     "digests",
+    "export",
     "holds_results",
+    "leaf_names",
     "load_params",
+    "load_parts",
     "ls",
     "misfits",
     "rename",

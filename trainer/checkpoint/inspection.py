@@ -7,6 +7,7 @@ on disk.
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -190,6 +191,47 @@ def load_params(
     raise CheckpointError(
         f"No checkpoint in {workdir} can be used for a warm start: {'; '.join(problems)}."
     )
+
+
+def load_parts(
+    directory: str | os.PathLike[str], step: int, parts: Sequence[str]
+) -> dict[str, dict[str, Any]]:
+    """Reads some parts of the state of a checkpoint, and verifies their checksums.
+
+    Args:
+        directory: a workdir, its checkpoints/, or its damaged/.
+        step: of the checkpoint.
+        parts: fields of the state, such as "params" and "ema".
+
+    Returns:
+        Part -> nested dicts of numpy arrays; an empty dict for a part without leaves.
+
+    Raises:
+        CheckpointError: there is no such checkpoint.
+        CorruptCheckpoint: it is damaged.
+        OSError: the disk cannot be read.
+    """
+    path = _steps(directory, step)[step]
+    manifest = read_manifest(path)
+    read = {part: read_arrays(path, manifest, part + "/") for part in parts}
+    return {
+        part: nested({name[len(part) + 1 :]: array for name, array in arrays.items()})
+        for part, arrays in read.items()
+    }
+
+
+def leaf_names(directory: str | os.PathLike[str], step: int) -> list[str]:
+    """Returns the paths of the leaves of a checkpoint, such as "params/head/kernel".
+
+    Args:
+        directory: a workdir, its checkpoints/, or its damaged/.
+        step: of the checkpoint.
+
+    Raises:
+        CheckpointError: there is no such checkpoint.
+        CorruptCheckpoint: its manifest is damaged.
+    """
+    return list(read_manifest(_steps(directory, step)[step])["leaves"])
 
 
 def _steps(directory: str | os.PathLike[str], step: int | None = None) -> dict[int, Path]:

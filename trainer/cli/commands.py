@@ -33,6 +33,8 @@ def find(command: str) -> Callable[[argparse.Namespace], int]:
             from trainer.cli.inspect_checkpoints import run
         case "compare":
             from trainer.cli.comparing import run
+        case "sample":
+            from trainer.cli.sampling import run
         case "plot":
             from trainer.cli.plotting import run
         case "report":

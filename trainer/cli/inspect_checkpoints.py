@@ -1,15 +1,18 @@
-"""Lists, checks and compares the checkpoints of a run."""
+"""Lists, checks, compares and exports the checkpoints of a run."""
 
 import argparse
 import datetime
+from pathlib import Path
 
+from optim.paths import flatten
 from trainer import checkpoint
 from trainer.cli.terminal import show
 from trainer.messages import DONE, FAILED, UserError, table
+from trainer.writers.files import replace_file
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Runs `checkpoint ls|check|diff`.
+    """Runs `checkpoint ls|check|diff|export`.
 
     Args:
         arguments: the parsed options.
@@ -18,10 +21,11 @@ def run(arguments: argparse.Namespace) -> int:
         The exit code: FAILED if a checkpoint is damaged or two differ, otherwise DONE.
 
     Raises:
-        UserError: the checkpoint does not exist.
+        UserError: the checkpoint does not exist, or the file cannot be written.
     """
+    actions = {"ls": _ls, "check": _check, "diff": _diff, "export": _export}
     try:
-        return {"ls": _ls, "check": _check, "diff": _diff}[arguments.action](arguments)
+        return actions[arguments.action](arguments)
     except (ValueError, OSError) as error:
         raise UserError(str(error)) from error
 
@@ -67,3 +71,53 @@ def _diff(arguments: argparse.Namespace) -> int:
     show(f"step {a} of {arguments.workdir}, step {b} of {other}:")
     show("".join(f"  {line}\n" for line in lines) or "  equal, bit for bit\n", end="")
     return FAILED if lines else DONE
+
+
+def _export(arguments: argparse.Namespace) -> int:
+    import trainer
+    from trainer import config as configs
+    from trainer.cli.loading import ignore_optimizer_warnings
+    from trainer.train.trained import read_trained
+
+    file = Path(arguments.file)
+    beside = file.with_suffix(".yaml")
+    _check_files(file, beside, arguments.force)
+    ignore_optimizer_warnings()
+    folder = Path(arguments.workdir)
+    found = read_trained(folder, arguments.step, arguments.vocabulary, raw=arguments.raw)
+    arrays = flatten(found.params, verbatim=True)
+    state = flatten(found.model_state, verbatim=True)
+    arrays |= {f"model_state/{name}": x for name, x in state.items()}
+    metadata = {
+        "step": str(found.step),
+        "config": configs.digest(found.read.root),
+        "lockstep": trainer.__version__,
+        "parameters": "trained" if arguments.raw else "evaluated",
+    }
+    named = ""
+    if found.metric is not None:
+        metric = str(found.read.root.kwargs.get("best_metric"))
+        metadata |= {"best_metric": metric, "metric": repr(found.metric)}
+        named = f", {metric} {found.metric:.6g}"
+    checkpoint.export(file, arrays, metadata)
+    replace_file(beside, configs.dump(found.read.root).encode())
+    count = sum(x.size for x in arrays.values())
+    show(f"step {found.step}{named}: {len(arrays)} arrays of {count:,} numbers in {file}")
+    show(f"the config in {beside}")
+    return DONE
+
+
+def _check_files(file: Path, beside: Path, force: bool) -> None:
+    """Raises UserError if the files of an export cannot be written or would replace others."""
+    if file.suffix != ".safetensors":
+        raise UserError(
+            f"{file} does not end in .safetensors, the format in which parameters are exported. "
+            f"Write {file.with_suffix('.safetensors')}."
+        )
+    if not file.parent.is_dir():
+        raise UserError(f"There is no folder {file.parent} for {file.name}. Make it first.")
+    for each in (file, beside):
+        if each.is_dir():
+            raise UserError(f"{each} is a folder, where a file would be written. Name another.")
+        if each.exists() and not force:
+            raise UserError(f"{each} exists. Name another file, or replace it with --force.")

@@ -2,7 +2,7 @@
 
 import argparse
 
-from trainer.cli import report_options, sweep_options, values, viewing_options
+from trainer.cli import report_options, run_options, sweep_options, values, viewing_options
 from trainer.cli.parser import Parser, Version
 
 
@@ -68,7 +68,12 @@ def parser() -> argparse.ArgumentParser:
             "replay", help="repeat one step and name the first operation whose result is not finite"
         )
     )
-    _checkpoint(commands.add_parser("checkpoint", help="list, check or compare checkpoints"))
+    run_options.add_checkpoint(
+        commands.add_parser("checkpoint", help="list, check, compare or export checkpoints")
+    )
+    sample = commands.add_parser("sample", help="continue a text with the model of a run")
+    run_options.add_sample(sample)
+    _vocabulary(sample)
     return parser
 
 
@@ -217,27 +222,3 @@ def _replay(replay: argparse.ArgumentParser) -> None:
         help="counted from 1; default the last one in WORKDIR/nonfinite.json",
     )
     _vocabulary(replay)
-
-
-def _checkpoint(checkpoint: argparse.ArgumentParser) -> None:
-    actions = checkpoint.add_subparsers(dest="action", metavar="action", required=True)
-    listing = actions.add_parser("ls", help="list the checkpoints of a run")
-    check = actions.add_parser("check", help="read every leaf and compare its checksum")
-    check.add_argument(
-        "--step", type=values.step, metavar="N", help="only the checkpoint of this step"
-    )
-    diff = actions.add_parser("diff", help="name the leaves in which two checkpoints differ")
-    for action in (listing, check, diff):
-        action.add_argument("workdir", type=values.folder, metavar="WORKDIR")
-    diff.add_argument(
-        "other", nargs="?", type=values.folder, metavar="OTHER", help="default the same WORKDIR"
-    )
-    diff.add_argument(
-        "--step", type=values.step, metavar="N", help="in WORKDIR; default the newest"
-    )
-    diff.add_argument(
-        "--other_step",
-        type=values.step,
-        metavar="N",
-        help="in OTHER; default the newest there, or in WORKDIR the one before",
-    )

@@ -53,6 +53,26 @@ def profiled(text: str) -> tuple[int | None, int]:
     return int(match[1]), int(match[2]) - int(match[1]) + 1
 
 
+def checkpoint_step(text: str) -> int | str:
+    """Converts an argument to "best", "latest" or the step of a checkpoint."""
+    if text in ("best", "latest"):
+        return text
+    if not re.fullmatch("[0-9]{1,12}", text):
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is no checkpoint; write best, latest or the number of its step"
+        )
+    return int(text)
+
+
+def seed(text: str) -> int:
+    """Converts an argument to a seed."""
+    if not re.fullmatch("[0-9]{1,10}", text) or int(text) >= 2**32:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not a seed; write a whole number from 0 to 2**32 - 1"
+        )
+    return int(text)
+
+
 def number(text: str) -> float:
     """Converts an argument to a finite number."""
     try:

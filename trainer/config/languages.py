@@ -12,6 +12,7 @@ _OF_A_RUN: Mapping[str, str] = {
     "data": "trainer.data",
     "losses": "trainer.losses",
     "metrics": "trainer.metrics",
+    "hooks": "trainer.hooks",
 }
 
 

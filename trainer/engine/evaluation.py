@@ -49,6 +49,14 @@ class Evaluation:
         self._aux: tuple[str, ...] | None = None  # None until the evaluation was traced
         self._zeros: dict[tuple[str, ...], Any] = {}  # names of aux values -> empty sums
 
+    def params(self, state: State) -> Any:
+        """Returns the parameters that are evaluated: averages, if the experiment has any.
+
+        Args:
+            state: the state; it is not donated.
+        """
+        return self._averages(state)
+
     def run(self, state: State, batches: Iterable[Batch]) -> dict[str, float]:
         """Computes the metrics over all batches of a split.
 

@@ -86,7 +86,8 @@ class Experiment:
         hooks: functions called every `log_every` steps and after the last step, as
             `hook(step, metrics, params)`: the number of finished steps, the metrics of the last of
             them (name -> float), and the parameters after it. A hook must copy the parameters that
-            it keeps.
+            it keeps. Objects with a method `bind` are hooks, too, such as `hooks.samples`, which
+            continues a text after each evaluation; see `trainer.hooks.HookContext`.
         writers: destinations of the metrics besides metrics.jsonl: "tensorboard", "console", or a
             writer of clu, such as "clu.SummaryWriter".
 
@@ -159,15 +160,27 @@ class Experiment:
             raise ValueError(f"writers is {list(self.writers)}. {error}") from None
         if not callable(self.loss):
             raise ValueError(f"loss must be a function of (outputs, batch), got {self.loss!r}.")
-        for index, hook in enumerate(self.hooks):
-            if not callable(hook):
-                raise ValueError(
-                    f"hooks[{index}] must be a function of (step, metrics, params), got {hook!r}."
-                )
         # A frozen dataclass does not allow self.model = ...
         object.__setattr__(self, "model", as_model(self.model))
         check_language(self.model, self.data)
         object.__setattr__(self, "optimizer", as_optimizer(self.optimizer))
+        self._check_hooks()
+
+    def _check_hooks(self) -> None:
+        """Raises ValueError for a hook that does not fit; see `trainer.hooks.HookContext`."""
+        for index, hook in enumerate(self.hooks):
+            if not callable(hook) and not hasattr(hook, "bind"):
+                raise ValueError(
+                    f"hooks[{index}] must be a function of (step, metrics, params), got {hook!r}."
+                )
+            at = getattr(hook, "at", "log")
+            if at not in ("log", "evaluation"):
+                raise ValueError(f"hooks[{index}].at must be 'log' or 'evaluation', got {at!r}.")
+            if hasattr(hook, "check"):
+                try:
+                    hook.check(self)
+                except ValueError as error:
+                    raise ValueError(f"hooks[{index}] does not fit: {error}") from error
 
     @property
     def seed_of_data(self) -> int:

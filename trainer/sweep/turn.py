@@ -14,6 +14,7 @@ from trainer.messages import DONE, FAILED
 from trainer.sweep.definition import Goal
 from trainer.sweep.outcome import Outcome, outcome_of
 from trainer.sweep.plan import Trial
+from trainer.train.hooks import Hooks
 from trainer.train.loop import Loop
 from trainer.train.nonfinite import NonFiniteLog
 from trainer.train.results import Results
@@ -213,6 +214,8 @@ class Turn:
             round,
             watchdog,
             self.lines.append,
+            # The terminal shows the sweep instead of what the hooks say.
+            hooks=Hooks(program, folder, lambda _: None, fence),
             nonfinite_log=NonFiniteLog(folder, write, experiment, warn),
             rollback_log=RollbackLog(folder, write, warn),
             observe=self._observe,

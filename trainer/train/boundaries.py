@@ -3,6 +3,7 @@
 from typing import NamedTuple
 
 from trainer.engine.program import Program
+from trainer.train.hooks import called_at
 from trainer.train.rollback import RollbackLog
 
 
@@ -11,7 +12,7 @@ class Due(NamedTuple):
 
     Attributes:
         log: a row of training metrics.
-        hooks: the user's functions.
+        hooks: the user's functions of log steps.
         evaluate: an evaluation.
         save: a checkpoint.
         rollback: the counters of a rollback replace those of the state.
@@ -75,7 +76,7 @@ class Boundaries:
         experiment = self._experiment
         last = step == experiment.steps
         log = last or step % experiment.log_every == 0
-        hooks = log and bool(experiment.hooks)
+        hooks = log and called_at(experiment.hooks, "log")
         evaluate = last or step % experiment.eval_every == 0
         save = save_now or last or step % experiment.save_every == 0 or step == self.end
         rollback = self._rollback_log.at(step) is not None

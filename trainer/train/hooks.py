@@ -2,34 +2,97 @@
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from pathlib import Path
+from typing import Any, Literal
 
 from trainer.config import blame, build_errors
+from trainer.engine.program import Program
+from trainer.engine.step import State
+from trainer.hooks import HookContext
 from trainer.messages import UserError
 
-Hook = Callable[[int, Mapping[str, float], Any], object]
+At = Literal["log", "evaluation"]
 
 
-def call_hooks(hooks: Sequence[Hook], step: int, metrics: Mapping[str, float], params: Any) -> None:
-    """Calls every hook, until one raises.
+def called_at(hooks: Sequence[Any], at: At) -> bool:
+    """Returns whether any hook is called then.
 
     Args:
-        hooks: functions of (step, metrics, params).
-        step: the number of finished steps.
-        metrics: the metrics of that step, name -> float; each hook receives a copy.
-        params: the parameters after that step, on the devices. The next step reuses their memory,
-            so that a hook must copy what it keeps, for example with `jax.device_get`.
-
-    Raises:
-        UserError: a hook raised; the message names it.
+        hooks: of an experiment.
+        at: "log", every `log_every` steps, or "evaluation", after each evaluation.
     """
-    for index, hook in enumerate(hooks):
+    return any(getattr(hook, "at", "log") == at for hook in hooks)
+
+
+class Hooks:
+    """The hooks of a run.
+
+    Args:
+        program: of the run.
+        folder: of the run.
+        log: takes a line for the user.
+        fence: called before a file in the folder is written.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        folder: Path,
+        log: Callable[[str], None],
+        fence: Callable[[], None],
+    ):
+        self._program = program
+        self._folder, self._log, self._fence = folder, log, fence
+        self._hooks: Sequence[Any] = program.experiment.hooks
+        self._functions: list[Callable[..., object]] = []
+
+    def bind(self, kept: int) -> None:
+        """Binds the hooks that ask for it to the run.
+
+        Args:
+            kept: the last step whose results stay.
+
+        Raises:
+            UserError: a hook raised; the message names it.
+        """
+        context = HookContext(
+            self._program.experiment, self._program.mesh, self._folder, kept, self._log, self._fence
+        )
+        self._functions = [
+            self._try(index, hook.bind, "cannot begin", context) if hasattr(hook, "bind") else hook
+            for index, hook in enumerate(self._hooks)
+        ]
+
+    def call(self, at: At, step: int, metrics: Mapping[str, float], state: State) -> None:
+        """Calls every hook of that time, until one raises.
+
+        Args:
+            at: "log" or "evaluation".
+            step: the number of finished steps.
+            metrics: of that step, or the results of its evaluation, name -> float; each hook
+                receives a copy.
+            state: the state after that step, on the devices. The next step reuses its memory, so
+                that a hook must copy what it keeps, for example with `jax.device_get`.
+
+        Raises:
+            UserError: a hook raised; the message names it.
+        """
+        if at == "log":
+            given: tuple[Any, ...] = (state.params,)
+        else:
+            given = (self._program.evaluation.params(state), state.model_state)
+        for index, hook in enumerate(self._hooks):
+            if called_at([hook], at):
+                function, doing = self._functions[index], f"failed after step {step}"
+                self._try(index, function, doing, step, dict(metrics), *given)
+
+    def _try(self, index: int, function: Callable[..., Any], doing: str, *given: Any) -> Any:
         try:
-            hook(step, dict(metrics), params)
+            return function(*given)
         except Exception as error:  # whatever a user's function raises
             text = f"{build_errors.exception_text(error)}{blame.location(error)}"
-            name = f"hooks[{index}], {_name(hook)}"
-            raise UserError(f"{name}, failed after step {step}: {text}") from error
+            name = f"hooks[{index}], {_name(self._hooks[index])}"
+            raise UserError(f"{name}, {doing}: {text}") from error
 
 
 def _name(hook: Any) -> str:

@@ -12,7 +12,7 @@ from trainer.messages import DONE, FAILED, STOPPED, UserError
 from trainer.train.advice import advise, replay_command
 from trainer.train.boundaries import Boundaries
 from trainer.train.evaluations import Evaluations
-from trainer.train.hooks import call_hooks
+from trainer.train.hooks import At, Hooks, called_at
 from trainer.train.multihost import broadcast_from_host0, raise_on_all
 from trainer.train.nonfinite import NonFiniteLog, describe
 from trainer.train.pending import CheckedBlock, PendingBlocks
@@ -48,6 +48,7 @@ class Loop:
         watchdog: watches the blocks, between its `__enter__` and its `__exit__`.
         log: takes a line for the user.
         nonfinite_log: records the steps that are not finite.
+        hooks: the functions of the user that it calls.
         rollback_log: the rollbacks before now, whose counters the state takes at their steps.
         until: stop after this step as after a signal; None for the last step.
         observe: called after every block with its last step, its batches and the state after it.
@@ -66,6 +67,7 @@ class Loop:
         log: Callable[[str], None],
         *,
         nonfinite_log: NonFiniteLog,
+        hooks: Hooks,
         rollback_log: RollbackLog,
         until: int | None = None,
         observe: Observer | None = None,
@@ -79,15 +81,14 @@ class Loop:
         self.writer = writer
         self.consensus = consensus
         self.log = log
-        self._nonfinite_log = nonfinite_log
+        self._nonfinite_log, self._hooks = nonfinite_log, hooks
         self._rollback_log = rollback_log
         self._boundaries = Boundaries(program, rollback_log, until)
         self._vocabulary = vocabulary
         self._observe = observe or (lambda *_: None)
         self._watchdog = watchdog
         self._evaluations = Evaluations(program, writer, consensus, self._watchdog)
-        self._seconds = seconds
-        self._clock = clock
+        self._seconds, self._clock = seconds, clock
         self._newest: dict[str, float] = {}  # the metrics that were written last
         self._counters = Counters()
         self._behind: str | None = None  # why nothing can be saved now
@@ -125,6 +126,7 @@ class Loop:
         boundaries, step = self._boundaries, int(state.step)
         evaluated, metric = not unevaluated, None
         stop = self.consensus.stop
+        raise_on_all(lambda: self._hooks.bind(step - unevaluated))
         if unevaluated and not stop:
             evaluated = self._evaluate_again(state, step)
             stop = self.consensus.stop
@@ -147,7 +149,7 @@ class Loop:
             self._observe(step, block, state)
             self.writer.progress(step)
             if due.hooks:
-                self._call_hooks(state, step)
+                self._call_hooks("log", state, step)
             evaluated, metric = True, None
             if due.evaluate:
                 evaluated, metric = self._evaluate(state, step)
@@ -206,7 +208,10 @@ class Loop:
         progress = self._stopwatch.progress(step)
         with self._stopwatch.stopped():
             finished = self._evaluations.run(state, step, progress)
-        return finished, self._evaluations.best() if finished else None
+        metric = self._evaluations.best() if finished else None
+        if finished and called_at(self.experiment.hooks, "evaluation"):
+            self._call_hooks("evaluation", state, step, metric)
+        return finished, metric
 
     def _evaluate_again(self, state: State, step: int) -> bool:
         finished, metric = self._evaluate(state, step)
@@ -215,15 +220,15 @@ class Loop:
             self.checkpoints.record_metric(step, metric)
         return finished
 
-    def _call_hooks(self, state: State, step: int) -> None:
+    def _call_hooks(self, at: At, state: State, step: int, metric: float | None = None) -> None:
         """Calls the user's functions; saves the state and raises UserError if one raises."""
         self._watchdog.other(f"the hooks after step {step}")
-        hooks, metrics = self.experiment.hooks, self._newest
+        metrics = self._newest if at == "log" else self._evaluations.results
         try:
             with self._stopwatch.stopped():
-                raise_on_all(lambda: call_hooks(hooks, step, metrics, state.params))
+                raise_on_all(lambda: self._hooks.call(at, step, metrics, state))
         except UserError:  # in all processes, which save together
-            self._save(state, step, None)
+            self._save(state, step, metric)
             self.checkpoints.wait()
             raise
 

@@ -17,6 +17,7 @@ from trainer.engine.program import Program
 from trainer.engine.step import State
 from trainer.messages import DONE, FAILED, STOPPED, UserError
 from trainer.train import multihost
+from trainer.train.hooks import Hooks
 from trainer.train.loop import Loop
 from trainer.train.profile import Advance, Profile
 from trainer.train.restoring import check_fits
@@ -26,6 +27,7 @@ from trainer.train.run_services import RunServices, make_services
 from trainer.train.services import Blocks, Ended, Halted, Observer
 from trainer.train.signals import StopSignals
 from trainer.train.starting import find_start
+from trainer.train.trained import tokenizer_text
 from trainer.train.warm_start import WarmStart
 from trainer.train.watchdog import Watchdog
 from trainer.workdir import Workdir, WorkdirTakenOver, check_name, code, fingerprint
@@ -151,6 +153,7 @@ class Run:
             self.read.root,
             plan=render(self.plan),
             full=configs.full_text(self.read, self.vocabulary),
+            tokenizer=tokenizer_text(data),
             files=[dataclasses.asdict(file) for file in self.read.files],
             fingerprint=fingerprint(
                 config=configs.digest(self.read.root),
@@ -225,10 +228,10 @@ class Run:
         first: bool,
     ) -> Ended | GoBack | Halted:
         """Runs from the newest checkpoint to the end, or to a step that is not finite."""
-        checkpoints, rows = services.checkpoints, services.rows
+        checkpoints, rows, folder = services.checkpoints, services.rows, services.folder
         state, restored, unevaluated = find_start(
             self.program,
-            services.folder.path,
+            folder.path,
             checkpoints,
             services.rollback_log,
             self._warm_start,
@@ -253,6 +256,7 @@ class Run:
                 watchdog,
                 self.log,
                 nonfinite_log=services.nonfinite_log,
+                hooks=Hooks(self.program, folder.path, self.log, folder.check_fence),
                 rollback_log=services.rollback_log,
                 until=until,
                 observe=services.unmoved.before(observe),

@@ -34,6 +34,7 @@ class Workdir:
         config: the resolved config; that of an existing run must be equal.
         full: the text of config_full.yaml, the config with all defaults; None writes no such file.
         plan: the text of the plan, written to plan.txt.
+        tokenizer: the text of tokenizer.json; None writes no such file.
         fingerprint: as `fingerprint` returns it. If that of the existing run differs, the folder is
             refused for a change to the data or the program; other changes are logged.
         commits: of the user's packages, as `code.commits` returns them; written to run.json.
@@ -59,6 +60,7 @@ class Workdir:
         *,
         plan: str,
         full: str | None = None,
+        tokenizer: str | None = None,
         fingerprint: Mapping[str, Any],
         commits: Mapping[str, Any] | None = None,
         files: Sequence[Mapping[str, Any]] = (),
@@ -86,8 +88,9 @@ class Workdir:
                 before, fingerprint, self.lock.epoch, self.changes, commits or {}, files
             )
             self.write("config.yaml", configs.dump(config))
-            if full is not None:
-                self.write("config_full.yaml", full)
+            for name, text in (("config_full.yaml", full), ("tokenizer.json", tokenizer)):
+                if text is not None:
+                    self.write(name, text)
             self.write("plan.txt", plan)
             # Last, because a folder with a run.json counts as that of a run.
             self._save_record()
@@ -132,15 +135,15 @@ class Workdir:
         replace_file(self.path / name, text.encode(), self.check_fence)
 
     def sync_metrics(self) -> None:
-        """Syncs metrics.jsonl, which must be on disk before a checkpoint.
+        """Syncs metrics.jsonl and samples.jsonl, which must be on disk before a checkpoint.
 
         nonfinite.json and rollbacks.json are synced as they are written.
 
         Raises:
             OSError: the disk cannot be written.
         """
-        if self.metrics_file.exists():
-            sync(self.metrics_file)
+        for file in filter(Path.exists, (self.metrics_file, self.path / "samples.jsonl")):
+            sync(file)
         sync(self.path)  # the name of a new metrics.jsonl
 
     def restored(self, step: int | None, rows: Mapping[str, int] | None = None) -> None:

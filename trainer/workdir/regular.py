@@ -17,6 +17,8 @@ NAMES = (
     "nonfinite.json",
     "rollbacks.json",
     "trace.jsonl",
+    "samples.jsonl",
+    "tokenizer.json",
     "lock",
     "epoch",
 )

@@ -18,7 +18,8 @@ from trainer.workdir.regular import NAMES
 _NO_STRANGER = re.compile(
     r"checkpoints|events\.out\..*|\..*|lost\+found|.*\.(log|out|err)|log(\W.*)?"
 )
-_LATER = {"config_full.yaml", "summary.json"}
+_AFTER_CONFIG = {"config_full.yaml", "tokenizer.json"}
+_AFTER_RECORD = {"summary.json", "samples.jsonl"}
 
 
 def check_no_strangers(folder: Path) -> None:
@@ -39,8 +40,9 @@ def check_no_strangers(folder: Path) -> None:
     if "run.json" in names:
         return
     strangers = unknown_names(folder, NAMES)
-    # A run writes config.yaml before the one, and run.json before the other.
-    strangers += names & ({"summary.json"} if "config.yaml" in names else _LATER)
+    # A run writes config.yaml before the ones, and run.json before the others.
+    strangers += names & _AFTER_RECORD
+    strangers += names & (set() if "config.yaml" in names else _AFTER_CONFIG)
     if "config.yaml" in names and not _is_as_written(folder / "config.yaml"):
         strangers.append("config.yaml")
     if strangers:

@@ -1,0 +1,61 @@
+"""A text of few letters and its tokenizer, for tests of what continues a text."""
+
+import itertools
+
+import jax
+import numpy as np
+import optax
+
+__all__ = ["Text", "loss", "text"]
+
+LENGTH = 16
+
+
+class Letters:
+    """a to h are 1 to 8, and 0 is the end of a text."""
+
+    vocab_size, end_of_text = 9, 0
+
+    def encode(self, text):
+        if bad := [letter for letter in text if letter not in "abcdefgh"]:
+            raise ValueError(f"The letter {bad[0]!r} has no token; there are a to h.")
+        return ["abcdefgh".index(letter) + 1 for letter in text]
+
+    def decode(self, tokens):
+        return "".join(" abcdefgh"[token] for token in tokens)
+
+
+class Text:
+    """The documents abcdefgh, each after the end of the one before it."""
+
+    batch_size, num_examples, tokens_per_example, vocab_size = 8, 64, LENGTH, 9
+    fingerprint = "letters"
+    splits = {"validation": 8}
+    element_spec = {
+        name: jax.ShapeDtypeStruct((8, LENGTH), np.int32)
+        for name in ("tokens", "label", "documents")
+    }
+
+    def __init__(self, tokenizer=True):
+        self.tokenizer = Letters() if tokenizer else None
+
+    def train(self, batch_index, seed):
+        for index in itertools.count(batch_index):
+            yield self.batch(np.random.default_rng((seed, index)).integers(0, 9, 8))
+
+    def evaluate(self, split):
+        yield {**self.batch(np.arange(8)), "mask": np.ones((8, LENGTH), np.float32)}
+
+    def batch(self, starts):
+        windows = (starts[:, None] + np.arange(LENGTH + 1)).astype(np.int32) % 9
+        tokens = windows[:, :-1]
+        documents = np.cumsum(tokens == 0, axis=1, dtype=np.int32)
+        return {"tokens": tokens, "label": windows[:, 1:], "documents": documents}
+
+
+def text(tokenizer: bool = True) -> Text:
+    return Text(tokenizer)
+
+
+def loss(outputs, batch):
+    return optax.softmax_cross_entropy_with_integer_labels(outputs.whole(), batch["label"])

@@ -1,0 +1,72 @@
+"""Continues a text with the model of a run."""
+
+import argparse
+import sys
+from pathlib import Path
+
+from trainer.cli.loading import ignore_optimizer_warnings
+from trainer.cli.terminal import show
+from trainer.messages import DONE, UserError
+
+_BETWEEN = "\n----\n"  # two samples
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Prints the prompt and its continuation; several of them are separated by a line "----".
+
+    Args:
+        arguments: the parsed options.
+
+    Returns:
+        DONE.
+
+    Raises:
+        UserError: the folder is not that of a run of a language model, it has no such checkpoint,
+            or the prompt or an option does not fit the model.
+    """
+    from trainer.engine.generation import (
+        Continuation,
+        Sampling,
+        encode_prompt,
+        fitting_length,
+    )
+    from trainer.train.trained import read_language, read_run, read_tokenizer, read_trained
+
+    prompt = _prompt(arguments)
+    folder = Path(arguments.workdir)
+    read = read_run(folder)
+    ignore_optimizer_warnings()
+    language = read_language(folder, read, arguments.vocabulary)
+    tokenizer = read_tokenizer(folder, read, arguments.vocabulary)
+    precision = str(read.root.kwargs.get("precision", "float32"))
+    try:
+        tokens = encode_prompt(tokenizer, prompt)
+        length = fitting_length(language, len(tokens), arguments.length)
+        sampling = Sampling(
+            length, arguments.temperature, arguments.top_k, end=tokenizer.end_of_text
+        )
+        continuation = Continuation(language, tokenizer, tokens, sampling, precision)
+    except ValueError as error:
+        raise UserError(str(error)) from error
+    found = read_trained(folder, arguments.step, arguments.vocabulary)
+    texts = continuation.sample(
+        found.params, found.model_state, arguments.seed, arguments.num_samples
+    )
+    show(f"step {found.step} of {folder}:", sys.stderr)
+    show(_BETWEEN.join(prompt + text for text in texts))
+    return DONE
+
+
+def _prompt(arguments: argparse.Namespace) -> str:
+    """Returns the prompt, without the line break at the end of a file or of stdin."""
+    try:
+        if arguments.prompt_file is not None:
+            text = Path(arguments.prompt_file).read_text(encoding="utf-8")
+        elif arguments.prompt == "-":
+            text = sys.stdin.read()
+        else:
+            return arguments.prompt
+    except (OSError, UnicodeError) as error:
+        what = "stdin" if arguments.prompt_file is None else arguments.prompt_file
+        raise UserError(f"The prompt cannot be read from {what}: {error}.") from error
+    return text.removesuffix("\n")

@@ -1,0 +1,246 @@
+"""Continues texts with a language model, in one compiled program with a key-value cache."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+
+from trainer.engine.sharding import replicated
+from trainer.engine.step import cast_floats
+from trainer.models.model import LanguageModel
+from trainer.protocols import Tokenizer
+
+
+class Sampling(NamedTuple):
+    """How the next token is drawn from the logits of a language model.
+
+    Attributes:
+        length: the most tokens to add, at least 1.
+        temperature: the logits are divided by it; 0 takes the most probable token.
+        top_k: only so many of the most probable tokens are drawn; None draws any.
+        vocab_size: only tokens below it are drawn, for a model that knows more tokens than its
+            tokenizer; None draws any.
+        end: the token after which a text has ended; None does not end it before `length`.
+    """
+
+    length: int
+    temperature: float = 1.0
+    top_k: int | None = None
+    vocab_size: int | None = None
+    end: int | None = None
+
+    def check(self) -> None:
+        """Raises ValueError if a value is out of its range."""
+        if self.length < 1:
+            raise ValueError(f"length must be at least 1 token, got {self.length}.")
+        if not 0 <= self.temperature < float("inf"):  # NaN is refused, too
+            raise ValueError(
+                f"temperature must be at least 0 and finite, got {self.temperature}. With 0 the "
+                "most probable token is taken."
+            )
+        if self.top_k is not None and self.top_k < 1:
+            raise ValueError(
+                f"top_k must be at least 1, got {self.top_k}. Leave it out to draw any token."
+            )
+
+
+def draw(logits: jax.Array, key: jax.Array, sampling: Sampling) -> jax.Array:
+    """Draws a token.
+
+    Args:
+        logits: [vocabulary].
+        key: a PRNG key.
+        sampling: the temperature, and which tokens may be drawn.
+
+    Returns:
+        The token, an int32 scalar.
+    """
+    logits = logits[: sampling.vocab_size].astype(jnp.float32)
+    if sampling.temperature == 0:
+        return logits.argmax().astype(jnp.int32)
+    if sampling.top_k is None or sampling.top_k >= logits.shape[0]:
+        return jax.random.categorical(key, logits / sampling.temperature).astype(jnp.int32)
+    # Of equal logits `top_k` takes the first ones, so that no more than k tokens are drawn.
+    values, tokens = jax.lax.top_k(logits, sampling.top_k)
+    return tokens[jax.random.categorical(key, values / sampling.temperature)].astype(jnp.int32)
+
+
+def generate(
+    language: LanguageModel,
+    params: Any,
+    model_state: Any,
+    prompt: jax.Array,
+    keys: jax.Array,
+    sampling: Sampling,
+) -> jax.Array:
+    """Continues sequences of tokens; jax traces it.
+
+    The first call of the model computes the keys and values of the prompt, and each later one
+    those of one token. The loop ends when all sequences have ended.
+
+    Args:
+        language: the model.
+        params: its parameters.
+        model_state: its state.
+        prompt: int32 [batch, positions], at least one position. With `sampling.length` they must
+            fit into the model's `max_length`.
+        keys: [batch], a PRNG key for each sequence. What is drawn for one does not depend on the
+            others.
+        sampling: how to draw.
+
+    Returns:
+        The new tokens, int32 [batch, length]; `sampling.end` fills what follows the first of it.
+    """
+    batch, positions = prompt.shape
+    choose = jax.vmap(partial(draw, sampling=sampling))
+
+    def draw_next(index: Any, logits: jax.Array, tokens: jax.Array, ended: jax.Array) -> Any:
+        now = choose(logits[:, -1], jax.vmap(jax.random.fold_in, (0, None))(keys, index))
+        if sampling.end is not None:
+            now = jnp.where(ended, sampling.end, now)
+            ended = ended | (now == sampling.end)
+        return tokens.at[:, index].set(now), ended
+
+    def more(carry: Any) -> Any:
+        index, _, ended, _ = carry
+        return (index < sampling.length) & ~ended.all()
+
+    def add(carry: Any) -> Any:
+        index, tokens, ended, cache = carry
+        before = jax.lax.dynamic_slice_in_dim(tokens, index - 1, 1, axis=1)
+        logits, cache = language.decode(params, model_state, before, cache)
+        return (index + 1, *draw_next(index, logits, tokens, ended), cache)
+
+    # The last token is drawn and not read again.
+    cache = language.empty_cache(params, batch, positions + sampling.length - 1)
+    logits, cache = language.decode(params, model_state, prompt, cache)
+    fill = 0 if sampling.end is None else sampling.end
+    tokens = jnp.full((batch, sampling.length), fill, jnp.int32)
+    tokens, ended = draw_next(jnp.int32(0), logits, tokens, jnp.zeros(batch, bool))
+    return jax.lax.while_loop(more, add, (jnp.int32(1), tokens, ended, cache))[1]
+
+
+class Continuation:
+    """Continues one prompt with one compiled program, for any parameters of a language model.
+
+    Args:
+        language: the model.
+        tokenizer: of the text that the model is trained on.
+        prompt: the tokens of the prompt, at least one.
+        sampling: how to draw; its `vocab_size` becomes that of the tokenizer.
+        precision: of the experiment; parameters are in bfloat16 for all but "float32".
+        mesh: the devices of the parameters; None for one device.
+
+    Raises:
+        ValueError: a value of `sampling` is out of its range, or the prompt does not fit the model.
+    """
+
+    def __init__(
+        self,
+        language: LanguageModel,
+        tokenizer: Tokenizer,
+        prompt: Sequence[int],
+        sampling: Sampling,
+        precision: str = "float32",
+        mesh: Mesh | None = None,
+    ):
+        sampling.check()
+        check_prompt(language, prompt, sampling.length)
+        self.prompt = list(prompt)
+        self._tokenizer = tokenizer
+        self._language = language
+        self._bfloat16 = precision != "float32"
+        known = min(language.vocab_size, tokenizer.vocab_size)
+        self._sampling = sampling._replace(vocab_size=known)
+        sharding = None if mesh is None else replicated(mesh)
+        self._generate = jax.jit(self._compute, out_shardings=sharding)
+
+    def sample(self, params: Any, model_state: Any, seed: int, samples: int = 1) -> list[str]:
+        """Continues the prompt.
+
+        Args:
+            params: the parameters to use.
+            model_state: the state of the model.
+            seed: of the random numbers; equal seeds give equal texts.
+            samples: how many texts. The first ones are those of a call with fewer.
+
+        Returns:
+            The texts after the prompt, up to the end of the document.
+        """
+        keys = jax.vmap(partial(jax.random.fold_in, jax.random.key(seed)))(np.arange(samples))
+        prompt = np.tile(np.asarray(self.prompt, np.int32), (samples, 1))
+        # As key data: an argument from the host is replicated over the devices of all processes.
+        data = np.asarray(jax.random.key_data(keys))
+        drawn = np.asarray(self._generate(params, model_state, prompt, data))
+        return [self._text(row) for row in drawn.tolist()]
+
+    def _compute(self, params: Any, model_state: Any, prompt: Any, data: Any) -> jax.Array:
+        if self._bfloat16:
+            params = cast_floats(params, jnp.bfloat16)
+        keys = jax.random.wrap_key_data(data)
+        return generate(self._language, params, model_state, prompt, keys, self._sampling)
+
+    def _text(self, tokens: list[int]) -> str:
+        """Returns the text of the new tokens, up to the end of the document."""
+        end = self._sampling.end
+        return self._tokenizer.decode(tokens[: tokens.index(end)] if end in tokens else tokens)
+
+
+def encode_prompt(tokenizer: Tokenizer, text: str) -> list[int]:
+    """Returns the tokens of a prompt: `end_of_text`, with which documents begin, and the text.
+
+    Args:
+        tokenizer: of the text that the model is trained on.
+        text: the prompt, which may be empty.
+
+    Raises:
+        ValueError: a part of the prompt has no token.
+    """
+    try:
+        return [tokenizer.end_of_text, *tokenizer.encode(text)]
+    except ValueError as error:
+        raise ValueError(f"The prompt {_short(text)} cannot be converted: {error}") from error
+
+
+def fitting_length(language: LanguageModel, positions: int, length: int | None) -> int:
+    """Returns how many tokens to add to a prompt.
+
+    Args:
+        language: the model.
+        positions: the number of tokens of the prompt.
+        length: how many were asked for; None for 200, or as many as fit the model.
+    """
+    return max(1, min(200, language.max_length - positions)) if length is None else length
+
+
+def check_prompt(language: LanguageModel, tokens: Sequence[int], length: int) -> None:
+    """Raises ValueError if a prompt and its continuation do not fit a language model.
+
+    Args:
+        language: the model.
+        tokens: of the prompt.
+        length: how many tokens are to be added.
+    """
+    unknown = next((token for token in tokens if not 0 <= token < language.vocab_size), None)
+    if unknown is not None:
+        raise ValueError(
+            f"The prompt has the token {unknown}, and the model knows the tokens 0 to "
+            f"{language.vocab_size - 1}. Its tokenizer is not the one the model was made for: "
+            "compare the model's vocab_size with that of the data."
+        )
+    if len(tokens) + length > language.max_length:
+        raise ValueError(
+            f"The prompt has {len(tokens)} tokens, end_of_text included, and {length} are to be "
+            f"added, which is more than the {language.max_length} positions of the model "
+            "(max_length). Ask for a smaller length, or shorten the prompt."
+        )
+
+
+def _short(text: str) -> str:
+    return repr(text if len(text) <= 40 else f"{text[:37]}...")

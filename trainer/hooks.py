@@ -1,0 +1,206 @@
+"""Functions that a run calls while it trains, which a config may name as `hooks`.
+
+A hook is a function, or an object with a method `bind`; see `HookContext`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+from jax.sharding import Mesh
+
+from trainer.engine.experiment import Experiment
+from trainer.engine.generation import (
+    Continuation,
+    Sampling,
+    check_prompt,
+    encode_prompt,
+    fitting_length,
+)
+from trainer.engine.splits import eval_batches, split_sizes
+from trainer.models.model import LanguageModel
+from trainer.protocols import Tokenizer
+from trainer.writers import truncate_after
+from trainer.writers.lines import whole_lines
+from trainer.writers.record_file import RecordFile
+
+__all__ = ["samples"]
+
+SAMPLES_FILE = "samples.jsonl"
+_PROMPT = 64  # tokens of the validation split
+
+
+class HookContext(NamedTuple):
+    """The run that `bind` of a hook gets.
+
+    An object with a method `bind` is a hook, too. Before the first step of a process, and again
+    after a rollback, `bind(context)` returns the function that the run calls, `function(step,
+    metrics, params)`. With an attribute `at = "evaluation"` the run calls it after each evaluation
+    instead of every `log_every` steps: `function(step, metrics, params, model_state)`, with the
+    results of the evaluation, and the parameters and the state that were evaluated. If the object
+    has a method `check(experiment)`, it is called before the run has a folder, and raises
+    ValueError for a hook that does not fit the experiment.
+
+    Attributes:
+        experiment: the experiment.
+        mesh: the devices of the parameters.
+        folder: of the run.
+        kept: the last step whose results stay: those of later steps come again.
+        log: takes a line for the user.
+        fence: called before a file in the folder is written; raises if another process has it.
+    """
+
+    experiment: Experiment
+    mesh: Mesh
+    folder: Path
+    kept: int
+    log: Callable[[str], None]
+    fence: Callable[[], None]
+
+
+def samples(
+    prompt: str | None = None,
+    length: int | None = None,
+    temperature: float = 0.8,
+    top_k: int | None = None,
+    seed: int = 0,
+) -> Samples:
+    """Returns a hook that continues a prompt at every evaluation, and keeps the texts.
+
+    The text is printed and added to samples.jsonl in the folder of the run: {"step": 100,
+    "prompt": "...", "text": "..."}. It changes no bit of the run. It is the text of `python -m
+    trainer sample` with the same arguments and the checkpoint of this step.
+
+    Args:
+        prompt: the beginning of a document; None for the beginning of the validation split, or of
+            the test split if there is no other.
+        length: the most tokens to add; a text may end before. None for 200, or as many as fit the
+            model.
+        temperature: the logits are divided by it; 0 takes the most probable token.
+        top_k: only so many of the most probable tokens are drawn; None draws any.
+        seed: of the random numbers, the same at every evaluation.
+
+    Raises:
+        ValueError: an argument is out of its range.
+    """
+    Sampling(1 if length is None else length, temperature, top_k).check()
+    return Samples(prompt, length, Sampling(1, temperature, top_k), seed)
+
+
+class Samples:
+    """The hook that `samples` returns.
+
+    Args:
+        prompt: the beginning of a document; None for that of the validation split.
+        length: the most tokens to add; None for 200, or as many as fit the model.
+        sampling: how to draw; its length is replaced.
+        seed: of the random numbers.
+    """
+
+    at = "evaluation"
+
+    def __init__(self, prompt: str | None, length: int | None, sampling: Sampling, seed: int):
+        self._prompt, self._length, self._sampling, self._seed = prompt, length, sampling, seed
+
+    def check(self, experiment: Experiment) -> None:
+        """Raises ValueError if the experiment has no language model, or the prompt does not fit.
+
+        Args:
+            experiment: the experiment.
+        """
+        language, tokenizer = _parts(experiment)
+        prompt = [tokenizer.end_of_text]
+        if self._prompt is not None:
+            prompt = encode_prompt(tokenizer, self._prompt)
+        check_prompt(language, prompt, fitting_length(language, len(prompt), self._length))
+
+    def bind(self, context: HookContext) -> Callable[..., None]:
+        """Returns the function that the run calls after each evaluation.
+
+        Args:
+            context: the run.
+
+        Raises:
+            OSError: samples.jsonl cannot be read or cut off.
+        """
+        experiment = context.experiment
+        language, tokenizer = _parts(experiment)
+        if self._prompt is None:
+            most = language.max_length - (self._length or language.max_length // 2)
+            tokens = _first_tokens(experiment)[:most]
+            shown = tokenizer.decode([token for token in tokens if token != tokenizer.end_of_text])
+        else:
+            tokens, shown = encode_prompt(tokenizer, self._prompt), self._prompt
+        length = fitting_length(language, len(tokens), self._length)
+        sampling = self._sampling._replace(length=length, end=tokenizer.end_of_text)
+        continuation = Continuation(
+            language, tokenizer, tokens, sampling, experiment.precision, context.mesh
+        )
+        keep = _Kept(context).add if jax.process_index() == 0 else None
+
+        def sample(step: int, metrics: Any, params: Any, model_state: Any) -> None:
+            # In all processes, each of which may have a share of the parameters.
+            text = continuation.sample(params, model_state, self._seed)[0]
+            if keep is not None:
+                context.log(f"sample at step {step:,}: {shown}{text}")
+                keep({"step": step, "prompt": shown, "text": text})
+
+        return sample
+
+
+class _Kept:
+    """The file samples.jsonl of a run, without the rows of steps that come again."""
+
+    def __init__(self, context: HookContext):
+        path = context.folder / SAMPLES_FILE
+        context.fence()
+        truncate_after(path, context.kept, context.fence)
+        self._file = RecordFile(path, whole_lines, context.log)
+        self._fence = context.fence
+        self._pending = b""  # what a full disk did not take
+
+    def add(self, row: dict[str, Any]) -> None:
+        """Adds a row, now or with a later one."""
+        self._pending += json.dumps(row, ensure_ascii=False).encode(errors="replace") + b"\n"
+        self._fence()
+        if self._file.write(self._pending):
+            self._pending = b""
+        self._file.close()
+
+
+def _parts(experiment: Experiment) -> tuple[LanguageModel, Tokenizer]:
+    """Returns the language model and the tokenizer of an experiment."""
+    language = getattr(experiment.model, "language", None)
+    if language is None:
+        raise ValueError(
+            "hooks.samples continues a text, but the model is not a language model. Name one such "
+            "as models.gpt, or remove the hook."
+        )
+    tokenizer = getattr(experiment.data, "tokenizer", None)
+    if tokenizer is None:
+        raise ValueError(
+            "hooks.samples needs a tokenizer, but the data set has none. Set the argument of the "
+            "data set that names it, or remove the hook."
+        )
+    return language, tokenizer
+
+
+def _first_tokens(experiment: Experiment) -> list[int]:
+    """Returns the first tokens of the first split that is evaluated, in all processes."""
+    split = next(iter(split_sizes(experiment.data)))
+    batch = next(iter(eval_batches(experiment.data, split)))
+    if "tokens" not in batch:
+        raise ValueError(
+            f"The batches of the {split} split have {', '.join(batch)}, and no tokens with which a "
+            "text could begin. Set the argument `prompt`."
+        )
+    tokens = np.asarray(batch["tokens"][0], np.int32)[:_PROMPT]
+    if jax.process_count() > 1:
+        tokens = np.asarray(multihost_utils.broadcast_one_to_all(tokens))
+    return tokens.tolist()

@@ -1,0 +1,223 @@
+"""Reads what a run has learned: the parameters of one of its checkpoints, and its tokenizer."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+
+from optim.evaluation import may_keep_averages
+from trainer import checkpoint, writers
+from trainer import config as configs
+from trainer.checkpoint import CheckpointError, Checkpoints, CorruptCheckpoint
+from trainer.config import Call, Config
+from trainer.engine.experiment import Experiment, as_model
+from trainer.engine.loading import load
+from trainer.messages import UserError
+from trainer.models.model import LanguageModel
+from trainer.protocols import Tokenizer
+from trainer.train.restoring import restore
+from trainer.workdir import check_files
+from trainer.writers.lines import PREFIXES
+
+TOKENIZER_FILE = "tokenizer.json"
+
+
+class Trained(NamedTuple):
+    """What a run has learned.
+
+    Attributes:
+        read: the config of the run.
+        step: of the checkpoint.
+        metric: the value of the run's `best_metric` at this step; None if it is not known.
+        params: nested dicts of numpy arrays.
+        model_state: the same.
+    """
+
+    read: Config
+    step: int
+    metric: float | None
+    params: Any
+    model_state: Any
+
+
+def read_trained(
+    folder: Path, step: str | int = "latest", vocabulary: Sequence[str] = (), *, raw: bool = False
+) -> Trained:
+    """Reads the parameters of a checkpoint; the data set of the run is not needed.
+
+    It is needed only if the optimizer of the run keeps averages of the parameters for evaluation,
+    as schedule-free does, which the optimizer computes from its state.
+
+    Args:
+        folder: of the run, which is not changed.
+        step: "latest", "best" by the `best_metric` of the run, or a number.
+        vocabulary: the user's packages that the config names.
+        raw: whether to read the parameters that are trained; otherwise they are those that the run
+            evaluates: their moving average with `ema_decay`, or those of the optimizer.
+
+    Raises:
+        UserError: the folder is not that of a run, or it has no such checkpoint, or this one is
+            damaged.
+    """
+    read = read_run(folder)
+    try:
+        known = _metrics(folder, read)
+        number = _choose(folder, read, step, known)
+        parts = checkpoint.load_parts(folder, number, ["params", "model_state", "ema"])
+        leaves = checkpoint.leaf_names(folder, number)
+    except CorruptCheckpoint as error:
+        raise UserError(
+            f"The checkpoint of step {number} in {folder} is damaged: {error}. Choose another "
+            f"--step; `python -m trainer checkpoint check {folder}` reads all of them."
+        ) from error
+    except (CheckpointError, OSError) as error:
+        raise UserError(str(error)) from error
+    params = parts["params"]
+    if not raw and parts["ema"]:
+        params = jax.tree.map(lambda e, p: e.astype(p.dtype), parts["ema"], params)
+    elif not raw and any(map(may_keep_averages, filter(_is_of_optimizer, leaves))):
+        params = _of_optimizer(folder, read, number, vocabulary)
+    return Trained(read, number, known[number], params, parts["model_state"])
+
+
+def read_run(folder: Path) -> Config:
+    """Returns the config of a run.
+
+    Args:
+        folder: of the run.
+
+    Raises:
+        UserError: the folder is not that of a run.
+    """
+    if not folder.is_dir():
+        raise UserError(f"There is no folder {folder}. Name the folder of a run.")
+    check_files(folder)
+    if not (folder / "config.yaml").exists():
+        raise UserError(f"{folder} has no config.yaml: it is not the folder of a run.")
+    return configs.load([folder / "config.yaml"])
+
+
+def read_language(folder: Path, read: Config, vocabulary: Sequence[str] = ()) -> LanguageModel:
+    """Returns how the model of a run continues a text.
+
+    Args:
+        folder: of the run.
+        read: its config.
+        vocabulary: the user's packages that the config names.
+
+    Raises:
+        UserError: it is not a language model.
+    """
+    model = as_model(configs.Builder(read, vocabulary).build("model"))
+    language = getattr(model, "language", None)
+    if language is None:
+        node = read.root.kwargs["model"]
+        name = node.name if isinstance(node, Call) else repr(node)
+        raise UserError(
+            f"The model of the run in {folder}, {name}, is not a language model: only one that is, "
+            "such as models.gpt, continues a text. A model of yours says how it does in "
+            "Model.language; see trainer/models/model.py."
+        )
+    return language
+
+
+def read_tokenizer(folder: Path, read: Config, vocabulary: Sequence[str] = ()) -> Tokenizer:
+    """Returns the tokenizer of a run, from its tokenizer.json or else from its data set.
+
+    Args:
+        folder: of the run.
+        read: its config.
+        vocabulary: the user's packages that the config names.
+
+    Raises:
+        UserError: there is none, or it cannot be read.
+    """
+    file = folder / TOKENIZER_FILE
+    if file.exists():
+        from trainer.data.tokenizer import load_tokenizer
+
+        data = read.root.kwargs["data"]
+        end = data.kwargs.get("end_of_text") if isinstance(data, Call) else None
+        try:
+            return load_tokenizer(file, end if isinstance(end, int) else None)
+        except ValueError as error:
+            raise UserError(str(error)) from error
+    tokenizer = getattr(configs.Builder(read, vocabulary).build("data"), "tokenizer", None)
+    if tokenizer is None:
+        raise UserError(
+            f"The run in {folder} has no {TOKENIZER_FILE}, and its data set has no tokenizer, so "
+            "that a prompt cannot be converted to tokens. Set the argument of the data set that "
+            "names its tokenizer."
+        )
+    return tokenizer
+
+
+def tokenizer_text(data: Any) -> str | None:
+    """Returns the tokenizer.json of a data set's tokenizer; None if it has none, or cannot save it.
+
+    Args:
+        data: the data set.
+    """
+    save = getattr(getattr(data, "tokenizer", None), "save", None)
+    if save is None:
+        return None
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / TOKENIZER_FILE
+        save(file)
+        return file.read_text(encoding="utf-8")
+
+
+def _metrics(folder: Path, read: Config) -> dict[int, float | None]:
+    """Returns step -> the value of `best_metric`, or None, for each checkpoint."""
+    known = {info.step: info.metric for info in checkpoint.ls(folder)}
+    best = read.root.kwargs.get("best_metric")
+    # A checkpoint may have been saved before it was evaluated: then only its row has the metric.
+    names = [*(prefix + str(best) for prefix in PREFIXES.values()), str(best)]
+    for row in writers.iterate_metrics(folder) if best is not None else ():
+        if row["step"] in known:
+            values = [float(row[name]) for name in names if name in row]
+            known[row["step"]] = values[0] if values else known[row["step"]]
+    return known
+
+
+def _choose(folder: Path, read: Config, step: str | int, known: dict[int, float | None]) -> int:
+    """Returns the number of the checkpoint that `step` names."""
+    there = ", ".join(map(str, known))
+    if step == "latest":
+        return max(known)
+    if step == "best":
+        metric = read.root.kwargs.get("best_metric")
+        finite = {n: x for n, x in known.items() if x is not None and abs(x) < float("inf")}
+        if metric is None or not finite:
+            why = "its config has no best_metric" if metric is None else f"none has its {metric}"
+            raise UserError(
+                f"No checkpoint in {folder} is the best: {why}. Write --step=latest, or a step: "
+                f"there are {there}."
+            )
+        sign = 1 if read.root.kwargs.get("best_mode", Experiment.best_mode) == "max" else -1
+        return max(finite, key=lambda number: (sign * finite[number], number))
+    if step not in known:
+        raise UserError(f"{folder} has no checkpoint of step {step}; there are {there}.")
+    return int(step)
+
+
+def _is_of_optimizer(leaf: str) -> bool:
+    return leaf.startswith("opt_state/")
+
+
+def _of_optimizer(folder: Path, read: Config, step: int, vocabulary: Sequence[str]) -> Any:
+    """Returns the parameters that the optimizer of a run evaluates."""
+    try:
+        program = load(read, vocabulary)
+        checkpoints = Checkpoints(folder / "checkpoints", read_only=True)
+        state = restore(program, checkpoints, step)
+        return jax.device_get(program.evaluation.params(state))
+    except (CheckpointError, ValueError) as error:
+        raise UserError(
+            "The optimizer of the run keeps averages of the parameters for evaluation, and they "
+            f"cannot be computed: {error}\n--raw reads the parameters that are trained."
+        ) from error
