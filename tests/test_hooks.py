@@ -63,6 +63,36 @@ def test_a_hook_that_raises_ends_the_run_with_its_name_and_loses_nothing(tmp_pat
     assert runs.train(config, workdir, "--allow_changed=config") == 0
 
 
+EVALUATED = "experiment.hooks = [@unruly.Evaluated()]\nunruly.Evaluated.file = '{}'\n"
+
+
+def test_a_hook_at_evaluations_gets_their_results_and_the_averaged_parameters(tmp_path):
+    file, workdir = tmp_path / "notes", tmp_path / "run"
+    more = EVALUATED.format(file) + "experiment.save_every = 5\nexperiment.keep_latest = 20\n"
+    config = runs.write_config(tmp_path, more)
+    assert runs.train(config, workdir, "--until=12") == 75
+    assert runs.train(config, workdir) == 0
+    notes = noted(file)
+    assert [(kept, step) for kept, step, _, _ in notes] == [(0, 5), (0, 10), (12, 15), (12, 20)]
+    rows = {row["step"]: row for row in runs.lines(workdir)}
+    for _, step, metrics, leaves in notes:
+        results = {k: v for k, v in rows[step].items() if k.startswith("eval/")}
+        assert metrics == results and results
+        averages = runs.leaves(checkpoint.load_params(workdir, step, "ema"))
+        assert leaves.keys() == averages.keys()
+        for path, values in leaves.items():
+            np.testing.assert_array_equal(np.float32(values), averages[path])
+
+
+def test_a_hook_that_does_not_fit_the_experiment_is_refused_before_a_folder_is_made(
+    tmp_path, capsys
+):
+    more = EVALUATED.format(tmp_path / "notes") + "unruly.Evaluated.most = 10\n"
+    assert runs.train(runs.write_config(tmp_path, more), tmp_path / "run") == 2
+    assert "hooks[0] does not fit: 20 steps are more than 10." in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
 def test_a_hook_that_is_not_a_function_is_refused(tmp_path, capsys):
     config = runs.write_config(tmp_path, "experiment.hooks = [3]\n")
     assert runs.train(config, tmp_path / "run") == 2

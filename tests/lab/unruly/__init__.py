@@ -28,6 +28,7 @@ __all__ = [
     "branching",
     "note",
     "broken_hook",
+    "Evaluated",
     "raising",
     "deadly",
 ]
@@ -279,3 +280,24 @@ def raising(seed: int, at: int = 6) -> Raising:
 
 def deadly(seed: int, at: int = 0) -> Deadly:
     return Deadly(seed, at)
+
+
+class Evaluated:
+    """A hook that notes what it gets after each evaluation."""
+
+    at = "evaluation"
+
+    def __init__(self, file: str, most: int = 100):
+        self.file, self.most = file, most
+
+    def check(self, experiment):
+        if experiment.steps > self.most:
+            raise ValueError(f"{experiment.steps} steps are more than {self.most}.")
+
+    def bind(self, context):
+        def note(step, metrics, params, model_state):
+            leaves = {path: np.asarray(x).tolist() for path, x in flatten(params).items()}
+            with open(self.file, "a") as file:
+                file.write(json.dumps([context.kept, step, metrics, leaves]) + "\n")
+
+        return note
