@@ -214,6 +214,24 @@ def test_attention_agrees_with_torch(kv_heads: int, torch: Any):
         np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-6)
 
 
+def test_blocks_of_queries_are_attention_as_a_whole():
+    query = jax.random.normal(KEY, (2, 300, 4, 8))
+    key, value = jax.random.normal(jax.random.key(1), (2, 2, 300, 2, 8))
+    documents = jnp.repeat(jnp.arange(3), 100)
+    mask = jnp.broadcast_to(documents[:, None] == documents, (2, 1, 300, 300))
+
+    def run(implementation: str, mask: Any) -> Any:
+        def total(*arrays: jax.Array) -> Any:
+            mixed = attention.attend(*arrays, mask, 0.5, implementation)
+            return jnp.sum(jnp.sin(mixed)), mixed
+
+        return jit(jax.grad(total, (0, 1, 2), has_aux=True))(query, key, value)
+
+    close = functools.partial(np.testing.assert_allclose, rtol=1e-3, atol=1e-5)
+    jax.tree.map(close, run("plain", None), run("xla", None))
+    jax.tree.map(close, run("plain", mask), run("xla", mask))
+
+
 def test_norm_and_swiglu_agree_with_torch(torch: Any):
     random = np.random.default_rng(0)
     x, scale = random.standard_normal((5, 8)), random.standard_normal(8)
