@@ -16,7 +16,6 @@ from trainer.train.hooks import At, Hooks, called_at
 from trainer.train.multihost import broadcast_from_host0, raise_on_all
 from trainer.train.nonfinite import NonFiniteLog, describe
 from trainer.train.pending import CheckedBlock, PendingBlocks
-from trainer.train.restoring import to_save
 from trainer.train.rollback import (
     MOST_ROLLBACKS,
     Counters,
@@ -26,6 +25,7 @@ from trainer.train.rollback import (
     counters_of,
     go_back,
 )
+from trainer.train.saves import Saves
 from trainer.train.services import Blocks, Consensus, Ended, Halted, Observer, StateKeeper
 from trainer.train.stopwatch import Clock, Stopwatch
 from trainer.train.supply import Supply
@@ -81,17 +81,18 @@ class Loop:
         self.writer = writer
         self.consensus = consensus
         self.log = log
-        self._nonfinite_log, self._hooks = nonfinite_log, hooks
+        self._nonfinite_log = nonfinite_log
+        self._hooks = hooks
         self._rollback_log = rollback_log
         self._boundaries = Boundaries(program, rollback_log, until)
         self._vocabulary = vocabulary
         self._observe = observe or (lambda *_: None)
         self._watchdog = watchdog
         self._evaluations = Evaluations(program, writer, consensus, self._watchdog)
-        self._seconds, self._clock = seconds, clock
+        self._seconds = seconds
+        self._clock = clock
         self._newest: dict[str, float] = {}  # the metrics that were written last
         self._counters = Counters()
-        self._behind: str | None = None  # why nothing can be saved now
         # All processes compute the same blocks.
         self._steps_per_call = broadcast_from_host0(program.block_rule.steps)
         # Blocks that the host may be ahead of the devices: enough to keep them busy.
@@ -116,6 +117,16 @@ class Loop:
         use = Utilization(self.program)
         self._stopwatch = Stopwatch(step, data, self._seconds, self._clock, use)
         self._pending = PendingBlocks(self.program, step)
+        self._saves = Saves(
+            self.checkpoints,
+            self.writer,
+            self._nonfinite_log,
+            self._rollback_log,
+            self.consensus,
+            self._watchdog,
+            self._stopwatch.stopped,
+            self.log,
+        )
         # Enough for a block of each of those in flight. Other loops share the devices and the data.
         ahead = 2 * self._steps_per_call if self._clock is None else 0
         self._supply = Supply(ahead, self._pending.busy)
@@ -156,7 +167,7 @@ class Loop:
                 stop = self.consensus.stop
                 due = boundaries.due(step, self._save_now(stop))  # it may have been long
             if due.save:
-                self._save(state, step, metric)
+                self._saves.save(state, step, metric)
             if due.rollback:
                 state = self._apply_rollback(state, step)
         return self._finish(state, step, evaluated)
@@ -228,30 +239,9 @@ class Loop:
             with self._stopwatch.stopped():
                 raise_on_all(lambda: self._hooks.call(at, step, metrics, state))
         except UserError:  # in all processes, which save together
-            self._save(state, step, metric)
+            self._saves.save(state, step, metric)
             self.checkpoints.wait()
             raise
-
-    def _save(self, state: State, step: int, metric: float | None) -> None:
-        self._watchdog.other(f"the save of step {step}")
-        start = time.perf_counter()
-        with self._stopwatch.stopped():
-            if self._all_written():
-                self.checkpoints.save(step, to_save(state), metric=metric)
-        self.consensus.saved(time.perf_counter() - start)
-
-    def _all_written(self) -> bool:
-        """Writes what must be on disk before a state; returns whether that worked.
-
-        The first of several failures is logged.
-        """
-        self.writer.flush()
-        self._nonfinite_log.flush()
-        before = self._behind
-        self._behind = self._rollback_log.flush() or self.writer.behind
-        if self._behind and not before:
-            self.log("Until then no state is saved.")
-        return broadcast_from_host0(self._behind is None)  # only process 0 has the files
 
     # Steps that are not finite.
 
@@ -285,10 +275,10 @@ class Loop:
         self.writer.flush()
         self.checkpoints.wait()
         if self.checkpoints.latest() != step:
-            self._save(state, step, None)
+            self._saves.save(state, step, None)
             self.checkpoints.wait()
         if self.checkpoints.latest() != step:
-            why = self._behind or self.checkpoints.error
+            why = self._saves.behind or self.checkpoints.error
             return self._failed(step, f"The state at step {step} could not be saved: {why}")
         if why := self.writer.error:
             return self._failed(step, f"The metrics up to step {step} could not be written: {why}")
