@@ -58,6 +58,7 @@ benchmarks: $(VENV)/.project
 	$(RUN) -m benchmarks.checkpointing
 	$(RUN) -m benchmarks.nonfinite
 	$(RUN) -m benchmarks.inputs
+	$(RUN) -m benchmarks.chunked_loss
 	$(RUN) -m benchmarks.division
 	$(RUN) -m benchmarks.sweep
 	$(RUN) -m benchmarks.report

@@ -505,14 +505,17 @@ def test_every_block_is_passed_to_the_progress_bar(tmp_path, config, monkeypatch
 
 def test_the_speed_that_is_logged_adds_up_to_the_time_of_the_run(tmp_path):
     # Every line of a run in which a step waits for its data 20 ms: none may claim much more.
+    # Without evaluations in between, in whose time batches would be made.
     more = "experiment.data = @unruly.sleepy()\nunruly.sleepy.seconds = 0.02\n"
-    more += "unruly.sleepy.every = True\nexperiment.log_every = 1\nexperiment.eval_every = 4\n"
+    more += "unruly.sleepy.every = True\nexperiment.log_every = 1\nexperiment.eval_every = 20\n"
     assert runs.train(runs.write_config(tmp_path, more), tmp_path / "run") == 0
     text = (tmp_path / "run" / "metrics.jsonl").read_text()
     rows = [json.loads(line) for line in text.splitlines()]
     speeds = [row["perf/steps_per_second"] for row in rows if "perf/steps_per_second" in row]
     assert len(speeds) == 20
-    assert sum(1 / speed for speed in speeds[1:]) >= 0.9 * 0.02 * 17  # two may be in flight
+    assert (
+        sum(1 / speed for speed in speeds[1:]) >= 0.9 * 0.02 * 15
+    )  # two may be in flight, and two made ahead
 
 
 def test_after_a_kill_the_first_step_is_saved():

@@ -10,6 +10,9 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+AGAIN = "gradient_again"
+"""The name of the scope of a loop that computes nothing in the usual case."""
+
 
 class Head(NamedTuple):
     """What to compute from products of features and a kernel.
@@ -102,7 +105,8 @@ def _backward(head: Head, saved: Any, cotangents: Any) -> Any:
     add = _adding(head, features, kernel, labels, cotangent, smoothing)
     start = jax.tree.map(lambda x: jnp.where(is_known, multiple * x, 0.0), sums)
     # A loop and not a branch, which would keep a second copy of the kernel's gradient.
-    sums = jax.lax.fori_loop(0, jnp.where(is_known, 0, head.count), add, start)
+    with jax.named_scope(AGAIN):
+        sums = jax.lax.fori_loop(0, jnp.where(is_known, 0, head.count), add, start)
     by_features = join(sums.features, features.shape[:1]).astype(features.dtype)
     return by_features, sums.kernel.astype(kernel.dtype), None, None, sums.smoothing
 

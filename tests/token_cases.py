@@ -1,0 +1,112 @@
+"""Cross-entropy in float64 with its gradients by hand, and a language model of one kernel."""
+
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import numpy as np
+import optax
+from scipy.special import logsumexp, softmax
+
+from trainer import data, losses, metrics
+from trainer.engine.experiment import Experiment
+from trainer.engine.program import Program
+from trainer.logits import ChunkedLogits
+
+BATCH, POSITIONS, WIDTH, VOCABULARY = 12, 5, 6, 11
+
+
+class Known(NamedTuple):
+    """Losses [batch, positions], and the gradients of their weighted sum."""
+
+    losses: np.ndarray
+    features: np.ndarray
+    kernel: np.ndarray
+
+
+def known(
+    features: Any,
+    kernel: Any,
+    labels: Any,
+    weights: Any,
+    scale: float = 1.0,
+    soft_cap: float | None = None,
+    z_loss: float = 0.0,
+    smoothing: float = 0.0,
+) -> Known:
+    """Computes the losses and the gradients of their sum with these weights, in float64."""
+    features, kernel, weights = (np.asarray(x, np.float64) for x in (features, kernel, weights))
+    logits: Any = scale * (features @ kernel)
+    slope: Any = scale
+    if soft_cap is not None:
+        logits = soft_cap * np.tanh(logits / soft_cap)
+        slope = scale * (1 - (logits / soft_cap) ** 2)
+    size = kernel.shape[1]
+    target = (1 - smoothing) * np.eye(size)[labels] + smoothing / size
+    denominator: Any = logsumexp(logits, axis=-1, keepdims=True)
+    values = -(target * (logits - denominator)).sum(-1) + z_loss * denominator[..., 0] ** 2
+    probabilities: Any = softmax(logits, axis=-1)
+    by_logits = probabilities * (1 + 2 * z_loss * denominator) - target
+    by_products = weights[..., None] * by_logits * slope
+    return Known(values, by_products @ kernel.T, np.einsum("bpw,bpv->wv", features, by_products))
+
+
+def texts(examples: int, seed: int) -> dict[str, np.ndarray]:
+    """Returns sequences of various lengths, the first third of length 1."""
+    random = np.random.default_rng(seed)
+    lengths = random.integers(POSITIONS + 1, size=examples)
+    lengths[: examples // 3] = 1
+    mask = (np.arange(POSITIONS) < lengths[:, None]).astype(np.float32)
+    label = random.integers(VOCABULARY, size=mask.shape)
+    return {
+        "x": random.normal(size=(*mask.shape, WIDTH)).astype(np.float32),
+        "label": np.where(mask > 0, label, -100).astype(np.int32),
+        "bytes": random.integers(6, size=mask.shape).astype(np.int32),
+        "mask": mask,
+    }
+
+
+TRAIN, TEST = texts(BATCH, 0), texts(BATCH - 1, 1)
+KERNEL = np.random.default_rng(2).normal(size=(WIDTH, VOCABULARY)).astype(np.float32)
+SOFT_CAP, Z_LOSS = 3.0, 0.01
+
+
+def model(chunk: int | None = 7, **changes: Any) -> Any:
+    """Returns a model whose features are the field "x"."""
+    options = {"soft_cap": SOFT_CAP, "z_loss": Z_LOSS, "chunk": chunk} | changes
+
+    def init(key: Any, batch: Any) -> Any:
+        return {"kernel": KERNEL}, {}
+
+    def apply(params: Any, state: Any, batch: Any, *, key: Any, train: bool) -> Any:
+        own: Any = options | ({} if train else {"z_loss": 0.0})
+        return ChunkedLogits(features=batch["x"], kernel=params["kernel"], **own), state
+
+    return SimpleNamespace(init=init, apply=apply)
+
+
+def program(**changes: Any) -> Program:
+    """Returns a program of the whole of `TRAIN` as one batch."""
+    options = {
+        "model": model(),
+        "data": data.ArrayDataset(TRAIN, TEST, batch_size=None, eval_batch_size=4),
+        "loss": losses.softmax_cross_entropy(),
+        "optimizer": optax.sgd(1.0),
+        "metrics": {
+            "accuracy": metrics.accuracy(),
+            "perplexity": metrics.perplexity(),
+            "bits_per_byte": metrics.bits_per_byte(),
+        },
+        "steps": 4,
+        "log_every": 1,
+        "eval_every": 4,
+        "save_every": 4,
+    }
+    return Program(Experiment(**(options | changes)))
+
+
+def one_step(program: Program) -> tuple[np.ndarray, dict[str, float]]:
+    """Returns the kernel after the first step, and the metrics of the step."""
+    state = program.init()
+    batch = program.feed.to_devices(next(program.feed.batches(0)))
+    state, values = program.step(state, batch)
+    return np.asarray(state.params["kernel"]), {name: float(x) for name, x in values.items()}
