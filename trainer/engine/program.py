@@ -18,6 +18,7 @@ from trainer.engine.experiment import Experiment
 from trainer.engine.feed import Feed
 from trainer.engine.first_state import FirstState
 from trainer.engine.inputs import Inputs
+from trainer.engine.memory import StepMemory, of_compiled
 from trainer.engine.step import State, train_step
 from trainer.engine.step_metrics import StepMetrics
 
@@ -161,10 +162,9 @@ class Program:
         if self.experiment.on_nonfinite == "halt":
             self._compile_check(state)
 
-    def temporary_bytes(self) -> int | None:
-        """Returns the bytes of a compiled step besides its state; None if they are not known."""
-        analysis = (self._block or self._step).memory_analysis()
-        return None if analysis is None else analysis.temp_size_in_bytes
+    def compiled_memory(self) -> StepMemory | None:
+        """Returns the memory that a compiled step takes on a device; None if it is not known."""
+        return of_compiled(self._block or self._step)
 
     def _compile_check(self, state: State) -> None:
         check = jax.jit(lambda params: all_finite(self.experiment.optimizer.trainable(params)))

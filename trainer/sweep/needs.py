@@ -63,4 +63,5 @@ def measure(group: ProgramGroup, vocabulary: Sequence[str] = ()) -> Needs:
         state, _ = program.advance(state, block)
         jax.block_until_ready(state)
         seconds.append((time.perf_counter() - start) / steps)
-    return Needs(min(seconds[1:]), program.temporary_bytes())
+    memory = program.compiled_memory()
+    return Needs(min(seconds[1:]), None if memory is None else memory.temporary)
