@@ -57,6 +57,10 @@ ARGUMENTS: dict[str, list[str]] = {
     "data.ArrayDataset": ["{train: !audited.arrays {}, test: !audited.arrays {}, batch_size: 2}"],
     "data.digits": ["{}", "{data_dir: DATA}", "{data_dir: DATA/empty}"],
     "data.fashion_mnist": ["{}", "{data_dir: DATA}"],
+    "data.text": ["{}", "{data_dir: DATA}"],
+    "data.tokens": [
+        "{train: DATA/shards/train_*.bin, test: DATA/shards/test_000000.bin, length: 4}"
+    ],
     "space.log_uniform": ["{low: 0.1, high: 1.0, points: 3}"],
     "space.uniform": ["{low: 0.1, high: 1.0, points: 3}"],
     "space.integers": ["{low: 1, high: 3}"],

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from trainer import data
-from trainer.data import arrays, prepare
+from trainer.data import arrays, order, prepare
 from trainer.data.images import Pixels
 
 DEBIAN = Path("/usr/share/datasets/fashion-mnist")
@@ -62,21 +62,21 @@ def test_random_words_are_those_of_philox():
     for seed, number, purpose in [(0, 0, 0), (7, 3, 1), (-1, 2**40, 5), (2**63, 0, 1)]:
         start = purpose << 192
         blocks = [philox((seed % 2**64, number), start + i) for i in (1, 2)]
-        words = arrays.random_words(seed, number, purpose, 8)
+        words = order.random_words(seed, number, purpose, 8)
         assert words.tolist() == blocks[0] + blocks[1]
 
 
 def test_equal_random_words_keep_their_order(monkeypatch):
     words = np.random.default_rng(0).integers(0, 30, 500).astype(np.uint64)
-    monkeypatch.setattr(arrays, "random_words", lambda *_: words)
-    assert arrays.permutation(0, 0, 500).tolist() == sorted(range(500), key=lambda i: words[i])
+    monkeypatch.setattr(order, "random_words", lambda *_: words)
+    assert order.permutation(0, 0, 500).tolist() == sorted(range(500), key=lambda i: words[i])
 
 
 def test_a_permutation_is_the_order_of_the_random_words():
-    order = arrays.permutation(3, 5, 100)
-    assert sorted(order.tolist()) == list(range(100))
-    words = arrays.random_words(3, 5, 0, 100)
-    assert (np.diff(words[order].astype(object)) >= 0).all()
+    indices = order.permutation(3, 5, 100)
+    assert sorted(indices.tolist()) == list(range(100))
+    words = order.random_words(3, 5, 0, 100)
+    assert (np.diff(words[indices].astype(object)) >= 0).all()
 
 
 # The stream.
@@ -227,7 +227,7 @@ def test_images_are_scaled_by_mean_and_deviation():
 def test_crops_and_flips_equal_those_of_a_plain_loop(crop: int, flip: bool):
     images = np.random.default_rng(0).integers(1, 256, size=(30, 5, 4, 3)).astype(np.uint8)
     indices = np.random.default_rng(1).integers(30, size=400)
-    words = arrays.random_words(1, 2, 3, 400)
+    words = order.random_words(1, 2, 3, 400)
     seen = Pixels(unit=1.0, crop=crop, flip=flip).gather(images, indices, words)
     assert seen.flags.c_contiguous  # or jax copies it once more
     places, mirrored = set(), 0

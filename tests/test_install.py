@@ -98,7 +98,7 @@ def test_the_wheel_holds_both_packages_whole_and_nothing_else(wheel: Path) -> No
     scripts = ("page.js", "figures.js", "filter.js", "selection.js", "trials.js")
     page = {f"trainer/report/html/{name}" for name in ("page.css", *scripts)}
     typed = {"trainer/py.typed", "optim/py.typed"}  # type checkers read our annotations
-    assert others == typed | page
+    assert others == typed | page | {"trainer/data/shakespeare.txt.bz2"}
 
 
 def test_the_wheel_names_its_license_and_holds_it(wheel: Path) -> None:

@@ -1,8 +1,10 @@
-"""The data sets a config can name; they are in memory, and a batch depends on its step only."""
+"""The data sets a config can name; a batch depends on its step only."""
 
 from trainer.data.arrays import ArrayDataset
 from trainer.data.digits import digits
 from trainer.data.fashion_mnist import fashion_mnist
+from trainer.data.text import text
 from trainer.data.tfds_arrays import tfds
+from trainer.data.tokens import tokens
 
-__all__ = ["ArrayDataset", "digits", "fashion_mnist", "tfds"]
+__all__ = ["ArrayDataset", "digits", "fashion_mnist", "text", "tfds", "tokens"]

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from trainer.data.images import Pixels
+from trainer.data.order import permutation, process_rows, random_words
 
 
 class ArrayDataset:
@@ -124,7 +125,7 @@ class ArrayDataset:
             batch_index: the index of the first batch, from 0.
             seed: the seed of the order and of augmentation.
         """
-        rows = self._rows(self.batch_size)
+        rows = process_rows(self.batch_size, self._name)
         order = _Order(seed, self.num_examples)
         random = any(pixels.random for pixels in self._pixels.values())
         # From batch index and seed alone, so that a resumed run reads the same batches.
@@ -144,7 +145,7 @@ class ArrayDataset:
         Args:
             split: one of `splits`.
         """
-        rows, count = self._rows(self.eval_batch_size), self.splits[split]
+        rows, count = process_rows(self.eval_batch_size, self._name), self.splits[split]
         for start in range(0, count, self.eval_batch_size):
             indices = np.arange(start, start + self.eval_batch_size)[rows]
             real = indices < count
@@ -154,19 +155,6 @@ class ArrayDataset:
             if "mask" in batch:
                 mask = batch["mask"] * mask.reshape(-1, *[1] * (batch["mask"].ndim - 1))
             yield {**batch, "mask": mask}
-
-    def _rows(self, batch_size: int) -> slice:
-        """Returns the slice of a batch of all processes that is this process's shard."""
-        import jax
-
-        processes = jax.process_count()
-        if batch_size % processes:
-            raise ValueError(
-                f"{self._name} divides a batch among {processes} processes, but the batch size is "
-                f"{batch_size}. Choose a multiple of {processes}."
-            )
-        shard = batch_size // processes
-        return slice(jax.process_index() * shard, (jax.process_index() + 1) * shard)
 
     def _seen(
         self, split: Mapping[str, np.ndarray], indices: np.ndarray, words: np.ndarray | None
@@ -198,42 +186,6 @@ class _Order:
             rest = self._permutation(epoch + 1)[: count - len(indices)]
             indices = np.concatenate([indices, rest])
         return indices
-
-
-def random_words(seed: int, number: int, purpose: int, count: int) -> np.ndarray:
-    """Returns `count` random words, uint64, as a pure function of the other arguments.
-
-    The words are the raw output of Philox4x64-10, which no version of numpy may change.
-
-    Args:
-        seed: any integer.
-        number: an epoch or a batch index, from 0.
-        purpose: distinguishes independent uses of one seed and number.
-        count: number of words.
-    """
-    key = np.array([seed % 2**64, number], np.uint64)
-    # Philox counts in the first word, so that purposes never share a counter: 0 is the order, 1 are
-    # crops and flips, 2 is the cut of the validation split.
-    return np.random.Philox(key=key, counter=[0, 0, 0, purpose]).random_raw(count)
-
-
-def permutation(seed: int, epoch: int, size: int) -> np.ndarray:
-    """Returns the order of the examples in an epoch, a pure function of the arguments.
-
-    Args:
-        seed: the seed of the data.
-        epoch: the number of the epoch, from 0.
-        size: the number of examples.
-
-    Returns:
-        The indices of the examples, int [size], in the order of the epoch.
-    """
-    words = random_words(seed, epoch, 0, size)
-    order = np.argsort(words)  # a third of the time of a stable sort
-    ordered = words[order]
-    if (ordered[1:] == ordered[:-1]).any():
-        order = np.argsort(words, kind="stable")  # it has one result, also for equal words
-    return order
 
 
 def _choose(share: float, seed: int, count: int, name: str) -> np.ndarray:

@@ -8,7 +8,7 @@ import io
 from pathlib import Path
 
 from trainer.data.arrays import ArrayDataset
-from trainer.data.folders import data_root
+from trainer.data.folders import data_root, prepare_aside
 from trainer.data.images import Pixels
 from trainer.data.tfds_arrays import Splits, read
 
@@ -76,8 +76,6 @@ def _load(root: Path) -> Splits:
         splits = read(directory)
         if _digest(splits) == _SHA256:
             return splits
-    from trainer.data.prepare import prepare_aside
-
     try:
         prepare_aside(root, _build)
     except OSError as error:
@@ -105,6 +103,8 @@ def _build(aside: Path) -> Path:
     # TFDS prints to standard output, which belongs to the command.
     with contextlib.redirect_stdout(io.StringIO()):
         builder.download_and_prepare()
+    # Raises for damaged records, and saves the arrays beside them.
+    read(Path(builder.data_dir))
     return Path(builder.data_dir)
 
 

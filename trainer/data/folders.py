@@ -1,11 +1,13 @@
-"""Finds prepared data sets, and checks a folder before TFDS reads it."""
+"""Finds prepared data sets, moves them to their place, and checks a folder before TFDS reads it."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
-from collections.abc import Iterator
+import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +45,39 @@ def data_root(data_dir: str | None = None) -> Path:
         return Path(folder).expanduser().absolute()
     except (RuntimeError, OSError) as error:
         raise ValueError(f"There is no directory {folder!r} for data sets: {error}") from error
+
+
+def prepare_aside(root: Path, build: Callable[[Path], Path]) -> Path:
+    """Prepares a data set aside, then moves it to its place in one step.
+
+    Several processes may do this at once: the last to come finds a data set in its place, and
+    replaces it by an equal one. A process that is killed leaves nothing in that place.
+
+    Args:
+        root: the directory where data sets are kept.
+        build: called with an empty directory, prepares in it, checks that what it prepared can be
+            read, and returns its directory, below it.
+
+    Returns:
+        The directory of the data set, below `root`.
+
+    Raises:
+        OSError: `root` cannot be written.
+        ValueError: `build` cannot read what it prepared.
+    """
+    root.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".preparing-", dir=root) as aside:
+        fresh = build(Path(aside))
+        place = root / fresh.relative_to(aside)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            os.rename(fresh, place)
+        except OSError:  # something is there: whole, or damaged
+            with contextlib.suppress(OSError):
+                os.rename(place, Path(aside) / "replaced")
+            with contextlib.suppress(OSError):  # another process was faster
+                os.rename(fresh, place)
+    return place
 
 
 def prepared_directory(name: str, root: Path) -> Path | None:

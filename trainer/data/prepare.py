@@ -1,183 +1,20 @@
-"""Prepares a data set of TFDS as array_record: `python -m trainer.data.prepare fashion_mnist`."""
+"""Prepares a data set on disk: `python -m trainer.data.prepare fashion_mnist` or `... text FILES`.
+
+The name of a data set of TFDS is prepared as array_record, and texts as shards of tokens.
+"""
 
 from __future__ import annotations
 
 import argparse
-import contextlib
-import importlib.util
-import io
-import os
-import struct
 import sys
-import tempfile
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
-from trainer.data.folders import data_root, prepared_directory
+from trainer.data.documents import find_documents
+from trainer.data.folders import data_root, prepare_aside, prepared_directory
+from trainer.data.prepare_tfds import prepare
+from trainer.data.text import SHARD_TOKENS, TextPlan
 from trainer.data.tfds_arrays import read
-from trainer.messages import DONE, FAILED
-
-# Debian's package has the original files with another gzip header: name and time are left out.
-_DEBIAN = Path("/usr/share/datasets/fashion-mnist")
-_FASHION_TIMES = {
-    "train-images-idx3-ubyte": 1504176606,
-    "train-labels-idx1-ubyte": 1504176606,
-    "t10k-images-idx3-ubyte": 1504176627,
-    "t10k-labels-idx1-ubyte": 1504176627,
-}
-
-
-def prepare_aside(root: Path, build: Callable[[Path], Path]) -> Path:
-    """Prepares a data set aside, then moves it to its place in one step.
-
-    Several processes may do this at once: the last to come finds a data set in its place, and
-    replaces it by an equal one. A process that is killed leaves nothing in that place.
-
-    Args:
-        root: the directory where data sets are kept.
-        build: called with an empty directory, prepares in it and returns the directory of the
-            version, below it.
-
-    Returns:
-        The directory of the version, below `root`.
-
-    Raises:
-        OSError: `root` cannot be written.
-        ValueError: the prepared data set cannot be read.
-    """
-    root.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=".preparing-", dir=root) as aside:
-        fresh = build(Path(aside))
-        # Before the move: raises for damaged records, and saves the arrays beside them.
-        read(fresh)
-        place = root / fresh.relative_to(aside)
-        place.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            os.rename(fresh, place)
-        except OSError:  # something is there: whole, or damaged
-            with contextlib.suppress(OSError):
-                os.rename(place, Path(aside) / "replaced")
-            with contextlib.suppress(OSError):  # another process was faster
-                os.rename(fresh, place)
-    return place
-
-
-def prepare(name: str, root: Path, files: Path | None = None) -> Path:
-    """Prepares a data set by its unmodified TFDS builder.
-
-    Args:
-        name: the name in TFDS.
-        root: the directory where data sets are kept.
-        files: a directory with the files that the builder would download; None for the network, or,
-            for fashion_mnist, Debian's package dataset-fashion-mnist where it is installed.
-
-    Returns:
-        The directory of the prepared version.
-
-    Raises:
-        ValueError: the files can neither be found nor downloaded, or differ from the originals.
-    """
-    import tensorflow_datasets
-    from tensorflow_datasets.core.download.download_manager import NonMatchingChecksumError
-
-    if files is None and name == "fashion_mnist" and _DEBIAN.is_dir():
-        files = _DEBIAN
-
-    def build(aside: Path) -> Path:
-        builder = tensorflow_datasets.builder(name, data_dir=aside, file_format="array_record")
-        # Extracted files are named by plain file name: one directory for each data set.
-        config = tensorflow_datasets.download.DownloadConfig(
-            extract_dir=aside / "extracted",
-            manual_dir=_manual_files(files, aside / "manual") if files else None,
-            force_checksums_validation=True,
-            try_download_gcs=False,
-        )
-        if files is None:
-            _check_network(builder)
-        tensorflow_datasets.display_progress_bar(sys.stderr.isatty())
-        with _without_tensorflow(), contextlib.redirect_stdout(io.StringIO()):
-            builder.download_and_prepare(download_dir=aside / "downloads", download_config=config)
-        return Path(builder.data_dir)
-
-    try:
-        return prepare_aside(root, build)
-    except (NonMatchingChecksumError, tensorflow_datasets.download.DownloadError) as error:
-        raise ValueError(str(error).splitlines()[0]) from error
-
-
-def _manual_files(files: Path, directory: Path) -> Path:
-    """Copies downloaded files, with their original gzip headers where Debian changed them."""
-    directory.mkdir()
-    for file in sorted(files.iterdir()):
-        content = file.read_bytes()
-        time = _FASHION_TIMES.get(file.stem)
-        if file.suffix == ".gz" and time is not None and content[:4] == b"\x1f\x8b\x08\x00":
-            # RFC 1952: magic, deflate, FNAME; the time; no extra flags, Unix. Ten bytes without the
-            # name.
-            header = b"\x1f\x8b\x08\x08" + struct.pack("<I", time) + b"\x00\x03"
-            content = header + file.stem.encode() + b"\0" + content[10:]
-        (directory / file.name).write_bytes(content)
-    return directory
-
-
-def _check_network(builder: Any) -> None:
-    """Raises a ValueError at once where tfds would retry for minutes."""
-    import requests
-
-    for url in list(builder.url_infos)[:1]:
-        try:
-            requests.head(url, timeout=15)
-        except requests.RequestException as error:
-            raise ValueError(
-                f"{url} cannot be reached ({type(error).__name__}). Run this where there is a "
-                "network, or name a directory that has the files by --files. For fashion_mnist, "
-                "Debian's package has them: apt-get install dataset-fashion-mnist."
-            ) from error
-
-
-@contextlib.contextmanager
-def _without_tensorflow() -> Iterator[None]:
-    """Replaces the functions of TensorFlow that the builder uses, if it is not installed.
-
-    These open files, for extraction and for the data sets of the MNIST family, and encode images as
-    PNG, which is lossless.
-    """
-    if importlib.util.find_spec("tensorflow"):
-        yield
-        return
-    from PIL import Image
-    from tensorflow_datasets.core.download import extractor
-    from tensorflow_datasets.core.features import image_feature
-    from tensorflow_datasets.image_classification import mnist
-
-    def encode(self: Any, image: Any) -> bytes:
-        if self.encoding_format != "png":
-            raise ValueError(
-                f"Encoding images as {self.encoding_format} needs TensorFlow, which is absent."
-            )
-        buffer = io.BytesIO()
-        Image.fromarray(image[..., 0] if image.shape[-1] == 1 else image).save(buffer, format="png")
-        return buffer.getvalue()
-
-    tensorflow = SimpleNamespace(
-        io=SimpleNamespace(gfile=SimpleNamespace(GFile=open)),
-        compat=SimpleNamespace(as_text=str),
-    )
-    places = (
-        (extractor, "tf", tensorflow),
-        (mnist, "tf", tensorflow),
-        (image_feature._ImageEncoder, "_encode_image", encode),
-    )
-    before = [getattr(owner, name) for owner, name, _ in places]
-    try:
-        for owner, name, value in places:
-            setattr(owner, name, value)
-        yield
-    finally:
-        for (owner, name, _), value in zip(places, before, strict=True):
-            setattr(owner, name, value)
+from trainer.messages import DONE, FAILED, MISTAKE, printable
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -187,16 +24,85 @@ def main(arguments: list[str] | None = None) -> int:
         arguments: the command line without the program's name; None for that of this process.
 
     Returns:
-        The exit code: 0, or 1 if the data set cannot be prepared or read.
+        The exit code: 0; 1 if the data set cannot be prepared or read; or 2 if a text cannot be
+        prepared as the command says.
     """
+    arguments = sys.argv[1:] if arguments is None else arguments
+    if arguments[:1] == ["text"]:
+        return _prepare_text(_text_parser().parse_args(arguments[1:]))
+    return _prepare_tfds(_tfds_parser().parse_args(arguments))
+
+
+def _tfds_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m trainer.data.prepare",
-        description="Prepares a data set of TFDS as array_record, for data.tfds.",
+        description="Prepares a data set of TFDS as array_record, for data.tfds; or texts as "
+        "shards of tokens, for data.tokens: `python -m trainer.data.prepare text --help`.",
     )
-    parser.add_argument("name", help="its name in TFDS, such as fashion_mnist")
+    parser.add_argument("name", help="its name in TFDS, such as fashion_mnist; or text")
     parser.add_argument("--data_dir", help="default: $LOCKSTEP_DATA_DIR or ~/.cache/lockstep/data")
     parser.add_argument("--files", type=Path, help="a directory with the files to download")
-    options = parser.parse_args(arguments)
+    return parser
+
+
+def _text_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m trainer.data.prepare text",
+        description="Writes the tokens of texts as shards in the layout of llm.c, and their "
+        "tokenizer.json, for data.tokens.",
+    )
+    parser.add_argument("files", nargs="+", help="files, folders or globs; a file is a document")
+    parser.add_argument("--out", type=Path, required=True, help="the folder to write, a new one")
+    parser.add_argument("--tokenizer", default="bytes", help="bytes, bpe or a tokenizer.json")
+    parser.add_argument("--vocab_size", type=int, help="tokens of the BPE, 4096 by default")
+    parser.add_argument("--separator", help="the text between two documents of a file")
+    for split in ("validation", "test"):
+        share = "share of the bytes, by document; 0 for no such split; default: 0.05"
+        parser.add_argument(f"--{split}", type=float, default=0.05, help=share)
+    parser.add_argument("--split_seed", type=int, default=0, help="which documents these are")
+    parser.add_argument("--end_of_text", type=int, help="of a tokenizer.json, if not found by name")
+    parser.add_argument(
+        "--shard_tokens", type=int, default=SHARD_TOKENS, help=f"default: {SHARD_TOKENS}"
+    )
+    return parser
+
+
+def _prepare_text(options: argparse.Namespace) -> int:
+    try:
+        out = options.out.expanduser().absolute()
+        if out.exists():
+            raise ValueError(f"{out} exists. Name a new folder as --out.")
+        if not 1 <= options.shard_tokens < 2**31:
+            raise ValueError(
+                f"--shard_tokens is {options.shard_tokens}, but a shard has from 1 to 2**31 - 1 "
+                "tokens."
+            )
+        plan = TextPlan(
+            documents=find_documents(options.files, options.separator),
+            tokenizer=options.tokenizer,
+            vocab_size=options.vocab_size,
+            validation=options.validation or None,
+            test=options.test or None,
+            split_seed=options.split_seed,
+            end_of_text=options.end_of_text,
+        )
+        counts: dict[str, int] = {}
+
+        def build(aside: Path) -> Path:
+            (aside / out.name).mkdir()
+            counts.update(plan.write(aside / out.name, options.shard_tokens))
+            return aside / out.name
+
+        prepare_aside(out.parent, build)
+    except (ValueError, OSError) as error:
+        print(f"The text was not prepared: {printable(str(error))}", file=sys.stderr)
+        return FAILED if isinstance(error, OSError) else MISTAKE
+    said = ", ".join(f"{count:,} {split}" for split, count in counts.items())
+    print(printable(f"The text is ready in {out}: {said} tokens."))
+    return DONE
+
+
+def _prepare_tfds(options: argparse.Namespace) -> int:
     try:
         root = data_root(options.data_dir)
         directory = prepared_directory(options.name, root)

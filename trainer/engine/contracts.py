@@ -68,6 +68,34 @@ def check_components(experiment: Any) -> None:
         _check_mask(spec["mask"], size, "The element_spec of the data set has")
 
 
+def check_language(model: Any, data: Any) -> None:
+    """Checks that a language model knows the tokens of a data set, and takes its sequences.
+
+    Args:
+        model: the model; one without an attribute `language` is not checked.
+        data: the data set; what it does not say, as `vocab_size`, is not checked.
+
+    Raises:
+        ValueError: the model has fewer tokens or positions.
+    """
+    language = getattr(model, "language", None)
+    vocab_size = getattr(data, "vocab_size", None)
+    length = getattr(data, "tokens_per_example", None)
+    if language is None:
+        return
+    if vocab_size is not None and vocab_size > language.vocab_size:
+        raise ValueError(
+            f"The data set has {vocab_size} different tokens, but the model knows "
+            f"{language.vocab_size}. Set the model's vocab_size to at least {vocab_size}."
+        )
+    if length is not None and length > language.max_length:
+        raise ValueError(
+            f"The data set has sequences of {length} tokens, but the model takes at most "
+            f"{language.max_length}. Set the model's max_length to at least {length}, or choose a "
+            "smaller length of the data set."
+        )
+
+
 def check_metrics(metrics: Any, field: str) -> None:
     """Checks the metrics of an experiment.
 

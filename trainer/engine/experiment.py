@@ -13,6 +13,7 @@ import optim
 from trainer import models
 from trainer.config import Builder, Call, Config, ConfigError, Units, build_errors
 from trainer.data.absent import DataAbsent
+from trainer.engine.contracts import check_language
 from trainer.engine.splits import best_row, split_sizes
 from trainer.protocols import Dataset, Loss, Model, members
 from trainer.writers import check_names
@@ -165,6 +166,7 @@ class Experiment:
                 )
         # A frozen dataclass does not allow self.model = ...
         object.__setattr__(self, "model", as_model(self.model))
+        check_language(self.model, self.data)
         object.__setattr__(self, "optimizer", as_optimizer(self.optimizer))
 
     @property

@@ -1,0 +1,215 @@
+"""The documents of local files, and their division into training, validation and test."""
+
+from __future__ import annotations
+
+import glob
+import hashlib
+import itertools
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from trainer.data import shakespeare
+from trainer.data.order import random_words
+
+
+@dataclass(frozen=True)
+class Documents:
+    """The documents of files, which are read one file at a time.
+
+    Args:
+        files: each is a document, or several; empty for Shakespeare's works.
+        separator: what stands between two documents of a file; None if a file is one document.
+    """
+
+    files: tuple[Path, ...]
+    separator: str | None = None
+
+    def __iter__(self) -> Iterator[bytes]:
+        """Yields the documents in the order of the files.
+
+        Raises:
+            ValueError: a file cannot be read or is not UTF-8 although it is divided, a document is
+                empty, or the separator is nowhere.
+        """
+        if not self.files:
+            yield from shakespeare.works()
+            return
+        found = False
+        for path in self.files:
+            content = _read(path)
+            if self.separator is None:
+                yield content
+                continue
+            pieces = content.split(self.separator.encode())
+            found = found or len(pieces) > 1
+            if len(pieces) > 1 and not pieces[-1].strip():
+                pieces.pop()  # the separator ends the last document
+            for number, piece in enumerate(pieces, 1):
+                if not piece.strip():
+                    raise ValueError(
+                        f"{path} has an empty document, number {number} of the {len(pieces)} that "
+                        f"are separated by {self.separator!r}. Remove one of its separators."
+                    )
+                yield piece
+        if self.separator is not None and not found:
+            raise ValueError(
+                f"The separator {self.separator!r} is in none of the {len(self.files)} files. "
+                "Leave it out to make each file a document."
+            )
+
+    def digest(self) -> str:
+        """Returns the sha256 of all documents."""
+        if not self.files:
+            return shakespeare.SHA256
+        digest = hashlib.sha256()
+        for document in self:
+            digest.update(hashlib.sha256(document).digest())
+        return digest.hexdigest()
+
+
+def find_documents(files: str | Sequence[str] | None, separator: str | None) -> Documents:
+    """Finds the files that paths, folders and globs name.
+
+    Args:
+        files: paths of files, of folders (all files below them, but none whose name or folder
+            begins with a dot) or globs; None for Shakespeare's works.
+        separator: what stands between two documents of a file; None if a file is one document.
+
+    Raises:
+        ValueError: there is no such file, a file is empty or not a regular file, or the separator
+            is empty or has no files.
+    """
+    if separator is not None and (not separator or files is None):
+        raise ValueError(
+            "separator divides the files into documents, and must be a text such as "
+            f"'<|endoftext|>'; got {separator!r} for files={files!r}. Leave it out to make each "
+            "file a document."
+        )
+    if files is None:
+        return Documents(())
+    found: list[Path] = []
+    for pattern in [files] if isinstance(files, str) else files:
+        given = os.path.expanduser(pattern)
+        # A name may have the characters of a glob.
+        matches = [given] if os.path.exists(given) else sorted(glob.glob(given, recursive=True))
+        below = [path for match in matches for path in _files_of(Path(match))]
+        if not below:
+            raise ValueError(
+                f"files has {pattern!r}, where there is no file in {Path.cwd()}. Give paths of "
+                "texts, of folders with texts, or globs such as 'books/*.txt'."
+            )
+        found += below
+    if not found:
+        raise ValueError("files is an empty list. Give at least one file, folder or glob.")
+    for path in found:
+        if not path.is_file():  # opening a pipe would wait for its writer
+            raise ValueError(f"files has {str(path)!r}, which is not a regular file.")
+        if path.stat().st_size == 0:
+            raise ValueError(f"{path} is empty, and an empty document has nothing to learn.")
+    return Documents(tuple(found), separator)
+
+
+def _files_of(path: Path) -> list[Path]:
+    if not path.is_dir():
+        return [path]
+    found: list[Path] = []
+    for folder, folders, names in os.walk(path):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        found += [Path(folder) / name for name in names if not name.startswith(".")]
+    return sorted(found)
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise ValueError(f"{path} cannot be read ({error.strerror}).") from error
+
+
+Part = tuple[int, int | None, int | None]
+"""The number of a document, and the first byte and the end of the part of it; None for its own."""
+
+
+def divide(documents: Documents, shares: Mapping[str, float], seed: int) -> dict[str, list[Part]]:
+    """Divides documents into a training split and others.
+
+    The others take whole documents in a random order, as long as each brings their bytes nearer to
+    their share. A split for which the documents are too long is cut from the end of the longest
+    document, at the end of a line if one is near.
+
+    Args:
+        documents: the documents.
+        shares: split -> its share of the bytes, above 0; together less than 1.
+        seed: of the random order.
+
+    Returns:
+        "train" and the splits -> their parts, in the order of the documents.
+
+    Raises:
+        ValueError: the text is too short for these shares.
+    """
+    sizes = [len(document) for document in documents]
+    order = np.argsort(random_words(seed, 0, 2, len(sizes)), kind="stable").tolist()
+    owner: dict[int, str] = {}
+    cut: list[str] = []
+    for split, share in shares.items():
+        target, taken = share * sum(sizes), 0
+        for document in order:
+            if document in owner:
+                continue
+            if len(owner) == len(sizes) - 1:
+                break  # the last one is to train on
+            if abs(taken + sizes[document] - target) >= abs(taken - target):
+                break
+            owner[document] = split
+            taken += sizes[document]
+        if not taken:
+            cut.append(split)
+    parts: dict[str, list[Part]] = {split: [] for split in ("train", *shares)}
+    longest = max((x for x in order if x not in owner), key=lambda x: (sizes[x], -x))
+    bounds = _bounds(documents, longest, [shares[split] * sum(sizes) for split in cut])
+    for document in range(len(sizes)):
+        if document == longest and cut:
+            for split, start, stop in zip(["train", *cut], bounds, bounds[1:], strict=True):
+                parts[split].append((document, start, stop))
+        else:
+            parts[owner.get(document, "train")].append((document, None, None))
+    return parts
+
+
+def _bounds(documents: Documents, number: int, sizes: Sequence[float]) -> list[int]:
+    """Returns where the parts of a document begin and end, of which the last have these sizes."""
+    text = next(x for index, x in enumerate(documents) if index == number)
+    bounds = [0]
+    for index, size in enumerate(sizes):
+        place = max(len(text) - round(sum(sizes[index:])), 0)
+        line = text.find(b"\n", place, place + min(2000, round(size / 10))) + 1
+        place = line or place
+        while place < len(text) and text[place] & 0xC0 == 0x80:
+            place += 1  # within a character
+        bounds.append(place)
+    bounds.append(len(text))
+    if any(start >= stop for start, stop in itertools.pairwise(bounds)):
+        raise ValueError(
+            f"The longest document to train on has {len(text)} bytes, of which no validation and "
+            f"test splits of {', '.join(f'{size:.0f}' for size in sizes)} bytes can be cut. Give "
+            "more text, or other shares as `validation` and `test`; None makes no such split."
+        )
+    return bounds
+
+
+def read_parts(documents: Documents, parts: Sequence[Part]) -> Iterator[bytes]:
+    """Yields the documents of a split.
+
+    Args:
+        documents: the documents.
+        parts: those of the split, as `divide` returned them.
+    """
+    wanted = {number: slice(start, stop) for number, start, stop in parts}
+    for number, document in enumerate(documents):
+        if number in wanted:
+            yield document[wanted[number]]

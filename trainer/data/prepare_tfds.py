@@ -1,0 +1,143 @@
+"""Prepares a data set of TFDS as array_record, by its unmodified builder."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import io
+import struct
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from trainer.data.folders import prepare_aside
+from trainer.data.tfds_arrays import read
+
+# Debian's package has the original files with another gzip header: name and time are left out.
+_DEBIAN = Path("/usr/share/datasets/fashion-mnist")
+_FASHION_TIMES = {
+    "train-images-idx3-ubyte": 1504176606,
+    "train-labels-idx1-ubyte": 1504176606,
+    "t10k-images-idx3-ubyte": 1504176627,
+    "t10k-labels-idx1-ubyte": 1504176627,
+}
+
+
+def prepare(name: str, root: Path, files: Path | None = None) -> Path:
+    """Prepares a data set by its unmodified TFDS builder.
+
+    Args:
+        name: the name in TFDS.
+        root: the directory where data sets are kept.
+        files: a directory with the files that the builder would download; None for the network, or,
+            for fashion_mnist, Debian's package dataset-fashion-mnist where it is installed.
+
+    Returns:
+        The directory of the prepared version.
+
+    Raises:
+        ValueError: the files can neither be found nor downloaded, or differ from the originals.
+    """
+    import tensorflow_datasets
+    from tensorflow_datasets.core.download.download_manager import NonMatchingChecksumError
+
+    if files is None and name == "fashion_mnist" and _DEBIAN.is_dir():
+        files = _DEBIAN
+
+    def build(aside: Path) -> Path:
+        builder = tensorflow_datasets.builder(name, data_dir=aside, file_format="array_record")
+        # Extracted files are named by plain file name: one directory for each data set.
+        config = tensorflow_datasets.download.DownloadConfig(
+            extract_dir=aside / "extracted",
+            manual_dir=_manual_files(files, aside / "manual") if files else None,
+            force_checksums_validation=True,
+            try_download_gcs=False,
+        )
+        if files is None:
+            _check_network(builder)
+        tensorflow_datasets.display_progress_bar(sys.stderr.isatty())
+        with _without_tensorflow(), contextlib.redirect_stdout(io.StringIO()):
+            builder.download_and_prepare(download_dir=aside / "downloads", download_config=config)
+        # Before the move: raises for damaged records, and saves the arrays beside them.
+        read(Path(builder.data_dir))
+        return Path(builder.data_dir)
+
+    try:
+        return prepare_aside(root, build)
+    except (NonMatchingChecksumError, tensorflow_datasets.download.DownloadError) as error:
+        raise ValueError(str(error).splitlines()[0]) from error
+
+
+def _manual_files(files: Path, directory: Path) -> Path:
+    """Copies downloaded files, with their original gzip headers where Debian changed them."""
+    directory.mkdir()
+    for file in sorted(files.iterdir()):
+        content = file.read_bytes()
+        time = _FASHION_TIMES.get(file.stem)
+        if file.suffix == ".gz" and time is not None and content[:4] == b"\x1f\x8b\x08\x00":
+            # RFC 1952: magic, deflate, FNAME; the time; no extra flags, Unix. Ten bytes without the
+            # name.
+            header = b"\x1f\x8b\x08\x08" + struct.pack("<I", time) + b"\x00\x03"
+            content = header + file.stem.encode() + b"\0" + content[10:]
+        (directory / file.name).write_bytes(content)
+    return directory
+
+
+def _check_network(builder: Any) -> None:
+    """Raises a ValueError at once where tfds would retry for minutes."""
+    import requests
+
+    for url in list(builder.url_infos)[:1]:
+        try:
+            requests.head(url, timeout=15)
+        except requests.RequestException as error:
+            raise ValueError(
+                f"{url} cannot be reached ({type(error).__name__}). Run this where there is a "
+                "network, or name a directory that has the files by --files. For fashion_mnist, "
+                "Debian's package has them: apt-get install dataset-fashion-mnist."
+            ) from error
+
+
+@contextlib.contextmanager
+def _without_tensorflow() -> Iterator[None]:
+    """Replaces the functions of TensorFlow that the builder uses, if it is not installed.
+
+    These open files, for extraction and for the data sets of the MNIST family, and encode images as
+    PNG, which is lossless.
+    """
+    if importlib.util.find_spec("tensorflow"):
+        yield
+        return
+    from PIL import Image
+    from tensorflow_datasets.core.download import extractor
+    from tensorflow_datasets.core.features import image_feature
+    from tensorflow_datasets.image_classification import mnist
+
+    def encode(self: Any, image: Any) -> bytes:
+        if self.encoding_format != "png":
+            raise ValueError(
+                f"Encoding images as {self.encoding_format} needs TensorFlow, which is absent."
+            )
+        buffer = io.BytesIO()
+        Image.fromarray(image[..., 0] if image.shape[-1] == 1 else image).save(buffer, format="png")
+        return buffer.getvalue()
+
+    tensorflow = SimpleNamespace(
+        io=SimpleNamespace(gfile=SimpleNamespace(GFile=open)),
+        compat=SimpleNamespace(as_text=str),
+    )
+    places = (
+        (extractor, "tf", tensorflow),
+        (mnist, "tf", tensorflow),
+        (image_feature._ImageEncoder, "_encode_image", encode),
+    )
+    before = [getattr(owner, name) for owner, name, _ in places]
+    try:
+        for owner, name, value in places:
+            setattr(owner, name, value)
+        yield
+    finally:
+        for (owner, name, _), value in zip(places, before, strict=True):
+            setattr(owner, name, value)

@@ -1,0 +1,244 @@
+"""Any local text as a data set of tokens, which are kept on disk."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from trainer.data.byte_tokenizer import ByteTokenizer
+from trainer.data.documents import Documents, divide, find_documents, read_parts
+from trainer.data.folders import data_root, prepare_aside
+from trainer.data.shards import TokenStream, write_shards
+from trainer.data.token_dataset import TokenDataset
+from trainer.data.tokenizer import (
+    FILE,
+    SubwordTokenizer,
+    load_tokenizer,
+    token_dtype,
+    train_bpe,
+)
+
+SHARD_TOKENS = 100_000_000
+_BPE_VOCABULARY = 4096
+_SPLITS = "splits.json"
+
+
+def text(
+    files: str | Sequence[str] | None = None,
+    length: int = 256,
+    batch_size: int = 32,
+    tokenizer: str = "bytes",
+    vocab_size: int | None = None,
+    separator: str | None = None,
+    validation: float | None = 0.05,
+    test: float | None = 0.05,
+    split_seed: int = 0,
+    eval_batch_size: int | None = None,
+    eval_tokens: int | None = None,
+    end_of_text: int | None = None,
+    data_dir: str | None = None,
+) -> TokenDataset:
+    """Returns a text as sequences of tokens, with the fields of a `TokenDataset`.
+
+    Whole documents, drawn at random, are the validation and the test split, as long as each of them
+    brings the size of its split nearer to the share that was asked for. If documents are too long
+    for that (a text of one document is), a split is cut from the end of the longest document
+    that is left: validation before test, each at the end of a line if there is one nearby.
+
+    The tokens are made once, and kept in `data_dir`/text in a folder whose name is a hash of the
+    text and of all that decides the tokens. A BPE is trained on the training documents alone.
+
+    Args:
+        files: paths of files, of folders (with all files below, except those whose name begins with
+            a dot) or globs; None for the works of Shakespeare, 5 MB in 42 documents, which are in
+            the public domain and come with Lockstep.
+        length: number of positions of an example.
+        batch_size: examples per training batch, over all processes.
+        tokenizer: "bytes", for 256 bytes and `end_of_text`; "bpe", for a byte-level BPE that is
+            trained on the text; or the path of a tokenizer.json of the package `tokenizers`.
+        vocab_size: the most tokens of the BPE, at least 257; None for 4096. The model needs at
+            least the `vocab_size` of the data set, which may be smaller for a short text.
+        separator: the text between two documents of a file, such as "<|endoftext|>"; None if each
+            file is one document.
+        validation: the share of the bytes that is the validation split; None for no such split.
+        test: the share of the bytes that is the test split; None for no such split.
+        split_seed: seed of the choice of the documents of both.
+        eval_batch_size: examples per evaluation batch, over all processes; None for `batch_size`.
+        eval_tokens: number of tokens of a split, the first, to predict in an evaluation; None for
+            all.
+        end_of_text: the token before each document, for a tokenizer.json; None for its usual names.
+        data_dir: the folder of data sets; None for $LOCKSTEP_DATA_DIR or ~/.cache/lockstep/data.
+
+    Raises:
+        ValueError: there are no such files, a document is empty or not UTF-8, the text is shorter
+            than a sequence, the tokenizer cannot be read, or an argument is out of its range.
+
+    Example:
+        >>> from trainer import data
+        >>> text = data.text(length=64, batch_size=8)
+        >>> batch = next(text.train(batch_index=0, seed=0))
+        >>> batch["tokens"].shape, text.vocab_size, text.splits["test"] > 2000
+        ((8, 64), 257, True)
+    """
+    documents = find_documents(files, separator)
+    plan = TextPlan(documents, tokenizer, vocab_size, validation, test, split_seed, end_of_text)
+    root = data_root(data_dir)
+    folder = root / "text" / plan.key()
+    if _open(folder) is None:
+        try:
+            prepare_aside(root, lambda aside: _build(plan, aside / "text" / folder.name))
+        except OSError as error:
+            raise ValueError(
+                f"The tokens of the text cannot be kept in {root} ({error}). Set "
+                "LOCKSTEP_DATA_DIR, or the argument data_dir of data.text, to a folder that can be "
+                "written."
+            ) from error
+    streams = _open(folder)
+    if streams is None:
+        raise ValueError(f"The tokens in {folder} cannot be read. Remove it, and start again.")
+    loaded = load_tokenizer(folder / FILE, end_of_text)
+    return TokenDataset(
+        streams.pop("train"),
+        streams,
+        length=length,
+        batch_size=batch_size,
+        vocab_size=loaded.vocab_size,
+        end_of_text=loaded.end_of_text,
+        token_bytes=loaded.token_bytes,
+        tokenizer=loaded,
+        eval_batch_size=eval_batch_size,
+        eval_tokens=eval_tokens,
+        name="data.text",
+    )
+
+
+@dataclass(frozen=True)
+class TextPlan:
+    """What decides the tokens of a text; the arguments are those of `text`.
+
+    Raises:
+        ValueError: an argument is out of its range.
+    """
+
+    documents: Documents
+    tokenizer: str
+    vocab_size: int | None
+    validation: float | None
+    test: float | None
+    split_seed: int
+    end_of_text: int | None
+
+    def __post_init__(self) -> None:
+        for split, share in self.shares.items():
+            if not 0 < share < 1:
+                raise ValueError(
+                    f"{split} is {share}, but is a share of the text between 0 and 1, such as "
+                    "0.05. None makes no such split."
+                )
+        if not 0 < sum(self.shares.values()) < 1:
+            raise ValueError(
+                f"validation={self.validation} and test={self.test} must leave a part of the text "
+                "to train on, and at least one of them is needed: every evaluation uses one."
+            )
+        if self.tokenizer == "bytes" and self.vocab_size not in (None, 257):
+            raise ValueError(
+                f"vocab_size is {self.vocab_size}, but the tokenizer 'bytes' has 257 tokens. Leave "
+                "vocab_size out, or choose tokenizer='bpe'."
+            )
+        if self.end_of_text is not None and self.tokenizer in ("bytes", "bpe"):
+            raise ValueError(
+                f"end_of_text is {self.end_of_text}, but only a tokenizer.json needs it. Leave it "
+                f"out for tokenizer={self.tokenizer!r}."
+            )
+
+    @property
+    def shares(self) -> dict[str, float]:
+        """Split -> its share, of the splits other than the one to train on."""
+        shares = {"validation": self.validation, "test": self.test}
+        return {split: share for split, share in shares.items() if share is not None}
+
+    def key(self) -> str:
+        """Returns a hash of the text and of what decides its tokens."""
+        tokenizer: list[object] = [self.tokenizer]
+        if self.tokenizer == "bpe":
+            tokenizer.append(self._bpe_size)
+        elif self.tokenizer != "bytes":
+            tokenizer = [hashlib.sha256(self._path().read_bytes()).hexdigest()]
+            tokenizer += [self.vocab_size, self.end_of_text]
+        splits = [sorted(self.shares.items()), self.split_seed]
+        content = json.dumps([1, self.documents.digest(), tokenizer, splits])
+        return hashlib.sha256(content.encode()).hexdigest()[:32]
+
+    def write(self, folder: Path, shard_tokens: int) -> dict[str, int]:
+        """Writes the shards of all splits, and tokenizer.json.
+
+        Args:
+            folder: an empty folder.
+            shard_tokens: the most tokens of a shard.
+
+        Returns:
+            Split -> number of tokens.
+
+        Raises:
+            ValueError: a document cannot be read or has no tokens, or the text is too short.
+        """
+        parts = divide(self.documents, self.shares, self.split_seed)
+        loaded = self._load(read_parts(self.documents, parts["train"]))
+        counts = {}
+        for split in parts:
+            arrays = loaded.stream(read_parts(self.documents, parts[split]))
+            paths = write_shards(
+                folder, split, arrays, token_dtype(loaded.vocab_size), shard_tokens
+            )
+            counts[split] = len(TokenStream.of_files(paths))
+        loaded.save(folder / FILE)
+        return counts
+
+    def _load(self, train: Iterator[bytes]) -> ByteTokenizer | SubwordTokenizer:
+        if self.tokenizer == "bytes":
+            return ByteTokenizer()
+        if self.tokenizer == "bpe":
+            return train_bpe(train, self._bpe_size)
+        loaded = load_tokenizer(self._path(), self.end_of_text)
+        if self.vocab_size not in (None, loaded.vocab_size):
+            raise ValueError(
+                f"vocab_size is {self.vocab_size}, but {self.tokenizer} has {loaded.vocab_size} "
+                "tokens. Leave vocab_size out: it is for tokenizer='bpe'."
+            )
+        return loaded
+
+    @property
+    def _bpe_size(self) -> int:
+        return _BPE_VOCABULARY if self.vocab_size is None else self.vocab_size
+
+    def _path(self) -> Path:
+        path = Path(self.tokenizer).expanduser()
+        if not path.is_file():
+            raise ValueError(
+                f"tokenizer is {self.tokenizer!r}, which is neither 'bytes' nor 'bpe' nor a file. "
+                "Choose one of them, or give the path of a tokenizer.json."
+            )
+        return path
+
+
+def _build(plan: TextPlan, folder: Path) -> Path:
+    folder.mkdir(parents=True)
+    counts = plan.write(folder, SHARD_TOKENS)
+    (folder / _SPLITS).write_text(json.dumps(counts))
+    return folder
+
+
+def _open(folder: Path) -> dict[str, TokenStream] | None:
+    """Returns the streams of the splits; None if they are absent or not whole."""
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        counts = json.loads((folder / _SPLITS).read_text())
+        streams = {
+            split: TokenStream.of_files(sorted(folder.glob(f"{split}_*.bin"))) for split in counts
+        }
+        if (folder / FILE).is_file() and counts == {x: len(streams[x]) for x in streams}:
+            return streams
+    return None

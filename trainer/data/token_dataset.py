@@ -1,0 +1,215 @@
+"""A data set of sequences of tokens, whose batches are pure functions of seed and step."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import itertools
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from trainer.data.order import places, process_rows
+from trainer.data.shards import TokenStream
+
+if TYPE_CHECKING:
+    from trainer.protocols import Tokenizer
+
+
+class TokenDataset:
+    """A data set of sequences that are cut from streams of tokens.
+
+    An example is a window of `length` + 1 tokens of a stream. Windows overlap by one token, so that
+    an epoch predicts every token but the first once; in training, what is left at the end of the
+    stream, less than `length` tokens, is not used. The order of the windows in an epoch is a
+    function of seed and epoch (see `order.shuffled`); a batch may span two epochs.
+
+    A batch has the fields
+
+    - `tokens`, int32 [batch, length];
+    - `label`, the next tokens, int32 [batch, length];
+    - `documents`, int32 [batch, length], how many times `end_of_text` was in the window so far,
+      which is the number of the document in it; absent if `end_of_text` is None;
+    - `bytes`, int32 [batch, length], how many bytes of text the label stands for; absent if
+      `token_bytes` is None;
+    - `mask`, float32 [batch, length], in evaluation only: 0 for padding.
+
+    Args:
+        train: the stream to train on.
+        evaluated: "validation", "test" or both -> the stream of the split.
+        length: number of positions of an example.
+        batch_size: examples per training batch, over all processes.
+        vocab_size: number of different tokens.
+        end_of_text: the token before each document; None if it is not known.
+        token_bytes: how many bytes of text each token stands for, int32 [vocab_size]; None if it is
+            not known.
+        tokenizer: of the tokens; None if it is not known.
+        eval_batch_size: examples per evaluation batch, over all processes; None for `batch_size`.
+        eval_tokens: number of tokens of a split, the first, to predict in an evaluation; None or
+            more than there are for all.
+        name: the name of the data set in error messages.
+
+    Attributes:
+        splits: split -> number of examples that `evaluate` yields, the last of which may be padded.
+        tokens_per_example: `length`.
+
+    Raises:
+        ValueError: an argument is out of its range, or a stream is shorter than a sequence.
+
+    Example:
+        >>> import numpy as np
+        >>> from trainer.data.shards import TokenStream
+        >>> from trainer.data.token_dataset import TokenDataset
+        >>> stream = TokenStream.of_arrays([np.arange(10)])
+        >>> sizes = {"length": 3, "batch_size": 2, "vocab_size": 10}
+        >>> dataset = TokenDataset(stream, {"test": stream}, **sizes)
+        >>> next(dataset.train(batch_index=0, seed=0))["label"].shape
+        (2, 3)
+        >>> [batch["label"].tolist() for batch in dataset.evaluate()]
+        [[[1, 2, 3], [4, 5, 6]], [[7, 8, 9], [0, 0, 0]]]
+    """
+
+    def __init__(
+        self,
+        train: TokenStream,
+        evaluated: Mapping[str, TokenStream],
+        *,
+        length: int,
+        batch_size: int,
+        vocab_size: int,
+        end_of_text: int | None = None,
+        token_bytes: np.ndarray | None = None,
+        tokenizer: Tokenizer | None = None,
+        eval_batch_size: int | None = None,
+        eval_tokens: int | None = None,
+        name: str = "data.TokenDataset",
+    ):
+        self.batch_size, self.tokens_per_example = batch_size, length
+        self.eval_batch_size = batch_size if eval_batch_size is None else eval_batch_size
+        self.vocab_size, self.tokenizer = vocab_size, tokenizer
+        self._train, self._eval = train, dict(evaluated)
+        self._end_of_text, self._token_bytes = end_of_text, token_bytes
+        self._name = name
+        for argument, value in (
+            ("length", length),
+            ("batch_size", batch_size),
+            ("eval_batch_size", self.eval_batch_size),
+            ("eval_tokens", 1 if eval_tokens is None else eval_tokens),
+        ):
+            if value < 1:
+                raise ValueError(f"{name} needs {argument} to be at least 1, but got {value}.")
+        _check_sizes(len(train), self._eval, length, batch_size, name)
+        self.num_examples = (len(train) - 1) // length
+        self._predicted = {
+            split: min(len(stream) - 1, eval_tokens or len(stream))
+            for split, stream in self._eval.items()
+        }
+        self.splits = {split: -(-count // length) for split, count in self._predicted.items()}
+
+    @property
+    def element_spec(self) -> dict[str, Any]:
+        """Key -> shape and dtype of a training batch, over all processes."""
+        import jax  # the arrays themselves need no jax
+
+        shape = (self.batch_size, self.tokens_per_example)
+        return {
+            key: jax.ShapeDtypeStruct(shape, np.int32)
+            for key in self._fields(np.zeros((1, 2), np.int32))
+        }
+
+    @functools.cached_property
+    def fingerprint(self) -> str:
+        """sha256 of the fingerprints of the streams, and of what decides the fields."""
+        digest = hashlib.sha256(f"{self.tokens_per_example} {self._end_of_text}\n".encode())
+        for split, stream in (("train", self._train), *sorted(self._eval.items())):
+            predicted = self._predicted.get(split)
+            digest.update(f"{split} {len(stream)} {predicted} {stream.fingerprint}\n".encode())
+        if self._token_bytes is not None:
+            digest.update(self._token_bytes.astype("<i4").tobytes())
+        return digest.hexdigest()
+
+    def train(self, batch_index: int = 0, seed: int = 0) -> Iterator[dict[str, np.ndarray]]:
+        """Yields this process's shard of the training batches from `batch_index` on, without end.
+
+        Args:
+            batch_index: the index of the first batch, from 0.
+            seed: the seed of the order.
+
+        Raises:
+            ValueError: a token is not less than `vocab_size`.
+        """
+        length = self.tokens_per_example
+        rows = process_rows(self.batch_size, self._name)
+        # From batch index and seed alone, so that a resumed run reads the same batches.
+        for index in itertools.count(batch_index):
+            first = index * self.batch_size + rows.start
+            examples = places(seed, first, rows.stop - rows.start, self.num_examples)
+            yield self._fields(self._train.windows(examples * length, length + 1))
+
+    def evaluate(self, split: str = "test") -> Iterator[dict[str, np.ndarray]]:
+        """Yields this process's shard of a split in order, once.
+
+        The last batch is padded to full size, and the last example to `length`: the field `mask`,
+        float32 [batch, length], is 1 for a token of the split and 0 for padding.
+
+        Args:
+            split: one of `splits`.
+
+        Raises:
+            ValueError: a token is not less than `vocab_size`.
+        """
+        length, count = self.tokens_per_example, self._predicted[split]
+        rows = process_rows(self.eval_batch_size, self._name)
+        for start in range(0, self.splits[split], self.eval_batch_size):
+            first = np.arange(start, start + self.eval_batch_size)[rows] * length
+            batch = self._fields(self._eval[split].windows(first, length + 1))
+            real = first[:, None] + np.arange(length) < count
+            # The windows may have further tokens of the stream.
+            for key in batch:
+                batch[key] *= real
+            yield {**batch, "mask": real.astype(np.float32)}
+
+    def _fields(self, windows: np.ndarray) -> dict[str, np.ndarray]:
+        """Returns the fields of windows, int32 [batch, length + 1]."""
+        # As unsigned numbers, negative ones are large.
+        largest = int(windows.view(np.uint32).max(initial=0))
+        if largest >= self.vocab_size:
+            raise ValueError(
+                f"{self._name} found the token {largest}, but its vocab_size is "
+                f"{self.vocab_size}: the tokens are 0 to {self.vocab_size - 1}. Give the tokenizer "
+                "or the vocab_size with which the shards were made."
+            )
+        tokens, label = windows[:, :-1].copy(), windows[:, 1:].copy()
+        fields = {"tokens": tokens, "label": label}
+        if self._end_of_text is not None:
+            ends = tokens == self._end_of_text
+            fields["documents"] = np.cumsum(ends, axis=1, dtype=np.int32)
+        if self._token_bytes is not None:
+            fields["bytes"] = self._token_bytes[label]
+        return fields
+
+
+def _check_sizes(
+    train: int, evaluated: Mapping[str, TokenStream], length: int, batch_size: int, name: str
+) -> None:
+    if not evaluated:
+        raise ValueError(
+            f"{name} has neither a validation nor a test split, and every evaluation needs one."
+        )
+    if train <= length:
+        raise ValueError(
+            f"{name} has {train} training tokens, but a sequence of length={length} needs "
+            f"{length + 1}. Give more text, or choose a length of at most {max(train - 1, 1)}."
+        )
+    if (train - 1) // length < batch_size:
+        raise ValueError(
+            f"{name} has {(train - 1) // length} training sequences of length={length}, fewer than "
+            f"the batch_size of {batch_size}. Choose a smaller batch_size or length."
+        )
+    for split, stream in evaluated.items():
+        if len(stream) < 2:
+            raise ValueError(
+                f"{name} has {len(stream)} tokens in its {split} split, but needs at least 2, of "
+                "which one is predicted."
+            )

@@ -1,0 +1,129 @@
+"""Shards of tokens that were prepared before, such as those of FineWeb."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from trainer.data.shards import TokenStream, find_shards
+from trainer.data.token_dataset import TokenDataset
+from trainer.data.tokenizer import FILE, load_tokenizer
+
+_SCANNED = 2**27  # tokens
+
+
+def tokens(
+    train: str | Sequence[str],
+    validation: str | Sequence[str] | None = None,
+    test: str | Sequence[str] | None = None,
+    length: int = 1024,
+    batch_size: int = 32,
+    tokenizer: str | None = None,
+    vocab_size: int | None = None,
+    end_of_text: int | None = None,
+    eval_batch_size: int | None = None,
+    eval_tokens: int | None = None,
+) -> TokenDataset:
+    """Returns shards of tokens as sequences, with the fields of a `TokenDataset`.
+
+    A shard is a file in the layout of llm.c and modded-nanogpt: uint16 with magic 20240520, or
+    uint32 with magic 20240801, as `python -m trainer.data.prepare text` writes. Shards are mapped
+    into memory, and sequences may cross from one shard to the next, so that each token but the
+    first of a split is predicted.
+
+    The fingerprint covers names and sizes of the shards, and all tokens of a shard of up to 16 MiB;
+    of a larger one, 16 samples of 4 KiB.
+
+    Args:
+        train: one path or glob such as "fineweb_train_*.bin", or several, of the shards to train
+            on, which are read in this order, and by name in a glob.
+        validation: those of the validation split; None for no such split.
+        test: those of the test split; None for no such split.
+        length: number of positions of an example.
+        batch_size: examples per training batch, over all processes.
+        tokenizer: the path of the tokenizer.json that made the shards; None for the one beside the
+            first shard of `train`, if there is one. Without a tokenizer there is no field `bytes`.
+        vocab_size: number of different tokens; None for that of the tokenizer. Without a tokenizer,
+            it is the largest token of the shards and 1, if they have at most 134 million tokens.
+        end_of_text: the token before each document, 50256 for GPT-2's tokenizer; None for that of
+            the tokenizer. Without both, there is no field `documents`.
+        eval_batch_size: examples per evaluation batch, over all processes; None for `batch_size`.
+        eval_tokens: number of tokens of a split, the first, to predict in an evaluation; None for
+            all.
+
+    Raises:
+        ValueError: there are no such files, a file is not a whole shard or in two splits, the
+            tokenizer cannot be read or does not fit, or an argument is out of its range.
+    """
+    given = {"train": train, "validation": validation, "test": test}
+    paths = {
+        split: find_shards(patterns, f"The shards of {split}=")
+        for split, patterns in given.items()
+        if patterns is not None
+    }
+    _check_disjoint(paths)
+    streams = {split: TokenStream.of_files(files) for split, files in paths.items()}
+    file = paths["train"][0].with_name(FILE) if tokenizer is None else Path(tokenizer).expanduser()
+    loaded = None
+    if tokenizer is not None or file.is_file():
+        loaded = load_tokenizer(file, end_of_text)
+        end_of_text = loaded.end_of_text
+    known = vocab_size if loaded is None else loaded.vocab_size
+    largest = _largest(streams, known)
+    known = largest + 1 if known is None else known
+    if largest >= known:
+        raise ValueError(
+            f"The shards have the token {largest}, but "
+            + (f"vocab_size is {known}" if loaded is None else f"{file} has {known} tokens")
+            + f", 0 to {known - 1}. Give the tokenizer or the vocab_size they were made with."
+        )
+    if vocab_size not in (None, known):
+        raise ValueError(
+            f"vocab_size is {vocab_size}, but {file} has {known} tokens. Leave vocab_size out."
+        )
+    return TokenDataset(
+        streams.pop("train"),
+        streams,
+        length=length,
+        batch_size=batch_size,
+        vocab_size=known,
+        end_of_text=end_of_text,
+        token_bytes=None if loaded is None else loaded.token_bytes,
+        tokenizer=loaded,
+        eval_batch_size=eval_batch_size,
+        eval_tokens=eval_tokens,
+        name="data.tokens",
+    )
+
+
+def _check_disjoint(paths: dict[str, list[Path]]) -> None:
+    owners: dict[Path, str] = {}
+    for split, files in paths.items():
+        for path in files:
+            owner = owners.setdefault(path.resolve(), split)
+            if owner != split:
+                raise ValueError(
+                    f"{path} is a shard of both {owner} and {split}. Give each split its own files."
+                )
+
+
+def _largest(streams: dict[str, TokenStream], vocab_size: int | None) -> int:
+    """Returns the largest token; of many tokens, that of samples."""
+    count = sum(map(len, streams.values()))
+    if count <= _SCANNED:
+        blocks = (block for stream in streams.values() for block in stream.blocks())
+        return max(int(block.max()) for block in blocks)
+    if vocab_size is None:
+        raise ValueError(
+            f"The shards have {count} tokens, too many to look for the largest at every start. "
+            "Give the tokenizer.json that they were made with as `tokenizer`, or `vocab_size`: "
+            "50257 for GPT-2's."
+        )
+    # Every batch is checked, too: this finds a wrong tokenizer before the run has a folder.
+    starts = {
+        split: np.linspace(0, max(len(stream) - 4096, 0), 256).astype(np.int64)
+        for split, stream in streams.items()
+    }
+    return max(int(streams[x].windows(starts[x], 4096).view(np.uint32).max()) for x in streams)
