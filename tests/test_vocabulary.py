@@ -37,7 +37,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, An
         dtype = np.dtype("<u2")
         write_shards(home / "data" / "shards", split, [np.arange(1000) % 300], dtype, 600)
     photos = photos_builder.TinyPhotos(data_dir=home / "data", file_format="array_record")
-    photos.download_and_prepare()
+    photos.download_and_prepare(download_dir=tmp_path_factory.mktemp("downloads"))
     shutil.copytree(home / "data", home / "cache")
     (home / "tmp").mkdir()
     changed = {"HOME": str(home), "TMPDIR": str(home / "tmp"), "PYTHONDONTWRITEBYTECODE": "1"}
