@@ -174,7 +174,9 @@ def divide(documents: Documents, shares: Mapping[str, float], seed: int) -> dict
     bounds = _bounds(documents, longest, [shares[split] * sum(sizes) for split in cut])
     for document in range(len(sizes)):
         if document == longest and cut:
-            for split, start, stop in zip(["train", *cut], bounds, bounds[1:], strict=True):
+            for split, (start, stop) in zip(
+                ["train", *cut], itertools.pairwise(bounds), strict=True
+            ):
                 parts[split].append((document, start, stop))
         else:
             parts[owner.get(document, "train")].append((document, None, None))

@@ -97,7 +97,7 @@ def _prepare_text(options: argparse.Namespace) -> int:
         print(f"The text was not prepared: {printable(str(error))}", file=sys.stderr)
         return FAILED if isinstance(error, OSError) else MISTAKE
     said = ", ".join(f"{count:,} {split}" for split, count in counts.items())
-    print(printable(f"The text is ready in {out}: {said} tokens."))
+    print(printable(f"The text is ready in {options.out}: {said} tokens."))
     return DONE
 
 

@@ -86,7 +86,7 @@ class TokenStream:
         return cls(counts, load, lambda: "".join(map(_file_fingerprint, paths)))
 
     def __len__(self) -> int:
-        return int(self._ends[-1])
+        return int(self._ends[-1]) if len(self._ends) else 0
 
     @functools.cached_property
     def fingerprint(self) -> str:

@@ -81,7 +81,7 @@ def text(
         >>> from trainer import data
         >>> text = data.text(length=64, batch_size=8)
         >>> batch = next(text.train(batch_index=0, seed=0))
-        >>> batch["tokens"].shape, text.vocab_size, text.splits["test"] > 2000
+        >>> batch["tokens"].shape, text.vocab_size, text.splits["test"] > 1000
         ((8, 64), 257, True)
     """
     documents = find_documents(files, separator)
