@@ -275,7 +275,7 @@ def test_a_folder_that_a_flag_names_and_that_does_not_exist_is_blamed_on_the_fla
     text = renamed("data.digits", "data.fashion_mnist" if ours else "files_of_tests.points")
     text = text if ours else text.replace("files_of_tests.points.batch_size = 32\n", "")
     options = ["--set", f"{path}={value}", "--vocabulary=files_of_tests"]
-    assert run(tmp_path, text, *options, command="explain")[0] == 2
+    assert run(tmp_path, text, *options)[0] == 2
     said = capsys.readouterr().err
     assert said.startswith(f"error: --set {path}={value}: ") and len(said.splitlines()) == 1
 

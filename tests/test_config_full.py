@@ -42,12 +42,8 @@ def test_the_full_config_of_a_shipped_config_has_the_same_program(file, tmp_path
     config = load([str(file)])
     full = again(config, tmp_path)
     assert full_text(full) == full_text(config)
-    try:
-        programs = [load_program(each) for each in (config, full)]
-    except ConfigError as error:
-        if "make fashion_mnist" in str(error):
-            pytest.skip(str(error))
-        raise
+    # Some data are not on every machine.
+    programs = [load_program(each, declared=True) for each in (config, full)]
     assert programs[0].inputs.values == programs[1].inputs.values
     traced = [re.sub(r"0x\w+", "", str(p.trace(p.abstract_state()).jaxpr)) for p in programs]
     assert traced[0] == traced[1]

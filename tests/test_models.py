@@ -1,6 +1,8 @@
 """The models against torch, NumPy and themselves; the adapters for linen and nnx modules."""
 
 import functools
+import itertools
+import math
 from typing import Any
 
 import flax.linen as nn
@@ -12,6 +14,7 @@ from flax import nnx
 
 from trainer import models
 from trainer.models import initial
+from trainer.models.vit import sincos2d
 
 pytestmark = pytest.mark.usefixtures("strict_promotion")
 
@@ -613,3 +616,39 @@ def test_from_nnx_passes_the_mode_and_keeps_declared_arrays():
     calm, same = model.apply(params, state, images(), key=None, train=False)
     assert (trained - calm > 99).all()
     assert same is state and shapes(after) == {"table": (2,)}
+
+
+def test_fixed_positions_are_sines_and_cosines_of_column_and_row():
+    found = np.asarray(sincos2d(3, 5, 8))
+    for row, column in itertools.product(range(3), range(5)):
+        expected = [
+            f(place / 10_000**power)
+            for place in (column, row)
+            for f in (math.sin, math.cos)
+            for power in (0, 1)
+        ]
+        np.testing.assert_allclose(found[5 * row + column], expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("pool", ["gap", "cls"])
+def test_a_vit_with_fixed_positions_has_no_parameter_for_them_and_sees_the_order(pool):
+    pictures = jax.random.normal(jax.random.key(1), (2, 4, 8, 1))
+    model = models.vit(width=16, depth=1, num_heads=2, pool=pool, positions="sincos2d")
+    params, state = model.init(jax.random.key(0), {"image": pictures})
+    assert set(params["embed"]) == {"kernel", "token"} - ({"token"} if pool == "gap" else set())
+
+    def outputs(x):
+        return np.asarray(model.apply(params, state, {"image": x}, key=None, train=False)[0])
+
+    # The first two patches of each row are swapped.
+    swapped = jnp.concatenate([pictures[:, :, 2:4], pictures[:, :, :2], pictures[:, :, 4:]], axis=2)
+    assert np.abs(outputs(pictures) - outputs(swapped)).max() > 1e-4
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [({"positions": "rope"}, "'rope'"), ({"positions": "sincos2d", "width": 6}, "multiple of 4")],
+)
+def test_positions_that_do_not_exist_or_fit_are_refused(options, words):
+    with pytest.raises(ValueError, match=words):
+        models.vit(**{"num_heads": 1, **options})

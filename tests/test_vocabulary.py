@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests import audit, runs
+from tests import audit, photos_builder, runs
 from trainer import data
 from trainer.config import ConfigError
 from trainer.config.languages import SWEEP
@@ -36,6 +36,8 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, An
     for split in ("train", "test"):
         dtype = np.dtype("<u2")
         write_shards(home / "data" / "shards", split, [np.arange(1000) % 300], dtype, 600)
+    photos = photos_builder.TinyPhotos(data_dir=home / "data", file_format="array_record")
+    photos.download_and_prepare(download_dir=tmp_path_factory.mktemp("downloads"))
     shutil.copytree(home / "data", home / "cache")
     (home / "tmp").mkdir()
     changed = {"HOME": str(home), "TMPDIR": str(home / "tmp"), "PYTHONDONTWRITEBYTECODE": "1"}
@@ -100,7 +102,7 @@ def test_a_data_set_touches_only_its_folder(report: tuple[Path, dict[str, Any]])
     for name in ("data.digits", "data.fashion_mnist", "data.text"):
         assert {(name, "data", False), (name, "cache", False), (name, "data", True)} <= seen
     assert not [path for path in (home / "tmp").rglob("*") if path.is_file()]  # TFDS's own
-    prepared = {"sklearn_digits", "fashion_mnist", "shards", "text"}
+    prepared = {"sklearn_digits", "fashion_mnist", "tiny_photos", "shards", "text"}
     assert {path.name for path in (home / "data").iterdir()} == {*prepared, "empty"}
     assert {path.name for path in (home / "cache").iterdir()} == {*prepared, "call.yaml"}
     assert {path.name for path in home.iterdir()} == {"data", "cache", "tmp"}

@@ -33,6 +33,8 @@ def find(command: str) -> Callable[[argparse.Namespace], int]:
             from trainer.cli.inspect_checkpoints import run
         case "compare":
             from trainer.cli.comparing import run
+        case "explain":
+            from trainer.cli.explaining import run
         case "sample":
             from trainer.cli.sampling import run
         case "plot":
@@ -211,41 +213,4 @@ def config(arguments: argparse.Namespace) -> int:
         return DONE
     full = configs.full_text(read, arguments.vocabulary) if arguments.full else None
     show(full or configs.dump(read.root), end="")
-    return DONE
-
-
-def explain(arguments: argparse.Namespace) -> int:
-    """Prints the plan and draws the schedules.
-
-    Args:
-        arguments: the parsed options of the command.
-
-    Returns:
-        DONE.
-
-    Raises:
-        UserError: the config cannot be used, or the figure cannot be written.
-    """
-    from trainer.cli.plotting import write_figure
-    from trainer.engine.plan import make_plan
-    from trainer.engine.plan_text import render
-    from trainer.report.curves import Line
-    from trainer.report.terminal_plot import draw_in_terminal
-    from trainer.train.warm_start import WarmStart
-
-    read = read_config(arguments)
-    program = make_program(read, arguments.vocabulary)
-    plan = make_plan(program, read)
-    # Reads the other run's checkpoint, so that its mistakes are found here as well.
-    if program.experiment.warm_start:
-        WarmStart(program, read)
-    show(render(plan))
-    if not plan.schedules:
-        show("No group's optimizer takes a learning rate, so there is no schedule to draw.")
-        return DONE
-    show(draw_in_terminal(plan.schedules, "learning rate by step"), end="")
-    if arguments.figure:
-        lines = {name: Line(*curve) for name, curve in plan.schedules.items()}
-        write_figure(lines, arguments.figure, "Learning rates", "step", "learning rate")
-        show(f"The schedules are drawn in {arguments.figure}.")
     return DONE

@@ -39,7 +39,10 @@ def search_paths(arguments: argparse.Namespace) -> list[str]:
 
 
 def make_program(
-    read: Config, vocabulary: Sequence[str], steps_per_call: int | None = None
+    read: Config,
+    vocabulary: Sequence[str],
+    steps_per_call: int | None = None,
+    declared: bool = False,
 ) -> "Program":
     """Builds the experiment of a config, and the program that trains it.
 
@@ -47,6 +50,8 @@ def make_program(
         read: the resolved config.
         vocabulary: the user's packages whose functions the config may name.
         steps_per_call: replaces that of the config; None leaves it.
+        declared: whether a data set that is not on this machine is replaced by its declared shapes;
+            such a program can be planned and compiled, but not run.
 
     Returns:
         The program, which is not compiled yet.
@@ -57,7 +62,7 @@ def make_program(
     from trainer.engine.loading import load_located
 
     ignore_optimizer_warnings()  # the plan has the same warnings, once
-    return load_located(read, vocabulary, steps_per_call)
+    return load_located(read, vocabulary, steps_per_call, declared)
 
 
 def ignore_optimizer_warnings() -> None:

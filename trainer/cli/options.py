@@ -40,6 +40,11 @@ def parser() -> argparse.ArgumentParser:
         "explain", parents=[config], help="print what the config means for every parameter"
     )
     viewing_options.add_figure(explain, "also draw the schedules into a file")
+    explain.add_argument(
+        "--compile",
+        action="store_true",
+        help="also compile the step, which is not run, and print the time and the memory it takes",
+    )
     viewing_options.add_plot(
         commands.add_parser("plot", help="draw a metric of runs, or of a sweep")
     )

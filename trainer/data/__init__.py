@@ -5,6 +5,7 @@ from trainer.data.digits import digits
 from trainer.data.fashion_mnist import fashion_mnist
 from trainer.data.text import text
 from trainer.data.tfds_arrays import tfds
+from trainer.data.tfds_images import tfds_images
 from trainer.data.tokens import tokens
 
-__all__ = ["ArrayDataset", "digits", "fashion_mnist", "text", "tfds", "tokens"]
+__all__ = ["ArrayDataset", "digits", "fashion_mnist", "text", "tfds", "tfds_images", "tokens"]

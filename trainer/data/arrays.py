@@ -80,7 +80,7 @@ class ArrayDataset:
         _check_same(train, test, name)
         self._train, self._eval = dict(train), {"test": dict(test)}
         if validation is not None:
-            chosen = _choose(validation, validation_seed, count, name)
+            chosen = choose_validation(validation, validation_seed, count, name)
             held_out = {key: array[chosen] for key, array in train.items()}
             self._train = {key: array[~chosen] for key, array in train.items()}
             self._eval = {"validation": held_out, **self._eval}
@@ -188,8 +188,21 @@ class _Order:
         return indices
 
 
-def _choose(share: float, seed: int, count: int, name: str) -> np.ndarray:
-    """Returns which of `count` examples are the validation split, as booleans."""
+def choose_validation(share: float, seed: int, count: int, name: str) -> np.ndarray:
+    """Chooses the examples of the validation split.
+
+    Args:
+        share: the share of the examples that it has, between 0 and 1.
+        seed: the seed of the choice.
+        count: number of examples.
+        name: the name of the data set in error messages.
+
+    Returns:
+        Which examples are the validation split, bool [count].
+
+    Raises:
+        ValueError: `share` is not between 0 and 1, or leaves a split without an example.
+    """
     if not 0 < share < 1:
         raise ValueError(
             f"{name} takes for validation a share of the training examples between 0 and 1, such "

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from trainer.data.absent import DataAbsent
 from trainer.data.arrays import ArrayDataset
 from trainer.data.folders import data_root, prepared_directory
 from trainer.data.images import Pixels
-from trainer.data.tfds_arrays import read
+from trainer.data.tfds_arrays import declared_splits, read
 
 
 def fashion_mnist(
@@ -35,20 +36,15 @@ def fashion_mnist(
         validation_seed: seed of the choice of these examples.
 
     Raises:
-        ValueError: the data set is not prepared (the message has the command), it cannot be read,
-            or an argument is out of range.
+        DataAbsent: the data set is not prepared; the message has the command.
+        ValueError: it cannot be read, or an argument is out of range.
     """
     # Mean and standard deviation of the training split, with pixels scaled to 0..1.
     pixels = Pixels(mean=0.286, std=0.353, crop=crop, flip=flip, name="data.fashion_mnist")
     root = data_root(data_dir)
     directory = prepared_directory("fashion_mnist", root)
-    if directory is None:
-        raise ValueError(
-            f"Fashion-MNIST is not prepared in {root}. Run `make fashion_mnist`, which downloads "
-            "it or uses Debian's package dataset-fashion-mnist."
-        )
-    splits = read(directory)
-    return ArrayDataset(
+    splits = read(directory) if directory else declared_splits("fashion_mnist")
+    dataset = ArrayDataset(
         splits["train"],
         splits["test"],
         batch_size=batch_size,
@@ -58,3 +54,11 @@ def fashion_mnist(
         validation_seed=validation_seed,
         name="data.fashion_mnist",
     )
+    if directory is None:
+        raise DataAbsent(
+            "data.fashion_mnist",
+            f"Fashion-MNIST is not prepared in {root}. Run `make fashion_mnist`, which downloads "
+            "it or uses Debian's package dataset-fashion-mnist.",
+            dataset,
+        )
+    return dataset

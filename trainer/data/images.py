@@ -92,9 +92,14 @@ class Pixels:
             mirrored = (words >> np.uint64(63)).astype(bool)
             # In place: indexing by arrays has copied the images.
             picked[mirrored] = picked[mirrored, :, ::-1]
-        return self._convert(picked)
+        return self.convert(picked)
 
-    def _convert(self, images: np.ndarray) -> np.ndarray:
+    def convert(self, images: np.ndarray) -> np.ndarray:
+        """Returns images scaled to the model's inputs, float32, without a crop or a flip.
+
+        Args:
+            images: [..., channels], as stored.
+        """
         # Stored images may be in Fortran order, which indexing and astype would keep.
         converted = images.astype(np.float32, order="C")
         converted *= self._factor
@@ -106,7 +111,7 @@ class Pixels:
         for stored, converted in self._converted:
             if stored is images:
                 return converted
-        self._converted.append((images, self._convert(images)))
+        self._converted.append((images, self.convert(images)))
         return self._converted[-1][1]
 
     def _moved(self, images: np.ndarray) -> np.ndarray:

@@ -11,9 +11,8 @@ from pathlib import Path
 
 from trainer.data.documents import find_documents
 from trainer.data.folders import data_root, prepare_aside, prepared_directory
-from trainer.data.prepare_tfds import prepare
+from trainer.data.prepare_tfds import count, prepare
 from trainer.data.text import SHARD_TOKENS, TextPlan
-from trainer.data.tfds_arrays import read
 from trainer.messages import DONE, FAILED, MISTAKE, printable
 
 
@@ -109,11 +108,11 @@ def _prepare_tfds(options: argparse.Namespace) -> int:
         if directory is None:
             print(f"Preparing {options.name} in {root}.", flush=True)
             directory = prepare(options.name, root, options.files)
-        splits = read(directory)
+        splits = count(directory)
     except (ValueError, OSError) as error:
         print(f"{options.name} was not prepared: {error}", file=sys.stderr)
         return FAILED
-    counts = ", ".join(f"{len(split['label'])} {name}" for name, split in splits.items())
+    counts = ", ".join(f"{examples} {name}" for name, examples in splits.items())
     print(f"{options.name} is ready in {directory}: {counts} examples.")
     return DONE
 

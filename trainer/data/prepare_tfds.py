@@ -14,6 +14,7 @@ from typing import Any
 
 from trainer.data.folders import prepare_aside
 from trainer.data.tfds_arrays import read
+from trainer.data.tfds_images import count_examples, images_differ
 
 # Debian's package has the original files with another gzip header: name and time are left out.
 _DEBIAN = Path("/usr/share/datasets/fashion-mnist")
@@ -56,12 +57,12 @@ def prepare(name: str, root: Path, files: Path | None = None) -> Path:
             try_download_gcs=False,
         )
         if files is None:
-            _check_network(builder)
+            _check_download(builder)
         tensorflow_datasets.display_progress_bar(sys.stderr.isatty())
         with _without_tensorflow(), contextlib.redirect_stdout(io.StringIO()):
             builder.download_and_prepare(download_dir=aside / "downloads", download_config=config)
         # Before the move: raises for damaged records, and saves the arrays beside them.
-        read(Path(builder.data_dir))
+        count(Path(builder.data_dir))
         return Path(builder.data_dir)
 
     try:
@@ -70,13 +71,33 @@ def prepare(name: str, root: Path, files: Path | None = None) -> Path:
         raise ValueError(str(error).splitlines()[0]) from error
 
 
+def count(directory: Path) -> dict[str, int]:
+    """Reads a prepared data set: all of it, or one example a split if its images differ in size.
+
+    Args:
+        directory: the folder of a version of the data set.
+
+    Returns:
+        Split -> number of examples.
+
+    Raises:
+        ValueError: the data set cannot be read.
+    """
+    if images_differ(directory):
+        return count_examples(directory)
+    return {split: len(arrays["label"]) for split, arrays in read(directory).items()}
+
+
 def _manual_files(files: Path, directory: Path) -> Path:
-    """Copies downloaded files, with their original gzip headers where Debian changed them."""
+    """Links downloaded files; copies those whose gzip headers Debian changed, with the original."""
     directory.mkdir()
     for file in sorted(files.iterdir()):
-        content = file.read_bytes()
         time = _FASHION_TIMES.get(file.stem)
-        if file.suffix == ".gz" and time is not None and content[:4] == b"\x1f\x8b\x08\x00":
+        if file.suffix != ".gz" or time is None:
+            (directory / file.name).symlink_to(file.absolute())  # ImageNet has 145 GB
+            continue
+        content = file.read_bytes()
+        if content[:4] == b"\x1f\x8b\x08\x00":
             # RFC 1952: magic, deflate, FNAME; the time; no extra flags, Unix. Ten bytes without the
             # name.
             header = b"\x1f\x8b\x08\x08" + struct.pack("<I", time) + b"\x00\x03"
@@ -85,9 +106,18 @@ def _manual_files(files: Path, directory: Path) -> Path:
     return directory
 
 
-def _check_network(builder: Any) -> None:
-    """Raises a ValueError at once where tfds would retry for minutes."""
+def _check_download(builder: Any) -> None:
+    """Raises a ValueError for files that are not downloaded, or cannot be reached.
+
+    tfds would retry for minutes.
+    """
     import requests
+
+    if said := builder.MANUAL_DOWNLOAD_INSTRUCTIONS:
+        raise ValueError(
+            f"TFDS does not download its files: {' '.join(said.split())} Name their directory by "
+            "--files."
+        )
 
     for url in list(builder.url_infos)[:1]:
         try:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import zipfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from trainer.data.absent import DataAbsent
 from trainer.data.arrays import ArrayDataset
 from trainer.data.folders import Refused, check_folder, data_root, prepared_directory
 from trainer.data.images import Pixels
@@ -24,6 +26,16 @@ Splits = dict[str, dict[str, np.ndarray]]  # split -> key -> array
 
 _ARRAYS = "arrays.npz"
 _KEYS = ("image", "label")
+
+# Of data sets that can be planned with before they are prepared: the examples of their splits, and
+# the shape of an image.
+_DECLARED = {
+    "cifar10": ({"train": 50_000, "test": 10_000}, (32, 32, 3)),
+    "cifar100": ({"train": 50_000, "test": 10_000}, (32, 32, 3)),
+    "fashion_mnist": ({"train": 60_000, "test": 10_000}, (28, 28, 1)),
+    "kmnist": ({"train": 60_000, "test": 10_000}, (28, 28, 1)),
+    "mnist": ({"train": 60_000, "test": 10_000}, (28, 28, 1)),
+}
 
 
 def tfds(
@@ -62,18 +74,22 @@ def tfds(
         validation_seed: seed of the choice of these examples.
 
     Raises:
+        DataAbsent: the data set is not prepared, and its shapes are known without it.
         ValueError: the name is not in TFDS's form, the data set is not prepared or cannot be read,
             it has features that are not TFDS's own, or an argument is out of range.
     """
     pixels = Pixels(mean=mean, std=std, crop=crop, flip=flip, name="data.tfds")
     directory = prepared_directory(name, data_root(data_dir))
+    wanted, said = (train_split, test_split), ""
     if directory is None:
-        raise ValueError(
+        said = (
             f"The data set {name!r} is not prepared as array_record in {data_root(data_dir)}. "
             f"Prepare it with `python -m trainer.data.prepare {name}`, where there is a network."
         )
-    splits = read(directory, (train_split, test_split))
-    return ArrayDataset(
+    splits = read(directory, wanted) if directory else declared_splits(name)
+    if not set(wanted) <= set(splits):
+        raise ValueError(said)
+    dataset = ArrayDataset(
         splits[train_split],
         splits[test_split],
         batch_size=batch_size,
@@ -83,6 +99,29 @@ def tfds(
         validation_seed=validation_seed,
         name="data.tfds",
     )
+    if said:
+        raise DataAbsent("data.tfds", said, dataset)
+    return dataset
+
+
+def declared_splits(name: str) -> Splits:
+    """Returns arrays with the shapes of a data set, which take no memory and are all zeros.
+
+    Args:
+        name: its name in TFDS.
+
+    Returns:
+        Split -> key -> array; no split if the shapes are not known.
+    """
+    sizes, shape = _DECLARED.get(re.split("[:/]", name)[0], ({}, ()))
+    image, label = np.zeros((), np.uint8), np.zeros((), np.int32)
+    return {
+        split: {
+            "image": np.broadcast_to(image, (count, *shape)),
+            "label": np.broadcast_to(label, (count,)),
+        }
+        for split, count in sizes.items()
+    }
 
 
 def read(directory: Path, names: Sequence[str] = ("train", "test")) -> Splits:

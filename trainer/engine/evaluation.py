@@ -6,6 +6,7 @@ from typing import Any
 import jax
 from jax.sharding import Mesh
 
+from trainer.data.absent import DeclaredData
 from trainer.engine import sharding
 from trainer.engine.contracts import (
     Batch,
@@ -107,6 +108,8 @@ class Evaluation:
     def check(self, state: State) -> None:
         """Traces the evaluation of the first batch of every split.
 
+        If the data set is not on this machine, it traces a batch of the declared shapes.
+
         Args:
             state: a `State` of arrays or of `jax.ShapeDtypeStruct`.
 
@@ -118,14 +121,7 @@ class Evaluation:
             self._check_split(state, split)
 
     def _check_split(self, state: State, split: str) -> None:
-        with calling("data"):
-            batch = next(eval_batches(self._experiment.data, split), None)
-        batch = check_eval_batch(batch)
-        processes = jax.process_count()
-        shapes = {
-            name: jax.ShapeDtypeStruct((x.shape[0] * processes, *x.shape[1:]), x.dtype)
-            for name, x in batch.items()
-        }
+        shapes = self._eval_shapes(split)
         size = shapes["mask"].shape[0]
         if size % self._mesh.size:
             raise ComponentError(
@@ -134,6 +130,19 @@ class Evaluation:
                 f"{self._mesh.size} devices. Choose another eval_batch_size, or a smaller mesh.",
             )
         self._trace(self._averages.eval_shape(state), state, shapes)
+
+    def _eval_shapes(self, split: str) -> dict[str, jax.ShapeDtypeStruct]:
+        """Returns shapes and dtypes of the first batch of a split, over all processes."""
+        data: Any = self._experiment.data
+        if isinstance(data, DeclaredData):
+            return dict(data.eval_spec)
+        with calling("data"):
+            batch = next(eval_batches(data, split), None)
+        processes = jax.process_count()
+        return {
+            name: jax.ShapeDtypeStruct((x.shape[0] * processes, *x.shape[1:]), x.dtype)
+            for name, x in check_eval_batch(batch).items()
+        }
 
     def _empty(self) -> Any:
         names = self._aux or ()

@@ -13,6 +13,7 @@ import optax
 import optim
 from trainer import models
 from trainer.config import Builder, Call, Config, ConfigError, Units, build_errors
+from trainer.data.absent import DataAbsent
 from trainer.engine.contracts import check_language, tokens_per_example
 from trainer.engine.splits import best_row, split_sizes
 from trainer.protocols import Dataset, Loss, Model, members
@@ -227,12 +228,16 @@ def as_optimizer(configured: Any) -> optim.Optimizer:
     return configured
 
 
-def build_experiment(config: Config, vocabulary: Sequence[str] = ()) -> Experiment:
+def build_experiment(
+    config: Config, vocabulary: Sequence[str] = (), declared: bool = False
+) -> Experiment:
     """Builds the experiment that a config describes.
 
     Args:
         config: the config, from `trainer.config.load`.
         vocabulary: further packages whose public functions the config may name.
+        declared: whether a data set that is not on this machine is replaced by its declared shapes,
+            with which an experiment can be planned and compiled, but not run.
 
     Returns:
         The experiment, with all step counts resolved to integers.
@@ -243,9 +248,20 @@ def build_experiment(config: Config, vocabulary: Sequence[str] = ()) -> Experime
     builder = Builder(config, vocabulary)
     builder.check()
     # Before the rest, because '3 epochs' anywhere else is converted by its number of examples.
-    data = builder.build("data")
+    data = _build_data(builder, config.root.kwargs.get("data"), declared)
     units = units_of(config, data)
     return builder.build("", units=units, overrides={"data": data})
+
+
+def _build_data(builder: Builder, node: Any, declared: bool) -> Any:
+    try:
+        return builder.build("data")
+    except ConfigError as error:
+        absent = error.__cause__
+        # Not of a data set inside of another, whose shapes may be others.
+        if declared and isinstance(absent, DataAbsent) and absent.name == _name(node):
+            return absent.declared
+        raise
 
 
 def units_of(config: Config, data: Any) -> Units:

@@ -11,7 +11,10 @@ from trainer.engine.program import Program
 
 
 def load(
-    config: Config, vocabulary: Sequence[str] = (), steps_per_call: int | None = None
+    config: Config,
+    vocabulary: Sequence[str] = (),
+    steps_per_call: int | None = None,
+    declared: bool = False,
 ) -> Program:
     """Builds the program of a config.
 
@@ -19,6 +22,8 @@ def load(
         config: the config, from `trainer.config.load`.
         vocabulary: further packages whose public functions the config may name.
         steps_per_call: replaces that of the config; None leaves it.
+        declared: whether a data set that is not on this machine is replaced by its declared shapes;
+            such a program can be planned and compiled, but not run.
 
     Returns:
         The program, whose inputs are the floats of the config; it is not compiled.
@@ -27,7 +32,7 @@ def load(
         ConfigError: the config has a mistake; the message has its file and line.
         ValueError: see `Program`.
     """
-    experiment = build_experiment(config, vocabulary)
+    experiment = build_experiment(config, vocabulary, declared)
     inputs = find_inputs(config, vocabulary, experiment)
     if steps_per_call is not None:
         experiment = dataclasses.replace(experiment, steps_per_call=steps_per_call)
@@ -35,7 +40,10 @@ def load(
 
 
 def load_located(
-    config: Config, vocabulary: Sequence[str] = (), steps_per_call: int | None = None
+    config: Config,
+    vocabulary: Sequence[str] = (),
+    steps_per_call: int | None = None,
+    declared: bool = False,
 ) -> Program:
     """Builds the program of a config as `load` does, and names the place of every mistake.
 
@@ -43,12 +51,13 @@ def load_located(
         config: the config, from `trainer.config.load`.
         vocabulary: further packages whose public functions the config may name.
         steps_per_call: replaces that of the config; None leaves it.
+        declared: see `load`.
 
     Raises:
         ConfigError: the config has a mistake, or its parts do not fit together.
     """
     try:
-        return load(config, vocabulary, steps_per_call)
+        return load(config, vocabulary, steps_per_call, declared)
     except ValueError as error:
         if isinstance(error, ConfigError) and not isinstance(error, ComponentError):
             raise  # its message begins with its place

@@ -3,6 +3,7 @@
 import math
 import os
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,67 @@ def too_large(state: Any, batch: Any, devices: Sequence[Any]) -> str | None:
         f"{_words(needed - size)}, and {where} {_words(limit)} of memory. The largest parameters "
         f"are {', '.join(largest)}. Make the model or the batch smaller, or split them over more "
         f"devices with mesh."
+    )
+
+
+@dataclass(frozen=True)
+class StepMemory:
+    """The bytes that a compiled step takes on each device, as XLA reports them.
+
+    Attributes:
+        arguments: the state and the batches before the step.
+        results: what the step returns and does not write into the memory of its arguments.
+        temporary: everything in between: gradients, activations and copies.
+        code: the program itself.
+    """
+
+    arguments: int
+    results: int
+    temporary: int
+    code: int
+
+    @property
+    def total(self) -> int:
+        """The sum of all."""
+        return self.arguments + self.results + self.temporary + self.code
+
+    def describe(self, devices: Sequence[Any]) -> str:
+        """Returns a line with the bytes, and the memory that a device has.
+
+        Args:
+            devices: the devices of this process. CPU devices share the memory of the machine.
+        """
+        on_cpu = devices[0].platform == "cpu"
+        limit = of_host() if on_cpu else of_device(devices[0])
+        total = (len(devices) if on_cpu else 1) * self.total
+        where = "this machine" if on_cpu else f"a device ({devices[0].device_kind})"
+        parts = {"state and batch": self.arguments, "temporary": self.temporary}
+        parts |= {"results": self.results, "code": self.code}
+        text = ", ".join(f"{name} {_words(size)}" for name, size in parts.items())
+        text = f"memory of a device: {_words(self.total)} ({text})"
+        if limit is None:
+            return text
+        fits = "has" if total <= limit else "has only"
+        return f"{text}; {where} {fits} {_words(limit)}"
+
+
+def of_compiled(compiled: Any) -> StepMemory | None:
+    """Returns the memory of a compiled function.
+
+    Args:
+        compiled: what `jax.jit(...).lower(...).compile()` returned.
+
+    Returns:
+        The bytes on each device; None if the compiler does not report them.
+    """
+    found = compiled.memory_analysis()
+    if found is None:
+        return None
+    return StepMemory(
+        arguments=found.argument_size_in_bytes,
+        results=found.output_size_in_bytes - found.alias_size_in_bytes,
+        temporary=found.temp_size_in_bytes,
+        code=found.generated_code_size_in_bytes,
     )
 
 

@@ -13,6 +13,7 @@ from optim.checks import needing, needs_full_batch
 from optim.factories import name_of
 from optim.paths import flatten
 from trainer.config import Config, ConfigError, leaves
+from trainer.data.absent import DeclaredData
 from trainer.engine.block import BlockRule
 from trainer.engine.contracts import ComponentError, calling
 from trainer.engine.hyperparameters import Hyperparameter, describe, sample
@@ -76,6 +77,8 @@ class Plan:
         inputs: config path -> value of the floats that are inputs of the program: another value
             needs no compilation.
         structure: config path -> (value, why it is not an input), for the config's other floats.
+        absent: sentences about a data set that is not on this machine, whose declared shapes the
+            plan has; "" if it is there.
     """
 
     rows: list[Row]
@@ -94,6 +97,7 @@ class Plan:
     matrices: Matrices
     inputs: Mapping[str, float]
     structure: Mapping[str, tuple[float, str]]
+    absent: str
 
 
 def make_plan(program: Program, config: Config | None = None) -> Plan:
@@ -164,6 +168,16 @@ def make_plan(program: Program, config: Config | None = None) -> Plan:
         matrices=matrices,
         inputs=program.inputs.values,
         structure=program.inputs.structure,
+        absent=_absent(experiment.data),
+    )
+
+
+def _absent(data: Any) -> str:
+    if not isinstance(data, DeclaredData):
+        return ""
+    return (
+        f"The plan has the declared shapes of {data.name}, whose data are not on this machine. "
+        f"{data.message}"
     )
 
 

@@ -7,6 +7,7 @@ import functools
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from trainer.models.attention import Qkv
 from trainer.models.initial import matrix, small
@@ -57,11 +58,12 @@ class Block(nn.Module):
 
 
 class Embed(nn.Module):
-    """Embeds the patches of images as tokens, by one matrix and learned positions."""
+    """Embeds the patches of images as tokens, by one matrix, and adds their positions."""
 
     width: int
     patch_size: int
     cls_token: bool
+    positions: str
 
     @nn.compact
     def __call__(self, images: jax.Array) -> jax.Array:
@@ -79,11 +81,32 @@ class Embed(nn.Module):
         patches = patches.transpose(0, 1, 3, 2, 4, 5).reshape(batch, -1, size * size * channels)
         kernel = self.param("kernel", matrix, (patches.shape[-1], self.width))
         x = rows_times(patches, kernel)
+        if self.positions == "sincos2d":
+            x = x + sincos2d(height // size, width // size, self.width).astype(x.dtype)
         if self.cls_token:
             token = self.param("token", small, (self.width,)).astype(x.dtype)
             x = jnp.concatenate([jnp.broadcast_to(token, (batch, 1, self.width)), x], axis=1)
-        position = self.param("position", small, x.shape[1:])
-        return x + position.astype(x.dtype)
+        if self.positions == "learned":
+            x = x + self.param("position", small, x.shape[1:]).astype(x.dtype)
+        return x
+
+
+def sincos2d(rows: int, columns: int, width: int) -> jax.Array:
+    """Returns fixed embeddings of the positions of patches, float32 [rows * columns, width].
+
+    The four quarters of an embedding are the sines and cosines of the column, and the sines and
+    cosines of the row, multiplied by `width` / 4 frequencies from 1 to 1e-4.
+
+    Args:
+        rows: rows of patches.
+        columns: columns of patches.
+        width: size of a token, a multiple of 4.
+    """
+    frequencies = 1e-4 ** (np.arange(width // 4) / max(width // 4 - 1, 1))
+    row, column = np.divmod(np.arange(rows * columns), columns)
+    angles = [place[:, None] * frequencies for place in (column, row)]
+    found = np.concatenate([f(angle) for angle in angles for f in (np.sin, np.cos)], axis=1)
+    return jnp.asarray(found, jnp.float32)  # of float64: a constant of the program
 
 
 class Vit(nn.Module):
@@ -99,11 +122,13 @@ class Vit(nn.Module):
     dropout: float
     qk_norm: bool
     scan_layers: bool
+    positions: str
 
     @nn.compact
     def __call__(self, images: jax.Array, train: bool) -> jax.Array:
         """Maps images [batch, height, width, channels] to logits [batch, num_classes]."""
-        embed = Embed(self.width, self.patch_size, self.pool == "cls", name="embed")
+        cls_token = self.pool == "cls"
+        embed = Embed(self.width, self.patch_size, cls_token, self.positions, name="embed")
         x = nn.Dropout(self.dropout, deterministic=not train)(embed(images))
         block = functools.partial(Block, self.num_heads, self.mlp_dim, self.dropout, self.qk_norm)
         x = run_stack(block, lambda layer, x: layer(x, train), x, self.depth, self.scan_layers)
@@ -124,6 +149,7 @@ def vit(
     scan_layers: bool = True,
     inputs: str = "image",
     qk_norm: bool = False,
+    positions: str = "learned",
 ) -> Model:
     """Returns a vision transformer, pre-norm and without biases except in the head.
 
@@ -154,10 +180,14 @@ def vit(
         qk_norm: True normalizes every query and every key of a head to mean 0 and variance 1 and
             multiplies them by a learned scale, so that attention logits cannot grow without bound
             at high learning rates (Dehghani et al., arXiv:2302.05442). The heads share the scale.
+        positions: "learned" adds the parameter `embed/position` to the tokens; "sincos2d" adds to
+            the patches fixed sines and cosines of their rows and columns (Beyer et al.,
+            arXiv:2205.01580).
 
     Raises:
-        ValueError: a size is not positive, `num_heads` does not divide `width`, `pool` is unknown,
-            or `dropout` is outside [0, 1).
+        ValueError: a size is not positive, `num_heads` does not divide `width`, `pool` or
+            `positions` is unknown, `width` is not a multiple of 4 with positions="sincos2d", or
+            `dropout` is outside [0, 1).
 
     Example:
         >>> import jax
@@ -188,6 +218,16 @@ def vit(
         )
     if pool not in ("gap", "cls"):
         raise ValueError(f"models.vit needs pool='gap' or pool='cls', but got pool={pool!r}.")
+    if positions not in ("learned", "sincos2d"):
+        raise ValueError(
+            "models.vit needs positions='learned' or positions='sincos2d', but got "
+            f"positions={positions!r}."
+        )
+    if positions == "sincos2d" and width % 4:
+        raise ValueError(
+            f"models.vit with positions='sincos2d' needs a width that is a multiple of 4, but got "
+            f"width={width}."
+        )
     if not 0 <= dropout < 1:
         raise ValueError(f"models.vit needs 0 <= dropout < 1, but got dropout={dropout}.")
     return from_our_linen(
@@ -202,6 +242,7 @@ def vit(
             dropout=dropout,
             qk_norm=qk_norm,
             scan_layers=scan_layers,
+            positions=positions,
         ),
         inputs,
     )

@@ -1,0 +1,70 @@
+"""The command explain: prints the plan of a config, and on request what compiling it gives."""
+
+import argparse
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from trainer.cli.loading import make_program, read_config
+from trainer.cli.terminal import show
+from trainer.messages import DONE
+
+if TYPE_CHECKING:
+    from trainer.engine.program import Program
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Prints the plan and draws the schedules; compiles the step with --compile.
+
+    The data need not be on this machine, if their shapes are known.
+
+    Args:
+        arguments: the parsed options of the command.
+
+    Returns:
+        DONE.
+
+    Raises:
+        UserError: the config cannot be used, or the figure cannot be written.
+    """
+    from trainer.cli.plotting import write_figure
+    from trainer.engine.plan import make_plan
+    from trainer.engine.plan_text import render
+    from trainer.report.curves import Line
+    from trainer.report.terminal_plot import draw_in_terminal
+    from trainer.train.warm_start import WarmStart
+
+    read = read_config(arguments)
+    program = make_program(read, arguments.vocabulary, declared=True)
+    plan = make_plan(program, read)
+    # Reads the other run's checkpoint, so that its mistakes are found here as well.
+    if program.experiment.warm_start:
+        WarmStart(program, read)
+    show(render(plan))
+    if not plan.schedules:
+        show("No group's optimizer takes a learning rate, so there is no schedule to draw.")
+    else:
+        show(draw_in_terminal(plan.schedules, "learning rate by step"), end="")
+        if arguments.figure:
+            lines = {name: Line(*curve) for name, curve in plan.schedules.items()}
+            write_figure(lines, arguments.figure, "Learning rates", "step", "learning rate")
+            show(f"The schedules are drawn in {arguments.figure}.")
+    if arguments.compile:
+        show("\n".join(_compile(program, plan.devices)))
+    return DONE
+
+
+def _compile(program: "Program", devices: str) -> Iterator[str]:
+    """Compiles a step from shapes alone, and yields lines about it."""
+    from trainer.engine.memory import of_compiled
+
+    began = time.perf_counter()
+    # Shapes and not arrays: no parameter is computed or takes memory.
+    program.compile(program.abstract_state())
+    seconds = time.perf_counter() - began
+    rule = program.block_rule
+    what = f"A block of {rule.steps} steps" if rule.form == "device_loop" else "A step"
+    yield ""
+    yield f"{what} was compiled for {devices} in {seconds:.1f} s, and not run."
+    if (memory := of_compiled(program.compiled)) is not None:
+        yield memory.describe(list(program.mesh.local_devices))

@@ -1,0 +1,100 @@
+"""What is known of a data set that is not on this machine: enough to plan a run, not to train."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import numpy as np
+
+if TYPE_CHECKING:
+    import jax
+
+    from trainer.protocols import Batch
+
+_OF_TEXTS = ("tokens_per_example", "vocab_size", "tokenizer")
+
+
+class DataAbsent(ValueError):
+    """A data set that is not on this machine, although its shapes and sizes are known.
+
+    `python -m trainer explain` plans with `declared`; everything else reports the message.
+
+    Args:
+        name: the function of the data set in a config, such as "data.tfds". Only a call of this
+            function is replaced, so that a function of a user's that wraps it is not.
+        message: whole sentences: what is missing, and how to prepare it.
+        like: an object with the attributes of a `trainer.protocols.Dataset`, whose batches are not
+            read: `element_spec`, `batch_size`, `num_examples` and `splits`, from a split to its
+            number of examples. Optional are `eval_batch_size`, `eval_spec` (as `element_spec`, of
+            an evaluation batch with its mask), and what a data set of texts has.
+
+    Attributes:
+        name: the argument.
+        declared: the data set to plan with.
+
+    Example:
+        >>> import jax, numpy as np
+        >>> from types import SimpleNamespace
+        >>> spec = {"image": jax.ShapeDtypeStruct((8, 28, 28, 1), np.float32)}
+        >>> sizes = {"num_examples": 60_000, "splits": {"test": 10_000}}
+        >>> like = SimpleNamespace(element_spec=spec, batch_size=8, **sizes)
+        >>> DataAbsent("lab.images", "Copy the images to this machine.", like).declared.batch_size
+        8
+    """
+
+    def __init__(self, name: str, message: str, like: Any):
+        super().__init__(message)
+        self.name = name
+        self.declared = DeclaredData(name, message, like)
+
+
+class DeclaredData:
+    """A data set to plan with: `train` and `evaluate` raise.
+
+    Args:
+        name: the function of the data set in a config.
+        message: what is missing, and how to prepare it.
+        like: see `DataAbsent`.
+
+    Attributes:
+        name: the argument.
+        message: the argument.
+        element_spec: field name -> shape and dtype of a training batch, over all processes.
+        eval_spec: the same of an evaluation batch, with "mask".
+        batch_size: examples per training batch.
+        num_examples: examples of an epoch.
+        splits: split -> number of examples.
+    """
+
+    def __init__(self, name: str, message: str, like: Any):
+        import jax
+
+        self.name, self.message = name, message
+        self.element_spec: Mapping[str, jax.ShapeDtypeStruct] = dict(like.element_spec)
+        self.batch_size: int = like.batch_size
+        self.num_examples: int = like.num_examples
+        self.splits: Mapping[str, int] = dict(like.splits)
+        size = getattr(like, "eval_batch_size", self.batch_size)
+        fields = {
+            key: jax.ShapeDtypeStruct((size, *x.shape[1:]), x.dtype)
+            for key, x in self.element_spec.items()
+        }
+        mask = jax.ShapeDtypeStruct((size,), np.float32)
+        self.eval_spec: Mapping[str, jax.ShapeDtypeStruct] = dict(
+            getattr(like, "eval_spec", {"mask": mask, **fields})
+        )
+        for key in _OF_TEXTS:
+            if hasattr(like, key):
+                setattr(self, key, getattr(like, key))
+
+    def train(self, batch_index: int = 0, seed: int = 0) -> Iterator[Batch]:
+        """Raises ValueError: there are no examples."""
+        self._refuse()
+
+    def evaluate(self, split: str = "test") -> Iterator[Batch]:
+        """Raises ValueError: there are no examples."""
+        self._refuse()
+
+    def _refuse(self) -> NoReturn:
+        raise ValueError(self.message)

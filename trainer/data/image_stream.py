@@ -1,0 +1,260 @@
+"""A data set of encoded images of any size, which are decoded while the devices compute."""
+
+from __future__ import annotations
+
+import collections
+import functools
+import hashlib
+import io
+import itertools
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, Protocol
+
+import numpy as np
+
+from trainer.data.arrays import choose_validation
+from trainer.data.crops import WORDS, crop_at_random, crop_center
+from trainer.data.images import Pixels
+from trainer.data.order import places, process_rows, random_words
+
+_AHEAD = 2  # batches that are decoded before they are asked for
+_CHUNK = 8  # images that a thread reads and decodes at once
+_FORMATS = ("JPEG", "PNG")  # others of pillow start programs, or are rarely tested
+
+Batch = dict[str, np.ndarray]
+
+
+class Records(Protocol):
+    """The examples of a split, which several threads read."""
+
+    fingerprint: str
+
+    def __len__(self) -> int:
+        """Returns the number of examples."""
+        ...
+
+    def read(self, indices: Sequence[int]) -> list[tuple[bytes, int]]:
+        """Returns the encoded images and the labels of examples."""
+        ...
+
+
+class ImageStream:
+    """Images of any size, cropped to squares.
+
+    The order of the images in an epoch is a function of seed and epoch (see `order.shuffled`), and
+    the crop of an image one of seed, batch index and place in the batch. Each process reads and
+    decodes its share of a batch only, in threads, while the devices compute the steps before.
+
+    A batch has `image`, float32 [batch, size, size, 3], and `label`, int32 [batch].
+
+    Args:
+        train: the examples to train on.
+        test: the examples of the test split.
+        size: side of the images in pixels.
+        batch_size: examples per training batch, over all processes.
+        pixels: the scaling of the pixels.
+        eval_batch_size: examples per evaluation batch, over all processes; None for `batch_size`.
+        min_area: the smallest share of an image's area that a training crop has.
+        flip: in training, mirror images left to right with probability 1/2.
+        validation: the share of the training examples that are the validation split, between 0 and
+            1; None for no such split.
+        validation_seed: seed of the choice of these examples.
+        threads: threads that decode, which do not change the batches; None for one a core.
+        name: the name of the data set in error messages.
+
+    Attributes:
+        splits: split -> number of examples.
+        num_examples: number of examples in an epoch.
+
+    Raises:
+        ValueError: an argument is out of its range.
+    """
+
+    def __init__(
+        self,
+        train: Records,
+        test: Records,
+        *,
+        size: int,
+        batch_size: int,
+        pixels: Pixels,
+        eval_batch_size: int | None = None,
+        min_area: float = 0.08,
+        flip: bool = True,
+        validation: float | None = None,
+        validation_seed: int = 0,
+        threads: int | None = None,
+        name: str = "data.ImageStream",
+    ):
+        self.batch_size = batch_size
+        self.eval_batch_size = batch_size if eval_batch_size is None else eval_batch_size
+        threads = _cores() if threads is None else threads
+        sizes = {"size": size, "batch_size": batch_size, "eval_batch_size": self.eval_batch_size}
+        for argument, value in {**sizes, "threads": threads}.items():
+            if value < 1:
+                raise ValueError(f"{name} needs {argument} to be at least 1, but got {value}.")
+        if not 0 < min_area <= 1:
+            raise ValueError(f"{name} needs 0 < min_area <= 1, but got min_area={min_area}.")
+        self._train, self._test = train, test
+        # The numbers of the examples of a split; None for all.
+        self._chosen: dict[str, np.ndarray | None] = {"train": None, "test": None}
+        self.splits = {"test": len(test)}
+        if validation is not None:
+            held_out = choose_validation(validation, validation_seed, len(train), name)
+            self._chosen["train"] = np.flatnonzero(~held_out)
+            self._chosen["validation"] = np.flatnonzero(held_out)
+            self.splits = {"validation": int(held_out.sum()), **self.splits}
+        self.num_examples = len(train) - self.splits.get("validation", 0)
+        if batch_size > self.num_examples:
+            raise ValueError(
+                f"{name} has {self.num_examples} training examples, fewer than the batch_size of "
+                f"{batch_size}. Choose at most {self.num_examples}."
+            )
+        self._size, self._pixels = size, pixels
+        self._min_area, self._flip = min_area, flip
+        self._threads, self._name = threads, name
+
+    @property
+    def element_spec(self) -> dict[str, Any]:
+        """Key -> shape and dtype of a training batch, over all processes."""
+        import jax
+
+        shape = (self.batch_size, self._size, self._size, 3)
+        return {
+            "image": jax.ShapeDtypeStruct(shape, np.float32),
+            "label": jax.ShapeDtypeStruct(shape[:1], np.int32),
+        }
+
+    @functools.cached_property
+    def fingerprint(self) -> str:
+        """sha256 of the fingerprints of the splits, and of the conversion of the images."""
+        parts = [self._train.fingerprint, self._test.fingerprint]
+        parts += [str(self._size), self._pixels.scaling()]
+        return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+
+    def train(self, batch_index: int = 0, seed: int = 0) -> Iterator[Batch]:
+        """Yields this process's shard of the training batches from `batch_index` on, without end.
+
+        Args:
+            batch_index: the index of the first batch, from 0.
+            seed: the seed of the order and of the crops.
+
+        Raises:
+            ValueError: an image cannot be decoded.
+        """
+        rows = process_rows(self.batch_size, self._name)
+
+        def start(index: int) -> _Pending:
+            first = index * self.batch_size + rows.start
+            found = places(seed, first, rows.stop - rows.start, self.num_examples)
+            # Words for the batch of all processes, so that it does not depend on their number.
+            words = random_words(seed, index, 1, WORDS * self.batch_size)
+            return self._start("train", found, words.reshape(self.batch_size, WORDS)[rows])
+
+        # From batch index and seed alone, so that a resumed run reads the same batches.
+        return _ahead(start, itertools.count(batch_index))
+
+    def evaluate(self, split: str = "test") -> Iterator[Batch]:
+        """Yields this process's shard of a split in order, once.
+
+        The last batch is padded with zeros to full size: `mask`, float32 [batch], is 1 for an
+        example of the split and 0 for padding.
+
+        Args:
+            split: one of `splits`.
+
+        Raises:
+            ValueError: an image cannot be decoded.
+        """
+        rows, count = process_rows(self.eval_batch_size, self._name), self.splits[split]
+
+        def start(first: int) -> _Pending:
+            found = np.arange(first, first + self.eval_batch_size)[rows]
+            pending = self._start(split, found[found < count], None, len(found))
+            pending.batch["mask"] = (found < count).astype(np.float32)
+            return pending
+
+        return _ahead(start, range(0, count, self.eval_batch_size))
+
+    @functools.cached_property
+    def _pool(self) -> ThreadPoolExecutor:
+        return ThreadPoolExecutor(self._threads, thread_name_prefix="decode")
+
+    def _start(
+        self, split: str, found: np.ndarray, words: np.ndarray | None, rows: int | None = None
+    ) -> _Pending:
+        """Starts to read and decode a batch of `rows` images, the first of which are `found`."""
+        rows, side = len(found) if rows is None else rows, self._size
+        chosen = self._chosen[split]
+        indices = (found if chosen is None else chosen[found]).tolist()
+        batch = {
+            "image": np.zeros((rows, side, side, 3), np.float32),
+            "label": np.zeros(rows, np.int32),
+        }
+        records = self._test if split == "test" else self._train
+
+        def decode(first: int) -> None:
+            chunk = indices[first : first + _CHUNK]
+            for row, (encoded, label) in enumerate(records.read(chunk), first):
+                try:
+                    image = self._decode(encoded, None if words is None else words[row].tolist())
+                except Exception as error:  # pillow raises many types for damaged images
+                    raise ValueError(
+                        f"{self._name} cannot decode image {indices[row]} of the examples of "
+                        f"{split} ({type(error).__name__}: {error}). Prepare the data set again."
+                    ) from error
+                batch["image"][row], batch["label"][row] = image, label
+
+        starts = range(0, len(indices), _CHUNK)
+        return _Pending(batch, [self._pool.submit(decode, first) for first in starts])
+
+    def _decode(self, encoded: bytes, words: list[int] | None) -> np.ndarray:
+        from PIL import Image
+
+        with Image.open(io.BytesIO(encoded), formats=_FORMATS) as opened:
+            image = opened.convert("RGB")
+        if words is None:
+            image = crop_center(image, self._size)
+        else:
+            image = crop_at_random(image, words, self._size, self._min_area, self._flip)
+        return self._pixels.convert(np.asarray(image))
+
+
+def _cores() -> int:
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+class _Pending:
+    """A batch whose rows are being written."""
+
+    def __init__(self, batch: Batch, tasks: list[Future[None]]):
+        self.batch = batch
+        self._tasks = tasks
+
+    def wait(self) -> Batch:
+        for task in self._tasks:
+            task.result()
+        return self.batch
+
+    def cancel(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+
+
+def _ahead(start: Callable[[int], _Pending], numbers: Iterable[int]) -> Iterator[Batch]:
+    """Yields the batches that `start` begins, which begins those after them before."""
+    numbers, pending = iter(numbers), collections.deque[_Pending]()
+    try:
+        while True:
+            for number in itertools.islice(numbers, _AHEAD + 1 - len(pending)):
+                pending.append(start(number))
+            if not pending:
+                return
+            yield pending.popleft().wait()
+    finally:
+        for each in pending:
+            each.cancel()
