@@ -2,12 +2,17 @@
 
 import dataclasses
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
 from trainer import config as configs
+from trainer import data
 from trainer.__main__ import main
 from trainer.config import ConfigError
+from trainer.data.absent import DataAbsent
+from trainer.data.shards import write_shards
 from trainer.engine.loading import load
 from trainer.engine.plan import Plan, make_plan
 from trainer.engine.program import Program
@@ -84,9 +89,9 @@ def test_the_plan_without_the_data_is_that_with_them_and_says_so(lab: Path):
 def test_the_evaluation_is_traced_with_the_declared_shapes(lab: Path):
     metric = "metrics={top: !metrics.top_k_accuracy {k: 50}}"
     said = []
-    for data in ("points", "absent"):
+    for name in ("points", "absent"):
         with pytest.raises(ConfigError) as raised:
-            plan_of(lab, f"data=!absent_lab.{data} {{batch_size: 10}}", metric, "best_metric=null")
+            plan_of(lab, f"data=!absent_lab.{name} {{batch_size: 10}}", metric, "best_metric=null")
         said.append(str(raised.value))
     assert said[0] == said[1] and "50" in said[0]
 
@@ -118,8 +123,8 @@ def test_a_data_set_inside_of_another_is_not_replaced(call: str, lab: Path):
 
 def test_declared_data_have_no_batches(lab: Path):
     read = configs.load([str(lab)], sets=["data=!absent_lab.absent {}"])
-    data = load(read, ["absent_lab"], declared=True).experiment.data
-    for serve in (data.train, data.evaluate):
+    declared = load(read, ["absent_lab"], declared=True).experiment.data
+    for serve in (declared.train, declared.evaluate):
         with pytest.raises(ValueError, match="Copy the points"):
             serve()
 
@@ -186,3 +191,46 @@ def test_explain_compile_prints_the_memory_of_a_step_and_runs_nothing(
     needed = plan.state_bytes + steps_per_call * 20 * (8 * 4 + 4) + 4 * (steps_per_call > 1)
     assert needed > 10**6 and f"(state and batch {needed / 1e6:.3g} MB, temporary " in said[1]
     assert " has " in said[1] and "has only" not in said[1]
+
+
+TOKENS = {
+    "train": "absent_*.bin",
+    "validation": "absent_too_*.bin",
+    "length": 16,
+    "batch_size": 4,
+    "eval_batch_size": 6,
+    "eval_tokens": 160,
+    "vocab_size": 300,
+    "end_of_text": 299,
+    "train_tokens": 1601,
+}
+
+
+def test_shards_of_tokens_are_planned_by_their_number_of_tokens():
+    with pytest.raises(DataAbsent, match="absent_.*matches no file") as raised:
+        data.tokens(**TOKENS)
+    declared: Any = raised.value.declared
+    assert (declared.num_examples, declared.splits) == (100, {"validation": 10})
+    assert (declared.tokens_per_example, declared.vocab_size) == (16, 300)
+    assert set(declared.element_spec) == {"tokens", "label", "documents"}
+    assert declared.eval_spec["mask"].shape == declared.eval_spec["label"].shape == (6, 16)
+    with pytest.raises(ValueError, match="matches no file") as other:
+        data.tokens(**{**TOKENS, "train_tokens": None})
+    assert not isinstance(other.value, DataAbsent)
+
+
+def test_the_plan_of_absent_shards_is_that_of_shards(tmp_path: Path):
+    tokens = np.random.default_rng(0).integers(0, 299, 1601)
+    write_shards(tmp_path, "train", [tokens], np.dtype("<u2"), 2000)
+    write_shards(tmp_path, "validation", [tokens[:200]], np.dtype("<u2"), 2000)
+    files = {split: str(tmp_path / f"{split}_*.bin") for split in ("train", "validation")}
+    there = data.tokens(**{**TOKENS, **files})
+    with pytest.raises(DataAbsent) as raised:
+        data.tokens(**TOKENS)
+    declared: Any = raised.value.declared
+    for name in ("element_spec", "num_examples", "batch_size", "splits", "vocab_size"):
+        assert getattr(declared, name) == getattr(there, name), name
+    batch = next(iter(there.evaluate("validation")))
+    assert {key: x.shape for key, x in batch.items()} == {
+        key: x.shape for key, x in declared.eval_spec.items()
+    }

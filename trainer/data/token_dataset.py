@@ -118,6 +118,15 @@ class TokenDataset:
             for key in self._fields(np.zeros((1, 2), np.int32))
         }
 
+    @property
+    def eval_spec(self) -> dict[str, Any]:
+        """Key -> shape and dtype of an evaluation batch, over all processes."""
+        import jax
+
+        shape = (self.eval_batch_size, self.tokens_per_example)
+        spec = {key: jax.ShapeDtypeStruct(shape, x.dtype) for key, x in self.element_spec.items()}
+        return {**spec, "mask": jax.ShapeDtypeStruct(shape, np.float32)}
+
     @functools.cached_property
     def fingerprint(self) -> str:
         """sha256 of the fingerprints of the streams, and of what decides the fields."""

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
+from trainer.data.absent import DataAbsent
 from trainer.data.shards import TokenStream, find_shards
 from trainer.data.token_dataset import TokenDataset
 from trainer.data.tokenizer import FILE, load_tokenizer
@@ -25,6 +26,7 @@ def tokens(
     end_of_text: int | None = None,
     eval_batch_size: int | None = None,
     eval_tokens: int | None = None,
+    train_tokens: int | None = None,
 ) -> TokenDataset:
     """Returns shards of tokens as sequences, with the fields of a `TokenDataset`.
 
@@ -52,12 +54,34 @@ def tokens(
         eval_batch_size: examples per evaluation batch, over all processes; None for `batch_size`.
         eval_tokens: number of tokens of a split, the first, to predict in an evaluation; None for
             all.
+        train_tokens: number of training tokens, with which a run is planned where the shards are
+            not on this machine; `vocab_size` and `end_of_text` must then be given, too. Where they
+            are, it is not read.
 
     Raises:
+        DataAbsent: there are no shards of `train`, and `train_tokens` and `vocab_size` are given.
         ValueError: there are no such files, a file is not a whole shard or in two splits, the
             tokenizer cannot be read or does not fit, or an argument is out of its range.
     """
     given = {"train": train, "validation": validation, "test": test}
+    if train_tokens is not None and vocab_size is not None:
+        try:
+            find_shards(train, "The shards of train=")
+        except ValueError as error:
+            count = (eval_tokens or length) + 1
+            evaluated = [split for split in ("validation", "test") if given[split] is not None]
+            like = TokenDataset(
+                _declared(train_tokens),
+                {split: _declared(count) for split in evaluated},
+                length=length,
+                batch_size=batch_size,
+                vocab_size=vocab_size,
+                end_of_text=end_of_text,
+                eval_batch_size=eval_batch_size,
+                eval_tokens=eval_tokens,
+                name="data.tokens",
+            )
+            raise DataAbsent("data.tokens", str(error), like) from error
     paths = {
         split: find_shards(patterns, f"The shards of {split}=")
         for split, patterns in given.items()
@@ -96,6 +120,11 @@ def tokens(
         eval_tokens=eval_tokens,
         name="data.tokens",
     )
+
+
+def _declared(count: int) -> TokenStream:
+    """Returns a stream of which only the length is known."""
+    return TokenStream([count], lambda _: np.zeros(0, np.uint16), lambda: "")
 
 
 def _check_disjoint(paths: dict[str, list[Path]]) -> None:
