@@ -660,6 +660,28 @@ def test_a_field_out_of_its_range_is_refused(changes, words):
         experiment(**changes)
 
 
+@pytest.mark.parametrize(
+    ("best", "mode", "warned"),
+    [
+        ("loss", "max", True),
+        ("eval/loss", "max", True),
+        ("loss", "min", False),
+        ("perplexity", "max", True),
+        ("eval/error", "max", True),
+        ("accuracy", "max", False),
+        (None, "max", False),
+    ],
+)
+def test_the_plan_warns_of_a_best_checkpoint_that_is_the_worst(best, mode, warned):
+    chosen = {
+        "accuracy": metrics.accuracy(),
+        "perplexity": metrics.perplexity(),
+        "error": metrics.mean_squared_error(),
+    }
+    found = experiment(best_metric=best, best_mode=mode, metrics=chosen).warnings
+    assert bool(found) == warned and all(best in text and "'min'" in text for text in found)
+
+
 def test_a_mesh_with_more_devices_than_exist_is_refused():
     with pytest.raises(ValueError, match="needs 64 devices"):
         Program(experiment(mesh={"data": 64}))

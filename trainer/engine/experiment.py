@@ -75,7 +75,8 @@ class Experiment:
         best_metric: the metric, such as "accuracy", whose best checkpoint is kept as well: of the
             validation split if the data set has one, or else of the test split.
             "validation/accuracy" and "eval/accuracy" name the split. None keeps the newest only.
-        best_mode: whether the best value is the largest ("max") or the smallest ("min").
+        best_mode: whether the best value is the largest ("max") or the smallest ("min"). The plan
+            warns of "max" for the loss and for a metric whose class has `smaller_is_better = True`.
         on_nonfinite: the reaction to a loss or gradient that is not finite: "halt" stops the run;
             "skip" keeps the parameters of the step before; "rollback" restores the state before the
             step and continues with the next batch.
@@ -177,6 +178,18 @@ class Experiment:
         if self.best_metric is None:
             return None
         return best_row(self.best_metric, ["loss", *self.metrics], split_sizes(self.data))
+
+    @property
+    def warnings(self) -> list[str]:
+        """Sentences about what is probably a mistake."""
+        name = (self.best_row or "").partition("/")[2]
+        smaller = name == "loss" or getattr(self.metrics.get(name), "smaller_is_better", False)
+        if self.best_mode == "min" or not smaller:
+            return []
+        return [
+            f"best_metric is {self.best_metric!r}, of which smaller values are better, but "
+            "best_mode is 'max': the worst checkpoint would be kept. Set best_mode to 'min'."
+        ]
 
     def batches(self, batch_index: int) -> Iterator[Mapping[str, Any]]:
         """Returns this process's shards of the training batches.

@@ -1,7 +1,7 @@
 """Makes a plan, which lists what a config means for each parameter, without device work."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -74,6 +74,7 @@ class Plan:
             "" has `clip_norm`, if there is one.
         block: how many steps are computed at once, and in which form.
         matrices: the matrices that optimizers such as Muon work on.
+        warnings: sentences about what is probably a mistake.
         inputs: config path -> value of the floats that are inputs of the program: another value
             needs no compilation.
         structure: config path -> (value, why it is not an input), for the config's other floats.
@@ -93,6 +94,7 @@ class Plan:
     hyperparameters: Mapping[str, Mapping[str, Hyperparameter]]
     block: BlockRule
     matrices: Matrices
+    warnings: Sequence[str]
     inputs: Mapping[str, float]
     structure: Mapping[str, tuple[float, str]]
 
@@ -163,6 +165,7 @@ def make_plan(program: Program, config: Config | None = None) -> Plan:
         hyperparameters=describe(sampled),
         block=program.block_rule,
         matrices=matrices,
+        warnings=[*matrices.warnings, *experiment.warnings],
         inputs=program.inputs.values,
         structure=program.inputs.structure,
     )
