@@ -116,7 +116,8 @@ def test_initial_values():
     zeros = paths(start(model(zero_init=True), text()))
     assert not np.any(zeros["blocks/attn/out/kernel"])
     assert not np.any(zeros["blocks/mlp/down/kernel"])
-    assert np.all(zeros["blocks/attn_norm/scale"] == 1) and np.any(zeros["head/kernel"])
+    assert not np.any(zeros["head/kernel"]) and np.any(zeros["embed/embedding"])
+    assert np.all(zeros["blocks/attn_norm/scale"] == 1)
     program = str(jax.make_jaxpr(model().init)(KEY, text()))
     assert program.count("random_bits") == 1 and "dot_general" not in program
 

@@ -19,6 +19,7 @@ from trainer.engine.contracts import ComponentError
 from trainer.engine.experiment import Experiment
 from trainer.engine.program import Program
 from trainer.engine.sharding import state_shardings
+from trainer.engine.splits import ranking_warnings
 
 
 class Net(nn.Module):
@@ -658,6 +659,28 @@ def test_another_seed_changes_the_first_state_and_does_not_compile_again(compila
 def test_a_field_out_of_its_range_is_refused(changes, words):
     with pytest.raises(ValueError, match=words):
         experiment(**changes)
+
+
+@pytest.mark.parametrize(
+    ("best", "mode", "warned"),
+    [
+        ("loss", "max", True),
+        ("eval/loss", "max", True),
+        ("loss", "min", False),
+        ("perplexity", "max", True),
+        ("eval/error", "max", True),
+        ("accuracy", "max", False),
+        (None, "max", False),
+    ],
+)
+def test_the_plan_warns_of_a_best_checkpoint_that_is_the_worst(best, mode, warned):
+    chosen = {
+        "accuracy": metrics.accuracy(),
+        "perplexity": metrics.perplexity(),
+        "error": metrics.mean_squared_error(),
+    }
+    found = ranking_warnings(experiment(best_metric=best, best_mode=mode, metrics=chosen))
+    assert bool(found) == warned and all(best in text and "'min'" in text for text in found)
 
 
 def test_a_mesh_with_more_devices_than_exist_is_refused():

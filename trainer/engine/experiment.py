@@ -78,7 +78,8 @@ class Experiment:
         best_metric: the metric, such as "accuracy", whose best checkpoint is kept as well: of the
             validation split if the data set has one, or else of the test split.
             "validation/accuracy" and "eval/accuracy" name the split. None keeps the newest only.
-        best_mode: whether the best value is the largest ("max") or the smallest ("min").
+        best_mode: whether the best value is the largest ("max") or the smallest ("min"). The plan
+            warns of "max" for the loss and for a metric whose class has `smaller_is_better = True`.
         on_nonfinite: the reaction to a loss or gradient that is not finite: "halt" stops the run;
             "skip" keeps the parameters of the step before; "rollback" restores the state before the
             step and continues with the next batch.

@@ -1,7 +1,7 @@
 """Makes a plan, which lists what a config means for each parameter, without device work."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +20,7 @@ from trainer.engine.hyperparameters import Hyperparameter, describe, sample
 from trainer.engine.memory import too_large
 from trainer.engine.plan_matrices import Matrices, find_matrices
 from trainer.engine.program import Program
-from trainer.engine.splits import split_sizes
+from trainer.engine.splits import ranking_warnings, split_sizes
 from trainer.models.mode import describe_mode
 
 _LARGEST = 2**63 - 1  # XLA stores sizes as int64
@@ -74,6 +74,7 @@ class Plan:
             "" has `clip_norm`, if there is one.
         block: how many steps are computed at once, and in which form.
         matrices: the matrices that optimizers such as Muon work on.
+        warnings: sentences about what is probably a mistake.
         inputs: config path -> value of the floats that are inputs of the program: another value
             needs no compilation.
         structure: config path -> (value, why it is not an input), for the config's other floats.
@@ -95,6 +96,7 @@ class Plan:
     hyperparameters: Mapping[str, Mapping[str, Hyperparameter]]
     block: BlockRule
     matrices: Matrices
+    warnings: Sequence[str]
     inputs: Mapping[str, float]
     structure: Mapping[str, tuple[float, str]]
     absent: str
@@ -166,6 +168,7 @@ def make_plan(program: Program, config: Config | None = None) -> Plan:
         hyperparameters=describe(sampled),
         block=program.block_rule,
         matrices=matrices,
+        warnings=[*matrices.warnings, *ranking_warnings(experiment)],
         inputs=program.inputs.values,
         structure=program.inputs.structure,
         absent=_absent(experiment.data),

@@ -77,3 +77,21 @@ def best_row(best_metric: str, metrics: Sequence[str], splits: Collection[str]) 
             f"splits, {', '.join(rows)}."
         )
     return best_metric
+
+
+def ranking_warnings(experiment: Any) -> list[str]:
+    """Returns a sentence if the checkpoint that is kept as the best is probably the worst.
+
+    Args:
+        experiment: an `experiment.Experiment`. The loss, and a metric whose class has
+            `smaller_is_better = True`, want best_mode "min".
+    """
+    name = (experiment.best_row or "").partition("/")[2]
+    metric = experiment.metrics.get(name)
+    smaller = name == "loss" or getattr(metric, "smaller_is_better", False)
+    if experiment.best_mode == "min" or not smaller:
+        return []
+    return [
+        f"best_metric is {experiment.best_metric!r}, of which smaller values are better, but "
+        "best_mode is 'max': the worst checkpoint would be kept. Set best_mode to 'min'."
+    ]

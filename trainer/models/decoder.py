@@ -41,17 +41,19 @@ class Block(nn.Module):
 
 
 class Embed(nn.Module):
-    """Looks up tokens in `embedding` [vocab_size, width]."""
+    """Looks up tokens in `embedding` [vocab_size, width], and normalizes them if `norm`."""
 
     vocab_size: int
     width: int
+    norm: bool
 
     @nn.compact
     def __call__(self, tokens: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Maps int32 [batch, tokens] to [batch, tokens, width], and returns the embedding, too."""
         embedding = self.param("embedding", normal(0.02), (self.vocab_size, self.width))
         # A token that is not in the vocabulary becomes NaN, which ends the run.
-        return jnp.take(embedding, tokens, axis=0), embedding
+        x = jnp.take(embedding, tokens, axis=0)
+        return RmsNorm(name="norm")(x) if self.norm else x, embedding
 
 
 class Head(nn.Module):
@@ -74,6 +76,7 @@ class Gpt(nn.Module):
     depth: int
     head_dim: int
     block: functools.partial
+    embed_norm: bool
     head: Initializer | None
     rope_base: float
     max_length: int
@@ -103,7 +106,7 @@ class Gpt(nn.Module):
             The logits, [batch, positions, vocab_size].
         """
         _check_tokens(tokens, self.max_length)
-        x, embedding = Embed(self.vocab_size, self.width, name="embed")(tokens)
+        x, embedding = Embed(self.vocab_size, self.width, self.embed_norm, name="embed")(tokens)
         x = nn.Dropout(self.dropout, deterministic=not train)(x)
         positions = jnp.arange(tokens.shape[1]) + (0 if start is None else start)
         angles = rotary_angles(positions, self.head_dim, self.rope_base)

@@ -41,6 +41,7 @@ def gpt(
     base_width: int | None = None,
     base_head_dim: int | None = None,
     inputs: str = "tokens",
+    embed_norm: bool = False,
 ) -> Model:
     """Returns a decoder-only transformer, pre-norm and without biases.
 
@@ -55,9 +56,9 @@ def gpt(
     `blocks/attn/qkv/kernel` [3, width, width], `blocks/attn/out/kernel`, `blocks/mlp/up/kernel`
     [width, mlp_dim], `blocks/mlp/gate/kernel` (only with "swiglu"), `blocks/mlp/down/kernel`,
     `blocks/attn_norm/scale`, `blocks/mlp_norm/scale`, and with `qk_norm`
-    `blocks/attn/q_norm/scale` and `blocks/attn/k_norm/scale` [width / num_heads]. With fewer heads
-    of keys, `blocks/attn/q/kernel` and `blocks/attn/kv/kernel` [2, width, num_kv_heads * head_dim]
-    replace `qkv`.
+    `blocks/attn/q_norm/scale` and `blocks/attn/k_norm/scale` [width / num_heads]; with `embed_norm`
+    also `embed/norm/scale`. With fewer heads of keys, `blocks/attn/q/kernel` and
+    `blocks/attn/kv/kernel` [2, width, num_kv_heads * head_dim] replace `qkv`.
 
     Args:
         vocab_size: number of tokens; 257 are the 256 bytes and `end_of_text`.
@@ -77,8 +78,9 @@ def gpt(
         soft_cap: bounds the logits by c * tanh(logits / c) (Gemma Team, arXiv:2408.00118).
         z_loss: weight of the squared logarithm of the softmax's denominator in the loss of training
             (Chowdhery et al., arXiv:2204.02311).
-        zero_init: True starts `out/kernel` and `down/kernel` at 0; False divides their deviation by
-            sqrt(2 * depth), as GPT-2 does.
+        zero_init: True starts `out/kernel`, `down/kernel` and `head/kernel` at 0, as
+            modded-nanogpt does; False divides the deviation of the first two by sqrt(2 * depth), as
+            GPT-2 does.
         remat: what a scan over the layers saves for the backward pass: "products" the products with
             kernels; "none" recomputes nothing; "full" recomputes everything but the layers' inputs.
         scan_layers: True stacks the layers and scans over them, so that compile time does not grow
@@ -96,6 +98,8 @@ def gpt(
         base_head_dim: the head_dim at `base_width`, base_width / num_heads if None. Set it to
             head_dim where wider models have more heads.
         inputs: key of the tokens in the batch, int32 [batch, positions].
+        embed_norm: True divides each embedded token by its root mean square, and multiplies it by a
+            learned scale, so that the learning rate of the embedding may be large.
 
     Raises:
         ValueError: a size is not positive; `num_heads` does not divide `width`, or `num_kv_heads`
@@ -138,7 +142,8 @@ def gpt(
         depth=depth,
         head_dim=head_dim,
         block=functools.partial(Block, mixer, mlp_dim, activation, last, dropout),
-        head=None if tied else normal(base**-0.5),
+        embed_norm=embed_norm,
+        head=None if tied else normal(0.0 if zero_init else base**-0.5),
         rope_base=rope_base,
         max_length=max_length,
         outputs=functools.partial(

@@ -114,7 +114,7 @@ class Run:
         end = FAILED  # for exceptions that are not caught here
         try:
             self.log(f"{workdir}: {self._describe()}")
-            for warning in self.plan.matrices.warnings:
+            for warning in self.plan.warnings:
                 self.log(f"warning: {warning}")
             end = self._run_in(folder, until, observe, began, summarize)
         except (CheckpointError, WorkdirTakenOver, MetricsError) as error:
