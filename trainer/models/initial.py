@@ -9,7 +9,7 @@ fills all parameters from one long array of random numbers.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import flax.linen as nn
@@ -75,6 +75,30 @@ def matrix(key: jax.Array, shape: Sequence[int]) -> Any:
         A float32 array of this shape with the mean and the standard deviation of its distribution.
     """
     return _draw(key, shape, 0.0, shape[-2] ** -0.5)
+
+
+def normal(deviation: float) -> Callable[[jax.Array, Sequence[int]], Any]:
+    """Returns an initializer that draws from a normal distribution.
+
+    Args:
+        deviation: the standard deviation; 0 makes zeros.
+
+    Returns:
+        A function of a PRNG key and a shape, as the other initializers of this module.
+    """
+    return lambda key, shape: _draw(key, shape, 0.0, deviation)
+
+
+def scaled_matrix(factor: float) -> Callable[[jax.Array, Sequence[int]], Any]:
+    """Returns an initializer like `matrix`, with a deviation of factor / sqrt(rows).
+
+    Args:
+        factor: the factor of the standard deviation; 0 makes zeros.
+
+    Returns:
+        A function of a PRNG key and a shape [..., rows, columns].
+    """
+    return lambda key, shape: _draw(key, shape, 0.0, factor * shape[-2] ** -0.5)
 
 
 def convolution(key: jax.Array, shape: Sequence[int]) -> Any:

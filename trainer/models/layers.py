@@ -1,4 +1,4 @@
-"""Layers that the models share: a linear layer, two norms and a stack of equal layers.
+"""Layers that the models share: linear layers, norms and a stack of equal layers.
 
 Each layer computes in the dtype of its parameters, and statistics and softmaxes in float32. A model
 whose parameters are cast to bfloat16 therefore computes in bfloat16, without implicit promotion.
@@ -6,13 +6,30 @@ whose parameters are cast to bfloat16 therefore computes in bfloat16, without im
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
 from trainer.models.initial import matrix, ones, zeros
+
+Initializer = Callable[..., Any]
+
+ACTIVATIONS: Mapping[str, Callable[[jax.Array], jax.Array]] = {
+    "gelu": jax.nn.gelu,
+    "relu2": lambda x: jnp.square(jax.nn.relu(x)),
+    "swiglu": jax.nn.silu,
+}
+"""What `Mlp` applies to its hidden units. With "swiglu" it is applied to a gate of them."""
+
+REMAT: Mapping[str, Callable[..., bool] | None] = {
+    "products": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
+    "full": jax.checkpoint_policies.nothing_saveable,
+    "none": None,
+}
+"""What the backward pass of a stack does not recompute: products with kernels, nothing, or all."""
 
 
 def rows_times(x: jax.Array, kernel: jax.Array) -> jax.Array:
@@ -37,11 +54,12 @@ class Linear(nn.Module):
 
     features: int
     use_bias: bool = True
+    initial: Initializer = matrix
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
         """Maps [..., inputs] to [..., features]."""
-        kernel = self.param("kernel", matrix, (x.shape[-1], self.features))
+        kernel = self.param("kernel", self.initial, (x.shape[-1], self.features))
         x = rows_times(x, kernel)
         if self.use_bias:
             x = x + self.param("bias", zeros, (self.features,)).astype(x.dtype)
@@ -66,6 +84,49 @@ class LayerNorm(nn.Module):
         variance = jnp.square(wide).mean(axis=-1, keepdims=True)
         wide = wide * jax.lax.rsqrt(variance + self.epsilon)
         return wide.astype(x.dtype) * scale.astype(x.dtype)
+
+
+class RmsNorm(nn.Module):
+    """Divides the last axis by its root mean square in float32, then multiplies by `scale`.
+
+    Zhang and Sennrich, "Root Mean Square Layer Normalization" (arXiv:1910.07467).
+    """
+
+    epsilon: float = 1e-6
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """Maps [..., features] to an array of the same shape and dtype."""
+        scale = self.param("scale", ones, (x.shape[-1],))
+        wide = x.astype(jnp.float32)
+        wide = wide * jax.lax.rsqrt(jnp.square(wide).mean(axis=-1, keepdims=True) + self.epsilon)
+        return wide.astype(x.dtype) * scale.astype(x.dtype)
+
+
+class Mlp(nn.Module):
+    """The two-layer perceptron of a block, without biases.
+
+    Attributes:
+        hidden: number of hidden units.
+        activation: a name in ACTIVATIONS. "swiglu" multiplies the hidden units by the SiLU of a
+            third product, `gate/kernel` (Shazeer, arXiv:2002.05202).
+        last: the initializer of `down/kernel`.
+    """
+
+    hidden: int
+    activation: str = "gelu"
+    last: Initializer = matrix
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """Maps [batch, tokens, width] to an array of the same shape."""
+        activation = ACTIVATIONS[self.activation]
+        hidden = Linear(self.hidden, use_bias=False, name="up")(x)
+        if self.activation == "swiglu":
+            hidden = hidden * activation(Linear(self.hidden, use_bias=False, name="gate")(x))
+        else:
+            hidden = activation(hidden)
+        return Linear(x.shape[-1], use_bias=False, initial=self.last, name="down")(hidden)
 
 
 class BatchNorm(nn.Module):
@@ -107,10 +168,11 @@ def run_stack(
     x: jax.Array,
     depth: int,
     scan_layers: bool,
+    remat: str | None = None,
 ) -> jax.Array:
     """Applies equal layers one after the other, within an `@nn.compact` method.
 
-    The scan saves only the products with kernels for the backward pass and recomputes everything
+    A scan saves only the products with kernels for the backward pass and recomputes everything
     else, because elementwise operations cost less than writing their results to memory: on a CPU, a
     ViT's step took 0.43 of the time and a third of the memory.
 
@@ -119,23 +181,30 @@ def run_stack(
         call: `call(layer, x)` applies it; the result has the shape and dtype of x.
         x: the input of the first layer.
         depth: number of layers.
-        scan_layers: True scans over one layer `blocks`, whose parameters have a leading layer axis;
-            False makes layers `block_0`, `block_1`, ...
+        scan_layers: True scans over one layer `blocks`, whose parameters, and keys and values in
+            the collection `cache`, have a leading layer axis; False makes layers `block_0`,
+            `block_1`, ...
+        remat: a name in REMAT; None is "products" for a scan and "none" for layers apart.
 
     Returns:
         The output of the last layer.
     """
+    policy = REMAT[remat or ("products" if scan_layers else "none")]
     if not scan_layers:
+        # Here the compiler could merge the recomputation with the forward pass.
+        one = call if policy is None else nn.remat(call, policy=policy, prevent_cse=True)
         for index in range(depth):
-            x = call(make(name=f"block_{index}"), x)
+            x = one(make(name=f"block_{index}"), x)
         return x
-    policy = jax.checkpoint_policies.dots_with_no_batch_dims_saveable
+
+    def step(layer: nn.Module, x: jax.Array, _: None) -> tuple[jax.Array, None]:
+        return call(layer, x), None
+
     # prevent_cse=False: within a scan, the compiler cannot merge the recomputation with the forward
     # pass, and the barriers against that are unnecessary.
-    step = nn.remat(lambda layer, x, _: (call(layer, x), None), policy=policy, prevent_cse=False)
     scan = nn.scan(
-        step,
-        variable_axes={"params": 0},
+        step if policy is None else nn.remat(step, policy=policy, prevent_cse=False),
+        variable_axes={"params": 0, "cache": 0},
         split_rngs={"params": True, "dropout": True},
         length=depth,
     )

@@ -8,8 +8,9 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from trainer.models.attention import Qkv
 from trainer.models.initial import matrix, small
-from trainer.models.layers import LayerNorm, Linear, check_positive, rows_times, run_stack
+from trainer.models.layers import LayerNorm, Linear, Mlp, check_positive, rows_times, run_stack
 from trainer.models.linen_model import from_our_linen
 from trainer.models.model import Model
 
@@ -36,30 +37,6 @@ class Attention(nn.Module):
         weights = nn.Dropout(self.dropout, deterministic=not train)(weights)
         mixed = jnp.einsum("bhqk,bkhd->bqhd", weights, value)
         return Linear(width, use_bias=False, name="out")(mixed.reshape(batch, tokens, width))
-
-
-class Qkv(nn.Module):
-    """Computes queries, keys and values by three square matrices, `kernel` [3, width, width]."""
-
-    @nn.compact
-    def __call__(self, x: jax.Array) -> jax.Array:
-        """Maps [batch, tokens, width] to queries, keys and values [batch, tokens, 3 * width]."""
-        width = x.shape[-1]
-        # Three matrices, so that Muon orthogonalizes each of them, but one product.
-        kernel = self.param("kernel", matrix, (3, width, width))
-        return rows_times(x, kernel.transpose(1, 0, 2).reshape(width, 3 * width))
-
-
-class Mlp(nn.Module):
-    """The two-layer perceptron of a block, with GELU."""
-
-    hidden: int
-
-    @nn.compact
-    def __call__(self, x: jax.Array) -> jax.Array:
-        """Maps [batch, tokens, width] to an array of the same shape."""
-        hidden = jax.nn.gelu(Linear(self.hidden, use_bias=False, name="up")(x))
-        return Linear(x.shape[-1], use_bias=False, name="down")(hidden)
 
 
 class Block(nn.Module):

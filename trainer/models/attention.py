@@ -1,0 +1,214 @@
+"""Attention: queries, keys and values, rotary positions, and the products between them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from jax.extend.backend import get_backend
+
+from trainer.models.initial import matrix, zeros
+from trainer.models.layers import Initializer, Linear, RmsNorm, rows_times
+
+IMPLEMENTATIONS = ("auto", "plain", "xla", "cudnn")
+"""What `attend` may be told to use."""
+
+
+class Qkv(nn.Module):
+    """Computes queries, keys and values by three square matrices, `kernel` [3, width, width]."""
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """Maps [batch, tokens, width] to queries, keys and values [batch, tokens, 3 * width]."""
+        width = x.shape[-1]
+        # Three matrices, so that Muon orthogonalizes each of them, but one product.
+        kernel = self.param("kernel", matrix, (3, width, width))
+        return rows_times(x, kernel.transpose(1, 0, 2).reshape(width, 3 * width))
+
+
+class KeysValues(nn.Module):
+    """Computes keys and values of fewer heads than there are queries, `kernel` [2, width, size]."""
+
+    size: int
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """Maps [batch, tokens, width] to keys and values [batch, tokens, 2 * size]."""
+        kernel = self.param("kernel", matrix, (2, x.shape[-1], self.size))
+        return rows_times(x, kernel.transpose(1, 0, 2).reshape(x.shape[-1], 2 * self.size))
+
+
+class CausalAttention(nn.Module):
+    """Self-attention of each token over itself and the tokens before it.
+
+    Attributes:
+        num_heads: number of heads of the queries.
+        num_kv_heads: number of heads of the keys and values.
+        qk_norm: whether queries and keys are divided by their root mean squares.
+        scale: the factor of the products of queries and keys.
+        implementation: as in `attend`.
+        last: the initializer of `out/kernel`.
+    """
+
+    num_heads: int
+    num_kv_heads: int
+    qk_norm: bool
+    scale: float
+    implementation: str
+    last: Initializer
+
+    @nn.compact
+    def __call__(
+        self, x: jax.Array, angles: jax.Array, mask: jax.Array | None, start: jax.Array | None
+    ) -> jax.Array:
+        """Mixes the tokens.
+
+        Args:
+            x: [batch, tokens, width].
+            angles: float32 [tokens, head_dim / 2], from `rotary_angles`.
+            mask: None, or bool [batch, 1, tokens, tokens], False where a token must not attend.
+            start: None, or, in decoding, the number of tokens before x, whose keys and values are
+                in the collection `cache`; those of x are added there.
+
+        Returns:
+            An array of the shape of x.
+        """
+        batch, tokens, width = x.shape
+        query, key, value = self._project(x)
+        if self.qk_norm:
+            query, key = RmsNorm(name="q_norm")(query), RmsNorm(name="k_norm")(key)
+        query, key = rotate(query, angles), rotate(key, angles)
+        if start is None:
+            mixed = attend(query, key, value, mask, self.scale, self.implementation)
+        else:
+            key, value = self._remember("key", key, start), self._remember("value", value, start)
+            # [tokens, places of the cache]: the places behind a token are empty, or its future.
+            seen = jnp.arange(key.shape[1]) <= start + jnp.arange(tokens)[:, None]
+            mixed = _plain(query, key, value, seen[None, None], self.scale)
+        mixed = mixed.reshape(batch, tokens, width)
+        return Linear(width, use_bias=False, initial=self.last, name="out")(mixed)
+
+    def _project(self, x: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """Returns queries, keys and values, each [batch, tokens, heads, head_dim]."""
+        batch, tokens, width = x.shape
+        head_dim = width // self.num_heads
+        if self.num_kv_heads == self.num_heads:
+            qkv = Qkv(name="qkv")(x).reshape(batch, tokens, 3, self.num_heads, head_dim)
+            return qkv[:, :, 0], qkv[:, :, 1], qkv[:, :, 2]
+        query = Linear(width, use_bias=False, name="q")(x)
+        kv = KeysValues(self.num_kv_heads * head_dim, name="kv")(x)
+        kv = kv.reshape(batch, tokens, 2, self.num_kv_heads, head_dim)
+        return query.reshape(batch, tokens, self.num_heads, head_dim), kv[:, :, 0], kv[:, :, 1]
+
+    def _remember(self, name: str, new: jax.Array, start: jax.Array) -> jax.Array:
+        """Writes new keys or values into the cache and returns all of them."""
+        cache = self.variable("cache", name, zeros, None, new.shape)
+        cache.value = jax.lax.dynamic_update_slice(
+            cache.value, new.astype(cache.value.dtype), (0, start, 0, 0)
+        )
+        return cache.value
+
+
+def rotary_angles(positions: jax.Array, head_dim: int, base: float) -> jax.Array:
+    """Returns the angles by which queries and keys are rotated.
+
+    Args:
+        positions: int32 [tokens].
+        head_dim: size of a query, even.
+        base: the angle of pair i at position p is p * base ** (-2 * i / head_dim).
+
+    Returns:
+        float32 [tokens, head_dim / 2], in radians.
+    """
+    frequencies = base ** (-jnp.arange(0, head_dim, 2, dtype=jnp.float32) / head_dim)
+    return positions.astype(jnp.float32)[:, None] * frequencies
+
+
+def rotate(x: jax.Array, angles: jax.Array) -> jax.Array:
+    """Rotates queries or keys by their positions, in float32 (Su et al., arXiv:2104.09864).
+
+    Element i of the first half and element i of the second half are a pair, as in GPT-NeoX and
+    Llama; the paper pairs elements 2 i and 2 i + 1. The two differ by a permutation of the columns
+    of the kernels.
+
+    Args:
+        x: [batch, tokens, heads, head_dim].
+        angles: [tokens, head_dim / 2].
+
+    Returns:
+        An array of the shape and dtype of x.
+    """
+    cos, sin = jnp.cos(angles)[:, None], jnp.sin(angles)[:, None]
+    first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
+    pair = (first * cos - second * sin, second * cos + first * sin)
+    return jnp.concatenate(pair, axis=-1).astype(x.dtype)
+
+
+def attend(
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    mask: jax.Array | None,
+    scale: float,
+    implementation: str = "auto",
+) -> jax.Array:
+    """Computes causal attention, with its softmax in float32.
+
+    Args:
+        query: [batch, tokens, heads, head_dim].
+        key: [batch, tokens, kv_heads, head_dim]; each of its heads serves heads / kv_heads heads of
+            the queries (Ainslie et al., arXiv:2305.13245).
+        value: as key.
+        mask: None, or bool [batch, 1, tokens, tokens], False where a token must not attend. It is
+            applied beside the causal mask.
+        scale: the factor of the products of queries and keys.
+        implementation: "plain" are two batched products; "xla" and "cudnn" are those of
+            `jax.nn.dot_product_attention`, of which "cudnn" is flash attention on an NVIDIA GPU;
+            "auto" chooses by device and dtype.
+
+    Returns:
+        An array of the shape and dtype of the queries.
+    """
+    if implementation == "auto":
+        implementation = _choose(query)
+    if implementation == "plain":
+        tokens = query.shape[1]
+        causal = jnp.tril(jnp.ones((tokens, tokens), bool))
+        return _plain(query, key, value, causal if mask is None else causal & mask, scale)
+    chosen: Any = implementation
+    return jax.nn.dot_product_attention(
+        query, key, value, mask=mask, scale=scale, is_causal=True, implementation=chosen
+    )
+
+
+def _choose(query: jax.Array) -> str:
+    backend = get_backend()
+    if backend.platform == "cpu":
+        return "plain"  # 0.88 of the time of "xla", forward and backward
+    tokens, head_dim = query.shape[1], query.shape[3]
+    half = query.dtype in (jnp.bfloat16, jnp.float16)
+    if half and "cuda" in backend.platform_version and not head_dim % 8 and not tokens % 2:
+        capability = float(backend.local_devices()[0].compute_capability)
+        # Flash attention of cuDNN: Ampere and later, larger heads from Hopper on.
+        if capability >= 8 and head_dim <= (256 if capability >= 9 else 128):
+            return "cudnn"
+    return "xla"
+
+
+def _plain(
+    query: jax.Array, key: jax.Array, value: jax.Array, mask: jax.Array, scale: float
+) -> jax.Array:
+    """Computes attention where `mask`, of a shape that broadcasts to the scores, is True."""
+    batch, tokens, heads, head_dim = query.shape
+    kv_heads = key.shape[2]
+    # The heads that share keys are rows of one product: [batch, kv_heads, group * tokens, head_dim]
+    rows = query.reshape(batch, tokens, kv_heads, -1, head_dim).transpose(0, 2, 3, 1, 4)
+    rows = rows.reshape(batch, kv_heads, -1, head_dim)
+    scores = (rows @ key.transpose(0, 2, 3, 1)).astype(jnp.float32) * scale
+    scores = scores.reshape(batch, heads, tokens, -1)
+    weights = jax.nn.softmax(jnp.where(mask, scores, -jnp.inf)).astype(value.dtype)
+    weights = weights.reshape(batch, kv_heads, -1, key.shape[1])
+    mixed = (weights @ value.transpose(0, 2, 1, 3)).reshape(batch, kv_heads, -1, tokens, head_dim)
+    return mixed.transpose(0, 3, 1, 2, 4).reshape(query.shape)

@@ -1,0 +1,200 @@
+"""A decoder-only transformer for text, with stacked layers."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from trainer.config.wording import known_names
+from trainer.logits import ChunkedLogits
+from trainer.models.attention import IMPLEMENTATIONS, CausalAttention
+from trainer.models.decoder import Block, Gpt
+from trainer.models.decoding import language_model
+from trainer.models.initial import normal, scaled_matrix
+from trainer.models.layers import ACTIVATIONS, REMAT, check_positive
+from trainer.models.linen_model import from_our_linen
+from trainer.models.model import Model
+
+
+def gpt(
+    vocab_size: int = 257,
+    width: int = 128,
+    depth: int = 4,
+    num_heads: int = 4,
+    num_kv_heads: int | None = None,
+    mlp_dim: int | None = None,
+    activation: str = "relu2",
+    qk_norm: bool = True,
+    rope_base: float = 10000.0,
+    max_length: int = 1024,
+    tied: bool = False,
+    soft_cap: float | None = None,
+    z_loss: float = 0.0,
+    zero_init: bool = False,
+    remat: str = "products",
+    scan_layers: bool = True,
+    dropout: float = 0.0,
+    attention: str = "auto",
+    loss_chunk: int = 1024,
+    base_width: int | None = None,
+    base_head_dim: int | None = None,
+    inputs: str = "tokens",
+) -> Model:
+    """Returns a decoder-only transformer, pre-norm and without biases.
+
+    Each token attends to itself and to the tokens before it; if the batch has `documents`, to those
+    with its number there. Positions enter as rotations of queries and keys (RoPE, Su et al.,
+    arXiv:2104.09864), norms are RMSNorm (Zhang and Sennrich, arXiv:1910.07467). The outputs are a
+    `trainer.logits.ChunkedLogits`. The model computes in the dtype of its parameters, except norms,
+    rotations, softmax and logits, which are float32.
+
+    The parameters are `embed/embedding` [vocab_size, width], `norm/scale`, `head/kernel` [width,
+    vocab_size] unless `tied`, and, each with a leading axis of length `depth`,
+    `blocks/attn/qkv/kernel` [3, width, width], `blocks/attn/out/kernel`, `blocks/mlp/up/kernel`
+    [width, mlp_dim], `blocks/mlp/gate/kernel` (only with "swiglu"), `blocks/mlp/down/kernel`,
+    `blocks/attn_norm/scale`, `blocks/mlp_norm/scale`, and with `qk_norm`
+    `blocks/attn/q_norm/scale` and `blocks/attn/k_norm/scale` [width / num_heads]. With fewer heads
+    of keys, `blocks/attn/q/kernel` and `blocks/attn/kv/kernel` [2, width, num_kv_heads * head_dim]
+    replace `qkv`.
+
+    Args:
+        vocab_size: number of tokens; 257 are the 256 bytes and `end_of_text`.
+        width: size of a token's features.
+        depth: number of layers.
+        num_heads: number of attention heads; must divide `width`.
+        num_kv_heads: number of heads of keys and values, `num_heads` if None; must divide
+            `num_heads` (grouped queries, Ainslie et al., arXiv:2305.13245).
+        mlp_dim: hidden units of a block's perceptron, 4 * `width` if None.
+        activation: "relu2" (squared ReLU, So et al., arXiv:2109.08668), "gelu" or "swiglu" (a third
+            matrix; Shazeer, arXiv:2002.05202; for as many parameters, take mlp_dim = 8/3 * width).
+        qk_norm: True divides every query and key of a head by its root mean square and multiplies
+            it by a learned scale, which the heads share (Dehghani et al., arXiv:2302.05442).
+        rope_base: the base of the rotations' wavelengths; they are 2 pi to 2 pi * rope_base tokens.
+        max_length: the most tokens of a sequence.
+        tied: True uses the transposed embedding as the head.
+        soft_cap: bounds the logits by c * tanh(logits / c) (Gemma Team, arXiv:2408.00118).
+        z_loss: weight of the squared logarithm of the softmax's denominator in the loss of training
+            (Chowdhery et al., arXiv:2204.02311).
+        zero_init: True starts `out/kernel` and `down/kernel` at 0; False divides their deviation by
+            sqrt(2 * depth), as GPT-2 does.
+        remat: what a scan over the layers saves for the backward pass: "products" the products with
+            kernels; "none" recomputes nothing; "full" recomputes everything but the layers' inputs.
+        scan_layers: True stacks the layers and scans over them, so that compile time does not grow
+            with depth; False keeps them apart, as `block_0/...`, `block_1/...`
+        dropout: dropout rate of the embeddings and of what attention and perceptron add, in [0, 1).
+        attention: "plain", "xla" and "cudnn" as in `trainer.models.attention.attend`; "auto" is
+            "cudnn" (flash attention) on an NVIDIA GPU in bfloat16 or float16, "plain" on a CPU and
+            "xla" elsewhere.
+        loss_chunk: for how many tokens logits are computed at a time.
+        base_width: the width for which initial values and learning rates were chosen; None scales
+            nothing. With m = width / base_width, attention scores are divided by head_dim instead
+            of its root, logits by m, and head and embedding start alike at all widths (muP, Yang et
+            al., arXiv:2203.03466). Adam's learning rate of the kernels in `blocks` must be divided
+            by m, too; see `optim.scale_by_width`.
+        base_head_dim: the head_dim at `base_width`, base_width / num_heads if None. Set it to
+            head_dim where wider models have more heads.
+        inputs: key of the tokens in the batch, int32 [batch, positions].
+
+    Raises:
+        ValueError: a size is not positive; `num_heads` does not divide `width`, or `num_kv_heads`
+            `num_heads`; width / num_heads is odd; a name is unknown; `dropout`, `soft_cap`,
+            `z_loss` or `rope_base` is out of range. The functions of the Model raise it if the
+            batch has no tokens or more than `max_length` in a sequence.
+
+    Example:
+        >>> import jax
+        >>> from trainer import models
+        >>> model = models.gpt(width=8, depth=2, num_heads=2)
+        >>> batch = {"tokens": jax.numpy.ones((4, 16), "int32")}
+        >>> params, model_state = model.init(jax.random.key(0), batch)
+        >>> params["blocks"]["attn"]["qkv"]["kernel"].shape
+        (2, 3, 8, 8)
+        >>> outputs, _ = model.apply(params, model_state, batch, key=None, train=False)
+        >>> outputs.shape
+        (4, 16, 257)
+    """
+    kv_heads = num_heads if num_kv_heads is None else num_kv_heads
+    mlp_dim = 4 * width if mlp_dim is None else mlp_dim
+    base = width if base_width is None else base_width
+    sizes = {"vocab_size": vocab_size, "width": width, "depth": depth, "num_heads": num_heads}
+    sizes |= {"num_kv_heads": kv_heads, "mlp_dim": mlp_dim, "max_length": max_length}
+    check_positive("models.gpt", **sizes, loss_chunk=loss_chunk, base_width=base)
+    _check_heads(width, num_heads, kv_heads)
+    head_dim = width // num_heads
+    _check_name("activation", activation, ACTIVATIONS)
+    _check_name("remat", remat, REMAT)
+    _check_name("attention", attention, IMPLEMENTATIONS)
+    _check_ranges(dropout, soft_cap, z_loss, rope_base)
+    last = scaled_matrix(0.0 if zero_init else (2 * depth) ** -0.5)
+    scale = head_dim**-0.5
+    if base_width is not None:
+        scale = math.sqrt(base_head_dim or base_width / num_heads) / head_dim
+    mixer = functools.partial(CausalAttention, num_heads, kv_heads, qk_norm, scale, attention)
+    module = Gpt(
+        vocab_size=vocab_size,
+        width=width,
+        depth=depth,
+        head_dim=head_dim,
+        block=functools.partial(Block, mixer, mlp_dim, activation, last, dropout),
+        head=None if tied else normal(base**-0.5),
+        rope_base=rope_base,
+        max_length=max_length,
+        outputs=functools.partial(
+            ChunkedLogits, scale=base / width, soft_cap=soft_cap, chunk=loss_chunk
+        ),
+        z_loss=z_loss,
+        remat=remat,
+        scan_layers=scan_layers,
+        dropout=dropout,
+    )
+    return _with_documents(module, inputs)._replace(language=language_model(module, kv_heads))
+
+
+def _with_documents(module: Gpt, inputs: str) -> Model:
+    """Returns the Model of a module that reads `documents` from the batches that have them."""
+    alone, packed = (from_our_linen(module, keys) for keys in (inputs, (inputs, "documents")))
+
+    def apply(params: Any, model_state: Any, batch: Mapping[str, Any], **more: Any) -> Any:
+        model = packed if "documents" in batch else alone
+        return model.apply(params, model_state, batch, **more)
+
+    return alone._replace(apply=apply)
+
+
+def _check_heads(width: int, num_heads: int, kv_heads: int) -> None:
+    if width % num_heads:
+        raise ValueError(
+            f"models.gpt divides its width among its heads, but num_heads={num_heads} does not "
+            f"divide width={width}."
+        )
+    if num_heads % kv_heads:
+        raise ValueError(
+            "models.gpt divides its heads into groups that share keys and values, but "
+            f"num_kv_heads={kv_heads} does not divide num_heads={num_heads}."
+        )
+    if width // num_heads % 2:
+        raise ValueError(
+            "models.gpt rotates pairs of the elements of a head, but width / num_heads = "
+            f"{width} / {num_heads} = {width // num_heads} is odd. Choose another num_heads."
+        )
+
+
+def _check_name(argument: str, name: str, known: Iterable[str]) -> None:
+    if name not in known:
+        hint = known_names(str(name), known)
+        raise ValueError(f"models.gpt got {argument}={name!r}, which does not exist. {hint}")
+
+
+def _check_ranges(dropout: float, soft_cap: float | None, z_loss: float, rope_base: float) -> None:
+    if not 0 <= dropout < 1:
+        raise ValueError(f"models.gpt needs 0 <= dropout < 1, but got dropout={dropout}.")
+    if soft_cap is not None and not soft_cap > 0:
+        raise ValueError(
+            f"models.gpt needs a positive soft_cap, or None for no bound, but got {soft_cap}."
+        )
+    if not z_loss >= 0:
+        raise ValueError(f"models.gpt needs z_loss >= 0, but got z_loss={z_loss}.")
+    if not rope_base > 1:
+        raise ValueError(f"models.gpt needs rope_base > 1, but got rope_base={rope_base}.")
