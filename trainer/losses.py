@@ -9,11 +9,12 @@ image: [batch, height, width, classes]), the loss of an example is the mean over
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated
+from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
 
+from trainer.logits import ChunkedLogits
 from trainer.protocols import Loss
 
 __all__ = ["huber", "sigmoid_binary_cross_entropy", "softmax_cross_entropy", "squared_error"]
@@ -28,20 +29,24 @@ def softmax_cross_entropy(label_smoothing: Input = 0.0, labels: str = "label") -
     """Returns the cross-entropy between the softmax of the outputs and the labels.
 
     Label smoothing follows Szegedy et al., "Rethinking the Inception Architecture"
-    (arXiv:1512.00567).
+    (arXiv:1512.00567). If the outputs are a `trainer.logits.ChunkedLogits`, the losses include its
+    z-loss, and the mean of that over what counts is the aux value "z_loss".
 
     Args:
         label_smoothing: fraction of the probability that is spread evenly over all classes, in
             [0, 1).
-        labels: key of the labels in the batch: integers [batch, ...], or probabilities [batch, ...,
-            classes].
+        labels: key of the labels in the batch: integers [batch, ...] from 0 to classes - 1, or
+            probabilities [batch, ..., classes]. Where the mask of the batch is 0, an integer may
+            be any other. Where it counts, the loss at an integer from `classes` on is NaN, which
+            the run reports as a loss that is not finite.
 
     Returns:
-        A function of logits [batch, ..., classes] and a batch.
+        A function of logits, [batch, ..., classes] or a ChunkedLogits, and a batch.
 
     Raises:
         ValueError: `label_smoothing` is outside [0, 1). The returned function raises it if the
-            batch has no such key, or if the shapes of logits and labels do not fit.
+            batch has no such key, if the shapes of logits and labels do not fit, or if labels of a
+            ChunkedLogits are not integers.
 
     Example:
         >>> import jax.numpy as jnp
@@ -58,8 +63,17 @@ def softmax_cross_entropy(label_smoothing: Input = 0.0, labels: str = "label") -
             f"{label_smoothing}."
         )
 
-    def loss(outputs: jax.Array, batch: Mapping[str, jax.Array]) -> jax.Array:
+    def loss(outputs: Any, batch: Mapping[str, jax.Array]) -> Any:
         target = pick(batch, labels, "losses.softmax_cross_entropy")
+        if isinstance(outputs, ChunkedLogits):
+            if not jnp.issubdtype(target.dtype, jnp.integer):
+                raise ValueError(
+                    "losses.softmax_cross_entropy needs integer labels for a model that returns "
+                    f"ChunkedLogits, but {labels!r} is {target.dtype}. Compute the loss from "
+                    "`outputs.whole()` in a loss of your own."
+                )
+            _check_shape(target.shape, outputs.shape[:-1], labels, "losses.softmax_cross_entropy")
+            return _chunked(outputs, target, label_smoothing, batch.get("mask"))
         log_probabilities = jax.nn.log_softmax(outputs.astype(jnp.float32), axis=-1)
         if jnp.issubdtype(target.dtype, jnp.integer):
             _check_shape(target.shape, outputs.shape[:-1], labels, "losses.softmax_cross_entropy")
@@ -75,6 +89,19 @@ def softmax_cross_entropy(label_smoothing: Input = 0.0, labels: str = "label") -
         return per_position(-log_likelihood)
 
     return loss
+
+
+def _chunked(outputs: ChunkedLogits, labels: Any, label_smoothing: Any, mask: Any) -> Any:
+    """Returns the losses [batch, positions], with the aux value "z_loss" if there is a z-loss."""
+    counts = None
+    if mask is not None:
+        counts = jnp.broadcast_to((mask if mask.ndim == 2 else mask[:, None]) > 0, labels.shape)
+    values, z_loss = outputs.cross_entropy(labels, label_smoothing, counts)
+    if not outputs.z_loss:
+        return values
+    weights = jnp.ones_like(values) if counts is None else counts.astype(jnp.float32)
+    total = jnp.sum(jnp.where(weights > 0, z_loss, 0.0))
+    return values, {"z_loss": total / jnp.maximum(jnp.sum(weights), 1.0)}
 
 
 def sigmoid_binary_cross_entropy(labels: str = "label") -> Loss:
@@ -97,6 +124,7 @@ def sigmoid_binary_cross_entropy(labels: str = "label") -> Loss:
     """
 
     def loss(outputs: jax.Array, batch: Mapping[str, jax.Array]) -> jax.Array:
+        check_array(outputs, "losses.sigmoid_binary_cross_entropy")
         target = pick(batch, labels, "losses.sigmoid_binary_cross_entropy")
         if jnp.issubdtype(target.dtype, jnp.integer) and target.shape == outputs.shape[:-1]:
             target = jax.nn.one_hot(target, outputs.shape[-1])
@@ -129,6 +157,7 @@ def squared_error(targets: str = "target") -> Loss:
     """
 
     def loss(outputs: jax.Array, batch: Mapping[str, jax.Array]) -> jax.Array:
+        check_array(outputs, "losses.squared_error")
         target = pick(batch, targets, "losses.squared_error")
         _check_shape(target.shape, outputs.shape, targets, "losses.squared_error")
         return over_features(jnp.square(outputs.astype(jnp.float32) - target.astype(jnp.float32)))
@@ -165,6 +194,7 @@ def huber(delta: float = 1.0, targets: str = "target") -> Loss:
         raise ValueError(f"losses.huber needs a positive delta, but got {delta}.")
 
     def loss(outputs: jax.Array, batch: Mapping[str, jax.Array]) -> jax.Array:
+        check_array(outputs, "losses.huber")
         target = pick(batch, targets, "losses.huber")
         _check_shape(target.shape, outputs.shape, targets, "losses.huber")
         error = jnp.abs(outputs.astype(jnp.float32) - target.astype(jnp.float32))
@@ -192,6 +222,22 @@ def pick(batch: Mapping[str, jax.Array], key: str, name: str) -> jax.Array:
             f"{', '.join(repr(field) for field in sorted(batch) if field != 'mask')}."
         )
     return jnp.asarray(batch[key])
+
+
+def check_array(outputs: Any, name: str) -> None:
+    """Raises ValueError if the outputs are a ChunkedLogits.
+
+    Args:
+        outputs: the model's outputs.
+        name: the name of the loss or metric that needs an array, for the error message.
+    """
+    if isinstance(outputs, ChunkedLogits):
+        raise ValueError(
+            f"{name} needs outputs that are an array, but the model returns ChunkedLogits, which "
+            "losses.softmax_cross_entropy, metrics.accuracy, metrics.top_k_accuracy, "
+            "metrics.perplexity and metrics.bits_per_byte can read. Use one of these, or call "
+            "`outputs.whole()` in a function of your own."
+        )
 
 
 def _check_shape(shape: tuple[int, ...], wanted: tuple[int, ...], key: str, name: str) -> None:

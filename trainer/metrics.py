@@ -3,19 +3,31 @@
 `from_model_output(outputs=, batch=, loss=, mask=)` of that class accumulates one batch, without the
 examples or positions whose mask is 0; `merge` adds the values of two batches; `compute` returns the
 metric. Outputs [batch, positions, classes] have a value for each position, as in `trainer.losses`.
+Outputs may be a `trainer.logits.ChunkedLogits` where a metric says so. A metric of your own is
+passed what the model returns; it calls `outputs.whole()`, or `outputs.map(...)` to save memory.
 """
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import clu.metrics
+import flax.struct
 import jax
 import jax.numpy as jnp
 
-from trainer.losses import over_features, per_position, pick
+from trainer.logits import ChunkedLogits
+from trainer.losses import check_array, over_features, per_position, pick
 
-__all__ = ["accuracy", "mean_absolute_error", "mean_squared_error", "top_k_accuracy"]
+__all__ = [
+    "accuracy",
+    "bits_per_byte",
+    "mean_absolute_error",
+    "mean_squared_error",
+    "perplexity",
+    "top_k_accuracy",
+]
 
 
 def accuracy(labels: str = "label") -> type[clu.metrics.Metric]:
@@ -23,7 +35,8 @@ def accuracy(labels: str = "label") -> type[clu.metrics.Metric]:
 
     Args:
         labels: key of the labels in the batch: integers [batch, ...], or probabilities [batch, ...,
-            classes], of which the largest is the label. Outputs are [batch, ..., classes].
+            classes], of which the largest is the label. Outputs are [batch, ..., classes], or a
+            ChunkedLogits.
 
     Example:
         >>> import jax.numpy as jnp
@@ -36,7 +49,7 @@ def accuracy(labels: str = "label") -> type[clu.metrics.Metric]:
 
     def correct(*, outputs: Any, batch: Any, **_: Any) -> jax.Array:
         classes = _classes(outputs, pick(batch, labels, "metrics.accuracy"))
-        return per_position(_float(jnp.argmax(outputs, axis=-1).astype(classes.dtype) == classes))
+        return per_position(_float(outputs.argmax(axis=-1).astype(classes.dtype) == classes))
 
     return clu.metrics.Average.from_fun(correct)
 
@@ -48,7 +61,7 @@ def top_k_accuracy(k: int = 5, labels: str = "label") -> type[clu.metrics.Metric
 
     Args:
         k: how many of the largest outputs to compare with the label, at least 1.
-        labels: key of the labels in the batch, as in `accuracy`.
+        labels: key of the labels in the batch, and outputs, as in `accuracy`.
 
     Raises:
         ValueError: `k` is not positive. `from_model_output` raises it if `k` is larger than the
@@ -71,15 +84,83 @@ def top_k_accuracy(k: int = 5, labels: str = "label") -> type[clu.metrics.Metric
                 f"metrics.top_k_accuracy counts the {k} largest outputs, but the model returns "
                 f"{outputs.shape[-1]}."
             )
-        classes = _classes(outputs, pick(batch, labels, "metrics.top_k_accuracy"))[..., None]
+        classes = _classes(outputs, pick(batch, labels, "metrics.top_k_accuracy"))
+        if isinstance(outputs, ChunkedLogits):
+            return per_position(_float(outputs.map(among, classes)))
+        return per_position(_float(among(outputs, classes)))
+
+    def among(outputs: jax.Array, classes: jax.Array) -> jax.Array:
+        classes = classes[..., None]
         at_label = jnp.take_along_axis(outputs, classes, axis=-1)
         not_before = jnp.arange(outputs.shape[-1], dtype=classes.dtype) >= classes
         # Counting the outputs behind the label makes a row with NaN at its label wrong: comparisons
         # with NaN are False.
         behind = (outputs < at_label) | ((outputs == at_label) & not_before)
-        return per_position(_float((~behind).sum(axis=-1) < k))
+        return (~behind).sum(axis=-1) < k
 
     return clu.metrics.Average.from_fun(correct)
+
+
+@flax.struct.dataclass
+class _Perplexity(clu.metrics.Average):
+    def compute(self) -> Any:
+        return jnp.exp(super().compute())
+
+
+def perplexity() -> type[clu.metrics.Metric]:
+    """Returns the exponential of the mean loss of all tokens that count.
+
+    As a metric of evaluation it is the perplexity of the text if the loss is
+    `losses.softmax_cross_entropy` without label smoothing. In `train_metrics` the loss is that of
+    the step, with its label smoothing and z-loss.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from trainer import metrics
+        >>> metric, losses = metrics.perplexity(), jnp.log(jnp.array([[2.0, 8.0]]))
+        >>> print(metric.from_model_output(loss=losses).compute().round(4))
+        4.0
+    """
+    return _Perplexity.from_output("loss")
+
+
+def bits_per_byte(bytes: str = "bytes") -> type[clu.metrics.Metric]:
+    """Returns the loss of all tokens that count, in bits, over the bytes of their text.
+
+    It compares models of different tokenizers, which their losses a token do not. The loss should
+    be as for `perplexity`. Tokens without text, such as the end of a text, have a loss and 0 bytes.
+
+    Args:
+        bytes: key of the numbers of bytes that the labels stand for, integers [batch, positions].
+
+    Raises:
+        ValueError: `from_model_output` raises it if the batch has no such key, or if these numbers
+            and the losses differ in shape.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from trainer import metrics
+        >>> metric, losses = metrics.bits_per_byte(), jnp.log(jnp.array([[2.0, 8.0]]))
+        >>> batch = {"bytes": jnp.array([[1, 3]])}
+        >>> print(metric.from_model_output(loss=losses, batch=batch).compute().round(4))
+        1.0
+    """
+
+    @flax.struct.dataclass
+    class BitsPerByte(clu.metrics.Average):
+        @classmethod
+        def from_model_output(cls, *, loss: Any, batch: Any, mask: Any = None, **_: Any) -> Any:
+            sizes = pick(batch, bytes, "metrics.bits_per_byte")
+            if sizes.shape != loss.shape:
+                raise ValueError(
+                    f"metrics.bits_per_byte needs {bytes!r} in the shape of the losses, "
+                    f"{loss.shape}, but the batch has {sizes.shape}."
+                )
+            average: Any = clu.metrics.Average
+            losses, counts = (average.from_model_output(x, mask) for x in (loss, sizes))
+            return cls(**{"total": losses.total / math.log(2), "count": counts.total})
+
+    return BitsPerByte
 
 
 def mean_squared_error(targets: str = "target") -> type[clu.metrics.Metric]:
@@ -98,6 +179,7 @@ def mean_squared_error(targets: str = "target") -> type[clu.metrics.Metric]:
     """
 
     def error(*, outputs: Any, batch: Any, **_: Any) -> jax.Array:
+        check_array(outputs, "metrics.mean_squared_error")
         wanted = pick(batch, targets, "metrics.mean_squared_error")
         return over_features(jnp.square(_difference(outputs, wanted)))
 
@@ -120,6 +202,7 @@ def mean_absolute_error(targets: str = "target") -> type[clu.metrics.Metric]:
     """
 
     def error(*, outputs: Any, batch: Any, **_: Any) -> jax.Array:
+        check_array(outputs, "metrics.mean_absolute_error")
         wanted = pick(batch, targets, "metrics.mean_absolute_error")
         return over_features(jnp.abs(_difference(outputs, wanted)))
 

@@ -92,7 +92,7 @@ def gpt(
             nothing. With m = width / base_width, attention scores are divided by head_dim instead
             of its root, logits by m, and head and embedding start alike at all widths (muP, Yang et
             al., arXiv:2203.03466). Adam's learning rate of the kernels in `blocks` must be divided
-            by m, too; see `optim.scale_by_width`.
+            by m, too, in a group of their own; Muon's and that of all others stays.
         base_head_dim: the head_dim at `base_width`, base_width / num_heads if None. Set it to
             head_dim where wider models have more heads.
         inputs: key of the tokens in the batch, int32 [batch, positions].

@@ -56,11 +56,13 @@ def _labels(program: Program, batch: dict[str, np.ndarray]) -> str | None:
     if not hasattr(outputs, "shape") or not outputs.shape:
         return None
     # [batch, classes], or [batch, positions, classes] for a sequence.
-    zeros, classes = np.zeros(outputs.shape, outputs.dtype), outputs.shape[-1]
+    classes = outputs.shape[-1]
+    # Of a ChunkedLogits its features and its kernel are zeros, and so are the logits.
+    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), outputs)
 
     def finite(batch: dict[str, np.ndarray]) -> bool:
         given = {name: jnp.asarray(x) for name, x in batch.items()}
-        losses = compute_losses(experiment.loss, jnp.asarray(zeros), given)
+        losses = compute_losses(experiment.loss, zeros, given)
         return bool(jnp.isfinite(losses.counted(given)).all())
 
     if finite(batch):
