@@ -1,0 +1,141 @@
+"""Widths of models.gpt: with base_width, activations keep their size as the width grows (muP)."""
+
+import functools
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import optim
+from trainer import models
+from trainer.models.attention import CausalAttention
+from trainer.models.layers import Mlp
+
+WIDTHS = (64, 128, 256, 512)
+BATCH = {"tokens": np.random.default_rng(0).integers(0, 64, (8, 32)).astype(np.int32)}
+
+
+def gpt(width: int, base_width: int | None, **more: Any) -> models.Model:
+    # Without qk-norm, which would hide what the scale of the attention scores is for.
+    arguments = {"depth": 2, "num_heads": 4, "qk_norm": False, "scan_layers": False} | more
+    return models.gpt(64, width, remat="none", base_width=base_width, **arguments)
+
+
+def activations(model: models.Model, params: Any) -> dict[str, np.ndarray]:
+    """Returns what attention and perceptrons add, and the logits."""
+
+    @jax.jit
+    def forward(params: Any) -> dict[str, jax.Array]:
+        seen: dict[str, Any] = {}
+
+        def record(call: Any, args: Any, kwargs: Any, context: Any) -> Any:
+            result, module = call(*args, **kwargs), context.module
+            if context.method_name == "__call__" and isinstance(module, Mlp | CausalAttention):
+                seen["/".join(module.path)] = result
+            return result
+
+        with nn.intercept_methods(record):
+            outputs = model.apply(params, {}, BATCH, key=None, train=False)[0]
+        return {**seen, "logits": outputs.whole()}
+
+    return {name: np.asarray(x) for name, x in forward(params).items()}
+
+
+def size(x: np.ndarray) -> float:
+    return float(np.sqrt(np.mean(x**2)))
+
+
+def train(width: int, base_width: int | None, steps: int = 5) -> dict[str, tuple[float, ...]]:
+    """Returns the size of activations: at first, of their change in some steps, and at last."""
+    model = gpt(width, base_width)
+    m = width / base_width if base_width else 1
+    groups = {
+        "hidden": optim.group("block.*kernel", functools.partial(optax.adam, 0.01 / m)),
+        "rest": optim.group(".*", functools.partial(optax.adam, 0.01)),
+    }
+    tx = optim.optimizer(groups)
+
+    def loss(params: Any) -> jax.Array:
+        logits = model.apply(params, {}, BATCH, key=None, train=True)[0].whole()
+        chosen = jnp.asarray(BATCH["tokens"])[:, 1:, None]
+        return -jnp.take_along_axis(jax.nn.log_softmax(logits[:, :-1]), chosen, -1).mean()
+
+    @jax.jit
+    def step(params: Any, state: Any) -> Any:
+        return tx.update(jax.grad(loss)(params), state, params)
+
+    params = jax.jit(model.init)(jax.random.key(0), BATCH)[0]
+    first, state = activations(model, params), tx.init(params)
+    for _ in range(steps):
+        params, state = step(params, state)
+    last = activations(model, params)
+    return {x: (size(first[x]), size(last[x] - first[x]), size(last[x])) for x in first}
+
+
+def sizes_by_width(base_width: int | None, widths: tuple[int, ...]) -> dict[str, np.ndarray]:
+    """Returns the three sizes of `train`, [widths, 3]."""
+    found = [train(width, base_width) for width in widths]
+    assert len(found[0]) == 5
+    return {name: np.array([x[name] for x in found]) for name in found[0]}
+
+
+@pytest.mark.laws
+def test_with_base_width_activations_keep_their_size_over_widths():
+    for name, sizes in sizes_by_width(64, WIDTHS).items():
+        first, change, last = sizes.T
+        assert max(change) / min(change) < 1.6, name
+        assert max(last) / min(last) < 1.6, name
+        if name == "logits":
+            # They start smaller in wider models, as 1 / sqrt(m); what they learn does not.
+            np.testing.assert_allclose(first * np.sqrt(np.array(WIDTHS) / 64), first[0], rtol=0.1)
+        else:
+            assert max(first) / min(first) < 1.6, name
+
+
+@pytest.mark.laws
+def test_without_base_width_steps_of_adam_grow_with_the_width():
+    found = sizes_by_width(None, (64, 512))
+    for name, sizes in found.items():
+        change = sizes[:, 1]
+        assert change[-1] > 2.5 * change[0], name
+
+
+def test_base_width_changes_nothing_at_that_width():
+    plain, same = (gpt(64, base) for base in (None, 64))
+    params, other = (jax.jit(x.init)(jax.random.key(0), BATCH)[0] for x in (plain, same))
+    jax.tree.map(np.testing.assert_array_equal, params, other)
+    for name, x in activations(plain, params).items():
+        np.testing.assert_array_equal(activations(same, params)[name], x)
+
+
+def test_head_and_embedding_start_alike_at_all_widths():
+    def deviations(width: int) -> list[float]:
+        params = jax.jit(gpt(width, 64, tied=False).init)(jax.random.key(0), BATCH)[0]
+        return [float(np.std(x)) for x in (params["embed"]["embedding"], params["head"]["kernel"])]
+
+    np.testing.assert_allclose(deviations(256), [0.02, 1 / 8], rtol=0.03)
+    np.testing.assert_allclose(deviations(64), [0.02, 1 / 8], rtol=0.03)
+
+
+def test_more_heads_of_the_same_size_keep_their_scale():
+    """Attention scores are divided by the head's size, or its root at the base's."""
+
+    def scale(num_heads: int, **more: Any) -> float:
+        scales = []
+
+        def record(call: Any, args: Any, kwargs: Any, context: Any) -> Any:
+            if isinstance(context.module, CausalAttention):
+                scales.append(context.module.scale)
+            return call(*args, **kwargs)
+
+        model = gpt(256, 64, num_heads=num_heads, **more)
+        with nn.intercept_methods(record):
+            jax.eval_shape(model.init, jax.random.key(0), BATCH)
+        return scales[0]
+
+    assert scale(4) == 4 / 64  # sqrt(16) at the base, 64 here
+    assert scale(16, base_head_dim=16) == 16**-0.5
