@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax.extend.backend import get_backend
 
+from trainer.models.causal import causal_attention
 from trainer.models.initial import matrix, zeros
 from trainer.models.layers import Initializer, Linear, RmsNorm, rows_times
 
@@ -164,7 +165,7 @@ def attend(
         mask: None, or bool [batch, 1, tokens, tokens], False where a token must not attend. It is
             applied beside the causal mask.
         scale: the factor of the products of queries and keys.
-        implementation: "plain" are two batched products; "xla" and "cudnn" are those of
+        implementation: "plain" is `causal.causal_attention`; "xla" and "cudnn" are those of
             `jax.nn.dot_product_attention`, of which "cudnn" is flash attention on an NVIDIA GPU;
             "auto" chooses by device and dtype.
 
@@ -174,9 +175,10 @@ def attend(
     if implementation == "auto":
         implementation = _choose(query)
     if implementation == "plain":
-        tokens = query.shape[1]
-        causal = jnp.tril(jnp.ones((tokens, tokens), bool))
-        return _plain(query, key, value, causal if mask is None else causal & mask, scale)
+        group = query.shape[2] // key.shape[2]
+        if group > 1:
+            key, value = (jnp.repeat(x, group, axis=2) for x in (key, value))
+        return causal_attention(query, key, value, mask, scale)
     chosen: Any = implementation
     return jax.nn.dot_product_attention(
         query, key, value, mask=mask, scale=scale, is_causal=True, implementation=chosen
@@ -186,7 +188,7 @@ def attend(
 def _choose(query: jax.Array) -> str:
     backend = get_backend()
     if backend.platform == "cpu":
-        return "plain"  # 0.88 of the time of "xla", forward and backward
+        return "plain"
     tokens, head_dim = query.shape[1], query.shape[3]
     half = query.dtype in (jnp.bfloat16, jnp.float16)
     if half and "cuda" in backend.platform_version and not head_dim % 8 and not tokens % 2:
