@@ -102,7 +102,7 @@ def test_a_step_of_adamw_gives_the_parameters_of_torch(name):
         ADAMW["eps"],
         ADAMW["weight_decay"],
     )
-    other.loss(*in_torch(batch)).backward()
+    other.loss(*in_torch(text(packed=True))).backward()
     norm = torch.nn.utils.clip_grad_norm_(other.parameters(), CLIP)
     assert norm > CLIP  # so that the test sees the clipping
     close(metrics["grad_norm"], norm)
