@@ -1,0 +1,106 @@
+"""Causal attention by products of blocks, for processors without a kernel for it."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
+
+SAVED = "attended"
+"""The name of what a backward pass needs besides queries, keys and values, for remat policies."""
+
+_ROWS = 128  # queries of a block; 64 and 256 took longer on a CPU
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(4,))
+def causal_attention(
+    query: jax.Array, key: jax.Array, value: jax.Array, mask: jax.Array | None, scale: float
+) -> jax.Array:
+    """Computes causal attention a block of queries at a time, with its softmax in float32.
+
+    The products with keys after a block are left out, nearly half of them in a long sequence. As in
+    flash attention (Dao et al., arXiv:2205.14135), the backward pass computes the weights of a
+    block again, from the logarithm of the softmax's denominator: no array of all weights is kept.
+
+    Args:
+        query: [batch, tokens, heads, head_dim].
+        key: [batch, tokens, heads, head_dim].
+        value: as key.
+        mask: None, or bool [batch, 1, tokens, tokens], False where a token must not attend. A token
+            must attend to itself.
+        scale: the factor of the products of queries and keys.
+
+    Returns:
+        An array of the shape and dtype of the queries.
+    """
+    return _forward(query, key, value, mask, scale)[0]
+
+
+def _forward(query: Any, key: Any, value: Any, mask: Any, scale: float) -> tuple[jax.Array, Any]:
+    queries, keys, values = _heads_first(query * scale, key, value)
+    mixed, denominators = [], []
+    for rows, seen in _blocks(query.shape[1]):
+        products = (queries[:, :, rows] @ keys[:, :, seen].mT).astype(jnp.float32)
+        scores = jnp.where(_sees(mask, rows, seen), products, -jnp.inf)
+        largest = scores.max(axis=-1, keepdims=True)
+        weights = jnp.exp(scores - largest)
+        total = weights.sum(axis=-1, keepdims=True)
+        block = weights.astype(value.dtype) @ values[:, :, seen]
+        mixed.append((block.astype(jnp.float32) / total).astype(value.dtype))
+        denominators.append(largest + jnp.log(total))
+    found = checkpoint_name(jnp.concatenate(mixed, axis=2), SAVED)
+    denominator = checkpoint_name(jnp.concatenate(denominators, axis=2), SAVED)
+    return found.swapaxes(1, 2), (query, key, value, mask, found, denominator)
+
+
+def _backward(scale: float, saved: Any, cotangent: jax.Array) -> tuple[Any, ...]:
+    query, key, value, mask, found, denominator = saved
+    queries, keys, values, by_found = _heads_first(query * scale, key, value, cotangent)
+    inner = (by_found.astype(jnp.float32) * found.astype(jnp.float32)).sum(axis=-1, keepdims=True)
+    by_queries, by_keys, by_values = [], [], []
+    for rows, seen in _blocks(query.shape[1]):
+        products = (queries[:, :, rows] @ keys[:, :, seen].mT).astype(jnp.float32)
+        weights = jnp.exp(products - denominator[:, :, rows])
+        weights = jnp.where(_sees(mask, rows, seen), weights, 0.0)
+        by_weights = (by_found[:, :, rows] @ values[:, :, seen].mT).astype(jnp.float32)
+        by_scores = (weights * (by_weights - inner[:, :, rows])).astype(query.dtype)
+        by_queries.append(by_scores @ keys[:, :, seen])
+        # [batch, heads, head_dim, keys]: the product of the other order, whose first matrix is the
+        # wide one, takes more than twice as long on a CPU.
+        by_keys.append(queries[:, :, rows].mT @ by_scores)
+        by_values.append(by_found[:, :, rows].mT @ weights.astype(value.dtype))
+    by_query = jnp.concatenate(by_queries, axis=2).swapaxes(1, 2) * scale
+    by_key, by_value = (_sum_blocks(x).transpose(0, 3, 1, 2) for x in (by_keys, by_values))
+    return by_query, by_key.astype(key.dtype), by_value.astype(value.dtype), None
+
+
+causal_attention.defvjp(_forward, _backward)
+
+
+def _heads_first(*arrays: jax.Array) -> tuple[jax.Array, ...]:
+    """Returns arrays [batch, tokens, heads, head_dim] as [batch, heads, tokens, head_dim]."""
+    return tuple(x.swapaxes(1, 2) for x in arrays)
+
+
+def _blocks(tokens: int) -> list[tuple[slice, slice]]:
+    """Returns for each block of queries their places, and those of the keys that they may see."""
+    ends = [min(start + _ROWS, tokens) for start in range(0, tokens, _ROWS)]
+    return [(slice(_ROWS * i, end), slice(0, end)) for i, end in enumerate(ends)]
+
+
+def _sees(mask: jax.Array | None, rows: slice, seen: slice) -> jax.Array:
+    """Returns which queries of a block see which keys, bool [..., rows, seen]."""
+    causal = jnp.arange(rows.start, rows.stop)[:, None] >= jnp.arange(seen.stop)
+    return causal if mask is None else causal & mask[:, :, rows, seen]
+
+
+def _sum_blocks(arrays: list[jax.Array]) -> jax.Array:
+    """Adds arrays [..., keys] in float32, the first of which lack the last keys."""
+    parts = [
+        sum(x[..., start : start + _ROWS].astype(jnp.float32) for x in arrays[i:])
+        for i, start in enumerate(range(0, arrays[-1].shape[-1], _ROWS))
+    ]
+    return jnp.concatenate(parts, axis=-1)
