@@ -18,6 +18,7 @@ from trainer.engine.contracts import ComponentError
 from trainer.engine.flops import count_flops
 from trainer.logits import ChunkedLogits
 from trainer.logits.cross_entropy import Head
+from trainer.train.batch_faults import find_fault
 
 FEATURES, COUNTS = TRAIN["x"], TRAIN["mask"] > 0
 LABELS = np.maximum(TRAIN["label"], 0)
@@ -368,3 +369,11 @@ def test_mistakes_are_named(changes, words):
         program.evaluation.check(program.abstract_state())
     for word in words:
         assert word in str(caught.value)
+
+
+def test_labels_outside_of_the_vocabulary_are_named_after_a_bad_step():
+    split = TRAIN | {"label": np.where(COUNTS, LABELS + 4, 0).astype(np.int32)}
+    program = cases.program(data=data.ArrayDataset(split, TEST, batch_size=None))
+    assert np.isnan(cases.one_step(program)[1]["train/loss"])
+    fault = find_fault(program, next(program.experiment.batches(0)))
+    assert fault is not None and "'label'" in fault and "11 classes, 0 to 10" in fault

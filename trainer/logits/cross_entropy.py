@@ -101,10 +101,11 @@ def _backward(head: Head, saved: Any, cotangents: Any) -> Any:
     low, high = jnp.min(cotangent), jnp.max(cotangent)
     multiple = jnp.where(high > 0, high, low)
     # A mean of the losses, over those that count, or a multiple of it: the usual case.
-    is_known = _all_equal(cotangent, multiple * weights)
+    is_known = jnp.all(cotangent == multiple * weights)
     add = _adding(head, features, kernel, labels, cotangent, smoothing)
     start = jax.tree.map(lambda x: jnp.where(is_known, multiple * x, 0.0), sums)
-    # A loop and not a branch, which would keep a second copy of the kernel's gradient.
+    # A loop and not a branch, which would keep a second copy of the kernel's gradient, and of which
+    # vmap would compute both sides.
     with jax.named_scope(AGAIN):
         sums = jax.lax.fori_loop(0, jnp.where(is_known, 0, head.count), add, start)
     by_features = join(sums.features, features.shape[:1]).astype(features.dtype)
@@ -159,18 +160,6 @@ def _adding(
         )
 
     return add
-
-
-@jax.custom_batching.custom_vmap
-def _all_equal(a: jax.Array, b: jax.Array) -> jax.Array:
-    """Returns whether two arrays are equal; of a batch, whether all are: one number, unbatched."""
-    return jnp.all(a == b)
-
-
-@_all_equal.def_vmap
-def _all_equal_of_batch(size: int, is_batched: Any, a: Any, b: Any) -> Any:
-    del size, is_batched  # an array without the axis is broadcast over it
-    return _all_equal(a, b), False
 
 
 @jax.custom_vjp
