@@ -39,7 +39,7 @@ def test_a_run_of_one_or_two_steps_is_planned(name, steps):
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.name)
 def test_the_header_of_a_config_names_its_result_and_its_command(file):
     header = re.match(r"(#.*\n)+", file.read_text())[0]
-    assert re.search(r"\d\d\.\d%", header)
+    assert re.search(r"\d\d\.\d%|loss of \d\.\d", header)
     name = re.escape(str(file.relative_to(CONFIGS)))
     assert re.search(rf"python -m trainer --\w+=configs/{name}", header)
 

@@ -15,7 +15,7 @@ from optim.paths import flatten
 from trainer.config import Config, ConfigError, leaves
 from trainer.data.absent import DeclaredData
 from trainer.engine.block import BlockRule
-from trainer.engine.contracts import ComponentError, calling
+from trainer.engine.contracts import ComponentError, calling, tokens_per_example
 from trainer.engine.hyperparameters import Hyperparameter, describe, sample
 from trainer.engine.memory import too_large
 from trainer.engine.plan_matrices import Matrices, find_matrices
@@ -65,6 +65,7 @@ class Plan:
         devices: such as "1 cpu".
         steps: number of updates of the run.
         batch_size: examples per batch.
+        tokens: tokens per example of a data set of texts, else None.
         examples: split -> number of examples, "train" first; None if the data set does not say.
         data_seed: the seed of the data, if it is not that of the run; None if it is.
         mode: a line about the arguments that tell the model whether it trains; "" if they are not
@@ -89,6 +90,7 @@ class Plan:
     devices: str
     steps: int
     batch_size: int
+    tokens: int | None
     examples: dict[str, int | None]
     data_seed: int | None
     mode: str
@@ -157,6 +159,7 @@ def make_plan(program: Program, config: Config | None = None) -> Plan:
         devices=f"{program.mesh.size} {program.mesh.devices.flat[0].platform}",
         steps=experiment.steps,
         batch_size=experiment.data.batch_size,
+        tokens=tokens_per_example(experiment.data),
         examples={"train": experiment.data.num_examples, **split_sizes(experiment.data)},
         data_seed=None if experiment.seed_of_data == experiment.seed else experiment.seed_of_data,
         mode=mode,

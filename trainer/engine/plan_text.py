@@ -41,7 +41,7 @@ def render(plan: Plan) -> str:
         "",
         f"{total:,} parameters; state {plan.state_bytes:,} bytes; {plan.flops:,} FLOPs a step "
         f"(matrix products and convolutions)",
-        f"{plan.steps:,} steps of {plan.batch_size:,} examples on {plan.devices}",
+        f"{plan.steps:,} steps of {plan.batch_size:,} examples{_tokens(plan)} on {plan.devices}",
         _block(plan),
         _examples(plan),
         *([plan.mode] if plan.mode else []),
@@ -89,6 +89,14 @@ def _block(plan: Plan) -> str:
     steps, form, why = plan.block
     length = "1 step" if steps == 1 else f"at most {steps} steps"
     return f"blocks of {length} ({form}): {why}"
+
+
+def _tokens(plan: Plan) -> str:
+    """Returns " of 128 tokens, 1,638,400 tokens in all," for a data set of texts."""
+    if plan.tokens is None:
+        return ""
+    total = plan.steps * plan.batch_size * plan.tokens
+    return f" of {plan.tokens:,} tokens, {total:,} tokens in all,"
 
 
 def _examples(plan: Plan) -> str:

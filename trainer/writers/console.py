@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from rich.progress import Progress
 
 SPEED = "perf/steps_per_second"
+TOKEN_SPEED = "perf/tokens_per_second"
 # How the names of metrics begin, the most important first; all others come after them.
 _ORDER = (
     "train/loss",
@@ -38,7 +39,8 @@ class ConsoleWriter(Writer):
     terminal the lines are above a progress bar (rich), which progress() advances and which shows
     the speed. A line has the metrics that fit into the width of the terminal; metrics.jsonl has
     all of them. The speed is the metric "perf/steps_per_second" if the loop writes it, otherwise
-    it is measured between lines. Other metrics under "perf/" are not printed.
+    it is measured between lines. Other metrics under "perf/" are not printed. Where the loop counts
+    tokens, they are printed instead of examples and epochs.
 
     Args:
         total_steps: number of steps of the run, for ETA and bar; None if it is not known.
@@ -66,6 +68,7 @@ class ConsoleWriter(Writer):
             None  # step and time that speed is measured from
         )
         self._speed: float | None = None  # steps per second
+        self._token_speed: float | None = None  # tokens per second, if the loop writes it
         self._loop_writes_speed = False  # whether the loop writes the speed
         self._bar_updated = 0.0  # time of the bar's last update
         self._bar: Progress | None = None
@@ -103,6 +106,7 @@ class ConsoleWriter(Writer):
             self._measure_speed(step)
         self._loop_writes_speed = self._loop_writes_speed or SPEED in values
         self._speed = values.get(SPEED, self._speed)
+        self._token_speed = values.get(TOKEN_SPEED, self._token_speed)
         shown = {name: value for name, value in values.items() if not name.startswith("perf/")}
         self._pending[1].update(shown)
 
@@ -111,6 +115,8 @@ class ConsoleWriter(Writer):
         if self._pending is None:
             return
         (step, values), self._pending = self._pending, None
+        if "tokens" in values:
+            values = {name: x for name, x in values.items() if name not in ("examples", "epochs")}
         total = f"/{self._total}" if self._total else ""
         fields = [f"step {step}{total}"]
         fields += [
@@ -152,7 +158,9 @@ class ConsoleWriter(Writer):
         if self._speed is None:
             return ""
         text = f"{_short(self._speed)} steps/s"
-        if self._batch_size:
+        if self._token_speed is not None:
+            text += f"  {_short(self._token_speed)} tokens/s"
+        elif self._batch_size:
             text += f"  {_short(self._speed * self._batch_size)} examples/s"
         return text
 
