@@ -37,7 +37,7 @@ def gpt(
     scan_layers: bool = True,
     dropout: float = 0.0,
     attention: str = "auto",
-    loss_chunk: int = 1024,
+    loss_chunk: int | None = None,
     base_width: int | None = None,
     base_head_dim: int | None = None,
     inputs: str = "tokens",
@@ -89,7 +89,8 @@ def gpt(
         attention: "plain", "xla" and "cudnn" as in `trainer.models.attention.attend`; "auto" is
             "cudnn" (flash attention) on an NVIDIA GPU in bfloat16 or float16, "plain" on a CPU and
             "xla" elsewhere.
-        loss_chunk: for how many tokens logits are computed at a time.
+        loss_chunk: for how many tokens logits are computed at a time; None for as many as have
+            2**25 logits (128 MiB). On a GPU with much memory more of them are quicker.
         base_width: the width for which initial values and learning rates were chosen; None scales
             nothing. With m = width / base_width, attention scores are divided by head_dim instead
             of its root, logits by m, and head and embedding start alike at all widths (muP, Yang et
@@ -124,7 +125,9 @@ def gpt(
     base = width if base_width is None else base_width
     sizes = {"vocab_size": vocab_size, "width": width, "depth": depth, "num_heads": num_heads}
     sizes |= {"num_kv_heads": kv_heads, "mlp_dim": mlp_dim, "max_length": max_length}
-    check_positive("models.gpt", **sizes, loss_chunk=loss_chunk, base_width=base)
+    check_positive(
+        "models.gpt", **sizes, loss_chunk=1 if loss_chunk is None else loss_chunk, base_width=base
+    )
     _check_heads(width, num_heads, kv_heads)
     head_dim = width // num_heads
     _check_name("activation", activation, ACTIVATIONS)
