@@ -18,7 +18,7 @@ from optim.ramps import choice, default_float, fit_after, fraction, interpolate,
 __all__ = ["Steps", "piecewise", "rsqrt", "warmup_cosine", "warmup_stable_decay"]
 
 Steps = Annotated[int | str, "steps"]
-"""A number of steps; in a config also '5%', '3 epochs' or '1_000_000 examples'.
+"""A number of steps; in a config also '5%', '3 epochs', '1_000_000 examples' or '10M tokens'.
 
 A config recognizes the annotation "steps"; annotate your own functions with
 Annotated[int, "steps"]."""

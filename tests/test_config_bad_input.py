@@ -165,7 +165,7 @@ MISTAKES = {
         ("steps = 100", "steps = '3 epoks'"),
         ("steps: 100", "steps: 3 epoks"),
         "epoks",
-        "was given the string '3 epoks'. A number of steps may also be '5%', '3 epochs' or",
+        "was given the string '3 epoks'. A number of steps may also be '5%', '3 epochs', '1_000",
     ),
     "unit where no steps are counted": (
         "models.mlp.width = '50%'",

@@ -302,7 +302,7 @@ def test_step_counts_take_units(kwargs, refused):
         ("count: 1, ns_steps: 50%", "Only numbers of steps have units"),
         ("count: many", "takes a number of steps for 'count', and was given the string 'many'. A"),
         ("count: 1, marked: 3 epoks", "takes a number of steps or null for 'marked', and was"),
-        ("count: 1, boundaries: [5%, x]", "A number of steps may also be '5%', '3 epochs' or"),
+        ("count: 1, boundaries: [5%, x]", "A number of steps may also be '5%', '3 epochs', '1_000"),
         ("count: 1, table: {ten: 1}", "takes a number of steps as a key of 'table'"),
     ],
 )
@@ -371,15 +371,47 @@ def test_the_lengths_of_schedules_take_units(schedule, load):
         ("64 examples", 1),
         ("65 examples", 2),
         ("1_000_000 examples", 15625),
+        ("1M examples", 15625),
+        ("1.5K steps", 1500),
+        ("2_000_000 tokens", 307),  # of 6,528: 306.4
+        ("6_528 tokens", 1),
+        ("6_529 tokens", 2),
+        ("1 token", 1),
+        ("0 tokens", 0),
+        ("10M tokens", 1532),  # 1531.8...
+        ("1.5K tokens", 1),
+        ("13.056K tokens", 2),  # exact: 13.056 has no float
+        ("1B tokens", 153_187),
+        ("1T tokens", 153_186_275),
     ],
 )
 def test_units_convert_to_steps(text, steps):
-    assert Units(1001, 64, 1000).steps(text) == steps
+    assert Units(1001, 64, 1000, 102).steps(text) == steps
+
+
+def test_tokens_need_a_data_set_that_counts_them():
+    with pytest.raises(ConfigError) as caught:
+        Units(1001, 64, 1000).steps("1B tokens", Source("a.gin", 3))
+    assert str(caught.value) == (
+        "a.gin:3: '1B tokens' is a number of tokens, and the data set does not say how many tokens "
+        "an example has: it has no attribute tokens_per_example, as data sets of text have. Write "
+        "a number of steps, epochs or examples."
+    )
 
 
 @pytest.mark.parametrize(
     "text",
-    ["5%" + " " * 70 + "x", "", "5", "five", "-5%", "1e3 steps", "5 %%", "3 epoks", "1_ step"],
+    ["5%" + " " * 70 + "x", "", "5", "five", "-5%", "1e3 steps", "5 %%", "3 epoks", "1_ step"]
+    + [
+        "10M",
+        "1K%",
+        "1K epochs",
+        "10 M tokens",
+        "10m tokens",
+        "1KM tokens",
+        "1Ktokenss",
+        "B tokens",
+    ],
 )
 def test_a_text_that_is_not_a_step_count_is_refused(text):
     with pytest.raises(ConfigError, match="is not a number of steps"):

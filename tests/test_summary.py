@@ -127,7 +127,8 @@ def test_seconds_are_those_of_the_steps_alone(tmp_path):
     more += "unruly.sleepy.every = True\n"
     assert runs.train(runs.write_config(tmp_path, more), tmp_path / "run") == 0
     found = summary(tmp_path / "run").seconds
-    assert found is not None and found >= 0.9 * 20 * 0.05
+    # A thread makes batches during the evaluations as well, whose time does not count.
+    assert found is not None and found >= 0.6 * 20 * 0.05
 
 
 def test_a_run_that_diverged_says_where(config, tmp_path):

@@ -75,9 +75,10 @@ class Dataset(Protocol):
     def train(self, batch_index: int, seed: int) -> Iterator[Batch]:
         """Yields this process's shards of the training batches, without end.
 
-        A batch is a pure function of `seed` and its index. Its arrays [batch / processes, ...]
-        become read-only: do not reuse them. A field "mask", float32 [batch] or [batch, positions],
-        is optional: 1 for what counts in the loss and the metrics, and 0 for what does not.
+        A batch is a pure function of `seed` and its index; where it takes long, a thread makes it
+        ahead. Its arrays [batch / processes, ...] become read-only: do not reuse them. A field
+        "mask", float32 [batch] or [batch, positions], is optional: 1 for what counts in the loss
+        and the metrics, and 0 for what does not.
 
         Args:
             batch_index: the index of the first batch, from 0.

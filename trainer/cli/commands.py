@@ -19,7 +19,7 @@ from trainer.messages import DONE, FAILED, UserError
 # Modules that import jax are imported by the commands that need them: jax takes long, and the
 # memory of a process must be configured before.
 if TYPE_CHECKING:
-    from trainer.train.loop import Observer
+    from trainer.train.services import Observer
 
 
 def find(command: str) -> Callable[[argparse.Namespace], int]:
@@ -82,6 +82,7 @@ def train(arguments: argparse.Namespace) -> int:
 
 def _train(arguments: argparse.Namespace, read: Config, workdir: str, began: float) -> int:
     from trainer.train import multihost
+    from trainer.train.profile import Profile
     from trainer.train.run import Run
     from trainer.workdir import code
 
@@ -97,7 +98,8 @@ def _train(arguments: argparse.Namespace, read: Config, workdir: str, began: flo
         multihost.require_same(
             {
                 "workdir": str(Path(workdir).absolute()),
-                "options": f"--until={arguments.until} --trace={arguments.trace}",
+                "options": f"--until={arguments.until} --trace={arguments.trace}"
+                f" --profile={arguments.profile}",
                 "config": configs.dump(read.root),
                 "code": str(code.hashes(arguments.vocabulary)),
             }
@@ -109,6 +111,7 @@ def _train(arguments: argparse.Namespace, read: Config, workdir: str, began: flo
         until=arguments.until,
         observe=_observer(arguments, workdir),
         began=began,
+        profile=Profile(arguments.profile, _log) if arguments.profile else None,
     )
 
 

@@ -173,6 +173,14 @@ def _train(train: argparse.ArgumentParser) -> None:
         help="stop after this step as a signal would, and exit 75",
     )
     train.add_argument(
+        "--profile",
+        type=values.profiled,
+        metavar="STEPS",
+        help="write a profile of jax to WORKDIR/profile, and print the ten costliest operations: of"
+        " so many steps after the first ten, as in 20, or of the first to the last, as in 100-120;"
+        " it has the whole blocks of these steps",
+    )
+    train.add_argument(
         "--trace",
         action="store_true",
         help="compute one step at a time, and write the hashes of every batch and of every leaf to "

@@ -40,6 +40,19 @@ def step(text: str) -> int:
         ) from None
 
 
+def profiled(text: str) -> tuple[int | None, int]:
+    """Converts "20" or "100-120" to the first step, None in the first form, and their number."""
+    match = re.fullmatch(r"([1-9][0-9]{0,8})(?:-([1-9][0-9]{0,8}))?", text)
+    if match is None or (match[2] and int(match[2]) < int(match[1])):
+        raise argparse.ArgumentTypeError(
+            f"{text!r} names no steps; write their number, such as 20, or the first and the last, "
+            "such as 100-120"
+        )
+    if match[2] is None:
+        return None, int(match[1])
+    return int(match[1]), int(match[2]) - int(match[1]) + 1
+
+
 def number(text: str) -> float:
     """Converts an argument to a finite number."""
     try:

@@ -31,8 +31,8 @@ def add_plot(plot: argparse.ArgumentParser) -> None:
         "--x",
         default="step",
         metavar="NAME",
-        help="what the x axis shows: step (the default), epochs, examples, perf/seconds, or another"
-        " name in metrics.jsonl",
+        help="what the x axis shows: step (the default), epochs, examples, tokens, perf/seconds, or"
+        " another name in metrics.jsonl",
     )
     plot.add_argument("--log_x", action="store_true", help="draw a logarithmic x axis")
     plot.add_argument("--log_y", action="store_true", help="draw a logarithmic y axis")

@@ -139,7 +139,7 @@ def type_mismatch(tree: Tree, slot: Slot) -> str:
     elif isinstance(tree, str) and (near := nearest(tree, annotations.choices(slot.hint))):
         text += f" Did you mean {near!r}?"
     elif isinstance(tree, str) and slot.takes_steps:
-        text += " A number of steps may also be '5%', '3 epochs' or '1_000 examples'."
+        text += " A number of steps may also be '5%', '3 epochs', '1_000 examples' or '10M tokens'."
     elif isinstance(tree, str) and annotations.takes_int(slot.hint) and quantity(tree):
         text += (
             " Only numbers of steps have units: arguments that are named like warmup_steps, or"

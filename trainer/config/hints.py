@@ -8,7 +8,7 @@ _WORDS = {"true": "True", "false": "False", "null": "None", "none": "None"}
 _IN_GIN = [
     (r"\s*[\w./]+\s*:\s+\S.*|\s*-\s.*", "This looks like YAML, whose files end in .yaml."),
     (
-        r".*=.*\b[0-9][0-9_.]*\s*(%|steps?\b|epochs?\b|examples?\b).*",
+        r".*=.*\b[0-9][0-9_.]*[KMBT]?\s*(%|(step|epoch|example|token)s?\b).*",
         "Put a number of steps with a unit in quotes, as in '5%'.",
     ),
     (rf".*!{_NAME}.*", "A call is written @name.of.function() in Gin."),

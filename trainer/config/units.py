@@ -1,4 +1,4 @@
-"""Numbers of steps with a unit: '5%', '3 epochs', '1_000_000 examples', '500 steps'."""
+"""Numbers of steps with a unit: '5%', '3 epochs', '1_000 examples', '1B tokens', '500 steps'."""
 
 import math
 import re
@@ -12,7 +12,9 @@ from trainer.config.tree import ConfigError, Source
 from trainer.config.wording import brief
 
 _NUMBER = r"([0-9]+(?:_[0-9]+)*(?:\.[0-9]+)?)"
-_QUANTITY = re.compile(rf"\s*{_NUMBER}\s*(%|steps?|epochs?|examples?)\s*")
+# A suffix stands directly behind the number, as in '10M tokens'.
+_SUFFIXES = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
+_QUANTITY = re.compile(rf"\s*{_NUMBER}(?:([KMBT]?)\s*(steps?|examples?|tokens?)|\s*(%|epochs?))\s*")
 
 # An integer argument is a number of steps, which may have a unit, if its annotation says so, as in
 # Annotated[int, "steps"], or if it has the name of such an argument of optax's schedules.
@@ -22,7 +24,7 @@ _NAME = re.compile(r"(?!ns_|max_)(\w+_)?steps|transition_begin|boundaries(_and_s
 
 # Python refuses to convert more than 4,300 digits to a number.
 _LONGEST = 60
-_NEARLY = re.compile(rf"\s*[-+]?{_NUMBER}\s*[%A-Za-z]*\s*")
+_NEARLY = re.compile(rf"\s*[-+]?{_NUMBER}[A-Za-z]?\s*[%A-Za-z]*\s*")
 
 
 def quantity(text: str) -> tuple[Fraction, str] | None:
@@ -32,15 +34,19 @@ def quantity(text: str) -> tuple[Fraction, str] | None:
         text: any text.
 
     Returns:
-        The number and the unit ("%", "step", "epoch" or "example"), or None for any other text.
+        The number and the unit ("%", "step", "epoch", "example" or "token"), or None for any other
+        text. K, M, B and T stand for 10**3, 10**6, 10**9 and 10**12 steps, examples or tokens.
 
     Example:
-        >>> quantity("1_000 examples"), quantity("5 %"), quantity("fast")
-        ((Fraction(1000, 1), 'example'), (Fraction(5, 1), '%'), None)
+        >>> quantity("1_000 examples"), quantity("1.5K tokens"), quantity("fast")
+        ((Fraction(1000, 1), 'example'), (Fraction(1500, 1), 'token'), None)
     """
     # A Fraction is exact: as floats, 0.29 * 100 is 28.999999999999996.
     match = _QUANTITY.fullmatch(text) if len(text) <= _LONGEST else None
-    return (Fraction(match[1].replace("_", "")), match[2].rstrip("s")) if match else None
+    if match is None:
+        return None
+    number, suffix, counted, other = match.groups(default="")
+    return Fraction(number.replace("_", "")) * _SUFFIXES[suffix], (counted or other).rstrip("s")
 
 
 def looks_like_quantity(text: str) -> bool:
@@ -84,8 +90,9 @@ class Units:
 
     Attributes:
         total_steps: the number of steps of the run, for '5%'; None if it is not known.
-        batch_size: examples per step, for examples and epochs; None if it is not known.
+        batch_size: examples per step, for examples, epochs and tokens; None if it is not known.
         num_examples: examples per epoch, for epochs; None if it is not known.
+        tokens_per_example: tokens of an example, for tokens; None if it is not known.
 
     Example:
         >>> Units(total_steps=1000, batch_size=128, num_examples=1797).steps("3 epochs")
@@ -95,14 +102,15 @@ class Units:
     total_steps: int | None = None
     batch_size: int | None = None
     num_examples: int | None = None
+    tokens_per_example: int | None = None
 
     def steps(self, value: int | str, source: Source | None = None) -> int:
         """Converts a value to a number of steps.
 
         Args:
-            value: an integer, or a text with a unit. Epochs and examples are rounded up, so that
-                none of them is missed; a percentage is rounded to the nearest step, half up, and
-                is at least one step unless it is 0%.
+            value: an integer, or a text with a unit. Epochs, examples and tokens are rounded up,
+                so that none of them is missed; a percentage is rounded to the nearest step, half
+                up, and is at least one step unless it is 0%.
             source: where the value was written, for messages.
 
         Raises:
@@ -115,7 +123,7 @@ class Units:
         if parsed is None:
             raise ConfigError(
                 f"{brief(value)} is not a number of steps: write one like 10_000, '5%', '3 epochs',"
-                " '1_000_000 examples' or '500 steps'.",
+                " '1_000_000 examples', '10M tokens' or '500 steps'.",
                 source,
             )
         number, unit = parsed
@@ -129,7 +137,19 @@ class Units:
         examples = number
         if unit == "epoch":
             examples *= self._known(self.num_examples, value, "the size of the data set", source)
+        elif unit == "token":
+            examples /= self._tokens_per_example(value, source)
         return math.ceil(examples / batch)
+
+    def _tokens_per_example(self, value: object, source: Source | None) -> int:
+        if self.tokens_per_example is None:
+            raise ConfigError(
+                f"{value!r} is a number of tokens, and the data set does not say how many tokens an"
+                " example has: it has no attribute tokens_per_example, as data sets of text have."
+                " Write a number of steps, epochs or examples.",
+                source,
+            )
+        return self.tokens_per_example
 
     def _whole(self, number: Fraction, value: object, source: Source | None) -> int:
         if number.denominator != 1:

@@ -94,6 +94,29 @@ def check_metrics(metrics: Any, field: str) -> None:
             )
 
 
+def tokens_per_example(data: Any) -> int | None:
+    """Returns the number of tokens of an example of a data set of texts.
+
+    Args:
+        data: the data set.
+
+    Returns:
+        Its attribute `tokens_per_example`; None if it has no such attribute, or if that is None.
+
+    Raises:
+        ComponentError: the attribute is not an integer of at least 1.
+    """
+    tokens = getattr(data, "tokens_per_example", None)
+    whole = isinstance(tokens, int | np.integer) and not isinstance(tokens, bool)
+    if tokens is not None and not (whole and tokens >= 1):
+        raise ComponentError(
+            "data",
+            f"tokens_per_example of the data set is {tokens!r}. It must be the number of tokens of "
+            "an example, an integer of at least 1, or None.",
+        )
+    return None if tokens is None else int(tokens)
+
+
 def describe(value: Any) -> str:
     """Describes a value in a message: dtype and shape of an array, the type of anything else."""
     if isinstance(value, jax.Array | np.ndarray | jax.ShapeDtypeStruct):

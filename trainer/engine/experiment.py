@@ -1,5 +1,6 @@
 """Defines an experiment, the complete description of a run, and builds it from a config."""
 
+import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -12,6 +13,7 @@ import optax
 import optim
 from trainer import models
 from trainer.config import Builder, Call, Config, ConfigError, Units, build_errors
+from trainer.engine.contracts import tokens_per_example
 from trainer.engine.splits import best_row, split_sizes
 from trainer.protocols import Dataset, Loss, Model, members
 from trainer.writers import check_names
@@ -252,7 +254,7 @@ def units_of(config: Config, data: Any) -> Units:
             )
     configured = config.root.kwargs.get("steps")
     # `steps` itself may be '3 epochs', but not a share of the steps.
-    without_total = Units(None, data.batch_size, data.num_examples)
+    without_total = Units(None, data.batch_size, data.num_examples, tokens_per_example(data))
     source = config.sources.get("steps")
     total = None if configured is None else without_total.steps(configured, source)
     if total is not None and not 1 <= total <= _MOST_STEPS:
@@ -260,7 +262,7 @@ def units_of(config: Config, data: Any) -> Units:
         raise ConfigError(
             f"steps is {total}{was}, but must be at least 1 and at most 2**31 - 1.", source
         )
-    return Units(total, data.batch_size, data.num_examples)
+    return dataclasses.replace(without_total, total_steps=total)
 
 
 def _name(node: Any) -> str:

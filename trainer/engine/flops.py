@@ -3,6 +3,10 @@
 import math
 from typing import Any
 
+# The products of attention in a call of `jax.nn.dot_product_attention(implementation="cudnn")`,
+# which has no jaxpr inside.
+_CUDNN_PRODUCTS = {"dot_product_attention_fwd_wrapper": 2, "dot_product_attention_bwd_wrapper": 4}
+
 
 def count_flops(jaxpr: Any, elementwise: bool = False) -> int:
     """Counts the operations of the matrix products and convolutions in a jaxpr.
@@ -10,7 +14,9 @@ def count_flops(jaxpr: Any, elementwise: bool = False) -> int:
     XLA's own analysis counts the body of a loop once. This one multiplies a scan by its length and
     a shard_map by its devices, counts the body of a `while` once and the most expensive branch of a
     `cond`, and leaves out everything elementwise, as is usual for FLOPs that are compared with
-    a device's peak.
+    a device's peak. What `jax.checkpoint` computes a second time counts a second time. cuDNN's
+    attention counts as the products of attention without it: whole, under a causal mask too, and
+    without those that the kernel computes again.
 
     Args:
         jaxpr: what `jax.make_jaxpr(function)(*shapes)` returned.
@@ -54,6 +60,11 @@ def _count_equation(equation: Any, elementwise: bool) -> int:
         # Each output sums over the window and over the inputs of its group.
         features = kernel.shape[params["dimension_numbers"].rhs_spec[0]]
         return 2 * equation.outvars[0].aval.size * kernel.size // features
+    if name in _CUDNN_PRODUCTS:
+        query, key = (x.aval for x in equation.invars[:2])
+        # Of [batch, heads, positions, width] under layout 1, else [batch, positions, heads, width].
+        positions = key.shape[2 if params["layout"] == 1 else 1]
+        return 2 * _CUDNN_PRODUCTS[name] * query.size * positions
     inner = [count_flops(sub, elementwise) for x in params.values() for sub in _jaxprs(x)]
     if not inner and elementwise:
         return sum(math.prod(getattr(x.aval, "shape", ())) for x in equation.outvars)

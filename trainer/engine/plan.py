@@ -15,7 +15,6 @@ from optim.paths import flatten
 from trainer.config import Config, ConfigError, leaves
 from trainer.engine.block import BlockRule
 from trainer.engine.contracts import ComponentError, calling
-from trainer.engine.flops import count_flops
 from trainer.engine.hyperparameters import Hyperparameter, describe, sample
 from trainer.engine.memory import too_large
 from trainer.engine.plan_matrices import Matrices, find_matrices
@@ -123,7 +122,7 @@ def make_plan(program: Program, config: Config | None = None) -> Plan:
         _check_batches(program)
         sampled = sample(program)
         matrices = find_matrices(optimizer, state.params)
-        jaxpr = program.trace(state).jaxpr
+        flops = program.flops  # traces the step
         program.evaluation.check(state)
         with calling("model"):
             told = getattr(experiment.model, "mode", None)
@@ -148,7 +147,7 @@ def make_plan(program: Program, config: Config | None = None) -> Plan:
             for name in optimizer.groups
         },
         state_bytes=_bytes(state),
-        flops=count_flops(jaxpr),
+        flops=flops,
         devices=f"{program.mesh.size} {program.mesh.devices.flat[0].platform}",
         steps=experiment.steps,
         batch_size=experiment.data.batch_size,

@@ -17,6 +17,7 @@ from trainer.engine.evaluation import Evaluation
 from trainer.engine.experiment import Experiment
 from trainer.engine.feed import Feed
 from trainer.engine.first_state import FirstState
+from trainer.engine.flops import count_flops
 from trainer.engine.inputs import Inputs
 from trainer.engine.step import State, train_step
 from trainer.engine.step_metrics import StepMetrics
@@ -73,8 +74,7 @@ class Program:
         """
         if self._abstract_state is None:
             state = self._first.find_shapes()
-            # `find_inputs` has traced schedules and factories only; other functions are traced
-            # here.
+            # `find_inputs` has traced schedules and factories only.
             if self.inputs.values and not self._traces(state):
                 self._drop_inputs()
                 state = self._first.find_shapes()
@@ -95,8 +95,7 @@ class Program:
             program = Program(self.experiment, inputs)
             return program._traces(program._first.find_shapes())
 
-        # Otherwise the inputs are not what cannot be traced, and the caller's trace raises the
-        # error.
+        # Otherwise something else cannot be traced, and the caller's trace raises the error.
         if traces(Inputs()):
             self.inputs = self.inputs.keep_traceable(traces)
             self._first = FirstState(self.experiment, self.mesh, self.inputs)
@@ -144,9 +143,13 @@ class Program:
     @cached_property
     def block_rule(self) -> BlockRule:
         """How many steps the program computes at once, and in which form."""
-        batch = self.feed.abstract_batch()
         jaxpr = self.trace(self.abstract_state()).jaxpr
-        return choose_block(self.experiment, self.mesh, jaxpr, batch)
+        return choose_block(self.experiment, self.mesh, jaxpr, self.feed.abstract_batch())
+
+    @cached_property
+    def flops(self) -> int:
+        """The floating-point operations of a step, over all devices; see `flops.count_flops`."""
+        return count_flops(self.trace(self.abstract_state()).jaxpr)
 
     def compile(self, state: State) -> None:
         """Compiles what `advance` calls; its first call does so if needed.
@@ -161,10 +164,10 @@ class Program:
         if self.experiment.on_nonfinite == "halt":
             self._compile_check(state)
 
-    def temporary_bytes(self) -> int | None:
-        """Returns the bytes of a compiled step besides its state; None if they are not known."""
-        analysis = (self._block or self._step).memory_analysis()
-        return None if analysis is None else analysis.temp_size_in_bytes
+    @property
+    def compiled(self) -> Any:
+        """The compiled block or step, a `jax.stages.Compiled`; None before `compile`."""
+        return self._block or self._step
 
     def _compile_check(self, state: State) -> None:
         check = jax.jit(lambda params: all_finite(self.experiment.optimizer.trainable(params)))
@@ -218,8 +221,7 @@ class Program:
         """
         if self._step is None:
             self._step = self.trace(state).lower().compile()
-        # Raises for other shapes, dtypes and shardings, where a jitted function would compile
-        # again.
+        # Raises for other shapes and shardings, where a jitted function would compile again.
         return self._step(state, batch)
 
     def advance(

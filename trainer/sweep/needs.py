@@ -63,4 +63,5 @@ def measure(group: ProgramGroup, vocabulary: Sequence[str] = ()) -> Needs:
         state, _ = program.advance(state, block)
         jax.block_until_ready(state)
         seconds.append((time.perf_counter() - start) / steps)
-    return Needs(min(seconds[1:]), program.temporary_bytes())
+    analysis = program.compiled.memory_analysis()
+    return Needs(min(seconds[1:]), analysis and analysis.temp_size_in_bytes)

@@ -1,13 +1,11 @@
 """Runs a program: asks for blocks of steps, writes metrics, evaluates and saves, in this order."""
 
+import contextlib
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
-from itertools import islice
+from collections.abc import Callable, Sequence
 
 import jax
 
-from trainer.engine.block import Block, Computed
-from trainer.engine.contracts import Batch
 from trainer.engine.program import Program
 from trainer.engine.step import State
 from trainer.messages import DONE, FAILED, STOPPED, UserError
@@ -28,13 +26,12 @@ from trainer.train.rollback import (
     counters_of,
     go_back,
 )
-from trainer.train.services import Consensus, Ended, Halted, StateKeeper
+from trainer.train.services import Blocks, Consensus, Ended, Halted, Observer, StateKeeper
 from trainer.train.stopwatch import Clock, Stopwatch
+from trainer.train.supply import Supply
+from trainer.train.utilization import Utilization
 from trainer.train.watchdog import Watchdog
 from trainer.writers import MultiWriter
-
-Observer = Callable[[int, Sequence[Batch], State], None]
-Blocks = Generator[Block, Computed, Ended | GoBack | Halted]
 
 
 class Loop:
@@ -56,7 +53,7 @@ class Loop:
         observe: called after every block with its last step, its batches and the state after it.
         vocabulary: the user's packages, for the command that an error suggests.
         seconds: the time of the steps before the first state.
-        clock: runs while steps of this loop are computed; None for one that always runs.
+        clock: runs while steps of this loop are computed; None if no other loop uses the devices.
     """
 
     def __init__(
@@ -114,20 +111,28 @@ class Loop:
         Returns:
             How the run ended, or where it continues under on_nonfinite="rollback".
         """
+        step, data = int(state.step), self.experiment.data
+        use = Utilization(self.program)
+        self._stopwatch = Stopwatch(step, data, self._seconds, self._clock, use)
+        self._pending = PendingBlocks(self.program, step)
+        # Enough for a block of each of those in flight. Other loops share the devices and the data.
+        ahead = 2 * self._steps_per_call if self._clock is None else 0
+        self._supply = Supply(ahead, self._pending.busy)
+        with contextlib.closing(self._supply):
+            return (yield from self._blocks(state, began, unevaluated))
+
+    def _blocks(self, state: State, began: float | None, unevaluated: bool) -> Blocks:
         boundaries, step = self._boundaries, int(state.step)
         evaluated, metric = not unevaluated, None
-        data = self.experiment.data
-        self._stopwatch = Stopwatch(step, data, self._seconds, self._clock)
-        self._pending = PendingBlocks(self.program, step)
         stop = self.consensus.stop
         if unevaluated and not stop:
             evaluated = self._evaluate_again(state, step)
             stop = self.consensus.stop
-        state, batches = self._apply_rollback(state, step)
+        state = self._apply_rollback(state, step)
         while step < boundaries.end and not stop:
             first, steps = step + 1, boundaries.steps_to_next(step, self._steps_per_call)
             self._watchdog.block(first, steps)
-            block = list(islice(batches, steps))
+            block = self._supply.take(steps)
             state, metrics = yield state, block
             step += steps
             self.consensus.sync()
@@ -151,16 +156,17 @@ class Loop:
             if due.save:
                 self._save(state, step, metric)
             if due.rollback:
-                state, batches = self._apply_rollback(state, step)
+                state = self._apply_rollback(state, step)
         return self._finish(state, step, evaluated)
 
     # Blocks.
 
-    def _apply_rollback(self, state: State, step: int) -> tuple[State, Iterator[Batch]]:
-        """Applies the rollback to a step, if there is one; returns the state and its batches."""
+    def _apply_rollback(self, state: State, step: int) -> State:
+        """Applies the rollback to a step, if there is one, and reads the batches after it."""
         state = apply_rollback(state, self._rollback_log.at(step))
         self._counters = counters_of(state.run_state)
-        return state, self.program.feed.batches(step + self._counters.skipped_batches)
+        self._supply.read(self.program.feed.batches(step + self._counters.skipped_batches))
+        return state
 
     def _save_now(self, stop: str | None) -> bool:
         return stop is not None or self.consensus.save_now()
@@ -183,7 +189,7 @@ class Loop:
                 rows[block.last] = self._newest = block.row(block.last)
         if rows:
             # One lap for all: when the devices finished the earlier ones was not observed.
-            self._stopwatch.lap(max(rows))
+            self._stopwatch.lap(max(rows), self._supply.waited if self._clock is None else None)
             for step, row in rows.items():
                 self.writer.write_scalars(step, row | self._stopwatch.row(step))
         return bad
@@ -280,8 +286,7 @@ class Loop:
             why = self._behind or self.checkpoints.error
             return self._failed(step, f"The state at step {step} could not be saved: {why}")
         if why := self.writer.error:
-            text = f"The metrics up to step {step} could not be written: {why}"
-            return self._failed(step, text)
+            return self._failed(step, f"The metrics up to step {step} could not be written: {why}")
         self.checkpoints.prune()
         if step < self.experiment.steps or not evaluated:
             text = f"Stopped at step {step} by {self.consensus.stop or '--until'}; saved."

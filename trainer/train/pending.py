@@ -66,6 +66,10 @@ class PendingBlocks:
     def __len__(self) -> int:
         return len(self._blocks)
 
+    def busy(self) -> bool:
+        """Returns whether the devices still compute the newest block."""
+        return bool(self._blocks) and not self._blocks[-1].metrics[-1].arrays[0].is_ready()
+
     def add(
         self, first: int, steps: int, metrics: Sequence[StepMetrics], state: State, check: bool
     ) -> None:

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from trainer.engine.contracts import tokens_per_example
 from trainer.engine.experiment import Experiment
 from trainer.train.services import Ended
 from trainer.writers import Writer, iterate_metrics
@@ -12,7 +13,7 @@ from trainer.writers.lines import PREFIXES
 from trainer.writers.summary import Best, Summary
 
 _EVALUATED = tuple(PREFIXES.values())
-_PROGRESS = ("step", "examples", "epochs")
+_PROGRESS = ("step", "examples", "epochs", "tokens")
 
 
 class Results(Writer):
@@ -84,6 +85,8 @@ class Results(Writer):
             ended: how it ended.
             experiment: of the run.
         """
+        examples = ended.step * experiment.data.batch_size
+        tokens = tokens_per_example(experiment.data)
         return Summary(
             end=ended.end,
             step=ended.step,
@@ -91,7 +94,8 @@ class Results(Writer):
             why=ended.why,
             exit=ended.code,
             steps=experiment.steps,
-            examples=ended.step * experiment.data.batch_size,
+            examples=examples,
+            tokens=None if tokens is None else examples * tokens,
             seconds=self.seconds,
             best=self.best,
         )

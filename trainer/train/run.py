@@ -17,12 +17,13 @@ from trainer.engine.program import Program
 from trainer.engine.step import State
 from trainer.messages import DONE, FAILED, STOPPED, UserError
 from trainer.train import multihost
-from trainer.train.loop import Blocks, Loop, Observer
+from trainer.train.loop import Loop
+from trainer.train.profile import Advance, Profile
 from trainer.train.restoring import check_fits
 from trainer.train.rollback import GoBack
 from trainer.train.rows import MetricsError
 from trainer.train.run_services import RunServices, make_services
-from trainer.train.services import Ended, Halted
+from trainer.train.services import Blocks, Ended, Halted, Observer
 from trainer.train.signals import StopSignals
 from trainer.train.starting import find_start
 from trainer.train.warm_start import WarmStart
@@ -62,6 +63,7 @@ class Run:
         self.vocabulary = vocabulary
         self.plan: Plan = make_plan(program, read)
         self._warm_start: WarmStart | None = None
+        self._profile: Profile | None = None
         self._compiled = compiled
 
     def start(
@@ -74,6 +76,7 @@ class Run:
         observe: Observer | None = None,
         began: float | None = None,
         summarize: bool = True,
+        profile: Profile | None = None,
     ) -> int:
         """Runs to the last step, from the newest checkpoint in the folder.
 
@@ -86,19 +89,22 @@ class Run:
                 state after it.
             began: the `time.perf_counter()` at which the process started, for the log.
             summarize: whether to write summary.json at the end.
+            profile: profiles some of the steps; None for no profile.
 
         Returns:
             The exit code: 0 done, 1 failed or done with rows of metrics lost, 75 stopped by a
             signal after a saved checkpoint.
 
         Raises:
-            UserError: the folder holds another run, or cannot be written.
+            UserError: the folder holds another run, or cannot be written; or the run does not make
+                the steps of the profile.
         """
+        self._profile = profile
         # Several processes stop together, at their first synchronization.
         if self.signals.received and jax.process_count() == 1:
             self.log(f"Stopped by {self.signals.received} before the run began.")
             return STOPPED
-        multihost.raise_on_all(lambda: self._look_into(Path(workdir), bool(allow_changed)))
+        multihost.raise_on_all(lambda: self._look_into(Path(workdir), bool(allow_changed), until))
         folder = multihost.open_on_host0(
             lambda: self._open(workdir, allow_changed, take_over), Path(workdir).absolute()
         )
@@ -112,10 +118,12 @@ class Run:
         except (CheckpointError, WorkdirTakenOver, MetricsError) as error:
             self.log(f"error: {error}")
         finally:
+            if profile is not None:
+                profile.close()
             folder.close(kinds[end])
         return end
 
-    def _look_into(self, workdir: Path, changed: bool) -> None:
+    def _look_into(self, workdir: Path, changed: bool, until: int | None) -> None:
         """Raises UserError for a folder that this run cannot use, before the folder is changed."""
         check_name(workdir)
         try:
@@ -129,6 +137,9 @@ class Run:
                 f"The run in {workdir} has made {newest:,} steps, and this config asks for "
                 f"{self.experiment.steps:,}. Ask for more, or choose another --workdir."
             )
+        if self._profile is not None:
+            end = min(self.experiment.steps, until or self.experiment.steps)
+            self._profile.choose(newest or 0, end)
         # Read before the folder is created, so that a mistake in its rules leaves nothing behind.
         if self.experiment.warm_start and newest is None:
             self._warm_start = WarmStart(self.program, self.read)
@@ -249,8 +260,13 @@ class Run:
                 seconds=rows.results.seconds_at(int(state.step)),
             )
             services.unmoved.begin(int(state.step), state)
+            advance = self.program.advance
+            if self._profile is not None and jax.process_index() == 0:
+                folder = services.folder.path / "profile"
+                done = int(state.step)
+                advance = self._profile.watch(self.program, done, folder, watchdog.other)
             with watchdog:
-                outcome = _compute(self.program, loop.run(state, began, unevaluated=unevaluated))
+                outcome = _compute(advance, loop.run(state, began, unevaluated=unevaluated))
             if isinstance(outcome, Halted) or isinstance(outcome, Ended) and outcome.end == "done":
                 writer.finish(isinstance(outcome, Ended))
             if isinstance(outcome, Ended):
@@ -268,11 +284,11 @@ class Run:
         self.log(f"Compiled in {time.perf_counter() - start:.1f} s.")
 
 
-def _compute(program: Program, blocks: Blocks) -> Ended | GoBack | Halted:
+def _compute(advance: Advance, blocks: Blocks) -> Ended | GoBack | Halted:
     """Computes the blocks of a loop, and returns what it returns."""
     try:
         block = next(blocks)
         while True:
-            block = blocks.send(program.advance(*block))
+            block = blocks.send(advance(*block))
     except StopIteration as end:
         return end.value

@@ -1,9 +1,14 @@
 """What the loop needs of its caller, a run or a wave of trials, and how it ends."""
 
+from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
+from trainer.engine.block import Block, Computed
+from trainer.engine.contracts import Batch
+from trainer.engine.step import State
 from trainer.messages import FAILED
+from trainer.train.rollback import GoBack
 
 
 class Consensus(Protocol):
@@ -62,3 +67,10 @@ class Halted(NamedTuple):
     def ended(self) -> Ended:
         """Returns how a run ends that goes no further."""
         return Ended("diverged", FAILED, self.step, self.why)
+
+
+Observer = Callable[[int, Sequence[Batch], State], None]
+"""Called after a block with its last step, its batches and the state after it."""
+
+Blocks = Generator[Block, Computed, Ended | GoBack | Halted]
+"""Yields the blocks to compute, and is sent what was computed."""

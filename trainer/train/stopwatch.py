@@ -5,6 +5,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from trainer.engine.contracts import tokens_per_example
+from trainer.train.utilization import Utilization
+
 
 class Clock:
     """Adds up the time in which it runs.
@@ -57,28 +60,46 @@ class Stopwatch:
 
     Args:
         step: how many steps are finished now.
-        data: the data set, which has the numbers of examples in a batch and in an epoch.
+        data: the data set, which has the numbers of examples in a batch and in an epoch, and
+            perhaps of tokens in an example.
         seconds: the time of these steps.
         clock: runs while steps are computed; None for one that runs from now on.
+        use: says what a speed means for the devices; None for nothing.
     """
 
-    def __init__(self, step: int, data: Any, seconds: float = 0.0, clock: Clock | None = None):
+    def __init__(
+        self,
+        step: int,
+        data: Any,
+        seconds: float = 0.0,
+        clock: Clock | None = None,
+        use: Utilization | None = None,
+    ):
+        self._use = use
         self._clock = clock or Clock()
         self._batch_size: int = data.batch_size
         self._epoch = data.num_examples
+        self._tokens = tokens_per_example(data)
         self._last = step, self._clock()
         self._before = seconds - self._clock()
         self._rate = 0.0
+        self._waited = 0.0
+        self._share: float | None = None
 
-    def lap(self, step: int) -> None:
+    def lap(self, step: int, waited: float | None = None) -> None:
         """Ends a lap.
 
         Args:
             step: how many steps are finished now.
+            waited: the seconds so far in which the devices waited for data; None if not known.
         """
         (before, since), now = self._last, self._clock()
-        self._rate = (step - before) / max(now - since, 1e-9)
+        seconds = max(now - since, 1e-9)
+        self._rate = (step - before) / seconds
         self._last = step, now
+        if waited is not None:
+            self._share = min((waited - self._waited) / seconds, 1.0)
+            self._waited = waited
 
     def row(self, step: int) -> dict[str, float]:
         """Returns what a row of training says besides the metrics of its step.
@@ -88,17 +109,21 @@ class Stopwatch:
 
         Returns:
             Progress as `progress` returns it, with the time at which the step was finished, and the
-            speed of the lap: steps and examples per second.
+            speed of the lap: steps and examples per second. If it is known, the share of the lap
+            in which the devices waited for data; and what `Utilization.row` returns.
         """
         last, at = self._last
         seconds = self._before + at - (last - step) / self._rate
+        waits = {} if self._share is None else {"perf/data_wait": self._share}
         return self._progress(step, seconds) | {
             "perf/steps_per_second": self._rate,
             "perf/examples_per_second": self._rate * self._batch_size,
+            **waits,
+            **(self._use.row(self._rate) if self._use else {}),
         }
 
     def progress(self, step: int) -> dict[str, float]:
-        """Returns the examples, epochs and seconds of the steps so far, as metrics.
+        """Returns the examples, epochs, tokens and seconds of the steps so far, as metrics.
 
         Args:
             step: the last step, which is finished.
@@ -107,9 +132,11 @@ class Stopwatch:
 
     def _progress(self, step: int, seconds: float) -> dict[str, float]:
         examples = step * self._batch_size
+        tokens = {} if self._tokens is None else {"tokens": examples * self._tokens}
         return {
             "examples": examples,
             "epochs": examples / self._epoch if self._epoch else 0.0,
+            **tokens,
             "perf/seconds": max(seconds, 0.0),
         }
 

@@ -38,6 +38,7 @@ class Summary:
             files of earlier versions, like the fields below.
         steps: number of steps that the config asks for.
         examples: training examples of the steps so far.
+        tokens: tokens of these examples; None if the data set does not count tokens.
         seconds: the time of the steps, as perf/seconds in metrics.jsonl.
         best: name of an evaluation metric -> "min" and "max" -> its smallest and its largest value
             in the run; a loss has only "min", because nothing else is best.
@@ -50,6 +51,7 @@ class Summary:
     exit: int | None = None
     steps: int | None = None
     examples: int | None = None
+    tokens: int | None = None
     seconds: float | None = None
     best: Mapping[str, Mapping[str, Best]] = field(default_factory=dict)
 
@@ -61,6 +63,7 @@ class Summary:
             "step": self.step,
             "steps": self.steps,
             "examples": self.examples,
+            **({} if self.tokens is None else {"tokens": self.tokens}),
             "perf/seconds": self.seconds,
             # As text, because JSON has no NaN and no infinity.
             "metrics": {n: x if math.isfinite(x) else repr(x) for n, x in self.metrics.items()},
@@ -93,6 +96,7 @@ def read_summary(folder: Path) -> Summary | None:
             exit=_number(content, "exit", int),
             steps=_number(content, "steps", int),
             examples=_number(content, "examples", int),
+            tokens=_number(content, "tokens", int),
             seconds=_number(content, "perf/seconds", float),
             best={
                 name: {

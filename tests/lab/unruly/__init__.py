@@ -19,6 +19,7 @@ __all__ = [
     "points",
     "poisoned",
     "impure",
+    "counted",
     "sleepy",
     "validated",
     "loss_returning",
@@ -101,6 +102,18 @@ class Impure(Points):
     def batch(self, batch_index, batch):
         self.made += 1
         return batch | {"image": batch["image"] + np.float32(self.made)}
+
+
+class Counted(Points):
+    """Says how many tokens its examples have."""
+
+    def __init__(self, tokens_per_example: int):
+        super().__init__()
+        self.tokens_per_example = tokens_per_example
+
+
+def counted(tokens_per_example: int = 100) -> Counted:
+    return Counted(tokens_per_example)
 
 
 class Sleepy(Points):

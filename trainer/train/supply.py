@@ -1,0 +1,137 @@
+"""Supplies a run with batches, ahead of the steps, and measures how long the devices wait for them.
+
+Batches that are made quickly are made between the steps: the devices still compute earlier steps
+then. Batches that take longer are made by a thread behind the steps. Either way a run gets the same
+batches in the same order.
+"""
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from itertools import islice
+
+from trainer.engine.contracts import Batch
+
+_LONG = 1e-3  # mean seconds of a batch from which on a thread makes the next ones
+_NEWEST = 0.1  # weight of the newest batches in this mean
+_POLL = 5e-4  # seconds between two looks at the devices while the steps wait for a batch
+_PATIENCE = 5.0  # seconds until a thread is left behind that still makes a batch
+
+
+class Supply:
+    """The training batches of a loop.
+
+    Args:
+        ahead: how many batches a thread makes ahead; 0 for no thread.
+        busy: returns whether the devices still compute steps.
+        now: returns seconds.
+
+    Attributes:
+        waited: the seconds in which the devices had nothing to compute because a batch was missing.
+    """
+
+    def __init__(
+        self,
+        ahead: int,
+        busy: Callable[[], bool],
+        now: Callable[[], float] = time.perf_counter,
+    ):
+        self.waited = 0.0
+        self._ahead = ahead
+        self._busy = busy
+        self._now = now
+        self._changed = threading.Condition()
+        self._thread: threading.Thread | None = None
+        self.read(iter(()))
+
+    def read(self, batches: Iterator[Batch]) -> None:
+        """Supplies other batches from now on.
+
+        Args:
+            batches: without end; nothing else may read them.
+        """
+        self.close()
+        self._batches = batches
+        self._mean: float | None = None
+        self._made: deque[Batch] = deque()
+        self._error: BaseException | None = None
+        self._closed = False
+
+    def take(self, count: int) -> list[Batch]:
+        """Returns the next batches.
+
+        Args:
+            count: how many.
+
+        Raises:
+            Exception: what the data set raised when it made one of them.
+        """
+        if self._thread is not None:
+            return [self._next() for _ in range(count)]
+        start = self._now()
+        taken = list(islice(self._batches, count))
+        seconds = self._now() - start
+        # One look for all: if the devices ran out of steps meanwhile, this is at most too much.
+        if not self._busy():
+            self.waited += seconds
+        # The first batches may also open files, or shuffle an epoch.
+        if self._mean is None:
+            self._mean = 0.0
+        else:
+            self._mean += _NEWEST * (seconds / count - self._mean)
+        if self._ahead and self._mean > _LONG:
+            self._thread = threading.Thread(target=self._make, name="batches", daemon=True)
+            self._thread.start()
+        return taken
+
+    def close(self) -> None:
+        """Ends the thread, if there is one; the batches that it made ahead are lost."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        if self._thread is not None:
+            self._thread.join(_PATIENCE)
+        self._thread = None
+
+    def _next(self) -> Batch:
+        """Takes a batch that the thread made; waits for it if there is none."""
+        with self._changed:
+            looked = self._now()  # when the devices were last seen with work
+            idle: float | None = None  # when they ran out of it, about
+            while not self._made and self._error is None:
+                idle, looked = self._look(idle, looked)
+                self._changed.wait(_POLL if idle is None else None)
+                if self._made or self._error is not None:
+                    idle, _ = self._look(idle, looked)
+            if idle is not None:
+                self.waited += self._now() - idle
+            if not self._made:
+                assert self._error is not None
+                raise self._error
+            batch = self._made.popleft()
+            self._changed.notify_all()
+        return batch
+
+    def _look(self, idle: float | None, looked: float) -> tuple[float | None, float]:
+        now = self._now()
+        if idle is None and not self._busy():
+            idle = (looked + now) / 2
+        return idle, now
+
+    def _make(self) -> None:
+        """Makes batches until the supply is closed; runs in the thread."""
+        while True:
+            try:
+                batch = next(self._batches)
+            except BaseException as error:  # raised where the batch is taken
+                with self._changed:
+                    self._error = error
+                    self._changed.notify_all()
+                return
+            with self._changed:
+                self._made.append(batch)
+                self._changed.notify_all()
+                self._changed.wait_for(lambda: self._closed or len(self._made) < self._ahead)
+                if self._closed:
+                    return
