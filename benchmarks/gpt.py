@@ -52,7 +52,8 @@ def make_sides(shape: Shape, optimizer: str, against: list[str]) -> dict[str, An
 
         model = torch_gpt.Gpt(shape.vocab_size, shape.width, shape.depth, shape.num_heads)
         pair = (batch["tokens"], batch["label"])
-        sides[name] = Torch(torch_gpt.load(model, params), pair, optimizer, name == "compiled")
+        model = torch_gpt.load(model, torch_gpt.to_torch(params))
+        sides[name] = Torch(model, pair, optimizer, name == "compiled")
     return sides
 
 

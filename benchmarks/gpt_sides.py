@@ -21,19 +21,21 @@ from trainer.engine.experiment import Experiment
 from trainer.engine.program import Program
 
 
-def make_optimizer(name: str) -> optim.Optimizer:
+def make_optimizer(name: str, ns_dtype: str | None = None) -> optim.Optimizer:
     """Returns the optimizer of `jax_gpt.make_optimizer` as a config would write it.
 
     Args:
         name: "adamw" or "muon".
+        ns_dtype: the dtype of Muon's Newton-Schulz steps; None for float32.
     """
     rest = optim.group(".*", partial(optax.adamw, **ADAMW))
-    matrices = {"matrices": optim.group(MATRICES, partial(optim.muon, **MUON))}
+    muon = partial(optim.muon, **MUON, ns_dtype=ns_dtype)
+    matrices = {"matrices": optim.group(MATRICES, muon)}
     return optim.optimizer({**(matrices if name == "muon" else {}), "rest": rest}, clip_norm=CLIP)
 
 
 def make_program(
-    model: models.Model, batch: dict[str, np.ndarray], optimizer: str, precision: str = "float32"
+    model: models.Model, batch: dict[str, np.ndarray], optimizer: str, bfloat16: bool = False
 ) -> Program:
     """Returns the program of a model, whose training batches are all the same.
 
@@ -41,15 +43,15 @@ def make_program(
         model: the model.
         batch: field name -> array of a batch.
         optimizer: "adamw" or "muon".
-        precision: "float32" or "mixed".
+        bfloat16: whether the products, and Muon's, are in bfloat16, and all else in float32.
     """
     own = {name: array.copy() for name, array in batch.items()}  # a data set makes them read-only
     experiment = Experiment(
         model=model,
         data=ArrayDataset(own, own, batch_size=None),
         loss=losses.softmax_cross_entropy(),
-        optimizer=make_optimizer(optimizer),
-        precision=precision,  # pyright: ignore[reportArgumentType]
+        optimizer=make_optimizer(optimizer, "bfloat16" if bfloat16 else None),
+        precision="mixed" if bfloat16 else "float32",
         steps=10**6,
         log_every=10**6,
         eval_every=10**6,
@@ -102,10 +104,18 @@ class ByHand:
         params: the first parameters, of which it takes copies.
         batch: field name -> array of a batch.
         optimizer: "adamw" or "muon".
+        bfloat16: whether Muon's products are in bfloat16; `loss` says what those of the model are.
     """
 
-    def __init__(self, loss: Any, params: Any, batch: dict[str, np.ndarray], optimizer: str):
-        tx = jax_gpt.make_optimizer(optimizer)
+    def __init__(
+        self,
+        loss: Any,
+        params: Any,
+        batch: dict[str, np.ndarray],
+        optimizer: str,
+        bfloat16: bool = False,
+    ):
+        tx = jax_gpt.make_optimizer(optimizer, "bfloat16" if bfloat16 else None)
         self._step, self.batch = jax_gpt.make_step(loss, tx), batch
         self._params = jax.tree.map(jnp.array, params)
         self._state = jax.jit(tx.init)(self._params)
@@ -147,7 +157,8 @@ class Torch:
     ):
         from benchmarks.torch_gpt import torch  # an extra of the project
 
-        self._torch, self._batch, self._device = torch, batch, device
+        self._torch, self._device = torch, device
+        self._batch = [x.copy() for x in batch]  # torch refuses read-only arrays
         self.model, self._bfloat16 = model.to(device), bfloat16
         self._loss = torch.compile(self.model.loss) if compiled else self.model.loss
         self._optimizers = _torch_optimizers(torch, self.model, optimizer)
@@ -170,7 +181,7 @@ class Torch:
     def params(self) -> dict[str, np.ndarray]:
         """Returns a copy of the parameters on the host, by their names in the module."""
         named = self.model.named_parameters()
-        return {name: np.array(p.detach().cpu()) for name, p in named}
+        return {name: p.detach().cpu().numpy().copy() for name, p in named}
 
 
 def _torch_optimizers(torch: Any, model: Any, name: str) -> list[Any]:

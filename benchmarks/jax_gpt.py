@@ -136,11 +136,12 @@ def attention(query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:
     return jnp.einsum("bhqk,bkhd->bqhd", weights, value)
 
 
-def make_optimizer(name: str) -> optax.GradientTransformation:
+def make_optimizer(name: str, ns_dtype: str | None = None) -> optax.GradientTransformation:
     """Returns AdamW, or Muon for the matrices of the blocks and AdamW for the rest.
 
     Args:
         name: "adamw" or "muon".
+        ns_dtype: the dtype of Muon's Newton-Schulz steps; None for float32.
     """
     adamw = optax.adamw(**ADAMW)
 
@@ -151,7 +152,7 @@ def make_optimizer(name: str) -> optax.GradientTransformation:
     if name == "adamw":
         return optax.chain(optax.clip_by_global_norm(CLIP), adamw)
     groups = optax.partition(
-        {"matrices": optim.muon(**MUON), "rest": adamw},
+        {"matrices": optim.muon(**MUON, ns_dtype=ns_dtype), "rest": adamw},
         lambda params: jax.tree_util.tree_map_with_path(label, params),
     )
     return optax.chain(optax.clip_by_global_norm(CLIP), groups)

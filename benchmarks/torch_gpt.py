@@ -14,6 +14,24 @@ F: Any = torch.nn.functional
 EPSILON = 1e-6
 
 
+class RmsNorm(torch.nn.Module):
+    """Divides the last axis by its root mean square, and multiplies it by a scale.
+
+    Unlike torch.nn.RMSNorm it is a fused kernel under autocast, too.
+
+    Args:
+        size: size of the last axis.
+    """
+
+    def __init__(self, size: int):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(size))
+
+    def forward(self, x: Any) -> Any:
+        """Maps [..., size] to the same shape and dtype."""
+        return F.rms_norm(x, self.weight.shape, self.weight.type_as(x), EPSILON)
+
+
 class Block(torch.nn.Module):
     """A layer: attention and a two-layer perceptron, each of a norm and with a residual.
 
@@ -46,10 +64,10 @@ class Block(torch.nn.Module):
         self.k, self.v = linear(width, num_kv_heads * size), linear(width, num_kv_heads * size)
         self.up, self.down = linear(width, mlp_dim), linear(mlp_dim, width)
         self.gate: Any = linear(width, mlp_dim) if activation == "swiglu" else None
-        self.attn_norm = torch.nn.RMSNorm(width, EPSILON)
-        self.mlp_norm = torch.nn.RMSNorm(width, EPSILON)
-        self.q_norm = torch.nn.RMSNorm(size, EPSILON) if qk_norm else torch.nn.Identity()
-        self.k_norm = torch.nn.RMSNorm(size, EPSILON) if qk_norm else torch.nn.Identity()
+        self.attn_norm = RmsNorm(width)
+        self.mlp_norm = RmsNorm(width)
+        self.q_norm = RmsNorm(size) if qk_norm else torch.nn.Identity()
+        self.k_norm = RmsNorm(size) if qk_norm else torch.nn.Identity()
 
     def forward(self, x: Any, cos: Any, sin: Any, mask: Any) -> Any:
         """Maps [batch, length, width] to the same shape; `mask` as in `Gpt.forward`."""
@@ -121,7 +139,7 @@ class Gpt(torch.nn.Module):
         self.embed = torch.nn.Embedding(vocab_size, width)
         kinds = (num_kv_heads or num_heads, mlp_dim or 4 * width, activation, qk_norm)
         self.blocks = torch.nn.ModuleList(Block(width, num_heads, *kinds) for _ in range(depth))
-        self.norm = torch.nn.RMSNorm(width, EPSILON)
+        self.norm = RmsNorm(width)
         self.head = torch.nn.Linear(width, vocab_size, bias=False)
         if tied:
             self.head.weight = self.embed.weight
@@ -191,17 +209,17 @@ def to_torch(params: Any) -> dict[str, np.ndarray]:
     return {name: np.array(x) for name, x in found.items()}
 
 
-def load(model: Any, params: Any) -> Any:
-    """Copies the parameters of models.gpt into a `Gpt`, and returns it.
+def load(model: Any, arrays: dict[str, np.ndarray]) -> Any:
+    """Copies arrays into the parameters of a module, and returns it.
 
     Args:
-        model: the `Gpt`.
-        params: the parameters of models.gpt with stacked layers.
+        model: the module.
+        arrays: name in `named_parameters()` -> array, from `to_torch`.
 
     Raises:
-        ValueError: the two models have other parameters.
+        ValueError: the module has other parameters.
     """
-    arrays, own = to_torch(params), dict(model.named_parameters())
+    own = dict(model.named_parameters())
     if set(arrays) != set(own):
         raise ValueError(f"Only one side has {sorted(set(arrays) ^ set(own))}.")
     with torch.no_grad():

@@ -48,6 +48,10 @@ def start(setting: dict[str, Any]) -> tuple[Any, Any]:
     return model, jax.tree.map(add, params)
 
 
+def in_module(setting: dict[str, Any], params: Any) -> Any:
+    return torch_gpt.load(torch_gpt.Gpt(**BASE, **setting), torch_gpt.to_torch(params))
+
+
 def in_torch(batch: dict[str, np.ndarray]) -> list[Any]:
     return [
         torch.from_numpy(batch[name]) for name in ("tokens", "label", "documents") if name in batch
@@ -63,7 +67,7 @@ def close(found: Any, expected: Any) -> None:
 @pytest.mark.parametrize("name", SETTINGS)
 def test_logits_loss_and_gradients_agree_with_torch(name, packed):
     model, params = start(SETTINGS[name])
-    other = torch_gpt.load(torch_gpt.Gpt(**BASE, **SETTINGS[name]), params)
+    other = in_module(SETTINGS[name], params)
     batch = text(packed)
     tokens, labels, *numbers = in_torch(batch)
     value = other.loss(tokens, labels, *numbers)
@@ -94,7 +98,7 @@ def test_a_step_of_adamw_gives_the_parameters_of_torch(name):
     state = state._replace(params=jax.tree.map(lambda x: x.copy(), params))
     state, metrics = program.step(state, program.feed.to_devices(batch))
 
-    other = torch_gpt.load(torch_gpt.Gpt(**BASE, **SETTINGS[name]), params)
+    other = in_module(SETTINGS[name], params)
     optimizer = torch.optim.AdamW(
         other.parameters(),
         ADAMW["learning_rate"],
