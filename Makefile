@@ -62,6 +62,8 @@ benchmarks: $(VENV)/.project
 	$(RUN) -m benchmarks.division
 	$(RUN) -m benchmarks.sweep
 	$(RUN) -m benchmarks.report
+	$(RUN) -m benchmarks.gpt
+	$(RUN) -m benchmarks.gpu --small
 
 experiments: $(VENV)/.project
 	$(RUN) -m experiments.check $(ARGS)

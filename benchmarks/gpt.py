@@ -1,19 +1,23 @@
 """Times a step of models.gpt over jax and optax by hand, and over PyTorch, eager and compiled.
 
     python -m benchmarks.gpt [--shapes=small,medium] [--optimizers=adamw,muon]
-        [--against=hand,eager,compiled] [--rounds=15] [--seconds=0.5]
+        [--against=hand,eager,compiled] [--rounds=15] [--seconds=0.5] [--one_core]
 
 "small" has about the size of configs/muon_gpt.gin, "medium" is three times as wide. All sides
 compute the same model from the same first parameters, in float32, on as many threads as there are
-cores, in one process, alternately. Before the rounds, three steps of each side must give the same
-parameters (with Muon on PyTorch's side, which orthogonalizes in bfloat16, only about the same
-loss). PyTorch is compared where it is installed: `make torch`.
+cores, in one process, alternately. `--one_core` measures CPU time on one core instead: on a machine
+with other work, the threads of PyTorch wait for each other most of the time.
+
+Before the rounds, three steps of each side must give the same parameters (with Muon on PyTorch's
+side, which orthogonalizes in bfloat16, only about the same loss). By hand, attention is a softmax
+of all scores, as most would write it. PyTorch is compared where it is installed: `make torch`.
 """
 
 import argparse
 import importlib.util
 import os
 import time
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -90,7 +94,14 @@ def difference(one: Any, other: Any, first: Any) -> float:
     return float(np.linalg.norm(flat[0] - flat[1]) / np.linalg.norm(flat[0] - flat[2]))
 
 
-def compare(name: str, optimizer: str, against: list[str], rounds: int, seconds: float) -> None:
+def compare(
+    name: str,
+    optimizer: str,
+    against: list[str],
+    rounds: int,
+    seconds: float,
+    clock: Callable[[], float],
+) -> None:
     """Prints the ratios of one shape and one optimizer.
 
     Args:
@@ -99,6 +110,7 @@ def compare(name: str, optimizer: str, against: list[str], rounds: int, seconds:
         against: the other sides.
         rounds: the number of rounds.
         seconds: about how long a round of each side takes.
+        clock: returns seconds.
     """
     sides = make_sides(SHAPES[name], optimizer, against)
     check_same(sides, optimizer)
@@ -107,7 +119,7 @@ def compare(name: str, optimizer: str, against: list[str], rounds: int, seconds:
     steps = max(1, round(seconds / (time.perf_counter() - start) * 2))
     for other in against:
         run = {side: lambda side=side: sides[side].steps(steps) for side in ("ours", other)}
-        taken = interleave(run["ours"], run[other], rounds)
+        taken = interleave(run["ours"], run[other], rounds, clock)
         ms = [[1e3 * x / steps for x in side] for side in taken]
         report(f"GPT {name}, {optimizer}", *ms, target=TARGETS[other], unit="ms", other=other)
 
@@ -120,7 +132,11 @@ def main() -> None:
     parser.add_argument("--against", default="hand,eager,compiled")
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--seconds", type=float, default=0.5, help="of a round of each side")
+    parser.add_argument("--one_core", action="store_true", help="CPU time on one core")
     arguments = parser.parse_args()
+    if arguments.one_core:  # before jax and torch start their threads
+        os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+    clock = time.process_time if arguments.one_core else time.perf_counter
     against = arguments.against.split(",")
     if set(against) - {"hand"} and importlib.util.find_spec("torch") is None:
         print("torch is not installed: `make torch` adds it.")
@@ -132,7 +148,7 @@ def main() -> None:
         torch.set_num_threads(len(os.sched_getaffinity(0)))  # as XLA does
     for shape in arguments.shapes.split(","):
         for optimizer in arguments.optimizers.split(","):
-            compare(shape, optimizer, against, arguments.rounds, arguments.seconds)
+            compare(shape, optimizer, against, arguments.rounds, arguments.seconds, clock)
 
 
 if __name__ == "__main__":

@@ -82,7 +82,8 @@ def gpt(
             modded-nanogpt does; False divides the deviation of the first two by sqrt(2 * depth), as
             GPT-2 does.
         remat: what a scan over the layers saves for the backward pass: "products" the products with
-            kernels; "none" recomputes nothing; "full" recomputes everything but the layers' inputs.
+            kernels and the results of attention; "none" recomputes nothing; "full" recomputes
+            everything but the layers' inputs.
         scan_layers: True stacks the layers and scans over them, so that compile time does not grow
             with depth; False keeps them apart, as `block_0/...`, `block_1/...`
         dropout: dropout rate of the embeddings and of what attention and perceptron add, in [0, 1).

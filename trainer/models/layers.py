@@ -33,7 +33,8 @@ REMAT: Mapping[str, Callable[..., bool] | None] = {
     "full": jax.checkpoint_policies.nothing_saveable,
     "none": None,
 }
-"""What the backward pass of a stack does not recompute: products with kernels, nothing, or all."""
+"""What the backward pass of a stack does not recompute: products with kernels and what
+`causal_attention` saves, nothing, or all."""
 
 _LARGE = 2**14  # elements of a kernel from which on the order of its products matters
 
