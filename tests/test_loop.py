@@ -550,17 +550,17 @@ def test_a_run_killed_more_often_than_save_every_still_ends(tmp_path):
         import os, signal, sys
         from trainer.train import loop
         from trainer.__main__ import main
-        save, next_block = loop.Loop._save, loop.Boundaries.steps_to_next
+        save, next_block = loop.Saves.save, loop.Boundaries.steps_to_next
         begun = []
         def saving(self, *args):
             save(self, *args)
-            self.checkpoints.wait()
+            self._checkpoints.wait()
         def dying(self, *args):
             begun.append(args)
             if len(begun) == 3:  # what followed the second step is done
                 os.kill(os.getpid(), signal.SIGKILL)
             return next_block(self, *args)
-        loop.Loop._save, loop.Boundaries.steps_to_next = saving, dying
+        loop.Saves.save, loop.Boundaries.steps_to_next = saving, dying
         sys.exit(main({runs.options(config, tmp_path / "run")}))
     """
     codes = []

@@ -22,7 +22,8 @@ def committed() -> list[list[str]]:
 
 def test_the_page_has_the_rows_that_the_command_prints():
     text = PAGE.read_text(encoding="utf-8")
-    assert [line[3:] for line in text.splitlines() if line.startswith("## ")] == list(HEADINGS)
+    printed = text[: text.index(references.END)]
+    assert [line[3:] for line in printed.splitlines() if line.startswith("## ")] == list(HEADINGS)
     found = [(name.strip("`"), *rest[:2], rest[3]) for name, *rest in committed()]
     assert found == [row.cells for row in ALL], "Paste what `python -m tests.references` prints."
 
