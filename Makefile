@@ -62,6 +62,7 @@ benchmarks: $(VENV)/.project
 	$(RUN) -m benchmarks.division
 	$(RUN) -m benchmarks.sweep
 	$(RUN) -m benchmarks.report
+	$(RUN) -m benchmarks.data_wait
 	$(RUN) -m benchmarks.gpt
 	$(RUN) -m benchmarks.gpu --small
 
