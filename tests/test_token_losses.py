@@ -12,6 +12,7 @@ from scipy.special import softmax
 
 from tests import runs
 from tests import token_cases as cases
+from tests.test_loss_contract import one_step
 from tests.token_cases import KERNEL, SOFT_CAP, TEST, TRAIN, VOCABULARY, Z_LOSS
 from trainer import data, losses, metrics
 from trainer.engine.contracts import ComponentError
@@ -271,7 +272,7 @@ def test_tokens_of_microbatches_have_equal_weights(microbatches, chunk):
     program = cases.program(
         model=cases.model(chunk), microbatches=microbatches, train_metrics=chosen
     )
-    kernel, found = cases.one_step(program)
+    kernel, found = one_step(program)
     mask = TRAIN["mask"]
     wanted = cases.known(
         FEATURES, KERNEL, LABELS, mask / mask.sum(), soft_cap=SOFT_CAP, z_loss=Z_LOSS
@@ -319,7 +320,7 @@ def test_a_mask_of_examples_counts_for_all_their_tokens():
     mask = (np.arange(cases.BATCH) % 3 > 0).astype(np.float32)
     split: Any = TRAIN | {"mask": mask, "label": LABELS}
     program = cases.program(data=data.ArrayDataset(split, split, batch_size=None))
-    kernel, found = cases.one_step(program)
+    kernel, found = one_step(program)
     weights = np.repeat(mask[:, None], cases.POSITIONS, 1) / mask.sum() / cases.POSITIONS
     wanted = cases.known(FEATURES, KERNEL, LABELS, weights, soft_cap=SOFT_CAP, z_loss=Z_LOSS)
     assert found["train/loss"] == pytest.approx((weights * wanted.losses).sum(), rel=1e-5)
@@ -374,6 +375,6 @@ def test_mistakes_are_named(changes, words):
 def test_labels_outside_of_the_vocabulary_are_named_after_a_bad_step():
     split = TRAIN | {"label": np.where(COUNTS, LABELS + 4, 0).astype(np.int32)}
     program = cases.program(data=data.ArrayDataset(split, TEST, batch_size=None))
-    assert np.isnan(cases.one_step(program)[1]["train/loss"])
+    assert np.isnan(one_step(program)[1]["train/loss"])
     fault = find_fault(program, next(program.experiment.batches(0)))
     assert fault is not None and "'label'" in fault and "11 classes, 0 to 10" in fault

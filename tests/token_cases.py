@@ -4,11 +4,10 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
-import optax
 from scipy.special import logsumexp, softmax
 
-from trainer import data, losses, metrics
-from trainer.engine.experiment import Experiment
+from tests import test_loss_contract
+from trainer import data, metrics
 from trainer.engine.program import Program
 from trainer.logits import ChunkedLogits
 
@@ -89,24 +88,10 @@ def program(**changes: Any) -> Program:
     options = {
         "model": model(),
         "data": data.ArrayDataset(TRAIN, TEST, batch_size=None, eval_batch_size=4),
-        "loss": losses.softmax_cross_entropy(),
-        "optimizer": optax.sgd(1.0),
         "metrics": {
             "accuracy": metrics.accuracy(),
             "perplexity": metrics.perplexity(),
             "bits_per_byte": metrics.bits_per_byte(),
         },
-        "steps": 4,
-        "log_every": 1,
-        "eval_every": 4,
-        "save_every": 4,
     }
-    return Program(Experiment(**(options | changes)))
-
-
-def one_step(program: Program) -> tuple[np.ndarray, dict[str, float]]:
-    """Returns the kernel after the first step, and the metrics of the step."""
-    state = program.init()
-    batch = program.feed.to_devices(next(program.feed.batches(0)))
-    state, values = program.step(state, batch)
-    return np.asarray(state.params["kernel"]), {name: float(x) for name, x in values.items()}
+    return test_loss_contract.program(**(options | changes))

@@ -12,6 +12,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from tests import token_cases as cases
+from tests.test_loss_contract import one_step
 from trainer import metrics
 from trainer.logits import ChunkedLogits
 
@@ -23,7 +24,7 @@ def steps(devices: int) -> dict[str, object]:
         microbatches=3,
         train_metrics={"perplexity": metrics.perplexity()},
     )
-    kernel, values = cases.one_step(program)
+    kernel, values = one_step(program)
     return {
         "devices": program.mesh.size,
         "loss": values["train/loss"],
