@@ -55,38 +55,36 @@ def tokens(
         eval_tokens: number of tokens of a split, the first, to predict in an evaluation; None for
             all.
         train_tokens: number of training tokens, with which a run is planned where the shards are
-            not on this machine; `vocab_size` and `end_of_text` must then be given, too. Where they
-            are, it is not read.
+            not on this machine; `vocab_size` must then be given, too, and `end_of_text` for a plan
+            with the field `documents`. Where they are, it is not read.
 
     Raises:
         DataAbsent: there are no shards of `train`, and `train_tokens` and `vocab_size` are given.
         ValueError: there are no such files, a file is not a whole shard or in two splits, the
             tokenizer cannot be read or does not fit, or an argument is out of its range.
     """
-    given = {"train": train, "validation": validation, "test": test}
-    if train_tokens is not None and vocab_size is not None:
-        try:
-            find_shards(train, "The shards of train=")
-        except ValueError as error:
-            count = (eval_tokens or length) + 1
-            evaluated = [split for split in ("validation", "test") if given[split] is not None]
-            like = TokenDataset(
-                _declared(train_tokens),
-                {split: _declared(count) for split in evaluated},
-                length=length,
-                batch_size=batch_size,
-                vocab_size=vocab_size,
-                end_of_text=end_of_text,
-                eval_batch_size=eval_batch_size,
-                eval_tokens=eval_tokens,
-                name="data.tokens",
-            )
-            raise DataAbsent("data.tokens", str(error), like) from error
-    paths = {
-        split: find_shards(patterns, f"The shards of {split}=")
-        for split, patterns in given.items()
-        if patterns is not None
-    }
+    evaluated = {"validation": validation, "test": test}
+    evaluated = {split: given for split, given in evaluated.items() if given is not None}
+    try:
+        paths = {"train": find_shards(train, "The shards of train=")}
+    except ValueError as error:
+        if train_tokens is None or vocab_size is None:
+            raise
+        count = (eval_tokens or length) + 1
+        like = TokenDataset(
+            _declared(train_tokens),
+            {split: _declared(count) for split in evaluated},
+            length=length,
+            batch_size=batch_size,
+            vocab_size=vocab_size,
+            end_of_text=end_of_text,
+            eval_batch_size=eval_batch_size,
+            eval_tokens=eval_tokens,
+            name="data.tokens",
+        )
+        raise DataAbsent("data.tokens", str(error), like) from error
+    for split, given in evaluated.items():
+        paths[split] = find_shards(given, f"The shards of {split}=")
     _check_disjoint(paths)
     streams = {split: TokenStream.of_files(files) for split, files in paths.items()}
     file = paths["train"][0].with_name(FILE) if tokenizer is None else Path(tokenizer).expanduser()
