@@ -1,5 +1,6 @@
 """Texts: tokenizers, documents and their splits, Shakespeare, the cache and the command."""
 
+import collections
 import hashlib
 import json
 import os
@@ -13,7 +14,7 @@ import pytest
 
 from tests import runs
 from trainer import data
-from trainer.data import prepare, shakespeare, shards, tokenizer
+from trainer.data import documents, prepare, shakespeare, shards, tokenizer
 from trainer.data.byte_tokenizer import ByteTokenizer
 from trainer.data.documents import divide, find_documents, read_parts
 
@@ -285,6 +286,32 @@ def test_damaged_tokens_are_made_again(tmp_path: Path, kept: Path, name: str, da
     else:
         file.write_bytes(damage(file.read_bytes()))
     assert data.text("books").fingerprint == before
+
+
+@pytest.mark.parametrize(
+    ("options", "reads"),
+    [
+        # The digest, the sizes and the tokens.
+        ({}, [3] * 20),
+        # The training documents once more, to train the BPE.
+        ({"tokenizer": "bpe", "vocab_size": 280}, [3] * 2 + [4] * 18),
+        # The longest document once more to find the cut, and once more for its other split.
+        ({"validation": 0.001, "test": None}, [3] * 19 + [5]),
+    ],
+)
+def test_files_are_read_as_few_times_as_the_tokens_need(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict, reads: list[int]
+):
+    books(tmp_path)
+    read, counts = documents._read, collections.Counter[str]()
+
+    def counted(path: Path) -> bytes:
+        counts[path.name] += 1
+        return read(path)
+
+    monkeypatch.setattr(documents, "_read", counted)
+    data.text("books", **options)
+    assert sorted(counts.values()) == reads
 
 
 def test_tokens_that_are_kept_are_opened_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

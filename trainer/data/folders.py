@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import glob
 import json
 import os
 import re
@@ -45,6 +46,18 @@ def data_root(data_dir: str | None = None) -> Path:
         return Path(folder).expanduser().absolute()
     except (RuntimeError, OSError) as error:
         raise ValueError(f"There is no directory {folder!r} for data sets: {error}") from error
+
+
+def matching(pattern: str) -> list[Path]:
+    """Returns the path that was given, if it exists, else those that match it as a glob, by name.
+
+    Args:
+        pattern: a path or a glob; "~" is the home. A name may have the characters of a glob.
+    """
+    given = os.path.expanduser(pattern)
+    if os.path.exists(given):
+        return [Path(given)]
+    return [Path(match) for match in sorted(glob.glob(given, recursive=True))]
 
 
 def prepare_aside(root: Path, build: Callable[[Path], Path]) -> Path:
