@@ -1,9 +1,12 @@
 """Images of any size: the law of the crops, the stream by step, records of TFDS."""
 
 import contextlib
+import importlib
 import io
 import itertools
+import json
 import math
+import shutil
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -21,6 +24,9 @@ from trainer.data.folders import prepare_aside
 from trainer.data.image_stream import ImageStream
 from trainer.data.images import Pixels
 from trainer.data.order import random_words
+
+# `trainer.data` has a function of this name.
+tfds_images = importlib.import_module("trainer.data.tfds_images")
 
 # Crops.
 
@@ -353,7 +359,10 @@ def test_a_resumed_stream_of_records_is_the_same_in_a_copy_of_the_folder(
     [
         ({"name": "tiny_photos", "test_split": "test"}, ["'test'", "tiny_photos", "another split"]),
         ({"name": "no_such"}, ["'no_such'", "not prepared", "trainer.data.prepare no_such"]),
-        ({"name": "sklearn_digits", "test_split": "test"}, ["'image'", "data.tfds"]),
+        (
+            {"name": "sklearn_digits", "test_split": "test"},
+            ["'image'", "sklearn_digits", "is Tensor(", "data.tfds reads images that are not"],
+        ),
     ],
 )
 def test_what_cannot_be_served_is_named(options: dict, words: list[str], photos: Path):
@@ -362,11 +371,55 @@ def test_what_cannot_be_served_is_named(options: dict, words: list[str], photos:
     with pytest.raises(ValueError) as raised:
         data.tfds_images(**options, data_dir=str(photos), batch_size=2)
     assert all(word in str(raised.value) for word in words)
+    # What would help with damaged files only.
+    assert ("prepare the data set again" in str(raised.value)) == ("another split" in words)
+
+
+def test_images_that_differ_in_size_are_sent_to_the_other_function(photos: Path):
+    with pytest.raises(ValueError, match=r"\(27, 34, 3\).*Use data.tfds_images, which") as raised:
+        data.tfds("tiny_photos", test_split="validation", data_dir=str(photos))
+    assert "again" not in str(raised.value)
+
+
+def edited(photos: Path, folder: Path, file: str, edit: Callable[[Any], Any]) -> Path:
+    """Copies the prepared pictures, edits a JSON file of theirs, and returns their folder."""
+    shutil.copytree(photos / "tiny_photos", folder / "tiny_photos")
+    directory = folder / "tiny_photos" / "1.0.0"
+    content = json.loads((directory / file).read_text())
+    (directory / file).write_text(json.dumps(edit(content)))
+    return directory
+
+
+@pytest.mark.parametrize(("other", "said"), [(None, "is absent"), ("file_name", r"is Text\(")])
+def test_pictures_without_classes_are_refused(
+    photos: Path, tmp_path: Path, other: str | None, said: str
+):
+    def edit(content: Any) -> Any:
+        features = content["featuresDict"]["features"]
+        del features["label"]
+        if other is not None:
+            features["label"] = features.pop(other)
+        return content
+
+    edited(photos, tmp_path, "features.json", edit)
+    with pytest.raises(ValueError, match=f"'label' of .* {said}.*, but must be a class"):
+        data.tfds_images("tiny_photos", 5, data_dir=str(tmp_path))
+
+
+def test_a_folder_without_splits_is_not_counted(photos: Path, tmp_path: Path):
+    directory = edited(photos, tmp_path, "dataset_info.json", lambda _: {})
+    with pytest.raises(ValueError, match="cannot be read .* Remove that directory and prepare"):
+        prepare_tfds.count(directory)
+
+
+def test_a_folder_is_opened_once_for_all_splits(photos: Path, monkeypatch: pytest.MonkeyPatch):
+    checked, check = [], tfds_images.check_folder
+    monkeypatch.setattr(tfds_images, "check_folder", lambda x: [checked.append(x), check(x)])
+    data.tfds_images("tiny_photos", 5, data_dir=str(photos))
+    assert len(checked) == 1
 
 
 def test_a_folder_of_images_is_checked_before_tfds_reads_it(photos: Path, tmp_path: Path):
-    import shutil
-
     shutil.copytree(photos / "tiny_photos", tmp_path / "tiny_photos")
     file = tmp_path / "tiny_photos" / "1.0.0" / "features.json"
     file.write_text(file.read_text().replace("tensorflow_datasets.core", "elsewhere.core"))

@@ -123,6 +123,15 @@ def prepared_directory(name: str, root: Path) -> Path | None:
     return None if newest is None else home / newest
 
 
+def base_name(name: str) -> str:
+    """Returns the name of a data set without its config and version: "cifar10" of "cifar10:3.0.2".
+
+    Args:
+        name: as in TFDS (see `prepared_directory`).
+    """
+    return re.split("[:/]", name)[0]
+
+
 def check_folder(directory: Path) -> None:
     """Refuses a prepared data set that could make TFDS run code or read files elsewhere.
 
