@@ -515,6 +515,14 @@ def test_features_that_nest_too_deeply_are_refused(digits_dir: Path, nested: str
         data.tfds("sklearn_digits")
 
 
+def test_what_the_command_prints_of_a_name_moves_no_cursor(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    assert prepare.main(["a\x1b[2J", f"--data_dir={tmp_path}"]) == 1
+    said = capsys.readouterr().err
+    assert said.startswith("a\\x1b[2J was not prepared:") and "\x1b" not in said
+
+
 NO_NAMES = ["/:**", "*", "sklearn_digits:*", "sklearn_digits:1.*.*", "../data/sklearn_digits", ""]
 NO_NAMES += ["/etc", "sklearn_digits/..:1.0.0", "sklearn_digits/.", "a/b/c", "a:latest", "~", "a\0"]
 

@@ -50,6 +50,19 @@ def test_the_memory_that_a_device_reports_is_used(monkeypatch):
 
     told = memory.too_large(STATE, BATCH, [Device()] * 4)  # type: ignore[list-item]
     assert told is not None and "a device (H200) has 10 MB of memory" in told
+    said = memory.StepMemory(10**7, 0, 0, 0).describe([Device()] * 4)
+    assert said.endswith("; a device (H200) has 10 MB")
+
+
+def test_a_compiled_step_that_does_not_fit_is_said_to(monkeypatch):
+    step, devices = memory.StepMemory(6 * 10**7, 0, 4 * 10**7, 0), jax.devices()[:1] * 2
+    for limit, words in ((2 * 10**8, "has 200 MB"), (2 * 10**8 - 1, "has only 200 MB")):
+        monkeypatch.setattr(memory, "of_host", lambda limit=limit: limit)
+        assert step.describe(devices).endswith(f"; this machine {words}")
+    monkeypatch.setattr(memory, "of_host", lambda: None)
+    assert step.describe(devices).endswith(
+        "(state and batch 60 MB, temporary 40 MB, results 0 bytes, code 0 bytes)"
+    )
 
 
 @pytest.mark.parametrize(("text", "wanted"), [("12345\n", 12345), ("max\n", None), (None, None)])

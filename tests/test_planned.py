@@ -220,6 +220,30 @@ def test_shards_of_tokens_are_planned_by_their_number_of_tokens():
     assert not isinstance(other.value, DataAbsent)
 
 
+@pytest.mark.parametrize(("train", "words"), [([], "an empty list"), (".", "not a regular file")])
+def test_a_mistake_in_the_names_of_shards_is_not_planned(train: Any, words: str):
+    with pytest.raises(ValueError, match=words) as raised:
+        data.tokens(**{**TOKENS, "train": train})
+    assert not isinstance(raised.value, DataAbsent)
+
+
+def test_the_examples_of_a_split_of_unknown_size_are_not_invented(
+    lab: Path, capsys: pytest.CaptureFixture
+):
+    with pytest.raises(DataAbsent) as raised:
+        data.tokens(**{**TOKENS, "eval_tokens": None, "test": "absent_*.bin"})
+    declared: Any = raised.value.declared
+    assert declared.splits == {"validation": None, "test": None}
+    assert declared.eval_spec["mask"].shape == (6, 16)
+    options = {key: value for key, value in TOKENS.items() if key != "eval_tokens"}
+    given = ", ".join(f"{key}: {value}" for key, value in options.items())
+    sets = [f"data=!data.tokens {{{given}}}", "model=!models.gpt {vocab_size: 300, depth: 1}"]
+    sets += ["metrics={}", "best_metric=null"]
+    words = [word for each in sets for word in ("--set", each)]
+    assert main(["explain", f"--config={lab}", *words]) == 0
+    assert "examples: train 100, validation of unknown number" in capsys.readouterr().out
+
+
 def test_the_plan_of_absent_shards_is_that_of_shards(tmp_path: Path):
     tokens = np.random.default_rng(0).integers(0, 299, 1601)
     write_shards(tmp_path, "train", [tokens], np.dtype("<u2"), 2000)

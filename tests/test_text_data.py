@@ -1,5 +1,6 @@
 """Texts: tokenizers, documents and their splits, Shakespeare, the cache and the command."""
 
+import collections
 import hashlib
 import json
 import os
@@ -13,7 +14,7 @@ import pytest
 
 from tests import runs
 from trainer import data
-from trainer.data import prepare, shakespeare, tokenizer
+from trainer.data import documents, prepare, shakespeare, shards, tokenizer
 from trainer.data.byte_tokenizer import ByteTokenizer
 from trainer.data.documents import divide, find_documents, read_parts
 
@@ -262,18 +263,63 @@ def test_the_tokens_are_made_once_for_each_text_and_settings(tmp_path: Path, kep
     assert not list(kept.glob(".preparing-*"))
 
 
-@pytest.mark.parametrize("damage", ["cut", "absent", "no tokenizer", "no json"])
-def test_damaged_tokens_are_made_again(tmp_path: Path, kept: Path, damage: str):
+@pytest.mark.parametrize(
+    ("name", "damage"),
+    [
+        pytest.param("train_000000.bin", lambda content: content[:-1], id="cut"),
+        pytest.param("train_000000.bin", None, id="absent"),
+        pytest.param("tokenizer.json", None, id="no tokenizer"),
+        pytest.param("tokenizer.json", lambda _: b"", id="empty tokenizer"),
+        pytest.param("splits.json", None, id="no splits"),
+        pytest.param("splits.json", lambda _: b"nothing", id="not json"),
+        pytest.param("splits.json", lambda _: b"null", id="null"),
+        pytest.param("splits.json", lambda _: b"[]", id="a list"),
+        pytest.param("splits.json", lambda _: b"{}", id="no split"),
+    ],
+)
+def test_damaged_tokens_are_made_again(tmp_path: Path, kept: Path, name: str, damage: Any):
     before = data.text(books(tmp_path)).fingerprint
     (folder,) = (kept / "text").iterdir()
-    file = folder / {"no tokenizer": "tokenizer.json", "no json": "splits.json"}.get(
-        damage, "train_000000.bin"
-    )
-    if damage == "cut":
-        file.write_bytes(file.read_bytes()[:-1])
-    else:
+    file = folder / name
+    if damage is None:
         file.unlink()
+    else:
+        file.write_bytes(damage(file.read_bytes()))
     assert data.text("books").fingerprint == before
+
+
+@pytest.mark.parametrize(
+    ("options", "reads"),
+    [
+        # The digest, the sizes and the tokens.
+        ({}, [3] * 20),
+        # The training documents once more, to train the BPE.
+        ({"tokenizer": "bpe", "vocab_size": 280}, [3] * 2 + [4] * 18),
+        # The longest document once more to find the cut, and once more for its other split.
+        ({"validation": 0.001, "test": None}, [3] * 19 + [5]),
+    ],
+)
+def test_files_are_read_as_few_times_as_the_tokens_need(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict, reads: list[int]
+):
+    books(tmp_path)
+    read, counts = documents._read, collections.Counter[str]()
+
+    def counted(path: Path) -> bytes:
+        counts[path.name] += 1
+        return read(path)
+
+    monkeypatch.setattr(documents, "_read", counted)
+    data.text("books", **options)
+    assert sorted(counts.values()) == reads
+
+
+def test_tokens_that_are_kept_are_opened_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    data.text(books(tmp_path))
+    read, layout = [], shards._layout
+    monkeypatch.setattr(shards, "_layout", lambda path: [read.append(path.name), layout(path)][1])
+    data.text("books")
+    assert sorted(read) == ["test_000000.bin", "train_000000.bin", "validation_000000.bin"]
 
 
 def test_tokens_that_cannot_be_kept_are_reported(tmp_path: Path):
@@ -306,6 +352,14 @@ def test_tokens_that_cannot_be_kept_are_reported(tmp_path: Path):
         ({"tokenizer": "bpe", "vocab_size": 200}, ["at least 257 tokens"]),
         ({"end_of_text": 3}, ["end_of_text is 3, but only a tokenizer.json needs it"]),
         ({"files": "latin.txt", "tokenizer": "bpe"}, ["not a text in UTF-8", "b'\\xe9'"]),
+        (
+            {"files": "latin.txt", "tokenizer": "tokenizer.json"},
+            [
+                "document that begins with b'\\xe9",
+                "not a text in UTF-8",
+                "use the tokenizer 'bytes'",
+            ],
+        ),
         ({"files": "tiny.txt"}, ["has 2 bytes, of which no validation and test splits"]),
     ],
 )
@@ -316,6 +370,7 @@ def test_mistakes_are_named(tmp_path: Path, kept: Path, options: dict, words: li
     (tmp_path / "tiny.txt").write_text("ab")
     (tmp_path / "latin.txt").write_bytes(("é" * 500).encode("latin-1"))
     os.mkfifo(tmp_path / "pipe")
+    bpe().save(tmp_path / "tokenizer.json")
     with pytest.raises(ValueError) as caught:
         data.text(**{"files": "books", **options})
     for word in words:

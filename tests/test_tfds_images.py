@@ -1,10 +1,14 @@
 """Images of any size: the law of the crops, the stream by step, records of TFDS."""
 
 import contextlib
+import importlib
 import io
 import itertools
+import json
 import math
-from collections.abc import Sequence
+import shutil
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +24,9 @@ from trainer.data.folders import prepare_aside
 from trainer.data.image_stream import ImageStream
 from trainer.data.images import Pixels
 from trainer.data.order import random_words
+
+# `trainer.data` has a function of this name.
+tfds_images = importlib.import_module("trainer.data.tfds_images")
 
 # Crops.
 
@@ -214,16 +221,23 @@ def test_each_process_decodes_its_share_only(monkeypatch: pytest.MonkeyPatch):
         stream().train(0, 0)
 
 
+def wait_for(done: Callable[[], bool]) -> None:
+    end = time.monotonic() + 10
+    while not done() and time.monotonic() < end:
+        time.sleep(0.005)
+
+
 def test_the_next_batches_are_decoded_before_they_are_asked_for_and_no_more():
     pictures = Pictures(40)
     batches = stream(pictures, batch_size=4).train(0, 0)
     assert pictures.reads == []
     next(batches)
-    dataset_reads = len(pictures.reads)
-    assert dataset_reads <= 12
-    for _ in range(2):
+    for expected in (12, 20):  # that batch and two more, of four images each
+        wait_for(lambda expected=expected: len(pictures.reads) >= expected)
+        time.sleep(0.1)
+        assert len(pictures.reads) == expected
         next(batches)
-    assert 12 <= len(pictures.reads) <= 20
+        next(batches)
     batches.close()
 
 
@@ -235,6 +249,11 @@ def test_the_fingerprint_covers_splits_and_conversion():
     others = {changed(tests=8), changed(train=Pictures(11)), changed(size=9)}
     others |= {changed(pixels=Pixels(mean=0.4)), changed()}
     assert len(others) == 5
+    # Of ten examples, a share of 0.3 is as many as one of 0.32.
+    held_out = [changed(validation=0.3, validation_seed=seed) for seed in (0, 1)]
+    held_out += [changed(), changed(validation=0.4)]
+    assert len(set(held_out)) == 4
+    assert changed(validation=0.32) == changed(validation=0.3)
 
 
 def gif() -> bytes:
@@ -248,8 +267,22 @@ def gif() -> bytes:
 )
 def test_an_image_that_cannot_be_decoded_is_named(replaced: bytes):
     dataset = stream(Pictures(10, replaced=replaced), batch_size=10)
-    with pytest.raises(ValueError, match="data.s cannot decode image 9 of the examples of train"):
+    said = "data.s cannot decode image {} of the {} examples as stored"
+    with pytest.raises(ValueError, match=said.format(9, "training")):
         next(dataset.train(0, 0))
+    dataset = stream(Pictures(10, replaced=replaced), validation=0.9, batch_size=1)
+    with pytest.raises(ValueError, match=said.format(9, "training")):
+        list(dataset.evaluate("validation"))
+    dataset = ImageStream(
+        Pictures(4),
+        Pictures(10, replaced=replaced),
+        size=8,
+        batch_size=4,
+        pixels=Pixels(),
+        name="data.s",
+    )
+    with pytest.raises(ValueError, match=said.format(9, "test")):
+        list(dataset.evaluate())
 
 
 @pytest.mark.parametrize(
@@ -326,7 +359,10 @@ def test_a_resumed_stream_of_records_is_the_same_in_a_copy_of_the_folder(
     [
         ({"name": "tiny_photos", "test_split": "test"}, ["'test'", "tiny_photos", "another split"]),
         ({"name": "no_such"}, ["'no_such'", "not prepared", "trainer.data.prepare no_such"]),
-        ({"name": "sklearn_digits", "test_split": "test"}, ["'image'", "data.tfds"]),
+        (
+            {"name": "sklearn_digits", "test_split": "test"},
+            ["'image'", "sklearn_digits", "is Tensor(", "data.tfds reads images that are not"],
+        ),
     ],
 )
 def test_what_cannot_be_served_is_named(options: dict, words: list[str], photos: Path):
@@ -335,11 +371,55 @@ def test_what_cannot_be_served_is_named(options: dict, words: list[str], photos:
     with pytest.raises(ValueError) as raised:
         data.tfds_images(**options, data_dir=str(photos), batch_size=2)
     assert all(word in str(raised.value) for word in words)
+    # What would help with damaged files only.
+    assert ("prepare the data set again" in str(raised.value)) == ("another split" in words)
+
+
+def test_images_that_differ_in_size_are_sent_to_the_other_function(photos: Path):
+    with pytest.raises(ValueError, match=r"\(27, 34, 3\).*Use data.tfds_images, which") as raised:
+        data.tfds("tiny_photos", test_split="validation", data_dir=str(photos))
+    assert "again" not in str(raised.value)
+
+
+def edited(photos: Path, folder: Path, file: str, edit: Callable[[Any], Any]) -> Path:
+    """Copies the prepared pictures, edits a JSON file of theirs, and returns their folder."""
+    shutil.copytree(photos / "tiny_photos", folder / "tiny_photos")
+    directory = folder / "tiny_photos" / "1.0.0"
+    content = json.loads((directory / file).read_text())
+    (directory / file).write_text(json.dumps(edit(content)))
+    return directory
+
+
+@pytest.mark.parametrize(("other", "said"), [(None, "is absent"), ("file_name", r"is Text\(")])
+def test_pictures_without_classes_are_refused(
+    photos: Path, tmp_path: Path, other: str | None, said: str
+):
+    def edit(content: Any) -> Any:
+        features = content["featuresDict"]["features"]
+        del features["label"]
+        if other is not None:
+            features["label"] = features.pop(other)
+        return content
+
+    edited(photos, tmp_path, "features.json", edit)
+    with pytest.raises(ValueError, match=f"'label' of .* {said}.*, but must be a class"):
+        data.tfds_images("tiny_photos", 5, data_dir=str(tmp_path))
+
+
+def test_a_folder_without_splits_is_not_counted(photos: Path, tmp_path: Path):
+    directory = edited(photos, tmp_path, "dataset_info.json", lambda _: {})
+    with pytest.raises(ValueError, match="cannot be read .* Remove that directory and prepare"):
+        prepare_tfds.count(directory)
+
+
+def test_a_folder_is_opened_once_for_all_splits(photos: Path, monkeypatch: pytest.MonkeyPatch):
+    checked, check = [], tfds_images.check_folder
+    monkeypatch.setattr(tfds_images, "check_folder", lambda x: [checked.append(x), check(x)])
+    data.tfds_images("tiny_photos", 5, data_dir=str(photos))
+    assert len(checked) == 1
 
 
 def test_a_folder_of_images_is_checked_before_tfds_reads_it(photos: Path, tmp_path: Path):
-    import shutil
-
     shutil.copytree(photos / "tiny_photos", tmp_path / "tiny_photos")
     file = tmp_path / "tiny_photos" / "1.0.0" / "features.json"
     file.write_text(file.read_text().replace("tensorflow_datasets.core", "elsewhere.core"))

@@ -96,6 +96,16 @@ def test_shards_of_llm_c_are_read_across_their_ends(tmp_path: Path, layout: tupl
     assert set(batch) == {"tokens", "label"}  # nothing is known of documents or bytes
 
 
+def test_a_shard_may_have_the_characters_of_a_glob_in_its_name(tmp_path: Path):
+    train = write(tmp_path / "train[1].bin", range(30))
+    write(tmp_path / "train1.bin", range(20))
+    test = write(tmp_path / "test.bin", range(12))
+    read = data.tokens(train, test=test, length=5, batch_size=5)
+    assert read.num_examples == 5
+    read = data.tokens(str(tmp_path / "train[0-9].bin"), test=test, length=5, batch_size=3)
+    assert read.num_examples == 3
+
+
 def test_written_shards_have_the_bytes_of_llm_cs_layout(tmp_path: Path):
     arrays = [np.arange(5), np.arange(5, 12), np.zeros(0, int)]
     for dtype, magic, version, kind in [("<u2", 20240520, 1, "H"), ("<u4", 20240801, 7, "I")]:

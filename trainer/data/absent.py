@@ -64,7 +64,7 @@ class DeclaredData:
         eval_spec: the same of an evaluation batch, with "mask".
         batch_size: examples per training batch.
         num_examples: examples of an epoch.
-        splits: split -> number of examples.
+        splits: split -> number of examples, None if it is not known.
     """
 
     def __init__(self, name: str, message: str, like: Any):
@@ -74,7 +74,7 @@ class DeclaredData:
         self.element_spec: Mapping[str, jax.ShapeDtypeStruct] = dict(like.element_spec)
         self.batch_size: int = like.batch_size
         self.num_examples: int = like.num_examples
-        self.splits: Mapping[str, int] = dict(like.splits)
+        self.splits: Mapping[str, int | None] = dict(like.splits)
         size = getattr(like, "eval_batch_size", self.batch_size)
         fields = {
             key: jax.ShapeDtypeStruct((size, *x.shape[1:]), x.dtype)

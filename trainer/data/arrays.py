@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from trainer.data.images import Pixels
-from trainer.data.order import permutation, process_rows, random_words
+from trainer.data.order import check_positive, permutation, process_rows, random_words
 
 
 class ArrayDataset:
@@ -249,8 +249,7 @@ def _check_same(train: Mapping[str, np.ndarray], test: Mapping[str, np.ndarray],
 
 
 def _check_batch_size(size: int, limit: int | None, name: str, argument: str) -> None:
-    if size < 1:
-        raise ValueError(f"{name} needs {argument} to be at least 1, but got {size}.")
+    check_positive(name, **{argument: size})
     if limit is not None and size > limit:
         raise ValueError(
             f"{name} has {limit} training examples, fewer than the {argument} of {size}. Choose at "

@@ -6,10 +6,10 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-WORDS = 41
+_TRIALS = 10
+WORDS = 1 + 4 * _TRIALS
 """Number of random words of an image: one for the mirroring, and four for each trial of a crop."""
 
-_TRIALS = 10
 _SMALLEST_RATIO, _LARGEST_RATIO = 3 / 4, 4 / 3
 _RESIZED = 0.875  # the side of the central crop, as a share of the short side
 

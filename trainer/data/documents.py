@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import glob
 import hashlib
 import itertools
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from trainer.data import shakespeare
+from trainer.data.folders import matching
 from trainer.data.order import random_words
 
 
@@ -61,6 +61,19 @@ class Documents:
                 "Leave it out to make each file a document."
             )
 
+    def pick(self, numbers: Collection[int]) -> Iterator[tuple[int, bytes]]:
+        """Yields the numbers of some documents, in order, and these documents.
+
+        If a file is one document, no other file is read.
+
+        Args:
+            numbers: those of the documents, from 0.
+        """
+        if self.files and self.separator is None:
+            yield from ((number, _read(self.files[number])) for number in sorted(numbers))
+        else:
+            yield from ((n, document) for n, document in enumerate(self) if n in numbers)
+
     def digest(self) -> str:
         """Returns the sha256 of all documents."""
         if not self.files:
@@ -93,10 +106,7 @@ def find_documents(files: str | Sequence[str] | None, separator: str | None) -> 
         return Documents(())
     found: list[Path] = []
     for pattern in [files] if isinstance(files, str) else files:
-        given = os.path.expanduser(pattern)
-        # A name may have the characters of a glob.
-        matches = [given] if os.path.exists(given) else sorted(glob.glob(given, recursive=True))
-        below = [path for match in matches for path in _files_of(Path(match))]
+        below = [path for match in matching(pattern) for path in _files_of(match)]
         if not below:
             raise ValueError(
                 f"files has {pattern!r}, where there is no file in {Path.cwd()}. Give paths of "
@@ -153,11 +163,12 @@ def divide(documents: Documents, shares: Mapping[str, float], seed: int) -> dict
         ValueError: the text is too short for these shares.
     """
     sizes = [len(document) for document in documents]
+    total = sum(sizes)
     order = np.argsort(random_words(seed, 0, 2, len(sizes)), kind="stable").tolist()
     owner: dict[int, str] = {}
     cut: list[str] = []
     for split, share in shares.items():
-        target, taken = share * sum(sizes), 0
+        target, taken = share * total, 0
         for document in order:
             if document in owner:
                 continue
@@ -171,7 +182,7 @@ def divide(documents: Documents, shares: Mapping[str, float], seed: int) -> dict
             cut.append(split)
     parts: dict[str, list[Part]] = {split: [] for split in ("train", *shares)}
     longest = max((x for x in order if x not in owner), key=lambda x: (sizes[x], -x))
-    bounds = _bounds(documents, longest, [shares[split] * sum(sizes) for split in cut])
+    bounds = _bounds(documents, longest, [shares[split] * total for split in cut]) if cut else []
     for document in range(len(sizes)):
         if document == longest and cut:
             for split, (start, stop) in zip(
@@ -185,7 +196,7 @@ def divide(documents: Documents, shares: Mapping[str, float], seed: int) -> dict
 
 def _bounds(documents: Documents, number: int, sizes: Sequence[float]) -> list[int]:
     """Returns where the parts of a document begin and end, of which the last have these sizes."""
-    text = next(x for index, x in enumerate(documents) if index == number)
+    _, text = next(documents.pick([number]))
     bounds = [0]
     for index, size in enumerate(sizes):
         place = max(len(text) - round(sum(sizes[index:])), 0)
@@ -212,6 +223,5 @@ def read_parts(documents: Documents, parts: Sequence[Part]) -> Iterator[bytes]:
         parts: those of the split, as `divide` returned them.
     """
     wanted = {number: slice(start, stop) for number, start, stop in parts}
-    for number, document in enumerate(documents):
-        if number in wanted:
-            yield document[wanted[number]]
+    for number, document in documents.pick(wanted):
+        yield document[wanted[number]]

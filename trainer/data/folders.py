@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import glob
 import json
 import os
 import re
@@ -45,6 +46,18 @@ def data_root(data_dir: str | None = None) -> Path:
         return Path(folder).expanduser().absolute()
     except (RuntimeError, OSError) as error:
         raise ValueError(f"There is no directory {folder!r} for data sets: {error}") from error
+
+
+def matching(pattern: str) -> list[Path]:
+    """Returns the path that was given, if it exists, else those that match it as a glob, by name.
+
+    Args:
+        pattern: a path or a glob; "~" is the home. A name may have the characters of a glob.
+    """
+    given = os.path.expanduser(pattern)
+    if os.path.exists(given):
+        return [Path(given)]
+    return [Path(match) for match in sorted(glob.glob(given, recursive=True))]
 
 
 def prepare_aside(root: Path, build: Callable[[Path], Path]) -> Path:
@@ -108,6 +121,15 @@ def prepared_directory(name: str, root: Path) -> Path | None:
     # As numbers: 1.10.0 is newer than 1.9.0.
     newest = max(found, key=lambda each: [int(number) for number in each.split(".")], default=None)
     return None if newest is None else home / newest
+
+
+def base_name(name: str) -> str:
+    """Returns the name of a data set without its config and version: "cifar10" of "cifar10:3.0.2".
+
+    Args:
+        name: as in TFDS (see `prepared_directory`).
+    """
+    return re.split("[:/]", name)[0]
 
 
 def check_folder(directory: Path) -> None:

@@ -17,7 +17,7 @@ import numpy as np
 from trainer.data.arrays import choose_validation
 from trainer.data.crops import WORDS, crop_at_random, crop_center
 from trainer.data.images import Pixels
-from trainer.data.order import places, process_rows, random_words
+from trainer.data.order import check_positive, places, process_rows, random_words
 
 _AHEAD = 2  # batches that are decoded before they are asked for
 _CHUNK = 8  # images that a thread reads and decodes at once
@@ -92,9 +92,7 @@ class ImageStream:
         self.eval_batch_size = batch_size if eval_batch_size is None else eval_batch_size
         threads = _cores() if threads is None else threads
         sizes = {"size": size, "batch_size": batch_size, "eval_batch_size": self.eval_batch_size}
-        for argument, value in {**sizes, "threads": threads}.items():
-            if value < 1:
-                raise ValueError(f"{name} needs {argument} to be at least 1, but got {value}.")
+        check_positive(name, **sizes, threads=threads)
         if not 0 < min_area <= 1:
             raise ValueError(f"{name} needs 0 < min_area <= 1, but got min_area={min_area}.")
         self._train, self._test = train, test
@@ -129,9 +127,12 @@ class ImageStream:
 
     @functools.cached_property
     def fingerprint(self) -> str:
-        """sha256 of the fingerprints of the splits, and of the conversion of the images."""
+        """sha256 of the stored examples, the cut of the validation split, and the conversion."""
         parts = [self._train.fingerprint, self._test.fingerprint]
         parts += [str(self._size), self._pixels.scaling()]
+        held_out = self._chosen.get("validation")
+        if held_out is not None:
+            parts.append(hashlib.sha256(held_out.astype("<i8").tobytes()).hexdigest())
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
     def train(self, batch_index: int = 0, seed: int = 0) -> Iterator[Batch]:
@@ -194,6 +195,7 @@ class ImageStream:
             "label": np.zeros(rows, np.int32),
         }
         records = self._test if split == "test" else self._train
+        owner = "test" if split == "test" else "training"
 
         def decode(first: int) -> None:
             chunk = indices[first : first + _CHUNK]
@@ -202,8 +204,8 @@ class ImageStream:
                     image = self._decode(encoded, None if words is None else words[row].tolist())
                 except Exception as error:  # pillow raises many types for damaged images
                     raise ValueError(
-                        f"{self._name} cannot decode image {indices[row]} of the examples of "
-                        f"{split} ({type(error).__name__}: {error}). Prepare the data set again."
+                        f"{self._name} cannot decode image {indices[row]} of the {owner} examples "
+                        f"as stored ({type(error).__name__}: {error}). Prepare the data set again."
                     ) from error
                 batch["image"][row], batch["label"][row] = image, label
 
@@ -246,7 +248,10 @@ class _Pending:
 
 
 def _ahead(start: Callable[[int], _Pending], numbers: Iterable[int]) -> Iterator[Batch]:
-    """Yields the batches that `start` begins, which begins those after them before."""
+    """Yields the batches of `numbers` in order.
+
+    `_AHEAD` further ones are begun before each is waited for.
+    """
     numbers, pending = iter(numbers), collections.deque[_Pending]()
     try:
         while True:

@@ -1,4 +1,4 @@
-"""The random order of examples, a pure function of seed and epoch, and the share of a process."""
+"""The random order of examples, a pure function of seed and epoch; and the sizes of batches."""
 
 from __future__ import annotations
 
@@ -8,6 +8,21 @@ import math
 import numpy as np
 
 _ROUNDS = 8
+
+
+def check_positive(name: str, **sizes: int) -> None:
+    """Checks arguments that are numbers of something.
+
+    Args:
+        name: the name of the data set in the message.
+        sizes: argument -> its value.
+
+    Raises:
+        ValueError: a value is less than 1.
+    """
+    for argument, value in sizes.items():
+        if value < 1:
+            raise ValueError(f"{name} needs {argument} to be at least 1, but got {value}.")
 
 
 def process_rows(batch_size: int, name: str) -> slice:

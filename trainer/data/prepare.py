@@ -106,14 +106,14 @@ def _prepare_tfds(options: argparse.Namespace) -> int:
         root = data_root(options.data_dir)
         directory = prepared_directory(options.name, root)
         if directory is None:
-            print(f"Preparing {options.name} in {root}.", flush=True)
+            print(printable(f"Preparing {options.name} in {root}."), flush=True)
             directory = prepare(options.name, root, options.files)
         splits = count(directory)
     except (ValueError, OSError) as error:
-        print(f"{options.name} was not prepared: {error}", file=sys.stderr)
+        print(printable(f"{options.name} was not prepared: {error}"), file=sys.stderr)
         return FAILED
     counts = ", ".join(f"{examples} {name}" for name, examples in splits.items())
-    print(f"{options.name} is ready in {directory}: {counts} examples.")
+    print(printable(f"{options.name} is ready in {directory}: {counts} examples."))
     return DONE
 
 

@@ -8,7 +8,6 @@ reads these, too), or uint32 with magic 20240801 and version 7. All numbers are 
 from __future__ import annotations
 
 import functools
-import glob
 import hashlib
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -16,11 +15,17 @@ from pathlib import Path
 
 import numpy as np
 
+from trainer.data.folders import matching
+
 _HEADER = 1024  # bytes
 _LAYOUTS = {(20240520, 1): np.dtype("<u2"), (20240801, 7): np.dtype("<u4")}
 _HASHED_WHOLE = 16 * 2**20  # bytes
 _SAMPLES, _SAMPLE = 16, 4096
 _OPEN = 128  # memory maps, of which each holds a file descriptor
+
+
+class NoShards(ValueError):
+    """A pattern that matches no file."""
 
 
 class TokenStream:
@@ -135,18 +140,19 @@ def find_shards(patterns: str | Sequence[str], name: str) -> list[Path]:
         name: what the files are for, in the message: "the shards of `train`".
 
     Raises:
-        ValueError: a pattern matches no file, or a match is not a regular file.
+        NoShards: a pattern matches no file.
+        ValueError: a match is not a regular file, or there is no pattern.
     """
     found: list[Path] = []
     for pattern in [patterns] if isinstance(patterns, str) else patterns:
-        matches = sorted(glob.glob(os.path.expanduser(pattern), recursive=True))
+        matches = matching(pattern)
         if not matches:
-            raise ValueError(
+            raise NoShards(
                 f"{name} are {pattern!r}, which matches no file in {Path.cwd()}. Give a path or a "
                 "glob of files in llm.c's layout, such as those that `python -m "
                 "trainer.data.prepare text` writes."
             )
-        found += map(Path, matches)
+        found += matches
     for path in found:
         if not path.is_file():  # opening a pipe would wait for its writer
             raise ValueError(f"{name} include {str(path)!r}, which is not a regular file.")

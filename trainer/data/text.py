@@ -25,6 +25,7 @@ from trainer.data.tokenizer import (
 SHARD_TOKENS = 100_000_000
 _BPE_VOCABULARY = 4096
 _SPLITS = "splits.json"
+_FORMAT = 1  # change it when the same text gives other tokens or files
 
 
 def text(
@@ -88,7 +89,8 @@ def text(
     plan = TextPlan(documents, tokenizer, vocab_size, validation, test, split_seed, end_of_text)
     root = data_root(data_dir)
     folder = root / "text" / plan.key()
-    if _open(folder) is None:
+    opened = _open(folder, end_of_text)
+    if opened is None:
         try:
             prepare_aside(root, lambda aside: _build(plan, aside / "text" / folder.name))
         except OSError as error:
@@ -97,10 +99,10 @@ def text(
                 "LOCKSTEP_DATA_DIR, or the argument data_dir of data.text, to a folder that can be "
                 "written."
             ) from error
-    streams = _open(folder)
-    if streams is None:
+        opened = _open(folder, end_of_text)
+    if opened is None:
         raise ValueError(f"The tokens in {folder} cannot be read. Remove it, and start again.")
-    loaded = load_tokenizer(folder / FILE, end_of_text)
+    streams, loaded = opened
     return TokenDataset(
         streams.pop("train"),
         streams,
@@ -170,7 +172,7 @@ class TextPlan:
             tokenizer = [hashlib.sha256(self._path().read_bytes()).hexdigest()]
             tokenizer += [self.vocab_size, self.end_of_text]
         splits = [sorted(self.shares.items()), self.split_seed]
-        content = json.dumps([1, self.documents.digest(), tokenizer, splits])
+        content = json.dumps([_FORMAT, self.documents.digest(), tokenizer, splits])
         return hashlib.sha256(content.encode()).hexdigest()[:32]
 
     def write(self, folder: Path, shard_tokens: int) -> dict[str, int]:
@@ -232,13 +234,15 @@ def _build(plan: TextPlan, folder: Path) -> Path:
     return folder
 
 
-def _open(folder: Path) -> dict[str, TokenStream] | None:
-    """Returns the streams of the splits; None if they are absent or not whole."""
-    with contextlib.suppress(OSError, ValueError, AttributeError):
+def _open(
+    folder: Path, end_of_text: int | None
+) -> tuple[dict[str, TokenStream], ByteTokenizer | SubwordTokenizer] | None:
+    """Returns the streams of the splits and the tokenizer; None if they are absent or not whole."""
+    with contextlib.suppress(OSError, ValueError, TypeError):
         counts = json.loads((folder / _SPLITS).read_text())
         streams = {
             split: TokenStream.of_files(sorted(folder.glob(f"{split}_*.bin"))) for split in counts
         }
-        if (folder / FILE).is_file() and counts == {x: len(streams[x]) for x in streams}:
-            return streams
+        if "train" in counts and counts == {x: len(streams[x]) for x in streams}:
+            return streams, load_tokenizer(folder / FILE, end_of_text)
     return None

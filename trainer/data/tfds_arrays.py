@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import zipfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,7 +18,13 @@ import numpy as np
 
 from trainer.data.absent import DataAbsent
 from trainer.data.arrays import ArrayDataset
-from trainer.data.folders import Refused, check_folder, data_root, prepared_directory
+from trainer.data.folders import (
+    Refused,
+    base_name,
+    check_folder,
+    data_root,
+    prepared_directory,
+)
 from trainer.data.images import Pixels
 
 Splits = dict[str, dict[str, np.ndarray]]  # split -> key -> array
@@ -36,6 +41,10 @@ _DECLARED = {
     "kmnist": ({"train": 60_000, "test": 10_000}, (28, 28, 1)),
     "mnist": ({"train": 60_000, "test": 10_000}, (28, 28, 1)),
 }
+
+
+class _SizesDiffer(ValueError):
+    """The images of a data set cannot be one array."""
 
 
 def tfds(
@@ -79,15 +88,15 @@ def tfds(
             it has features that are not TFDS's own, or an argument is out of range.
     """
     pixels = Pixels(mean=mean, std=std, crop=crop, flip=flip, name="data.tfds")
-    directory = prepared_directory(name, data_root(data_dir))
-    wanted, said = (train_split, test_split), ""
-    if directory is None:
-        said = (
-            f"The data set {name!r} is not prepared as array_record in {data_root(data_dir)}. "
-            f"Prepare it with `python -m trainer.data.prepare {name}`, where there is a network."
-        )
+    root = data_root(data_dir)
+    directory = prepared_directory(name, root)
+    wanted = (train_split, test_split)
+    said = (
+        f"The data set {name!r} is not prepared as array_record in {root}. "
+        f"Prepare it with `python -m trainer.data.prepare {name}`, where there is a network."
+    )
     splits = read(directory, wanted) if directory else declared_splits(name)
-    if not set(wanted) <= set(splits):
+    if directory is None and not set(wanted) <= set(splits):
         raise ValueError(said)
     dataset = ArrayDataset(
         splits[train_split],
@@ -99,13 +108,13 @@ def tfds(
         validation_seed=validation_seed,
         name="data.tfds",
     )
-    if said:
+    if directory is None:
         raise DataAbsent("data.tfds", said, dataset)
     return dataset
 
 
 def declared_splits(name: str) -> Splits:
-    """Returns arrays with the shapes of a data set, which take no memory and are all zeros.
+    """Returns arrays of zeros with the shapes of a data set, which take no memory until indexed.
 
     Args:
         name: its name in TFDS.
@@ -113,7 +122,7 @@ def declared_splits(name: str) -> Splits:
     Returns:
         Split -> key -> array; no split if the shapes are not known.
     """
-    sizes, shape = _DECLARED.get(re.split("[:/]", name)[0], ({}, ()))
+    sizes, shape = _DECLARED.get(base_name(name), ({}, ()))
     image, label = np.zeros((), np.uint8), np.zeros((), np.int32)
     return {
         split: {
@@ -132,8 +141,8 @@ def read(directory: Path, names: Sequence[str] = ("train", "test")) -> Splits:
         names: names of splits.
 
     Raises:
-        ValueError: the records are damaged or not of image classification, or `check_folder`
-            refuses the folder.
+        ValueError: the records are damaged or not of image classification, the images differ in
+            size, or `check_folder` refuses the folder.
     """
     splits = _read_arrays(directory / _ARRAYS, names)
     if splits is None:
@@ -141,7 +150,7 @@ def read(directory: Path, names: Sequence[str] = ("train", "test")) -> Splits:
             # Before TFDS, which imports the classes that the files name.
             check_folder(directory)
             splits = {name: _read_records(directory, name) for name in names}
-        except Refused:
+        except (Refused, _SizesDiffer):
             raise
         except Exception as error:  # damaged files raise many types
             raise ValueError(
@@ -158,11 +167,18 @@ def _read_records(directory: Path, split: str) -> dict[str, np.ndarray]:
     open_directory: Any = tensorflow_datasets.builder_from_directory
     builder = open_directory(directory)
     source: Any = builder.as_data_source(split)
-    examples = [source[index] for index in range(len(source))]
-    return {
-        "image": np.stack([example["image"] for example in examples]),
-        "label": np.array([example["label"] for example in examples], np.int32),
-    }
+    images, labels = [], []
+    for index in range(len(source)):
+        example = source[index]
+        images.append(example["image"])
+        labels.append(example["label"])
+        if images[-1].shape != images[0].shape:  # at once, since all may not fit into memory
+            raise _SizesDiffer(
+                f"The images of the data set in {directory} differ in size: one has the shape "
+                f"{images[0].shape}, another {images[-1].shape}. Use data.tfds_images, which crops "
+                "them."
+            )
+    return {"image": np.stack(images), "label": np.array(labels, np.int32)}
 
 
 def _read_arrays(path: Path, names: Sequence[str]) -> Splits | None:

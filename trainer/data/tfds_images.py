@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from trainer.data.absent import DataAbsent
-from trainer.data.folders import Refused, check_folder, data_root, prepared_directory
-from trainer.data.image_stream import ImageStream, Records
+from trainer.data.folders import (
+    Refused,
+    base_name,
+    check_folder,
+    data_root,
+    prepared_directory,
+)
+from trainer.data.image_stream import ImageStream
 from trainer.data.images import Pixels
 
 # The examples of data sets that can be planned with before they are prepared.
@@ -69,22 +74,20 @@ def tfds_images(
         ValueError: the name is not in TFDS's form, the data set is not prepared or cannot be read,
             it has features that are not TFDS's own, or an argument is out of range.
     """
-    directory = prepared_directory(name, data_root(data_dir))
-    wanted, said = (train_split, test_split), ""
-    if directory is None:
-        said = (
-            f"The data set {name!r} is not prepared as array_record in {data_root(data_dir)}. "
-            f"Prepare it with `python -m trainer.data.prepare {name}`; for imagenet2012, add "
-            "`--files=FOLDER` with its archives, in an environment with the extra [tensorflow]."
-        )
-        sizes = _DECLARED.get(re.split("[:/]", name)[0], {})
-        if not set(wanted) <= set(sizes):
-            raise ValueError(said)
-        splits: list[Records] = [_Declared(sizes[split]) for split in wanted]
-    else:
-        splits = [_TfdsRecords(directory, split) for split in wanted]
+    root = data_root(data_dir)
+    directory = prepared_directory(name, root)
+    wanted = (train_split, test_split)
+    said = (
+        f"The data set {name!r} is not prepared as array_record in {root}. "
+        f"Prepare it with `python -m trainer.data.prepare {name}`; for imagenet2012, add "
+        "`--files=FOLDER` with its archives, in an environment with the extra [tensorflow]."
+    )
+    splits = _open(directory, wanted) if directory else _declared(name)
+    if directory is None and not set(wanted) <= set(splits):
+        raise ValueError(said)
     dataset = ImageStream(
-        *splits,
+        splits[train_split],
+        splits[test_split],
         size=size,
         batch_size=batch_size,
         pixels=Pixels(mean=mean, std=std, name="data.tfds_images"),
@@ -96,7 +99,7 @@ def tfds_images(
         threads=threads,
         name="data.tfds_images",
     )
-    if said:
+    if directory is None:
         raise DataAbsent("data.tfds_images", said, dataset)
     return dataset
 
@@ -124,11 +127,15 @@ def count_examples(directory: Path) -> dict[str, int]:
     Raises:
         ValueError: the data set cannot be read.
     """
-    content = json.loads((directory / "dataset_info.json").read_bytes())
-    splits = {each["name"]: _TfdsRecords(directory, each["name"]) for each in content["splits"]}
+    splits = _open(directory)
     for records in splits.values():
         records.read([0])
     return {split: len(records) for split, records in splits.items()}
+
+
+def _declared(name: str) -> dict[str, _Declared]:
+    sizes = _DECLARED.get(base_name(name), {})
+    return {split: _Declared(count) for split, count in sizes.items()}
 
 
 class _Declared:
@@ -149,20 +156,8 @@ class _Declared:
 class _TfdsRecords:
     """The encoded images and the labels of a split of a prepared data set."""
 
-    def __init__(self, directory: Path, split: str):
-        try:
-            # Before TFDS, which imports the classes that the files name.
-            check_folder(directory)
-            self._source = _open(directory, split)
-            self.fingerprint = _fingerprint(directory, split)
-        except Refused:
-            raise
-        except Exception as error:  # damaged files raise many types
-            raise ValueError(
-                f"The split {split!r} of the data set in {directory} cannot be read "
-                f"({type(error).__name__}: {error}). Choose another split, or remove that "
-                "directory and prepare the data set again."
-            ) from error
+    def __init__(self, source: Any, fingerprint: str):
+        self._source, self.fingerprint = source, fingerprint
 
     def __len__(self) -> int:
         return len(self._source)
@@ -172,30 +167,55 @@ class _TfdsRecords:
         return [(example["image"], int(example["label"])) for example in found]
 
 
-def _open(directory: Path, split: str) -> Any:
-    """Opens a split of encoded images and classes."""
+def _open(directory: Path, names: Sequence[str] | None = None) -> dict[str, _TfdsRecords]:
+    """Opens splits of a prepared data set, all of them if `names` is None."""
+    try:
+        # Before TFDS, which imports the classes that the files name.
+        check_folder(directory)
+        import tensorflow_datasets
+
+        open_directory: Any = tensorflow_datasets.builder_from_directory
+        builder = open_directory(directory)
+        features = dict(builder.info.features)
+        wanted = None if names is None else {name: name for name in names}
+        # Not decoded by TFDS, which would take one thread and all formats of pillow.
+        skip = tensorflow_datasets.decode.SkipDecoding()
+        sources = builder.as_data_source(wanted, decoders={"image": skip})
+        described = _describe(directory)
+    except Refused:
+        raise
+    except Exception as error:  # damaged files raise many types
+        hint = "Remove" if names is None else "Choose another split, or remove"
+        raise ValueError(
+            f"The data set in {directory} cannot be read ({type(error).__name__}: {error}). {hint} "
+            "that directory and prepare the data set again."
+        ) from error
+    _check_features(features, directory)
+    return {
+        name: _TfdsRecords(source, hashlib.sha256(f"{name}\n".encode() + described).hexdigest())
+        for name, source in sources.items()
+    }
+
+
+def _check_features(features: dict[str, Any], directory: Path) -> None:
     import tensorflow_datasets
 
-    open_directory: Any = tensorflow_datasets.builder_from_directory
-    builder = open_directory(directory)
-    features = builder.info.features
     kinds = tensorflow_datasets.features
-    for key, kind in (("image", kinds.Image), ("label", kinds.ClassLabel)):
-        found = features[key] if key in features else None
+    for key, kind, needed in (
+        ("image", kinds.Image, "encoded images. data.tfds reads images that are not encoded"),
+        ("label", kinds.ClassLabel, "a class"),
+    ):
+        found = features.get(key)
         if not isinstance(found, kind):
-            raise TypeError(
-                f"its feature {key!r} is {found!r}, not of the class {kind.__name__}; data.tfds "
-                "reads images that are not encoded"
+            raise ValueError(
+                f"The feature {key!r} of the data set in {directory} "
+                f"{'is absent' if found is None else f'is {found!r}'}, but must be {needed}."
             )
-    # Not decoded by TFDS, which would take one thread and all formats of pillow.
-    skip = tensorflow_datasets.decode.SkipDecoding()
-    return builder.as_data_source(split, decoders={"image": skip})
 
 
-def _fingerprint(directory: Path, split: str) -> str:
-    digest = hashlib.sha256(f"{split}\n".encode())
-    for name in ("dataset_info.json", "features.json"):
-        digest.update((directory / name).read_bytes())
+def _describe(directory: Path) -> bytes:
+    """Returns the description of a data set, and the names and sizes of its files."""
+    parts = [(directory / name).read_bytes() for name in ("dataset_info.json", "features.json")]
     for path in sorted(directory.glob("*.array_record*")):
-        digest.update(f"{path.name} {path.stat().st_size}\n".encode())
-    return digest.hexdigest()
+        parts.append(f"{path.name} {path.stat().st_size}\n".encode())
+    return b"".join(parts)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from trainer.data.order import places, process_rows
+from trainer.data.order import check_positive, places, process_rows
 from trainer.data.shards import TokenStream
 
 if TYPE_CHECKING:
@@ -91,14 +91,10 @@ class TokenDataset:
         self._train, self._eval = train, dict(evaluated)
         self._end_of_text, self._token_bytes = end_of_text, token_bytes
         self._name = name
-        for argument, value in (
-            ("length", length),
-            ("batch_size", batch_size),
-            ("eval_batch_size", self.eval_batch_size),
-            ("eval_tokens", 1 if eval_tokens is None else eval_tokens),
-        ):
-            if value < 1:
-                raise ValueError(f"{name} needs {argument} to be at least 1, but got {value}.")
+        sizes = {"length": length, "batch_size": batch_size}
+        sizes["eval_batch_size"] = self.eval_batch_size
+        sizes["eval_tokens"] = 1 if eval_tokens is None else eval_tokens
+        check_positive(name, **sizes)
         _check_sizes(len(train), self._eval, length, batch_size, name)
         self.num_examples = (len(train) - 1) // length
         self._predicted = {

@@ -99,11 +99,7 @@ class SubwordTokenizer:
             ValueError: a document is not UTF-8, or a part of it has no token.
         """
         limit = None if self.token_bytes is None else _PIECE
-        pieces = (
-            (text.decode(), first)
-            for document in documents
-            for text, first in _cut(document, limit)
-        )
+        pieces = _texts(documents, limit)
         dtype, unknown = token_dtype(self.vocab_size), self._unknown()
         while batch := list(itertools.islice(pieces, _TOGETHER)):
             texts: Any = [text for text, _ in batch]

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from trainer.data.absent import DataAbsent
-from trainer.data.shards import TokenStream, find_shards
+from trainer.data.shards import NoShards, TokenStream, find_shards
 from trainer.data.token_dataset import TokenDataset
 from trainer.data.tokenizer import FILE, load_tokenizer
 
@@ -56,7 +56,8 @@ def tokens(
             all.
         train_tokens: number of training tokens, with which a run is planned where the shards are
             not on this machine; `vocab_size` must then be given, too, and `end_of_text` for a plan
-            with the field `documents`. Where they are, it is not read.
+            with the field `documents`. Without `eval_tokens`, the plan does not know the number of
+            examples of the other splits. Where the shards are, it is not read.
 
     Raises:
         DataAbsent: there are no shards of `train`, and `train_tokens` and `vocab_size` are given.
@@ -67,7 +68,7 @@ def tokens(
     evaluated = {split: given for split, given in evaluated.items() if given is not None}
     try:
         paths = {"train": find_shards(train, "The shards of train=")}
-    except ValueError as error:
+    except NoShards as error:
         if train_tokens is None or vocab_size is None:
             raise
         count = (eval_tokens or length) + 1
@@ -82,7 +83,10 @@ def tokens(
             eval_tokens=eval_tokens,
             name="data.tokens",
         )
-        raise DataAbsent("data.tokens", str(error), like) from error
+        absent = DataAbsent("data.tokens", str(error), like)
+        if eval_tokens is None:
+            absent.declared.splits = dict.fromkeys(evaluated)
+        raise absent from error
     for split, given in evaluated.items():
         paths[split] = find_shards(given, f"The shards of {split}=")
     _check_disjoint(paths)

@@ -29,10 +29,7 @@ def too_large(state: Any, batch: Any, devices: Sequence[Any]) -> str | None:
         Sentences with the largest parameters; None if the state and the batch fit, or if the size
         of the memory is not known.
     """
-    on_cpu = devices[0].platform == "cpu"
-    limit = of_host() if on_cpu else of_device(devices[0])
-    # Simulated devices share the memory of one machine.
-    sharing = len(devices) if on_cpu else 1
+    limit, sharing, owner = _room(devices)
     size = sharing * _bytes(state)
     needed = size + sharing * _bytes(batch)
     if limit is None or needed <= limit:
@@ -41,12 +38,11 @@ def too_large(state: Any, batch: Any, devices: Sequence[Any]) -> str | None:
     largest = [
         f"{path} ({_words(sizes[path])})" for path in sorted(sizes, key=lambda p: -sizes[p])[:3]
     ]
-    where = "this machine has" if on_cpu else f"a device ({devices[0].device_kind}) has"
     return (
         f"The parameters and the state of the optimizer take {_words(size)}, a batch takes "
-        f"{_words(needed - size)}, and {where} {_words(limit)} of memory. The largest parameters "
-        f"are {', '.join(largest)}. Make the model or the batch smaller, or split them over more "
-        f"devices with mesh."
+        f"{_words(needed - size)}, and {owner} has {_words(limit)} of memory. The largest "
+        f"parameters are {', '.join(largest)}. Make the model or the batch smaller, or split them "
+        f"over more devices with mesh."
     )
 
 
@@ -77,18 +73,15 @@ class StepMemory:
         Args:
             devices: the devices of this process. CPU devices share the memory of the machine.
         """
-        on_cpu = devices[0].platform == "cpu"
-        limit = of_host() if on_cpu else of_device(devices[0])
-        total = (len(devices) if on_cpu else 1) * self.total
-        where = "this machine" if on_cpu else f"a device ({devices[0].device_kind})"
+        limit, sharing, owner = _room(devices)
         parts = {"state and batch": self.arguments, "temporary": self.temporary}
         parts |= {"results": self.results, "code": self.code}
         text = ", ".join(f"{name} {_words(size)}" for name, size in parts.items())
         text = f"memory of a device: {_words(self.total)} ({text})"
         if limit is None:
             return text
-        fits = "has" if total <= limit else "has only"
-        return f"{text}; {where} {fits} {_words(limit)}"
+        has = "has" if sharing * self.total <= limit else "has only"
+        return f"{text}; {owner} {has} {_words(limit)}"
 
 
 def of_compiled(compiled: Any) -> StepMemory | None:
@@ -134,6 +127,13 @@ def of_device(device: Any) -> int | None:
     except jax.errors.JaxRuntimeError:
         return None
     return (stats or {}).get("bytes_limit")
+
+
+def _room(devices: Sequence[Any]) -> tuple[int | None, int, str]:
+    """Returns the bytes of a memory, the number of devices that share it, and whose it is."""
+    if devices[0].platform == "cpu":  # simulated devices share the memory of one machine
+        return of_host(), len(devices), "this machine"
+    return of_device(devices[0]), 1, f"a device ({devices[0].device_kind})"
 
 
 def _bytes(tree: Any) -> int:
