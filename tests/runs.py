@@ -3,9 +3,11 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +62,40 @@ def options(config: Path, workdir: Path, *more: str) -> list[str]:
 def train(config: Path, workdir: Path, *more: str) -> int:
     """Trains in this process."""
     return main(options(config, workdir, *more))
+
+
+def start_two(
+    options: Sequence[str], folder: Path, mistake: Sequence[str] = ()
+) -> list[subprocess.Popen[bytes]]:
+    """Starts two processes of one run, which write log0 and log1 in a folder.
+
+    Args:
+        options: of the command.
+        folder: for the logs.
+        mistake: further options of the second process.
+    """
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    every = []
+    for index in range(2):
+        env = environment(
+            JAX_COORDINATOR_ADDRESS=address, JAX_NUM_PROCESSES="2", JAX_PROCESS_ID=str(index)
+        )
+        command = [sys.executable, "-m", "trainer", "--distributed", *(mistake if index else ())]
+        with open(folder / f"log{index}", "a") as log:
+            started = subprocess.Popen([*command, *options], env=env, stdout=log, stderr=log)
+        every.append(started)
+    return every
+
+
+def ends(processes: Iterable[subprocess.Popen[bytes]], seconds: float = 150) -> list[int]:
+    """Returns the exit codes of processes, which are killed after so many seconds each."""
+    try:
+        return [process.wait(seconds) for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
 
 
 def findings(module: str) -> tuple[list[dict[str, Any]], subprocess.CompletedProcess[str]]:

@@ -7,7 +7,6 @@ import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -415,36 +414,12 @@ def test_a_last_state_that_cannot_be_saved_exits_1(
 
 def together(
     config: Path, workdir: Path, *more: str, mistake: Sequence[str] = ()
-) -> list[subprocess.Popen[str]]:
+) -> list[subprocess.Popen[bytes]]:
     """Starts two processes of one run; the second one gets the options of `mistake` as well."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{free.getsockname()[1]}"
-    every = []
-    for index in range(2):
-        env = runs.environment(
-            JAX_COORDINATOR_ADDRESS=address, JAX_NUM_PROCESSES="2", JAX_PROCESS_ID=str(index)
-        )
-        command = [sys.executable, "-m", "trainer", "--distributed", *(mistake if index else ())]
-        log = open(workdir.parent / f"log{index}", "a")  # noqa: SIM115
-        every.append(
-            subprocess.Popen(
-                [*command, *runs.options(config, workdir, *more)], env=env, stdout=log, stderr=log
-            )
-        )
-        log.close()
-    return every
+    return runs.start_two(runs.options(config, workdir, *more), workdir.parent, mistake)
 
 
-def ends(processes: list, seconds: float = 150) -> list[int]:
-    try:
-        return [process.wait(seconds) for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-
-
-def begun(process: subprocess.Popen[str], log: Path, words: str) -> None:
+def begun(process: subprocess.Popen[bytes], log: Path, words: str) -> None:
     """Waits until a process has said something."""
     until = time.monotonic() + 120
     while words not in log.read_text():
@@ -469,7 +444,7 @@ def test_two_processes_stop_before_the_next_log_when_one_gets_a_signal(tmp_path)
     every = together(config, workdir)
     begun(every[0], tmp_path / "log0", "First step")
     every[1].send_signal(signal.SIGTERM)
-    assert ends(every, 60) == [75, 75], (tmp_path / "log0").read_text()
+    assert runs.ends(every, 60) == [75, 75], (tmp_path / "log0").read_text()
     assert "by SIGTERM; saved" in (tmp_path / "log0").read_text()
 
 
@@ -497,13 +472,13 @@ def test_two_processes_stop_in_an_evaluation(tmp_path, monkeypatch):
     every = together(config, tmp_path / "run", "--vocabulary=lab_of_tests")
     begun(every[0], tmp_path / "log0", "First step")
     every[1].send_signal(signal.SIGUSR1)
-    assert ends(every, 60) == [75, 75], (tmp_path / "log0").read_text()
+    assert runs.ends(every, 60) == [75, 75], (tmp_path / "log0").read_text()
 
 
 def test_two_processes_with_different_configs_are_refused(tmp_path):
     config = runs.write_config(tmp_path, "experiment.data = @data.digits()\n")
     every = together(config, tmp_path / "run", mistake=["--set=seed=3"])
-    assert ends(every, 90) == [2, 2]
+    assert runs.ends(every, 90) == [2, 2]
     for index, seed in ((0, 0), (1, 3)):
         said = (tmp_path / f"log{index}").read_text()
         assert "do not have the same config" in said and "Traceback" not in said, seed
@@ -528,7 +503,7 @@ def test_an_error_in_one_process_ends_the_other_soon(tmp_path, monkeypatch):
     monkeypatch.setattr(runs, "LAB", f"{runs.LAB}:{tmp_path}")
     config = runs.write_config(tmp_path, "experiment.data = @lab_of_tests.broken()\n")
     every = together(config, tmp_path / "run", "--vocabulary=lab_of_tests")
-    assert ends(every, 60) == [1, 1]
+    assert runs.ends(every, 60) == [1, 1]
     assert "RuntimeError: the disk of process 1 broke" in (tmp_path / "log1").read_text()
     said = (tmp_path / "log0").read_text()
     assert "ended with an error: RuntimeError: the disk of process 1 broke." in said
@@ -539,7 +514,7 @@ def test_an_error_in_one_process_ends_the_other_soon(tmp_path, monkeypatch):
 def test_a_user_error_in_one_process_ends_all_with_exit_code_2(tmp_path, config):
     with_mistake = ["--vocabulary=no_such_lab"]
     every = together(config, tmp_path / "run", mistake=with_mistake)
-    assert ends(every, 60) == [2, 2]
+    assert runs.ends(every, 60) == [2, 2]
     assert "no_such_lab" in (tmp_path / "log1").read_text()
     assert "Another process of this run raised an error" in (tmp_path / "log0").read_text()
     assert not (tmp_path / "run").exists()

@@ -397,6 +397,20 @@ def test_the_hook_keeps_and_prints_the_texts_that_the_command_prints(lab, tmp_pa
         assert capsys.readouterr().out == f"ab{row['text']}\n"
 
 
+def test_two_processes_that_divide_the_parameters_sample_the_text_of_one(lab, tmp_path, capsys):
+    mesh = "experiment.mesh = {'fsdp': 2}\nexperiment.save_every = 10\nexperiment.steps = 20\n"
+    options = ["--vocabulary=letters", f"--workdir={tmp_path / 'run'}"]
+    every = runs.start_two([*write(tmp_path, HOOK, mesh), *options], tmp_path)
+    assert runs.ends(every) == [0, 0], (tmp_path / "log0").read_text()
+    rows = kept(tmp_path / "run")
+    assert [row["step"] for row in rows] == [10, 20]
+    assert [(tmp_path / f"log{index}").read_text().count("sample at") for index in (0, 1)] == [2, 0]
+    for row in rows:
+        hot = [f"--step={row['step']}", f"--prompt={row['prompt']}", "--length=6"]
+        assert sample(tmp_path / "run", *hot, "--temperature=1.5") == 0
+        assert capsys.readouterr().out == f"{row['prompt']}{row['text']}\n"
+
+
 def test_the_hook_begins_with_the_validation_split_and_changes_no_bit(lab, run, tmp_path):
     assert train(tmp_path, HOOK, "hooks.samples.temperature = 0\n") == 0
     rows = kept(tmp_path / "run")

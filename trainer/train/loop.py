@@ -233,7 +233,7 @@ class Loop:
 
     def _call_hooks(self, at: At, state: State, step: int, metric: float | None = None) -> None:
         """Calls the user's functions; saves the state and raises UserError if one raises."""
-        self._watchdog.other(f"the hooks after step {step}")
+        self._watchdog.other(f"the call of the hooks after step {step}")
         metrics = self._newest if at == "log" else self._evaluations.results
         try:
             with self._stopwatch.stopped():

@@ -6,6 +6,8 @@ import jax
 import numpy as np
 import optax
 
+from trainer.data.order import process_rows
+
 __all__ = ["Text", "loss", "text"]
 
 LENGTH = 16
@@ -41,10 +43,12 @@ class Text:
 
     def train(self, batch_index, seed):
         for index in itertools.count(batch_index):
-            yield self.batch(np.random.default_rng((seed, index)).integers(0, 9, 8))
+            starts = np.random.default_rng((seed, index)).integers(0, 9, 8)
+            yield self.batch(starts[process_rows(8, "letters.text")])
 
     def evaluate(self, split):
-        yield {**self.batch(np.arange(8)), "mask": np.ones((8, LENGTH), np.float32)}
+        starts = np.arange(8)[process_rows(8, "letters.text")]
+        yield {**self.batch(starts), "mask": np.ones((len(starts), LENGTH), np.float32)}
 
     def batch(self, starts):
         windows = (starts[:, None] + np.arange(LENGTH + 1)).astype(np.int32) % 9
