@@ -20,6 +20,7 @@ from trainer.engine.peaks import peak_flops
 from trainer.engine.plan import make_plan
 from trainer.train import utilization
 from trainer.train.stopwatch import Clock, Stopwatch
+from trainer.train import supply as supply_module
 from trainer.train.supply import Supply
 from trainer.train.utilization import Utilization, memory_peak
 from trainer.writers.summary import read_summary
@@ -297,7 +298,6 @@ def test_a_thread_is_only_so_far_ahead_and_ends_when_it_reads_no_more():
 def test_a_thread_waits_only_where_the_devices_do():
     supply = Supply(2, lambda: True)  # they have enough to do
     supply.read(slow(1000))
-    began = time.perf_counter()
     for _ in range(30):
         supply.take(1)
     assert supply.waited == 0 and threads()
@@ -322,6 +322,30 @@ def test_a_slow_data_set_is_waited_for_and_changes_no_bit(tmp_path, config):
     assert runs.train(config, quickly, *more) == 0
     assert runs.train(runs.write_config(tmp_path, SLEEPY), slowly, *more) == 0
     assert not threads()
+def test_a_thread_that_is_left_behind_adds_nothing_to_the_next_batches(monkeypatch):
+    monkeypatch.setattr(supply_module, "_PATIENCE", 0.01)
+    goes_on = threading.Event()
+
+    def stuck():
+        yield from itertools.islice(slow(1000), 5)
+        assert goes_on.wait(60)
+        yield {"number": "of before"}
+
+    supply = Supply(3, lambda: True)
+    supply.read(stuck())
+    taken = [supply.take(1)[0]["number"] for _ in range(5)]
+    assert taken == list(range(5))
+    (left,) = threads()
+    supply.read(slow(1000))  # as after a rollback
+    taken = [supply.take(1)[0]["number"] for _ in range(5)]
+    goes_on.set()
+    left.join(5)
+    taken += [supply.take(1)[0]["number"] for _ in range(25)]
+    assert taken == list(range(30))
+    assert not left.is_alive() and len(threads()) == 1
+    supply.close()
+
+
     waits = {
         folder: [row["perf/data_wait"] for row in rows_of(folder) if "perf/data_wait" in row]
         for folder in (slowly, quickly)
