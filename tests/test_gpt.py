@@ -456,6 +456,8 @@ def test_one_program_decodes_every_token(compilations: Any):
         ({"z_loss": -1.0}, "z_loss >= 0"),
         ({"rope_base": 1.0}, "rope_base > 1"),
         ({"base_width": 0}, "base_width to be at least 1"),
+        ({"base_width": 8, "base_head_dim": -4}, "base_head_dim to be at least 1"),
+        ({"loss_chunk": 0}, "loss_chunk to be at least 1"),
     ],
 )
 def test_wrong_arguments_are_refused(arguments: dict[str, Any], said: str):

@@ -78,11 +78,12 @@ def plan_of(file: Path, *sets: str) -> Plan:
 def test_the_plan_without_the_data_is_that_with_them_and_says_so(lab: Path):
     there = plan_of(lab)
     absent = plan_of(lab, "data=!absent_lab.absent {batch_size: 10}")
-    assert there.absent == "" and there.steps == 30
-    assert absent.absent.endswith("not on this machine. Copy the points to this machine.")
+    assert there.warnings == [] and there.steps == 30
+    (warning,) = absent.warnings
+    assert warning.endswith("not on this machine. Copy the points to this machine.")
     assert absent.examples == {"train": 75, "validation": 25, "test": 30}
     fields = [each.name for each in dataclasses.fields(Plan)]
-    for name in set(fields) - {"absent", "schedules"}:
+    for name in set(fields) - {"warnings", "schedules"}:
         assert getattr(absent, name) == getattr(there, name), name
 
 
@@ -152,7 +153,7 @@ def test_known_data_sets_are_planned_before_they_are_prepared(
     read = configs.load([str(lab)], sets=[f"data={data}", "steps=9", "best_metric=null"])
     program = load(read, declared=True)
     plan = make_plan(program, read)
-    assert plan.examples == examples and "prepare" in plan.absent.lower()
+    assert plan.examples == examples and "prepare" in plan.warnings[0].lower()
     assert program.experiment.data.element_spec["image"].shape == shape
     with pytest.raises(ConfigError, match="not prepared"):
         load(read)

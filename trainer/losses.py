@@ -38,7 +38,8 @@ def softmax_cross_entropy(label_smoothing: Input = 0.0, labels: str = "label") -
         labels: key of the labels in the batch: integers [batch, ...] from 0 to classes - 1, or
             probabilities [batch, ..., classes]. Where the mask of the batch is 0, an integer may
             be any other. Where it counts, the loss at an integer from `classes` on is NaN, which
-            the run reports as a loss that is not finite.
+            the run reports as a loss that is not finite. A negative one is NaN with a
+            ChunkedLogits; with an array, -1 to -classes count from the last class.
 
     Returns:
         A function of logits, [batch, ..., classes] or a ChunkedLogits, and a batch.

@@ -102,12 +102,12 @@ def top_k_accuracy(k: int = 5, labels: str = "label") -> type[clu.metrics.Metric
 
 
 @flax.struct.dataclass
-class _Error(clu.metrics.Average):
+class _SmallerIsBetter(clu.metrics.Average):
     smaller_is_better = True  # the plan reads it
 
 
 @flax.struct.dataclass
-class _Perplexity(_Error):
+class _Perplexity(_SmallerIsBetter):
     def compute(self) -> Any:
         return jnp.exp(super().compute())
 
@@ -152,7 +152,7 @@ def bits_per_byte(bytes: str = "bytes") -> type[clu.metrics.Metric]:
     """
 
     @flax.struct.dataclass
-    class BitsPerByte(_Error):
+    class BitsPerByte(_SmallerIsBetter):
         @classmethod
         def from_model_output(cls, *, loss: Any, batch: Any, mask: Any = None, **_: Any) -> Any:
             sizes = pick(batch, bytes, "metrics.bits_per_byte")
@@ -188,7 +188,7 @@ def mean_squared_error(targets: str = "target") -> type[clu.metrics.Metric]:
         wanted = pick(batch, targets, "metrics.mean_squared_error")
         return over_features(jnp.square(_difference(outputs, wanted)))
 
-    return _Error.from_fun(error)
+    return _SmallerIsBetter.from_fun(error)
 
 
 def mean_absolute_error(targets: str = "target") -> type[clu.metrics.Metric]:
@@ -211,7 +211,7 @@ def mean_absolute_error(targets: str = "target") -> type[clu.metrics.Metric]:
         wanted = pick(batch, targets, "metrics.mean_absolute_error")
         return over_features(jnp.abs(_difference(outputs, wanted)))
 
-    return _Error.from_fun(error)
+    return _SmallerIsBetter.from_fun(error)
 
 
 def _difference(outputs: jax.Array, targets: jax.Array) -> jax.Array:

@@ -77,12 +77,13 @@ def check_language(model: Any, data: Any) -> None:
 
     Raises:
         ValueError: the model has fewer tokens or positions.
+        ComponentError: `tokens_per_example` is not a number of tokens.
     """
     language = getattr(model, "language", None)
     vocab_size = getattr(data, "vocab_size", None)
-    length = getattr(data, "tokens_per_example", None)
     if language is None:
         return
+    length = tokens_per_example(data)
     if vocab_size is not None and vocab_size > language.vocab_size:
         raise ValueError(
             f"The data set has {vocab_size} different tokens, but the model knows "

@@ -12,7 +12,8 @@ from trainer.engine import sharding
 from trainer.engine.contracts import calling
 from trainer.engine.experiment import Experiment
 from trainer.engine.inputs import Inputs
-from trainer.engine.step import State, cast_floats
+from trainer.engine.precision import to_bfloat16
+from trainer.engine.step import State
 
 
 class FirstState:
@@ -77,7 +78,7 @@ class FirstState:
         with calling("model"):
             params, model_state = experiment.model.init(key, batch)
         if experiment.precision == "bfloat16":
-            params = cast_floats(params, jnp.bfloat16)
+            params = to_bfloat16(params)
         averages = experiment.ema_decay is not None
         experiment.optimizer.bind(params).check()  # as numbers: traced arguments are not compared
         optimizer = self._inputs.insert(experiment, hyperparams).optimizer

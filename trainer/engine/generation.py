@@ -11,8 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
+from trainer.engine.precision import in_precision
 from trainer.engine.sharding import replicated
-from trainer.engine.step import cast_floats
 from trainer.models.model import LanguageModel
 from trainer.protocols import Tokenizer
 
@@ -155,7 +155,7 @@ class Continuation:
         self.prompt = list(prompt)
         self._tokenizer = tokenizer
         self._language = language
-        self._bfloat16 = precision != "float32"
+        self._precision = precision
         known = min(language.vocab_size, tokenizer.vocab_size)
         self._sampling = sampling._replace(vocab_size=known)
         sharding = None if mesh is None else replicated(mesh)
@@ -181,8 +181,7 @@ class Continuation:
         return [self._text(row) for row in drawn.tolist()]
 
     def _compute(self, params: Any, model_state: Any, prompt: Any, data: Any) -> jax.Array:
-        if self._bfloat16:
-            params = cast_floats(params, jnp.bfloat16)
+        params = in_precision(params, self._precision)
         keys = jax.random.wrap_key_data(data)
         return generate(self._language, params, model_state, prompt, keys, self._sampling)
 

@@ -7,7 +7,7 @@ from typing import Any
 # Pattern of the whole `device_kind` -> peak of dense products, in TFLOPs a second: of bfloat16
 # inputs with float32 sums, and of float32 inputs as jax computes them by default, which is TF32 on
 # NVIDIA and one pass of bfloat16 on TPUs. Vendors often print the doubled numbers of structured
-# sparsity. A part of a GPU (MIG) has another name, and no entry.
+# sparsity. A part of a GPU (MIG) has no known peak: `_PART` in its name excludes it.
 _PEAKS = {
     # NVIDIA A100 Tensor Core GPU datasheet; all forms have the same peak.
     r"NVIDIA A100[ -].*": (312.0, 156.0),

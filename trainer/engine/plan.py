@@ -79,8 +79,6 @@ class Plan:
         inputs: config path -> value of the floats that are inputs of the program: another value
             needs no compilation.
         structure: config path -> (value, why it is not an input), for the config's other floats.
-        absent: sentences about a data set that is not on this machine, whose declared shapes the
-            plan has; "" if it is there.
     """
 
     rows: list[Row]
@@ -101,7 +99,6 @@ class Plan:
     warnings: Sequence[str]
     inputs: Mapping[str, float]
     structure: Mapping[str, tuple[float, str]]
-    absent: str
 
 
 def make_plan(program: Program, config: Config | None = None) -> Plan:
@@ -171,20 +168,19 @@ def make_plan(program: Program, config: Config | None = None) -> Plan:
         hyperparameters=describe(sampled),
         block=program.block_rule,
         matrices=matrices,
-        warnings=[*matrices.warnings, *ranking_warnings(experiment)],
+        warnings=[*_absent(experiment.data), *matrices.warnings, *ranking_warnings(experiment)],
         inputs=program.inputs.values,
         structure=program.inputs.structure,
-        absent=_absent(experiment.data),
     )
 
 
-def _absent(data: Any) -> str:
+def _absent(data: Any) -> list[str]:
     if not isinstance(data, DeclaredData):
-        return ""
-    return (
+        return []
+    return [
         f"The plan has the declared shapes of {data.name}, whose data are not on this machine. "
         f"{data.message}"
-    )
+    ]
 
 
 def _row(

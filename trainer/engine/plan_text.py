@@ -48,7 +48,7 @@ def render(plan: Plan) -> str:
         *matrices.lines,
         *_hyperparameters(plan),
         *_inputs(plan),
-        *(f"warning: {printable(text)}" for text in (plan.absent, *plan.warnings) if text),
+        *(f"warning: {printable(text)}" for text in plan.warnings),
     ]
     return "\n".join(lines) + "\n"
 

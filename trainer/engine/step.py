@@ -17,6 +17,7 @@ from trainer.engine.contracts import Batch, calling
 from trainer.engine.experiment import Experiment
 from trainer.engine.losses import compute_losses, mask_mean
 from trainer.engine.metrics import TrainMetrics, merge_microbatches, train_metrics, train_rows
+from trainer.engine.precision import in_precision
 
 # Folded into the step's key, so that stochastic rounding and the gradients of single examples draw
 # other random numbers than the model.
@@ -256,8 +257,7 @@ def apply_model(
     Returns:
         The model's outputs, and the new model state.
     """
-    if experiment.precision != "float32":
-        params, batch = cast_floats(params, jnp.bfloat16), cast_floats(batch, jnp.bfloat16)
+    params, batch = in_precision((params, batch), experiment.precision)
     with calling("model"):
         outputs, new_state = experiment.model.apply(params, model_state, batch, **kwargs)
     return outputs, new_state
@@ -285,15 +285,3 @@ def _split(batch: Batch, count: int) -> dict[str, Any]:
         name: x.reshape(x.shape[0] // count, count, *x.shape[1:]).swapaxes(0, 1)
         for name, x in batch.items()
     }
-
-
-def cast_floats(tree: Any, dtype: Any) -> Any:
-    """Casts the leaves of floating dtypes, and returns the others unchanged.
-
-    Args:
-        tree: a pytree of arrays.
-        dtype: the floating dtype to cast to.
-    """
-    return jax.tree.map(
-        lambda x: x.astype(dtype) if jnp.issubdtype(x.dtype, jnp.floating) else x, tree
-    )

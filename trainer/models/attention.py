@@ -18,27 +18,23 @@ IMPLEMENTATIONS = ("auto", "plain", "xla", "cudnn")
 
 
 class Qkv(nn.Module):
-    """Computes queries, keys and values by three square matrices, `kernel` [3, width, width]."""
+    """Computes queries, keys and values, or some of them, by a matrix each.
+
+    Attributes:
+        count: number of matrices, `kernel` [count, width, size].
+        size: their columns; None for the width of the tokens.
+    """
+
+    count: int = 3
+    size: int | None = None
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
-        """Maps [batch, tokens, width] to queries, keys and values [batch, tokens, 3 * width]."""
-        width = x.shape[-1]
-        # Three matrices, so that Muon orthogonalizes each of them, but one product.
-        kernel = self.param("kernel", matrix, (3, width, width))
-        return rows_times(x, kernel.transpose(1, 0, 2).reshape(width, 3 * width))
-
-
-class KeysValues(nn.Module):
-    """Computes keys and values of fewer heads than there are queries, `kernel` [2, width, size]."""
-
-    size: int
-
-    @nn.compact
-    def __call__(self, x: jax.Array) -> jax.Array:
-        """Maps [batch, tokens, width] to keys and values [batch, tokens, 2 * size]."""
-        kernel = self.param("kernel", matrix, (2, x.shape[-1], self.size))
-        return rows_times(x, kernel.transpose(1, 0, 2).reshape(x.shape[-1], 2 * self.size))
+        """Maps [batch, tokens, width] to [batch, tokens, count * size]."""
+        width, size = x.shape[-1], self.size or x.shape[-1]
+        # Matrices of their own, so that Muon orthogonalizes each of them, but one product.
+        kernel = self.param("kernel", matrix, (self.count, width, size))
+        return rows_times(x, kernel.transpose(1, 0, 2).reshape(width, self.count * size))
 
 
 class CausalAttention(nn.Module):
@@ -87,7 +83,7 @@ class CausalAttention(nn.Module):
             key, value = self._remember("key", key, start), self._remember("value", value, start)
             # [tokens, places of the cache]: the places behind a token are empty, or its future.
             seen = jnp.arange(key.shape[1]) <= start + jnp.arange(tokens)[:, None]
-            mixed = _plain(query, key, value, seen[None, None], self.scale)
+            mixed = _attend_cached(query, key, value, seen[None, None], self.scale)
         mixed = mixed.reshape(batch, tokens, width)
         return Linear(width, use_bias=False, initial=self.last, name="out")(mixed)
 
@@ -99,7 +95,7 @@ class CausalAttention(nn.Module):
             qkv = Qkv(name="qkv")(x).reshape(batch, tokens, 3, self.num_heads, head_dim)
             return qkv[:, :, 0], qkv[:, :, 1], qkv[:, :, 2]
         query = Linear(width, use_bias=False, name="q")(x)
-        kv = KeysValues(self.num_kv_heads * head_dim, name="kv")(x)
+        kv = Qkv(2, self.num_kv_heads * head_dim, name="kv")(x)
         kv = kv.reshape(batch, tokens, 2, self.num_kv_heads, head_dim)
         return query.reshape(batch, tokens, self.num_heads, head_dim), kv[:, :, 0], kv[:, :, 1]
 
@@ -199,10 +195,10 @@ def _choose(query: jax.Array) -> str:
     return "xla"
 
 
-def _plain(
+def _attend_cached(
     query: jax.Array, key: jax.Array, value: jax.Array, mask: jax.Array, scale: float
 ) -> jax.Array:
-    """Computes attention where `mask`, of a shape that broadcasts to the scores, is True."""
+    """Computes attention to the keys of a cache, where `mask`, broadcast to the scores, is True."""
     batch, tokens, heads, head_dim = query.shape
     kv_heads = key.shape[2]
     # The heads that share keys are rows of one product: [batch, kv_heads, group * tokens, head_dim]

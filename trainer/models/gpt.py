@@ -81,9 +81,9 @@ def gpt(
         zero_init: True starts `out/kernel`, `down/kernel` and `head/kernel` at 0, as
             modded-nanogpt does; False divides the deviation of the first two by sqrt(2 * depth), as
             GPT-2 does.
-        remat: what a scan over the layers saves for the backward pass: "products" the products with
-            kernels and the results of attention; "none" recomputes nothing; "full" recomputes
-            everything but the layers' inputs.
+        remat: what the backward pass of the layers does not compute again: "products" the products
+            with kernels and, with attention="plain", the results of attention; "none" recomputes
+            nothing; "full" recomputes everything but the layers' inputs.
         scan_layers: True stacks the layers and scans over them, so that compile time does not grow
             with depth; False keeps them apart, as `block_0/...`, `block_1/...`
         dropout: dropout rate of the embeddings and of what attention and perceptron add, in [0, 1).
@@ -98,7 +98,7 @@ def gpt(
             al., arXiv:2203.03466). Adam's learning rate of the kernels in `blocks` must be divided
             by m, too, in a group of their own; Muon's and that of all others stays.
         base_head_dim: the head_dim at `base_width`, base_width / num_heads if None. Set it to
-            head_dim where wider models have more heads.
+            head_dim where wider models have more heads. Without base_width it is not used.
         inputs: key of the tokens in the batch, int32 [batch, positions].
         embed_norm: True divides each embedded token by its root mean square, and multiplies it by a
             learned scale, so that the learning rate of the embedding may be large.
@@ -126,9 +126,9 @@ def gpt(
     base = width if base_width is None else base_width
     sizes = {"vocab_size": vocab_size, "width": width, "depth": depth, "num_heads": num_heads}
     sizes |= {"num_kv_heads": kv_heads, "mlp_dim": mlp_dim, "max_length": max_length}
-    check_positive(
-        "models.gpt", **sizes, loss_chunk=1 if loss_chunk is None else loss_chunk, base_width=base
-    )
+    chosen = {"loss_chunk": loss_chunk, "base_head_dim": base_head_dim}
+    sizes |= {name: size for name, size in chosen.items() if size is not None}
+    check_positive("models.gpt", **sizes, base_width=base)
     _check_heads(width, num_heads, kv_heads)
     head_dim = width // num_heads
     _check_name("activation", activation, ACTIVATIONS)
@@ -138,7 +138,8 @@ def gpt(
     last = scaled_matrix(0.0 if zero_init else (2 * depth) ** -0.5)
     scale = head_dim**-0.5
     if base_width is not None:
-        scale = math.sqrt(base_head_dim or base_width / num_heads) / head_dim
+        known = base_width / num_heads if base_head_dim is None else base_head_dim
+        scale = math.sqrt(known) / head_dim
     mixer = functools.partial(CausalAttention, num_heads, kv_heads, qk_norm, scale, attention)
     module = Gpt(
         vocab_size=vocab_size,
