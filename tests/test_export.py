@@ -1,6 +1,8 @@
 """The command `checkpoint export`, and the parameters that it finds."""
 
 import json
+import re
+import shutil
 
 import jax.numpy as jnp
 import numpy as np
@@ -13,8 +15,10 @@ from tests import runs
 from trainer import checkpoint, config
 from trainer.__main__ import main
 from trainer.checkpoint.renaming import nested
+from trainer.checkpoint.retention import Retention
 from trainer.engine.loading import load
 from trainer.train.restoring import restore
+from trainer.train.trained import read_trained
 
 
 @pytest.fixture(scope="module")
@@ -98,6 +102,25 @@ def test_the_best_step_or_a_numbered_one_is_exported(run, tmp_path):
         number = best if step == "best" else step
         assert about["step"] == str(number) and float(about["metric"]) == losses[number]
         same(safetensors.numpy.load_file(file), evaluated(run, number))
+
+
+@pytest.mark.parametrize("mode", ["max", "min"])
+def test_of_equal_metrics_the_first_is_the_best_as_for_retention(run, tmp_path, mode):
+    steps = [info.step for info in checkpoint.ls(run)]
+    worse, *equal = steps[:3]
+    metrics = {worse: 0.0 if mode == "max" else 2.0, **dict.fromkeys(equal, 1.0)}
+    rows = [{"step": step, "eval/loss": value} for step, value in metrics.items()]
+    rows += [{"step": step, "eval/loss": "NaN"} for step in steps[3:]]
+    folder = tmp_path / "run"
+    shutil.copytree(run, folder)
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    text = (folder / "config.yaml").read_text()
+    (folder / "config.yaml").write_text(re.sub("best_mode: min", f"best_mode: {mode}", text))
+    retention = Retention(latest=1, best=1, mode=mode, always=())
+    for step, value in metrics.items():
+        retention.saving(step, value)
+    kept = set(steps) - retention.superfluous(steps) - {max(steps)}
+    assert kept == {equal[0]} and read_trained(folder, "best", ["unruly"]).step == equal[0]
 
 
 def test_the_dtype_bfloat16_is_kept(lab, tmp_path):

@@ -2,13 +2,17 @@
 
 import os
 import re
+import types
 from pathlib import Path
+from typing import Any
 
+import jax
 import pytest
 
 from tests import runs
 from trainer.messages import UserError
-from trainer.train.operations import _own_seconds, readable
+from trainer.train import profile as profile_module
+from trainer.train.operations import Operation, _own_seconds, readable
 from trainer.train.profile import Profile
 
 TABLE = re.compile(r" *([0-9.]+)% +([0-9.]+) ms a step  (\S.*)")
@@ -108,6 +112,30 @@ def test_a_run_that_stops_in_its_profile_says_so(tmp_path, config, capsys):
     with pytest.raises(RuntimeError, match="cannot be read"):
         runs.train(failing, tmp_path / "other", "--profile=2-4")  # another can begin
     assert "are profiled in" in capsys.readouterr().err
+
+
+def test_a_step_that_a_rollback_repeats_counts_as_often_as_it_is_computed(tmp_path, monkeypatch):
+    began, ended, lines = [], [], []
+    monkeypatch.setattr(jax.profiler, "start_trace", lambda *_, **__: began.append(1))
+    monkeypatch.setattr(jax.profiler, "stop_trace", lambda: ended.append(1))
+    operation = Operation("mul", 1.0, 24.0)
+    monkeypatch.setattr(profile_module, "costliest", lambda *_: [operation])
+    program: Any = types.SimpleNamespace(
+        advance=lambda state, batches: state, compiled=types.SimpleNamespace(as_text=lambda: "")
+    )
+    profile = Profile((8, 7), lines.append)
+    profile.choose(0, 20)
+    advance = profile.watch(program, 0, tmp_path / "profile", print)
+    for _ in range(6):  # the steps 1 to 12
+        advance(0, [{}] * 2)
+    advance = profile.watch(program, 4, tmp_path / "profile", print)  # after a rollback
+    for _ in range(5):  # the steps 5 to 14
+        advance(0, [{}] * 2)
+    profile.close()
+    assert began == ended == [1]
+    # 7 to 12 and 5 to 14: 16 steps in 24 s
+    assert lines[0].startswith("The steps 5 to 14 are profiled in") and len(lines) == 2
+    assert lines[1].split() == ["100.0%", "1500.000", "ms", "a", "step", "mul"]
 
 
 @pytest.mark.parametrize(

@@ -2,9 +2,12 @@
 
 import io
 import json
+import os
 import shutil
+import types
 from functools import partial
 from itertools import pairwise
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -23,7 +26,10 @@ from trainer.engine.generation import (
     encode_prompt,
     generate,
 )
+from trainer.hooks import HookContext, samples
 from trainer.models.model import LanguageModel
+from trainer.sweep.outcome import Outcome
+from trainer.sweep.wave import Wave
 
 VOCAB = 7
 
@@ -446,6 +452,62 @@ def test_an_evaluation_that_is_repeated_has_its_sample_once(lab, tmp_path):
     assert kept(workdir)[:2] == before
 
 
+def test_binding_the_hook_again_compiles_nothing_again(tmp_path):
+    traced = []
+    language = trigram_language()
+
+    def empty_cache(*arguments):
+        traced.append(arguments[1:])
+        return language.empty_cache(*arguments)
+
+    experiment: Any = types.SimpleNamespace(
+        model=types.SimpleNamespace(language=language._replace(empty_cache=empty_cache)),
+        data=types.SimpleNamespace(tokenizer=Letters()),
+        precision="float32",
+    )
+    mesh = jax.sharding.Mesh(np.array(jax.devices()[:1]), ("data",))
+    hook = samples("ab", length=6)
+
+    def sample_at(folder, kept_until, experiment):
+        context = HookContext(experiment, mesh, folder, kept_until, print, lambda: None)
+        hook.bind(context)(kept_until + 5, {}, *trigram_params())
+
+    for name in ("one trial", "another"):
+        folder = tmp_path / name
+        folder.mkdir()
+        for kept_until in (0, 5):  # and after a rollback
+            sample_at(folder, kept_until, experiment)
+        assert [row["step"] for row in kept(folder)] == [5, 10]
+    assert len(traced) == 1
+    # Another precision is another program.
+    other: Any = types.SimpleNamespace(**vars(experiment) | {"precision": "bfloat16"})
+    sample_at(folder, 10, other)
+    assert len(traced) == 2 and len(kept(folder)) == 3
+
+
+def test_the_rows_and_samples_of_a_trial_are_on_the_disk_before_its_summary(tmp_path, monkeypatch):
+    wave: Any = Wave.__new__(Wave)
+    wave.path, wave.workdir = tmp_path, types.SimpleNamespace(check_fence=lambda: None)
+    trial: Any = types.SimpleNamespace(folder="trials/a/0/0")
+    folder = tmp_path / trial.folder
+    folder.mkdir(parents=True)
+    for name in ("metrics.jsonl", "samples.jsonl"):
+        (folder / name).write_text("{}\n")
+    names = {(folder / name).stat().st_ino: name for name in os.listdir(folder)}
+    synced = []
+
+    def fsync(descriptor):
+        synced.append(names.get(os.fstat(descriptor).st_ino))
+        assert not (folder / "summary.json").exists() or synced[-1] is None
+        return real(descriptor)
+
+    real = os.fsync
+    monkeypatch.setattr(os, "fsync", fsync)
+    wave.keep(trial, Outcome("done", 1, {}))
+    assert {"metrics.jsonl", "samples.jsonl"} <= set(synced)
+    assert (folder / "summary.json").exists()
+
+
 @pytest.mark.parametrize(
     ("more", "text"),
     [
@@ -453,6 +515,7 @@ def test_an_evaluation_that_is_repeated_has_its_sample_once(lab, tmp_path):
         ("hooks.samples.length = 32", "more than the 32 positions"),
         ("hooks.samples.temperature = -1.0", "temperature must be at least 0"),
         ("hooks.samples.top_k = 0", "top_k must be at least 1"),
+        ("hooks.samples.seed = -1", "seed must be between 0 and 2**32 - 1, got -1"),
         ("letters.text.tokenizer = False", "needs a tokenizer, but the data set has none"),
         (
             "experiment.model = @models.mlp()\nmodels.mlp.num_classes = 9",

@@ -27,12 +27,11 @@ from trainer.engine.splits import eval_batches, split_sizes
 from trainer.models.model import LanguageModel
 from trainer.protocols import Tokenizer
 from trainer.writers import truncate_after
-from trainer.writers.lines import whole_lines
+from trainer.writers.lines import SAMPLES_FILE, whole_lines
 from trainer.writers.record_file import RecordFile
 
 __all__ = ["samples"]
 
-SAMPLES_FILE = "samples.jsonl"
 _PROMPT = 64  # tokens of the validation split
 
 
@@ -74,8 +73,8 @@ def samples(
     """Returns a hook that continues a prompt at every evaluation, and keeps the texts.
 
     The text is printed and added to samples.jsonl in the folder of the run: {"step": 100,
-    "prompt": "...", "text": "..."}. It changes no bit of the run. It is the text of `python -m
-    trainer sample` with the same arguments and the checkpoint of this step.
+    "prompt": "...", "text": "..."}. It changes no bit of the run. With a prompt, it is the text of
+    `python -m trainer sample` with the same arguments and the checkpoint of this step.
 
     Args:
         prompt: the beginning of a document; None for the beginning of the validation split, or of
@@ -89,8 +88,11 @@ def samples(
     Raises:
         ValueError: an argument is out of its range.
     """
-    Sampling(1 if length is None else length, temperature, top_k).check()
-    return Samples(prompt, length, Sampling(1, temperature, top_k), seed)
+    sampling = Sampling(1 if length is None else length, temperature, top_k)
+    sampling.check()
+    if not 0 <= seed < 2**32:
+        raise ValueError(f"seed must be between 0 and 2**32 - 1, got {seed}.")
+    return Samples(prompt, length, sampling, seed)
 
 
 class Samples:
@@ -107,6 +109,9 @@ class Samples:
 
     def __init__(self, prompt: str | None, length: int | None, sampling: Sampling, seed: int):
         self._prompt, self._length, self._sampling, self._seed = prompt, length, sampling, seed
+        # The arguments of the last Continuation, and itself, which compiles a program: the trials
+        # of a sweep and a run after a rollback bind this hook again.
+        self._made: tuple[tuple[Any, ...], Continuation] | None = None
 
     def check(self, experiment: Experiment) -> None:
         """Raises ValueError if the experiment has no language model, or the prompt does not fit.
@@ -139,9 +144,10 @@ class Samples:
             tokens, shown = encode_prompt(tokenizer, self._prompt), self._prompt
         length = fitting_length(language, len(tokens), self._length)
         sampling = self._sampling._replace(length=length, end=tokenizer.end_of_text)
-        continuation = Continuation(
-            language, tokenizer, tokens, sampling, experiment.precision, context.mesh
-        )
+        given = (language, tokenizer, tokens, sampling, experiment.precision, context.mesh)
+        if self._made is None or self._made[0] != given:
+            self._made = given, Continuation(*given)
+        continuation = self._made[1]
         keep = _Kept(context).add if jax.process_index() == 0 else None
 
         def sample(step: int, metrics: Any, params: Any, model_state: Any) -> None:

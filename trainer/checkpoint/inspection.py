@@ -181,13 +181,13 @@ def load_params(
     problems = []
     for number, path in sorted(_steps(workdir, step).items(), reverse=True):
         try:
-            arrays = read_arrays(path, read_manifest(path), prefix + "/")
+            tree = _subtree(path, read_manifest(path), prefix)
         except CorruptCheckpoint as e:
             problems.append(f"step {number}: {e}")
             continue
-        if not arrays:
+        if not tree:
             raise CheckpointError(f"The checkpoint {path} has no leaf under {prefix!r}.")
-        return nested({name[len(prefix) + 1 :]: array for name, array in arrays.items()})
+        return tree
     raise CheckpointError(
         f"No checkpoint in {workdir} can be used for a warm start: {'; '.join(problems)}."
     )
@@ -213,11 +213,13 @@ def load_parts(
     """
     path = _steps(directory, step)[step]
     manifest = read_manifest(path)
-    read = {part: read_arrays(path, manifest, part + "/") for part in parts}
-    return {
-        part: nested({name[len(part) + 1 :]: array for name, array in arrays.items()})
-        for part, arrays in read.items()
-    }
+    return {part: _subtree(path, manifest, part) for part in parts}
+
+
+def _subtree(path: Path, manifest: dict[str, Any], prefix: str) -> dict[str, Any]:
+    """Reads the leaves of a checkpoint under a path; an empty dict if there is none."""
+    arrays = read_arrays(path, manifest, prefix + "/")
+    return nested({name[len(prefix) + 1 :]: array for name, array in arrays.items()})
 
 
 def leaf_names(directory: str | os.PathLike[str], step: int) -> list[str]:

@@ -73,9 +73,10 @@ def parser() -> argparse.ArgumentParser:
             "replay", help="repeat one step and name the first operation whose result is not finite"
         )
     )
-    run_options.add_checkpoint(
+    export = run_options.add_checkpoint(
         commands.add_parser("checkpoint", help="list, check, compare or export checkpoints")
     )
+    _vocabulary(export)
     sample = commands.add_parser("sample", help="continue a text with the model of a run")
     run_options.add_sample(sample)
     _vocabulary(sample)

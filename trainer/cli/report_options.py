@@ -3,7 +3,7 @@
 import argparse
 
 from trainer.cli import values
-from trainer.report.document import FORMATS
+from trainer.report import FORMATS
 
 
 def add(report: argparse.ArgumentParser) -> None:

@@ -27,8 +27,8 @@ def run(arguments: argparse.Namespace) -> int:
         UserError: a folder is not that of a sweep or run, or the report cannot be written.
     """
     import trainer
+    from trainer.report import FORMATS
     from trainer.report.comparison import make_report
-    from trainer.report.document import FORMATS
     from trainer.report.write import write
 
     workloads = _read(arguments)

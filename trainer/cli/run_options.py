@@ -5,11 +5,14 @@ import argparse
 from trainer.cli import values
 
 
-def add_checkpoint(checkpoint: argparse.ArgumentParser) -> None:
+def add_checkpoint(checkpoint: argparse.ArgumentParser) -> argparse.ArgumentParser:
     """Adds the actions of `checkpoint` and their options.
 
     Args:
         checkpoint: the parser of the command.
+
+    Returns:
+        The parser of `checkpoint export`, which still lacks --vocabulary.
     """
     actions = checkpoint.add_subparsers(dest="action", metavar="action", required=True)
     listing = actions.add_parser("ls", help="list the checkpoints of a run")
@@ -41,13 +44,7 @@ def add_checkpoint(checkpoint: argparse.ArgumentParser) -> None:
         help="the parameters that are trained, and not their averages, which are evaluated",
     )
     export.add_argument("--force", action="store_true", help="replace files that exist")
-    export.add_argument(
-        "--vocabulary",
-        action="append",
-        default=[],
-        metavar="PACKAGE",
-        help="a package of yours whose functions the config names",
-    )
+    return export
 
 
 def _step(parser: argparse.ArgumentParser) -> None:

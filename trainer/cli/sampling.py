@@ -24,6 +24,7 @@ def run(arguments: argparse.Namespace) -> int:
         UserError: the folder is not that of a run of a language model, it has no such checkpoint,
             or the prompt or an option does not fit the model.
     """
+    from trainer.engine.experiment import Experiment
     from trainer.engine.generation import (
         Continuation,
         Sampling,
@@ -38,7 +39,7 @@ def run(arguments: argparse.Namespace) -> int:
     ignore_optimizer_warnings()
     language = read_language(folder, read, arguments.vocabulary)
     tokenizer = read_tokenizer(folder, read, arguments.vocabulary)
-    precision = str(read.root.kwargs.get("precision", "float32"))
+    precision = str(read.root.kwargs.get("precision", Experiment.precision))
     try:
         tokens = encode_prompt(tokenizer, prompt)
         length = fitting_length(language, len(tokens), arguments.length)

@@ -5,7 +5,7 @@ import math
 import os
 import re
 
-from trainer.report.document import FORMATS
+from trainer.report import FORMATS
 
 GONE = (
     "the current folder does not exist any more; go to another one with cd, or name the folder "

@@ -9,7 +9,6 @@ from typing import Any
 import jax
 
 from optim.paths import flatten
-from trainer import config as configs
 from trainer.checkpoint import CheckpointError, Checkpoints
 from trainer.diagnose import nan_origin
 from trainer.engine.contracts import Batch
@@ -28,7 +27,8 @@ from trainer.train.rollback import (
     go_back,
     read_rollbacks,
 )
-from trainer.workdir import check_files, code, compare, read_record
+from trainer.train.trained import read_run
+from trainer.workdir import code, compare, read_record
 
 
 def replay(
@@ -50,12 +50,10 @@ def replay(
         UserError: the folder is not that of a run, or the run does not have the step.
     """
     folder = Path(workdir)
-    check_files(folder)
-    if not (folder / "config.yaml").exists():
-        raise UserError(f"{folder} has no config.yaml: it is not the folder of a run.")
+    read = read_run(folder)
     events = read_events(folder)
     step = step or _last_recorded(folder, events)
-    program = load(configs.load([folder / "config.yaml"]), vocabulary)
+    program = load(read, vocabulary)
     experiment = program.experiment
     if step > experiment.steps:
         raise UserError(f"--step={step} was given, and the run has {experiment.steps} steps.")

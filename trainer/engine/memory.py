@@ -122,11 +122,22 @@ def of_host() -> int | None:
 
 def of_device(device: Any) -> int | None:
     """Returns the bytes of memory of a device; None if the device does not report them."""
+    return stats_of(device).get("bytes_limit")
+
+
+def stats_of(device: Any) -> dict[str, int]:
+    """Returns what a device says about its memory, as `jax.Device.memory_stats`.
+
+    Args:
+        device: of this process.
+
+    Returns:
+        Name -> number, such as "bytes_limit"; empty if the device does not report them.
+    """
     try:
-        stats = device.memory_stats()
+        return device.memory_stats() or {}
     except jax.errors.JaxRuntimeError:
-        return None
-    return (stats or {}).get("bytes_limit")
+        return {}
 
 
 def _room(devices: Sequence[Any]) -> tuple[int | None, int, str]:

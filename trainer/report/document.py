@@ -13,9 +13,6 @@ from typing import Literal
 
 Cell = str | int | float | None
 
-# What `write.py` writes a report as.
-FORMATS = ("html", "markdown", "csv", "latex", "pdf", "png")
-
 
 @dataclass(frozen=True)
 class Column:

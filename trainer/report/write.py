@@ -4,7 +4,8 @@ import re
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
-from trainer.report.document import FORMATS, Report
+from trainer.report import FORMATS
+from trainer.report.document import Report
 from trainer.report.figures import drawing
 from trainer.report.formats.latex import latex
 from trainer.report.formats.markdown import markdown

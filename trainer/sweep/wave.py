@@ -29,8 +29,9 @@ from trainer.sweep.outcome import Outcome, read_outcome
 from trainer.sweep.plan import Trial
 from trainer.workdir import Workdir, code, fingerprint
 from trainer.workdir.record import FORMAT, now
-from trainer.writers.durable import make_folder, sync, sync_file_system
+from trainer.writers.durable import make_folder, sync_file_system
 from trainer.writers.files import remove_temporaries, replace_file
+from trainer.writers.lines import sync_rows
 from trainer.writers.summary import SUMMARY_FILE
 
 # Kills without progress, while a wave computes or at all, after which it is split; and of a single
@@ -129,9 +130,7 @@ class Wave:
         """
         staged = self.staged(trial)
         make_folder(staged)
-        rows = staged / "metrics.jsonl"
-        if rows.exists():
-            sync(rows)
+        sync_rows(staged)
         self.workdir.check_fence()
         replace_file(staged / SUMMARY_FILE, outcome.text().encode())
 

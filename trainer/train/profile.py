@@ -31,8 +31,11 @@ class Profile:
     def __init__(self, steps: tuple[int | None, int], log: Callable[[str], None]):
         self._first, self._count = steps
         self._log = log
-        self._running: tuple[Path, Program] | None = None
+        self._program: Program
+        self._folder: Path
+        self._running = False
         self._begun = 0  # the first step in the profile
+        self._profiled = 0  # how many steps it has; after a rollback some of them are there twice
 
     def choose(self, before: int, end: int) -> None:
         """Chooses the steps, before the run begins.
@@ -70,17 +73,21 @@ class Profile:
             doing: told what takes long here, as `Watchdog.other`.
         """
         done = step
+        self._program, self._folder = program, folder
         assert self._first is not None, "choose() comes first"
         first, last = self._first, self._first + self._count - 1
 
         def advance(state: State, batches: Sequence[Batch]) -> Computed:
             nonlocal done
             before, done = done, done + len(batches)
-            if self._running is None and before < first <= done:
+            if not self._running and before < first <= done:
                 jax.block_until_ready(state)  # earlier steps are not part of it
-                self._start(program, folder, before + 1)
+                self._start(before + 1)
             computed = program.advance(state, batches)
-            if self._running is not None and done >= last:
+            if self._running:
+                self._begun = min(self._begun, before + 1)
+                self._profiled += len(batches)
+            if self._running and done >= last:
                 jax.block_until_ready(computed)
                 doing(f"the profile of the steps to {done}")
                 self._finish(done)
@@ -88,32 +95,31 @@ class Profile:
 
         return advance
 
-    def _start(self, program: Program, folder: Path, step: int) -> None:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    def _start(self, step: int) -> None:
+        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         options = jax.profiler.ProfileOptions()
         options.python_tracer_level = 0  # it would slow the host down, and fill the file
-        jax.profiler.start_trace(str(folder), profiler_options=options)
-        self._running, self._begun = (folder, program), step
+        jax.profiler.start_trace(str(self._folder), profiler_options=options)
+        self._running, self._begun, self._profiled = True, step, 0
 
     def _finish(self, step: int) -> None:
-        assert self._running is not None, "it was started"
-        (folder, program), self._running = self._running, None
+        self._running = False
         jax.profiler.stop_trace()
-        steps = step - self._begun + 1
-        found = costliest(folder, program.compiled.as_text() or "")
+        found = costliest(self._folder, self._program.compiled.as_text() or "")
         self._log(
-            f"The steps {self._begun:,} to {step:,} are profiled in {folder}. The costliest "
+            f"The steps {self._begun:,} to {step:,} are profiled in {self._folder}. The costliest "
             "operations, by their share of the time of all:"
         )
         for each in found:
-            time = 1e3 * each.seconds / steps
+            time = 1e3 * each.seconds / self._profiled
             self._log(f"{each.share:7.1%} {time:10.3f} ms a step  {each.name}")
 
     def close(self) -> None:
         """Ends a profile whose last step was not reached."""
-        if self._running is not None:
-            folder, self._running = self._running[0], None
+        if self._running:
+            self._running = False
             jax.profiler.stop_trace()
             self._log(
-                f"The run ended before the profile in {folder}, which has the steps until then."
+                f"The run ended before the profile in {self._folder}, which has the steps until "
+                "then."
             )

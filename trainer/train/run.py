@@ -266,9 +266,8 @@ class Run:
             services.unmoved.begin(int(state.step), state)
             advance = self.program.advance
             if self._profile is not None and jax.process_index() == 0:
-                folder = services.folder.path / "profile"
-                done = int(state.step)
-                advance = self._profile.watch(self.program, done, folder, watchdog.other)
+                done, profile = int(state.step), folder.path / "profile"
+                advance = self._profile.watch(self.program, done, profile, watchdog.other)
             with watchdog:
                 outcome = _compute(advance, loop.run(state, began, unevaluated=unevaluated))
             if isinstance(outcome, Halted) or isinstance(outcome, Ended) and outcome.end == "done":

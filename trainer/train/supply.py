@@ -19,6 +19,26 @@ _POLL = 5e-4  # seconds between two looks at the devices while the steps wait fo
 _PATIENCE = 5.0  # seconds until a thread is left behind that still makes a batch
 
 
+class _Made:
+    """What a thread has made; each thread has its own, as one may outlive `Supply.close`.
+
+    Attributes:
+        batches: those that were not taken yet.
+        error: what the data set raised instead of the next one.
+        closed: whether the thread is to end.
+    """
+
+    def __init__(self) -> None:
+        self.batches: deque[Batch] = deque()
+        self.error: BaseException | None = None
+        self.closed = False
+
+    @property
+    def waiting(self) -> bool:
+        """Whether there is a batch or an error to take."""
+        return bool(self.batches) or self.error is not None
+
+
 class Supply:
     """The training batches of a loop.
 
@@ -43,6 +63,7 @@ class Supply:
         self._now = now
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
+        self._made = _Made()
         self.read(iter(()))
 
     def read(self, batches: Iterator[Batch]) -> None:
@@ -54,9 +75,7 @@ class Supply:
         self.close()
         self._batches = batches
         self._mean: float | None = None
-        self._made: deque[Batch] = deque()
-        self._error: BaseException | None = None
-        self._closed = False
+        self._made = _Made()
 
     def take(self, count: int) -> list[Batch]:
         """Returns the next batches.
@@ -81,14 +100,17 @@ class Supply:
         else:
             self._mean += _NEWEST * (seconds / count - self._mean)
         if self._ahead and self._mean > _LONG:
-            self._thread = threading.Thread(target=self._make, name="batches", daemon=True)
+            given = (self._batches, self._made)
+            self._thread = threading.Thread(
+                target=self._make, args=given, name="batches", daemon=True
+            )
             self._thread.start()
         return taken
 
     def close(self) -> None:
         """Ends the thread, if there is one; the batches that it made ahead are lost."""
         with self._changed:
-            self._closed = True
+            self._made.closed = True
             self._changed.notify_all()
         if self._thread is not None:
             self._thread.join(_PATIENCE)
@@ -96,20 +118,21 @@ class Supply:
 
     def _next(self) -> Batch:
         """Takes a batch that the thread made; waits for it if there is none."""
+        made = self._made
         with self._changed:
             looked = self._now()  # when the devices were last seen with work
             idle: float | None = None  # when they ran out of it, about
-            while not self._made and self._error is None:
+            while not made.waiting:
                 idle, looked = self._look(idle, looked)
                 self._changed.wait(_POLL if idle is None else None)
-                if self._made or self._error is not None:
+                if made.waiting:
                     idle, _ = self._look(idle, looked)
             if idle is not None:
                 self.waited += self._now() - idle
-            if not self._made:
-                assert self._error is not None
-                raise self._error
-            batch = self._made.popleft()
+            if not made.batches:
+                assert made.error is not None
+                raise made.error
+            batch = made.batches.popleft()
             self._changed.notify_all()
         return batch
 
@@ -119,19 +142,19 @@ class Supply:
             idle = (looked + now) / 2
         return idle, now
 
-    def _make(self) -> None:
-        """Makes batches until the supply is closed; runs in the thread."""
+    def _make(self, batches: Iterator[Batch], made: _Made) -> None:
+        """Makes batches until `made` is closed; runs in the thread."""
         while True:
             try:
-                batch = next(self._batches)
+                batch = next(batches)
             except BaseException as error:  # raised where the batch is taken
                 with self._changed:
-                    self._error = error
+                    made.error = error
                     self._changed.notify_all()
                 return
             with self._changed:
-                self._made.append(batch)
+                made.batches.append(batch)
                 self._changed.notify_all()
-                self._changed.wait_for(lambda: self._closed or len(self._made) < self._ahead)
-                if self._closed:
+                self._changed.wait_for(lambda: made.closed or len(made.batches) < self._ahead)
+                if made.closed:
                     return

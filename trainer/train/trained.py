@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,9 +22,8 @@ from trainer.models.model import LanguageModel
 from trainer.protocols import Tokenizer
 from trainer.train.restoring import restore
 from trainer.workdir import check_files
+from trainer.workdir.regular import TOKENIZER_FILE
 from trainer.writers.lines import PREFIXES
-
-TOKENIZER_FILE = "tokenizer.json"
 
 
 class Trained(NamedTuple):
@@ -176,11 +176,12 @@ def _metrics(folder: Path, read: Config) -> dict[int, float | None]:
     known = {info.step: info.metric for info in checkpoint.ls(folder)}
     best = read.root.kwargs.get("best_metric")
     # A checkpoint may have been saved before it was evaluated: then only its row has the metric.
-    names = [*(prefix + str(best) for prefix in PREFIXES.values()), str(best)]
-    for row in writers.iterate_metrics(folder) if best is not None else ():
-        if row["step"] in known:
-            values = [float(row[name]) for name in names if name in row]
-            known[row["step"]] = values[0] if values else known[row["step"]]
+    # Of a metric without a split, that of the validation split replaces that of the test split.
+    for prefix in reversed(PREFIXES.values()) if best is not None else ():
+        name = prefix + str(best).removeprefix(prefix)
+        for row in writers.iterate_metrics(folder, name):
+            if name in row and row["step"] in known:
+                known[row["step"]] = float(row[name])
     return known
 
 
@@ -191,15 +192,16 @@ def _choose(folder: Path, read: Config, step: str | int, known: dict[int, float 
         return max(known)
     if step == "best":
         metric = read.root.kwargs.get("best_metric")
-        finite = {n: x for n, x in known.items() if x is not None and abs(x) < float("inf")}
+        finite = {n: x for n, x in known.items() if x is not None and math.isfinite(x)}
         if metric is None or not finite:
             why = "its config has no best_metric" if metric is None else f"none has its {metric}"
             raise UserError(
                 f"No checkpoint in {folder} is the best: {why}. Write --step=latest, or a step: "
                 f"there are {there}."
             )
-        sign = 1 if read.root.kwargs.get("best_mode", Experiment.best_mode) == "max" else -1
-        return max(finite, key=lambda number: (sign * finite[number], number))
+        sign = -1 if read.root.kwargs.get("best_mode", Experiment.best_mode) == "max" else 1
+        # The first of equal ones, as `checkpoint.retention` keeps it and summary.json names it.
+        return min(finite, key=lambda number: (sign * finite[number], number))
     if step not in known:
         raise UserError(f"{folder} has no checkpoint of step {step}; there are {there}.")
     return int(step)

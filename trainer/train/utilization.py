@@ -1,12 +1,15 @@
 """How well a run uses its devices: tokens a second, shares of the peak, memory."""
 
+import re
 import resource
 import sys
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import jax
 
+from trainer.engine import memory
 from trainer.engine.contracts import tokens_per_example
 from trainer.engine.peaks import peak_of
 from trainer.engine.program import Program
@@ -60,8 +63,19 @@ def memory_peak(devices: Iterable[Any]) -> int:
         Of the device that used the most; or, if a device does not count its memory, as a CPU, the
         most resident memory of this process.
     """
-    stats = [device.memory_stats() or {} for device in devices]
+    stats = [memory.stats_of(device) for device in devices]
     if stats and all("peak_bytes_in_use" in each for each in stats):
         return max(int(each["peak_bytes_in_use"]) for each in stats)
+    return _resident_peak()
+
+
+def _resident_peak() -> int:
+    # ru_maxrss of Linux begins with the peak of the process that started this one.
+    try:
+        status = Path("/proc/self/status").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        status = ""
+    if (found := re.search(r"^VmHWM:\s+(\d+) kB$", status, re.MULTILINE)) is not None:
+        return int(found[1]) * 1024
     unit = 1 if sys.platform == "darwin" else 1024  # of ru_maxrss
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit

@@ -18,11 +18,12 @@ from trainer.workdir.changes import check_allowed, covered, listed, refuse
 from trainer.workdir.fingerprint import Change, compare
 from trainer.workdir.lock import Lock, WorkdirTakenOver
 from trainer.workdir.record import begin, now, read_record, refuse_trial
-from trainer.workdir.regular import check_files
+from trainer.workdir.regular import TOKENIZER_FILE, check_files
 from trainer.workdir.strangers import check_no_strangers
 from trainer.writers.base import Log, to_stderr
 from trainer.writers.durable import sync
 from trainer.writers.files import remove_temporaries, replace_file
+from trainer.writers.lines import sync_rows
 from trainer.writers.summary import SUMMARY_FILE
 
 
@@ -88,7 +89,7 @@ class Workdir:
                 before, fingerprint, self.lock.epoch, self.changes, commits or {}, files
             )
             self.write("config.yaml", configs.dump(config))
-            for name, text in (("config_full.yaml", full), ("tokenizer.json", tokenizer)):
+            for name, text in (("config_full.yaml", full), (TOKENIZER_FILE, tokenizer)):
                 if text is not None:
                     self.write(name, text)
             self.write("plan.txt", plan)
@@ -142,8 +143,7 @@ class Workdir:
         Raises:
             OSError: the disk cannot be written.
         """
-        for file in filter(Path.exists, (self.metrics_file, self.path / "samples.jsonl")):
-            sync(file)
+        sync_rows(self.path)
         sync(self.path)  # the name of a new metrics.jsonl
 
     def restored(self, step: int | None, rows: Mapping[str, int] | None = None) -> None:

@@ -6,19 +6,21 @@ import stat
 from pathlib import Path
 
 from trainer.messages import UserError
+from trainer.writers.lines import ROW_FILES
+from trainer.writers.summary import SUMMARY_FILE
 
+TOKENIZER_FILE = "tokenizer.json"
 NAMES = (
     "config.yaml",
     "config_full.yaml",
     "plan.txt",
     "run.json",
-    "summary.json",
-    "metrics.jsonl",
+    SUMMARY_FILE,
+    *ROW_FILES,
     "nonfinite.json",
     "rollbacks.json",
     "trace.jsonl",
-    "samples.jsonl",
-    "tokenizer.json",
+    TOKENIZER_FILE,
     "lock",
     "epoch",
 )

@@ -11,15 +11,17 @@ from pathlib import Path
 from trainer import config as configs
 from trainer.config.wording import listing
 from trainer.messages import UserError
-from trainer.workdir.regular import NAMES
+from trainer.workdir.regular import NAMES, TOKENIZER_FILE
+from trainer.writers.lines import SAMPLES_FILE
+from trainer.writers.summary import SUMMARY_FILE
 
 # Names that may exist before a run begins: files of a run that was killed at once, hidden files,
 # and logs of the run's launcher (Slurm, or `... | tee WORKDIR/log.txt`).
 _NO_STRANGER = re.compile(
     r"checkpoints|events\.out\..*|\..*|lost\+found|.*\.(log|out|err)|log(\W.*)?"
 )
-_AFTER_CONFIG = {"config_full.yaml", "tokenizer.json"}
-_AFTER_RECORD = {"summary.json", "samples.jsonl"}
+_AFTER_CONFIG = {"config_full.yaml", TOKENIZER_FILE}
+_AFTER_RECORD = {SUMMARY_FILE, SAMPLES_FILE}
 
 
 def check_no_strangers(folder: Path) -> None:

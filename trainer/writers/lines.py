@@ -15,7 +15,11 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 from trainer.writers.base import number
+from trainer.writers.durable import sync
 from trainer.writers.files import after_newline, replace_file
+
+SAMPLES_FILE = "samples.jsonl"  # of `trainer.hooks.samples`
+ROW_FILES = ("metrics.jsonl", SAMPLES_FILE)  # of a run or a trial: a row for each of many steps
 
 # Split -> how the names of its metrics begin.
 PREFIXES = {"validation": "validation/", "test": "eval/"}
@@ -108,6 +112,19 @@ def lines_of(path: Path) -> Iterator[tuple[bytes, dict[str, Any] | None]]:
     with open(path, "rb") as file:
         for line in file:
             yield line, _decode(line)
+
+
+def sync_rows(folder: Path) -> None:
+    """Syncs the files of rows of a run or a trial.
+
+    Args:
+        folder: of the run or trial, which may have none of the files.
+
+    Raises:
+        OSError: the disk cannot be written.
+    """
+    for file in filter(Path.exists, (folder / name for name in ROW_FILES)):
+        sync(file)
 
 
 def file_of(path: str | os.PathLike[str]) -> Path:
