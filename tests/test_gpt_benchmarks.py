@@ -1,6 +1,5 @@
 """The benchmarks of GPTs, small: all sides compute the same, and every row is there."""
 
-import importlib.util
 import json
 import sys
 
@@ -9,8 +8,6 @@ import pytest
 
 from benchmarks import gpt, gpu
 from benchmarks.gpt_sides import make_gpt
-
-HAS_TORCH = importlib.util.find_spec("torch") is not None
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
