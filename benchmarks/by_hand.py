@@ -22,10 +22,44 @@ STEPS = 1_000
 WIDTH, DEPTH = 64, 4
 
 
+def label(params: Any) -> Any:
+    """Returns "matrices" for the kernels of the blocks, and "rest" for all other parameters."""
+
+    def name(path: Any, _: Any) -> str:
+        where = jax.tree_util.keystr(path, simple=True, separator="/")
+        return "matrices" if where.startswith("blocks") and where.endswith("kernel") else "rest"
+
+    return jax.tree_util.tree_map_with_path(name, params)
+
+
 def make_step(
+    loss: Callable[[Any, Any], jax.Array], tx: optax.GradientTransformation
+) -> Callable[..., Any]:
+    """Returns the jitted step of a loss.
+
+    Args:
+        loss: `loss(params, batch)`, a scalar.
+        tx: the optimizer.
+
+    Returns:
+        `step(params, opt_state, batch)`, which donates the first two and returns them with the
+        loss and the norm of the gradients.
+    """
+
+    @partial(jax.jit, donate_argnums=(0, 1))
+    def step(params: optax.Params, opt_state: optax.OptState, batch: Any) -> tuple[Any, ...]:
+        value, grads = jax.value_and_grad(loss)(params, batch)
+        updates, opt_state = tx.update(grads, opt_state, params)
+        # A run logs the norm of the gradients, so that this step computes it, too.
+        return optax.apply_updates(params, updates), opt_state, value, optax.tree.norm(grads)
+
+    return step
+
+
+def make_vit_step(
     batch: dict[str, Any], width: int = WIDTH, depth: int = DEPTH, seed: int = 0
 ) -> tuple[Callable[..., Any], Any, Any]:
-    """Builds the jitted step.
+    """Builds the step of the ViT of the config, and its first parameters.
 
     Args:
         batch: name -> array, or anything with a shape and a dtype, of a batch.
@@ -34,19 +68,14 @@ def make_step(
         seed: the seed of the parameters.
 
     Returns:
-        (step, params, opt_state); `step(params, opt_state, batch)` donates the first two and
-        returns them with the loss and the norm of the gradients.
+        (step, params, opt_state); the step is that of `make_step`.
     """
     model = models.vit(width=width, depth=depth)
-    loss = losses.softmax_cross_entropy()
+    cross_entropy: Any = losses.softmax_cross_entropy()
     # As in the config, whose warmup is 5% of the steps.
     schedule = partial(
         optax.warmup_cosine_decay_schedule, 0.0, warmup_steps=STEPS // 20, decay_steps=STEPS
     )
-
-    def label(path: Any, _: Any) -> str:
-        name = jax.tree_util.keystr(path, simple=True, separator="/")
-        return "matrices" if name.startswith("blocks") and name.endswith("kernel") else "rest"
 
     tx = optax.chain(
         optax.clip_by_global_norm(1.0),
@@ -55,7 +84,7 @@ def make_step(
                 "matrices": optim.muon(schedule(0.02), weight_decay=0.05),
                 "rest": optax.adamw(schedule(3e-3), weight_decay=0.05),
             },
-            lambda params: jax.tree_util.tree_map_with_path(label, params),
+            label,
         ),
     )
 
@@ -65,21 +94,11 @@ def make_step(
         params, _ = model.init(key, zeros)
         return params, tx.init(params)
 
-    @partial(jax.jit, donate_argnums=(0, 1))
-    def step(
-        params: optax.Params, opt_state: optax.OptState, batch: Any
-    ) -> tuple[Any, Any, Any, Any]:
-        def mean_loss(params: optax.Params) -> jax.Array:
-            outputs, _ = model.apply(params, {}, batch, key=None, train=True)
-            values: Any = loss(outputs, batch)
-            return values.mean()
+    def mean_loss(params: optax.Params, batch: Any) -> jax.Array:
+        outputs, _ = model.apply(params, {}, batch, key=None, train=True)
+        return cross_entropy(outputs, batch).mean()
 
-        value, grads = jax.value_and_grad(mean_loss)(params)
-        updates, opt_state = tx.update(grads, opt_state, params)
-        # A run logs the norm of the gradients, so that this step computes it, too.
-        return optax.apply_updates(params, updates), opt_state, value, optax.tree.norm(grads)
-
-    return step, *init(jax.random.key(seed))
+    return make_step(mean_loss, tx), *init(jax.random.key(seed))
 
 
 def main() -> None:
@@ -89,7 +108,7 @@ def main() -> None:
     arguments = parser.parse_args()
     batches = data.digits(batch_size=128, crop=1).train(0, 0)
     batch = next(batches)
-    step, params, opt_state = make_step(batch)
+    step, params, opt_state = make_vit_step(batch)
     for number in range(arguments.steps):
         params, opt_state, value, _ = step(params, opt_state, jax.device_put(batch))
         if number == 0:

@@ -139,7 +139,7 @@ def large(folder: Path, rounds: int, width: int, batch_size: int) -> None:
     ours, theirs = Side(program, EVERY, checkpoints.save, checkpoints.wait), Side(program, EVERY)
     _print_size(ours, batch_size)
     _warm_up(ours, theirs)
-    seconds = interleave(ours.round, theirs.round, rounds)
+    seconds = interleave([ours.round, theirs.round], rounds)
     wall = [[1e3 * x / EVERY for x in side] for side in seconds]
     report(
         "wall time a step, with its share of a save", *wall, target=1.05, unit="ms", other="without"

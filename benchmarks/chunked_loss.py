@@ -79,7 +79,7 @@ def main() -> None:
     name = f"chunked loss, {arguments.positions} positions of width {arguments.width}"
     sizes = ([x / 2**20] for x in (my_bytes, other_bytes))
     report(f"{name}, memory", *sizes, target=0.5, unit="MiB", other="whole logits")
-    seconds = interleave(mine, other, arguments.rounds)
+    seconds = interleave([mine, other], arguments.rounds)
     report(f"{name}, time", *seconds, target=1.05, unit="s", other="whole logits")
 
 

@@ -14,10 +14,12 @@ import statistics
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from trainer import config
+from trainer.data.shards import write_shards
 from trainer.engine.loading import load
 from trainer.train import runtime
 from trainer.train.run import Run
@@ -32,7 +34,7 @@ CONFIG = """
 model: !models.gpt {{vocab_size: {vocabulary}, width: {width}, depth: 2, num_heads: 2}}
 data: !data.tokens
   train: {folder}/train_*.bin
-  validation: {folder}/validation.bin
+  validation: {folder}/validation_*.bin
   length: {length}
   batch_size: {batch_size}
   vocab_size: {vocabulary}
@@ -46,24 +48,12 @@ writers: []
 """
 
 
-def write_shard(path: Path, tokens: np.ndarray) -> None:
-    """Writes tokens in the layout of llm.c.
-
-    Args:
-        path: of the file.
-        tokens: uint16 [tokens].
-    """
-    header = np.zeros(256, "<i4")
-    header[:3] = 20240520, 1, len(tokens)
-    path.write_bytes(header.tobytes() + tokens.astype("<u2").tobytes())
-
-
-def measure(run: Run, folder: Path) -> list[float]:
-    """Runs to the end in a new folder, and returns perf/data_wait of all rows but the first."""
+def measure(run: Run, folder: Path) -> list[dict[str, Any]]:
+    """Runs to the end in a new folder, and returns the rows of training."""
     with contextlib.redirect_stdout(io.StringIO()):
         code = run.start(folder)
     assert code == 0, code
-    return [row["perf/data_wait"] for row in read_metrics(folder) if "perf/data_wait" in row][1:]
+    return [row for row in read_metrics(folder) if "perf/data_wait" in row]
 
 
 def main() -> None:
@@ -79,10 +69,9 @@ def main() -> None:
     runtime.keep_freed_memory()
     with tempfile.TemporaryDirectory() as name:
         folder, draw = Path(name), np.random.default_rng(0)
-        for number in range(SHARDS):
-            tokens = draw.integers(0, VOCABULARY, arguments.tokens // SHARDS, np.uint16)
-            write_shard(folder / f"train_{number}.bin", tokens)
-        write_shard(folder / "validation.bin", tokens[:10_000])
+        for split, size in ("train", arguments.tokens), ("validation", 10_000):
+            tokens = draw.integers(0, VOCABULARY, size, np.uint16)
+            write_shards(folder, split, [tokens], tokens.dtype, arguments.tokens // SHARDS)
         sizes = {n: getattr(arguments, n) for n in ("width", "length", "batch_size", "steps")}
         file = folder / "data_wait.yaml"
         file.write_text(CONFIG.format(folder=folder, vocabulary=VOCABULARY, **sizes))
@@ -96,11 +85,9 @@ def main() -> None:
             next(batches)
         alone = 1e3 * (time.perf_counter() - start) / arguments.steps
         for number in range(arguments.rounds):
-            shares = measure(run, folder / f"run_{number}")
-            rows = read_metrics(folder / f"run_{number}")
-            speed = statistics.median(
-                row["perf/steps_per_second"] for row in rows if "perf/steps_per_second" in row
-            )
+            rows = measure(run, folder / f"run_{number}")
+            shares = [row["perf/data_wait"] for row in rows[1:]]
+            speed = statistics.median(row["perf/steps_per_second"] for row in rows)
             print(
                 f"share that waits for data: {statistics.mean(shares):.4f} (largest row "
                 f"{max(shares):.4f}; target {TARGET}); a batch alone {alone:.3f} ms, a step "

@@ -14,19 +14,19 @@ of all scores, as most would write it. PyTorch is compared where it is installed
 """
 
 import argparse
-import importlib.util
 import os
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
 import numpy as np
 
-from benchmarks import jax_gpt
-from benchmarks.gpt_sides import ByHand, Ours, Torch, make_gpt, make_program
+from benchmarks.gpt_sides import available, make_sides
 from benchmarks.interleave import interleave, report
 from benchmarks.jax_gpt import Shape
+from benchmarks.workload import make_gpt_workload
 from trainer.train import runtime
 
 SHAPES = {
@@ -35,30 +35,6 @@ SHAPES = {
     "medium": Shape(vocab_size=2048, width=384, depth=6, num_heads=6, length=512, batch_size=8),
 }
 TARGETS = {"hand": 1.02, "eager": 0.8, "compiled": 1.0}
-
-
-def make_sides(shape: Shape, optimizer: str, against: list[str]) -> dict[str, Any]:
-    """Returns the sides by name, "ours" first, all with the same first parameters.
-
-    Args:
-        shape: the sizes.
-        optimizer: "adamw" or "muon".
-        against: some of "hand", "eager" and "compiled".
-    """
-    batch = shape.batch()
-    sides: dict[str, Any] = {"ours": Ours(make_program(make_gpt(shape), batch, optimizer))}
-    params = sides["ours"].params()
-    if "hand" in against:
-        loss = lambda params, batch: jax_gpt.mean_loss(params, batch, shape)  # noqa: E731
-        sides["hand"] = ByHand(loss, params, batch, optimizer)
-    for name in {"eager", "compiled"} & set(against):
-        from benchmarks import torch_gpt
-
-        model = torch_gpt.Gpt(shape.vocab_size, shape.width, shape.depth, shape.num_heads)
-        pair = (batch["tokens"], batch["label"])
-        model = torch_gpt.load(model, torch_gpt.to_torch(params))
-        sides[name] = Torch(model, pair, optimizer, name == "compiled")
-    return sides
 
 
 def check_same(sides: dict[str, Any], optimizer: str, steps: int = 3) -> None:
@@ -112,14 +88,14 @@ def compare(
         seconds: about how long a round of each side takes.
         clock: returns seconds.
     """
-    sides = make_sides(SHAPES[name], optimizer, against)
+    sides = make_sides(make_gpt_workload(SHAPES[name]), optimizer, ["ours", *against])
     check_same(sides, optimizer)
     start = time.perf_counter()
     sides["ours"].steps(2)
     steps = max(1, round(seconds / (time.perf_counter() - start) * 2))
     for other in against:
-        run = {side: lambda side=side: sides[side].steps(steps) for side in ("ours", other)}
-        taken = interleave(run["ours"], run[other], rounds, clock)
+        runs = [partial(sides[side].steps, steps) for side in ("ours", other)]
+        taken = interleave(runs, rounds, clock)
         ms = [[1e3 * x / steps for x in side] for side in taken]
         report(f"GPT {name}, {optimizer}", *ms, target=TARGETS[other], unit="ms", other=other)
 
@@ -137,11 +113,8 @@ def main() -> None:
     if arguments.one_core:  # before jax and torch start their threads
         os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
     clock = time.process_time if arguments.one_core else time.perf_counter
-    against = arguments.against.split(",")
-    if set(against) - {"hand"} and importlib.util.find_spec("torch") is None:
-        print("torch is not installed: `make torch` adds it.")
-        against = [name for name in against if name == "hand"]
     runtime.keep_freed_memory()  # for all sides: they share the process
+    against = available(arguments.against.split(","))
     if set(against) - {"hand"}:
         from benchmarks.torch_gpt import torch
 

@@ -1,9 +1,10 @@
-"""The sides of the benchmarks of GPTs: ours, jax by hand, and PyTorch, eager or compiled.
+"""The sides of the benchmarks of GPTs and ViTs: ours, jax by hand, and PyTorch, eager or compiled.
 
 A side has `steps(count)`, which computes steps to their end and returns the loss of the last one,
 and `params()`, its parameters on the host as models.gpt names them (PyTorch: as `Gpt` does).
 """
 
+import importlib.util
 from functools import partial
 from typing import Any
 
@@ -14,7 +15,9 @@ import optax
 
 import optim
 from benchmarks import jax_gpt
-from benchmarks.jax_gpt import ADAMW, CLIP, MATRICES, MUON, Shape
+from benchmarks.by_hand import make_step
+from benchmarks.jax_gpt import ADAMW, CLIP, MATRICES, MUON
+from benchmarks.workload import Workload
 from trainer import losses, models
 from trainer.data.arrays import ArrayDataset
 from trainer.engine.experiment import Experiment
@@ -32,6 +35,51 @@ def make_optimizer(name: str, ns_dtype: str | None = None) -> optim.Optimizer:
     muon = partial(optim.muon, **MUON, ns_dtype=ns_dtype)
     matrices = {"matrices": optim.group(MATRICES, muon)}
     return optim.optimizer({**(matrices if name == "muon" else {}), "rest": rest}, clip_norm=CLIP)
+
+
+def available(names: list[str]) -> list[str]:
+    """Returns the sides that this machine can run, and prints which it cannot, and why.
+
+    Args:
+        names: some of "ours", "hand", "eager" and "compiled".
+    """
+    theirs = [name for name in names if name in ("eager", "compiled")]
+    if not theirs:
+        return names
+    reason = ""
+    if importlib.util.find_spec("torch") is None:
+        reason = "torch is not installed; `make torch` adds it"
+    elif jax.default_backend() != "cpu":
+        from benchmarks.torch_gpt import torch
+
+        reason = "" if torch.cuda.is_available() else "torch has no CUDA"
+    if reason:
+        print(f"Without {' and '.join(theirs)}: {reason}.")
+    return [name for name in names if not reason or name not in theirs]
+
+
+def make_sides(workload: Workload, optimizer: str, names: list[str]) -> dict[str, Any]:
+    """Returns the sides by name, all with the same first parameters.
+
+    Args:
+        workload: the model and its batch.
+        optimizer: "adamw" or "muon".
+        names: some of "ours", "hand", "eager" and "compiled".
+    """
+    batch, bfloat16 = workload.batch, workload.bfloat16
+    ours = Ours(make_program(workload.model, batch, optimizer, bfloat16))
+    params, sides = ours.params(), {}
+    device = "cpu" if jax.default_backend() == "cpu" else "cuda"
+    for name in names:
+        if name == "ours":
+            sides[name] = ours
+        elif name == "hand":
+            sides[name] = ByHand(workload.loss, params, batch, optimizer, bfloat16)
+        else:
+            inputs, labels = batch.values()
+            module, compiled = workload.module(params), name == "compiled"
+            sides[name] = Torch(module, (inputs, labels), optimizer, compiled, bfloat16, device)
+    return sides
 
 
 def make_program(
@@ -60,18 +108,6 @@ def make_program(
     return Program(experiment)
 
 
-def make_gpt(shape: Shape, **more: Any) -> models.Model:
-    """Returns models.gpt in a shape; `more` are further arguments."""
-    return models.gpt(
-        vocab_size=shape.vocab_size,
-        width=shape.width,
-        depth=shape.depth,
-        num_heads=shape.num_heads,
-        max_length=shape.length,
-        **more,
-    )
-
-
 class Ours:
     """Steps of a program of ours.
 
@@ -97,7 +133,7 @@ class Ours:
 
 
 class ByHand:
-    """Steps of `jax_gpt`.
+    """Steps of a loss and an optimizer by hand.
 
     Args:
         loss: `loss(params, batch)`, the mean loss.
@@ -116,7 +152,7 @@ class ByHand:
         bfloat16: bool = False,
     ):
         tx = jax_gpt.make_optimizer(optimizer, "bfloat16" if bfloat16 else None)
-        self._step, self.batch = jax_gpt.make_step(loss, tx), batch
+        self._step, self.batch = make_step(loss, tx), batch
         self._params = jax.tree.map(jnp.array, params)
         self._state = jax.jit(tx.init)(self._params)
 
@@ -161,7 +197,7 @@ class Torch:
         self._batch = [x.copy() for x in batch]  # torch refuses read-only arrays
         self.model, self._bfloat16 = model.to(device), bfloat16
         self._loss = torch.compile(self.model.loss) if compiled else self.model.loss
-        self._optimizers = _torch_optimizers(torch, self.model, optimizer)
+        self._optimizers = torch_optimizers(self.model, optimizer)
 
     def steps(self, count: int) -> float:
         """Computes steps, each of a batch that is sent to the device."""
@@ -184,7 +220,15 @@ class Torch:
         return {name: p.detach().cpu().numpy().copy() for name, p in named}
 
 
-def _torch_optimizers(torch: Any, model: Any, name: str) -> list[Any]:
+def torch_optimizers(model: Any, name: str) -> list[Any]:
+    """Returns the optimizers of PyTorch: AdamW, and with Muon one for the matrices of the blocks.
+
+    Args:
+        model: a module.
+        name: "adamw" or "muon".
+    """
+    from benchmarks.torch_gpt import torch
+
     named = dict(model.named_parameters())
     is_matrix = lambda name: name.startswith("blocks") and named[name].ndim == 2  # noqa: E731
     matrices = [p for n, p in named.items() if name == "muon" and is_matrix(n)]

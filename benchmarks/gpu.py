@@ -10,18 +10,18 @@ parameters and batch and are timed alternately in one process. `--waves` times t
 by side. `--small` shrinks both models, so that a CPU can run them. PyTorch is compared where it is
 installed, and on an accelerator only if it has CUDA.
 
-The model FLOPs utilization (MFU) counts 6 operations for each parameter of a kernel and token, and
-12 * depth * width * length for attention, half of that where it is causal.
+The model FLOPs utilization (MFU) counts 6 operations for each parameter of a kernel and token (the
+head of a ViT sees one vector of each image), and for each token 12 * depth * width * length for
+attention, half of that where it is causal.
 """
 
 import argparse
-import importlib.util
 import json
 import os
 import statistics
 import time
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any
 
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # PyTorch needs memory, too
 
@@ -30,9 +30,10 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from benchmarks import jax_gpt
-from benchmarks.gpt_sides import ByHand, Ours, Torch, make_gpt, make_program
+from benchmarks.gpt_sides import available, make_program, make_sides
+from benchmarks.interleave import interleave, quartiles
 from benchmarks.jax_gpt import Shape
+from benchmarks.workload import Workload, kernel_sizes, make_gpt_workload
 from trainer import models
 from trainer.engine.peaks import peak_flops
 from trainer.engine.vmapped import Vmapped
@@ -53,50 +54,6 @@ VIT: dict[str, Any] = {
     "patch_size": 16,
     "num_classes": 1000,
 }
-
-
-class Workload(NamedTuple):
-    """A model with its batch, for all sides.
-
-    Args:
-        model: our model.
-        batch: field name -> array of a batch.
-        loss: `loss(params, batch)`, the mean loss by hand.
-        module: returns the module of PyTorch with the parameters of our model.
-        unit: what is counted, "tokens" or "images".
-        units: how many a batch has.
-        flops: operations of a step, as MFU counts them, of parameters.
-    """
-
-    model: models.Model
-    batch: dict[str, np.ndarray]
-    loss: Callable[[Any, Any], jax.Array]
-    module: Callable[[Any], Any]
-    unit: str
-    units: int
-    flops: Callable[[Any], float]
-
-
-def make_gpt_workload(small: bool) -> Workload:
-    """Returns GPT-124M, or a small GPT."""
-    shape = SMALL_GPT if small else GPT
-
-    def module(params: Any) -> Any:
-        from benchmarks import torch_gpt
-
-        sizes = (shape.vocab_size, shape.width, shape.depth, shape.num_heads)
-        return torch_gpt.load(torch_gpt.Gpt(*sizes), torch_gpt.to_torch(params))
-
-    attended = 6 * shape.depth * shape.width * shape.length
-    return Workload(
-        make_gpt(shape),
-        shape.batch(),
-        lambda params, batch: jax_gpt.mean_loss(params, batch, shape, jnp.bfloat16),
-        module,
-        "tokens",
-        shape.tokens,
-        lambda params: shape.tokens * (6.0 * _kernels(params) + attended),
-    )
 
 
 def make_vit_workload(small: bool) -> Workload:
@@ -123,38 +80,10 @@ def make_vit_workload(small: bool) -> Workload:
 
     tokens = (pixels // sizes["patch_size"]) ** 2
     attended = 12 * sizes["depth"] * sizes["width"] * tokens
-    count = lambda params: images * tokens * (6.0 * _kernels(params) + attended)  # noqa: E731
-    return Workload(model, batch, loss, module, "images", images, count)
-
-
-def _kernels(params: Any) -> int:
-    flat = jax.tree_util.tree_flatten_with_path(params)[0]
-    return sum(x.size for path, x in flat if path[-1].key == "kernel")
-
-
-def make_sides(workload: Workload, optimizer: str, names: list[str]) -> dict[str, Any]:
-    """Returns the sides by name, all with the same first parameters.
-
-    Args:
-        workload: the model and its batch.
-        optimizer: "adamw" or "muon".
-        names: some of "ours", "hand", "eager" and "compiled".
-    """
-    ours = Ours(make_program(workload.model, workload.batch, optimizer, bfloat16=True))
-    params, sides = ours.params(), {}
-    device = "cpu" if jax.default_backend() == "cpu" else "cuda"
-    for name in names:
-        if name == "ours":
-            sides[name] = ours
-        elif name == "hand":
-            sides[name] = ByHand(workload.loss, params, workload.batch, optimizer, bfloat16=True)
-        else:
-            inputs, labels = workload.batch.values()
-            module, compiled = workload.module(params), name == "compiled"
-            sides[name] = Torch(
-                module, (inputs, labels), optimizer, compiled, bfloat16=True, device=device
-            )
-    return sides
+    kernels = kernel_sizes(model, batch)
+    head = kernels.pop("head/kernel")  # of the mean of the tokens
+    flops = images * (tokens * (6.0 * sum(kernels.values()) + attended) + 6.0 * head)
+    return Workload(model, batch, loss, module, True, "images", images, flops)
 
 
 def time_sides(
@@ -175,19 +104,12 @@ def time_sides(
     """
     sides = make_sides(workload, optimizer, names)
     losses = {name: side.steps(3) for name, side in sides.items()}
-    seconds: dict[str, list[float]] = {name: [] for name in sides}
-    for number in range(rounds):
-        for name in list(sides) if number % 2 == 0 else list(sides)[::-1]:
-            start = time.perf_counter()
-            sides[name].steps(steps)
-            seconds[name].append((time.perf_counter() - start) / steps)
-    peak = peak_flops(jax.devices()[0].device_kind, "mixed")
-    flops = workload.flops(sides[names[0]].params()) if names[0] in ("ours", "hand") else None
+    taken = interleave([partial(side.steps, steps) for side in sides.values()], rounds)
+    seconds = dict(zip(sides, taken, strict=True))
     rows = []
-    for name, taken in seconds.items():
-        row = _row(workload, statistics.median(taken), flops, peak)
-        ratios = [a / b for a, b in zip(seconds.get("ours", taken), taken, strict=True)]
-        spread = statistics.quantiles(ratios, n=4) if len(ratios) > 1 else ratios * 3
+    for name, mine in seconds.items():
+        row = _row(workload, statistics.median(mine) / steps)
+        spread = quartiles(seconds.get("ours", mine), mine)
         rows.append({"side": name, **row, "loss": losses[name], "ours_over_it": spread})
     return rows
 
@@ -204,7 +126,7 @@ def time_wave(
         rounds: the number of rounds.
         steps: steps of each trial in a round.
     """
-    program = make_program(workload.model, workload.batch, optimizer, bfloat16=True)
+    program = make_program(workload.model, workload.batch, optimizer, workload.bfloat16)
     wave, states = Vmapped(program, width), [program.init() for _ in range(width)]
     block = [workload.batch] * program.block_rule.steps
     calls, taken = max(1, steps // len(block)), []
@@ -216,35 +138,14 @@ def time_wave(
         jax.block_until_ready(states)
         if number > 0:  # the first compiles
             taken.append((time.perf_counter() - start) / (calls * len(block)))
+    return {"side": f"wave of {width}", **_row(workload, statistics.median(taken), width)}
+
+
+def _row(workload: Workload, seconds: float, trials: int = 1) -> dict:
     peak = peak_flops(jax.devices()[0].device_kind, "mixed")
-    flops = workload.flops(states[0].params)
-    return {
-        "side": f"wave of {width}",
-        **_row(workload, statistics.median(taken), flops, peak, width),
-    }
-
-
-def _row(workload: Workload, seconds: float, flops: Any, peak: Any, trials: int = 1) -> dict:
-    mfu = trials * flops / seconds / peak if flops and peak else None
+    mfu = trials * workload.flops / seconds / peak if peak else None
     rate = trials * workload.units / seconds
     return {"ms": 1e3 * seconds, "unit": workload.unit, "per_second": rate, "mfu": mfu}
-
-
-def _available(names: list[str]) -> list[str]:
-    """Returns the sides that this machine can run, and says which it cannot."""
-    theirs = [name for name in names if name in ("eager", "compiled")]
-    if not theirs:
-        return names
-    reason = ""
-    if importlib.util.find_spec("torch") is None:
-        reason = "torch is not installed"
-    elif jax.default_backend() != "cpu":
-        from benchmarks.torch_gpt import torch
-
-        reason = "" if torch.cuda.is_available() else "torch has no CUDA"
-    if reason:
-        print(f"Without {' and '.join(theirs)}: {reason}.")
-    return [name for name in names if not reason or name not in theirs]
 
 
 def main() -> None:
@@ -262,11 +163,15 @@ def main() -> None:
     parser.add_argument("--small", action="store_true", help="models that a CPU can run")
     parser.add_argument("--json", action="store_true", help="prints a line of JSON for each row")
     arguments = parser.parse_args()
-    make = {"gpt": make_gpt_workload, "vit": make_vit_workload}
-    sides = _available(arguments.sides.split(","))
+    small = arguments.small
+    make = {
+        "gpt": lambda: make_gpt_workload(SMALL_GPT if small else GPT, bfloat16=True),
+        "vit": lambda: make_vit_workload(small),
+    }
+    sides = available(arguments.sides.split(","))
     counts = (arguments.rounds, arguments.steps)
     for name in arguments.workloads.split(","):
-        workload = make[name](arguments.small)
+        workload = make[name]()
         for optimizer in arguments.optimizers.split(","):
             rows = time_sides(workload, optimizer, sides, *counts)
             widths = [int(width) for width in arguments.waves.split(",") if width]

@@ -58,7 +58,7 @@ def main() -> None:
         ours, constants = (stepper(each, steps) for each in (program, Program(program.experiment)))
         for warm_up in (ours, constants):
             warm_up()
-        seconds = interleave(ours, constants, arguments.rounds)
+        seconds = interleave([ours, constants], arguments.rounds)
         ours_ms, constants_ms = ([1e3 * x / steps for x in side] for side in seconds)
         count = len(program.inputs.values)
         report(f"step with {count} inputs, {name}", ours_ms, constants_ms, 1.02, "ms", "constants")

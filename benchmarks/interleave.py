@@ -1,34 +1,45 @@
-"""Times two functions alternately, so that noise of the machine affects both."""
+"""Times functions alternately, so that noise of the machine affects all of them."""
 
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 
 def interleave(
-    ours: Callable[[], object],
-    theirs: Callable[[], object],
+    runs: Sequence[Callable[[], object]],
     rounds: int,
     clock: Callable[[], float] = time.perf_counter,
-) -> tuple[list[float], list[float]]:
-    """Runs two functions alternately and returns their times; the order is swapped every round.
+) -> list[list[float]]:
+    """Runs functions alternately and returns their times; the order is reversed every round.
 
     Args:
-        ours: runs one round of the measured side to its end.
-        theirs: runs one round of the other side to its end.
+        runs: one function for each side, which runs one round of it to its end.
         rounds: the number of rounds.
         clock: returns seconds, such as time.process_time for the CPU time of all threads.
 
     Returns:
-        The seconds of each round of `ours`, and of `theirs`.
+        For each side the seconds of its rounds.
     """
-    seconds: dict[Callable[[], object], list[float]] = {ours: [], theirs: []}
+    seconds: list[list[float]] = [[] for _ in runs]
+    sides = list(zip(runs, seconds, strict=True))
     for number in range(rounds):
-        for run in (ours, theirs) if number % 2 == 0 else (theirs, ours):
+        for run, taken in sides if number % 2 == 0 else sides[::-1]:
             start = clock()
             run()
-            seconds[run].append(clock() - start)
-    return seconds[ours], seconds[theirs]
+            taken.append(clock() - start)
+    return seconds
+
+
+def quartiles(ours: list[float], theirs: list[float]) -> list[float]:
+    """Returns the lower quartile, the median and the upper quartile of the ratios of the rounds.
+
+    Args:
+        ours: one number for each round, at least one.
+        theirs: one number for each round, measured next to it.
+    """
+    # Of neighbours in time, so that a slow change of the machine's speed cancels.
+    ratios = [a / b for a, b in zip(ours, theirs, strict=True)]
+    return statistics.quantiles(ratios, n=4) if len(ratios) > 1 else ratios * 3
 
 
 def report(
@@ -52,12 +63,10 @@ def report(
     Returns:
         The median ratio.
     """
-    # Of neighbours in time, so that a slow change of the machine's speed cancels.
-    ratios = [a / b for a, b in zip(ours, theirs, strict=True)]
-    low, middle, high = statistics.quantiles(ratios, n=4) if len(ratios) > 1 else ratios * 3
+    low, middle, high = quartiles(ours, theirs)
     print(
         f"{name}: ours {statistics.median(ours):.4g} {unit}, {other} "
         f"{statistics.median(theirs):.4g} {unit}; ratio {middle:.3f} "
-        f"(quartiles {low:.3f} to {high:.3f}, {len(ratios)} rounds; target {target})"
+        f"(quartiles {low:.3f} to {high:.3f}, {len(ours)} rounds; target {target})"
     )
     return middle

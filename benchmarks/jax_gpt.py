@@ -5,7 +5,6 @@ the same ones. Shapes are those of `Shape`; the model has RMSNorm, rotary positi
 queries and keys, squared ReLU and an untied head, as in modded-nanogpt.
 """
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -15,6 +14,7 @@ import numpy as np
 import optax
 
 import optim
+from benchmarks.by_hand import label
 
 CLIP = 1.0
 ADAMW: dict[str, Any] = {
@@ -144,39 +144,8 @@ def make_optimizer(name: str, ns_dtype: str | None = None) -> optax.GradientTran
         ns_dtype: the dtype of Muon's Newton-Schulz steps; None for float32.
     """
     adamw = optax.adamw(**ADAMW)
-
-    def label(path: Any, _: Any) -> str:
-        where = jax.tree_util.keystr(path, simple=True, separator="/")
-        return "matrices" if where.startswith("blocks") and where.endswith("kernel") else "rest"
-
     if name == "adamw":
         return optax.chain(optax.clip_by_global_norm(CLIP), adamw)
-    groups = optax.partition(
-        {"matrices": optim.muon(**MUON, ns_dtype=ns_dtype), "rest": adamw},
-        lambda params: jax.tree_util.tree_map_with_path(label, params),
-    )
+    muon = optim.muon(**MUON, ns_dtype=ns_dtype)
+    groups = optax.partition({"matrices": muon, "rest": adamw}, label)
     return optax.chain(optax.clip_by_global_norm(CLIP), groups)
-
-
-def make_step(
-    loss: Callable[[Any, Any], jax.Array], tx: optax.GradientTransformation
-) -> Callable[..., Any]:
-    """Returns the jitted step of a loss.
-
-    Args:
-        loss: `loss(params, batch)`, a scalar.
-        tx: the optimizer.
-
-    Returns:
-        `step(params, opt_state, batch)`, which donates the first two and returns them with the
-        loss and the norm of the gradients.
-    """
-
-    @partial(jax.jit, donate_argnums=(0, 1))
-    def step(params: optax.Params, opt_state: optax.OptState, batch: Any) -> tuple[Any, ...]:
-        value, grads = jax.value_and_grad(loss)(params, batch)
-        updates, opt_state = tx.update(grads, opt_state, params)
-        # A run logs the norm of the gradients, so that this step computes it, too.
-        return optax.apply_updates(params, updates), opt_state, value, optax.tree.norm(grads)
-
-    return step

@@ -126,7 +126,7 @@ def main() -> None:
             mine = partial(ours(watched), arguments.steps)
             for warm_up in (mine, theirs):
                 warm_up()
-            seconds = interleave(mine, theirs, arguments.rounds)
+            seconds = interleave([mine, theirs], arguments.rounds)
             to_ms = [[1e3 * x / arguments.steps for x in side] for side in seconds]
             target = TARGETS[action][clip_norm]
             report(f"{action}, clip_norm={clip_norm}", to_ms[0], to_ms[1], target, "ms")

@@ -125,11 +125,11 @@ def main() -> None:
             sweep = make_sweep(Path(scratch), trials, arguments.rows)
             ours = Process(["-m", "trainer", "report", str(sweep)])
             theirs = Process(["-c", PARSE, str(sweep)])
-            times = interleave(ours, theirs, arguments.rounds)
+            times = interleave([ours, theirs], arguments.rounds)
             page = (sweep / "report" / "index.html").stat().st_size / 1000
             name = f"{trials:,} trials of {arguments.rows} rows"
             target = SECONDS[trials] if trials in SECONDS else math.inf
-            report(name, *times, 10, "s", "parsing the rows")
+            report(name, *times, target=10, unit="s", other="parsing the rows")
             print(f"  at most {max(times[0]):.1f} s (target {target} s),", end=" ")
             print(f"{max(ours.peak):,.0f} MiB, a page of {page:,.0f} kB")
 

@@ -87,12 +87,12 @@ def main() -> None:
                 process()
                 process.first_step.clear()
                 process.peak.clear()
-            interleave(ours, theirs, arguments.rounds)
+            interleave([ours, theirs], arguments.rounds)
             report(f"first step, {name}", ours.first_step, theirs.first_step, 1.3, "s")
             report(f"peak memory, {name}", ours.peak, theirs.peak, 1.2, "MiB")
         ours = Process(OURS, str(Path(folder) / "ours"), Path(folder) / "run", new_rate=True)
         imports = Process(["benchmarks.imports"], "")
-        interleave(ours, imports, arguments.rounds)
+        interleave([ours, imports], arguments.rounds)
         name = "first step, another learning rate, warm cache"
         report(name, ours.first_step, imports.first_step, 1.6, "s", "imports alone")
 

@@ -34,7 +34,7 @@ def main() -> None:
     program = load(read)
     experiment = program.experiment
     host = next(experiment.data.train(0, 0))
-    step, params, opt_state = by_hand.make_step(
+    step, params, opt_state = by_hand.make_vit_step(
         dict(experiment.data.element_spec), arguments.width, arguments.depth
     )
     hand = {"params": params, "opt_state": opt_state}
@@ -54,7 +54,7 @@ def main() -> None:
 
     for warm_up in (ours, theirs):
         warm_up()
-    seconds = interleave(ours, theirs, arguments.rounds)
+    seconds = interleave([ours, theirs], arguments.rounds)
     to_ms = [[1e3 * x / arguments.steps for x in side] for side in seconds]
     report(f"step, {jax.devices()[0].device_kind}", *to_ms, target=1.02, unit="ms")
 

@@ -4,23 +4,25 @@ import importlib.util
 import json
 import sys
 
-import jax
 import pytest
 
 from benchmarks import gpt, gpu
-from benchmarks.gpt_sides import make_gpt
+from benchmarks.gpt_sides import available, make_sides
+from benchmarks.workload import make_gpt_workload
 
-HAS_TORCH = importlib.util.find_spec("torch") is not None
+
+def tiny(optimizer, *names):
+    return make_sides(make_gpt_workload(gpt.SHAPES["tiny"]), optimizer, list(names))
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 def test_three_steps_by_hand_give_our_parameters(optimizer):
-    sides = gpt.make_sides(gpt.SHAPES["tiny"], optimizer, ["hand"])
+    sides = tiny(optimizer, "ours", "hand")
     gpt.check_same(sides, optimizer)
 
 
 def test_sides_that_compute_something_else_are_noticed():
-    sides = gpt.make_sides(gpt.SHAPES["tiny"], "adamw", ["hand"])
+    sides = tiny("adamw", "ours", "hand")
     sides["hand"].steps(1)
     with pytest.raises(AssertionError, match="hand"):
         gpt.check_same(sides, "adamw")
@@ -28,7 +30,7 @@ def test_sides_that_compute_something_else_are_noticed():
 
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 def test_three_steps_of_torch_give_our_parameters(torch, optimizer):
-    sides = gpt.make_sides(gpt.SHAPES["tiny"], optimizer, ["eager"])
+    sides = tiny(optimizer, "ours", "eager")
     gpt.check_same(sides, optimizer)
 
 
@@ -46,18 +48,44 @@ def test_the_benchmark_of_accelerators_runs_small(monkeypatch, capsys):
         assert abs(ours - hand) < 0.02 * ours  # in bfloat16
 
 
-@pytest.mark.parametrize("workload", ["gpt", "vit"])
+WORKLOADS = {
+    "gpt": lambda: make_gpt_workload(gpu.SMALL_GPT, bfloat16=True),
+    "vit": lambda: gpu.make_vit_workload(True),
+}
+
+
+@pytest.mark.parametrize("workload", WORKLOADS)
 def test_torch_computes_the_losses_of_the_benchmark_of_accelerators(torch, workload):
-    make = {"gpt": gpu.make_gpt_workload, "vit": gpu.make_vit_workload}[workload]
-    rows = gpu.time_sides(make(True), "adamw", ["ours", "eager"], 1, 1)
+    rows = gpu.time_sides(WORKLOADS[workload](), "adamw", ["ours", "eager"], 1, 1)
     ours, theirs = [row["loss"] for row in rows]
     assert abs(ours - theirs) < 0.02 * ours
 
 
-def test_the_large_gpt_has_124_million_parameters_and_its_operations():
-    model, batch = make_gpt(gpu.GPT), gpu.GPT.batch()
-    params, _ = jax.eval_shape(model.init, jax.random.key(0), batch)
-    kernels = 12 * 12 * 768**2 + 768 * 50_304
-    assert gpu._kernels(params) == kernels  # the embedding is another 39 million, untied
-    flops = gpu.make_gpt_workload(False).flops(params)
+def test_the_utilization_does_not_depend_on_the_sides_that_are_timed(torch, monkeypatch):
+    monkeypatch.setattr(gpu, "peak_flops", lambda device, precision: 1e12)
+    workload = WORKLOADS["gpt"]()
+    for row in gpu.time_sides(workload, "adamw", ["eager", "hand"], 1, 1):
+        assert row["mfu"] == pytest.approx(workload.flops / row["ms"] / 1e9)
+
+
+def test_without_torch_its_sides_are_left_out(monkeypatch, capsys):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert available(["hand", "eager", "compiled"]) == ["hand"]
+    assert "eager and compiled: torch is not installed" in capsys.readouterr().out
+    assert available(["eager"]) == []
+
+
+def test_no_sides_have_no_rows():
+    assert gpu.time_sides(WORKLOADS["gpt"](), "adamw", [], 1, 1) == []
+
+
+def test_the_operations_of_the_large_gpt():
+    kernels = 12 * 12 * 768**2 + 768 * 50_304  # the embedding is another 39 million, untied
+    flops = make_gpt_workload(gpu.GPT).flops
     assert flops == 32 * 1024 * (6 * kernels + 6 * 12 * 768 * 1024)
+
+
+def test_the_operations_of_a_vit_count_its_head_once_for_each_image():
+    kernels, head, attended = 3 * 8**2 * 32 + 2 * 12 * 32**2, 32 * 10, 12 * 2 * 32 * 4
+    flops = gpu.make_vit_workload(True).flops  # 4 images of 4 tokens
+    assert flops == 4 * (4 * (6 * kernels + attended) + 6 * head)

@@ -108,8 +108,9 @@ def test_base_width_changes_nothing_at_that_width():
     plain, same = (gpt(64, base) for base in (None, 64))
     params, other = (jax.jit(x.init)(jax.random.key(0), BATCH)[0] for x in (plain, same))
     jax.tree.map(np.testing.assert_array_equal, params, other)
-    for name, x in activations(plain, params).items():
-        np.testing.assert_array_equal(activations(same, params)[name], x)
+    found, expected = (activations(x, params) for x in (same, plain))
+    for name, x in expected.items():
+        np.testing.assert_array_equal(found[name], x)
 
 
 def test_head_and_embedding_start_alike_at_all_widths():

@@ -7,8 +7,8 @@ import jax
 import numpy as np
 import pytest
 
-from benchmarks.gpt_sides import make_program
-from benchmarks.jax_gpt import ADAMW, CLIP
+from benchmarks.gpt_sides import make_program, torch_optimizers
+from benchmarks.jax_gpt import CLIP
 from trainer import losses, models
 
 if importlib.util.find_spec("torch") is None:
@@ -99,13 +99,7 @@ def test_a_step_of_adamw_gives_the_parameters_of_torch(name):
     state, metrics = program.step(state, program.feed.to_devices(batch))
 
     other = in_module(SETTINGS[name], params)
-    optimizer = torch.optim.AdamW(
-        other.parameters(),
-        ADAMW["learning_rate"],
-        (ADAMW["b1"], ADAMW["b2"]),
-        ADAMW["eps"],
-        ADAMW["weight_decay"],
-    )
+    (optimizer,) = torch_optimizers(other, "adamw")
     other.loss(*in_torch(text(packed=True))).backward()
     norm = torch.nn.utils.clip_grad_norm_(other.parameters(), CLIP)
     assert norm > CLIP  # so that the test sees the clipping
