@@ -28,10 +28,14 @@ from trainer.sweep.status import Status, SweepReader
 
 FOLDER = Path(__file__).parent
 # Study -> the path that sets the number of its seeds.
-STUDIES = {"optimizers_vit": "final.seeds", "learning_rate_sensitivity": "seeds"}
+STUDIES = {
+    "optimizers_vit": "final.seeds",
+    "learning_rate_sensitivity": "seeds",
+    "muon_gpt": "final.seeds",
+}
 RECORDED = 8
 LEVEL = 0.99
-CHANCE = math.log(10)  # the loss of equal probabilities: both data sets have 10 classes
+CHANCE = math.log(10)  # the loss of equal probabilities of 10 classes
 
 
 def compute(study: str, folder: Path, edits: Sequence[str] = ()) -> None:

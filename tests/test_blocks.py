@@ -32,6 +32,7 @@ FORMS = {
     "fashion_vit.gin": "dispatch",
     "vit_s16_i1k.gin": "dispatch",
     "muon_gpt.gin": "dispatch",
+    "adamw_gpt.gin": "dispatch",
     "gpt2_124m.gin": "dispatch",
     "lbfgs_backtracking.yaml": "dispatch",  # it logs every step
     "sgd_convnet.gin": "dispatch",
