@@ -22,7 +22,7 @@ from tests import runs
 from trainer import checkpoint
 from trainer.__main__ import main
 from trainer.messages import UserError
-from trainer.train import multihost, rendezvous
+from trainer.train import connection, multihost, rendezvous
 
 pytestmark = pytest.mark.laws
 
@@ -325,6 +325,37 @@ def test_a_process_that_exits_0_before_the_others_is_named(met):
     met.order(2, "0")
     assert met.codes(0, 1) == [1, 1]
     assert "Process 2" in met.said(0) and "Process 2" in met.said(1)
+
+
+def test_a_process_that_ends_waits_until_its_last_message_is_read():
+    # The unread heartbeat resets the connection of a process that ends without waiting.
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        other = socket.create_connection(server.getsockname())
+        accepted, _ = server.accept()
+    with other, accepted:
+        other.sendall(b"\n")
+        one = connection.Connection(accepted, 1)
+        one.send({"gone": "why"})
+        ending = threading.Thread(target=connection.finish, args=([one], BOUND))
+        ending.start()
+        ending.join(0.2)
+        assert ending.is_alive()
+        received = iter(lambda: other.recv(100), b"")  # until the end of the stream
+        assert b"".join(received) == b'{"gone": "why"}\n'
+        other.close()
+        ending.join(BOUND)
+        assert not ending.is_alive()
+
+
+def test_a_process_that_ends_does_not_wait_for_one_that_hangs():
+    one, hanging = socket.socketpair()
+    with one, hanging:
+        ending = threading.Thread(
+            target=connection.finish, args=([connection.Connection(one, 1)], 0.1)
+        )
+        ending.start()
+        ending.join(BOUND)
+        assert not ending.is_alive()
 
 
 # Whole runs.

@@ -248,6 +248,7 @@ def test_the_controls_select_trials(browser):
     browser.find(".trials .filter input[type=search]").send_keys("muon learning_rate>0.002")
     assert sorted(browser.shown()) == kept(lambda r: r[1] == "muon" and r[RATE] > 0.002)
     browser.find(".trials .shown button").click()
+    assert len(browser.shown()) == len(ROWS)  # also waits until nothing moves under the pointer
     browser.find(".trials .filter input[value=diverged]").click()
     assert sorted(browser.shown()) == kept(lambda r: r[3] != "diverged")
     box = browser.find(".trials .ranges input")

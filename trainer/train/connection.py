@@ -8,6 +8,7 @@ import json
 import socket
 import threading
 import time
+from collections.abc import Iterable
 from typing import Any
 
 _SEND_TIMEOUT = 5.0  # seconds; sending hardly blocks: a message fits into the system's buffer
@@ -93,3 +94,26 @@ class Connection:
         """Closes the socket."""
         self.closed = True
         self.socket.close()
+
+
+def finish(connections: Iterable[Connection], seconds: float) -> None:
+    """Waits until the other processes have received all that was sent and closed the connections.
+
+    A process that ends with unread data in a socket resets its connection. The reset may arrive
+    before a message that was sent just before it, and the message is lost then.
+
+    Args:
+        connections: nothing can be sent over them afterwards.
+        seconds: how long to wait at most, for all of them.
+    """
+    until = time.monotonic() + seconds
+    sockets = [connection.socket for connection in connections if not connection.closed]
+    for one in sockets:
+        with contextlib.suppress(OSError):
+            one.shutdown(socket.SHUT_WR)
+    for one in sockets:
+        with contextlib.suppress(OSError):
+            while (left := until - time.monotonic()) > 0:
+                one.settimeout(left)
+                if not one.recv(1 << 16):
+                    break

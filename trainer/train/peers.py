@@ -16,12 +16,13 @@ import time
 from typing import Any, NoReturn
 
 from trainer.messages import DONE, FAILED, MISTAKE, STOPPED
-from trainer.train.connection import Connection
+from trainer.train.connection import Connection, finish
 
 _HEARTBEAT = 1.0  # seconds between two heartbeats
 _SUSPENDED = 5.0  # seconds that this thread did not run, after which it waits for heartbeats anew
 _GRACE = 5.0  # seconds that the main thread has to end by itself, once a process is gone
 _GRACE_AFTER_ERROR = 30.0  # as _GRACE, if this process may be about to end with the same error
+_FINISH = 1.0  # seconds that this process, about to end, waits for the others to read its messages
 
 _AGAIN = "Start the same command again on each: the run resumes from its latest checkpoint."
 _LATE = (
@@ -110,6 +111,7 @@ class Peers:
             with contextlib.suppress(OSError):
                 # Not print(): another thread may hold the lock of the stream, also where it aborts.
                 os.write(2, f"error: {sentence}\n".encode())
+        finish(self._connections, _FINISH)
         # Not sys.exit(): the main thread may be blocked in a collective, and jax's own exit handler
         # waits for the processes that are gone.
         os._exit(code)
