@@ -242,6 +242,25 @@ def test_points_are_connected_only_along_a_single_axis():
 
 
 @pytest.mark.parametrize(
+    ("losses", "shown"),
+    [
+        ([1.7, 1.6, 1.8], False),  # 5.5 would flatten these
+        ([1.7, 1.6, 3.7], True),
+        ([1.7, 1.6, None], True),  # drawn at the initial value
+        ([1.7, 1.6, 9.0], True),
+    ],
+)
+def test_the_initial_value_is_drawn_unless_it_flattens_the_points(losses, shown):
+    points = [(10.0**k, loss) for k, loss in enumerate(losses)]
+    work = workload({"a": [1.0, 1.1]}, {"a": points})
+    for each in work.trials:
+        work._curves[each.name] = curve([0, 100], [5.5, 3.0])
+    (figure,) = block(reported(work), "learning_rate").figures
+    assert ("rule" in [series.kind for series in figure.series]) == shown
+    assert ("The initial value, 5.5, lies outside." in figure.description) != shown
+
+
+@pytest.mark.parametrize(
     ("text", "values", "said"),
     [
         ("uniform 0.8 to 0.99", [0.8, 0.9, 0.99], "space.uniform {low: 0.8, high: 1}"),

@@ -104,8 +104,11 @@ def _figure(
     goal = workload.goal
     series: list[Series] = []
     rows: list[tuple[Cell, ...]] = []
-    if math.isfinite(initial):
+    description = f"The goal of each point of the search over {name}, by arm."
+    if _is_near(initial, [v for scan in scans for v in scan.values]):
         series.append(Series("rule", "", (), [initial], label="initial value"))
+    elif math.isfinite(initial):
+        description += f" The initial value, {initial:.4g}, lies outside."
     for scan in scans:
         capped = [_capped(v, initial, goal.sign) for v in scan.values]
         if scan.alone:
@@ -120,12 +123,23 @@ def _figure(
     return Figure(
         name=stem,
         title=f"{goal.metric.capitalize()} by {name}, {goal.select_on} split",
-        description=f"The goal of each point of the search over {name}, by arm.",
+        description=description,
         x=Axis(name, log=True),
         y=Axis(f"{goal.metric}, {goal.select_on}", spans_decades(v for s in series for v in s.y)),
         series=tuple(series),
         table=Table(stem, f"Points of the search by {name}", columns, tuple(rows)),
     )
+
+
+def _is_near(initial: float, values: Sequence[float]) -> bool:
+    """Returns whether the initial value does not flatten the points of a figure.
+
+    Values that are not finite are drawn at the initial one, so that it is shown with them.
+    """
+    low, high = min(values), max(values)
+    if not math.isfinite(low) or not math.isfinite(high):
+        return math.isfinite(initial)
+    return 2 * low - high <= initial <= 2 * high - low
 
 
 def _capped(value: float, initial: float, sign: int) -> float:
