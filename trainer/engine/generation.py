@@ -158,8 +158,8 @@ class Continuation:
         self._precision = precision
         known = min(language.vocab_size, tokenizer.vocab_size)
         self._sampling = sampling._replace(vocab_size=known)
-        sharding = None if mesh is None else replicated(mesh)
-        self._generate = jax.jit(self._compute, out_shardings=sharding)
+        self._whole = None if mesh is None else replicated(mesh)
+        self._generate = jax.jit(self._compute, out_shardings=self._whole)
 
     def sample(self, params: Any, model_state: Any, seed: int, samples: int = 1) -> list[str]:
         """Continues the prompt.
@@ -182,6 +182,9 @@ class Continuation:
 
     def _compute(self, params: Any, model_state: Any, prompt: Any, data: Any) -> jax.Array:
         params = in_precision(params, self._precision)
+        if self._whole is not None:
+            # Divided parameters are gathered once, not for each token.
+            params = jax.lax.with_sharding_constraint(params, self._whole)
         keys = jax.random.wrap_key_data(data)
         return generate(self._language, params, model_state, prompt, keys, self._sampling)
 
