@@ -632,6 +632,26 @@ def test_steps_as_slow_as_the_others_are_not_reported(tmp_path):
     assert len(said) == 1
 
 
+def test_steps_that_the_host_only_starts_do_not_count_as_fast_ones(tmp_path):
+    # Two steps between evaluations: the first call returns at once, the second one waits for both.
+    said: list[str] = []
+    with open(tmp_path / "stacks", "w+") as stream:
+        with Watchdog(10.0, said.append, stream) as watchdog:
+            for step in range(0, 14, 2):
+                watchdog.block(step, 1)
+                watchdog.block(step + 1, 1)
+                time.sleep(1.5 if step == 12 else 0.5)
+                watchdog.other("an evaluation")
+        assert said == []
+        with Watchdog(2.0, said.append, stream) as watchdog:  # what this one would tell
+            for step in range(0, 14, 2):
+                watchdog.block(step, 1)
+                watchdog.block(step + 1, 1)
+                time.sleep(1.5 if step == 12 else 0.1)
+                watchdog.other("an evaluation")
+    assert len(said) == 1 and said[0].startswith("Slow: step 13 has taken")
+
+
 def test_without_a_multiple_steps_are_not_watched():
     with Watchdog(None, pytest.fail) as watchdog:
         assert not [thread for thread in threading.enumerate() if thread.name == "watchdog"]

@@ -11,7 +11,8 @@ from typing import NamedTuple, TextIO
 
 _SHORTEST = 1.0  # seconds; shorter pauses occur on any machine and are not reported
 _BETWEEN_STEPS = 60.0  # seconds that a batch of an evaluation, or a save, may take
-_ENOUGH = 5  # blocks that must be timed before the median of their steps is used
+_ENOUGH = 5  # times of steps that must be known before their median is used
+_AHEAD = 2  # blocks that the host may start before the devices have finished the ones before
 
 
 class _Activity(NamedTuple):
@@ -36,6 +37,8 @@ class Watchdog:
         self._log = log
         self._stream = stream
         self._seconds: deque[float] = deque(maxlen=101)
+        # The blocks since something else was done: their number, their steps, and their beginning.
+        self._blocks, self._steps, self._since = 0, 0, 0.0
         self._state: _Activity | None = None
         self._reported: _Activity | None = None
         self._end = threading.Event()
@@ -50,9 +53,12 @@ class Watchdog:
         """
         now = time.monotonic()
         before = self._state
-        # Only a block that follows a block: what else was done between them is not its time.
-        if before is not None and before.steps:
+        if before is None or not before.steps:
+            self._blocks, self._steps, self._since = 0, 0, now
+        elif self._blocks > _AHEAD:  # the first ones are only started, which takes little time
             self._seconds.append((now - before.began) / before.steps)
+        self._blocks += 1
+        self._steps += steps
         name = (
             f"step {first}" if steps == 1 else f"the block of steps {first} to {first + steps - 1}"
         )
@@ -64,7 +70,11 @@ class Watchdog:
         Args:
             what: such as "a save"; used in the warning "Slow: a save has taken 70.0 s so far".
         """
-        self._state = _Activity(what, time.monotonic(), 0)
+        now = time.monotonic()
+        if self._state is not None and self._state.steps:
+            # The devices have finished all blocks before something else is done.
+            self._seconds.append((now - self._since) / self._steps)
+        self._state = _Activity(what, now, 0)
 
     def __enter__(self) -> "Watchdog":
         if self._multiple is not None:
