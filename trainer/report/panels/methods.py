@@ -153,7 +153,7 @@ def changed_conditions(workload: Workload) -> list[str]:
     """
     seen: dict[str, dict[str, list[str]]] = {}
     for run in (*workload.trials, *workload.finals):
-        what = f"final runs of {run.arm}" if run.name.startswith("final") else run.arm
+        what = f"{'final runs' if run.name.startswith('final') else 'trials'} of {run.arm}"
         for key, value in run.fingerprint.items():
             if key not in _OF_A_RUN:
                 seen.setdefault(key, {}).setdefault(_text(value)[:16], []).append(what)
@@ -164,7 +164,8 @@ def changed_conditions(workload: Workload) -> list[str]:
                 f"{value} ({listing(list(dict.fromkeys(runs)), 4)})"
                 for value, runs in values.items()
             )
-            lines.append(f"The runs were made under different conditions. {key}: {listed}.")
+            name = "uncommitted changes (a hash of them)" if key == "uncommitted" else key
+            lines.append(f"The runs were made under different conditions. {name}: {listed}.")
     return lines[:_MOST_CONDITIONS]
 
 
