@@ -193,7 +193,7 @@ class BoundOptimizer(NamedTuple):
             group = self.groups[name]
             if group.maximize:
                 given, within = jax.tree.map(jnp.negative, given), negated(within)
-            with group_error_context(name, group):
+            with group_error_context(name, group), jax.named_scope(name):
                 updates, groups[name] = adapter.update(
                     group.optimizer,
                     given,

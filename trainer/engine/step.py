@@ -95,7 +95,8 @@ def train_step(
         return _loss(experiment, params, state.model_state, batch, key)[0]
 
     grads |= _example_gradients(experiment, optimizer, state, batch, key)  # [examples, ...]
-    with nullcontext() if mesh is None else jax.sharding.use_abstract_mesh(mesh):
+    on_mesh = nullcontext() if mesh is None else jax.sharding.use_abstract_mesh(mesh)
+    with on_mesh, jax.named_scope("optimizer"):
         params, opt_state = optimizer.update(
             grads,
             state.opt_state,

@@ -17,6 +17,7 @@ _INSTRUCTION = re.compile(
 _CALLS = re.compile(
     r"while|body|cond|closed_call|core_call|checkpoint|remat\d?|rematted_computation|scan"
     r"|branch_\d+_fun|custom_(jvp|vjp)_call(_jaxpr)?|shard_map|vmap\(\)|.*<lambda>.*"
+    r"|\w+\.\w+"  # a module and its method, before the module by itself
 )
 
 
