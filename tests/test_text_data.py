@@ -227,7 +227,21 @@ def test_files_are_found_by_path_folder_and_glob(tmp_path: Path):
     assert names == ["00.txt", "01.txt", "02.txt", "a[1].txt"]
     given = ["books/more/a[1].txt", "books/*1.txt", "books/**/*]*"]
     names = [path.name for path in find_documents(given, None).files]
-    assert names == ["a[1].txt", "01.txt", "a[1].txt"]
+    assert names == ["a[1].txt", "01.txt"]
+
+
+def test_a_file_that_is_named_twice_is_read_once(tmp_path: Path):
+    folder = Path(books(tmp_path, 4))
+    (tmp_path / "link.txt").symlink_to(folder / "02.txt")
+    once = find_documents("books", None).files
+    for given in (["books", "books/01.txt"], ["books", "./books", "link.txt"], ["books", "b*/0*"]):
+        assert find_documents(given, None).files == once
+    given = ["books/02.txt", "books", str(folder / "02.txt")]
+    names = [path.name for path in find_documents(given, None).files]
+    assert names == ["02.txt", "00.txt", "01.txt", "03.txt"]
+    ways = [["books/02.txt"], ["books/02.txt", "books/02.txt"]]
+    first, second = (data.text(files, length=16, batch_size=2) for files in ways)
+    assert first.fingerprint == second.fingerprint
 
 
 def test_the_default_text_is_shakespeare(kept: Path):

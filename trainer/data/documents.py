@@ -85,7 +85,7 @@ class Documents:
 
 
 def find_documents(files: str | Sequence[str] | None, separator: str | None) -> Documents:
-    """Finds the files that paths, folders and globs name.
+    """Finds the files that paths, folders and globs name, each once.
 
     Args:
         files: paths of files, of folders (all files below them, but none whose name or folder
@@ -120,7 +120,11 @@ def find_documents(files: str | Sequence[str] | None, separator: str | None) -> 
             raise ValueError(f"files has {str(path)!r}, which is not a regular file.")
         if path.stat().st_size == 0:
             raise ValueError(f"{path} is empty, and an empty document has nothing to learn.")
-    return Documents(tuple(found), separator)
+    # A file that is named twice would be in the training split and in another one.
+    once: dict[str, Path] = {}
+    for path in found:
+        once.setdefault(os.path.realpath(path), path)
+    return Documents(tuple(once.values()), separator)
 
 
 def _files_of(path: Path) -> list[Path]:

@@ -55,8 +55,9 @@ def text(
 
     Args:
         files: paths of files, of folders (with all files below, except those whose name begins with
-            a dot) or globs; None for the works of Shakespeare, 5 MB in 42 documents, which are in
-            the public domain and come with Lockstep.
+            a dot) or globs; a file that several of them name is read once. None for the works of
+            Shakespeare, 5 MB in 42 documents, which are in the public domain and come with
+            Lockstep.
         length: number of positions of an example.
         batch_size: examples per training batch, over all processes.
         tokenizer: "bytes", for 256 bytes and `end_of_text`; "bpe", for a byte-level BPE that is
