@@ -95,6 +95,13 @@ class TokenDataset:
         sizes["eval_batch_size"] = self.eval_batch_size
         sizes["eval_tokens"] = 1 if eval_tokens is None else eval_tokens
         check_positive(name, **sizes)
+        if end_of_text is not None and not 0 <= end_of_text < vocab_size:
+            raise ValueError(
+                f"{name} has end_of_text={end_of_text}, but its vocab_size is {vocab_size}: the "
+                f"tokens are 0 to {vocab_size - 1}. Give the number of the token that begins each "
+                "document and the vocab_size of the tokenizer that made it, or leave end_of_text "
+                "out."
+            )
         _check_sizes(len(train), self._eval, length, batch_size, name)
         self.num_examples = (len(train) - 1) // length
         self._predicted = {
