@@ -23,7 +23,8 @@ from trainer.data.tokenizer import (
 )
 
 SHARD_TOKENS = 100_000_000
-_BPE_VOCABULARY = 4096
+BPE_VOCABULARY = 4096
+"""The most tokens of a BPE without `vocab_size`."""
 _SPLITS = "splits.json"
 _FORMAT = 1  # change it when the same text gives other tokens or files
 
@@ -216,7 +217,7 @@ class TextPlan:
 
     @property
     def _bpe_size(self) -> int:
-        return _BPE_VOCABULARY if self.vocab_size is None else self.vocab_size
+        return BPE_VOCABULARY if self.vocab_size is None else self.vocab_size
 
     def _path(self) -> Path:
         path = Path(self.tokenizer).expanduser()
