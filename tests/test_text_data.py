@@ -365,14 +365,17 @@ def test_tokens_that_cannot_be_kept_are_reported(tmp_path: Path):
         ({"vocab_size": 300}, ["vocab_size is 300", "'bytes' has 257 tokens"]),
         ({"tokenizer": "bpe", "vocab_size": 200}, ["at least 257 tokens"]),
         ({"end_of_text": 3}, ["end_of_text is 3, but only a tokenizer.json needs it"]),
-        ({"files": "latin.txt", "tokenizer": "bpe"}, ["not a text in UTF-8", "b'\\xe9'"]),
+        (
+            {"files": "latin.txt", "tokenizer": "bpe"},
+            ["latin.txt is not a text in UTF-8", "0xe9 on"],
+        ),
         (
             {"files": "latin.txt", "tokenizer": "tokenizer.json"},
-            [
-                "document that begins with b'\\xe9",
-                "not a text in UTF-8",
-                "use the tokenizer 'bytes'",
-            ],
+            ["latin.txt is not a text in UTF-8", "line 1 ", "use the tokenizer 'bytes'"],
+        ),
+        (
+            {"files": ["books", "third.txt"], "tokenizer": "bpe", "separator": "--"},
+            ["Document 3 of third.txt is not a text in UTF-8", "0xff on line 2"],
         ),
         ({"files": "tiny.txt"}, ["has 2 bytes, of which no validation and test splits"]),
     ],
@@ -383,6 +386,7 @@ def test_mistakes_are_named(tmp_path: Path, kept: Path, options: dict, words: li
     (tmp_path / "gap.txt").write_text("a--  --b")
     (tmp_path / "tiny.txt").write_text("ab")
     (tmp_path / "latin.txt").write_bytes(("é" * 500).encode("latin-1"))
+    (tmp_path / "third.txt").write_bytes(b"first--second--th\nird \xff")
     os.mkfifo(tmp_path / "pipe")
     bpe().save(tmp_path / "tokenizer.json")
     with pytest.raises(ValueError) as caught:
@@ -433,16 +437,18 @@ def test_the_command_refuses_mistakes_before_it_makes_a_folder(
     tmp_path: Path, capsys: pytest.CaptureFixture
 ):
     books(tmp_path)
+    (tmp_path / "latin.txt").write_bytes(b"caf\xe9")
     for options, words in (
         (["none"], "'none', where there is no file"),
         (["books", "--tokenizer=x.json"], "neither 'bytes' nor 'bpe' nor a file"),
         (["books", "--validation=2"], "validation is 2.0"),
         (["books", "--shard_tokens=0"], "--shard_tokens is 0"),
         (["books", "--separator=zzz"], "is in none of the 20 files"),
+        (["books", "latin.txt", "--tokenizer=bpe"], "latin.txt is not a text in UTF-8"),
     ):
         assert prepare.main(["text", *options, "--out=made"]) == 2
         assert words in capsys.readouterr().err
-        assert {path.name for path in tmp_path.iterdir()} == {"books"}
+        assert {path.name for path in tmp_path.iterdir()} == {"books", "latin.txt"}
 
 
 def test_a_tokenizer_must_hold_the_tokens_of_the_shards(tmp_path: Path):

@@ -32,17 +32,20 @@ class Documents:
         """Yields the documents in the order of the files.
 
         Raises:
-            ValueError: a file cannot be read or is not UTF-8 although it is divided, a document is
-                empty, or the separator is nowhere.
+            ValueError: a file cannot be read, a document is empty, or the separator is nowhere.
         """
+        yield from (document for _, document in self._named())
+
+    def _named(self) -> Iterator[tuple[str, bytes]]:
+        """Yields the name of each document in messages, and the document."""
         if not self.files:
-            yield from shakespeare.works()
+            yield from (("One of Shakespeare's works", work) for work in shakespeare.works())
             return
         found = False
         for path in self.files:
             content = _read(path)
             if self.separator is None:
-                yield content
+                yield str(path), content
                 continue
             pieces = content.split(self.separator.encode())
             found = found or len(pieces) > 1
@@ -54,7 +57,7 @@ class Documents:
                         f"{path} has an empty document, number {number} of the {len(pieces)} that "
                         f"are separated by {self.separator!r}. Remove one of its separators."
                     )
-                yield piece
+                yield f"Document {number} of {path}", piece
         if self.separator is not None and not found:
             raise ValueError(
                 f"The separator {self.separator!r} is in none of the {len(self.files)} files. "
@@ -73,6 +76,20 @@ class Documents:
             yield from ((number, _read(self.files[number])) for number in sorted(numbers))
         else:
             yield from ((n, document) for n, document in enumerate(self) if n in numbers)
+
+    def not_utf8(self) -> str:
+        """Returns a message about the first document that is not UTF-8; "" if there is none."""
+        for name, document in self._named():
+            try:
+                document.decode()
+            except UnicodeDecodeError as error:
+                line = document.count(b"\n", 0, error.start) + 1
+                return (
+                    f"{name} is not a text in UTF-8: its byte {document[error.start]:#04x} on line "
+                    f"{line} is not part of a character ({error.reason}). Convert the file to "
+                    "UTF-8, or use the tokenizer 'bytes', which takes any file."
+                )
+        return ""
 
     def digest(self) -> str:
         """Returns the sha256 of all documents."""

@@ -16,6 +16,7 @@ from trainer.data.shards import TokenStream, write_shards
 from trainer.data.token_dataset import TokenDataset
 from trainer.data.tokenizer import (
     FILE,
+    NotUtf8,
     SubwordTokenizer,
     load_tokenizer,
     token_dtype,
@@ -190,6 +191,12 @@ class TextPlan:
         Raises:
             ValueError: a document cannot be read or has no tokens, or the text is too short.
         """
+        try:
+            return self._write(folder, shard_tokens)
+        except NotUtf8 as error:
+            raise ValueError(self.documents.not_utf8() or str(error)) from error
+
+    def _write(self, folder: Path, shard_tokens: int) -> dict[str, int]:
         parts = divide(self.documents, self.shares, self.split_seed)
         loaded = self._load(read_parts(self.documents, parts["train"]))
         counts = {}

@@ -23,6 +23,10 @@ _PIECE = 2**20  # bytes that are encoded at a time
 _TOGETHER = 32  # pieces that the threads of the package share
 
 
+class NotUtf8(ValueError):
+    """A document that is not a text in UTF-8."""
+
+
 class SubwordTokenizer:
     """A tokenizer of the package `tokenizers`.
 
@@ -96,7 +100,8 @@ class SubwordTokenizer:
             documents: texts in UTF-8.
 
         Raises:
-            ValueError: a document is not UTF-8, or a part of it has no token.
+            NotUtf8: a document is not UTF-8.
+            ValueError: a part of a document has no token.
         """
         limit = None if self.token_bytes is None else _PIECE
         pieces = _texts(documents, limit)
@@ -140,7 +145,8 @@ def train_bpe(documents: Iterable[bytes], vocab_size: int) -> SubwordTokenizer:
             fewer.
 
     Raises:
-        ValueError: `vocab_size` is too small, or a document is not UTF-8.
+        NotUtf8: a document is not UTF-8.
+        ValueError: `vocab_size` is too small.
     """
     if vocab_size < 257:
         raise ValueError(
@@ -210,7 +216,7 @@ def _texts(documents: Iterable[bytes], limit: int | None) -> Iterator[tuple[str,
             try:
                 yield piece.decode(), first
             except UnicodeDecodeError as error:
-                raise ValueError(
+                raise NotUtf8(
                     f"The document that begins with {document[:60]!r} is not a text in UTF-8 "
                     f"({error.reason}: {error.object[error.start : error.end]!r}). Convert it, or "
                     "use the tokenizer 'bytes', which takes any file."
