@@ -451,6 +451,19 @@ def test_the_command_refuses_mistakes_before_it_makes_a_folder(
         assert {path.name for path in tmp_path.iterdir()} == {"books", "latin.txt"}
 
 
+def test_the_command_says_that_a_bpe_has_fewer_tokens_than_were_asked_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture
+):
+    books(tmp_path)
+    options = ["text", "books", "--tokenizer=bpe"]
+    assert prepare.main([*options, "--out=small", "--vocab_size=300"]) == 0
+    assert "asked for" not in capsys.readouterr().out
+    assert prepare.main([*options, "--out=large", "--vocab_size=40000"]) == 0
+    size = tokenizer.load_tokenizer(tmp_path / "large" / "tokenizer.json").vocab_size
+    said = f"only {size:,} tokens of the 40,000 that were asked for"
+    assert 300 < size < 40_000 and said in capsys.readouterr().out
+
+
 def test_a_tokenizer_must_hold_the_tokens_of_the_shards(tmp_path: Path):
     books(tmp_path)
     prepare.main(["text", "books", "--out=made", "--tokenizer=bpe", "--vocab_size=300"])

@@ -13,6 +13,7 @@ from trainer.data.documents import find_documents
 from trainer.data.folders import data_root, prepare_aside, prepared_directory
 from trainer.data.prepare_tfds import count, prepare
 from trainer.data.text import SHARD_TOKENS, TextPlan
+from trainer.data.tokenizer import FILE, load_tokenizer
 from trainer.messages import DONE, FAILED, MISTAKE, printable
 
 
@@ -93,11 +94,18 @@ def _prepare_text(options: argparse.Namespace) -> int:
             return aside / out.name
 
         prepare_aside(out.parent, build)
+        size = load_tokenizer(out / FILE, options.end_of_text).vocab_size
     except (ValueError, OSError) as error:
         print(f"The text was not prepared: {printable(str(error))}", file=sys.stderr)
         return FAILED if isinstance(error, OSError) else MISTAKE
     said = ", ".join(f"{count:,} {split}" for split, count in counts.items())
     print(printable(f"The text is ready in {options.out}: {said} tokens."))
+    if options.tokenizer == "bpe" and size < plan.bpe_size:
+        print(
+            f"The training text has enough pairs for only {size:,} tokens of the {plan.bpe_size:,} "
+            f"that were asked for: the vocab_size of the shards is {size}. Give more text for a "
+            "larger one."
+        )
     return DONE
 
 

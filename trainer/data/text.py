@@ -170,7 +170,7 @@ class TextPlan:
         """Returns a hash of the text and of what decides its tokens."""
         tokenizer: list[object] = [self.tokenizer]
         if self.tokenizer == "bpe":
-            tokenizer.append(self._bpe_size)
+            tokenizer.append(self.bpe_size)
         elif self.tokenizer != "bytes":
             tokenizer = [hashlib.sha256(self._path().read_bytes()).hexdigest()]
             tokenizer += [self.vocab_size, self.end_of_text]
@@ -213,7 +213,7 @@ class TextPlan:
         if self.tokenizer == "bytes":
             return ByteTokenizer()
         if self.tokenizer == "bpe":
-            return train_bpe(train, self._bpe_size)
+            return train_bpe(train, self.bpe_size)
         loaded = load_tokenizer(self._path(), self.end_of_text)
         if self.vocab_size not in (None, loaded.vocab_size):
             raise ValueError(
@@ -223,7 +223,8 @@ class TextPlan:
         return loaded
 
     @property
-    def _bpe_size(self) -> int:
+    def bpe_size(self) -> int:
+        """The most tokens of the BPE; a text without so many pairs gives fewer."""
         return BPE_VOCABULARY if self.vocab_size is None else self.vocab_size
 
     def _path(self) -> Path:
