@@ -223,6 +223,7 @@ def broken(path: Path, how: str) -> str:
     changed = {
         "empty": b"",
         "short": content[:500],
+        "odd": content[:9],
         "cut": content[:-3],
         "longer": content + b"x",
         "foreign": b"\x89PNG\r\n\x1a\n" + content[8:],
@@ -238,7 +239,8 @@ def broken(path: Path, how: str) -> str:
     ("how", "words"),
     [
         ("empty", ["has 0 bytes", "20240520 with version 1"]),
-        ("short", ["not a file of tokens in llm.c's layout"]),
+        ("short", ["was cut short", "it has 500 bytes", "has 1024. Copy or prepare it again"]),
+        ("odd", ["was cut short", "it has 9 bytes"]),
         ("cut", ["was cut short", "50 tokens of 2 bytes", "1124 bytes", "it has 1121"]),
         ("longer", ["is not whole", "it has 1125"]),
         ("foreign", ["begins with 1196314761 and", "20240801 with version 7"]),

@@ -165,20 +165,26 @@ def _layout(path: Path) -> tuple[np.dtype, int]:
     """Returns the dtype and the number of tokens of a file."""
     try:
         with path.open("rb") as file:
-            header = np.frombuffer(file.read(_HEADER), "<i4")
+            header = file.read(_HEADER)
         size = path.stat().st_size
     except OSError as error:
         raise ValueError(f"{path} cannot be read ({error.strerror}).") from error
     known = ", ".join(f"{magic} with version {version}" for magic, version in _LAYOUTS)
-    start = tuple(header[:2].tolist())
-    if len(header) < _HEADER // 4 or start not in _LAYOUTS:
+    numbers = np.frombuffer(header[: len(header) // 4 * 4], "<i4")
+    start = tuple(numbers[:2].tolist())
+    if start in _LAYOUTS and len(header) < _HEADER:
+        raise ValueError(
+            f"{path} was cut short: it has {size} bytes, and the header of a file of tokens alone "
+            f"has {_HEADER}. Copy or prepare it again."
+        )
+    if start not in _LAYOUTS:
         said = f"begins with {start[0]} and {start[1]}" if len(start) == 2 else f"has {size} bytes"
         raise ValueError(
             f"{path} {said}, and is not a file of tokens in llm.c's layout, whose header of 1024 "
             f"bytes begins with the int32 {known}. `python -m trainer.data.prepare text` writes "
             "such files."
         )
-    dtype, count = _LAYOUTS[start], int(header[2])
+    dtype, count = _LAYOUTS[start], int(numbers[2])
     if count < 1 or size != _HEADER + count * dtype.itemsize:
         state = "was cut short" if size < _HEADER + count * dtype.itemsize else "is not whole"
         raise ValueError(
