@@ -355,8 +355,18 @@ def test_tokens_that_cannot_be_kept_are_reported(tmp_path: Path):
         ({"separator": ""}, ["separator", "''"]),
         ({"files": None, "separator": "x"}, ["separator", "files=None"]),
         ({"separator": "absent"}, ["'absent' is in none of the 20 files"]),
-        ({"files": "gap.txt", "separator": "--"}, ["an empty document, number 2 of the 3"]),
-        ({"length": 10**6}, ["training tokens, but a sequence of length=1000000 needs 1000001"]),
+        (
+            {"files": "gap.txt", "separator": "--", "length": 4},
+            ["an empty document, number 2 of the 3"],
+        ),
+        (
+            {"length": 10**6},
+            ["length + 1 = 1000001 tokens", "books/00.txt, books/01.txt, books/02.txt and 17 more"],
+        ),
+        (
+            {"length": 55_000},
+            ["(books/00.txt, ", "training tokens", "length + 1 = 55001", "length of at most"],
+        ),
         ({"validation": 0.0}, ["validation is 0.0", "between 0 and 1"]),
         ({"validation": 0.6, "test": 0.4}, ["validation=0.6 and test=0.4 must leave"]),
         ({"validation": None, "test": None}, ["at least one of them is needed"]),
@@ -377,7 +387,14 @@ def test_tokens_that_cannot_be_kept_are_reported(tmp_path: Path):
             {"files": ["books", "third.txt"], "tokenizer": "bpe", "separator": "--"},
             ["Document 3 of third.txt is not a text in UTF-8", "0xff on line 2"],
         ),
-        ({"files": "tiny.txt"}, ["has 2 bytes, of which no validation and test splits"]),
+        (
+            {"files": "tiny.txt", "length": 128},
+            ["length + 1 = 129 tokens, but the text (tiny.txt) has 2 bytes. Give more text"],
+        ),
+        (
+            {"files": "tiny.txt", "length": 1},
+            ["The text (tiny.txt) is too short", "has 2 bytes, of which 0.1 and 0.1 bytes"],
+        ),
     ],
 )
 def test_mistakes_are_named(tmp_path: Path, kept: Path, options: dict, words: list[str]):

@@ -265,7 +265,7 @@ def test_a_file_that_is_not_a_whole_shard_is_named(tmp_path: Path, how: str, wor
         ({"train": "."}, ["not a regular file"]),
         ({"test": None}, ["neither a validation nor a test split"]),
         ({"validation": "test.bin"}, ["a shard of both validation and test"]),
-        ({"length": 50}, ["50 training tokens", "length=50 needs 51", "at most 49"]),
+        ({"length": 50}, ["50 training tokens", "length + 1 = 51", "at most 49"]),
         ({"length": 0}, ["length to be at least 1"]),
         ({"batch_size": 13}, ["12 training sequences", "batch_size of 13"]),
         ({"eval_tokens": 0}, ["eval_tokens to be at least 1"]),

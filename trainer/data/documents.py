@@ -77,6 +77,12 @@ class Documents:
         else:
             yield from ((n, document) for n, document in enumerate(self) if n in numbers)
 
+    def __str__(self) -> str:
+        """Returns the names of the files, at most three of them."""
+        names = ", ".join(map(str, self.files[:3])) or "Shakespeare's works"
+        more = len(self.files) - 3
+        return f"{names} and {more} more" if more > 0 else names
+
     def not_utf8(self) -> str:
         """Returns a message about the first document that is not UTF-8; "" if there is none."""
         for name, document in self._named():
@@ -229,9 +235,10 @@ def _bounds(documents: Documents, number: int, sizes: Sequence[float]) -> list[i
     bounds.append(len(text))
     if any(start >= stop for start, stop in itertools.pairwise(bounds)):
         raise ValueError(
-            f"The longest document to train on has {len(text)} bytes, of which no validation and "
-            f"test splits of {', '.join(f'{size:.0f}' for size in sizes)} bytes can be cut. Give "
-            "more text, or other shares as `validation` and `test`; None makes no such split."
+            f"The text ({documents}) is too short: its longest document to train on has "
+            f"{len(text)} bytes, of which {' and '.join(f'{size:.1f}' for size in sizes)} bytes "
+            "for the other splits cannot be cut. Give more text, or other shares as `validation` "
+            "and `test`."
         )
     return bounds
 

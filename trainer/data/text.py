@@ -90,6 +90,8 @@ def text(
     """
     documents = find_documents(files, separator)
     plan = TextPlan(documents, tokenizer, vocab_size, validation, test, split_seed, end_of_text)
+    if tokenizer in ("bytes", "bpe"):
+        _check_length(documents, length)
     root = data_root(data_dir)
     folder = root / "text" / plan.key()
     opened = _open(folder, end_of_text)
@@ -117,8 +119,19 @@ def text(
         tokenizer=loaded,
         eval_batch_size=eval_batch_size,
         eval_tokens=eval_tokens,
-        name="data.text",
+        name=f"data.text ({documents})",
     )
+
+
+def _check_length(documents: Documents, length: int) -> None:
+    """Refuses a text whose bytes are fewer than the tokens of a sequence."""
+    size = sum(path.stat().st_size for path in documents.files)
+    # Each document has a token of its own, which a separator has a byte for.
+    if documents.files and size + len(documents.files) <= length:
+        raise ValueError(
+            f"A sequence has length + 1 = {length + 1} tokens, but the text ({documents}) has "
+            f"{size} bytes. Give more text as `files`, or choose a smaller length."
+        )
 
 
 @dataclass(frozen=True)

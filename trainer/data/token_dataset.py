@@ -211,8 +211,8 @@ def _check_sizes(
         )
     if train <= length:
         raise ValueError(
-            f"{name} has {train} training tokens, but a sequence of length={length} needs "
-            f"{length + 1}. Give more text, or choose a length of at most {max(train - 1, 1)}."
+            f"{name} has {train} training tokens, but a sequence has length + 1 = {length + 1}. "
+            f"Give more text, or choose a length of at most {max(train - 1, 1)}."
         )
     if (train - 1) // length < batch_size:
         raise ValueError(
