@@ -348,9 +348,15 @@ def test_tokens_that_cannot_be_kept_are_reported(tmp_path: Path):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"files": "none*"}, ["'none*'", "no file in"]),
+        ({"files": "none*"}, ["files has the glob 'none*', which matches nothing in /"]),
+        ({"files": "none.txt"}, ["'none.txt', but there is no such file or folder in /"]),
+        ({"files": ["books", "bare"]}, ["the folder 'bare'", "with no file whose"]),
+        ({"files": "bar*"}, ["the folder 'bare'", "with no file whose"]),
         ({"files": []}, ["empty list"]),
-        ({"files": "empty.txt"}, ["empty.txt is empty"]),
+        (
+            {"files": "empty.txt"},
+            ["empty.txt is empty", "Remove the file, or leave it out of `files`"],
+        ),
         ({"files": "pipe"}, ["'pipe', which is not a regular file"]),
         ({"separator": ""}, ["separator", "''"]),
         ({"files": None, "separator": "x"}, ["separator", "files=None"]),
@@ -400,6 +406,8 @@ def test_tokens_that_cannot_be_kept_are_reported(tmp_path: Path):
 def test_mistakes_are_named(tmp_path: Path, kept: Path, options: dict, words: list[str]):
     books(tmp_path)
     (tmp_path / "empty.txt").touch()
+    (tmp_path / "bare").mkdir()
+    (tmp_path / "bare" / ".hidden").write_text("x")
     (tmp_path / "gap.txt").write_text("a--  --b")
     (tmp_path / "tiny.txt").write_text("ab")
     (tmp_path / "latin.txt").write_bytes(("é" * 500).encode("latin-1"))
@@ -456,7 +464,7 @@ def test_the_command_refuses_mistakes_before_it_makes_a_folder(
     books(tmp_path)
     (tmp_path / "latin.txt").write_bytes(b"caf\xe9")
     for options, words in (
-        (["none"], "'none', where there is no file"),
+        (["none"], "'none', but there is no such file"),
         (["books", "--tokenizer=x.json"], "neither 'bytes' nor 'bpe' nor a file"),
         (["books", "--validation=2"], "validation is 2.0"),
         (["books", "--shard_tokens=0"], "--shard_tokens is 0"),

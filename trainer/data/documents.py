@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import hashlib
 import itertools
 import os
@@ -132,8 +133,8 @@ def find_documents(files: str | Sequence[str] | None, separator: str | None) -> 
         below = [path for match in matching(pattern) for path in _files_of(match)]
         if not below:
             raise ValueError(
-                f"files has {pattern!r}, where there is no file in {Path.cwd()}. Give paths of "
-                "texts, of folders with texts, or globs such as 'books/*.txt'."
+                f"files has {_nothing(pattern)}. Give paths of texts, of folders with texts, or "
+                "globs such as 'books/*.txt'."
             )
         found += below
     if not found:
@@ -142,12 +143,30 @@ def find_documents(files: str | Sequence[str] | None, separator: str | None) -> 
         if not path.is_file():  # opening a pipe would wait for its writer
             raise ValueError(f"files has {str(path)!r}, which is not a regular file.")
         if path.stat().st_size == 0:
-            raise ValueError(f"{path} is empty, and an empty document has nothing to learn.")
+            raise ValueError(
+                f"{path} is empty, and an empty document has nothing to learn. Remove the file, or "
+                "leave it out of `files`."
+            )
     # A file that is named twice would be in the training split and in another one.
     once: dict[str, Path] = {}
     for path in found:
         once.setdefault(os.path.realpath(path), path)
     return Documents(tuple(once.values()), separator)
+
+
+def _nothing(pattern: str) -> str:
+    """Returns why a pattern names no file."""
+    matches = matching(pattern)
+    where = "" if os.path.isabs(os.path.expanduser(pattern)) else f" in {Path.cwd()}"
+    if matches:
+        names = ", ".join(repr(str(path)) for path in matches[:3])
+        return (
+            f"the folder{'s' * (len(matches) > 1)} {names}{where}, with no file whose name does "
+            "not begin with a dot"
+        )
+    if glob.has_magic(pattern):
+        return f"the glob {pattern!r}, which matches nothing{where}"
+    return f"{pattern!r}, but there is no such file or folder{where}"
 
 
 def _files_of(path: Path) -> list[Path]:
