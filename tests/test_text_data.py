@@ -377,7 +377,13 @@ def test_tokens_that_cannot_be_kept_are_reported(tmp_path: Path):
         ({"validation": 0.6, "test": 0.4}, ["validation=0.6 and test=0.4 must leave"]),
         ({"validation": None, "test": None}, ["at least one of them is needed"]),
         ({"tokenizer": "word"}, ["'word', which is neither 'bytes' nor 'bpe' nor a file"]),
-        ({"tokenizer": "gap.txt"}, ["gap.txt cannot be read as a tokenizer.json"]),
+        (
+            {"tokenizer": "gap.txt"},
+            ["gap.txt cannot be read as a tokenizer.json: it is not JSON. Give", "byte-level BPE"],
+        ),
+        ({"tokenizer": "latin.txt"}, ["latin.txt cannot be read as", ": it is not JSON."]),
+        ({"tokenizer": "list.json"}, ["it is JSON, but not that of a tokenizer, which has"]),
+        ({"tokenizer": "model.json"}, ["tokenizer.json: Missing vocab/merges"]),
         ({"vocab_size": 300}, ["vocab_size is 300", "'bytes' has 257 tokens"]),
         ({"tokenizer": "bpe", "vocab_size": 200}, ["at least 257 tokens"]),
         ({"end_of_text": 3}, ["end_of_text is 3, but only a tokenizer.json needs it"]),
@@ -406,6 +412,8 @@ def test_tokens_that_cannot_be_kept_are_reported(tmp_path: Path):
 def test_mistakes_are_named(tmp_path: Path, kept: Path, options: dict, words: list[str]):
     books(tmp_path)
     (tmp_path / "empty.txt").touch()
+    (tmp_path / "list.json").write_text("[1]")
+    (tmp_path / "model.json").write_text('{"version": "1.0", "model": {"type": "BPE"}}')
     (tmp_path / "bare").mkdir()
     (tmp_path / "bare" / ".hidden").write_text("x")
     (tmp_path / "gap.txt").write_text("a--  --b")

@@ -178,18 +178,32 @@ def load_tokenizer(path: Path, end_of_text: int | None = None) -> ByteTokenizer 
         ValueError: the file cannot be read, or has no token that begins a document.
     """
     try:
-        if not path.is_file():  # a folder, or a pipe whose writer would be waited for
-            raise ValueError("it is not a file")
-        content = json.loads(path.read_bytes().decode())
+        content = _content(path)
         if content == byte_json() and end_of_text in (None, 256):
             return ByteTokenizer()
         tokenizer = _package().Tokenizer.from_file(str(path))
     # The package raises Exception itself.
     except Exception as error:
         raise ValueError(
-            f"{path} cannot be read as a tokenizer.json of the package tokenizers ({error})."
+            f"{path} cannot be read as a tokenizer.json: {error}. Give the path of a file that the "
+            "package tokenizers has written, such as that of a byte-level BPE."
         ) from error
     return SubwordTokenizer(tokenizer, end_of_text, str(path))
+
+
+def _content(path: Path) -> dict[str, Any]:
+    """Returns the content of a tokenizer.json."""
+    if not path.is_file():  # a folder, or a pipe whose writer would be waited for
+        raise ValueError("it is not a file" if path.exists() else "there is no such file")
+    try:
+        content = json.loads(path.read_bytes().decode())
+    except OSError as error:
+        raise ValueError(str(error.strerror)) from error
+    except (ValueError, RecursionError) as error:
+        raise ValueError("it is not JSON") from error
+    if not (isinstance(content, dict) and isinstance(content.get("model"), dict)):
+        raise ValueError("it is JSON, but not that of a tokenizer, which has a 'model'")
+    return content
 
 
 def token_dtype(vocab_size: int) -> np.dtype:
