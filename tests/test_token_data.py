@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import os
 import struct
 import sys
 from pathlib import Path
@@ -262,8 +263,11 @@ def test_a_file_that_is_not_a_whole_shard_is_named(tmp_path: Path, how: str, wor
     [
         ({"train": "none_*.bin"}, ["shards of train=", "'none_*.bin'", "matches no file"]),
         ({"train": []}, ["shards of train=", "empty list"]),
-        ({"train": "."}, ["not a regular file"]),
-        ({"test": None}, ["neither a validation nor a test split"]),
+        ({"train": "."}, ["include the folder '.'.", "such as 'test.bin' or 'train.bin'."]),
+        ({"train": "made"}, ["'made'. Give", "such as 'made/train_*.bin' or 'made/validation_"]),
+        ({"test": "bare"}, ["shards of test= include the folder 'bare'. It has no files"]),
+        ({"train": "pipe"}, ["'pipe', which is not a regular file"]),
+        ({"test": None}, ["neither a validation nor a test split", "validation= or test="]),
         ({"validation": "test.bin"}, ["a shard of both validation and test"]),
         ({"length": 50}, ["50 training tokens", "length + 1 = 51", "at most 49"]),
         ({"length": 0}, ["length to be at least 1"]),
@@ -286,6 +290,11 @@ def test_mistakes_are_named(
     monkeypatch.chdir(tmp_path)
     for name in ("train.bin", "test.bin"):
         write(tmp_path / name, range(50))
+    for folder in ("bare", "made"):
+        (tmp_path / folder).mkdir()
+    for name in ("train_000000.bin", "train_000001.bin", "validation_000000.bin", "notes.txt"):
+        (tmp_path / "made" / name).touch()
+    os.mkfifo(tmp_path / "pipe")
     given = {"train": "train.bin", "test": "test.bin", "length": 4, "batch_size": 3, **options}
     with pytest.raises(ValueError) as caught:
         data.tokens(**given)

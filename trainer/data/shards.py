@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import os
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
@@ -154,11 +155,22 @@ def find_shards(patterns: str | Sequence[str], name: str) -> list[Path]:
             )
         found += matches
     for path in found:
+        if path.is_dir():
+            raise ValueError(f"{name} include the folder {str(path)!r}. {_globs(path)}")
         if not path.is_file():  # opening a pipe would wait for its writer
             raise ValueError(f"{name} include {str(path)!r}, which is not a regular file.")
     if not found:
         raise ValueError(f"{name} are an empty list. Give at least one path or glob.")
     return found
+
+
+def _globs(folder: Path) -> str:
+    """Returns a sentence with the globs of the shards in a folder."""
+    names = sorted(path.name for path in folder.iterdir() if path.suffix == ".bin")
+    globs = dict.fromkeys(repr(str(folder / re.sub(r"\d+\.bin$", "*.bin", x))) for x in names)
+    if not globs:
+        return "It has no files whose names end in .bin. Give a path or a glob of shards."
+    return f"Give a path or a glob of the files in it, such as {' or '.join([*globs][:4])}."
 
 
 def _layout(path: Path) -> tuple[np.dtype, int]:
