@@ -497,6 +497,39 @@ def test_the_command_says_that_a_bpe_has_fewer_tokens_than_were_asked_for(
     assert 300 < size < 40_000 and said in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["text", "books", "--outt=made"], "text does not take --outt=made. Did you mean --out?"),
+        (["text", "books", "--out=made", "--vocab=x"], "invalid int value: 'x'"),
+        (["text", "--out=made"], "required: files"),
+        (["text", "books"], "there is no --out. Name a new folder"),
+        (["txt", "books", "--out=made"], "'txt' is no data set of TFDS. Did you mean text?"),
+        (["mnist", "--data-dir=x"], "prepare does not take --data-dir=x. Did you mean --data_dir?"),
+        ([], "required: name"),
+    ],
+)
+def test_a_misspelled_command_is_answered_without_its_usage(
+    tmp_path: Path, capsys: pytest.CaptureFixture, options: list[str], words: str
+):
+    with pytest.raises(SystemExit) as caught:
+        prepare.main(options)
+    said = capsys.readouterr().err
+    assert caught.value.code == 2 and words in said
+    assert "usage" not in said and len(said.splitlines()) == 2
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_that_cannot_be_written_is_a_mistake(
+    tmp_path: Path, capsys: pytest.CaptureFixture
+):
+    books(tmp_path)
+    (tmp_path / "file").touch()
+    assert prepare.main(["text", "books", "--out=file/x/y"]) == 2
+    said = capsys.readouterr().err
+    assert "file/x/y cannot be written (Not a directory). Name another --out." in said
+
+
 def test_a_tokenizer_must_hold_the_tokens_of_the_shards(tmp_path: Path):
     books(tmp_path)
     prepare.main(["text", "books", "--out=made", "--tokenizer=bpe", "--vocab_size=300"])
