@@ -220,7 +220,7 @@ def test_shards_of_tokens_are_planned_by_their_number_of_tokens():
     assert not isinstance(other.value, DataAbsent)
 
 
-@pytest.mark.parametrize(("train", "words"), [([], "an empty list"), (".", "not a regular file")])
+@pytest.mark.parametrize(("train", "words"), [([], "an empty list"), (".", "include the folder")])
 def test_a_mistake_in_the_names_of_shards_is_not_planned(train: Any, words: str):
     with pytest.raises(ValueError, match=words) as raised:
         data.tokens(**{**TOKENS, "train": train})

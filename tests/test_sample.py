@@ -18,6 +18,8 @@ import scipy.stats
 from tests import runs
 from trainer import checkpoint
 from trainer.__main__ import main
+from trainer.data.byte_tokenizer import ByteTokenizer
+from trainer.data.tokenizer import train_bpe
 from trainer.engine.generation import (
     Continuation,
     Sampling,
@@ -568,6 +570,13 @@ data.text:
     printed = capsys.readouterr().out
     assert printed == f"the {kept(run)[-1]['text']}\n" and len(printed) > 20
     assert train(tmp_path, data, "experiment.steps = 60") == 2  # the text itself is missing
+    letters = bytes(range(32, 127)) * 9
+    for size in (300, 257 if tokenizer == "bpe" else 270):
+        other = ByteTokenizer() if size == 257 else train_bpe([letters], size)
+        other.save(run / "tokenizer.json")
+        assert sample(run, "--prompt=the ") == 2
+        said = " ".join(capsys.readouterr().err.split())
+        assert f"tokenizer.json has {size} tokens and is not the tokenizer of this run" in said
 
 
 SWEEP = """

@@ -227,7 +227,21 @@ def test_files_are_found_by_path_folder_and_glob(tmp_path: Path):
     assert names == ["00.txt", "01.txt", "02.txt", "a[1].txt"]
     given = ["books/more/a[1].txt", "books/*1.txt", "books/**/*]*"]
     names = [path.name for path in find_documents(given, None).files]
-    assert names == ["a[1].txt", "01.txt", "a[1].txt"]
+    assert names == ["a[1].txt", "01.txt"]
+
+
+def test_a_file_that_is_named_twice_is_read_once(tmp_path: Path):
+    folder = Path(books(tmp_path, 4))
+    (tmp_path / "link.txt").symlink_to(folder / "02.txt")
+    once = find_documents("books", None).files
+    for given in (["books", "books/01.txt"], ["books", "./books", "link.txt"], ["books", "b*/0*"]):
+        assert find_documents(given, None).files == once
+    given = ["books/02.txt", "books", str(folder / "02.txt")]
+    names = [path.name for path in find_documents(given, None).files]
+    assert names == ["02.txt", "00.txt", "01.txt", "03.txt"]
+    ways = [["books/02.txt"], ["books/02.txt", "books/02.txt"]]
+    first, second = (data.text(files, length=16, batch_size=2) for files in ways)
+    assert first.fingerprint == second.fingerprint
 
 
 def test_the_default_text_is_shakespeare(kept: Path):
@@ -334,41 +348,78 @@ def test_tokens_that_cannot_be_kept_are_reported(tmp_path: Path):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"files": "none*"}, ["'none*'", "no file in"]),
+        ({"files": "none*"}, ["files has the glob 'none*', which matches nothing in /"]),
+        ({"files": "none.txt"}, ["'none.txt', but there is no such file or folder in /"]),
+        ({"files": ["books", "bare"]}, ["the folder 'bare'", "with no file whose"]),
+        ({"files": "bar*"}, ["the folder 'bare'", "with no file whose"]),
         ({"files": []}, ["empty list"]),
-        ({"files": "empty.txt"}, ["empty.txt is empty"]),
+        (
+            {"files": "empty.txt"},
+            ["empty.txt is empty", "Remove the file, or leave it out of `files`"],
+        ),
         ({"files": "pipe"}, ["'pipe', which is not a regular file"]),
         ({"separator": ""}, ["separator", "''"]),
         ({"files": None, "separator": "x"}, ["separator", "files=None"]),
         ({"separator": "absent"}, ["'absent' is in none of the 20 files"]),
-        ({"files": "gap.txt", "separator": "--"}, ["an empty document, number 2 of the 3"]),
-        ({"length": 10**6}, ["training tokens, but a sequence of length=1000000 needs 1000001"]),
+        (
+            {"files": "gap.txt", "separator": "--", "length": 4},
+            ["an empty document, number 2 of the 3"],
+        ),
+        (
+            {"length": 10**6},
+            ["length + 1 = 1000001 tokens", "books/00.txt, books/01.txt, books/02.txt and 17 more"],
+        ),
+        (
+            {"length": 55_000},
+            ["(books/00.txt, ", "training tokens", "length + 1 = 55001", "length of at most"],
+        ),
         ({"validation": 0.0}, ["validation is 0.0", "between 0 and 1"]),
         ({"validation": 0.6, "test": 0.4}, ["validation=0.6 and test=0.4 must leave"]),
         ({"validation": None, "test": None}, ["at least one of them is needed"]),
         ({"tokenizer": "word"}, ["'word', which is neither 'bytes' nor 'bpe' nor a file"]),
-        ({"tokenizer": "gap.txt"}, ["gap.txt cannot be read as a tokenizer.json"]),
+        (
+            {"tokenizer": "gap.txt"},
+            ["gap.txt cannot be read as a tokenizer.json: it is not JSON. Give", "byte-level BPE"],
+        ),
+        ({"tokenizer": "latin.txt"}, ["latin.txt cannot be read as", ": it is not JSON."]),
+        ({"tokenizer": "list.json"}, ["it is JSON, but not that of a tokenizer, which has"]),
+        ({"tokenizer": "model.json"}, ["tokenizer.json: Missing vocab/merges"]),
         ({"vocab_size": 300}, ["vocab_size is 300", "'bytes' has 257 tokens"]),
         ({"tokenizer": "bpe", "vocab_size": 200}, ["at least 257 tokens"]),
         ({"end_of_text": 3}, ["end_of_text is 3, but only a tokenizer.json needs it"]),
-        ({"files": "latin.txt", "tokenizer": "bpe"}, ["not a text in UTF-8", "b'\\xe9'"]),
+        (
+            {"files": "latin.txt", "tokenizer": "bpe"},
+            ["latin.txt is not a text in UTF-8", "0xe9 on"],
+        ),
         (
             {"files": "latin.txt", "tokenizer": "tokenizer.json"},
-            [
-                "document that begins with b'\\xe9",
-                "not a text in UTF-8",
-                "use the tokenizer 'bytes'",
-            ],
+            ["latin.txt is not a text in UTF-8", "line 1 ", "use the tokenizer 'bytes'"],
         ),
-        ({"files": "tiny.txt"}, ["has 2 bytes, of which no validation and test splits"]),
+        (
+            {"files": ["books", "third.txt"], "tokenizer": "bpe", "separator": "--"},
+            ["Document 3 of third.txt is not a text in UTF-8", "0xff on line 2"],
+        ),
+        (
+            {"files": "tiny.txt", "length": 128},
+            ["length + 1 = 129 tokens, but the text (tiny.txt) has 2 bytes. Give more text"],
+        ),
+        (
+            {"files": "tiny.txt", "length": 1},
+            ["The text (tiny.txt) is too short", "has 2 bytes, of which 0.1 and 0.1 bytes"],
+        ),
     ],
 )
 def test_mistakes_are_named(tmp_path: Path, kept: Path, options: dict, words: list[str]):
     books(tmp_path)
     (tmp_path / "empty.txt").touch()
+    (tmp_path / "list.json").write_text("[1]")
+    (tmp_path / "model.json").write_text('{"version": "1.0", "model": {"type": "BPE"}}')
+    (tmp_path / "bare").mkdir()
+    (tmp_path / "bare" / ".hidden").write_text("x")
     (tmp_path / "gap.txt").write_text("a--  --b")
     (tmp_path / "tiny.txt").write_text("ab")
     (tmp_path / "latin.txt").write_bytes(("é" * 500).encode("latin-1"))
+    (tmp_path / "third.txt").write_bytes(b"first--second--th\nird \xff")
     os.mkfifo(tmp_path / "pipe")
     bpe().save(tmp_path / "tokenizer.json")
     with pytest.raises(ValueError) as caught:
@@ -419,16 +470,64 @@ def test_the_command_refuses_mistakes_before_it_makes_a_folder(
     tmp_path: Path, capsys: pytest.CaptureFixture
 ):
     books(tmp_path)
+    (tmp_path / "latin.txt").write_bytes(b"caf\xe9")
     for options, words in (
-        (["none"], "'none', where there is no file"),
+        (["none"], "'none', but there is no such file"),
         (["books", "--tokenizer=x.json"], "neither 'bytes' nor 'bpe' nor a file"),
         (["books", "--validation=2"], "validation is 2.0"),
         (["books", "--shard_tokens=0"], "--shard_tokens is 0"),
         (["books", "--separator=zzz"], "is in none of the 20 files"),
+        (["books", "latin.txt", "--tokenizer=bpe"], "latin.txt is not a text in UTF-8"),
     ):
         assert prepare.main(["text", *options, "--out=made"]) == 2
         assert words in capsys.readouterr().err
-        assert {path.name for path in tmp_path.iterdir()} == {"books"}
+        assert {path.name for path in tmp_path.iterdir()} == {"books", "latin.txt"}
+
+
+def test_the_command_says_that_a_bpe_has_fewer_tokens_than_were_asked_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture
+):
+    books(tmp_path)
+    options = ["text", "books", "--tokenizer=bpe"]
+    assert prepare.main([*options, "--out=small", "--vocab_size=300"]) == 0
+    assert "asked for" not in capsys.readouterr().out
+    assert prepare.main([*options, "--out=large", "--vocab_size=40000"]) == 0
+    size = tokenizer.load_tokenizer(tmp_path / "large" / "tokenizer.json").vocab_size
+    said = f"only {size:,} tokens of the 40,000 that were asked for"
+    assert 300 < size < 40_000 and said in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["text", "books", "--outt=made"], "text does not take --outt=made. Did you mean --out?"),
+        (["text", "books", "--out=made", "--vocab=x"], "invalid int value: 'x'"),
+        (["text", "--out=made"], "required: files"),
+        (["text", "books"], "there is no --out. Name a new folder"),
+        (["txt", "books", "--out=made"], "'txt' is no data set of TFDS. Did you mean text?"),
+        (["mnist", "--data-dir=x"], "prepare does not take --data-dir=x. Did you mean --data_dir?"),
+        ([], "required: name"),
+    ],
+)
+def test_a_misspelled_command_is_answered_without_its_usage(
+    tmp_path: Path, capsys: pytest.CaptureFixture, options: list[str], words: str
+):
+    with pytest.raises(SystemExit) as caught:
+        prepare.main(options)
+    said = capsys.readouterr().err
+    assert caught.value.code == 2 and words in said
+    assert "usage" not in said and len(said.splitlines()) == 2
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_that_cannot_be_written_is_a_mistake(
+    tmp_path: Path, capsys: pytest.CaptureFixture
+):
+    books(tmp_path)
+    (tmp_path / "file").touch()
+    assert prepare.main(["text", "books", "--out=file/x/y"]) == 2
+    said = capsys.readouterr().err
+    assert "file/x/y cannot be written (Not a directory). Name another --out." in said
 
 
 def test_a_tokenizer_must_hold_the_tokens_of_the_shards(tmp_path: Path):

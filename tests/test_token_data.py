@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import os
 import struct
 import sys
 from pathlib import Path
@@ -223,6 +224,7 @@ def broken(path: Path, how: str) -> str:
     changed = {
         "empty": b"",
         "short": content[:500],
+        "odd": content[:9],
         "cut": content[:-3],
         "longer": content + b"x",
         "foreign": b"\x89PNG\r\n\x1a\n" + content[8:],
@@ -238,7 +240,8 @@ def broken(path: Path, how: str) -> str:
     ("how", "words"),
     [
         ("empty", ["has 0 bytes", "20240520 with version 1"]),
-        ("short", ["not a file of tokens in llm.c's layout"]),
+        ("short", ["was cut short", "it has 500 bytes", "has 1024. Copy or prepare it again"]),
+        ("odd", ["was cut short", "it has 9 bytes"]),
         ("cut", ["was cut short", "50 tokens of 2 bytes", "1124 bytes", "it has 1121"]),
         ("longer", ["is not whole", "it has 1125"]),
         ("foreign", ["begins with 1196314761 and", "20240801 with version 7"]),
@@ -260,15 +263,25 @@ def test_a_file_that_is_not_a_whole_shard_is_named(tmp_path: Path, how: str, wor
     [
         ({"train": "none_*.bin"}, ["shards of train=", "'none_*.bin'", "matches no file"]),
         ({"train": []}, ["shards of train=", "empty list"]),
-        ({"train": "."}, ["not a regular file"]),
-        ({"test": None}, ["neither a validation nor a test split"]),
+        ({"train": "."}, ["include the folder '.'.", "such as 'test.bin' or 'train.bin'."]),
+        ({"train": "made"}, ["'made'. Give", "such as 'made/train_*.bin' or 'made/validation_"]),
+        ({"test": "bare"}, ["shards of test= include the folder 'bare'. It has no files"]),
+        ({"train": "pipe"}, ["'pipe', which is not a regular file"]),
+        ({"test": None}, ["neither a validation nor a test split", "validation= or test="]),
         ({"validation": "test.bin"}, ["a shard of both validation and test"]),
-        ({"length": 50}, ["50 training tokens", "length=50 needs 51", "at most 49"]),
+        ({"length": 50}, ["50 training tokens", "length + 1 = 51", "at most 49"]),
         ({"length": 0}, ["length to be at least 1"]),
         ({"batch_size": 13}, ["12 training sequences", "batch_size of 13"]),
         ({"eval_tokens": 0}, ["eval_tokens to be at least 1"]),
         ({"vocab_size": 49}, ["the token 49", "vocab_size is 49", "0 to 48"]),
-        ({"tokenizer": "absent.json"}, ["absent.json cannot be read as a tokenizer.json"]),
+        ({"end_of_text": 50}, ["end_of_text=50", "vocab_size is 50", "0 to 49"]),
+        ({"vocab_size": 512, "end_of_text": 900}, ["end_of_text=900", "vocab_size is 512"]),
+        ({"end_of_text": -1}, ["end_of_text=-1"]),
+        (
+            {"train": "no.bin", "train_tokens": 90, "vocab_size": 512, "end_of_text": 900},
+            ["end_of_text=900", "vocab_size is 512"],
+        ),
+        ({"tokenizer": "absent.json"}, ["absent.json cannot be read as", "there is no such file"]),
     ],
 )
 def test_mistakes_are_named(
@@ -277,6 +290,11 @@ def test_mistakes_are_named(
     monkeypatch.chdir(tmp_path)
     for name in ("train.bin", "test.bin"):
         write(tmp_path / name, range(50))
+    for folder in ("bare", "made"):
+        (tmp_path / folder).mkdir()
+    for name in ("train_000000.bin", "train_000001.bin", "validation_000000.bin", "notes.txt"):
+        (tmp_path / "made" / name).touch()
+    os.mkfifo(tmp_path / "pipe")
     given = {"train": "train.bin", "test": "test.bin", "length": 4, "batch_size": 3, **options}
     with pytest.raises(ValueError) as caught:
         data.tokens(**given)

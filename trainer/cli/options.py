@@ -3,7 +3,8 @@
 import argparse
 
 from trainer.cli import report_options, run_options, sweep_options, values, viewing_options
-from trainer.cli.parser import Parser, Version
+from trainer.cli.parser import Version
+from trainer.messages import Parser
 
 
 def parser() -> argparse.ArgumentParser:

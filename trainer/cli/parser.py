@@ -1,49 +1,8 @@
-"""An argparse parser with errors of two lines. Imports nothing that takes long."""
+"""What the parser of the command line has beside options. Imports nothing that takes long."""
 
 import argparse
-import difflib
 import sys
-from collections.abc import Iterable, Sequence
-from shlex import quote
-from typing import IO, Any, NoReturn
-
-from trainer.messages import MISTAKE, printable
-
-
-class Parser(argparse.ArgumentParser):
-    """Prints errors in two lines, and escapes control characters."""
-
-    def parse_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:
-        """Parses the arguments; for an unknown one, prints what to write and exits with 2.
-
-        Args:
-            args: the arguments; None for those of the process.
-            namespace: receives the values; None for a new one.
-
-        Returns:
-            The namespace.
-        """
-        # argparse's own parse_args only lists the unknown arguments, and suggests nothing.
-        arguments, unknown = self.parse_known_args(args, namespace)
-        if unknown:
-            command = self._commands().get(arguments.command, self)
-            command.error(_unknown(arguments.command, unknown, command._option_string_actions))
-        return arguments
-
-    def _commands(self) -> dict[str, argparse.ArgumentParser]:
-        groups = self._subparsers._group_actions if self._subparsers else []
-        return {name: each for group in groups for name, each in (group.choices or {}).items()}  # type: ignore[attr-defined]
-
-    def error(self, message: str) -> NoReturn:
-        """Prints an error and exits with 2, without the usage, which is long.
-
-        Args:
-            message: the error, without a full stop.
-        """
-        self.exit(MISTAKE, f"{self.prog}: error: {message}\nSee {self.prog} --help.\n")
-
-    def _print_message(self, message: str, file: IO[str] | None = None) -> None:
-        super()._print_message(printable(message, keep="\n\t"), file)
+from typing import Any, NoReturn
 
 
 class Actions(argparse._SubParsersAction):
@@ -78,29 +37,3 @@ class Version(argparse.Action):
 
         parser._print_message(f"lockstep {trainer.__version__}\n", sys.stdout)
         parser.exit()
-
-
-def _unknown(command: str, unknown: Sequence[str], options: Iterable[str]) -> str:
-    """Returns an error message about unknown arguments, with what to write instead.
-
-    Args:
-        command: the command, such as "train".
-        unknown: the unknown arguments, such as ["--steps=100"] or ["--steps", "100"].
-        options: the options of the command, such as "--set".
-    """
-    joined: list[str] = []
-    for argument in unknown:
-        before = joined[-1] if joined else ""
-        if before.startswith("--") and "=" not in before and not argument.startswith("-"):
-            joined[-1] += f"={argument}"  # "--steps 100"
-        else:
-            joined.append(argument)
-    text = f"{command} does not take {' '.join(unknown)}."
-    # Strict, because the default of 0.6 would take --steps for --set.
-    near = [difflib.get_close_matches(each.partition("=")[0], options, 1, 0.85) for each in joined]
-    if any(near):
-        return f"{text} Did you mean {' and '.join(dict.fromkeys(sum(near, [])))}?"
-    if "--set" in options and all("=" in each for each in joined):
-        settings = " ".join(f"--set {quote(each.lstrip('-'))}" for each in joined)
-        return f"{text} To set a value of the config, write {settings}"
-    return text

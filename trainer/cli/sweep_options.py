@@ -3,7 +3,8 @@
 import argparse
 
 from trainer.cli import values
-from trainer.cli.parser import Actions, Parser
+from trainer.cli.parser import Actions
+from trainer.messages import Parser
 
 
 def add(sweep: argparse.ArgumentParser, config: Parser) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import hashlib
 import itertools
 import os
@@ -32,17 +33,20 @@ class Documents:
         """Yields the documents in the order of the files.
 
         Raises:
-            ValueError: a file cannot be read or is not UTF-8 although it is divided, a document is
-                empty, or the separator is nowhere.
+            ValueError: a file cannot be read, a document is empty, or the separator is nowhere.
         """
+        yield from (document for _, document in self._named())
+
+    def _named(self) -> Iterator[tuple[str, bytes]]:
+        """Yields the name of each document in messages, and the document."""
         if not self.files:
-            yield from shakespeare.works()
+            yield from (("One of Shakespeare's works", work) for work in shakespeare.works())
             return
         found = False
         for path in self.files:
             content = _read(path)
             if self.separator is None:
-                yield content
+                yield str(path), content
                 continue
             pieces = content.split(self.separator.encode())
             found = found or len(pieces) > 1
@@ -54,7 +58,7 @@ class Documents:
                         f"{path} has an empty document, number {number} of the {len(pieces)} that "
                         f"are separated by {self.separator!r}. Remove one of its separators."
                     )
-                yield piece
+                yield f"Document {number} of {path}", piece
         if self.separator is not None and not found:
             raise ValueError(
                 f"The separator {self.separator!r} is in none of the {len(self.files)} files. "
@@ -74,6 +78,26 @@ class Documents:
         else:
             yield from ((n, document) for n, document in enumerate(self) if n in numbers)
 
+    def __str__(self) -> str:
+        """Returns the names of the files, at most three of them."""
+        names = ", ".join(map(str, self.files[:3])) or "Shakespeare's works"
+        more = len(self.files) - 3
+        return f"{names} and {more} more" if more > 0 else names
+
+    def not_utf8(self) -> str:
+        """Returns a message about the first document that is not UTF-8; "" if there is none."""
+        for name, document in self._named():
+            try:
+                document.decode()
+            except UnicodeDecodeError as error:
+                line = document.count(b"\n", 0, error.start) + 1
+                return (
+                    f"{name} is not a text in UTF-8: its byte {document[error.start]:#04x} on line "
+                    f"{line} is not part of a character ({error.reason}). Convert the file to "
+                    "UTF-8, or use the tokenizer 'bytes', which takes any file."
+                )
+        return ""
+
     def digest(self) -> str:
         """Returns the sha256 of all documents."""
         if not self.files:
@@ -85,7 +109,7 @@ class Documents:
 
 
 def find_documents(files: str | Sequence[str] | None, separator: str | None) -> Documents:
-    """Finds the files that paths, folders and globs name.
+    """Finds the files that paths, folders and globs name, each once.
 
     Args:
         files: paths of files, of folders (all files below them, but none whose name or folder
@@ -109,8 +133,8 @@ def find_documents(files: str | Sequence[str] | None, separator: str | None) -> 
         below = [path for match in matching(pattern) for path in _files_of(match)]
         if not below:
             raise ValueError(
-                f"files has {pattern!r}, where there is no file in {Path.cwd()}. Give paths of "
-                "texts, of folders with texts, or globs such as 'books/*.txt'."
+                f"files has {_nothing(pattern)}. Give paths of texts, of folders with texts, or "
+                "globs such as 'books/*.txt'."
             )
         found += below
     if not found:
@@ -119,8 +143,30 @@ def find_documents(files: str | Sequence[str] | None, separator: str | None) -> 
         if not path.is_file():  # opening a pipe would wait for its writer
             raise ValueError(f"files has {str(path)!r}, which is not a regular file.")
         if path.stat().st_size == 0:
-            raise ValueError(f"{path} is empty, and an empty document has nothing to learn.")
-    return Documents(tuple(found), separator)
+            raise ValueError(
+                f"{path} is empty, and an empty document has nothing to learn. Remove the file, or "
+                "leave it out of `files`."
+            )
+    # A file that is named twice would be in the training split and in another one.
+    once: dict[str, Path] = {}
+    for path in found:
+        once.setdefault(os.path.realpath(path), path)
+    return Documents(tuple(once.values()), separator)
+
+
+def _nothing(pattern: str) -> str:
+    """Returns why a pattern names no file."""
+    matches = matching(pattern)
+    where = "" if os.path.isabs(os.path.expanduser(pattern)) else f" in {Path.cwd()}"
+    if matches:
+        names = ", ".join(repr(str(path)) for path in matches[:3])
+        return (
+            f"the folder{'s' * (len(matches) > 1)} {names}{where}, with no file whose name does "
+            "not begin with a dot"
+        )
+    if glob.has_magic(pattern):
+        return f"the glob {pattern!r}, which matches nothing{where}"
+    return f"{pattern!r}, but there is no such file or folder{where}"
 
 
 def _files_of(path: Path) -> list[Path]:
@@ -208,9 +254,10 @@ def _bounds(documents: Documents, number: int, sizes: Sequence[float]) -> list[i
     bounds.append(len(text))
     if any(start >= stop for start, stop in itertools.pairwise(bounds)):
         raise ValueError(
-            f"The longest document to train on has {len(text)} bytes, of which no validation and "
-            f"test splits of {', '.join(f'{size:.0f}' for size in sizes)} bytes can be cut. Give "
-            "more text, or other shares as `validation` and `test`; None makes no such split."
+            f"The text ({documents}) is too short: its longest document to train on has "
+            f"{len(text)} bytes, of which {' and '.join(f'{size:.1f}' for size in sizes)} bytes "
+            "for the other splits cannot be cut. Give more text, or other shares as `validation` "
+            "and `test`."
         )
     return bounds
 

@@ -6,6 +6,7 @@ The name of a data set of TFDS is prepared as array_record, and texts as shards 
 from __future__ import annotations
 
 import argparse
+import difflib
 import sys
 from pathlib import Path
 
@@ -13,7 +14,8 @@ from trainer.data.documents import find_documents
 from trainer.data.folders import data_root, prepare_aside, prepared_directory
 from trainer.data.prepare_tfds import count, prepare
 from trainer.data.text import SHARD_TOKENS, TextPlan
-from trainer.messages import DONE, FAILED, MISTAKE, printable
+from trainer.data.tokenizer import FILE, load_tokenizer
+from trainer.messages import DONE, FAILED, MISTAKE, Parser, printable
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -24,16 +26,26 @@ def main(arguments: list[str] | None = None) -> int:
 
     Returns:
         The exit code: 0; 1 if the data set cannot be prepared or read; or 2 if a text cannot be
-        prepared as the command says.
+        prepared as the command says, or written to its folder.
+
+    Raises:
+        SystemExit: the command line cannot be read (2), or asks for --help (0).
     """
     arguments = sys.argv[1:] if arguments is None else arguments
-    if arguments[:1] == ["text"]:
-        return _prepare_text(_text_parser().parse_args(arguments[1:]))
-    return _prepare_tfds(_tfds_parser().parse_args(arguments))
+    if arguments[:1] != ["text"]:
+        parser = _tfds_parser()
+        if difflib.get_close_matches("text", arguments[:1], cutoff=0.75):
+            parser.error(f"{arguments[0]!r} is no data set of TFDS. Did you mean text?")
+        return _prepare_tfds(parser.parse_args(arguments))
+    parser = _text_parser()
+    options = parser.parse_args(arguments[1:])
+    if options.out is None:
+        parser.error("there is no --out. Name a new folder for the shards, as in --out=shards")
+    return _prepare_text(options)
 
 
-def _tfds_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+def _tfds_parser() -> Parser:
+    parser = Parser(
         prog="python -m trainer.data.prepare",
         description="Prepares a data set of TFDS as array_record, for data.tfds; or texts as "
         "shards of tokens, for data.tokens: `python -m trainer.data.prepare text --help`.",
@@ -44,14 +56,14 @@ def _tfds_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _text_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+def _text_parser() -> Parser:
+    parser = Parser(
         prog="python -m trainer.data.prepare text",
         description="Writes the tokens of texts as shards in the layout of llm.c, and their "
         "tokenizer.json, for data.tokens.",
     )
     parser.add_argument("files", nargs="+", help="files, folders or globs; a file is a document")
-    parser.add_argument("--out", type=Path, required=True, help="the folder to write, a new one")
+    parser.add_argument("--out", type=Path, help="the folder to write, a new one")
     parser.add_argument("--tokenizer", default="bytes", help="bytes, bpe or a tokenizer.json")
     parser.add_argument("--vocab_size", type=int, help="tokens of the BPE, 4096 by default")
     parser.add_argument("--separator", help="the text between two documents of a file")
@@ -68,37 +80,55 @@ def _text_parser() -> argparse.ArgumentParser:
 
 def _prepare_text(options: argparse.Namespace) -> int:
     try:
-        out = options.out.expanduser().absolute()
-        if out.exists():
-            raise ValueError(f"{out} exists. Name a new folder as --out.")
-        if not 1 <= options.shard_tokens < 2**31:
-            raise ValueError(
-                f"--shard_tokens is {options.shard_tokens}, but a shard has from 1 to 2**31 - 1 "
-                "tokens."
-            )
-        plan = TextPlan(
-            documents=find_documents(options.files, options.separator),
-            tokenizer=options.tokenizer,
-            vocab_size=options.vocab_size,
-            validation=options.validation or None,
-            test=options.test or None,
-            split_seed=options.split_seed,
-            end_of_text=options.end_of_text,
-        )
-        counts: dict[str, int] = {}
-
-        def build(aside: Path) -> Path:
-            (aside / out.name).mkdir()
-            counts.update(plan.write(aside / out.name, options.shard_tokens))
-            return aside / out.name
-
-        prepare_aside(out.parent, build)
+        plan = _plan(options)
+        counts, size = _write(plan, options.out.expanduser().absolute(), options.shard_tokens)
     except (ValueError, OSError) as error:
-        print(f"The text was not prepared: {printable(str(error))}", file=sys.stderr)
-        return FAILED if isinstance(error, OSError) else MISTAKE
+        said = str(error)
+        if isinstance(error, OSError):
+            why = error.strerror or said
+            said = f"{options.out} cannot be written ({why}). Name another --out."
+        print(f"The text was not prepared: {printable(said)}", file=sys.stderr)
+        return MISTAKE
     said = ", ".join(f"{count:,} {split}" for split, count in counts.items())
     print(printable(f"The text is ready in {options.out}: {said} tokens."))
+    if options.tokenizer == "bpe" and size < plan.bpe_size:
+        print(
+            f"The training text has enough pairs for only {size:,} tokens of the {plan.bpe_size:,} "
+            f"that were asked for: the vocab_size of the shards is {size}. Give more text for a "
+            "larger one."
+        )
     return DONE
+
+
+def _plan(options: argparse.Namespace) -> TextPlan:
+    if not 1 <= options.shard_tokens < 2**31:
+        raise ValueError(
+            f"--shard_tokens is {options.shard_tokens}, but a shard has from 1 to 2**31 - 1 tokens."
+        )
+    return TextPlan(
+        documents=find_documents(options.files, options.separator),
+        tokenizer=options.tokenizer,
+        vocab_size=options.vocab_size,
+        validation=options.validation or None,
+        test=options.test or None,
+        split_seed=options.split_seed,
+        end_of_text=options.end_of_text,
+    )
+
+
+def _write(plan: TextPlan, out: Path, shard_tokens: int) -> tuple[dict[str, int], int]:
+    """Writes the shards, and returns the number of tokens of each split, and of the vocabulary."""
+    if out.exists():
+        raise ValueError(f"{out} exists. Name a new folder as --out.")
+    counts: dict[str, int] = {}
+
+    def build(aside: Path) -> Path:
+        (aside / out.name).mkdir()
+        counts.update(plan.write(aside / out.name, shard_tokens))
+        return aside / out.name
+
+    prepare_aside(out.parent, build)
+    return counts, load_tokenizer(out / FILE, plan.end_of_text).vocab_size
 
 
 def _prepare_tfds(options: argparse.Namespace) -> int:

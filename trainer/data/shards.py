@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import os
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
@@ -154,6 +155,8 @@ def find_shards(patterns: str | Sequence[str], name: str) -> list[Path]:
             )
         found += matches
     for path in found:
+        if path.is_dir():
+            raise ValueError(f"{name} include the folder {str(path)!r}. {_globs(path)}")
         if not path.is_file():  # opening a pipe would wait for its writer
             raise ValueError(f"{name} include {str(path)!r}, which is not a regular file.")
     if not found:
@@ -161,24 +164,39 @@ def find_shards(patterns: str | Sequence[str], name: str) -> list[Path]:
     return found
 
 
+def _globs(folder: Path) -> str:
+    """Returns a sentence with the globs of the shards in a folder."""
+    names = sorted(path.name for path in folder.iterdir() if path.suffix == ".bin")
+    globs = dict.fromkeys(repr(str(folder / re.sub(r"\d+\.bin$", "*.bin", x))) for x in names)
+    if not globs:
+        return "It has no files whose names end in .bin. Give a path or a glob of shards."
+    return f"Give a path or a glob of the files in it, such as {' or '.join([*globs][:4])}."
+
+
 def _layout(path: Path) -> tuple[np.dtype, int]:
     """Returns the dtype and the number of tokens of a file."""
     try:
         with path.open("rb") as file:
-            header = np.frombuffer(file.read(_HEADER), "<i4")
+            header = file.read(_HEADER)
         size = path.stat().st_size
     except OSError as error:
         raise ValueError(f"{path} cannot be read ({error.strerror}).") from error
     known = ", ".join(f"{magic} with version {version}" for magic, version in _LAYOUTS)
-    start = tuple(header[:2].tolist())
-    if len(header) < _HEADER // 4 or start not in _LAYOUTS:
+    numbers = np.frombuffer(header[: len(header) // 4 * 4], "<i4")
+    start = tuple(numbers[:2].tolist())
+    if start in _LAYOUTS and len(header) < _HEADER:
+        raise ValueError(
+            f"{path} was cut short: it has {size} bytes, and the header of a file of tokens alone "
+            f"has {_HEADER}. Copy or prepare it again."
+        )
+    if start not in _LAYOUTS:
         said = f"begins with {start[0]} and {start[1]}" if len(start) == 2 else f"has {size} bytes"
         raise ValueError(
             f"{path} {said}, and is not a file of tokens in llm.c's layout, whose header of 1024 "
             f"bytes begins with the int32 {known}. `python -m trainer.data.prepare text` writes "
             "such files."
         )
-    dtype, count = _LAYOUTS[start], int(header[2])
+    dtype, count = _LAYOUTS[start], int(numbers[2])
     if count < 1 or size != _HEADER + count * dtype.itemsize:
         state = "was cut short" if size < _HEADER + count * dtype.itemsize else "is not whole"
         raise ValueError(

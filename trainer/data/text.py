@@ -16,6 +16,7 @@ from trainer.data.shards import TokenStream, write_shards
 from trainer.data.token_dataset import TokenDataset
 from trainer.data.tokenizer import (
     FILE,
+    NotUtf8,
     SubwordTokenizer,
     load_tokenizer,
     token_dtype,
@@ -23,7 +24,8 @@ from trainer.data.tokenizer import (
 )
 
 SHARD_TOKENS = 100_000_000
-_BPE_VOCABULARY = 4096
+BPE_VOCABULARY = 4096
+"""The most tokens of a BPE without `vocab_size`."""
 _SPLITS = "splits.json"
 _FORMAT = 1  # change it when the same text gives other tokens or files
 
@@ -55,8 +57,9 @@ def text(
 
     Args:
         files: paths of files, of folders (with all files below, except those whose name begins with
-            a dot) or globs; None for the works of Shakespeare, 5 MB in 42 documents, which are in
-            the public domain and come with Lockstep.
+            a dot) or globs; a file that several of them name is read once. None for the works of
+            Shakespeare, 5 MB in 42 documents, which are in the public domain and come with
+            Lockstep.
         length: number of positions of an example.
         batch_size: examples per training batch, over all processes.
         tokenizer: "bytes", for 256 bytes and `end_of_text`; "bpe", for a byte-level BPE that is
@@ -87,6 +90,8 @@ def text(
     """
     documents = find_documents(files, separator)
     plan = TextPlan(documents, tokenizer, vocab_size, validation, test, split_seed, end_of_text)
+    if tokenizer in ("bytes", "bpe"):
+        _check_length(documents, length)
     root = data_root(data_dir)
     folder = root / "text" / plan.key()
     opened = _open(folder, end_of_text)
@@ -114,8 +119,19 @@ def text(
         tokenizer=loaded,
         eval_batch_size=eval_batch_size,
         eval_tokens=eval_tokens,
-        name="data.text",
+        name=f"data.text ({documents})",
     )
+
+
+def _check_length(documents: Documents, length: int) -> None:
+    """Refuses a text whose bytes are fewer than the tokens of a sequence."""
+    size = sum(path.stat().st_size for path in documents.files)
+    # Each document has a token of its own, which a separator has a byte for.
+    if documents.files and size + len(documents.files) <= length:
+        raise ValueError(
+            f"A sequence has length + 1 = {length + 1} tokens, but the text ({documents}) has "
+            f"{size} bytes. Give more text as `files`, or choose a smaller length."
+        )
 
 
 @dataclass(frozen=True)
@@ -167,7 +183,7 @@ class TextPlan:
         """Returns a hash of the text and of what decides its tokens."""
         tokenizer: list[object] = [self.tokenizer]
         if self.tokenizer == "bpe":
-            tokenizer.append(self._bpe_size)
+            tokenizer.append(self.bpe_size)
         elif self.tokenizer != "bytes":
             tokenizer = [hashlib.sha256(self._path().read_bytes()).hexdigest()]
             tokenizer += [self.vocab_size, self.end_of_text]
@@ -188,6 +204,12 @@ class TextPlan:
         Raises:
             ValueError: a document cannot be read or has no tokens, or the text is too short.
         """
+        try:
+            return self._write(folder, shard_tokens)
+        except NotUtf8 as error:
+            raise ValueError(self.documents.not_utf8() or str(error)) from error
+
+    def _write(self, folder: Path, shard_tokens: int) -> dict[str, int]:
         parts = divide(self.documents, self.shares, self.split_seed)
         loaded = self._load(read_parts(self.documents, parts["train"]))
         counts = {}
@@ -204,7 +226,7 @@ class TextPlan:
         if self.tokenizer == "bytes":
             return ByteTokenizer()
         if self.tokenizer == "bpe":
-            return train_bpe(train, self._bpe_size)
+            return train_bpe(train, self.bpe_size)
         loaded = load_tokenizer(self._path(), self.end_of_text)
         if self.vocab_size not in (None, loaded.vocab_size):
             raise ValueError(
@@ -214,8 +236,9 @@ class TextPlan:
         return loaded
 
     @property
-    def _bpe_size(self) -> int:
-        return _BPE_VOCABULARY if self.vocab_size is None else self.vocab_size
+    def bpe_size(self) -> int:
+        """The most tokens of the BPE; a text without so many pairs gives fewer."""
+        return BPE_VOCABULARY if self.vocab_size is None else self.vocab_size
 
     def _path(self) -> Path:
         path = Path(self.tokenizer).expanduser()

@@ -95,6 +95,13 @@ class TokenDataset:
         sizes["eval_batch_size"] = self.eval_batch_size
         sizes["eval_tokens"] = 1 if eval_tokens is None else eval_tokens
         check_positive(name, **sizes)
+        if end_of_text is not None and not 0 <= end_of_text < vocab_size:
+            raise ValueError(
+                f"{name} has end_of_text={end_of_text}, but its vocab_size is {vocab_size}: the "
+                f"tokens are 0 to {vocab_size - 1}. Give the number of the token that begins each "
+                "document and the vocab_size of the tokenizer that made it, or leave end_of_text "
+                "out."
+            )
         _check_sizes(len(train), self._eval, length, batch_size, name)
         self.num_examples = (len(train) - 1) // length
         self._predicted = {
@@ -204,8 +211,8 @@ def _check_sizes(
         )
     if train <= length:
         raise ValueError(
-            f"{name} has {train} training tokens, but a sequence of length={length} needs "
-            f"{length + 1}. Give more text, or choose a length of at most {max(train - 1, 1)}."
+            f"{name} has {train} training tokens, but a sequence has length + 1 = {length + 1}. "
+            f"Give more text, or choose a length of at most {max(train - 1, 1)}."
         )
     if (train - 1) // length < batch_size:
         raise ValueError(

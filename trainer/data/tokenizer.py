@@ -23,6 +23,10 @@ _PIECE = 2**20  # bytes that are encoded at a time
 _TOGETHER = 32  # pieces that the threads of the package share
 
 
+class NotUtf8(ValueError):
+    """A document that is not a text in UTF-8."""
+
+
 class SubwordTokenizer:
     """A tokenizer of the package `tokenizers`.
 
@@ -96,7 +100,8 @@ class SubwordTokenizer:
             documents: texts in UTF-8.
 
         Raises:
-            ValueError: a document is not UTF-8, or a part of it has no token.
+            NotUtf8: a document is not UTF-8.
+            ValueError: a part of a document has no token.
         """
         limit = None if self.token_bytes is None else _PIECE
         pieces = _texts(documents, limit)
@@ -140,7 +145,8 @@ def train_bpe(documents: Iterable[bytes], vocab_size: int) -> SubwordTokenizer:
             fewer.
 
     Raises:
-        ValueError: `vocab_size` is too small, or a document is not UTF-8.
+        NotUtf8: a document is not UTF-8.
+        ValueError: `vocab_size` is too small.
     """
     if vocab_size < 257:
         raise ValueError(
@@ -172,18 +178,32 @@ def load_tokenizer(path: Path, end_of_text: int | None = None) -> ByteTokenizer 
         ValueError: the file cannot be read, or has no token that begins a document.
     """
     try:
-        if not path.is_file():  # a folder, or a pipe whose writer would be waited for
-            raise ValueError("it is not a file")
-        content = json.loads(path.read_bytes().decode())
+        content = _content(path)
         if content == byte_json() and end_of_text in (None, 256):
             return ByteTokenizer()
         tokenizer = _package().Tokenizer.from_file(str(path))
     # The package raises Exception itself.
     except Exception as error:
         raise ValueError(
-            f"{path} cannot be read as a tokenizer.json of the package tokenizers ({error})."
+            f"{path} cannot be read as a tokenizer.json: {error}. Give the path of a file that the "
+            "package tokenizers has written, such as that of a byte-level BPE."
         ) from error
     return SubwordTokenizer(tokenizer, end_of_text, str(path))
+
+
+def _content(path: Path) -> dict[str, Any]:
+    """Returns the content of a tokenizer.json."""
+    if not path.is_file():  # a folder, or a pipe whose writer would be waited for
+        raise ValueError("it is not a file" if path.exists() else "there is no such file")
+    try:
+        content = json.loads(path.read_bytes().decode())
+    except OSError as error:
+        raise ValueError(str(error.strerror)) from error
+    except (ValueError, RecursionError) as error:
+        raise ValueError("it is not JSON") from error
+    if not (isinstance(content, dict) and isinstance(content.get("model"), dict)):
+        raise ValueError("it is JSON, but not that of a tokenizer, which has a 'model'")
+    return content
 
 
 def token_dtype(vocab_size: int) -> np.dtype:
@@ -210,7 +230,7 @@ def _texts(documents: Iterable[bytes], limit: int | None) -> Iterator[tuple[str,
             try:
                 yield piece.decode(), first
             except UnicodeDecodeError as error:
-                raise ValueError(
+                raise NotUtf8(
                     f"The document that begins with {document[:60]!r} is not a text in UTF-8 "
                     f"({error.reason}: {error.object[error.start : error.end]!r}). Convert it, or "
                     "use the tokenizer 'bytes', which takes any file."

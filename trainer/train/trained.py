@@ -134,7 +134,8 @@ def read_tokenizer(folder: Path, read: Config, vocabulary: Sequence[str] = ()) -
         vocabulary: the user's packages that the config names.
 
     Raises:
-        UserError: there is none, or it cannot be read.
+        UserError: there is none, it cannot be read, or it is not the one that the data set of the
+            config has, as far as the config says.
     """
     file = folder / TOKENIZER_FILE
     if file.exists():
@@ -143,9 +144,16 @@ def read_tokenizer(folder: Path, read: Config, vocabulary: Sequence[str] = ()) -
         data = read.root.kwargs["data"]
         end = data.kwargs.get("end_of_text") if isinstance(data, Call) else None
         try:
-            return load_tokenizer(file, end if isinstance(end, int) else None)
+            tokenizer = load_tokenizer(file, end if isinstance(end, int) else None)
         except ValueError as error:
             raise UserError(str(error)) from error
+        if isinstance(data, Call) and (known := _known_tokenizer(data, tokenizer)):
+            raise UserError(
+                f"{file} has {tokenizer.vocab_size} tokens and is not the tokenizer of this run, "
+                f"whose config asks for {known}. Put the file back that the run has written: with "
+                "this one, the text would be nonsense."
+            )
+        return tokenizer
     tokenizer = getattr(configs.Builder(read, vocabulary).build("data"), "tokenizer", None)
     if tokenizer is None:
         raise UserError(
@@ -154,6 +162,25 @@ def read_tokenizer(folder: Path, read: Config, vocabulary: Sequence[str] = ()) -
             "names its tokenizer."
         )
     return tokenizer
+
+
+def _known_tokenizer(data: Call, tokenizer: Tokenizer) -> str | None:
+    """Returns what a config says of its tokenizer if that is another one; None if it may be it."""
+    from trainer.data.byte_tokenizer import ByteTokenizer
+    from trainer.data.text import BPE_VOCABULARY
+
+    if data.name not in ("data.text", "data.tokens"):
+        return None
+    size, bytewise = data.kwargs.get("vocab_size"), isinstance(tokenizer, ByteTokenizer)
+    kind = data.kwargs.get("tokenizer", "bytes") if data.name == "data.text" else None
+    if kind == "bytes":
+        return None if bytewise else "the bytes, 257 tokens"
+    if kind == "bpe":
+        # A BPE of a short text has fewer tokens.
+        most = size if isinstance(size, int) else BPE_VOCABULARY
+        fits = not bytewise and tokenizer.vocab_size <= most
+        return None if fits else f"a BPE of at most {most} tokens"
+    return None if size in (None, tokenizer.vocab_size) else f"{size} tokens"
 
 
 def tokenizer_text(data: Any) -> str | None:
