@@ -620,6 +620,25 @@ def test_an_unknown_option_is_named_with_similar_ones(options, words, capsys):
     assert words in refused_options(["train", "--config=a.yaml", *options], capsys)
 
 
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (
+            ["smaple", "runs/a"],
+            "there is no command 'smaple'. Did you mean 'sample'? There are: tr",
+        ),
+        (["zzz"], "there is no command 'zzz'. There are: train, config, "),
+        (
+            ["checkpoint", "difff", "a"],
+            "there is no action 'difff'. Did you mean 'diff'? There are",
+        ),
+    ],
+)
+def test_a_misspelt_command_is_told_with_the_nearest(words, told, capsys):
+    said = refused_options(words, capsys)
+    assert told in said and len(said.splitlines()) == 2
+
+
 def test_an_unknown_option_of_a_command_without_a_config_gets_no_hint_to_set(capsys):
     assert "--set" not in refused_options(["plot", "runs/a", "--steps=100"], capsys)
 

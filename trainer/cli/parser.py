@@ -34,6 +34,17 @@ class Parser(argparse.ArgumentParser):
         groups = self._subparsers._group_actions if self._subparsers else []
         return {name: each for group in groups for name, each in (group.choices or {}).items()}  # type: ignore[attr-defined]
 
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        """Raises ArgumentError for a command that does not exist, with the nearest that does."""
+        if not isinstance(action, argparse._SubParsersAction) or value in action.choices:
+            return super()._check_value(action, value)
+        near = difflib.get_close_matches(value, action.choices, 1)
+        hint = f"Did you mean {near[0]!r}? " if near else ""
+        what = action.metavar or "command"
+        listed = ", ".join(action.choices)
+        text = f"there is no {what} {value!r}. {hint}There are: {listed}."
+        raise argparse.ArgumentError(None, text)
+
     def error(self, message: str) -> NoReturn:
         """Prints an error and exits with 2, without the usage, which is long.
 
