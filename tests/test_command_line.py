@@ -672,6 +672,14 @@ def test_an_invalid_option_is_refused_before_any_file_is_created(
     assert [path.name for path in tmp_path.iterdir()] == ["config.gin"]
 
 
+def test_a_run_of_one_step_says_so_in_the_singular(tmp_path, capsys):
+    assert run(tmp_path, GOOD, "--set", "steps=1")[0] == 0
+    said = capsys.readouterr().err
+    assert re.search(r": 1 step of 32 examples on \d cpu", said) and "Done: 1 step. " in said, said
+    assert run(tmp_path, GOOD, "--set", "steps=1")[0] == 0
+    assert "Nothing to do: the run has its 1 step." in capsys.readouterr().err
+
+
 def write_metrics(folder, *values):
     folder.mkdir(parents=True)
     lines = [f'{{"step": {step}, "train/loss": {value}}}\n' for step, value in enumerate(values)]

@@ -63,6 +63,20 @@ def table(rows: Sequence[Sequence[str]], right: Collection[int] = ()) -> list[st
     ]
 
 
+def plural(count: int, noun: str) -> str:
+    """Returns a number with its noun.
+
+    Args:
+        count: the number.
+        noun: the noun in the singular, whose plural ends in "s".
+
+    Example:
+        >>> plural(1, "step"), plural(1000, "step")
+        ('1 step', '1,000 steps')
+    """
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+
+
 def duration(seconds: float) -> str:
     """Formats a duration with two units at most.
 
