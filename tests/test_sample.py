@@ -345,6 +345,19 @@ def test_the_step_may_be_named(run, capsys):
     assert capsys.readouterr().err == f"step 30 of {run}:\n"
 
 
+def test_a_prompt_that_is_not_text_is_refused_with_its_first_such_byte(
+    run, tmp_path, capsys, monkeypatch
+):
+    file = tmp_path / "prompt"
+    file.write_bytes(b"ab\xaf\n")
+    assert sample(run, f"--prompt_file={file}") == 2
+    said = capsys.readouterr().err
+    assert f"The prompt in {file} is not text in UTF-8: its byte 3 is 0xaf. Convert" in said
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"\xaf"), encoding="utf-8"))
+    assert sample(run, "--prompt=-") == 2
+    assert "The prompt in stdin is not text in UTF-8: its byte 1" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("options", "text"),
     [
@@ -357,7 +370,8 @@ def test_the_step_may_be_named(run, capsys):
         (["--step=29"], "no checkpoint of step 29; there are 7, 14, 21, 28, 30"),
         (["--num_samples=0"], "it must be at least 1, got 0"),
         (["--seed=-1"], "'-1' is not a seed"),
-        (["--prompt_file=/none/there"], "The prompt cannot be read from /none/there"),
+        (["--prompt_file=/none/there"], "cannot be read: there is no file /none/there. Name a"),
+        (["--prompt_file=/"], "The prompt of --prompt_file=/ cannot be read: Is a directory. Na"),
     ],
 )
 def test_what_the_command_cannot_do_is_said(run, options, text, capsys):
