@@ -221,7 +221,7 @@ def test_the_parameters_have_the_precision_of_the_experiment():
         (Sampling(5, temperature=-0.1), "temperature must be at least 0 and finite, got -0.1"),
         (Sampling(5, temperature=float("nan")), "temperature must be at least 0"),
         (Sampling(5, top_k=0), "top_k must be at least 1, got 0"),
-        (Sampling(29), "4 tokens, end_of_text included, and 29 are to be added.* 32 positions"),
+        (Sampling(29), "4 tokens, end_of_text included, and with 29 to be added .* 32 positions"),
     ],
 )
 def test_what_cannot_be_sampled_is_refused(sampling, text):
@@ -362,7 +362,17 @@ def test_a_prompt_that_is_not_text_is_refused_with_its_first_such_byte(
     ("options", "text"),
     [
         (["--prompt=xyz"], "The prompt 'xyz' cannot be converted: The letter 'x' has no token"),
-        (["--length=32"], "more than the 32 positions of the model (max_length)"),
+        (
+            ["--length=32"],
+            "The prompt has 1 token, end_of_text included, and with 32 to be added these are more "
+            "than the 32 positions of the model (max_length). Ask for a length of at most 31, or "
+            "shorten the prompt.",
+        ),
+        (
+            ["--length=1", f"--prompt={'a' * 40}"],
+            "The prompt has 41 tokens, end_of_text included, and with 1 to be added these are more "
+            "than the 32 positions of the model (max_length). Shorten the prompt.",
+        ),
         (["--length=0"], "length must be at least 1 token, got 0"),
         (["--temperature=-1"], "temperature must be at least 0 and finite, got -1.0"),
         (["--temperature=warm"], "'warm' is not a number"),
