@@ -398,7 +398,13 @@ def test_only_a_run_of_a_language_model_with_a_tokenizer_is_sampled(lab, run, tm
     folder.mkdir()
     (folder / "config.yaml").write_text(config)
     assert sample(folder, "--length=5") == 2
-    assert "There is no checkpoint in" in capsys.readouterr().err
+    said = " ".join(capsys.readouterr().err.split())
+    told = f"There is no checkpoint in {folder}: the run has not saved yet, or its checkpoints"
+    assert (
+        told in said
+        and "`save_every` steps" in said
+        and said.endswith("or name the folder of another run.")
+    )
     (folder / "config.yaml").write_text(config.replace("text {}", "text {tokenizer: false}"))
     assert sample(folder) == 2
     assert "its data set has no tokenizer" in " ".join(capsys.readouterr().err.split())
