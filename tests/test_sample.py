@@ -407,7 +407,8 @@ def test_only_a_run_of_a_language_model_with_a_tokenizer_is_sampled(lab, run, tm
     )
     (folder / "config.yaml").write_text(config.replace("text {}", "text {tokenizer: false}"))
     assert sample(folder) == 2
-    assert "its data set has no tokenizer" in " ".join(capsys.readouterr().err.split())
+    said = " ".join(capsys.readouterr().err.split())
+    assert "its data set has no tokenizer" in said and "Copy the tokenizer.json that made" in said
     (folder / "config.yaml").write_text("model: !models.mlp {}\ndata: !letters.text {}\n")
     assert sample(folder) == 2
     assert "models.mlp, is not a language model" in " ".join(capsys.readouterr().err.split())
@@ -553,7 +554,7 @@ def test_the_rows_and_samples_of_a_trial_are_on_the_disk_before_its_summary(tmp_
         ("hooks.samples.temperature = -1.0", "temperature must be at least 0"),
         ("hooks.samples.top_k = 0", "top_k must be at least 1"),
         ("hooks.samples.seed = -1", "seed must be between 0 and 2**32 - 1, got -1"),
-        ("letters.text.tokenizer = False", "needs a tokenizer, but the data set has none"),
+        ("letters.text.tokenizer = False", "or the file that its argument `tokenizer` names; a"),
         (
             "experiment.model = @models.mlp()\nmodels.mlp.num_classes = 9",
             "the model is not a language model",
