@@ -85,6 +85,12 @@ def test_settings_apply_in_order_and_reach_values_set_by_earlier_ones(config):
     assert changed.root.kwargs["model"] == Call("models.mlp", {"width": 9, "depth": 1})
 
 
+def test_a_long_setting_is_cut_with_a_mark(config):
+    name = "x" * 100
+    label = str(override(config, [f"model.name={name}"]).sources["model.name"])
+    assert label == f"--set model.name={'x' * 46}..."
+
+
 @pytest.mark.parametrize(
     ("setting", "message"),
     [
