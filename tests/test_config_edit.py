@@ -340,6 +340,10 @@ def test_an_error_points_to_the_argument_that_it_names(tmp_path):
     edited = override(config, ["model.width=63"])
     told = edited.source_of_error("model", "num_heads=4 does not divide width=63")
     assert str(told) == "--set model.width=63"
+    told = edited.source_of_error("model", "num_heads=4 needs more than the width of 63")
+    assert str(told) == "--set model.width=63"
+    assert edited.overridden("model") == ["--set model.width=63"] and not config.overridden("model")
+    assert not override(config, ["model=!models.mlp {width: 3}"]).overridden("model")
 
 
 @pytest.mark.parametrize(
