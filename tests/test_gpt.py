@@ -434,9 +434,13 @@ def test_one_program_decodes_every_token(compilations: Any):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ({"num_heads": 3}, "num_heads=3 does not divide width=16"),
-        ({"num_kv_heads": 3}, "num_kv_heads=3 does not divide num_heads=4"),
-        ({"num_heads": 16}, "16 / 16 = 1 is odd"),
+        (
+            {"num_heads": 3},
+            "num_heads=3 does not divide width=16. Choose a num_heads such as 2 or 4.",
+        ),
+        ({"num_kv_heads": 3}, "divide num_heads=4. Choose a num_kv_heads such as 2 or 4."),
+        ({"num_heads": 16}, "16 / 16 = 1 is odd. Choose a num_heads such as 8."),
+        ({"width": 15, "num_heads": 3}, "15 / 3 = 5 is odd. Choose an even width."),
         (
             {"activation": "swigl"},
             "activation='swigl', which does not exist. Did you mean 'swiglu'?",

@@ -13,7 +13,7 @@ from trainer.models.attention import IMPLEMENTATIONS, CausalAttention
 from trainer.models.decoder import Block, Gpt
 from trainer.models.decoding import language_model
 from trainer.models.initial import normal, scaled_matrix
-from trainer.models.layers import ACTIVATIONS, REMAT, check_positive
+from trainer.models.layers import ACTIVATIONS, REMAT, check_positive, near_divisors
 from trainer.models.linen_model import from_our_linen
 from trainer.models.model import Model
 
@@ -177,17 +177,18 @@ def _check_heads(width: int, num_heads: int, kv_heads: int) -> None:
     if width % num_heads:
         raise ValueError(
             f"models.gpt divides its width among its heads, but num_heads={num_heads} does not "
-            f"divide width={width}."
+            f"divide width={width}. {advice}."
         )
     if num_heads % kv_heads:
         raise ValueError(
             "models.gpt divides its heads into groups that share keys and values, but "
-            f"num_kv_heads={kv_heads} does not divide num_heads={num_heads}."
+            f"num_kv_heads={kv_heads} does not divide num_heads={num_heads}. Choose a num_kv_heads "
+            f"such as {near_divisors(num_heads, kv_heads)}."
         )
     if width // num_heads % 2:
         raise ValueError(
             "models.gpt rotates pairs of the elements of a head, but width / num_heads = "
-            f"{width} / {num_heads} = {width // num_heads} is odd. Choose another num_heads."
+            f"{width} / {num_heads} = {width // num_heads} is odd. {advice}."
         )
 
 
@@ -204,6 +205,8 @@ def _check_ranges(dropout: float, soft_cap: float | None, z_loss: float, rope_ba
         raise ValueError(
             f"models.gpt needs a positive soft_cap, or None for no bound, but got {soft_cap}."
         )
+    near = near_divisors(width, num_heads, even=True)
+    advice = f"Choose a num_heads such as {near}" if near else "Choose an even width"
     if not z_loss >= 0:
         raise ValueError(f"models.gpt needs z_loss >= 0, but got z_loss={z_loss}.")
     if not rope_base > 1:
