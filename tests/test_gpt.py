@@ -474,7 +474,15 @@ def test_wrong_batches_are_refused():
             model.apply(params, {}, batch, key=None, train=False)
         return str(error.value)
 
-    assert "reads 'tokens' from the batch, but the data set has 'image'" in said({"image": 0})
+    none = "None of these is tokens: take a data set of text, such as data.text or data.tokens."
+    image = np.zeros((3, 8, 8, 1), np.float32)
+    told = said({"image": image})
+    assert "from inputs='tokens', but the batch has image float32[3, 8, 8, 1]. " + none in told
+    assert said({"tokens": image, "words": text()["tokens"]}).endswith(
+        "argument `inputs` to words."
+    )
+    with pytest.raises(ValueError, match=none):
+        small(inputs="image").init(jax.random.key(0), {"image": image})
     assert "sequences of 25 tokens, but its max_length is 24" in said(text(length=25))
     assert "float32[3, 12]" in said({"tokens": text()["tokens"].astype(np.float32)})
     assert "int32[12]" in said({"tokens": text()["tokens"][0]})

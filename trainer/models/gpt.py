@@ -7,6 +7,9 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+import jax
+import jax.numpy as jnp
+
 from trainer.config.wording import known_names
 from trainer.logits import ChunkedLogits
 from trainer.models.attention import IMPLEMENTATIONS, CausalAttention
@@ -166,14 +169,43 @@ def _with_documents(module: Gpt, inputs: str) -> Model:
     """Returns the Model of a module that reads `documents` from the batches that have them."""
     alone, packed = (from_our_linen(module, keys) for keys in (inputs, (inputs, "documents")))
 
+    def init(key: jax.Array, batch: Mapping[str, Any]) -> Any:
+        _check_tokens(batch, inputs)
+        return alone.init(key, batch)
+
     def apply(params: Any, model_state: Any, batch: Mapping[str, Any], **more: Any) -> Any:
+        _check_tokens(batch, inputs)
         model = packed if "documents" in batch else alone
         return model.apply(params, model_state, batch, **more)
 
-    return alone._replace(apply=apply)
+    return alone._replace(init=init, apply=apply)
+
+
+def _check_tokens(batch: Mapping[str, Any], inputs: str) -> None:
+    """Raises ValueError if a field of a batch is not tokens, with the fields that may be."""
+    fields = {name: (x.dtype, x.shape) for name, x in batch.items()}
+    tokens = [
+        name
+        for name, (dtype, shape) in fields.items()
+        if jnp.issubdtype(dtype, jnp.integer) and len(shape) == 2
+    ]
+    if inputs in tokens:
+        return
+    found = ", ".join(f"{name} {dtype}{list(shape)}" for name, (dtype, shape) in fields.items())
+    advice = (
+        f"Set the model's argument `inputs` to {' or '.join(tokens)}."
+        if tokens
+        else "None of these is tokens: take a data set of text, such as data.text or data.tokens."
+    )
+    raise ValueError(
+        f"models.gpt reads tokens as integers [batch, positions] from inputs={inputs!r}, but the "
+        f"batch has {found}. {advice}"
+    )
 
 
 def _check_heads(width: int, num_heads: int, kv_heads: int) -> None:
+    near = near_divisors(width, num_heads, even=True)
+    advice = f"Choose a num_heads such as {near}" if near else "Choose an even width"
     if width % num_heads:
         raise ValueError(
             f"models.gpt divides its width among its heads, but num_heads={num_heads} does not "
@@ -205,8 +237,6 @@ def _check_ranges(dropout: float, soft_cap: float | None, z_loss: float, rope_ba
         raise ValueError(
             f"models.gpt needs a positive soft_cap, or None for no bound, but got {soft_cap}."
         )
-    near = near_divisors(width, num_heads, even=True)
-    advice = f"Choose a num_heads such as {near}" if near else "Choose an even width"
     if not z_loss >= 0:
         raise ValueError(f"models.gpt needs z_loss >= 0, but got z_loss={z_loss}.")
     if not rope_base > 1:
