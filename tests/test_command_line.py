@@ -620,6 +620,25 @@ def test_an_unknown_option_is_named_with_similar_ones(options, words, capsys):
     assert words in refused_options(["train", "--config=a.yaml", *options], capsys)
 
 
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (
+            ["smaple", "runs/a"],
+            "there is no command 'smaple'. Did you mean 'sample'? There are: tr",
+        ),
+        (["zzz"], "there is no command 'zzz'. There are: train, config, "),
+        (
+            ["checkpoint", "difff", "a"],
+            "there is no action 'difff'. Did you mean 'diff'? There are",
+        ),
+    ],
+)
+def test_a_misspelt_command_is_told_with_the_nearest(words, told, capsys):
+    said = refused_options(words, capsys)
+    assert told in said and len(said.splitlines()) == 2
+
+
 def test_an_unknown_option_of_a_command_without_a_config_gets_no_hint_to_set(capsys):
     assert "--set" not in refused_options(["plot", "runs/a", "--steps=100"], capsys)
 
@@ -651,6 +670,14 @@ def test_an_invalid_option_is_refused_before_any_file_is_created(
     said = capsys.readouterr().err
     assert caught.value.code == 2 and words in said and len(said.splitlines()) <= 8
     assert [path.name for path in tmp_path.iterdir()] == ["config.gin"]
+
+
+def test_a_run_of_one_step_says_so_in_the_singular(tmp_path, capsys):
+    assert run(tmp_path, GOOD, "--set", "steps=1")[0] == 0
+    said = capsys.readouterr().err
+    assert re.search(r": 1 step of 32 examples on \d cpu", said) and "Done: 1 step. " in said, said
+    assert run(tmp_path, GOOD, "--set", "steps=1")[0] == 0
+    assert "Nothing to do: the run has its 1 step." in capsys.readouterr().err
 
 
 def write_metrics(folder, *values):

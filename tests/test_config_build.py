@@ -597,6 +597,23 @@ def test_an_error_raised_by_a_function_is_reported_with_file_and_line(
     assert bool(re.search(r" \(\S*config_zoo/__init__\.py:\d+\)$", told)) != is_meant
 
 
+def test_an_error_that_begins_with_the_name_of_the_function_says_it_once(load):
+    builder = Builder(load("model: !models.gpt {num_heads: 5}\n"))
+    with pytest.raises(
+        ConfigError, match=r"a.yaml:1: models.gpt divides its width among its heads"
+    ):
+        builder.build("model")
+
+
+def test_an_error_without_a_known_value_names_the_settings_of_the_call(load):
+    config = override(load("data: !config_zoo.raises {kind: value}\n"), ["data.x=1.5"])
+    config = override(config, ["data.kind=empty"])
+    with pytest.raises(ConfigError) as caught:
+        Builder(config, ["config_zoo"]).build("data")
+    changed = "--set data.kind=empty, --set data.x=1.5"
+    assert str(caught.value).endswith(f"ValueError. Its arguments were changed by {changed}.")
+
+
 # The vocabulary
 
 

@@ -85,6 +85,12 @@ def test_settings_apply_in_order_and_reach_values_set_by_earlier_ones(config):
     assert changed.root.kwargs["model"] == Call("models.mlp", {"width": 9, "depth": 1})
 
 
+def test_a_long_setting_is_cut_with_a_mark(config):
+    name = "x" * 100
+    label = str(override(config, [f"model.name={name}"]).sources["model.name"])
+    assert label == f"--set model.name={'x' * 46}..."
+
+
 @pytest.mark.parametrize(
     ("setting", "message"),
     [
@@ -334,6 +340,10 @@ def test_an_error_points_to_the_argument_that_it_names(tmp_path):
     edited = override(config, ["model.width=63"])
     told = edited.source_of_error("model", "num_heads=4 does not divide width=63")
     assert str(told) == "--set model.width=63"
+    told = edited.source_of_error("model", "num_heads=4 needs more than the width of 63")
+    assert str(told) == "--set model.width=63"
+    assert edited.overridden("model") == ["--set model.width=63"] and not config.overridden("model")
+    assert not override(config, ["model=!models.mlp {width: 3}"]).overridden("model")
 
 
 @pytest.mark.parametrize(

@@ -434,9 +434,13 @@ def test_one_program_decodes_every_token(compilations: Any):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ({"num_heads": 3}, "num_heads=3 does not divide width=16"),
-        ({"num_kv_heads": 3}, "num_kv_heads=3 does not divide num_heads=4"),
-        ({"num_heads": 16}, "16 / 16 = 1 is odd"),
+        (
+            {"num_heads": 3},
+            "num_heads=3 does not divide width=16. Choose a num_heads such as 2 or 4.",
+        ),
+        ({"num_kv_heads": 3}, "divide num_heads=4. Choose a num_kv_heads such as 2 or 4."),
+        ({"num_heads": 16}, "16 / 16 = 1 is odd. Choose a num_heads such as 8."),
+        ({"width": 15, "num_heads": 3}, "15 / 3 = 5 is odd. Choose an even width."),
         (
             {"activation": "swigl"},
             "activation='swigl', which does not exist. Did you mean 'swiglu'?",
@@ -470,7 +474,15 @@ def test_wrong_batches_are_refused():
             model.apply(params, {}, batch, key=None, train=False)
         return str(error.value)
 
-    assert "reads 'tokens' from the batch, but the data set has 'image'" in said({"image": 0})
+    none = "None of these is tokens: take a data set of text, such as data.text or data.tokens."
+    image = np.zeros((3, 8, 8, 1), np.float32)
+    told = said({"image": image})
+    assert "from inputs='tokens', but the batch has image float32[3, 8, 8, 1]. " + none in told
+    assert said({"tokens": image, "words": text()["tokens"]}).endswith(
+        "argument `inputs` to words."
+    )
+    with pytest.raises(ValueError, match=none):
+        small(inputs="image").init(jax.random.key(0), {"image": image})
     assert "sequences of 25 tokens, but its max_length is 24" in said(text(length=25))
     assert "float32[3, 12]" in said({"tokens": text()["tokens"].astype(np.float32)})
     assert "int32[12]" in said({"tokens": text()["tokens"][0]})

@@ -29,7 +29,7 @@ OPTIM_KNOWS = {"optim", "jax", "optax", "numpy"}
 ORDER = [
     {"optim"},
     {"trainer.logits", "trainer.messages", "trainer.protocols"},
-    {"trainer.config"},
+    {"trainer.config", "trainer.parser"},
     {"trainer.models", "trainer.data", "trainer.losses", "trainer.writers"},
     {"trainer.metrics"},
     {"trainer.checkpoint"},
@@ -51,6 +51,7 @@ LOOSE = {
     "trainer.losses",
     "trainer.messages",
     "trainer.metrics",
+    "trainer.parser",
     "trainer.protocols",
 }
 

@@ -1,5 +1,7 @@
 """The values of hyperparameters over a run, in the plan."""
 
+from dataclasses import replace
+
 import pytest
 
 import optim
@@ -42,6 +44,8 @@ optimizer: !optim.optimizer
     assert plan.hyperparameters[""]["clip_norm"] == Hyperparameter(2.0, 1, 2.0, 0.5, False)
     assert set(plan.hyperparameters) == {"kernels", ""}
     assert plan.hyperparameters == find_hyperparameters(load_program(read))
+    one = replace(plan, steps=1, batch_size=1, tokens=1)
+    assert "\n1 step of 1 example of 1 token, 1 token in all, on 1 cpu\n" in render(one)
     text = render(plan)
     assert f"  learning_rate: peak 0.02 at step 11, final {last:.4g}\n" in text
     assert "  constant: b1 0.9, b2 0.95, eps 1e-08, eps_root 0, weight_decay 0.1\n" in text

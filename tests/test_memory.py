@@ -56,9 +56,11 @@ def test_the_memory_that_a_device_reports_is_used(monkeypatch):
 
 def test_a_compiled_step_that_does_not_fit_is_said_to(monkeypatch):
     step, devices = memory.StepMemory(6 * 10**7, 0, 4 * 10**7, 0), jax.devices()[:1] * 2
-    for limit, words in ((2 * 10**8, "has 200 MB"), (2 * 10**8 - 1, "has only 200 MB")):
+    advice = ". The temporary memory is smaller with --set microbatches=N, which splits a batch"
+    for limit, words in ((2 * 10**8, "has 200 MB"), (2 * 10**8 - 1, f"has only 200 MB{advice}")):
         monkeypatch.setattr(memory, "of_host", lambda limit=limit: limit)
-        assert step.describe(devices).endswith(f"; this machine {words}")
+        said = step.describe(devices)
+        assert f"; this machine {words}" in said and (advice in said) == ("only" in words)
     monkeypatch.setattr(memory, "of_host", lambda: None)
     assert step.describe(devices).endswith(
         "(state and batch 60 MB, temporary 40 MB, results 0 bytes, code 0 bytes)"

@@ -430,7 +430,10 @@ def test_dropout_is_active_in_training_and_depends_on_the_key(scan_layers: bool)
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda: models.vit(width=10, num_heads=4), ["num_heads=4", "width=10"]),
+        (
+            lambda: models.vit(width=10, num_heads=4),
+            ["num_heads=4", "width=10. Choose a num_heads such as 2 or 5."],
+        ),
         (lambda: models.vit(depth=0), ["depth", "0"]),
         (lambda: models.vit(pool="max"), ["'gap'", "'cls'", "'max'"]),
         (lambda: models.vit(dropout=1.0), ["dropout=1.0"]),

@@ -73,8 +73,14 @@ def kind() -> type:
 @pytest.mark.parametrize(
     ("more", "words"),
     [
-        ("data = @broken.half()", "the data set broken.half has no 'train'. A data set must have"),
+        ("data = @broken.half()", "The data set broken.half has no 'train'. A data set must have"),
         ("data = @broken.half()", protocols.members(protocols.Dataset)),
+        (
+            "data = 'broken.half'",
+            "experiment takes a data set for 'data', and was given the string 'broken.half'. To "
+            "pass what broken.half returns, call it: @broken.half() or !broken.half.",
+        ),
+        ("data = 'broken.hafl'", "A data set is a call. There is no function 'broken.hafl'. Did"),
         ("model = @broken.odd()", "model is an Odd; it must be a flax linen module or have init"),
         ("model = @broken.odd()", protocols.members(protocols.Model)),
         ("metrics = {'a': @broken.kind()}", "'a' is a type; it must be a class of clu.metrics"),

@@ -223,7 +223,7 @@ def test_the_parameters_have_the_precision_of_the_experiment():
         (Sampling(5, temperature=-0.1), "temperature must be at least 0 and finite, got -0.1"),
         (Sampling(5, temperature=float("nan")), "temperature must be at least 0"),
         (Sampling(5, top_k=0), "top_k must be at least 1, got 0"),
-        (Sampling(29), "4 tokens, end_of_text included, and 29 are to be added.* 32 positions"),
+        (Sampling(29), "4 tokens, end_of_text included, and with 29 to be added .* 32 positions"),
     ],
 )
 def test_what_cannot_be_sampled_is_refused(sampling, text):
@@ -347,11 +347,34 @@ def test_the_step_may_be_named(run, capsys):
     assert capsys.readouterr().err == f"step 30 of {run}:\n"
 
 
+def test_a_prompt_that_is_not_text_is_refused_with_its_first_such_byte(
+    run, tmp_path, capsys, monkeypatch
+):
+    file = tmp_path / "prompt"
+    file.write_bytes(b"ab\xaf\n")
+    assert sample(run, f"--prompt_file={file}") == 2
+    said = capsys.readouterr().err
+    assert f"The prompt in {file} is not text in UTF-8: its byte 3 is 0xaf. Convert" in said
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"\xaf"), encoding="utf-8"))
+    assert sample(run, "--prompt=-") == 2
+    assert "The prompt in stdin is not text in UTF-8: its byte 1" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("options", "text"),
     [
         (["--prompt=xyz"], "The prompt 'xyz' cannot be converted: The letter 'x' has no token"),
-        (["--length=32"], "more than the 32 positions of the model (max_length)"),
+        (
+            ["--length=32"],
+            "The prompt has 1 token, end_of_text included, and with 32 to be added these are more "
+            "than the 32 positions of the model (max_length). Ask for a length of at most 31, or "
+            "shorten the prompt.",
+        ),
+        (
+            ["--length=1", f"--prompt={'a' * 40}"],
+            "The prompt has 41 tokens, end_of_text included, and with 1 to be added these are more "
+            "than the 32 positions of the model (max_length). Shorten the prompt.",
+        ),
         (["--length=0"], "length must be at least 1 token, got 0"),
         (["--temperature=-1"], "temperature must be at least 0 and finite, got -1.0"),
         (["--temperature=warm"], "'warm' is not a number"),
@@ -359,7 +382,8 @@ def test_the_step_may_be_named(run, capsys):
         (["--step=29"], "no checkpoint of step 29; there are 7, 14, 21, 28, 30"),
         (["--num_samples=0"], "it must be at least 1, got 0"),
         (["--seed=-1"], "'-1' is not a seed"),
-        (["--prompt_file=/none/there"], "The prompt cannot be read from /none/there"),
+        (["--prompt_file=/none/there"], "cannot be read: there is no file /none/there. Name a"),
+        (["--prompt_file=/"], "The prompt of --prompt_file=/ cannot be read: Is a directory. Na"),
     ],
 )
 def test_what_the_command_cannot_do_is_said(run, options, text, capsys):
@@ -376,10 +400,17 @@ def test_only_a_run_of_a_language_model_with_a_tokenizer_is_sampled(lab, run, tm
     folder.mkdir()
     (folder / "config.yaml").write_text(config)
     assert sample(folder, "--length=5") == 2
-    assert "There is no checkpoint in" in capsys.readouterr().err
+    said = " ".join(capsys.readouterr().err.split())
+    told = f"There is no checkpoint in {folder}: the run has not saved yet, or its checkpoints"
+    assert (
+        told in said
+        and "`save_every` steps" in said
+        and said.endswith("or name the folder of another run.")
+    )
     (folder / "config.yaml").write_text(config.replace("text {}", "text {tokenizer: false}"))
     assert sample(folder) == 2
-    assert "its data set has no tokenizer" in " ".join(capsys.readouterr().err.split())
+    said = " ".join(capsys.readouterr().err.split())
+    assert "its data set has no tokenizer" in said and "Copy the tokenizer.json that made" in said
     (folder / "config.yaml").write_text("model: !models.mlp {}\ndata: !letters.text {}\n")
     assert sample(folder) == 2
     assert "models.mlp, is not a language model" in " ".join(capsys.readouterr().err.split())
@@ -525,7 +556,7 @@ def test_the_rows_and_samples_of_a_trial_are_on_the_disk_before_its_summary(tmp_
         ("hooks.samples.temperature = -1.0", "temperature must be at least 0"),
         ("hooks.samples.top_k = 0", "top_k must be at least 1"),
         ("hooks.samples.seed = -1", "seed must be between 0 and 2**32 - 1, got -1"),
-        ("letters.text.tokenizer = False", "needs a tokenizer, but the data set has none"),
+        ("letters.text.tokenizer = False", "or the file that its argument `tokenizer` names; a"),
         (
             "experiment.model = @models.mlp()\nmodels.mlp.num_classes = 9",
             "the model is not a language model",

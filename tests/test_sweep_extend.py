@@ -272,7 +272,10 @@ def test_the_sweep_and_its_folder_are_asked_for(folder, capsys):
             "--set is given before extend: write it after",
         ),
         (["sweep", "extend", "x"], "the following arguments are required: --config/--gin_file"),
-        (["sweep", "extent", "x"], "invalid choice: 'extent'"),
+        (
+            ["sweep", "extent", "x"],
+            "there is no action 'extent'. Did you mean 'extend'? There are: work,",
+        ),
     ):
         with pytest.raises(SystemExit) as ended:
             main(words)

@@ -191,8 +191,9 @@ def _parts(experiment: Experiment) -> tuple[LanguageModel, Tokenizer]:
     tokenizer = getattr(experiment.data, "tokenizer", None)
     if tokenizer is None:
         raise ValueError(
-            "hooks.samples needs a tokenizer, but the data set has none. Set the argument of the "
-            "data set that names it, or remove the hook."
+            "hooks.samples needs a tokenizer, but the data set has none. data.tokens reads the "
+            "tokenizer.json beside its shards, or the file that its argument `tokenizer` names; a "
+            "data set of yours has it as an attribute `tokenizer`. Give it one, or remove the hook."
         )
     return language, tokenizer
 

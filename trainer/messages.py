@@ -1,13 +1,6 @@
-"""Exit codes, the error of a user's mistake, text for terminals, and a parser of options.
+"""Exit codes, the error of a user's mistake, and text for terminals."""
 
-Imports nothing that takes long.
-"""
-
-import argparse
-import difflib
-from collections.abc import Collection, Iterable, Sequence
-from shlex import quote
-from typing import IO, Any, NoReturn
+from collections.abc import Collection, Sequence
 
 # Exit codes. 75 is EX_TEMPFAIL of sysexits.h: start the same command again.
 DONE, FAILED, MISTAKE, STOPPED = 0, 1, 2, 75
@@ -70,6 +63,20 @@ def table(rows: Sequence[Sequence[str]], right: Collection[int] = ()) -> list[st
     ]
 
 
+def plural(count: int, noun: str) -> str:
+    """Returns a number with its noun.
+
+    Args:
+        count: the number.
+        noun: the noun in the singular, whose plural ends in "s".
+
+    Example:
+        >>> plural(1, "step"), plural(1000, "step")
+        ('1 step', '1,000 steps')
+    """
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+
+
 def duration(seconds: float) -> str:
     """Formats a duration with two units at most.
 
@@ -92,73 +99,7 @@ def duration(seconds: float) -> str:
     raise AssertionError("a minute is the smallest size")
 
 
-class Parser(argparse.ArgumentParser):
-    """An argparse parser that prints errors in two lines, and escapes control characters.
-
-    A parser of several commands keeps the name of the one that was given as `command`.
-    """
-
-    def parse_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:
-        """Parses the arguments; for an unknown one, prints what to write and exits with 2.
-
-        Args:
-            args: the arguments; None for those of the process.
-            namespace: receives the values; None for a new one.
-
-        Returns:
-            The namespace.
-        """
-        # argparse's own parse_args only lists the unknown arguments, and suggests nothing.
-        arguments, unknown = self.parse_known_args(args, namespace)
-        if unknown:
-            name = getattr(arguments, "command", self.prog.split()[-1])
-            command = self._commands().get(name, self)
-            command.error(_unknown(name, unknown, command._option_string_actions))
-        return arguments
-
-    def _commands(self) -> dict[str, argparse.ArgumentParser]:
-        groups = self._subparsers._group_actions if self._subparsers else []
-        return {name: each for group in groups for name, each in (group.choices or {}).items()}  # type: ignore[attr-defined]
-
-    def error(self, message: str) -> NoReturn:
-        """Prints an error and exits with 2, without the usage, which is long.
-
-        Args:
-            message: the error, without a full stop.
-        """
-        self.exit(MISTAKE, f"{self.prog}: error: {message}\nSee {self.prog} --help.\n")
-
-    def _print_message(self, message: str, file: IO[str] | None = None) -> None:
-        super()._print_message(printable(message, keep="\n\t"), file)
-
-
 def _shown(line: str) -> str:
     if len(line) > _MAX_LINE:
         line = f"{line[: _MAX_LINE - 103]}...{line[-100:]}"
     return printable(line)
-
-
-def _unknown(command: str, unknown: Sequence[str], options: Iterable[str]) -> str:
-    """Returns an error message about unknown arguments, with what to write instead.
-
-    Args:
-        command: the command, such as "train".
-        unknown: the unknown arguments, such as ["--steps=100"] or ["--steps", "100"].
-        options: the options of the command, such as "--set".
-    """
-    joined: list[str] = []
-    for argument in unknown:
-        before = joined[-1] if joined else ""
-        if before.startswith("--") and "=" not in before and not argument.startswith("-"):
-            joined[-1] += f"={argument}"  # "--steps 100"
-        else:
-            joined.append(argument)
-    text = f"{command} does not take {' '.join(unknown)}."
-    # Strict, because the default of 0.6 would take --steps for --set.
-    near = [difflib.get_close_matches(each.partition("=")[0], options, 1, 0.85) for each in joined]
-    if any(near):
-        return f"{text} Did you mean {' and '.join(dict.fromkeys(sum(near, [])))}?"
-    if "--set" in options and all("=" in each for each in joined):
-        settings = " ".join(f"--set {quote(each.lstrip('-'))}" for each in joined)
-        return f"{text} To set a value of the config, write {settings}"
-    return text

@@ -244,6 +244,11 @@ def _steps(directory: str | os.PathLike[str], step: int | None = None) -> dict[i
         return found
     if step in found:
         return {step: found[step]}
-    there = f"there are {list(found)}" if found else "there is none at all"
-    wanted = "no checkpoint" if step is None else f"no checkpoint of step {step}"
-    raise CheckpointError(f"There is {wanted} in {home}; {there}.")
+    if not found:
+        raise CheckpointError(
+            f"There is no checkpoint in {home}: the run has not saved yet, or its checkpoints were "
+            "removed. A run saves every `save_every` steps of its config and when it is stopped. "
+            "Let it compute on, start it again, or name the folder of another run."
+        )
+    listed = ", ".join(map(str, found))
+    raise CheckpointError(f"There is no checkpoint of step {step} in {home}; there are {listed}.")

@@ -3,8 +3,7 @@
 import argparse
 
 from trainer.cli import report_options, run_options, sweep_options, values, viewing_options
-from trainer.cli.parser import Version
-from trainer.messages import Parser
+from trainer.parser import Parser, Version
 
 
 def parser() -> argparse.ArgumentParser:

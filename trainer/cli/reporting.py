@@ -7,8 +7,8 @@ from shlex import join as quoted
 from typing import TYPE_CHECKING
 
 from trainer.cli.terminal import show
-from trainer.messages import DONE, UserError
-from trainer.report.wording import joined, plural
+from trainer.messages import DONE, UserError, plural
+from trainer.report.wording import joined
 
 if TYPE_CHECKING:
     from trainer.report.results import Workload

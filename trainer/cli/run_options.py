@@ -66,9 +66,16 @@ def add_sample(sample: argparse.ArgumentParser) -> None:
     sample.add_argument("workdir", type=values.folder, metavar="RUN")
     text = sample.add_mutually_exclusive_group()
     text.add_argument(
-        "--prompt", default="", help="the beginning of the text; - reads it from stdin; default ''"
+        "--prompt",
+        default="",
+        help="the beginning of the text; - reads it from stdin, without one newline at its end; "
+        "default ''",
     )
-    text.add_argument("--prompt_file", metavar="FILE", help="reads the prompt from a file")
+    text.add_argument(
+        "--prompt_file",
+        metavar="FILE",
+        help="reads the prompt from a file in UTF-8, without one newline at its end",
+    )
     sample.add_argument(
         "--length",
         type=int,

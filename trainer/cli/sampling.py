@@ -68,6 +68,19 @@ def _prompt(arguments: argparse.Namespace) -> str:
         else:
             return arguments.prompt
     except (OSError, UnicodeError) as error:
-        what = "stdin" if arguments.prompt_file is None else arguments.prompt_file
-        raise UserError(f"The prompt cannot be read from {what}: {error}.") from error
+        raise UserError(_unreadable(arguments.prompt_file, error)) from error
     return text.removesuffix("\n")
+
+
+def _unreadable(file: str | None, error: OSError | UnicodeError) -> str:
+    """Returns why a prompt cannot be read, and what to do; `file` is None for stdin."""
+    where, name = ("stdin", "--prompt=-") if file is None else (file, f"--prompt_file={file}")
+    if isinstance(error, FileNotFoundError):
+        return f"The prompt cannot be read: there is no file {where}. Name a file of text."
+    if isinstance(error, UnicodeDecodeError):
+        return (
+            f"The prompt in {where} is not text in UTF-8: its byte {error.start + 1} is "
+            f"0x{error.object[error.start]:02x}. Convert it to UTF-8."
+        )
+    why = (error.strerror if isinstance(error, OSError) else None) or str(error)
+    return f"The prompt of {name} cannot be read: {why}. Name a file of text that can be read."

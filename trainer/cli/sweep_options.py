@@ -3,8 +3,7 @@
 import argparse
 
 from trainer.cli import values
-from trainer.cli.parser import Actions
-from trainer.messages import Parser
+from trainer.parser import Actions, Parser
 
 
 def add(sweep: argparse.ArgumentParser, config: Parser) -> None:

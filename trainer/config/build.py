@@ -247,7 +247,10 @@ class _Traversal:
             # An error of the user's code that is not a ValueError may be a bug: name its line.
             if not isinstance(error, ValueError) and not self._vocabulary.is_ours(name):
                 said = blame.summary(error, name)
-            raise ConfigError(f"{name} refuses its arguments: {said}", source) from error
+            text = said if said.startswith(f"{name} ") else f"{name} refuses its arguments: {said}"
+            if changed := [x for x in self._config.overridden(path) if x != str(source)]:
+                text = f"{text.rstrip('.: ')}. Its arguments were changed by {', '.join(changed)}."
+            raise ConfigError(text, source) from error
 
     def _function(self, call: Call, path: str, complete: bool) -> Function:
         """Returns the function of a call; raises ConfigError if it does not take the arguments.

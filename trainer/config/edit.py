@@ -17,7 +17,7 @@ from trainer.config.nodes import (
 )
 from trainer.config.resolved import Config
 from trainer.config.tree import Call, ConfigError, Key, Source, Tree, join, longest_key
-from trainer.config.wording import describe, known_names, listing, nearest
+from trainer.config.wording import describe, known_names, listing, nearest, shorten
 
 
 def override(config: Config, sets: Sequence[str]) -> Config:
@@ -49,7 +49,7 @@ def override(config: Config, sets: Sequence[str]) -> Config:
 
     root = to_node(config)
     for text in sets:
-        source = Source(f"--set {text[:60]}")
+        source = Source(f"--set {shorten(text)}")
         path, sign, value = text.partition("=")
         if not sign or not path.strip() or not value.strip():
             raise ConfigError("A setting has the form path=value, as in --set steps=100.", source)

@@ -8,9 +8,9 @@ from trainer.config.tree import Call, Source, Tree, child_trees, join, split_pat
 
 __all__ = ["Config", "ConfigFile", "Unused"]
 
-# A word that is not a part of a dotted name. Group 2 is set in "width is" and "width=", which name
-# an argument with more certainty than the bare word.
-_WORD = re.compile(r"(?<![\w.])([A-Za-z_]\w*)(?!\w|\.\w)(\s+is\b|=(?!=))?")
+# A word that is not a part of a dotted name. Group 2 is set in "width is", "width of 8" and
+# "width=", which name an argument with more certainty than the bare word.
+_WORD = re.compile(r"(?<![\w.])([A-Za-z_]\w*)(?!\w|\.\w)(\s+is\b|\s+of\s+-?\d|=(?!=))?")
 
 
 @dataclass(frozen=True)
@@ -86,11 +86,11 @@ class Config:
     def source_of_error(self, path: str, text: str) -> Source | None:
         """Returns the place of the value that an error message of a function is about.
 
-        This is an argument whose name occurs in the message, preferably as in "width is -4" or
-        "width=-4"; or a string whose value occurs in it, preferably one that is more than a word,
-        such as a path. Among several, values from the command line are preferred. If no value
-        matches, it is the place of the call. For the root, the arguments of its optimizer are
-        searched too.
+        This is an argument whose name occurs in the message, preferably as in "width is -4",
+        "width of -4" or "width=-4"; or a string whose value occurs in it, preferably one that is
+        more than a word, such as a path. Among several, values from the command line are preferred.
+        If no value matches, it is the place of the call. For the root, the arguments of its
+        optimizer are searched too.
 
         Args:
             path: the path of the call.
@@ -110,6 +110,21 @@ class Config:
             if (start := _position(value, text)) is not None:
                 add(2 if value.isidentifier() else 1, start, join(path, key))
         return min(spoken, key=lambda each: each[:3])[3] if spoken else self.sources.get(path)
+
+    def overridden(self, path: str) -> list[str]:
+        """Returns the options that changed an argument of a call of a file, as "--set width=8".
+
+        Args:
+            path: the path of the call; see `sources`.
+
+        Returns:
+            The options without repetition; none if the call was written in an option itself.
+        """
+        call = self.sources.get(path)
+        if call is None or call.file.startswith("--"):
+            return []
+        below = [self.sources.get(join(path, key)) for key in child_trees(self.at(path))]
+        return list(dict.fromkeys(str(x) for x in below if x and x.file.startswith("--")))
 
     def at(self, path: str) -> Tree:
         """Returns the subtree at a path.

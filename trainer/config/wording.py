@@ -92,6 +92,20 @@ def describe(tree: Tree) -> str:
     return f"{kind} {brief(tree)}"
 
 
+def shorten(text: str, most: int = 60) -> str:
+    """Returns a text of limited length.
+
+    Args:
+        text: any text.
+        most: the largest number of characters; a longer text ends in three dots.
+
+    Example:
+        >>> shorten("optax.adamw(b2=0.95)", most=14)
+        'optax.adamw...'
+    """
+    return text if len(text) <= most else text[: most - 3] + "..."
+
+
 def brief(tree: Tree, most: int = 60) -> str:
     """Returns a value as one line of limited length.
 
@@ -103,8 +117,7 @@ def brief(tree: Tree, most: int = 60) -> str:
         >>> brief(Call("optax.adamw", {"b2": 0.95}))
         'optax.adamw(b2=0.95)'
     """
-    text = _brief(tree)
-    return text if len(text) <= most else text[: most - 3] + "..."
+    return shorten(_brief(tree), most)
 
 
 def _brief(tree: Tree) -> str:

@@ -15,7 +15,8 @@ from trainer.data.folders import data_root, prepare_aside, prepared_directory
 from trainer.data.prepare_tfds import count, prepare
 from trainer.data.text import SHARD_TOKENS, TextPlan
 from trainer.data.tokenizer import FILE, load_tokenizer
-from trainer.messages import DONE, FAILED, MISTAKE, Parser, printable
+from trainer.messages import DONE, FAILED, MISTAKE, printable
+from trainer.parser import Parser
 
 
 def main(arguments: list[str] | None = None) -> int:

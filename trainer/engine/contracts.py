@@ -12,7 +12,7 @@ import numpy as np
 from clu import metrics as clu_metrics
 
 from trainer import protocols
-from trainer.config import ConfigError, blame, build_errors
+from trainer.config import Call, ConfigError, Source, Tree, blame, build_errors
 from trainer.protocols import Batch
 
 
@@ -66,6 +66,28 @@ def check_components(experiment: Any) -> None:
     if "mask" in spec:
         size = experiment.data.batch_size
         _check_mask(spec["mask"], size, "The element_spec of the data set has")
+
+
+def check_data(data: Any, node: Tree, source: Source | None) -> None:
+    """Checks that a data set has the attributes of one.
+
+    Args:
+        data: the data set.
+        node: the call in the config that returned it.
+        source: where the config has the call.
+
+    Raises:
+        ConfigError: an attribute is missing.
+    """
+    for name in ("batch_size", "num_examples", "train", "evaluate", "element_spec"):
+        if not hasattr(data, name):
+            call = node if isinstance(node, Call) else None
+            raise ConfigError(
+                f"The data set {call.name if call else repr(node)} has no {name!r}. A data set "
+                f"must have {protocols.members(protocols.Dataset)}; see trainer/protocols.py."
+                + (build_errors.call_hint(call) if call and call.partial else ""),
+                source,
+            )
 
 
 def check_language(model: Any, data: Any) -> None:

@@ -14,9 +14,9 @@ import optim
 from trainer import models
 from trainer.config import Builder, Call, Config, ConfigError, Units, build_errors
 from trainer.data.absent import DataAbsent
-from trainer.engine.contracts import check_language, tokens_per_example
+from trainer.engine.contracts import check_data, check_language, tokens_per_example
 from trainer.engine.splits import best_row, split_sizes
-from trainer.protocols import Dataset, Loss, Model, members
+from trainer.protocols import Dataset, Loss, Model
 from trainer.writers import check_names
 
 if TYPE_CHECKING:  # the types of an experiment's fields
@@ -255,6 +255,13 @@ def build_experiment(
 
 
 def _build_data(builder: Builder, node: Any, declared: bool) -> Any:
+    if isinstance(node, str):
+        text = f"experiment takes a data set for 'data', and was given the string {node[:60]!r}."
+        try:
+            text += build_errors.call_hint(Call(builder.function(node).name))
+        except ConfigError as error:
+            text += f" A data set is a call. {error}"
+        raise ConfigError(text, builder.config.sources["data"])
     try:
         return builder.build("data")
     except ConfigError as error:
@@ -275,14 +282,7 @@ def units_of(config: Config, data: Any) -> Units:
     Raises:
         ConfigError: the data set lacks an attribute, or `steps` is out of its range.
     """
-    node = config.root.kwargs["data"]
-    for name in ("batch_size", "num_examples", "train", "evaluate", "element_spec"):
-        if not hasattr(data, name):
-            raise ConfigError(
-                f"{config.sources.get('data', '')}: the data set {_name(node)} has no {name!r}. "
-                f"A data set must have {members(Dataset)}; see trainer/protocols.py."
-                + (build_errors.call_hint(node) if isinstance(node, Call) and node.partial else "")
-            )
+    check_data(data, config.root.kwargs["data"], config.sources.get("data"))
     configured = config.root.kwargs.get("steps")
     # `steps` itself may be '3 epochs', but not a share of the steps.
     without_total = Units(None, data.batch_size, data.num_examples, tokens_per_example(data))

@@ -13,6 +13,7 @@ from jax.sharding import Mesh
 
 from trainer.engine.precision import in_precision
 from trainer.engine.sharding import replicated
+from trainer.messages import plural
 from trainer.models.model import LanguageModel
 from trainer.protocols import Tokenizer
 
@@ -236,11 +237,14 @@ def check_prompt(language: LanguageModel, tokens: Sequence[int], length: int) ->
             f"{language.vocab_size - 1}. Its tokenizer is not the one the model was made for: "
             "compare the model's vocab_size with that of the data."
         )
-    if len(tokens) + length > language.max_length:
+    most = language.max_length
+    room = most - len(tokens)
+    if length > room:
+        advice = f"Ask for a length of at most {room}, or shorten" if room > 0 else "Shorten"
         raise ValueError(
-            f"The prompt has {len(tokens)} tokens, end_of_text included, and {length} are to be "
-            f"added, which is more than the {language.max_length} positions of the model "
-            "(max_length). Ask for a smaller length, or shorten the prompt."
+            f"The prompt has {plural(len(tokens), 'token')}, end_of_text included, and with "
+            f"{length:,} to be added these are more than the {plural(most, 'position')} of the "
+            f"model (max_length). {advice} the prompt."
         )
 
 

@@ -80,8 +80,13 @@ class StepMemory:
         text = f"memory of a device: {_words(self.total)} ({text})"
         if limit is None:
             return text
-        has = "has" if sharing * self.total <= limit else "has only"
-        return f"{text}; {owner} {has} {_words(limit)}"
+        if sharing * self.total <= limit:
+            return f"{text}; {owner} has {_words(limit)}"
+        return (
+            f"{text}; {owner} has only {_words(limit)}. The temporary memory is smaller with "
+            "--set microbatches=N, which splits a batch into N parts, with a smaller batch, or "
+            "with more devices."
+        )
 
 
 def of_compiled(compiled: Any) -> StepMemory | None:

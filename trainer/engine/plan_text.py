@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from trainer.engine.plan import Plan
-from trainer.messages import printable, table
+from trainer.messages import plural, printable, table
 
 
 def render(plan: Plan) -> str:
@@ -41,7 +41,7 @@ def render(plan: Plan) -> str:
         "",
         f"{total:,} parameters; state {plan.state_bytes:,} bytes; {plan.flops:,} FLOPs a step "
         f"(matrix products and convolutions)",
-        f"{plan.steps:,} steps of {plan.batch_size:,} examples{_tokens(plan)} on {plan.devices}",
+        f"{steps_text(plan)}{_tokens(plan)} on {plan.devices}",
         _block(plan),
         _examples(plan),
         *([plan.mode] if plan.mode else []),
@@ -51,6 +51,11 @@ def render(plan: Plan) -> str:
         *(f"warning: {printable(text)}" for text in plan.warnings),
     ]
     return "\n".join(lines) + "\n"
+
+
+def steps_text(plan: Plan) -> str:
+    """Returns the steps of a plan and their batches, such as "800 steps of 16 examples"."""
+    return f"{plural(plan.steps, 'step')} of {plural(plan.batch_size, 'example')}"
 
 
 def _hyperparameters(plan: Plan) -> Iterator[str]:
@@ -96,7 +101,7 @@ def _tokens(plan: Plan) -> str:
     if plan.tokens is None:
         return ""
     total = plan.steps * plan.batch_size * plan.tokens
-    return f" of {plan.tokens:,} tokens, {total:,} tokens in all,"
+    return f" of {plural(plan.tokens, 'token')}, {plural(total, 'token')} in all,"
 
 
 def _examples(plan: Plan) -> str:

@@ -105,7 +105,7 @@ class Gpt(nn.Module):
         Returns:
             The logits, [batch, positions, vocab_size].
         """
-        _check_tokens(tokens, self.max_length)
+        _check_length(tokens, self.max_length)
         x, embedding = Embed(self.vocab_size, self.width, self.embed_norm, name="embed")(tokens)
         x = nn.Dropout(self.dropout, deterministic=not train)(x)
         positions = jnp.arange(tokens.shape[1]) + (0 if start is None else start)
@@ -125,12 +125,7 @@ class Gpt(nn.Module):
         return self.outputs(features=x, kernel=kernel, z_loss=self.z_loss if train else 0.0)
 
 
-def _check_tokens(tokens: jax.Array, max_length: int) -> None:
-    if tokens.ndim != 2 or not jnp.issubdtype(tokens.dtype, jnp.integer):
-        raise ValueError(
-            "models.gpt reads tokens as integers [batch, positions], but the batch has "
-            f"{tokens.dtype}{list(tokens.shape)}. Set the model's argument `inputs`."
-        )
+def _check_length(tokens: jax.Array, max_length: int) -> None:
     if tokens.shape[1] > max_length:
         raise ValueError(
             f"models.gpt got sequences of {tokens.shape[1]} tokens, but its max_length is "

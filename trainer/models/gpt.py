@@ -7,13 +7,16 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+import jax
+import jax.numpy as jnp
+
 from trainer.config.wording import known_names
 from trainer.logits import ChunkedLogits
 from trainer.models.attention import IMPLEMENTATIONS, CausalAttention
 from trainer.models.decoder import Block, Gpt
 from trainer.models.decoding import language_model
 from trainer.models.initial import normal, scaled_matrix
-from trainer.models.layers import ACTIVATIONS, REMAT, check_positive
+from trainer.models.layers import ACTIVATIONS, REMAT, check_positive, near_divisors
 from trainer.models.linen_model import from_our_linen
 from trainer.models.model import Model
 
@@ -166,28 +169,58 @@ def _with_documents(module: Gpt, inputs: str) -> Model:
     """Returns the Model of a module that reads `documents` from the batches that have them."""
     alone, packed = (from_our_linen(module, keys) for keys in (inputs, (inputs, "documents")))
 
+    def init(key: jax.Array, batch: Mapping[str, Any]) -> Any:
+        _check_tokens(batch, inputs)
+        return alone.init(key, batch)
+
     def apply(params: Any, model_state: Any, batch: Mapping[str, Any], **more: Any) -> Any:
+        _check_tokens(batch, inputs)
         model = packed if "documents" in batch else alone
         return model.apply(params, model_state, batch, **more)
 
-    return alone._replace(apply=apply)
+    return alone._replace(init=init, apply=apply)
+
+
+def _check_tokens(batch: Mapping[str, Any], inputs: str) -> None:
+    """Raises ValueError if a field of a batch is not tokens, with the fields that may be."""
+    fields = {name: (x.dtype, x.shape) for name, x in batch.items()}
+    tokens = [
+        name
+        for name, (dtype, shape) in fields.items()
+        if jnp.issubdtype(dtype, jnp.integer) and len(shape) == 2
+    ]
+    if inputs in tokens:
+        return
+    found = ", ".join(f"{name} {dtype}{list(shape)}" for name, (dtype, shape) in fields.items())
+    advice = (
+        f"Set the model's argument `inputs` to {' or '.join(tokens)}."
+        if tokens
+        else "None of these is tokens: take a data set of text, such as data.text or data.tokens."
+    )
+    raise ValueError(
+        f"models.gpt reads tokens as integers [batch, positions] from inputs={inputs!r}, but the "
+        f"batch has {found}. {advice}"
+    )
 
 
 def _check_heads(width: int, num_heads: int, kv_heads: int) -> None:
+    near = near_divisors(width, num_heads, even=True)
+    advice = f"Choose a num_heads such as {near}" if near else "Choose an even width"
     if width % num_heads:
         raise ValueError(
             f"models.gpt divides its width among its heads, but num_heads={num_heads} does not "
-            f"divide width={width}."
+            f"divide width={width}. {advice}."
         )
     if num_heads % kv_heads:
         raise ValueError(
             "models.gpt divides its heads into groups that share keys and values, but "
-            f"num_kv_heads={kv_heads} does not divide num_heads={num_heads}."
+            f"num_kv_heads={kv_heads} does not divide num_heads={num_heads}. Choose a num_kv_heads "
+            f"such as {near_divisors(num_heads, kv_heads)}."
         )
     if width // num_heads % 2:
         raise ValueError(
             "models.gpt rotates pairs of the elements of a head, but width / num_heads = "
-            f"{width} / {num_heads} = {width // num_heads} is odd. Choose another num_heads."
+            f"{width} / {num_heads} = {width // num_heads} is odd. {advice}."
         )
 
 

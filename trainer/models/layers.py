@@ -223,6 +223,26 @@ def run_stack(
     return scan(make(name="blocks"), x, None)[0]
 
 
+def near_divisors(number: int, near: int, even: bool = False) -> str:
+    """Returns the divisors of a number that are nearest to another, below and above, in words.
+
+    Args:
+        number: what they divide, at least 1.
+        near: a number that is none of them.
+        even: whether they must divide it into even parts.
+
+    Returns:
+        Such as "4 or 8"; "" if there are none.
+
+    Example:
+        >>> near_divisors(128, 5), near_divisors(6, 4, even=True)
+        ('4 or 8', '3')
+    """
+    fits = [n for n in range(1, number + 1) if number % n == 0 and not (even and number // n % 2)]
+    below, above = [n for n in fits if n < near][-1:], [n for n in fits if n > near][:1]
+    return " or ".join(map(str, below + above))
+
+
 def check_positive(model: str, **sizes: int) -> None:
     """Checks the sizes of a model.
 

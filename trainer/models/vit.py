@@ -11,7 +11,15 @@ import numpy as np
 
 from trainer.models.attention import Qkv
 from trainer.models.initial import matrix, small
-from trainer.models.layers import LayerNorm, Linear, Mlp, check_positive, rows_times, run_stack
+from trainer.models.layers import (
+    LayerNorm,
+    Linear,
+    Mlp,
+    check_positive,
+    near_divisors,
+    rows_times,
+    run_stack,
+)
 from trainer.models.linen_model import from_our_linen
 from trainer.models.model import Model
 
@@ -214,7 +222,7 @@ def vit(
     if width % num_heads:
         raise ValueError(
             f"models.vit divides its width among its heads, but num_heads={num_heads} does not "
-            f"divide width={width}."
+            f"divide width={width}. Choose a num_heads such as {near_divisors(width, num_heads)}."
         )
     if pool not in ("gap", "cls"):
         raise ValueError(f"models.vit needs pool='gap' or pool='cls', but got pool={pool!r}.")

@@ -6,10 +6,10 @@ from typing import Literal
 
 from trainer import config as configs
 from trainer.config import Call
-from trainer.messages import UserError
+from trainer.messages import UserError, plural
 from trainer.report.results import Goal, Result, Workload
 from trainer.report.runs import group_by_seed, names_of, runs_in
-from trainer.report.wording import joined, plural
+from trainer.report.wording import joined
 from trainer.workdir.record import read_record
 from trainer.writers.lines import PREFIXES
 from trainer.writers.summary import Summary, read_summary

@@ -7,8 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from trainer.messages import plural
 from trainer.report.results import Goal, Result, Revision, Space, Workload
-from trainer.report.wording import joined, plural
+from trainer.report.wording import joined
 from trainer.sweep.differences import revised, shown
 from trainer.sweep.final import rank
 from trainer.sweep.outcome import Outcome, read_outcome

@@ -2,10 +2,11 @@
 
 from collections.abc import Sequence
 
+from trainer.messages import plural
 from trainer.report.pairs import Pair, level_text, standings
 from trainer.report.results import Workload
 from trainer.report.statistics import Estimate
-from trainer.report.wording import joined, p_text, plural, shown
+from trainer.report.wording import joined, p_text, shown
 
 _NAMED = 4  # the most arms that a sentence lists
 

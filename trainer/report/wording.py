@@ -3,16 +3,6 @@
 from collections.abc import Sequence
 
 
-def plural(count: int, noun: str) -> str:
-    """Returns a number with its noun, such as "1 run" or "1,000 runs".
-
-    Args:
-        count: the number.
-        noun: the noun in the singular, whose plural ends in "s".
-    """
-    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
-
-
 def joined(words: Sequence[str]) -> str:
     """Returns words as an enumeration: "a, b and c"."""
     return f"{', '.join(words[:-1])} and {words[-1]}" if len(words) > 1 else "".join(words)

@@ -8,7 +8,7 @@ import jax
 
 from trainer.engine.program import Program
 from trainer.engine.step import State
-from trainer.messages import DONE, FAILED, STOPPED, UserError
+from trainer.messages import DONE, FAILED, STOPPED, UserError, plural
 from trainer.train.advice import advise, replay_command
 from trainer.train.boundaries import Boundaries
 from trainer.train.evaluations import Evaluations
@@ -287,7 +287,7 @@ class Loop:
             text = f"Stopped at step {step} by {self.consensus.stop or '--until'}; saved."
             self.log(f"{text} Start the same command again to resume.")
             return Ended("stopped", STOPPED, step, text)
-        self.log(f"Done: {step:,} steps. {self._evaluations.describe()}")
+        self.log(f"Done: {plural(step, 'step')}. {self._evaluations.describe()}")
         return Ended("done", DONE, step)
 
     def _failed(self, step: int, why: str) -> Ended:

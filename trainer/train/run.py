@@ -12,10 +12,10 @@ from trainer import config as configs
 from trainer.checkpoint import CheckpointError, Checkpoints, check_not_lost
 from trainer.config import Config
 from trainer.engine.plan import Plan, make_plan
-from trainer.engine.plan_text import render
+from trainer.engine.plan_text import render, steps_text
 from trainer.engine.program import Program
 from trainer.engine.step import State
-from trainer.messages import DONE, FAILED, STOPPED, UserError
+from trainer.messages import DONE, FAILED, STOPPED, UserError, plural
 from trainer.train import multihost
 from trainer.train.hooks import Hooks
 from trainer.train.loop import Loop
@@ -172,7 +172,7 @@ class Run:
     def _describe(self) -> str:
         plan = self.plan
         groups = ", ".join(f"{name} {count:,}" for name, (count, _) in plan.groups.items())
-        return f"{plan.steps:,} steps of {plan.batch_size} on {plan.devices}; parameters: {groups}"
+        return f"{steps_text(plan)} on {plan.devices}; parameters: {groups}"
 
     def _run_in(
         self,
@@ -244,7 +244,7 @@ class Run:
                 writer.write_hparams(configs.hparams(self.read.root))
             if restored == self.experiment.steps and not unevaluated:
                 checkpoints.prune()
-                self.log(f"Nothing to do: the run has its {restored:,} steps.")
+                self.log(f"Nothing to do: the run has its {plural(self.experiment.steps, 'step')}.")
                 return rows.end(Ended("done", DONE, self.experiment.steps))
             self._compile(state)
             watchdog = Watchdog(self.experiment.watchdog, self.log)

@@ -158,8 +158,8 @@ def read_tokenizer(folder: Path, read: Config, vocabulary: Sequence[str] = ()) -
     if tokenizer is None:
         raise UserError(
             f"The run in {folder} has no {TOKENIZER_FILE}, and its data set has no tokenizer, so "
-            "that a prompt cannot be converted to tokens. Set the argument of the data set that "
-            "names its tokenizer."
+            f"that a prompt cannot be converted to tokens. Copy the {TOKENIZER_FILE} that made the "
+            "tokens into the folder of the run."
         )
     return tokenizer
 

@@ -3,11 +3,12 @@
 import math
 from collections.abc import Iterator, Sequence
 
+from trainer.messages import plural
 from trainer.report import statistics
 from trainer.report.document import Axis, Block, Column, Figure, Series, Table
 from trainer.report.pairs import Standing, standings
 from trainer.report.results import Workload
-from trainer.report.wording import joined, plural, shown
+from trainer.report.wording import joined, shown
 
 
 def arms_block(workload: Workload, prefix: str) -> Block:

@@ -3,9 +3,10 @@
 import math
 from collections.abc import Sequence
 
+from trainer.messages import plural
 from trainer.report.document import Block, Cell, Column, Table
 from trainer.report.results import Result, Workload
-from trainer.report.wording import joined, plural
+from trainer.report.wording import joined
 
 
 def ledger_block(workload: Workload, prefix: str) -> Block:

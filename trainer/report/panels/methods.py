@@ -5,11 +5,12 @@ from typing import Any
 
 from trainer.config import Call, Tree
 from trainer.config.wording import brief, listing
+from trainer.messages import plural
 from trainer.report.document import Block, Cell, Column, Table
 from trainer.report.pairs import Pair, standings
 from trainer.report.panels.hyperparameters import hyperparameters_table
 from trainer.report.results import Result, Workload
-from trainer.report.wording import joined, plural
+from trainer.report.wording import joined
 
 # What differs between runs of one comparison by purpose.
 _OF_A_RUN = ("config", "seed", "data_seed")

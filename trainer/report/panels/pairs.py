@@ -3,11 +3,11 @@
 import math
 from collections.abc import Sequence
 
+from trainer.messages import plural
 from trainer.report.document import Axis, Block, Cell, Column, Figure, Series, Table
 from trainer.report.pairs import Pair, level_text, standings
 from trainer.report.results import Workload
 from trainer.report.statistics import noether
-from trainer.report.wording import plural
 
 _DECISIONS = (
     Column("arm", "better"),

@@ -6,12 +6,13 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
+from trainer.messages import plural
 from trainer.report.document import Axis, Block, Cell, Column, Figure, Series, Table
 from trainer.report.pairs import standings
 from trainer.report.results import Result, Workload
 from trainer.report.statistics import one_sample
 from trainer.report.statistics.scores import steps_to_target
-from trainer.report.wording import plural, shown
+from trainer.report.wording import shown
 
 
 def target_of(workload: Workload) -> tuple[float | None, str]:

@@ -1,0 +1,121 @@
+"""An argparse parser with errors of two lines. Imports nothing that takes long."""
+
+import argparse
+import difflib
+import sys
+from collections.abc import Iterable, Sequence
+from shlex import quote
+from typing import IO, Any, NoReturn
+
+from trainer.messages import MISTAKE, printable
+
+
+class Parser(argparse.ArgumentParser):
+    """Prints errors in two lines, and escapes control characters.
+
+    A parser of several commands keeps the name of the one that was given as `command`.
+    """
+
+    def parse_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:
+        """Parses the arguments; for an unknown one, prints what to write and exits with 2.
+
+        Args:
+            args: the arguments; None for those of the process.
+            namespace: receives the values; None for a new one.
+
+        Returns:
+            The namespace.
+        """
+        # argparse's own parse_args only lists the unknown arguments, and suggests nothing.
+        arguments, unknown = self.parse_known_args(args, namespace)
+        if unknown:
+            name = getattr(arguments, "command", self.prog.split()[-1])
+            command = self._commands().get(name, self)
+            command.error(_unknown(name, unknown, command._option_string_actions))
+        return arguments
+
+    def _commands(self) -> dict[str, argparse.ArgumentParser]:
+        groups = self._subparsers._group_actions if self._subparsers else []
+        return {name: each for group in groups for name, each in (group.choices or {}).items()}  # type: ignore[attr-defined]
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        """Raises ArgumentError for a command that does not exist, with the nearest that does."""
+        if not isinstance(action, argparse._SubParsersAction) or value in action.choices:
+            return super()._check_value(action, value)
+        near = difflib.get_close_matches(value, action.choices, 1)
+        hint = f"Did you mean {near[0]!r}? " if near else ""
+        what = action.metavar or "command"
+        listed = ", ".join(action.choices)
+        text = f"there is no {what} {value!r}. {hint}There are: {listed}."
+        raise argparse.ArgumentError(None, text)
+
+    def error(self, message: str) -> NoReturn:
+        """Prints an error and exits with 2, without the usage, which is long.
+
+        Args:
+            message: the error, without a full stop.
+        """
+        self.exit(MISTAKE, f"{self.prog}: error: {message}\nSee {self.prog} --help.\n")
+
+    def _print_message(self, message: str, file: IO[str] | None = None) -> None:
+        super()._print_message(printable(message, keep="\n\t"), file)
+
+
+class Actions(argparse._SubParsersAction):
+    """Commands below a command that has options of its own, which must not be given with one.
+
+    argparse would take the options before the action, and then replace their values by defaults.
+    """
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        option_string: str | None = None,
+    ) -> None:
+        """Parses the arguments of an action; see `argparse.Action`."""
+        for action in parser._actions:
+            default = action.default
+            if action.option_strings and getattr(namespace, action.dest, default) != default:
+                parser.error(
+                    f"{action.option_strings[0]} is given before {values[0]}: write it after"
+                )
+        super().__call__(parser, namespace, values, option_string)
+
+
+class Version(argparse.Action):
+    """Prints the version, which is read on demand because that takes long."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> NoReturn:
+        """Prints the version and exits with 0."""
+        import trainer
+
+        parser._print_message(f"lockstep {trainer.__version__}\n", sys.stdout)
+        parser.exit()
+
+
+def _unknown(command: str, unknown: Sequence[str], options: Iterable[str]) -> str:
+    """Returns an error message about unknown arguments, with what to write instead.
+
+    Args:
+        command: the command, such as "train".
+        unknown: the unknown arguments, such as ["--steps=100"] or ["--steps", "100"].
+        options: the options of the command, such as "--set".
+    """
+    joined: list[str] = []
+    for argument in unknown:
+        before = joined[-1] if joined else ""
+        if before.startswith("--") and "=" not in before and not argument.startswith("-"):
+            joined[-1] += f"={argument}"  # "--steps 100"
+        else:
+            joined.append(argument)
+    text = f"{command} does not take {' '.join(unknown)}."
+    # Strict, because the default of 0.6 would take --steps for --set.
+    near = [difflib.get_close_matches(each.partition("=")[0], options, 1, 0.85) for each in joined]
+    if any(near):
+        return f"{text} Did you mean {' and '.join(dict.fromkeys(sum(near, [])))}?"
+    if "--set" in options and all("=" in each for each in joined):
+        settings = " ".join(f"--set {quote(each.lstrip('-'))}" for each in joined)
+        return f"{text} To set a value of the config, write {settings}"
+    return text
