@@ -4,6 +4,7 @@ import collections
 import hashlib
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -440,6 +441,16 @@ def test_bytes_take_any_file(tmp_path: Path):
 # The command.
 
 
+def test_the_command_without_files_writes_shakespeare(
+    tmp_path: Path, capsys: pytest.CaptureFixture
+):
+    assert prepare.main(["text", "--out=made", "--test=0"]) == 0
+    # A byte is a token, and each work has one more.
+    count = sum(len(work) + 1 for work in shakespeare.works())
+    written = re.findall(r"([\d,]+) (?:train|validation)", capsys.readouterr().out)
+    assert sum(int(number.replace(",", "")) for number in written) == count
+
+
 @pytest.mark.parametrize("kind", ["bytes", "bpe"])
 def test_the_command_writes_shards_that_are_read_back(
     tmp_path: Path, capsys: pytest.CaptureFixture, kind: str
@@ -502,7 +513,6 @@ def test_the_command_says_that_a_bpe_has_fewer_tokens_than_were_asked_for(
     [
         (["text", "books", "--outt=made"], "text does not take --outt=made. Did you mean --out?"),
         (["text", "books", "--out=made", "--vocab=x"], "invalid int value: 'x'"),
-        (["text", "--out=made"], "required: files"),
         (["text", "books"], "there is no --out. Name a new folder"),
         (["txt", "books", "--out=made"], "'txt' is no data set of TFDS. Did you mean text?"),
         (["mnist", "--data-dir=x"], "prepare does not take --data-dir=x. Did you mean --data_dir?"),

@@ -63,7 +63,11 @@ def _text_parser() -> Parser:
         description="Writes the tokens of texts as shards in the layout of llm.c, and their "
         "tokenizer.json, for data.tokens.",
     )
-    parser.add_argument("files", nargs="+", help="files, folders or globs; a file is a document")
+    parser.add_argument(
+        "files",
+        nargs="*",
+        help="files, folders or globs; a file is a document; none for the works of Shakespeare",
+    )
     parser.add_argument("--out", type=Path, help="the folder to write, a new one")
     parser.add_argument("--tokenizer", default="bytes", help="bytes, bpe or a tokenizer.json")
     parser.add_argument("--vocab_size", type=int, help="tokens of the BPE, 4096 by default")
@@ -107,7 +111,7 @@ def _plan(options: argparse.Namespace) -> TextPlan:
             f"--shard_tokens is {options.shard_tokens}, but a shard has from 1 to 2**31 - 1 tokens."
         )
     return TextPlan(
-        documents=find_documents(options.files, options.separator),
+        documents=find_documents(options.files or None, options.separator),
         tokenizer=options.tokenizer,
         vocab_size=options.vocab_size,
         validation=options.validation or None,
