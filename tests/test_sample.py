@@ -607,7 +607,7 @@ data.text:
         other.save(run / "tokenizer.json")
         assert sample(run, "--prompt=the ") == 2
         said = " ".join(capsys.readouterr().err.split())
-        assert f"tokenizer.json has {size} tokens and is not the tokenizer of this run" in said
+        assert "tokenizer.json is not the tokenizer of this run" in said
 
 
 SWEEP = """

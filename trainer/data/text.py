@@ -24,8 +24,7 @@ from trainer.data.tokenizer import (
 )
 
 SHARD_TOKENS = 100_000_000
-BPE_VOCABULARY = 4096
-"""The most tokens of a BPE without `vocab_size`."""
+_BPE_VOCABULARY = 4096
 _SPLITS = "splits.json"
 _FORMAT = 1  # change it when the same text gives other tokens or files
 
@@ -238,7 +237,7 @@ class TextPlan:
     @property
     def bpe_size(self) -> int:
         """The most tokens of the BPE; a text without so many pairs gives fewer."""
-        return BPE_VOCABULARY if self.vocab_size is None else self.vocab_size
+        return _BPE_VOCABULARY if self.vocab_size is None else self.vocab_size
 
     def _path(self) -> Path:
         path = Path(self.tokenizer).expanduser()

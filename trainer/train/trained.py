@@ -22,6 +22,7 @@ from trainer.models.model import LanguageModel
 from trainer.protocols import Tokenizer
 from trainer.train.restoring import restore
 from trainer.workdir import check_files
+from trainer.workdir.record import check_tokenizer
 from trainer.workdir.regular import TOKENIZER_FILE
 from trainer.writers.lines import PREFIXES
 
@@ -134,26 +135,19 @@ def read_tokenizer(folder: Path, read: Config, vocabulary: Sequence[str] = ()) -
         vocabulary: the user's packages that the config names.
 
     Raises:
-        UserError: there is none, it cannot be read, or it is not the one that the data set of the
-            config has, as far as the config says.
+        UserError: there is none, it cannot be read, or it is not the one that the run has written.
     """
     file = folder / TOKENIZER_FILE
     if file.exists():
         from trainer.data.tokenizer import load_tokenizer
 
+        check_tokenizer(folder)
         data = read.root.kwargs["data"]
         end = data.kwargs.get("end_of_text") if isinstance(data, Call) else None
         try:
-            tokenizer = load_tokenizer(file, end if isinstance(end, int) else None)
+            return load_tokenizer(file, end if isinstance(end, int) else None)
         except ValueError as error:
             raise UserError(str(error)) from error
-        if isinstance(data, Call) and (known := _known_tokenizer(data, tokenizer)):
-            raise UserError(
-                f"{file} has {tokenizer.vocab_size} tokens and is not the tokenizer of this run, "
-                f"whose config asks for {known}. Put the file back that the run has written: with "
-                "this one, the text would be nonsense."
-            )
-        return tokenizer
     tokenizer = getattr(configs.Builder(read, vocabulary).build("data"), "tokenizer", None)
     if tokenizer is None:
         raise UserError(
@@ -162,25 +156,6 @@ def read_tokenizer(folder: Path, read: Config, vocabulary: Sequence[str] = ()) -
             "tokens into the folder of the run."
         )
     return tokenizer
-
-
-def _known_tokenizer(data: Call, tokenizer: Tokenizer) -> str | None:
-    """Returns what a config says of its tokenizer if that is another one; None if it may be it."""
-    from trainer.data.byte_tokenizer import ByteTokenizer
-    from trainer.data.text import BPE_VOCABULARY
-
-    if data.name not in ("data.text", "data.tokens"):
-        return None
-    size, bytewise = data.kwargs.get("vocab_size"), isinstance(tokenizer, ByteTokenizer)
-    kind = data.kwargs.get("tokenizer", "bytes") if data.name == "data.text" else None
-    if kind == "bytes":
-        return None if bytewise else "the bytes, 257 tokens"
-    if kind == "bpe":
-        # A BPE of a short text has fewer tokens.
-        most = size if isinstance(size, int) else BPE_VOCABULARY
-        fits = not bytewise and tokenizer.vocab_size <= most
-        return None if fits else f"a BPE of at most {most} tokens"
-    return None if size in (None, tokenizer.vocab_size) else f"{size} tokens"
 
 
 def tokenizer_text(data: Any) -> str | None:

@@ -86,7 +86,7 @@ class Workdir:
             # Check again: another process may have written before the lock was taken.
             before, self.changes = self._check(config, fingerprint, allow_changed)
             self._record = begin(
-                before, fingerprint, self.lock.epoch, self.changes, commits or {}, files
+                before, fingerprint, self.lock.epoch, self.changes, commits or {}, files, tokenizer
             )
             self.write("config.yaml", configs.dump(config))
             for name, text in (("config_full.yaml", full), (TOKENIZER_FILE, tokenizer)):

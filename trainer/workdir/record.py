@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import hashlib
 import json
 import os
 import socket
@@ -12,6 +13,7 @@ from typing import Any
 
 from trainer.messages import UserError
 from trainer.workdir.fingerprint import Change, command_line, compare, digest
+from trainer.workdir.regular import TOKENIZER_FILE
 from trainer.writers.summary import SUMMARY_FILE
 
 FORMAT = 1
@@ -24,6 +26,7 @@ def begin(
     changes: Sequence[Change],
     commits: Mapping[str, Any],
     files: Sequence[Mapping[str, Any]],
+    tokenizer: str | None = None,
 ) -> dict[str, Any]:
     """Returns a run's record with an entry for this process at the end of its lineage.
 
@@ -34,6 +37,7 @@ def begin(
         changes: the differences from the previous process.
         commits: of the user's packages, as `code.commits` returns them.
         files: name, path and hash of each file that the config was read from.
+        tokenizer: the content of tokenizer.json; None if the run writes none.
     """
     lineage = list(before["lineage"]) if before else []
     for entry in lineage:
@@ -60,7 +64,10 @@ def begin(
             "exit": None,
         }
     )
-    return {"format": FORMAT, "fingerprint": dict(fingerprint), "lineage": lineage}
+    record = {"format": FORMAT, "fingerprint": dict(fingerprint), "lineage": lineage}
+    if tokenizer is not None:
+        record["tokenizer"] = _sha256(tokenizer.encode())
+    return record
 
 
 def read_record(path: Path) -> dict[str, Any] | None:
@@ -93,6 +100,28 @@ def read_record(path: Path) -> dict[str, Any] | None:
     return record
 
 
+def check_tokenizer(folder: Path) -> None:
+    """Refuses a tokenizer.json that is not the one that the run has written.
+
+    Args:
+        folder: of the run, with a tokenizer.json.
+
+    Raises:
+        UserError: it is another one, or one of the two files cannot be read.
+    """
+    try:
+        known = (read_record(folder / "run.json") or {}).get("tokenizer")
+        found = _sha256((folder / TOKENIZER_FILE).read_bytes())
+    except OSError as error:
+        raise UserError(f"{error.filename} cannot be read ({error.strerror}).") from error
+    if known not in (None, found):
+        raise UserError(
+            f"{folder / TOKENIZER_FILE} is not the tokenizer of this run, whose hash is in "
+            "run.json: with another one, a text would be nonsense. Put the file back that the run "
+            "has written; or remove it, and the data set of the run makes it again."
+        )
+
+
 def refuse_trial(folder: Path, record: Mapping[str, Any]) -> None:
     """Refuses the folder of a finished trial of a sweep, in which a run would begin anew.
 
@@ -114,3 +143,7 @@ def refuse_trial(folder: Path, record: Mapping[str, Any]) -> None:
 def now() -> str:
     """Returns the time in UTC, to the second."""
     return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+
+
+def _sha256(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
