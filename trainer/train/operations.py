@@ -15,7 +15,7 @@ _INSTRUCTION = re.compile(
 )
 # Parts of a name that say how jax called a function, and not which.
 _CALLS = re.compile(
-    r"while|body|cond|closed_call|core_call|checkpoint|remat\d?|rematted_computation|scan"
+    r"while|body|cond|closed_call|core_call|eval_jaxpr|checkpoint|remat\d?|rematted_computation|scan"
     r"|branch_\d+_fun|custom_(jvp|vjp)_call(_jaxpr)?|shard_map|vmap\(\)|.*<lambda>.*"
     r"|\w+\.\w+"  # a module and its method, before the module by itself
 )
