@@ -85,8 +85,8 @@ def _text_parser() -> Parser:
 
 def _prepare_text(options: argparse.Namespace) -> int:
     try:
-        plan = _plan(options)
-        counts, size = _write(plan, options.out.expanduser().absolute(), options.shard_tokens)
+        plan, out = _plan(options), options.out.expanduser().absolute()
+        counts = _write(plan, out, options.shard_tokens)
     except (ValueError, OSError) as error:
         said = str(error)
         if isinstance(error, OSError):
@@ -96,12 +96,14 @@ def _prepare_text(options: argparse.Namespace) -> int:
         return MISTAKE
     said = ", ".join(f"{count:,} {split}" for split, count in counts.items())
     print(printable(f"The text is ready in {options.out}: {said} tokens."))
-    if options.tokenizer == "bpe" and size < plan.bpe_size:
-        print(
-            f"The training text has enough pairs for only {size:,} tokens of the {plan.bpe_size:,} "
-            f"that were asked for: the vocab_size of the shards is {size}. Give more text for a "
-            "larger one."
-        )
+    if options.tokenizer == "bpe":
+        size = load_tokenizer(out / FILE, plan.end_of_text).vocab_size
+        if size < plan.bpe_size:
+            print(
+                f"The training text has enough pairs for only {size:,} tokens of the "
+                f"{plan.bpe_size:,} that were asked for: the vocab_size of the shards is {size}. "
+                "Give more text for a larger one."
+            )
     return DONE
 
 
@@ -121,8 +123,8 @@ def _plan(options: argparse.Namespace) -> TextPlan:
     )
 
 
-def _write(plan: TextPlan, out: Path, shard_tokens: int) -> tuple[dict[str, int], int]:
-    """Writes the shards, and returns the number of tokens of each split, and of the vocabulary."""
+def _write(plan: TextPlan, out: Path, shard_tokens: int) -> dict[str, int]:
+    """Writes the shards, and returns the number of tokens of each split."""
     if out.exists():
         raise ValueError(f"{out} exists. Name a new folder as --out.")
     counts: dict[str, int] = {}
@@ -133,7 +135,7 @@ def _write(plan: TextPlan, out: Path, shard_tokens: int) -> tuple[dict[str, int]
         return aside / out.name
 
     prepare_aside(out.parent, build)
-    return counts, load_tokenizer(out / FILE, plan.end_of_text).vocab_size
+    return counts
 
 
 def _prepare_tfds(options: argparse.Namespace) -> int:

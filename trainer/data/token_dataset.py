@@ -207,7 +207,8 @@ def _check_sizes(
 ) -> None:
     if not evaluated:
         raise ValueError(
-            f"{name} has neither a validation nor a test split, and every evaluation needs one."
+            f"{name} has neither a validation nor a test split, and every evaluation needs one. "
+            "Give the shards of one as validation= or test=, such as 'val_*.bin'."
         )
     if train <= length:
         raise ValueError(

@@ -66,11 +66,6 @@ def tokens(
     """
     evaluated = {"validation": validation, "test": test}
     evaluated = {split: given for split, given in evaluated.items() if given is not None}
-    if not evaluated:
-        raise ValueError(
-            "data.tokens has neither a validation nor a test split, and every evaluation needs "
-            "one. Give the shards of one as validation= or test=, such as 'val_*.bin'."
-        )
     try:
         paths = {"train": find_shards(train, "The shards of train=")}
     except NoShards as error:

@@ -13,6 +13,7 @@ import optax
 import optim
 from trainer import models
 from trainer.config import Builder, Call, Config, ConfigError, Units, build_errors
+from trainer.config.wording import describe
 from trainer.data.absent import DataAbsent
 from trainer.engine.contracts import check_data, check_language, tokens_per_example
 from trainer.engine.splits import best_row, split_sizes
@@ -256,7 +257,7 @@ def build_experiment(
 
 def _build_data(builder: Builder, node: Any, declared: bool) -> Any:
     if isinstance(node, str):
-        text = f"experiment takes a data set for 'data', and was given the string {node[:60]!r}."
+        text = f"experiment takes a data set for 'data', and was given {describe(node)}."
         try:
             text += build_errors.call_hint(Call(builder.function(node).name))
         except ConfigError as error:
@@ -267,7 +268,8 @@ def _build_data(builder: Builder, node: Any, declared: bool) -> Any:
     except ConfigError as error:
         absent = error.__cause__
         # Not of a data set inside of another, whose shapes may be others.
-        if declared and isinstance(absent, DataAbsent) and absent.name == _name(node):
+        name = node.name if isinstance(node, Call) else None
+        if declared and isinstance(absent, DataAbsent) and absent.name == name:
             return absent.declared
         raise
 
@@ -294,7 +296,3 @@ def units_of(config: Config, data: Any) -> Units:
             f"steps is {total}{was}, but must be at least 1 and at most 2**31 - 1.", source
         )
     return dataclasses.replace(without_total, total_steps=total)
-
-
-def _name(node: Any) -> str:
-    return node.name if isinstance(node, Call) else repr(node)

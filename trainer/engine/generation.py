@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
+from trainer.config.wording import shorten
 from trainer.engine.precision import in_precision
 from trainer.engine.sharding import replicated
 from trainer.messages import plural
@@ -208,7 +209,9 @@ def encode_prompt(tokenizer: Tokenizer, text: str) -> list[int]:
     try:
         return [tokenizer.end_of_text, *tokenizer.encode(text)]
     except ValueError as error:
-        raise ValueError(f"The prompt {_short(text)} cannot be converted: {error}") from error
+        raise ValueError(
+            f"The prompt {shorten(text, 40)!r} cannot be converted: {error}"
+        ) from error
 
 
 def fitting_length(language: LanguageModel, positions: int, length: int | None) -> int:
@@ -246,7 +249,3 @@ def check_prompt(language: LanguageModel, tokens: Sequence[int], length: int) ->
             f"{length:,} to be added these are more than the {plural(most, 'position')} of the "
             f"model (max_length). {advice} the prompt."
         )
-
-
-def _short(text: str) -> str:
-    return repr(text if len(text) <= 40 else f"{text[:37]}...")
