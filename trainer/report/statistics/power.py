@@ -31,6 +31,36 @@ def seeds_for_power(effect: float, power: float = 0.8, alpha: float = 0.05) -> i
     return _smallest(lambda n: TTestPower().power(effect, n, alpha), power)
 
 
+def detectable_effect(n: int, power: float = 0.8, alpha: float = 0.05) -> float | None:
+    """Returns the effect that a two-sided paired t test finds with a power.
+
+    Args:
+        n: the number of pairs.
+        power: the probability that the test finds the effect.
+        alpha: the level of the test.
+
+    Returns:
+        The mean of the differences over their standard deviation; None with fewer than two pairs.
+
+    >>> [round(detectable_effect(n, alpha=0.04), 2) for n in (5, 8)]
+    [1.79, 1.21]
+    """
+    if n < 2:
+        return None
+    from scipy.optimize import brentq
+    from scipy.special import nctdtr, stdtrit
+
+    limit = float(stdtrit(n - 1, 1 - alpha / 2))
+
+    def missed(effect: float) -> float:
+        center = effect * math.sqrt(n)
+        tails = nctdtr(n - 1, center, np.array([limit, -limit]))
+        tails = np.nan_to_num(tails)  # scipy returns NaN for some probabilities near 0
+        return float(tails[0] - tails[1]) - (1 - power)
+
+    return float(brentq(missed, 0.0, 2 * limit))
+
+
 def needed(differences: ArrayLike, power: float = 0.8, alpha: float = 0.05) -> int | None:
     """Returns the number of pairs that would decide, were the observed effect the true one.
 

@@ -1,0 +1,257 @@
+"""Simulates how often the claims of a report are false, and how often they find a difference.
+
+Every cell draws many comparisons whose truth is known, and hands them to `decide`, which the
+sentences of a report call as well.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainer.report.statistics.decide import (
+    Looks,
+    decide,
+    looks_at_any,
+    looks_of_plan,
+    relevance,
+)
+
+DRAWS = 20_000
+UNITS = (3, 5, 8)
+_BLOCK = 2_000  # draws computed at once, to bound the memory
+
+# (generator, draws, arms, units) -> values [draws, arms, units] of arms without a difference.
+Draw = Callable[[np.random.Generator, int, int, int], NDArray]
+
+
+@dataclass(frozen=True)
+class Rate:
+    """How often something happened in a cell.
+
+    Attributes:
+        cell: what was simulated, in words.
+        units: the number of units that were planned.
+        arms: the number of arms.
+        value: the share of the draws.
+        bound: what the share must not exceed (errors), or must reach (powers).
+    """
+
+    cell: str
+    units: int
+    arms: int
+    value: float
+    bound: float
+
+
+def _normal(rng: np.random.Generator, draws: int, arms: int, units: int) -> NDArray:
+    return rng.standard_normal((draws, arms, units))
+
+
+def _heavy(rng: np.random.Generator, draws: int, arms: int, units: int) -> NDArray:
+    return rng.standard_t(3, (draws, arms, units))
+
+
+def _lognormal(sigma: float) -> Draw:
+    def draw(rng: np.random.Generator, draws: int, arms: int, units: int) -> NDArray:
+        return rng.lognormal(0.0, sigma, (draws, arms, units))
+
+    return draw
+
+
+def _one_lognormal(sigma: float, share: float) -> Draw:
+    """Returns what draws one skewed arm, and normal ones with a share of its spread."""
+    spread = share * np.sqrt(np.expm1(sigma**2) * np.exp(sigma**2))
+
+    def draw(rng: np.random.Generator, draws: int, arms: int, units: int) -> NDArray:
+        values = spread * rng.standard_normal((draws, arms, units))
+        values[:, 0] = rng.lognormal(0.0, sigma, (draws, units)) - np.exp(sigma**2 / 2)
+        return values
+
+    return draw
+
+
+def _spreads(rng: np.random.Generator, draws: int, arms: int, units: int) -> NDArray:
+    """Draws arms of which every second has ten times the standard deviation of the others."""
+    return rng.standard_normal((draws, arms, units)) * np.resize([1.0, 10.0], arms)[:, None]
+
+
+def _correlated(rng: np.random.Generator, draws: int, arms: int, units: int) -> NDArray:
+    shared = rng.standard_normal((draws, 1, units))
+    return (shared + rng.standard_normal((draws, arms, units))) / np.sqrt(2)
+
+
+def _accuracies(rng: np.random.Generator, draws: int, arms: int, units: int) -> NDArray:
+    return rng.binomial(360, 0.97, (draws, arms, units)) / 360
+
+
+# What is drawn -> how, and the largest share of false claims that is allowed.
+EQUAL_ARMS: dict[str, tuple[Draw, float]] = {
+    "normal": (_normal, 0.06),
+    "Student's t with 3 degrees of freedom": (_heavy, 0.06),
+    "lognormal(1), every arm": (_lognormal(1.0), 0.06),
+    "standard deviations 1 and 10": (_spreads, 0.06),
+    "normal, seeds correlated by 0.5": (_correlated, 0.06),
+    "accuracies of 360 examples": (_accuracies, 0.06),
+    "one arm lognormal(0.5), others a quarter of its spread": (_one_lognormal(0.5, 0.25), 0.09),
+    "one arm lognormal(1), others a quarter of its spread": (_one_lognormal(1.0, 0.25), 0.16),
+    "one arm lognormal(1), others with hardly any spread": (_one_lognormal(1.0, 1e-3), 0.20),
+}
+
+
+def errors_of_equal_arms(draws: int = DRAWS) -> Iterator[Rate]:
+    """Yields how often a report calls one of several equal arms better.
+
+    Each cell is looked at as planned; then extended to twice and three times the plan; then with
+    `looks: any` up to three times the plan. A claim that is made at any time counts.
+
+    Args:
+        draws: of each cell.
+    """
+    for name, (draw, bound) in EQUAL_ARMS.items():
+        for units in UNITS:
+            for arms in (2, 4):
+                most = 3 * units
+                kinds = {
+                    "": [looks_of_plan(units)],
+                    ", extended twice": [
+                        looks_of_plan(units, tuple(range(2 * units, n + 1, units)))
+                        for n in (units, 2 * units, most)
+                    ],
+                    ", looks: any": [looks_at_any(n) for n in (units, 2 * units, most)],
+                }
+                for kind, looks in kinds.items():
+                    false = _share(draw, looks, (draws, arms, most))
+                    yield Rate(name + kind, units, arms, false, bound)
+
+
+def _share(draw: Draw, looks: list[Looks], shape: tuple[int, int, int]) -> float:
+    """Returns in how many draws any pair is decided at any of the looks."""
+    rng = np.random.default_rng(0)
+    draws, arms, units = shape
+    count = 0
+    for start in range(0, draws, _BLOCK):
+        values = draw(rng, min(_BLOCK, draws - start), arms, units)
+        found = np.zeros(len(values), bool)
+        for each in looks:
+            found |= (decide(values, each).decided != 0).any(1)
+        count += int(found.sum())
+    return count / draws
+
+
+def powers(draws: int = DRAWS) -> Iterator[Rate]:
+    """Yields how often two arms whose difference has a given size are told apart, as planned.
+
+    Args:
+        draws: of each cell.
+    """
+    for effect, units, floor in ((2.0, 5, 0.84), (1.5, 8, 0.90)):
+        rng = np.random.default_rng(0)
+        values = rng.standard_normal((draws, 2, units)) / np.sqrt(2)
+        values[:, 0] -= effect
+        found = (decide(values, looks_of_plan(units)).decided < 0).mean()
+        yield Rate(f"a difference of {effect} standard deviations", units, 2, float(found), floor)
+
+
+def sentences(draws: int = DRAWS) -> Iterator[tuple[float, dict[str, float]]]:
+    """Yields how often each sentence about a difference that matters is said.
+
+    There are two arms and eight units; the difference that matters is one standard deviation of
+    the paired differences.
+
+    Args:
+        draws: of each cell.
+
+    Yields:
+        The true difference in such standard deviations, and the share of each kind of sentence:
+        the kinds of `relevance`, and "worse" where the wrong arm is called better.
+    """
+    for true in (0.0, 0.5, 1.0, 2.0):
+        rng = np.random.default_rng(0)
+        values = rng.standard_normal((draws, 2, 8)) / np.sqrt(2)
+        values[:, 0] -= true
+        found = decide(values, looks_of_plan(8))
+        kinds = relevance(-found.high[:, 0], -found.low[:, 0], 1.0)
+        kinds[found.decided[:, 0] > 0] = "worse"
+        names = ("more", "better", "less", "equivalent", "open", "worse")
+        yield true, {name: float((kinds == name).mean()) for name in names}
+
+
+# Searches drawn from runs that were computed.
+
+
+@dataclass(frozen=True)
+class Runs:
+    """Losses of one optimizer; arrays [rates, seeds], the learning rates ascending."""
+
+    validation: NDArray
+    test: NDArray
+
+
+def read_runs(file: Path) -> Runs:
+    """Reads a table of runs, with a row for each learning rate and seed.
+
+    Args:
+        file: CSV with the columns learning_rate, seed, validation_loss and test_loss.
+    """
+    table = np.genfromtxt(file, delimiter=",", names=True)
+    table = np.sort(table, order=["learning_rate", "seed"])
+    rates = len(np.unique(table["learning_rate"]))
+    return Runs(*(table[name].reshape(rates, -1) for name in ("validation_loss", "test_loss")))
+
+
+def _searched(
+    rng: np.random.Generator, runs: Runs, draws: int, searches: int, trials: int, rates: slice
+) -> tuple[NDArray, NDArray]:
+    """Returns the best rate of each search and its loss on a fresh seed, both [draws, searches]."""
+    validation, test = runs.validation[rates], runs.test[rates]
+    points = rng.integers(len(validation), size=(draws, searches, trials))
+    seeds = rng.integers(validation.shape[1], size=(draws, searches, 1))
+    best = np.argmin(validation[points, seeds], axis=2)
+    winners = np.take_along_axis(points, best[..., None], 2)[..., 0]
+    fresh = rng.integers(validation.shape[1], size=(draws, searches))
+    return winners, test[winners, fresh]
+
+
+def errors_of_searches(runs: Runs, draws: int = DRAWS) -> Iterator[Rate]:
+    """Yields how often one optimizer that was searched twice is better than itself.
+
+    Args:
+        runs: from which trials are drawn, with replacement.
+        draws: of each cell.
+    """
+    full = slice(None)
+    best = int(runs.validation.mean(1).argmin())
+    narrow = slice(max(0, best - 2), best + 3)  # of 24 rates over two decades: a factor of 2.2
+    kinds = (("equal spaces", full, 0.06), ("one space a fifth of the other", narrow, 0.09))
+    for spaces, other, bound in kinds:
+        for searches in UNITS:
+            for trials in (4, 8) if other is full else (4,):
+                rng = np.random.default_rng(0)
+                values = np.stack(
+                    [_searched(rng, runs, draws, searches, trials, s)[1] for s in (full, other)], 1
+                )
+                false = (decide(values, looks_of_plan(searches)).decided != 0).mean()
+                cell = f"searches of {trials} trials, {spaces}"
+                yield Rate(cell, searches, 2, float(false), bound)
+
+
+def errors_of_configurations(runs: Runs, draws: int = DRAWS) -> Iterator[Rate]:
+    """Yields how often the worse of two configurations is called better, with one search an arm.
+
+    Args:
+        runs: from which trials and final runs are drawn, with replacement.
+        draws: of each cell.
+    """
+    truth = runs.test.mean(1)
+    for seeds in UNITS:
+        rng = np.random.default_rng(0)
+        arms = [_searched(rng, runs, draws, 1, 12, slice(None))[0][:, 0] for _ in range(2)]
+        fresh = rng.integers(runs.test.shape[1], size=(2, draws, seeds))
+        values = np.stack([runs.test[a[:, None], f] for a, f in zip(arms, fresh, strict=True)], 1)
+        decided = decide(values, looks_of_plan(seeds)).decided[:, 0]
+        wrong = decided * (truth[arms[0]] - truth[arms[1]]) < 0
+        cell = "one search of 12 trials: the wrong configuration"
+        yield Rate(cell, seeds, 2, float(wrong.mean()), 0.01)

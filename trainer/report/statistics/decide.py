@@ -1,0 +1,323 @@
+"""The one rule by which a difference between two arms counts as decided.
+
+`decide` is called by the sentences of a report, and by `experiments.calibration`, which simulates
+how often those sentences are false. The rule spends 5% of error on all pairs and all looks:
+
+- The units that were planned are judged once, by a paired t test at 4%, divided by the number of
+  pairs. A unit is a search (the mean over its final seeds), or a final seed if there is one search.
+- Units that were added after results had been seen are judged, together with those before, by an
+  e-value at 1%, divided by the number of pairs. It may be computed after every addition, however
+  often and for whatever reason, because the probability that it ever exceeds 1/a is at most a
+  (Ville's inequality).
+
+The intervals have the same levels, and hold at the same time for all pairs and all looks. A
+difference is decided if its interval excludes 0.
+"""
+
+import itertools
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from trainer.report.statistics.samples import direction
+
+LEVEL = 0.05  # of all claims of a report together
+_PLANNED, _LATER = 0.04, 0.01  # its parts
+# A planned t test of equal and moderately skewed differences is wrong in 6% at .05, and right at
+# this level.
+_SKEWED = 0.034
+_FEWEST_LOOKED_AT = 3  # units, of a rule that allows any look
+_PRIOR = 0.25  # c of the e-value: a priori the effect has a standard deviation of 1 / sqrt(c) = 2
+_FEWEST_SIGNS = 6  # with five signs no p is below 2 / 2^5 = .06
+_FEWEST_ALL_DIVERGED = 4
+
+
+@dataclass(frozen=True)
+class Looks:
+    """When the units of a comparison are judged, and at which level.
+
+    Attributes:
+        planned: the number of units that were planned, which are judged once by a t test; None if
+            there is no such look.
+        later: the numbers of units, each at least 2, after which an e-value is computed.
+        planned_level: the level of the t test over all pairs.
+        later_level: the level of the e-values over all pairs.
+    """
+
+    planned: int | None = None
+    later: tuple[int, ...] = ()
+    planned_level: float = _PLANNED
+    later_level: float = _LATER
+
+
+def looks_of_plan(planned: int, revisions: tuple[int, ...] = (), skewed: bool = False) -> Looks:
+    """Returns the looks of a plan: when its units have ended, and at the end of each revision.
+
+    Args:
+        planned: the number of units of the plan.
+        revisions: the number of units, those of the plan included, after each revision.
+        skewed: whether the differences may be skewed: the planned look has a stricter level, and
+            there are no others, because e-values assume normal differences.
+
+    >>> looks_of_plan(5, (8, 12)).later
+    (8, 12)
+    """
+    if skewed:
+        return Looks(planned, (), _SKEWED, 0.0)
+    return Looks(planned, revisions)
+
+
+def looks_at_any(units: int) -> Looks:
+    """Returns the looks of a comparison that may be looked at after every unit from the third on.
+
+    Args:
+        units: how many there are now.
+    """
+    return Looks(None, tuple(range(_FEWEST_LOOKED_AT, units + 1)), 0.0, LEVEL)
+
+
+def looks_after_change(changes: int, revisions: tuple[int, ...]) -> Looks:
+    """Returns the looks of a pair whose compared configurations were replaced.
+
+    It is a new pair, of which no look was planned before results were known. With the level halved
+    at each change, all pairs that follow each other have 1% together.
+
+    Args:
+        changes: how often the configurations were replaced, at least 1.
+        revisions: the number of units of the new pair after each revision.
+    """
+    return Looks(None, revisions, 0.0, _LATER / 2**changes)
+
+
+@dataclass(frozen=True)
+class Decisions:
+    """What is decided about pairs of arms; arrays [draws, pairs], or [pairs] for one draw.
+
+    Attributes:
+        pairs: the indices of the two arms of each pair.
+        difference: the mean of the first arm minus that of the second, over the units of the last
+            look; not a number where a unit diverged.
+        low: the lower end of its simultaneous interval; not a number where there is none.
+        high: the upper end.
+        p: the p value over all pairs and looks, to be compared with .05; not a number where no
+            test applies.
+        decided: -1 where the first arm has the smaller mean, 1 where it has the larger one, and 0
+            where that is not decided.
+        test: by what: "t" (or e-values from t), "signs", "diverged" (all runs of one arm, none of
+            the other) or "" (none applies).
+    """
+
+    pairs: tuple[tuple[int, int], ...]
+    difference: NDArray[np.float64]
+    low: NDArray[np.float64]
+    high: NDArray[np.float64]
+    p: NDArray[np.float64]
+    decided: NDArray[np.int8]
+    test: NDArray[np.str_]
+
+
+def decide(
+    values: ArrayLike, looks: Looks, better: str = "min", comparisons: int | None = None
+) -> Decisions:
+    """Decides which arms differ.
+
+    The values of a unit are paired over the arms. Where a run of a pair diverged, where all
+    differences of a pair are equal, signs are counted in place of the t test, from six units on; an
+    arm of which all units diverged, at least four, loses against one without.
+
+    Args:
+        values: the units of each arm, [draws, arms, units] or [arms, units]; a diverged one is
+            `inf`, or `-inf` if larger values are better. No unit beyond the last look is used.
+        looks: when the units are judged.
+        better: "min" if smaller values are better, or "max"; it says what diverged units are.
+        comparisons: over how many pairs the error is divided; None for all pairs of these arms.
+
+    Raises:
+        ValueError: there are fewer units than a look needs, fewer than two arms, or a NaN.
+
+    >>> result = decide([[1.0, 1.2, 0.9, 1.1, 1.0], [2.0, 2.3, 1.8, 2.2, 2.1]], looks_of_plan(5))
+    >>> result.decided.tolist(), round(float(result.p[0]), 6)
+    ([-1], 1.6e-05)
+    """
+    array = np.asarray(values, np.float64)
+    single = array.ndim == 2
+    array = array[None] if single else array
+    _check(array, looks)
+    # Diverged units are the largest values from here on.
+    sign = direction(better)
+    pairs = tuple(itertools.combinations(range(array.shape[1]), 2))
+    m = comparisons or len(pairs)
+    columns = [_pair(sign * array[:, a], sign * array[:, b], looks, m) for a, b in pairs]
+    difference, low, high, p, decided, test = (np.stack(x, 1) for x in zip(*columns, strict=True))
+    low, high = (low, high) if sign > 0 else (-high, -low)
+    found = (sign * difference, low, high, p, (sign * decided).astype(np.int8), test)
+    return Decisions(pairs, *(x[0] if single else x for x in found))
+
+
+def relevance(low: ArrayLike, high: ArrayLike, relevant: float) -> NDArray[np.str_]:
+    """Says whether improvements matter, from their intervals.
+
+    Args:
+        low: the lower ends of intervals of improvements, which are positive if the first arm is the
+            better one; any shape. Not a number where there is no interval.
+        high: the upper ends, the same shape.
+        relevant: the smallest improvement that matters, above 0.
+
+    Returns:
+        For each interval "more" (than `relevant`), "less" (better, and less than that), "better"
+        (whether it matters is open), "equivalent" (no improvement that matters in either
+        direction), or "open". An interval below 0 is that of a worse arm: exchange the arms.
+
+    >>> relevance([0.3, 0.1, 0.1, -0.1, -0.3], [0.5, 0.15, 0.5, 0.1, 0.5], 0.2).tolist()
+    ['more', 'less', 'better', 'equivalent', 'open']
+    """
+    start, end = np.asarray(low, np.float64), np.asarray(high, np.float64)
+    kinds = [
+        (start > relevant, "more"),
+        ((start > 0) & (end < relevant), "less"),
+        (start > 0, "better"),
+        ((-relevant < start) & (end < relevant), "equivalent"),
+    ]
+    return np.select([where for where, _ in kinds], [kind for _, kind in kinds], "open")
+
+
+def _check(array: NDArray, looks: Looks) -> None:
+    if array.ndim != 3 or array.shape[1] < 2:
+        raise ValueError(f"Give values [draws, arms, units] of two arms or more: {array.shape}.")
+    if np.isnan(array).any():
+        raise ValueError("A value is NaN: give a diverged unit as inf, or as -inf for 'max'.")
+    counts = [*([looks.planned] if looks.planned is not None else []), *looks.later]
+    if any(not 2 <= count <= array.shape[2] for count in counts):
+        raise ValueError(f"The looks {counts} need 2 units or more, and have {array.shape[2]}.")
+
+
+def _pair(a: NDArray, b: NDArray, looks: Looks, m: int) -> tuple[NDArray, ...]:
+    """Decides about one pair; `a` and `b` are [draws, units], and infinite where they diverged."""
+    draws = len(a)
+    low, high = np.full(draws, -np.inf), np.full(draws, np.inf)
+    p, decided = np.full(draws, np.nan), np.zeros(draws)
+    difference, test = np.full(draws, np.nan), np.full(draws, "", "<U8")
+    counts = [(n, False) for n in ([] if looks.planned is None else [looks.planned])]
+    for n, later in [*counts, *((n, True) for n in looks.later)]:
+        level = looks.later_level if later else looks.planned_level
+        look = _look(a[:, :n], b[:, :n], level / m, later)
+        difference, test = look.difference, look.test
+        low, high = np.maximum(low, look.low), np.minimum(high, look.high)
+        p = np.fmin(p, np.minimum(1.0, look.p * m * LEVEL / level))
+        decided = np.where(decided == 0, look.decided, decided)
+    # Looks that contradict each other are a sign of values that are not normal: nothing is said.
+    clash = (low > high) | (decided * difference < 0)
+    nothing = clash | ((low == -np.inf) & (high == np.inf))
+    low, high = np.where(nothing, np.nan, low), np.where(nothing, np.nan, high)
+    return difference, low, high, np.where(clash, 1.0, p), np.where(clash, 0, decided), test
+
+
+@dataclass(frozen=True)
+class _Look:
+    """What one look at the units of a pair says; arrays [draws]."""
+
+    difference: NDArray
+    low: NDArray
+    high: NDArray
+    p: NDArray
+    decided: NDArray
+    test: NDArray
+
+
+def _look(a: NDArray, b: NDArray, level: float, later: bool) -> _Look:
+    """Judges n units of a pair at a level: by e-values if `later`, or else by tests."""
+    n = a.shape[1]
+    bad_a, bad_b = (~np.isfinite(x) for x in (a, b))
+    with np.errstate(invalid="ignore"):
+        d = np.where(bad_a & bad_b, 0.0, a - b)
+    finite = ~(bad_a | bad_b).any(1)
+    safe = np.where(finite[:, None], d, 0.0)
+    mean, deviation = safe.mean(1), safe.std(1, ddof=1)
+    # A difference is rounded as its operands are.
+    scale = np.where(finite, np.maximum(np.abs(a).max(1), np.abs(b).max(1)), 0.0)
+    normal = finite & (deviation > 1e-12 * scale)
+    error = np.where(normal, deviation / math.sqrt(n), 1.0)
+    half, p = (_e_of_t if later else _t_test)(mean / error, n, level)
+    wins, losses = (d < 0).sum(1), (d > 0).sum(1)
+    by_signs = (e_of_signs if later else _sign_test)(wins, losses)
+    by_signs = 1 / by_signs if later else by_signs
+    signs = ~normal & (n >= _FEWEST_SIGNS)
+    p = np.where(normal, p, np.where(signs, by_signs, np.nan))
+    all_a = bad_a.all(1) & ~bad_b.any(1) & (n >= _FEWEST_ALL_DIVERGED)
+    all_b = bad_b.all(1) & ~bad_a.any(1) & (n >= _FEWEST_ALL_DIVERGED)
+    side = np.where(normal, np.sign(mean), np.sign(losses - wins))
+    decided = np.where(p < level, side, 0.0) + 0.0
+    decided = np.where(all_a, 1.0, np.where(all_b, -1.0, decided))
+    test = np.where(all_a | all_b, "diverged", np.where(normal, "t", np.where(signs, "signs", "")))
+    return _Look(
+        difference=np.where(finite, mean, np.nan),
+        low=np.where(normal, mean - half * error, -np.inf),
+        high=np.where(normal, mean + half * error, np.inf),
+        p=np.where(all_a | all_b, np.nan, p),
+        decided=decided,
+        test=test,
+    )
+
+
+def _t_test(t: NDArray, n: int, level: float) -> tuple[float, NDArray]:
+    """Returns the half width of the interval in standard errors, and the two-sided p."""
+    from scipy.special import stdtr, stdtrit
+
+    return float(stdtrit(n - 1, 1 - level / 2)), 2 * stdtr(n - 1, -np.abs(t))
+
+
+def _e_of_t(t: NDArray, n: int, level: float) -> tuple[float, NDArray]:
+    """Returns the same from e-values, whose reciprocals are p values that hold at every look."""
+    a = _PRIOR / (n + _PRIOR)
+    # e exceeds 1 / level where (1 + u) / (1 + a u) exceeds this ratio, with u = t^2 / (n - 1).
+    ratio = (1 / (level * math.sqrt(a))) ** (2 / n)
+    half = math.inf if a * ratio >= 1 else math.sqrt((n - 1) * (ratio - 1) / (1 - a * ratio))
+    return half, 1 / e_of_t(t, n)
+
+
+def e_of_t(t: ArrayLike, n: int) -> NDArray[np.float64]:
+    """Returns the e-value of a paired t statistic, against a mean difference of 0.
+
+    It is the Bayes factor of normal differences whose effect d, the mean over the standard
+    deviation, has a normal prior with variance 1 / c, c = 1/4, and whose scale has the right Haar
+    prior. With growing n it is a nonnegative martingale if the mean is 0, so that it ever exceeds
+    1/a with a probability of at most a (arXiv:2310.03722).
+
+    Args:
+        t: the mean over its standard error.
+        n: the number of differences, at least 2.
+
+    >>> round(float(e_of_t(4.0, 8)), 2)
+    15.52
+    """
+    a, u = _PRIOR / (n + _PRIOR), np.square(np.asarray(t, np.float64)) / (n - 1)
+    return math.sqrt(a) * ((1 + u) / (1 + a * u)) ** (n / 2)
+
+
+def _sign_test(wins: NDArray, losses: NDArray) -> NDArray:
+    """Returns the two-sided p of the sign test; ties are left out."""
+    from scipy.special import bdtr
+
+    n = wins + losses
+    return np.where(n > 0, np.minimum(1.0, 2 * bdtr(np.minimum(wins, losses), n, 0.5)), 1.0)
+
+
+def e_of_signs(wins: ArrayLike, losses: ArrayLike) -> NDArray[np.float64]:
+    """Returns the e-value of signs, against equal probabilities of winning and of losing.
+
+    It is the Bayes factor with the prior Beta(1/2, 1/2) for the probability of winning. With
+    growing numbers it is a martingale, as `e_of_t`.
+
+    Args:
+        wins: how many differences are below 0.
+        losses: how many are above.
+
+    >>> e_of_signs([8, 4], [0, 4]).round(3).tolist()
+    [50.273, 0.273]
+    """
+    from scipy.special import betaln
+
+    w, k = np.asarray(wins, np.float64), np.asarray(losses, np.float64)
+    return np.exp((w + k) * math.log(2) + betaln(w + 0.5, k + 0.5) - betaln(0.5, 0.5))
