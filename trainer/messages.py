@@ -68,13 +68,14 @@ def plural(count: int, noun: str) -> str:
 
     Args:
         count: the number.
-        noun: the noun in the singular, whose plural ends in "s".
+        noun: the noun in the singular, whose plural ends in "s", or "es" after "ch".
 
     Example:
-        >>> plural(1, "step"), plural(1000, "step")
-        ('1 step', '1,000 steps')
+        >>> plural(1, "step"), plural(1000, "step"), plural(5, "search")
+        ('1 step', '1,000 steps', '5 searches')
     """
-    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+    ending = "" if count == 1 else "es" if noun.endswith("ch") else "s"
+    return f"{count:,} {noun}{ending}"
 
 
 def duration(seconds: float) -> str:

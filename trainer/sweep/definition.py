@@ -1,5 +1,6 @@
 """What the file of a sweep says: the arguments of its root, of its arms, its goal and its final."""
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,6 +12,7 @@ from trainer.writers.lines import PREFIXES
 
 _ARM = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 _MOST_SEEDS = 10_000
+_FEWEST_SEARCHES, _MOST_SEARCHES = 3, 1_000
 # What an argument must be a call of, if it is not the function of the same name.
 _KINDS = {"method": "a function of method, such as method.grid", "arms": "arm"}
 
@@ -46,6 +48,27 @@ def _check_trials(trials: int | None) -> None:
     """
     if trials is not None and trials < 1:
         raise ValueError(f"trials is {trials}, but an arm has at least one trial.")
+
+
+def _check_searches(searches: int | None, final: "Final | None") -> None:
+    """Raises ValueError for a number of searches from which nothing can be said.
+
+    Args:
+        searches: the number; None passes.
+        final: the final runs of the sweep.
+    """
+    if searches in (None, 1):
+        return
+    if not _FEWEST_SEARCHES <= searches <= _MOST_SEARCHES:
+        raise ValueError(
+            f"searches is {searches}, but arms are compared over at least {_FEWEST_SEARCHES}"
+            f" searches and at most {_MOST_SEARCHES:,}: write 5, or 1 to compare configurations."
+        )
+    if final is None:
+        raise ValueError(
+            f"searches is {searches} and final is null, but searches are compared by the runs of"
+            " their winners on fresh seeds: write final: {seeds: 1}."
+        )
 
 
 def _check_seeds(seeds: int | Sequence[int]) -> None:
@@ -105,14 +128,22 @@ class Goal:
             split. A data set without a validation split needs `select_on: test`, which the report
             repeats.
         target: a value of the metric; the report says how many steps each trial needs to reach it.
+        relevant: the smallest difference of the metric that matters, above 0; the report says
+            whether a difference is larger, smaller, or excluded.
     """
 
     metric: str = "loss"
     mode: Literal["min", "max"] | None = None
     select_on: Literal["validation", "test"] = "validation"
     target: float | None = None
+    relevant: float | None = None
 
     def __post_init__(self) -> None:
+        if self.relevant is not None and not 0 < self.relevant < math.inf:
+            raise ValueError(
+                f"relevant is {self.relevant:g}, but it is the smallest difference that matters:"
+                " write a number above 0, or remove it."
+            )
         if self.mode is None and self.metric != "loss":
             raise ValueError(
                 f"mode is missing for the metric {self.metric!r}: write 'max' if larger values are"
@@ -155,13 +186,22 @@ class Sweep:
         arms: name -> arm, in the order of the report; empty for one arm, the base, with `space`.
         set: path -> value, laid over the files of every arm; see `Arm`.
         space: path or selector -> the values among which to search; only without arms.
-        trials: number of trials for each arm; None for as many as the method determines, such as a
-            grid.
+        trials: number of trials for each arm, and each search of it; None for as many as the method
+            determines, such as a grid.
+        searches: how many independent searches each arm has, 1 or at least 3. With several, each
+            has a winner, and arms are compared over the searches, paired: search r has the same
+            points of the unit cube and the same seeds in every arm. None for 1, or for as many as
+            method.explicit lists.
         seeds: for each trial, the number of seeds, counted from the seed of the base; or a list of
             seeds.
         method: how the trials of an arm are chosen.
         goal: what makes one trial better than another.
-        final: the runs of each arm's winner on fresh seeds; None for no such runs.
+        final: the runs of each winner on fresh seeds; None for no such runs.
+        looks: "planned" judges the results when all planned runs have ended, and after that when
+            an extension has; "any" allows to judge them at any time, at the price of power. It
+            cannot be changed when there are results.
+        skewed: whether a few runs may be far worse than the others of their arm, as a lognormal
+            distribution has it. The arms are then compared once, at a stricter level.
         budgets: "equal" refuses arms that differ in their numbers of trials, steps or examples;
             "unequal" allows it, and the report says so.
         checkpoints: which state the folder of a trial keeps: "none", the "final" one, or the
@@ -177,10 +217,13 @@ class Sweep:
     set: Mapping[str, Any] = field(default_factory=dict)
     space: Mapping[str, Space] | None = None
     trials: int | None = None
+    searches: int | None = None
     seeds: int | Sequence[int] = 1
     method: Method = Grid()
     goal: Goal = Goal()
     final: Final | None = Final()
+    looks: Literal["planned", "any"] = "planned"
+    skewed: bool = False
     budgets: Literal["equal", "unequal"] = "equal"
     checkpoints: Literal["none", "final", "best"] = "none"
     vmap: int | None = None
@@ -200,7 +243,13 @@ class Sweep:
             )
         _check_space(self.space)
         _check_trials(self.trials)
+        _check_searches(self.searches, self.final)
         _check_seeds(self.seeds)
+        if self.skewed and self.looks == "any":
+            raise ValueError(
+                "looks is 'any' and skewed is true, but the test that holds at any look is wrong"
+                " for skewed differences: remove one of them."
+            )
         _check_kind("method", self.method, Grid, Sampled, Explicit)
         _check_kind("goal", self.goal, Goal)
         _check_kind("final", self.final, Final)

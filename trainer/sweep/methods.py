@@ -4,17 +4,19 @@ A method is deterministic. The first n points of `random`, `halton` and `sobol` 
 more of them are asked for.
 """
 
+import hashlib
 import itertools
 import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
 
 from trainer.config import Tree
 from trainer.config.wording import listing
+from trainer.messages import plural
 from trainer.sweep.spaces import Space
 
 __all__ = ["explicit", "grid", "halton", "random", "sobol"]
@@ -50,6 +52,38 @@ class Method(Protocol):
         """
         ...
 
+    def of_search(self, search: int) -> "Method":
+        """Returns the method with the points of one of several independent searches.
+
+        Args:
+            search: its number, from 0; the method itself is that of search 0.
+
+        Raises:
+            ValueError: the method has no independent searches, or not so many.
+        """
+        ...
+
+
+def search_seed(seed: int, search: int, attempt: int = 0) -> int:
+    """Returns the seed of one of several independent searches.
+
+    It is a hash, so that the searches of two sweeps are different ones, where counting from the
+    seed would share most of them.
+
+    Args:
+        seed: the seed of the method.
+        search: the number of the search, from 0.
+        attempt: counts the hashes that could not be used.
+
+    Returns:
+        `seed` itself for search 0; otherwise the first 64 bits of the SHA-256 of the text
+        "search SEED SEARCH ATTEMPT".
+    """
+    if search == 0:
+        return seed
+    digest = hashlib.sha256(f"search {seed} {search} {attempt}".encode()).digest()
+    return int.from_bytes(digest[:8], "big")
+
 
 @dataclass(frozen=True)
 class Grid:
@@ -73,18 +107,34 @@ class Grid:
         chosen = itertools.islice(itertools.product(*grids), count)
         return [dict(zip(space, values, strict=True)) for values in chosen]
 
+    def of_search(self, search: int) -> Method:
+        """Returns the grid; see `Method`."""
+        if search:
+            raise ValueError(
+                "A grid has the same points in every search, so that its searches are not"
+                " independent: use method.sobol, method.random or method.halton, or searches: 1."
+            )
+        return self
+
 
 @dataclass(frozen=True)
 class Sampled:
     """Points from a sequence of coordinates in [0, 1).
 
     Attributes:
-        text: see `Method`.
-        coordinates: (dimensions, count) -> [count, dimensions].
+        kind: the name of the sequence.
+        seed: of the sequence.
+        sequence: (seed, dimensions, count) -> coordinates [count, dimensions].
     """
 
-    text: str
-    coordinates: Callable[[int, int], np.ndarray]
+    kind: str
+    seed: int
+    sequence: Callable[[int, int, int], np.ndarray]
+
+    @property
+    def text(self) -> str:
+        """See `Method`."""
+        return f"{self.kind}, seed {self.seed}"
 
     def count(self, space: Mapping[str, Space]) -> int | None:
         """Returns 1 for a space without keys, which has one point; see `Method`."""
@@ -94,19 +144,35 @@ class Sampled:
         """Returns the values at the coordinates; see `Method`."""
         if not space:
             return [{}] * count
-        rows = self.coordinates(len(space), count).tolist()
+        rows = self.sequence(self.seed, len(space), count).tolist()
         return [
             {key: each.at(u) for (key, each), u in zip(space.items(), row, strict=True)}
             for row in rows
         ]
 
+    def of_search(self, search: int) -> Method:
+        """Returns the sequence with the seed of `search_seed`; see `Method`."""
+        return replace(self, seed=search_seed(self.seed, search))
+
 
 @dataclass(frozen=True)
 class Explicit:
-    """Points that the file lists; their keys are paths."""
+    """Points that the file lists; their keys are paths.
 
-    trials: Sequence[Point]
+    Attributes:
+        searches: the points of each search, equally many.
+        search: of which search this object has the points.
+        text: see `Method`.
+    """
+
+    searches: Sequence[Sequence[Point]]
+    search: int = 0
     text: str = "explicit"
+
+    @property
+    def trials(self) -> Sequence[Point]:
+        """The points of the search."""
+        return self.searches[self.search]
 
     def count(self, space: Mapping[str, Space]) -> int:
         """Returns the length of the list; see `Method`."""
@@ -120,6 +186,15 @@ class Explicit:
     def points(self, space: Mapping[str, Space], count: int) -> Sequence[Point]:
         """Returns the list; see `Method`."""
         return self.trials
+
+    def of_search(self, search: int) -> Method:
+        """Returns the method with the list of a search; see `Method`."""
+        if search >= len(self.searches):
+            raise ValueError(
+                f"method.explicit lists the trials of {plural(len(self.searches), 'search')}:"
+                " give it a list of trials for each search, or write as many searches."
+            )
+        return replace(self, search=search)
 
 
 def grid() -> Method:
@@ -142,14 +217,14 @@ def random(seed: int = 0) -> Method:
     """
     _check_seed(seed)
 
-    def coordinates(dimensions: int, count: int) -> np.ndarray:
+    def coordinates(seed: int, dimensions: int, count: int) -> np.ndarray:
         def row(n: int) -> np.ndarray:
             words = np.random.Philox(key=seed, counter=n << 64).random_raw(dimensions)
             return (words >> np.uint64(11)) * 2.0**-53
 
         return np.stack([row(n) for n in range(count)])
 
-    return Sampled(f"random, seed {seed}", coordinates)
+    return Sampled("random", seed, coordinates)
 
 
 def halton(seed: int = 0) -> Method:
@@ -176,34 +251,57 @@ def sobol(seed: int = 0) -> Method:
     return _of_scipy("Sobol", seed)
 
 
-def explicit(trials: Sequence[Mapping[str, Any]]) -> Method:
+def explicit(trials: Sequence[Mapping[str, Any]] | Sequence[Sequence[Mapping[str, Any]]]) -> Method:
     """Returns the method that tries the points of a list.
 
     Args:
-        trials: for each trial path -> value, all with the same paths.
+        trials: for each trial path -> value, all with the same paths; or for each of several
+            searches such a list, all of the same length.
 
     Raises:
-        ValueError: the list is empty, or its entries have different paths.
+        ValueError: a list is empty, lists have different lengths, or entries different paths.
     """
     if not trials:
         raise ValueError("trials is empty: list a dict from path to value for each trial.")
-    for index, point in enumerate(trials):
-        if not point:
-            raise ValueError(f"trials[{index}] is empty: it sets no path.")
-        if set(point) != set(trials[0]):
-            differing = listing(sorted(set(point) ^ set(trials[0])))
+    lists = [isinstance(each, Sequence) for each in trials]
+    if not all(lists):
+        if any(lists):
             raise ValueError(
-                f"trials[{index}] and trials[0] set different paths ({differing}): give each trial"
-                " a value for every path."
+                "trials has both lists and dicts: list a dict from path to value for each trial, or"
+                " for each search such a list."
             )
-    return Explicit(tuple(trials))
+        points: Any = trials
+        _check_points(points, "trials", points[0])
+        return Explicit((tuple(points),))
+    searches: Any = trials
+    for index, points in enumerate(searches):
+        if not points or len(points) != len(searches[0]):
+            raise ValueError(
+                f"trials[{index}] lists {plural(len(points), 'trial')} and trials[0]"
+                f" {len(searches[0])}: every search has the same number of trials, at least one."
+            )
+        _check_points(points, f"trials[{index}]", searches[0][0])
+    return Explicit(tuple(map(tuple, searches)))
+
+
+def _check_points(points: Sequence[Mapping[str, Any]], name: str, first: Mapping[str, Any]) -> None:
+    """Raises ValueError for a point without paths, or with other paths than the first point."""
+    for index, point in enumerate(points):
+        if not point:
+            raise ValueError(f"{name}[{index}] is empty: it sets no path.")
+        if set(point) != set(first):
+            differing = listing(sorted(set(point) ^ set(first)))
+            raise ValueError(
+                f"{name}[{index}] and the first trial set different paths ({differing}): give each"
+                " trial a value for every path."
+            )
 
 
 def _of_scipy(name: str, seed: int) -> Method:
     """Returns a scrambled sequence of scipy.stats.qmc, by the name of its class."""
     _check_seed(seed)
 
-    def coordinates(dimensions: int, count: int) -> np.ndarray:
+    def coordinates(seed: int, dimensions: int, count: int) -> np.ndarray:
         from scipy.stats import qmc
 
         with warnings.catch_warnings():
@@ -211,7 +309,7 @@ def _of_scipy(name: str, seed: int) -> Method:
             warnings.simplefilter("ignore", UserWarning)
             return getattr(qmc, name)(dimensions, scramble=True, rng=seed).random(count)
 
-    return Sampled(f"{name.lower()}, seed {seed}", coordinates)
+    return Sampled(name.lower(), seed, coordinates)
 
 
 def _check_seed(seed: int) -> None:

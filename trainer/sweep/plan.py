@@ -1,22 +1,32 @@
 """The plan of a sweep: the list of its trials, a pure function of its files."""
 
 import hashlib
+import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 from trainer.config import Config, ConfigError, Source, Tree, dump, replace
 from trainer.config.wording import listing
+from trainer.messages import plural
 from trainer.sweep.encoding import canonical, encoded
-from trainer.sweep.methods import Point
+from trainer.sweep.methods import Explicit, Point, Sampled, search_seed
 from trainer.sweep.reading import ArmConfig, Definition
 
 _MOST_RUNS = 100_000
 # Between the first seed of the trials and the first of the final runs: more than the most seeds
 # that can be counted, so that seeds which are added later are not those of the final runs.
 _TO_FINAL_SEEDS = 10_000
+# Seeds of searches are in different blocks of this size, which hold those of trials and of final
+# runs, however many seeds are added later.
+_BLOCK = 2 * _TO_FINAL_SEEDS
+
+
+def point_name(search: int, number: int) -> str:
+    """Returns the name of a point: "2.0007" for number 7 of search 2, "0007" in search 0."""
+    return f"{search}.{number:04d}" if search else f"{number:04d}"
 
 
 @dataclass(frozen=True)
@@ -25,12 +35,13 @@ class Trial:
 
     Attributes:
         arm: the name of the arm.
-        number: the number of the point in the arm's space, from 0.
+        number: the number of the point in its search, from 0.
         seed: the seed of the run.
         values: path of the config -> value, without the seed.
         base: the config of the arm.
         final: the folder of the runs of winners on fresh seeds, "final" as a rule, if it is one
             of them; "" for a trial of the search.
+        search: the number of the search, from 0.
     """
 
     arm: str
@@ -39,6 +50,7 @@ class Trial:
     values: Mapping[str, Tree]
     base: Config
     final: str = ""
+    search: int = 0
 
     def __hash__(self) -> int:
         return hash(self.folder)
@@ -46,13 +58,18 @@ class Trial:
     @cached_property
     def config(self) -> Config:
         """The resolved config of the run: that of the arm with the values and the seed."""
-        source = Source(f"the trial {self.arm}/{self.number:04d}")
+        source = Source(f"the trial {self.arm}/{self.point}")
         return replace(self.base, {**self.values, "seed": self.seed}, source)
 
     @property
+    def point(self) -> str:
+        """The search and the number: "2.0007", or "0007" in search 0."""
+        return point_name(self.search, self.number)
+
+    @property
     def name(self) -> str:
-        """The arm, the number and the seed, such as "muon/0007/0"."""
-        return f"{self.arm}/{self.number:04d}/{self.seed}"
+        """The arm, the point and the seed, such as "muon/0007/0" or "muon/2.0007/51340000"."""
+        return f"{self.arm}/{self.point}/{self.seed}"
 
     @property
     def folder(self) -> str:
@@ -66,10 +83,11 @@ class SweepPlan:
 
     Attributes:
         definition: the sweep.
-        trials: all runs: the arms in their order, then numbers, then seeds.
-        counts: arm -> number of points in its space.
-        seeds: the seeds of each point.
-        final_seeds: the seeds of the runs of each arm's winner, none of which is in `seeds`.
+        trials: all runs: the arms in their order, then searches, then numbers, then seeds.
+        counts: arm -> number of points of each search.
+        seeds: the seeds of each point of search 0.
+        final_seeds: the seeds of the runs of each winner of search 0, none of which is in `seeds`.
+        offsets: for each search, what its seeds are larger by than those of search 0, modulo 2^32.
     """
 
     definition: Definition
@@ -77,6 +95,7 @@ class SweepPlan:
     counts: Mapping[str, int]
     seeds: tuple[int, ...]
     final_seeds: tuple[int, ...]
+    offsets: tuple[int, ...] = (0,)
 
     def of_arm(self, name: str) -> list[Trial]:
         """Returns the runs of an arm, in order.
@@ -87,9 +106,17 @@ class SweepPlan:
         return [trial for trial in self.trials if trial.arm == name]
 
     def content(self) -> dict[str, Any]:
-        """Returns all that the plan says, as JSON can have it."""
+        """Returns all that the plan says, as JSON can have it.
+
+        What plans of earlier versions did not have is left out where it has its default, so that
+        equal files have equal plans.
+        """
         sweep = self.definition.sweep
         goal, arms = sweep.goal, self.definition.arms
+        relevant = {} if goal.relevant is None else {"relevant": goal.relevant}
+        rule = {"looks": sweep.looks} if sweep.looks != "planned" else {}
+        rule |= {"skewed": True} if sweep.skewed else {}
+        rule |= {"offsets": list(self.offsets)} if len(self.offsets) > 1 else {}
         return {
             "arms": {arm.name: _described(arm) for arm in arms},
             "seeds": list(self.seeds),
@@ -99,17 +126,30 @@ class SweepPlan:
                 "mode": goal.better,
                 "select_on": goal.select_on,
                 "target": goal.target,
+                **relevant,
             },
             "budgets": sweep.budgets,
             "checkpoints": sweep.checkpoints,
             "vmap": sweep.vmap,
-            "trials": [[t.arm, t.number, t.seed, encoded(t.values)] for t in self.trials],
+            **rule,
+            "trials": [trial_entry(t, encoded(t.values)) for t in self.trials],
         }
 
     @property
     def digest(self) -> str:
         """The SHA-256 of `content` as canonical JSON, in hexadecimal digits."""
         return hashlib.sha256(canonical(self.content()).encode()).hexdigest()
+
+
+def trial_entry(trial: Trial, values: Mapping[str, Any]) -> list[Any]:
+    """Returns what plan.json has of a trial: arm, number, seed, values, and the search unless 0.
+
+    Args:
+        trial: the trial.
+        values: its values, encoded.
+    """
+    search = [trial.search] if trial.search else []
+    return [trial.arm, trial.number, trial.seed, dict(values), *search]
 
 
 def make_plan(definition: Definition) -> SweepPlan:
@@ -127,22 +167,85 @@ def make_plan(definition: Definition) -> SweepPlan:
             numbers of trials although budgets are equal, or there are more than 100,000 runs.
     """
     seeds, final_seeds = _seeds(definition)
+    offsets = _offsets(definition)
+    _refuse_shared_seeds(definition, (*seeds, *final_seeds), offsets)
     counts = {arm.name: _count(arm) for arm in definition.arms}
     refuse_unequal(definition, "trials", counts)
-    runs = sum(counts.values()) * len(seeds)
+    runs = sum(counts.values()) * len(seeds) * len(offsets)
     if runs > _MOST_RUNS:
         raise ConfigError(
-            f"The sweep has {runs:,} runs, but at most {_MOST_RUNS:,} are planned: lower trials or"
-            " seeds, or remove values of a grid.",
+            f"The sweep has {runs:,} runs, but at most {_MOST_RUNS:,} are planned: lower trials,"
+            " searches or seeds, or remove values of a grid.",
             definition.config.sources[""],
         )
-    trials = []
-    for arm in definition.arms:
-        points = arm.method.points(arm.space, counts[arm.name])
-        for number, point in enumerate(points):
-            values = _by_path(arm, point)
-            trials += [Trial(arm.name, number, seed, values, arm.config) for seed in seeds]
-    return SweepPlan(definition, tuple(trials), counts, seeds, final_seeds)
+    trials = [
+        Trial(arm.name, number, seed_of_search(seed, offset), values, arm.config, search=search)
+        for arm in definition.arms
+        for search, offset in enumerate(offsets)
+        for number, values in enumerate(_points(arm, search, counts[arm.name]))
+        for seed in seeds
+    ]
+    return SweepPlan(definition, tuple(trials), counts, seeds, final_seeds, offsets)
+
+
+def seed_of_search(seed: int, offset: int) -> int:
+    """Returns a seed of a search from that of search 0.
+
+    Args:
+        seed: of search 0.
+        offset: of the search, from the plan.
+    """
+    return (seed + offset) % 2**32
+
+
+def _points(arm: ArmConfig, search: int, count: int) -> list[dict[str, Tree]]:
+    """Returns the values of the points of a search of an arm."""
+    try:
+        method = arm.method.of_search(search)
+    except ValueError as error:
+        raise ConfigError(f"{arm.title}: {error}", arm.source("method", "searches")) from error
+    return [_by_path(arm, point) for point in method.points(arm.space, count)]
+
+
+def _offsets(definition: Definition) -> tuple[int, ...]:
+    """Returns by how much the seeds of each search are larger than those of search 0.
+
+    All arms have the same seeds in a search, whatever the seeds of their methods.
+    """
+    sweep, config = definition.sweep, definition.config
+    listed = {arm.name: arm.method for arm in definition.arms if isinstance(arm.method, Explicit)}
+    count = sweep.searches or max((len(method.searches) for method in listed.values()), default=1)
+    for name, method in listed.items():
+        if len(method.searches) != count:
+            has = "one list of trials, which every search would repeat"
+            if len(method.searches) > 1:
+                has = f"trials for {plural(len(method.searches), 'search')}"
+            raise ConfigError(
+                f"The arm {name!r} has {has}, and the sweep has {plural(count, 'search')}: give"
+                " method.explicit a list of trials for each search, use method.sobol, or change"
+                " searches.",
+                config.sources.get("searches") or config.sources[""],
+            )
+    seed = sweep.method.seed if isinstance(sweep.method, Sampled) else 0
+    offsets = [0]
+    for search in range(1, count):
+        candidates = (search_seed(seed, search, attempt) for attempt in itertools.count())
+        blocks = (1 + candidate % (2**32 // _BLOCK - 2) for candidate in candidates)
+        offsets.append(next(x for block in blocks if (x := block * _BLOCK) not in offsets))
+    return tuple(offsets)
+
+
+def _refuse_shared_seeds(
+    definition: Definition, seeds: Sequence[int], offsets: Sequence[int]
+) -> None:
+    """Checks that searches have different seeds, which listed seeds that lie far apart may not."""
+    of_searches = {seed_of_search(seed, offset) for seed in seeds for offset in offsets}
+    if len(of_searches) < len(seeds) * len(offsets):
+        raise ConfigError(
+            "Two searches have a seed in common, because the seeds that the file lists lie further"
+            f" apart than {_TO_FINAL_SEEDS:,}: list others, or give their number.",
+            definition.config.sources.get("seeds") or definition.config.sources[""],
+        )
 
 
 def _count(arm: ArmConfig) -> int:

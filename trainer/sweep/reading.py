@@ -80,11 +80,18 @@ class ArmConfig:
         tree = self.sweep.at(place)
         if isinstance(tree, Call) and tree.name == "space.values":
             place, tree = join(place, "values"), tree.kwargs["values"]
-        if isinstance(tree, list):  # the trials of method.explicit are dicts
-            for index, each in enumerate(tree):
-                if same(each.get(key) if isinstance(each, dict) else each, value):
-                    return self.sweep.sources[join(place, index)]
-        return self.sweep.sources[place]
+        return self.sweep.sources[self._listed_at(tree, place, key, value) or place]
+
+    def _listed_at(self, tree: Tree, place: str, key: str, value: Tree) -> str | None:
+        """Returns where a list has a value; the trials of method.explicit are dicts, or lists."""
+        for index, each in enumerate(tree if isinstance(tree, list) else ()):
+            at = join(place, index)
+            if self.space.get(key) is None and isinstance(each, list):
+                if (found := self._listed_at(each, at, key, value)) is not None:
+                    return found
+            elif same(each.get(key) if isinstance(each, dict) else each, value):
+                return at
+        return None
 
 
 @dataclass(frozen=True)
