@@ -54,14 +54,21 @@ def workload(
         "trials": tuple(searched),
         "finals": tuple(compared),
         "spaces": spaces,
-        "winners": {arm: 0 for arm in trials or {}},
-        "revisions": (Revision(1, "0" * 64, {}, None, False),),
+        "winners": {(arm, 0): 0 for arm in trials or {}},
+        **_planned(finals),
         **more,
     }
     made = Workload(**fields)
     for each in (*made.trials, *made.finals):
         made._curves.setdefault(each.name, curve([10, 20, 100], [2.0, 1.0, _last(each)]))
     return made
+
+
+def _planned(finals: Mapping[str, Sequence[float | None]]) -> dict[str, Any]:
+    """Returns the fields of a plan with one search an arm, all of whose runs have ended."""
+    most = max(map(len, finals.values()), default=0)
+    revision = Revision(1, "0" * 64, {}, None, False, arms=tuple(finals), units=most)
+    return {"revisions": (revision,), "completed": 1, "units": tuple(range(most))}
 
 
 def _last(each: Result) -> float:

@@ -1,61 +1,91 @@
-"""Compares the arms of a workload: their means, and every two of them by a test."""
+"""Compares the arms of a workload: their means, and every two of them by the rule of decision."""
 
 import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from trainer.report import statistics
-from trainer.report.results import Goal, Workload
-from trainer.report.statistics import Estimate, Improvement
+import numpy as np
+from numpy.typing import NDArray
 
-SIGNIFICANT = 0.05
+from trainer.messages import plural
+from trainer.report.results import Goal, Workload
+from trainer.report.statistics import (
+    LEVEL,
+    PLANNED_LEVEL,
+    Estimate,
+    Improvement,
+    Looks,
+    decide,
+    looks_after_change,
+    looks_at_any,
+    looks_of_plan,
+    mean_interval,
+    needed,
+    needed_unpaired,
+    probability_of_improvement,
+    relevance,
+    welch,
+)
+
+# Searches of 2 trials call the narrower of two spaces better in 16%; see docs/statistics.md.
+FEWEST_TRIALS = 4
 
 
 @dataclass(frozen=True)
 class Pair:
-    """Two arms, the better one first: by the mean difference, or by ranks if a run has no value.
+    """Two arms, the better one first: by the mean difference, or by signs if a run has no value.
 
     Attributes:
         better, worse: the names of the arms.
-        n: how many seeds are compared.
-        difference: that of the means, better minus worse; no interval if a run has no value.
-        valueless: whether a compared run has no value, which then counts as the worst.
-        test: the name of the test that gave `p`.
-        p: the p value; None if no test applies.
-        corrected: `p` after Holm's correction over all pairs of the workload.
-        smallest: the smallest p that signs of the differences can reach with n seeds.
-        improvement: the probability that a run of the better arm has the better value.
-        needed: with how many seeds a difference of this size would be decided, at the level 0.05
-            divided by the number of pairs; None if unknown.
+        n: how many units are compared: searches, or seeds if each arm was searched once.
+        difference: that of the means, better minus worse; not a number if a unit has no value.
+        diverged: how many units of the better and of the worse arm have no value.
+        low, high: the ends of its interval, which holds for all pairs and looks at once; None if
+            it has none.
+        deviation: the standard deviation of the paired differences; None if it has none.
+        looks: the numbers of units at which the pair was judged; empty if it was not yet.
+        test: how, such as "paired t test"; "" if no test applies.
+        p: over all pairs and looks; None if no test applies.
+        decided: whether the better arm is better.
+        relevance: the kind of the difference, if the goal says which one is relevant; see
+            `statistics.relevance`.
+        improvement: the probability that a unit of the better arm has the better value.
+        needed: in a fresh sweep, how many units would find a difference of this size, at least;
+            None if unknown.
     """
 
     better: str
     worse: str
     n: int
-    difference: Estimate
-    valueless: bool
-    test: str
-    p: float | None
-    corrected: float | None
-    smallest: float | None
-    improvement: Improvement | None
-    needed: int | None
+    difference: float
+    diverged: tuple[int, int]
+    low: float | None = None
+    high: float | None = None
+    deviation: float | None = None
+    looks: tuple[int, ...] = ()
+    test: str = ""
+    p: float | None = None
+    decided: bool = False
+    relevance: str | None = None
+    improvement: Improvement | None = None
+    needed: int | None = None
 
     @property
-    def decided(self) -> bool:
-        """Whether the corrected p is below 0.05."""
-        return self.corrected is not None and self.corrected < SIGNIFICANT
+    def valueless(self) -> bool:
+        """Whether a compared unit has no value."""
+        return any(self.diverged)
 
 
 @dataclass(frozen=True)
 class Standing:
-    """An arm with its compared runs.
+    """An arm with its compared units.
 
     Attributes:
         arm: the name.
-        values: seed -> the reported metric; infinity as the worst value of a run that diverged or
-            failed.
+        values: number of a search, or seed -> the reported metric, a mean over the final seeds of
+            the search; infinity as the worst value of a unit with a run that diverged or failed.
+            Units that have not ended are left out.
         mean: with its interval; infinite if a run diverged.
     """
 
@@ -65,40 +95,28 @@ class Standing:
 
     @property
     def valueless(self) -> int:
-        """How many runs have no finite value: they diverged, failed, or lack the metric."""
+        """How many units have no finite value."""
         return sum(math.isinf(value) for value in self.values.values())
 
 
 def standings(workload: Workload) -> list[Standing]:
-    """Returns the arms with compared runs, the best mean first.
+    """Returns the arms with compared units, the best mean first.
 
     Args:
         workload: the results.
     """
     sign, found = workload.goal.sign, []
     for arm in workload.arms:
-        values = {}
-        for run in workload.finals_of(arm):
-            value = run.value(workload.goal.reported)
-            values[run.seed] = sign * math.inf if value is None else value
-        if not values:
-            continue
-        mean = statistics.mean_interval(list(values.values()))
-        found.append(Standing(arm, values, mean))
+        values = workload.units_of(arm)
+        if values:
+            found.append(Standing(arm, values, mean_interval(list(values.values()))))
     return sorted(found, key=lambda each: sign * each.mean.value)
 
 
-def level_text(pairs: Sequence[Pair]) -> str:
-    """Returns the level at which each of several pairs is tested, such as "0.05 / 10".
-
-    Args:
-        pairs: all pairs of a workload.
-    """
-    return f"{SIGNIFICANT}" if len(pairs) == 1 else f"{SIGNIFICANT} / {len(pairs)}"
-
-
 def compare_arms(workload: Workload) -> list[Pair]:
-    """Compares every two arms: by seed if one has no seeds that the other lacks.
+    """Compares every two arms: by unit if one has no units that the other lacks.
+
+    The error is divided over all pairs of the workload, those of arms without results included.
 
     Args:
         workload: the results.
@@ -106,53 +124,167 @@ def compare_arms(workload: Workload) -> list[Pair]:
     Returns:
         The pairs; those of the arm with the best mean come first.
     """
-    couples = list(itertools.combinations(standings(workload), 2))
-    level = SIGNIFICANT / max(1, len(couples))
-    pairs = [_pair(a, b, workload.goal, level) for a, b in couples]
-    tested = [pair.p for pair in pairs if pair.p is not None]
-    corrected = iter(statistics.holm(tested))
-    return [pair if pair.p is None else replace(pair, corrected=next(corrected)) for pair in pairs]
+    comparisons = max(1, math.comb(len(workload.arms), 2))
+    couples = itertools.combinations(standings(workload), 2)
+    return [_pair(a, b, workload, comparisons) for a, b in couples]
 
 
-def _pair(a: Standing, b: Standing, goal: Goal, level: float) -> Pair:
-    seeds = sorted(a.values.keys() & b.values.keys())
-    # Seeds that only one arm has are those whose other run has not ended.
-    shared = len(seeds) > 0 and len(seeds) in (len(a.values), len(b.values))
-    x = [a.values[seed] for seed in seeds] if shared else list(a.values.values())
-    y = [b.values[seed] for seed in seeds] if shared else list(b.values.values())
-    valueless = any(map(math.isinf, (*x, *y)))
-    result = (statistics.paired if shared else statistics.welch)(x, y, goal.better, alpha=level)
-    if valueless:
-        wins = result.improvement.value
-        none = {"t_p": None, "sign_flip_p": None, "needed": None}
-        result = replace(result, difference=_NO_DIFFERENCE, **none)
+def trials_of_search(workload: Workload, arm: str) -> int:
+    """Returns the number of trials of each search of an arm; 0 for single runs.
+
+    Args:
+        workload: the results.
+        arm: its name.
+    """
+    return len({run.number for run in workload.trials_of(arm) if run.search == 0})
+
+
+def why_not_judged(workload: Workload) -> str:
+    """Says why the arms of a workload are not to be judged, whatever their runs are.
+
+    Args:
+        workload: the results.
+
+    Returns:
+        A sentence; "" if nothing speaks against it.
+    """
+    counts = {arm: trials_of_search(workload, arm) for arm in workload.arms}
+    fewest = min(counts.values(), default=0)
+    if workload.searches > 1 and fewest < FEWEST_TRIALS:
+        return (
+            f"Nothing is said about the arms, because a search has {plural(fewest, 'trial')}: with"
+            f" fewer than {FEWEST_TRIALS}, a narrow space would win too often."
+        )
+    trials = {run.name for run in workload.trials}
+    again = any(run.name in trials and counts[run.arm] > 1 for run in workload.finals)
+    if again and workload.goal.report_on == workload.goal.select_on:
+        return (
+            "There is no test, because the compared runs are those on which the winners were"
+            " selected: `final: {seeds: 8}` runs the winners on fresh seeds."
+        )
+    return ""
+
+
+def looks_of(workload: Workload, arms: Sequence[str], units: int) -> Looks | None:
+    """Returns the looks that were taken at the units of two arms.
+
+    What was planned before any winner was known is one plan, which is judged when it has ended. A
+    later revision is judged when it has ended, if it added units, and so is an arm that it added.
+
+    Args:
+        workload: the results.
+        arms: the two arms.
+        units: how many units both have, from the first one on without a gap.
+
+    Returns:
+        None if the arms have not been judged yet.
+    """
+    if why_not_judged(workload):
+        return None
+    if not workload.revisions:
+        return looks_of_plan(units) if units > 1 else None
+    ended = [each for each in workload.revisions if each.number <= workload.completed]
+    with_both = [each for each in ended if set(arms) <= set(each.arms)]
+    changed = [each.number for each in with_both if set(arms) & set(each.new_winners)]
+    if workload.looks == "any":
+        return looks_at_any(units, len(changed)) if units > 2 else None
+    plan = [*itertools.takewhile(lambda each: not each.winners_known, workload.revisions)][-1]
+    after = [each for each in with_both if each.number > plan.number]
+    counts = {each.units for each in after if each.number >= max([0, *changed])}
+    later = tuple(sorted(n for n in counts if 1 < n <= units))
+    if changed:
+        looks = looks_after_change(len(changed), later)
+    elif plan in with_both and 1 < plan.units <= units:
+        added = tuple(n for n in later if n > plan.units)
+        looks = looks_of_plan(plan.units, added, workload.skewed)
     else:
-        wins = 0.5 - goal.sign * result.difference.value
-    if wins < 0.5:
-        return _pair(b, a, goal, level)
-    alone = min(len(x), len(y)) < 2
-    return Pair(
-        better=a.arm,
-        worse=b.arm,
-        n=result.n,
-        difference=result.difference,
-        valueless=valueless,
-        test=_test(result),
-        p=None if alone else result.p,
-        corrected=None,
-        smallest=result.smallest_p,
-        improvement=None if alone else result.improvement,
-        needed=result.needed,
+        looks = Looks(None, later)
+    return looks if looks.planned is not None or (looks.later and not workload.skewed) else None
+
+
+def _pair(a: Standing, b: Standing, workload: Workload, comparisons: int) -> Pair:
+    common = [unit for unit in a.values if unit in b.values]
+    # Units that only one arm has are those whose other run has not ended.
+    if not common or len(common) not in (len(a.values), len(b.values)):
+        return _unpaired(a, b, workload, comparisons)
+    looks = looks_of(workload, (a.arm, b.arm), workload.leading(common))
+    n = len(common) if looks is None else max((looks.planned or 0, *looks.later))
+    x, y = (np.array([each.values[unit] for unit in common[:n]]) for each in (a, b))
+    if _is_worse(x, y, workload.goal.sign):
+        return _pair(b, a, workload, comparisons)
+    pair = _described(a.arm, b.arm, x, y)
+    if not pair.valueless:
+        pair = replace(pair, deviation=mean_interval(x - y).deviation or None)
+    return pair if looks is None else _judged(pair, x, y, looks, workload.goal, comparisons)
+
+
+def _is_worse(x: NDArray, y: NDArray, sign: int) -> bool:
+    """Returns whether `x` is worse than `y`: by the mean, or by signs if a value is infinite."""
+    if np.isfinite(x).all() and np.isfinite(y).all():
+        return sign * float(x.mean() - y.mean()) > 0
+    first, second = (x, y) if len(x) == len(y) else (x[:, None], y[None, :])
+    return bool((sign * first > sign * second).sum() > (sign * first < sign * second).sum())
+
+
+def _described(better: str, worse: str, x: NDArray, y: NDArray) -> Pair:
+    """Returns a pair that was not judged."""
+    diverged = int(np.isinf(x).sum()), int(np.isinf(y).sum())
+    difference = math.nan if any(diverged) else float(x.mean() - y.mean())
+    return Pair(better, worse, min(len(x), len(y)), difference, diverged)
+
+
+def _judged(pair: Pair, x: NDArray, y: NDArray, looks: Looks, goal: Goal, comparisons: int) -> Pair:
+    """Returns a pair with what the looks decide."""
+    found = decide([x, y], looks, goal.better, comparisons)
+    low, high, p = (_known(each[0]) for each in (found.low, found.high, found.p))
+    t = "anytime-valid t test"
+    if looks.planned is not None:
+        t = "paired t test, then anytime-valid ones" if looks.later else "paired t test"
+    tests = {"t": t, "signs": "test of signs"}
+    taken = () if looks.planned is None else (looks.planned,)
+    return replace(
+        pair,
+        low=low,
+        high=high,
+        looks=(*taken, *looks.later),
+        test=tests.get(str(found.test[0]), ""),
+        p=p,
+        decided=found.decided[0] == -goal.sign,
+        relevance=_relevance(goal, low, high),
+        improvement=probability_of_improvement(x, y, True, 0.95, goal.better),
+        needed=None if pair.valueless else needed(x - y, alpha=PLANNED_LEVEL / comparisons),
     )
 
 
-_NO_DIFFERENCE = Estimate(math.nan, None, None, 0, None)
+def _unpaired(a: Standing, b: Standing, workload: Workload, comparisons: int) -> Pair:
+    """Compares runs of different seeds, which only single runs have when all have ended."""
+    goal, level = workload.goal, PLANNED_LEVEL / comparisons
+    x, y = (np.array(list(each.values.values())) for each in (a, b))
+    if _is_worse(x, y, goal.sign):
+        return _unpaired(b, a, workload, comparisons)
+    pair = _described(a.arm, b.arm, x, y)
+    result = None if pair.valueless or workload.revisions else welch(x, y, level)
+    if result is None:
+        return pair
+    return replace(
+        pair,
+        low=result.low,
+        high=result.high,
+        looks=(pair.n,),
+        test="Welch's t test",
+        p=min(1.0, result.p * LEVEL / level),
+        decided=result.p < level,
+        relevance=_relevance(goal, result.low, result.high),
+        needed=needed_unpaired(x, y, alpha=level),
+    )
 
 
-def _test(result: statistics.Difference) -> str:
-    """Returns the name of the test whose p is reported."""
-    if result.t_p is not None:
-        return "paired t test" if result.paired else "Welch's t test"
-    if result.sign_flip_p is not None:
-        return "test of sign flips"
-    return "Wilcoxon signed-rank test" if result.paired else "Mann-Whitney test"
+def _relevance(goal: Goal, low: float | None, high: float | None) -> str | None:
+    if goal.relevant is None or low is None or high is None:
+        return None
+    ends = (-high, -low) if goal.sign > 0 else (low, high)  # of the improvement
+    return str(relevance(*ends, goal.relevant))
+
+
+def _known(value: float) -> float | None:
+    return float(value) if math.isfinite(value) else None

@@ -1,7 +1,7 @@
 """The results that a report compares: those of a sweep, or of single runs grouped by config."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -52,6 +52,7 @@ class Result:
         values: config path -> value, for the axes of the search space.
         retries: how often its computation was started again after an interruption.
         fingerprint: what its bits depend on, as run.json has it.
+        search: the number of the search that it belongs to, from 0.
     """
 
     name: str
@@ -69,6 +70,7 @@ class Result:
     values: Mapping[str, Tree] = field(default_factory=dict)
     retries: int = 0
     fingerprint: Mapping[str, Any] = field(default_factory=dict)
+    search: int = 0
 
     def value(self, row: str) -> float | None:
         """Returns the last value of a metric.
@@ -95,6 +97,7 @@ class Goal:
             targets are measured.
         report_on: the split on which arms are compared.
         target: a value of the metric; None if there is none.
+        relevant: the smallest difference that matters; None if it was not said.
     """
 
     metric: str
@@ -102,6 +105,7 @@ class Goal:
     select_on: str
     report_on: str
     target: float | None = None
+    relevant: float | None = None
 
     @property
     def selected(self) -> str:
@@ -148,6 +152,9 @@ class Revision:
         known: how many runs were finished when it was made; None for the first.
         winners_known: whether the winners were chosen by then.
         changes: what it changed beside that, such as "goal: ...".
+        arms: the arms that it has.
+        units: how many units it has: searches, or final seeds if each arm is searched once.
+        new_winners: the arms of which another configuration is compared than before.
     """
 
     number: int
@@ -156,6 +163,9 @@ class Revision:
     known: int | None
     winners_known: bool
     changes: tuple[str, ...] = ()
+    arms: tuple[str, ...] = ()
+    units: int = 0
+    new_winners: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -170,8 +180,14 @@ class Workload:
         trials: the runs of the search; empty for single runs.
         finals: the runs that are compared: those of winners on fresh seeds, or single runs.
         spaces: arm -> its search space.
-        winners: arm -> the number of its best point; absent if it has none.
+        winners: arm and search -> the number of its best point; absent if it has none.
         revisions: of the plan.
+        completed: the number of the last revision of which all runs have ended; 0 if none has.
+        searches: how many independent searches each arm has.
+        units: the numbers of the searches, or the final seeds, in the order of the plan; empty for
+            single runs.
+        looks: "planned" or "any", as the file has it.
+        skewed: whether the file says that differences may be skewed.
         replaced: runs of earlier winners, whose places other points took when the sweep was
             extended.
         budgets: "equal", or "unequal" if the file allows it.
@@ -187,8 +203,13 @@ class Workload:
     trials: tuple[Result, ...]
     finals: tuple[Result, ...]
     spaces: Mapping[str, Space]
-    winners: Mapping[str, int]
+    winners: Mapping[tuple[str, int], int]
     revisions: tuple[Revision, ...] = ()
+    completed: int = 0
+    searches: int = 1
+    units: tuple[int, ...] = ()
+    looks: str = "planned"
+    skewed: bool = False
     replaced: tuple[Result, ...] = ()
     budgets: str = "equal"
     missing: tuple[str, ...] = ()
@@ -204,6 +225,39 @@ class Workload:
     def trials_of(self, arm: str) -> list[Result]:
         """Returns the runs of an arm's search."""
         return [run for run in self.trials if run.arm == arm]
+
+    def units_of(self, arm: str) -> dict[int, float]:
+        """Returns the value of each unit of an arm, in the order of the plan.
+
+        A unit is a search, whose value is the mean over its final seeds, or a final seed. One with
+        a run that diverged or failed has infinity as the worst value; those of which a run has not
+        ended are left out.
+
+        Args:
+            arm: its name.
+        """
+        found: dict[int, list[float | None]] = {}
+        for run in self.finals:
+            if run.arm == arm:
+                value = run.value(self.goal.reported)
+                if value is None and run.end != "missing":
+                    value = self.goal.sign * math.inf
+                found.setdefault(self.unit_of(run), []).append(value)
+        order = self.units or sorted(found)
+        return {
+            unit: math.fsum(found[unit]) / len(found[unit])  # type: ignore[arg-type]
+            for unit in order
+            if unit in found and None not in found[unit]
+        }
+
+    def unit_of(self, run: Result) -> int:
+        """Returns the unit of a compared run: its search, or its seed with one search an arm."""
+        return run.search if self.searches > 1 else run.seed
+
+    def leading(self, units: Collection[int]) -> int:
+        """Returns how many of the first units of the plan are among some, without a gap."""
+        order = self.units or sorted(units)
+        return next((n for n, unit in enumerate(order) if unit not in units), len(order))
 
     def values_of(self, arm: str, row: str | None = None) -> dict[int, float]:
         """Returns the values of an arm's compared runs by seed; runs without one are left out.

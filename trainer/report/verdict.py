@@ -1,9 +1,10 @@
-"""Says in sentences which arm is better, and how sure that is."""
+"""Says in sentences which arm is better, how sure that is, and what it does not show."""
 
+import math
 from collections.abc import Sequence
 
 from trainer.messages import plural
-from trainer.report.pairs import Pair, level_text, standings
+from trainer.report.pairs import Pair, Standing, standings, trials_of_search, why_not_judged
 from trainer.report.results import Workload
 from trainer.report.statistics import Estimate
 from trainer.report.wording import joined, p_text, shown
@@ -12,56 +13,39 @@ _NAMED = 4  # the most arms that a sentence lists
 
 
 def verdict(workload: Workload, pairs: Sequence[Pair]) -> str:
-    """Returns the verdict in a sentence or two; of what there is, if runs are missing.
+    """Returns the verdict as a paragraph: a claim, and what limits it.
+
+    With one search an arm the claim is about the configurations that were found; with several,
+    about the arms. Of a workload of which runs are missing it says what there is so far.
 
     Args:
         workload: the results.
         pairs: from `compare_arms`.
     """
-    missing = any(run.end == "missing" for run in (*workload.trials, *workload.finals))
-    text = _verdict(workload, pairs)
-    return f"So far: {text}" if missing and standings(workload) else text
-
-
-def _verdict(workload: Workload, pairs: Sequence[Pair]) -> str:
-    ordered, words = standings(workload), workload.goal.words
+    ordered = standings(workload)
     if not ordered:
         return _without_runs(workload)
     first = ordered[0]
-    if first.valueless:
+    if all(each.valueless for each in ordered):
+        words = workload.goal.words
         return f"Not decided: every arm has runs without a value, so that none has a mean {words}."
     if len(ordered) == 1:
         return (
-            f"{first.arm} is the only arm with results: its mean {words} is"
-            f" {estimate_text(first.mean)}. There is nothing to compare it with."
+            f"{first.arm} is the only arm with results: its mean {workload.goal.words} is"
+            f" {estimate_text(first.mean, unit(workload))}. There is nothing to compare it with."
         )
-    involved = [pair for pair in pairs if first.arm in (pair.better, pair.worse)]
-    against = [pair for pair in involved if pair.decided and pair.better == first.arm]
-    others = [pair for pair in involved if pair not in against]
-    if not others:
-        closest = against[0]
-        rest = ["", " and the other arm"]
-        more = rest[len(against) - 1] if len(against) < 3 else f" and the other {len(against) - 1}"
-        return (
-            f"{first.arm} is better than {closest.worse}{more}: its"
-            f" {_how(closest, workload, pairs, '')}.{_cost(workload, first.arm, closest.worse)}"
-        )
-    names = [pair.worse if pair.better == first.arm else pair.better for pair in others]
-    if len(names) > _NAMED:
-        names = [f"{len(names)} other arms"]
-    text = f"Not decided between {joined([first.arm, *names])}."
-    text += f" {_open(others[0], workload, pairs, first.arm)}"
-    better = joined([pair.worse for pair in against])
-    return text + (f" {first.arm} is better than {better}." if against else "")
+    writer = _Writer(workload, pairs)
+    if not any(pair.looks for pair in pairs):
+        return writer.unjudged(ordered)
+    beaten = {pair.worse for pair in pairs if pair.decided}
+    # By signs an arm may be better although a run without a value leaves it without a mean.
+    best = next((each for each in ordered if each.arm not in beaten), first)
+    return writer.judged(best.arm)
 
 
-def _open(pair: Pair, workload: Workload, pairs: Sequence[Pair], first: str) -> str:
-    """Says how two arms differ between which nothing is decided."""
-    how = f"The {_how(pair, workload, pairs, f' of {pair.better}')}."
-    if pair.better == first:
-        return f"{how} {_would_decide(pair, pairs)}".rstrip()
-    seeds = plural(pair.n, "compared seed")
-    return f"The mean of {first} is the best, but not on the {seeds}. {how}"
+def unit(workload: Workload) -> str:
+    """Returns what is compared in pairs: "search" or "seed"."""
+    return "search" if workload.searches > 1 else "seed"
 
 
 def _without_runs(workload: Workload) -> str:
@@ -79,67 +63,238 @@ def _without_runs(workload: Workload) -> str:
     return "Not decided: the winners have not run on fresh seeds yet."
 
 
-def _how(pair: Pair, workload: Workload, pairs: Sequence[Pair], of: str) -> str:
-    """Says by how much the first arm of a pair is better, and how sure that is.
+class _Writer:
+    """Writes the sentences about a workload.
 
     Args:
-        pair: the pair.
         workload: the results.
-        pairs: all pairs of the workload.
-        of: " of ARM", or "" where the sentence names the arm before.
+        pairs: all of its pairs.
     """
-    seeds, words = plural(pair.n, "seed"), workload.goal.words
-    test = f"no test with {seeds}"
-    if pair.corrected is not None:
-        test = f"{pair.test} over {seeds}, {p_text(pair.corrected)}"
-        tested = sum(each.p is not None for each in pairs)
-        if tested > 1:
-            test += f" after Holm's correction for {tested} pairs"
-    if pair.valueless:
-        return f"runs{of} rank better, where one without a value is the worst ({test})"
-    size = abs(pair.difference.value)
-    if size == 0:
-        return f"mean {words}{of} is equal to that of {pair.worse} ({test})"
-    word = "smaller" if workload.goal.sign > 0 else "larger"
-    low, high = pair.difference.low, pair.difference.high
-    interval = ""
-    if low is not None and high is not None:
-        # The difference is better minus worse: the improvement has the other sign for a minimum.
-        ends = (-high, -low) if workload.goal.sign > 0 else (low, high)
-        interval = f"95% interval {shown(ends[0])} to {shown(ends[1])}; "
-    than = f" than that of {pair.worse}" if len(pairs) > 1 else ""
-    return f"mean {words}{of} is {word}{than} by {shown(size)} ({interval}{test})"
+
+    def __init__(self, workload: Workload, pairs: Sequence[Pair]):
+        self._workload = workload
+        self._pairs = pairs
+        self._goal = workload.goal
+        self._smaller = "smaller" if workload.goal.sign > 0 else "larger"
+
+    # Who is better.
+
+    def judged(self, first: str) -> str:
+        """Returns the verdict on arms that were judged.
+
+        Args:
+            first: the arm with the best mean.
+        """
+        involved = [pair for pair in self._pairs if first in (pair.better, pair.worse)]
+        against = [pair for pair in involved if pair.decided and pair.better == first]
+        others = [pair for pair in involved if pair not in against]
+        if not others:
+            parts = [self._better(against), self._cost(against[0])]
+        else:
+            parts = [self._open(first, others, against)]
+        parts += [self._lookings(involved[0]), self._one_search(against)]
+        return " ".join(part for part in parts if part)
+
+    def _better(self, against: Sequence[Pair]) -> str:
+        """Says that an arm is better than all others; the closest of them is named."""
+        closest = against[0]
+        rest = ["", " and the other arm"]
+        more = rest[len(against) - 1] if len(against) < 3 else f" and the other {len(against) - 1}"
+        if closest.test == "" and closest.diverged[1]:
+            of_all = f"{plural(closest.n, unit(self._workload))}"
+            return (
+                f"{self._subject(closest.better, True)} is better than"
+                f" {self._object(closest.worse)}{more}: {closest.worse} diverged in all of"
+                f" {of_all}, and {closest.better} in none."
+            )
+        how = self._how(closest, f" than that of {closest.worse}" if len(against) > 1 else "")
+        return (
+            f"{self._subject(closest.better, True)} is better than {self._object(closest.worse)}"
+            f"{more}{self._by(closest)}: its {how}, on this data set and model."
+        )
+
+    def _by(self, pair: Pair) -> str:
+        """Says whether a difference matters, if the goal says which one does."""
+        relevant = self._goal.relevant
+        if relevant is None:
+            return ""
+        return {
+            "more": f" by more than {shown(relevant)}, the difference that matters",
+            "less": f", by less than the {shown(relevant)} that matter",
+            "better": f"; whether by {shown(relevant)}, the difference that matters, is open",
+        }.get(pair.relevance or "", "")
+
+    def _open(self, first: str, others: Sequence[Pair], against: Sequence[Pair]) -> str:
+        """Says between which arms nothing is decided."""
+        names = [pair.worse if pair.better == first else pair.better for pair in others]
+        equal = all(pair.relevance == "equivalent" for pair in others)
+        if len(names) > _NAMED:
+            names = [f"{len(names)} other arms"]
+        closest, between = others[0], self._between([first, *names])
+        if equal:
+            text = (
+                f"{between[0].upper()}{between[1:]} are equivalent: the {self._goal.words} differs"
+                f" by less than {shown(self._goal.relevant or 0)}, the difference that matters."
+            )
+        else:
+            text = f"Not decided between {between.rstrip(',')}."
+        of = f" of {closest.better}"
+        how = f"The {self._how(closest, f' than that of {closest.worse}', of)}."
+        if closest.better != first:
+            units = plural(closest.n, f"compared {unit(self._workload)}")
+            how = f"The mean of {first} is the best, but not on the {units}. {how}"
+        text += f" {how}"
+        if not equal:
+            text += self._would_decide(closest)
+        better = joined([self._object(pair.worse) for pair in against])
+        return text + (f" {self._subject(first, True)} is better than {better}." if against else "")
+
+    def _between(self, names: Sequence[str]) -> str:
+        """Returns what nothing is decided between."""
+        if self._workload.searches == 1:
+            found = "found for" if self._workload.trials else "of"
+            return f"the configurations {found} {joined(names)}"
+        trials = {trials_of_search(self._workload, arm) for arm in self._workload.arms}
+        best = f"{trials.pop()} trials" if len(trials) == 1 else "the trials"
+        return f"{joined(names)}, each the best of {best} in its space,"
+
+    def _how(self, pair: Pair, than: str, of: str = "") -> str:
+        """Says by how much the first arm of a pair is better, and how sure that is.
+
+        Args:
+            pair: the pair.
+            than: " than that of ARM", or "".
+            of: " of ARM", or "" where the sentence names the arm before.
+        """
+        units, words = plural(pair.n, unit(self._workload)), self._goal.words
+        test = f"no test with {units}"
+        if pair.p is not None:
+            test = f"{pair.test} over {units}, {p_text(pair.p)}"
+            if (count := len(self._pairs)) > 1:
+                test += f" over all {count} pairs"
+        if pair.valueless:
+            bad = joined([f"{n} of {a}" for n, a in zip(pair.diverged, _arms(pair), strict=True)])
+            return f"runs{of} are better more often; {bad} have no value and are the worst ({test})"
+        size = abs(pair.difference)
+        if size == 0:
+            return f"mean {words}{of} is equal to that of {pair.worse} ({test})"
+        interval = ""
+        if pair.low is not None and pair.high is not None:
+            # The difference is better minus worse, and the improvement of a loss is its negative.
+            smaller = self._goal.sign > 0
+            ends = (-pair.high, -pair.low) if smaller else (pair.low, pair.high)
+            interval = f"simultaneous 95% interval {shown(ends[0])} to {shown(ends[1])}; "
+        times = ""
+        if self._goal.relevant is None and pair.deviation:
+            times = f", {size / pair.deviation:.2g} standard deviations"
+        return (
+            f"mean {words}{of} is {self._smaller}{than} by {shown(size)}{times} ({interval}{test})"
+        )
+
+    def _would_decide(self, pair: Pair) -> str:
+        """Says how many units would find the difference, if that can be said."""
+        if pair.p is None:
+            return " Signs are counted from six units on." if pair.valueless else ""
+        if pair.low is None or not pair.difference:
+            return ""
+        units = "searches" if self._workload.searches > 1 else "seeds"
+        many = "more than 10,000" if pair.needed is None else f"at least {pair.needed:,}"
+        return f" A difference of this size takes {many} {units} of a fresh sweep (power 0.8)."
+
+    # What limits it.
+
+    def _cost(self, pair: Pair) -> str:
+        """Says how the FLOPs of a step differ between two arms, if they do by over 5%."""
+        flops = [{run.flops for run in self._workload.finals_of(arm)} for arm in _arms(pair)]
+        if any(len(each) != 1 or not all(each) for each in flops):
+            return ""
+        ratio = float(flops[0].pop() or 1) / float(flops[1].pop() or 1)
+        if 1 / 1.05 < ratio < 1.05:
+            return ""
+        return f"A step of {pair.better} takes {ratio:.2f} times the FLOPs of one of {pair.worse}."
+
+    def _lookings(self, pair: Pair) -> str:
+        """Says when the results were judged, unless that was once, as planned."""
+        if not self._workload.revisions or len(pair.looks) < 2:
+            return ""
+        units = "searches" if self._workload.searches > 1 else "seeds"
+        if self._workload.looks == "any":
+            return f"The results may be judged after any number of {units}, as the file says."
+        looks = joined([f"{n:,}" for n in pair.looks])
+        return f"The results were judged at {looks} {units}, and the interval holds for all looks."
+
+    def _one_search(self, against: Sequence[Pair]) -> str:
+        """Says what one search an arm does not show, after a claim."""
+        if self._workload.searches > 1 or not against:
+            return ""
+        better, worse = _arms(against[0])
+        if not any(trials_of_search(self._workload, arm) > 1 for arm in (better, worse)):
+            return (
+                f"Nothing was searched for: this does not show that {better} is better than {worse}"
+                " with other hyperparameters."
+            )
+        return (
+            f"One search an arm does not show that {better} is better than {worse}: other trials"
+            " may find other configurations; `searches: 5` would tell."
+        )
+
+    def _subject(self, arm: str, start: bool = False) -> str:
+        """Returns an arm as what the claim is about."""
+        trials = trials_of_search(self._workload, arm)
+        if self._workload.searches > 1:
+            return f"{arm}, best of {trials} trials in its space,"
+        the = "The" if start else "the"
+        if trials > 1:
+            return f"{the} configuration found for {arm} (best of {trials} trials)"
+        return f"{the} configuration of {arm}"
+
+    def _object(self, arm: str) -> str:
+        """Returns the other arm of a claim."""
+        trials = trials_of_search(self._workload, arm)
+        if self._workload.searches > 1:
+            return f"{arm}, best of {trials} in its space"
+        return f"that found for {arm}" if trials > 1 else f"that of {arm}"
+
+    # What is not judged.
+
+    def unjudged(self, ordered: Sequence[Standing]) -> str:
+        """Returns the means, and why there is no verdict.
+
+        Args:
+            ordered: the arms with results, the best mean first.
+        """
+        why = why_not_judged(self._workload) or self._progress(ordered)
+        means = [
+            f"{each.arm} {shown(each.mean.value)}"
+            if math.isfinite(each.mean.value)
+            else f"{each.arm} without a mean ({each.valueless} of {len(each.values)} have no value)"
+            for each in ordered
+        ]
+        return f"{why} The mean {self._goal.words}: {', '.join(means)}."
+
+    def _progress(self, ordered: Sequence[Standing]) -> str:
+        """Says how many units have ended."""
+        what, total = unit(self._workload), len(self._workload.units)
+        ended = min(len(each.values) for each in ordered)
+        ended = 0 if len(ordered) < len(self._workload.arms) else ended
+        if not self._workload.revisions or ended == total:
+            return f"Not decided: there is no test with {plural(ended or 1, what)}."
+        noun = plural(total, what).partition(" ")[2]
+        return f"Not judged yet: {ended:,} of {total:,} {noun} have ended in every arm."
 
 
-def _cost(workload: Workload, first: str, second: str) -> str:
-    """Says how the FLOPs of a step differ between two arms, if they do by over 5%."""
-    flops = [{run.flops for run in workload.finals_of(arm)} for arm in (first, second)]
-    if any(len(each) != 1 or not all(each) for each in flops):
-        return ""
-    ratio = float(flops[0].pop() or 1) / float(flops[1].pop() or 1)
-    if 1 / 1.05 < ratio < 1.05:
-        return ""
-    return f" A step of {first} takes {ratio:.2f} times the FLOPs of one of {second}."
+def _arms(pair: Pair) -> tuple[str, str]:
+    return pair.better, pair.worse
 
 
-def _would_decide(pair: Pair, pairs: Sequence[Pair]) -> str:
-    """Says with how many seeds a difference would be decided, if that can be said."""
-    if pair.p is None:
-        return "At least two seeds are needed for an interval, and six for a test by signs."
-    if pair.difference.low is None or not pair.difference.value:
-        return ""
-    if pair.needed is None:
-        return "No number of seeds up to 10,000 would decide a difference of this size."
-    level = f", at the level {level_text(pairs)}" if len(pairs) > 1 else ""
-    return (
-        f"About {pair.needed:,} seeds would decide a difference of this size with a power of"
-        f" 0.8{level}."
-    )
+def estimate_text(estimate: Estimate, what: str = "seed") -> str:
+    """Returns a mean with its interval, in words.
 
-
-def estimate_text(estimate: Estimate) -> str:
-    """Returns a mean with its interval, in words."""
+    Args:
+        estimate: the mean.
+        what: what it is the mean over, in the singular.
+    """
     if estimate.low is None or estimate.high is None:
-        return f"{shown(estimate.value)} (no interval with {plural(estimate.n, 'seed')})"
+        return f"{shown(estimate.value)} (no interval with {plural(estimate.n, what)})"
     interval = f"{shown(estimate.low)} to {shown(estimate.high)}"
-    return f"{shown(estimate.value)} (95% interval {interval}, {plural(estimate.n, 'seed')})"
+    return f"{shown(estimate.value)} (95% interval {interval}, {plural(estimate.n, what)})"

@@ -120,14 +120,14 @@ def _final(workload: Workload) -> list[str]:
 
 
 def _tests(pairs: Sequence[Pair]) -> list[str]:
-    tests = list(dict.fromkeys(pair.test for pair in pairs if pair.p is not None))
+    tests = list(dict.fromkeys(pair.test for pair in pairs if pair.test))
     if not tests:
         return []
-    count = len([pair for pair in pairs if pair.p is not None])
-    corrected = f", corrected by Holm's method over {plural(count, 'pair')}" if count > 1 else ""
+    over = f", over all {len(pairs)} pairs" if len(pairs) > 1 else ""
     return [
-        "Intervals of means and differences are 95% t intervals; p values are two-sided, of the"
-        f" {joined(tests)}{corrected}."
+        f"Arms were compared by the {joined(tests)}, with a probability of at most 5% that any"
+        f" claim is false{over} and all looks at the results; the intervals of differences hold at"
+        " the same time."
     ]
 
 

@@ -3,9 +3,8 @@
 import math
 from collections.abc import Sequence
 
-from trainer.messages import plural
 from trainer.report.document import Axis, Block, Cell, Column, Figure, Series, Table
-from trainer.report.pairs import Pair, level_text, standings
+from trainer.report.pairs import Pair, standings
 from trainer.report.results import Workload
 from trainer.report.statistics import noether
 
@@ -15,21 +14,28 @@ _DECISIONS = (
     Column("difference", "difference", "number"),
     Column("low", "95% from", "number"),
     Column("high", "to", "number"),
+    Column("deviations", "in standard deviations", "number"),
     Column("p", "p", "p"),
     Column("decision", "decision"),
-    Column("seeds_needed", "seeds that would decide", "integer"),
+    Column("units_needed", "at least, in a fresh sweep", "integer"),
 )
 _TESTS = (
     Column("arm", "better"),
     Column("than", "than"),
-    Column("seeds", "seeds", "integer"),
+    Column("units", "units", "integer"),
     Column("test", "test"),
-    Column("p", "p, not corrected", "p"),
-    Column("smallest_p", "smallest p", "p"),
+    Column("looks", "judged at"),
     Column("improvement", "P(better)", "number"),
     Column("improvement_low", "95% from", "number"),
     Column("improvement_high", "to", "number"),
 )
+_KINDS = {
+    "more": "better, by more than matters",
+    "less": "better, by less than matters",
+    "better": "better; whether it matters is open",
+    "equivalent": "equivalent",
+    "open": "not decided",
+}
 
 
 def pairs_block(workload: Workload, pairs: Sequence[Pair], prefix: str) -> Block:
@@ -43,41 +49,42 @@ def pairs_block(workload: Workload, pairs: Sequence[Pair], prefix: str) -> Block
     if not pairs:
         return Block(text=("There are no two arms to compare.",))
     words, figure = workload.goal.words, _pairs_figure(workload, pairs, prefix)
-    counts = plural(len([pair for pair in pairs if pair.p is not None]), "pair")
+    units = "searches" if workload.searches > 1 else "seeds"
     decisions = Table(
         f"{prefix}pairs",
         f"Pairs of arms, {words}",
         _DECISIONS,
         tuple(_decided(pair) for pair in pairs),
-        "Differences are better minus worse, with t intervals that are not corrected. p is"
-        f" two-sided and corrected by Holm over {counts}. The last column is the number of seeds at"
-        " which a difference of this size would be found with a power of 0.8, at the level"
-        f" {level_text(pairs)}.",
+        "Differences are better minus worse. The intervals hold with a probability of 95% for all"
+        " pairs and all looks at the results at once; an arm is better where its interval excludes"
+        f" 0, and p is below 0.05 exactly then. The last column is the number of {units} at which a"
+        " fresh sweep would find a difference of this size with a power of 0.8, if it is the true"
+        " one.",
     )
     tests = Table(
         f"{prefix}pairs_tests",
         "Tests of these pairs",
         _TESTS,
         tuple(_tested(pair) for pair in pairs),
-        "P(better) is the probability that a run of the first arm has the better value; it is"
-        f" called meaningful above 0.75 (arXiv:2103.03098), which {noether()} seeds would show with"
-        " error rates of 5%. The smallest p is what tests by signs or ranks can reach at this"
-        " number of seeds.",
+        f"The units are {units}. P(better) is the probability that a unit of the first arm has the"
+        " better value, with the interval of this single pair; above 0.75 it is called meaningful"
+        f" (arXiv:2103.03098), which {noether()} {units} would show with error rates of 5%.",
     )
     tables = (decisions.compact(), tests.compact())
     return Block(figures=(figure,) if figure else (), tables=tables)
 
 
 def _decided(pair: Pair) -> tuple[Cell, ...]:
-    difference = pair.difference
+    known = math.isfinite(pair.difference)
     return (
         pair.better,
         pair.worse,
-        difference.value if math.isfinite(difference.value) else None,
-        difference.low,
-        difference.high,
-        pair.corrected,
-        _decision(pair),
+        pair.difference if known else None,
+        pair.low,
+        pair.high,
+        abs(pair.difference) / pair.deviation if known and pair.deviation else None,
+        pair.p,
+        decision(pair),
         pair.needed,
     )
 
@@ -88,21 +95,25 @@ def _tested(pair: Pair) -> tuple[Cell, ...]:
         pair.better,
         pair.worse,
         pair.n,
-        pair.test if pair.p is not None else "none",
-        pair.p,
-        pair.smallest,
+        pair.test or "none",
+        ", ".join(map(str, pair.looks)) or None,
         improvement.value if improvement else None,
         improvement.low if improvement else None,
         improvement.high if improvement else None,
     )
 
 
-def _decision(pair: Pair) -> str:
-    if not pair.decided:
-        return "not decided"
-    if pair.improvement is None or "not meaningful" not in pair.improvement.decision:
-        return "better"
-    return "better, hardly meaningful"
+def decision(pair: Pair) -> str:
+    """Returns what was decided about a pair, in a few words.
+
+    Args:
+        pair: the pair.
+    """
+    if not pair.looks:
+        return "not judged"
+    if pair.relevance is not None:
+        return _KINDS[pair.relevance]
+    return "better" if pair.decided else "not decided"
 
 
 def _pairs_figure(workload: Workload, pairs: Sequence[Pair], prefix: str) -> Figure | None:
@@ -118,11 +129,10 @@ def _pairs_figure(workload: Workload, pairs: Sequence[Pair], prefix: str) -> Fig
         series.append(Series("points", arm, [index], [value], label="difference"))
     return Figure(
         name=f"{prefix}pairs",
-        title=f"Difference to {best}, with single 95% intervals",
+        title=f"Difference to {best}, with simultaneous 95% intervals",
         description=(
-            f"For each other arm, its mean {workload.goal.words} minus that of {best}, with the"
-            " interval of this single pair; the table decides by p values that are corrected for"
-            " all pairs."
+            f"For each other arm, its mean {workload.goal.words} minus that of {best}, with an"
+            " interval that holds for all pairs and looks at once."
         ),
         x=Axis("", labels=tuple(row[0] for row in drawn)),
         y=Axis(f"{workload.goal.metric} minus that of {best}"),
@@ -143,8 +153,7 @@ def _pairs_figure(workload: Workload, pairs: Sequence[Pair], prefix: str) -> Fig
 
 def _to(best: str, pair: Pair) -> tuple[str, float, float | None, float | None]:
     """Returns the other arm of a pair, and its difference to the best with its interval."""
-    d = pair.difference
     if pair.worse == best:
-        return pair.better, d.value, d.low, d.high
-    low, high = (None if end is None else -end for end in (d.high, d.low))
-    return pair.worse, -d.value, low, high
+        return pair.better, pair.difference, pair.low, pair.high
+    low, high = (None if end is None else -end for end in (pair.high, pair.low))
+    return pair.worse, -pair.difference, low, high

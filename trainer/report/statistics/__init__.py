@@ -1,24 +1,52 @@
-"""The statistics of comparisons, as functions of arrays. Read differences.py first."""
+"""The statistics of comparisons, as functions of arrays. Read decide.py first."""
 
-from trainer.report.statistics.differences import Difference, holm, paired, welch
+from trainer.report.statistics.decide import (
+    LEVEL,
+    PLANNED_LEVEL,
+    Decisions,
+    Looks,
+    decide,
+    looks_after_change,
+    looks_at_any,
+    looks_of_plan,
+    relevance,
+)
+from trainer.report.statistics.differences import Unpaired, welch
 from trainer.report.statistics.estimates import Estimate, OneSample, iqm, mean_interval, one_sample
+from trainer.report.statistics.held_out import TwoWay, two_way
 from trainer.report.statistics.improvement import Improvement, probability_of_improvement
-from trainer.report.statistics.power import needed, needed_unpaired, noether, seeds_for_power
+from trainer.report.statistics.power import (
+    detectable_effect,
+    needed,
+    needed_unpaired,
+    noether,
+    seeds_for_power,
+)
 
 __all__ = [
-    "Difference",
+    "LEVEL",
+    "PLANNED_LEVEL",
+    "Decisions",
     "Estimate",
     "Improvement",
+    "Looks",
     "OneSample",
-    "holm",
+    "TwoWay",
+    "Unpaired",
+    "decide",
+    "detectable_effect",
     "iqm",
+    "looks_after_change",
+    "looks_at_any",
+    "looks_of_plan",
     "mean_interval",
     "needed",
     "needed_unpaired",
     "noether",
     "one_sample",
-    "paired",
     "probability_of_improvement",
+    "relevance",
     "seeds_for_power",
+    "two_way",
     "welch",
 ]

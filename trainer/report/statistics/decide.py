@@ -24,7 +24,7 @@ from numpy.typing import ArrayLike, NDArray
 from trainer.report.statistics.samples import direction
 
 LEVEL = 0.05  # of all claims of a report together
-_PLANNED, _LATER = 0.04, 0.01  # its parts
+PLANNED_LEVEL, _LATER = 0.04, 0.01  # its parts
 # A planned t test of equal and moderately skewed differences is wrong in 6% at .05, and right at
 # this level.
 _SKEWED = 0.034
@@ -48,7 +48,7 @@ class Looks:
 
     planned: int | None = None
     later: tuple[int, ...] = ()
-    planned_level: float = _PLANNED
+    planned_level: float = PLANNED_LEVEL
     later_level: float = _LATER
 
 
@@ -69,13 +69,14 @@ def looks_of_plan(planned: int, revisions: tuple[int, ...] = (), skewed: bool = 
     return Looks(planned, revisions)
 
 
-def looks_at_any(units: int) -> Looks:
+def looks_at_any(units: int, changes: int = 0) -> Looks:
     """Returns the looks of a comparison that may be looked at after every unit from the third on.
 
     Args:
         units: how many there are now.
+        changes: how often the compared configurations were replaced; see `looks_after_change`.
     """
-    return Looks(None, tuple(range(_FEWEST_LOOKED_AT, units + 1)), 0.0, LEVEL)
+    return Looks(None, tuple(range(_FEWEST_LOOKED_AT, units + 1)), 0.0, LEVEL / 2**changes)
 
 
 def looks_after_change(changes: int, revisions: tuple[int, ...]) -> Looks:
