@@ -554,12 +554,70 @@ def test_runs_with_other_conditions_are_named():
         replace(each, fingerprint={"jax": version, "seed": each.seed})
         for each, version in zip(work.finals, ("0.10.2", "0.12.0"), strict=True)
     ]
-    report = reported(replace(work, finals=tuple(finals)))
-    (warning,) = block(report, "verdict").warnings
-    assert warning == (
-        "The runs were made under different conditions. jax: 0.10.2 (final runs of a); 0.12.0"
+    (verdict,) = reported(replace(work, finals=tuple(finals))).verdict
+    assert verdict.endswith(
+        "The runs were made under different conditions: jax 0.10.2 (final runs of a) and 0.12.0"
         " (final runs of a)."
     )
+
+
+BASE = """\
+model: !models.mlp {width: 64, depth: 2}
+data: !data.digits {batch_size: 128}
+loss: !losses.softmax_cross_entropy
+steps: 500
+optimizer: !optax.adamw {learning_rate: 0.001}
+"""
+ANOTHER = BASE.replace("width: 64", "width: 128").replace("steps: 500", "steps: 500\ndata_seed: 3")
+
+
+def with_configs(tmp_path: Path, **texts: str) -> Workload:
+    """Returns a workload of two arms whose runs have these configs."""
+    work = workload({"a": [1.0, 1.1, 1.2, 1.1], "b": [2.0, 2.1, 2.2, 2.0]})
+    for arm, text in texts.items():
+        (tmp_path / arm).mkdir()
+        (tmp_path / arm / "config_full.yaml").write_text(text)
+    return replace(
+        work, finals=tuple(replace(run, folder=tmp_path / run.arm) for run in work.finals)
+    )
+
+
+def test_what_arms_differ_in_beside_the_optimizer_stands_in_the_verdict(tmp_path):
+    other = ANOTHER.replace("optax.adamw", "optax.sgd").replace("128}", "32, split: {seed: 3}}")
+    work = with_configs(tmp_path, a=BASE, b=f"{other}precision: mixed\nlog_every: 7\n")
+    text = judged(work)
+    assert (
+        "The arms differ in more than their optimizers: model.width 64 (a) and 128 (b);"
+        " data.batch_size 128 (a) and 32 (b); data.split.seed absent (a) and 3 (b); data_seed"
+        " absent (a) and 3 (b); precision absent (a) and mixed (b)." in text
+    )
+    assert "optax" not in text and "log_every" not in text
+    axes = {"a": Space("sobol", {"model.width": "values 64, 128"}), "b": Space("sobol", {})}
+    assert "model.width" not in judged(replace(work, spaces=axes))
+
+
+def test_arms_with_other_functions_are_named_without_their_arguments(tmp_path):
+    work = with_configs(tmp_path, a=BASE, b=BASE.replace("models.mlp", "models.vit"))
+    assert "their optimizers: model models.mlp (a) and models.vit (b)." in judged(work)
+
+
+def test_losses_that_are_different_functions_are_not_compared(tmp_path):
+    smoothed = BASE.replace("cross_entropy", "cross_entropy {label_smoothing: 0.1}")
+    work = with_configs(tmp_path, a=BASE, b=smoothed)
+    text = judged(work)
+    assert text.startswith(
+        "Not judged. The losses of the arms are not the same function (loss.label_smoothing absent"
+        " (a) and 0.1 (b)), so that they cannot be compared: name a metric that all of them"
+        " compute, such as accuracy."
+    )
+    assert "better" not in text and "p =" not in text
+    accuracy = replace(work, goal=Goal("accuracy", "max", "validation", "test"))
+    finals = [
+        replace(run, metrics={"eval/accuracy": run.value("eval/loss")}) for run in work.finals
+    ]
+    assert "is better than" in judged(replace(accuracy, finals=tuple(finals)))
+    searched = {"a": Space("sobol", {"loss.label_smoothing": "uniform 0 to 0.1"})}
+    assert "depends on loss.label_smoothing, which was" in judged(replace(work, spaces=searched))
 
 
 def test_a_run_that_is_missing_is_not_compared():

@@ -12,7 +12,7 @@ from trainer.report.panels.axes import axes_block
 from trainer.report.panels.curves import curves_block
 from trainer.report.panels.learning_rate import learning_rate_block
 from trainer.report.panels.ledger import ledger_block
-from trainer.report.panels.methods import changed_conditions, methods_block
+from trainer.report.panels.methods import methods_block
 from trainer.report.panels.pairs import pairs_block
 from trainer.report.panels.targets import targets_block
 from trainer.report.panels.trials import trials_of
@@ -124,7 +124,6 @@ def _verdict_block(parts: Sequence[_Part]) -> Block:
     for part in parts:
         name, goal = f"{part.title}: " if part.title else "", part.workload.goal
         warnings += [f"{name}{sentence}" for sentence in part.workload.missing]
-        warnings += [f"{name}{text}" for text in changed_conditions(part.workload)]
         if goal.report_on == goal.select_on and part.workload.trials and standings(part.workload):
             warnings.append(
                 f"{name}The values are those of the {goal.select_on} split, on which the winners"

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainer.messages import plural
+from trainer.report.conditions import unlike_losses
 from trainer.report.results import Goal, Workload
 from trainer.report.statistics import (
     LEVEL,
@@ -125,8 +126,9 @@ def compare_arms(workload: Workload) -> list[Pair]:
         The pairs; those of the arm with the best mean come first.
     """
     comparisons = max(1, math.comb(len(workload.arms), 2))
+    judge = not why_not_judged(workload)
     couples = itertools.combinations(standings(workload), 2)
-    return [_pair(a, b, workload, comparisons) for a, b in couples]
+    return [_pair(a, b, workload, comparisons, judge) for a, b in couples]
 
 
 def trials_of_search(workload: Workload, arm: str) -> int:
@@ -148,6 +150,8 @@ def why_not_judged(workload: Workload) -> str:
     Returns:
         A sentence; "" if nothing speaks against it.
     """
+    if unlike := unlike_losses(workload):
+        return f"Not judged. {unlike}"
     counts = {arm: trials_of_search(workload, arm) for arm in workload.arms}
     fewest = min(counts.values(), default=0)
     if workload.searches > 1 and fewest < FEWEST_TRIALS:
@@ -179,8 +183,6 @@ def looks_of(workload: Workload, arms: Sequence[str], units: int) -> Looks | Non
     Returns:
         None if the arms have not been judged yet.
     """
-    if why_not_judged(workload):
-        return None
     if not workload.revisions:
         return looks_of_plan(units) if units > 1 else None
     ended = [each for each in workload.revisions if each.number <= workload.completed]
@@ -202,16 +204,16 @@ def looks_of(workload: Workload, arms: Sequence[str], units: int) -> Looks | Non
     return looks if looks.planned is not None or (looks.later and not workload.skewed) else None
 
 
-def _pair(a: Standing, b: Standing, workload: Workload, comparisons: int) -> Pair:
+def _pair(a: Standing, b: Standing, workload: Workload, comparisons: int, judge: bool) -> Pair:
     common = [unit for unit in a.values if unit in b.values]
     # Units that only one arm has are those whose other run has not ended.
     if not common or len(common) not in (len(a.values), len(b.values)):
-        return _unpaired(a, b, workload, comparisons)
-    looks = looks_of(workload, (a.arm, b.arm), workload.leading(common))
+        return _unpaired(a, b, workload, comparisons, judge)
+    looks = looks_of(workload, (a.arm, b.arm), workload.leading(common)) if judge else None
     n = len(common) if looks is None else max((looks.planned or 0, *looks.later))
     x, y = (np.array([each.values[unit] for unit in common[:n]]) for each in (a, b))
     if _is_worse(x, y, workload.goal.sign):
-        return _pair(b, a, workload, comparisons)
+        return _pair(b, a, workload, comparisons, judge)
     pair = _described(a.arm, b.arm, x, y)
     if not pair.valueless:
         pair = replace(pair, deviation=mean_interval(x - y).deviation or None)
@@ -256,14 +258,15 @@ def _judged(pair: Pair, x: NDArray, y: NDArray, looks: Looks, goal: Goal, compar
     )
 
 
-def _unpaired(a: Standing, b: Standing, workload: Workload, comparisons: int) -> Pair:
+def _unpaired(a: Standing, b: Standing, workload: Workload, comparisons: int, judge: bool) -> Pair:
     """Compares runs of different seeds, which only single runs have when all have ended."""
     goal, level = workload.goal, PLANNED_LEVEL / comparisons
     x, y = (np.array(list(each.values.values())) for each in (a, b))
     if _is_worse(x, y, goal.sign):
-        return _unpaired(b, a, workload, comparisons)
+        return _unpaired(b, a, workload, comparisons, judge)
     pair = _described(a.arm, b.arm, x, y)
-    result = None if pair.valueless or workload.revisions else welch(x, y, level)
+    judge = judge and not pair.valueless and not workload.revisions
+    result = welch(x, y, level) if judge else None
     if result is None:
         return pair
     return replace(

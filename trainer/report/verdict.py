@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 
 from trainer.messages import plural
+from trainer.report.conditions import conditions
 from trainer.report.pairs import Pair, Standing, standings, trials_of_search, why_not_judged
 from trainer.report.results import Workload
 from trainer.report.statistics import Estimate
@@ -33,6 +34,7 @@ def verdict(workload: Workload, pairs: Sequence[Pair]) -> str:
         return (
             f"{first.arm} is the only arm with results: its mean {workload.goal.words} is"
             f" {estimate_text(first.mean, unit(workload))}. There is nothing to compare it with."
+            + "".join(f" {sentence}" for sentence in conditions(workload))
         )
     writer = _Writer(workload, pairs)
     if not any(pair.looks for pair in pairs):
@@ -92,7 +94,8 @@ class _Writer:
             parts = [self._better(against), self._cost(against[0])]
         else:
             parts = [self._open(first, others, against)]
-        parts += [self._lookings(involved[0]), self._one_search(against)]
+        parts += [*conditions(self._workload), self._lookings(involved[0])]
+        parts.append(self._one_search(against))
         return " ".join(part for part in parts if part)
 
     def _better(self, against: Sequence[Pair]) -> str:
@@ -270,7 +273,8 @@ class _Writer:
             else f"{each.arm} without a mean ({each.valueless} of {len(each.values)} have no value)"
             for each in ordered
         ]
-        return f"{why} The mean {self._goal.words}: {', '.join(means)}."
+        text = f"{why} The mean {self._goal.words}: {', '.join(means)}."
+        return " ".join([text, *conditions(self._workload)])
 
     def _progress(self, ordered: Sequence[Standing]) -> str:
         """Says how many units have ended."""

@@ -1,13 +1,6 @@
 """The table of the winners' hyperparameters, defaults included."""
 
-from collections.abc import Iterator, Mapping
-from pathlib import Path
-
-from trainer import config as configs
-from trainer.config import Call, Tree
-from trainer.config.tree import child_trees, join
-from trainer.config.wording import brief
-from trainer.messages import UserError
+from trainer.report.conditions import arguments, read_config
 from trainer.report.document import Column, Table
 from trainer.report.results import Workload
 
@@ -28,9 +21,9 @@ def hyperparameters_table(workload: Workload, prefix: str) -> Table | None:
     arms: dict[str, dict[str, str]] = {}
     for arm in workload.arms:
         runs = workload.finals_of(arm)
-        root = _read(runs[0].folder) if runs else None
+        root = read_config(runs[0].folder) if runs else None
         if root is not None and _ROOT in root.kwargs:
-            arms[arm] = dict(_arguments(root.kwargs[_ROOT], _ROOT))
+            arms[arm] = dict(arguments(root.kwargs[_ROOT], _ROOT))
     paths = dict.fromkeys(path for arguments in arms.values() for path in arguments)
     rows = tuple(
         (path, *values)
@@ -48,23 +41,3 @@ def hyperparameters_table(workload: Workload, prefix: str) -> Table | None:
     )
     title = "Hyperparameters of the compared runs"
     return Table(f"{prefix}hyperparameters", title, tuple(columns), rows, note)
-
-
-def _read(folder: Path) -> Call | None:
-    for name in ("config_full.yaml", "config.yaml"):
-        try:
-            return configs.load([folder / name]).root
-        except (UserError, OSError):
-            continue
-    return None
-
-
-def _arguments(tree: Tree, path: str) -> Iterator[tuple[str, str]]:
-    """Yields the path and the value of each argument, and the function of each call."""
-    if isinstance(tree, Call):
-        yield path, tree.name
-    children: Mapping[str, Tree] = child_trees(tree)
-    if not children and not isinstance(tree, Call):
-        yield path, tree if isinstance(tree, str) else brief(tree)
-    for key, value in children.items():
-        yield from _arguments(value, join(path, key))

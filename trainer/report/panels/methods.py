@@ -1,20 +1,16 @@
 """The panel of methods: a paragraph for a paper, and what the results depend on."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from trainer.config import Call, Tree
-from trainer.config.wording import brief, listing
+from trainer.config.wording import brief
 from trainer.messages import plural
-from trainer.report.document import Block, Cell, Column, Table
+from trainer.report.conditions import fingerprint_rows
+from trainer.report.document import Block, Column, Table
 from trainer.report.pairs import Pair, standings
 from trainer.report.panels.hyperparameters import hyperparameters_table
 from trainer.report.results import Result, Workload
 from trainer.report.wording import joined
-
-# What differs between runs of one comparison by purpose.
-_OF_A_RUN = ("config", "seed", "data_seed")
-_MOST_CONDITIONS = 3  # that differ, in warnings
 
 
 def methods_block(workload: Workload, pairs: Sequence[Pair], prefix: str) -> Block:
@@ -146,44 +142,10 @@ def _versions(runs: Sequence[Result]) -> str:
     return f"{', '.join(parts)}, on {of('devices')}"
 
 
-def changed_conditions(workload: Workload) -> list[str]:
-    """Warns about what differs between runs although it may change results.
-
-    Args:
-        workload: the results.
-    """
-    seen: dict[str, dict[str, list[str]]] = {}
-    for run in (*workload.trials, *workload.finals):
-        what = f"{'final runs' if run.name.startswith('final') else 'trials'} of {run.arm}"
-        for key, value in run.fingerprint.items():
-            if key not in _OF_A_RUN:
-                seen.setdefault(key, {}).setdefault(_text(value)[:16], []).append(what)
-    lines = []
-    for key, values in seen.items():
-        if len(values) > 1:
-            listed = "; ".join(
-                f"{value} ({listing(list(dict.fromkeys(runs)), 4)})"
-                for value, runs in values.items()
-            )
-            name = "uncommitted changes (a hash of them)" if key == "uncommitted" else key
-            lines.append(f"The runs were made under different conditions. {name}: {listed}.")
-    return lines[:_MOST_CONDITIONS]
-
-
 def _fingerprint(runs: Sequence[Result], prefix: str) -> Table:
-    rows: list[tuple[Cell, ...]] = []
-    for key, value in runs[0].fingerprint.items():
-        if key not in _OF_A_RUN and key != "isa":
-            every = {_text(run.fingerprint.get(key)) for run in runs}
-            rows.append((key, _text(value) if len(every) == 1 else "differs"))
     columns = (Column("name", "name"), Column("value", "value", "code"))
-    return Table(f"{prefix}fingerprint", "Fingerprint of the runs", columns, tuple(rows))
-
-
-def _text(value: Any) -> str:
-    if isinstance(value, Mapping):
-        return ", ".join(f"{key} {str(each)[:12]}" for key, each in value.items()) or "none"
-    return "none" if value is None else str(value)
+    rows = tuple(fingerprint_rows(runs))
+    return Table(f"{prefix}fingerprint", "Fingerprint of the runs", columns, rows)
 
 
 def _hashes(workload: Workload, prefix: str) -> Table:
