@@ -59,7 +59,7 @@ def test_a_difference_is_decided_exactly_where_its_interval_excludes_zero_and_p_
 def test_the_e_value_of_t_is_its_bayes_factor_with_a_normal_prior(t: float, n: int) -> None:
     def weighted(effect: float) -> float:
         prior = stats.norm.pdf(effect, scale=2.0)  # variance 1 / c, c = 1/4
-        return stats.nct.pdf(t, n - 1, effect * math.sqrt(n)) * prior
+        return float(stats.nct.pdf(t, n - 1, effect * math.sqrt(n)) * prior)
 
     marginal, _ = integrate.quad(weighted, -12, 12, points=[t / math.sqrt(n)], limit=200)
     assert e_of_t(t, n) == pytest.approx(marginal / stats.t.pdf(t, n - 1), rel=1e-5)

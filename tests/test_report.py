@@ -285,7 +285,7 @@ def test_an_arm_with_runs_that_diverged_does_not_win():
     text = judged(work)
     assert "b is better" not in text
     (warning,) = [line for line in block(reported(work), "arms").warnings if "4 compared" in line]
-    assert warning.startswith("b has 4 compared runs of 8 without a finite value")
+    assert warning.startswith("b has 4 compared seeds of 8 without a finite value")
 
 
 def test_signs_decide_who_is_better_where_runs_have_no_value():

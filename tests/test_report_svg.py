@@ -225,11 +225,28 @@ def test_pdf_and_png_are_written_with_the_scales_and_styles_of_the_svg(tmp_path)
         ):
             np.testing.assert_allclose(limits, (scale.low, scale.high))
             assert kind == ("log" if scale.log else "linear")
-    colors = {
-        line.get_label(): line.get_color()
-        for line in draw(each, made.arms).legends[0].legend_handles
-    }
+    handles = draw(each, made.arms).legends[0].legend_handles
+    colors = {x.get_label(): x.get_color() for x in handles if x.get_label() in made.arms}
     assert colors == {arm: style(i).color for i, arm in enumerate(made.arms)}
+
+
+def test_legends_of_files_explain_bands_bars_and_rules():
+    shown = figure(
+        Series("band", "muon", [0, 1], [0, 1], [1, 2], label="95% band"),
+        Series("interval", "muon", [0], [0], [1], label="95% interval"),
+        Series("line", "muon", [0, 1], [0, 1], label="muon"),
+        Series("rule", "", (), [0.5], label="target"),
+    )
+    (legend,) = draw(shown, ["muon"]).legends
+    assert [text.get_text() for text in legend.get_texts()] == [
+        "muon",
+        "95% band",
+        "95% interval",
+        "target",
+    ]
+    alone = svg(shown, ["muon"])
+    for label in ("95% band", "95% interval", "target"):
+        assert f">{label}</text>" in alone
 
 
 def test_equal_figures_make_equal_files(tmp_path):

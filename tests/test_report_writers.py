@@ -198,10 +198,21 @@ def test_csv_has_empty_fields_for_none_and_names_what_is_not_finite() -> None:
 
 
 def test_csv_quotes_names_as_rfc_4180_says() -> None:
-    names = (HOSTILE, 'say "x"', "a,b", "two\nlines", "two\r\nlines", "", " x ")
+    names = ('say "x"', "a,b", "a;b", "", " x ", "Müller")
     text = csv_of(Table("t", "T", (Column("arm", "arm"),), tuple((name,) for name in names)))
     assert [row[0] for row in _read(text)[1:]] == list(names)
     assert '"say ""x"""\r\n' in text
+
+
+def test_csv_has_no_cell_that_a_spreadsheet_computes_or_that_moves_a_cursor() -> None:
+    names = ("=1+1", "+1", "-x", "@SUM(A1)", "\t=1", "two\r\nlines", "\x1b[31m", HOSTILE)
+    columns = (Column("arm", "arm"), Column("x", "x", "number"))
+    text = csv_of(Table("t", "T", columns, tuple((name, -1.5) for name in names)))
+    cells = [row[0] for row in _read(text)[1:]]
+    assert cells[:4] == ["'=1+1", "'+1", "'-x", "'@SUM(A1)"]
+    assert cells[4:7] == ["\\t=1", "two\\r\\nlines", "\\x1b[31m"]
+    assert all(cell.isprintable() and cell[:1] not in set("=+-@") for cell in cells)
+    assert {row[1] for row in _read(text)[1:]} == {"-1.5"}  # numbers stay numbers
 
 
 # LaTeX

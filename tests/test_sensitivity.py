@@ -74,9 +74,10 @@ def test_bad_values_are_refused(rates: list, losses: list, initial: float, messa
         ([1e-3, 1e-2, 1e-1], 0, 1e-3, 1e-1, True, "low"),
         ([1e-3, 1e-2, 1e-1], 1, 1e-3, 1e-1, True, None),
         ([1e-1, 1e-2, 1e-3], 0, 1e-3, 1e-1, True, "high"),
-        # The outermost value of a random sample, well inside of the space.
-        ([0.2, 0.5, 0.8], 0, 0.0, 1.0, False, "low"),
-        ([0.2, 0.5, 0.8], 2, 0.0, 1.0, False, "high"),
+        # The outermost value of a random sample, well inside of the space: no edge.
+        ([0.2, 0.5, 0.8], 0, 0.0, 1.0, False, None),
+        ([0.2, 0.5, 0.8], 2, 0.0, 1.0, False, None),
+        ([0.001, 0.003, 0.0096], 2, 0.0003, 0.03, True, None),
         # Not the outermost, but in the outermost 5%: of the logarithm on a logarithmic axis.
         ([0.001, 0.04, 0.5, 0.9], 1, 0.0, 1.0, False, "low"),
         ([0.001, 0.06, 0.5, 0.9], 1, 0.0, 1.0, False, None),

@@ -6,12 +6,17 @@ PNG. All of them show the same numbers, because nothing is computed after this p
 the page computes again for the trials that a reader selects).
 """
 
+import itertools
 import math
+import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from trainer.report.wording import p_text
+
 Cell = str | int | float | None
+_MOST_LABELS = 5  # that a legend explains
 
 
 @dataclass(frozen=True)
@@ -23,11 +28,13 @@ class Column:
         title: what readers see, such as "steps to target".
         kind: how cells are written. "number" has four significant digits; "p" is a p value; "share"
             is a fraction of 1, written in percent; "code" is a path or command.
+        only_csv: whether it is in CSV only, as there are too many of its kind for a reader.
     """
 
     name: str
     title: str
     kind: Literal["text", "integer", "number", "p", "share", "seconds", "code"] = "text"
+    only_csv: bool = False
 
 
 @dataclass(frozen=True)
@@ -50,6 +57,11 @@ class Table:
     rows: tuple[tuple[Cell, ...], ...]
     note: str = ""
 
+    def shown(self) -> "Table":
+        """Returns the table without the columns that are in CSV only."""
+        kept = [index for index, column in enumerate(self.columns) if not column.only_csv]
+        return self._with(kept)
+
     def compact(self, keep: Collection[str] = ()) -> "Table":
         """Returns the table without the columns in which no row has anything.
 
@@ -63,6 +75,9 @@ class Table:
             or self.columns[index].name in keep
             or any(row[index] is not None for row in self.rows)
         ]
+        return self._with(kept)
+
+    def _with(self, kept: Sequence[int]) -> "Table":
         columns = tuple(self.columns[index] for index in kept)
         rows = tuple(tuple(row[index] for index in kept) for row in self.rows)
         return replace(self, columns=columns, rows=rows)
@@ -137,6 +152,22 @@ class Figure:
     y: Axis
     series: tuple[Series, ...]
     table: Table
+
+    @property
+    def legend(self) -> dict[tuple[str, str], bool]:
+        """What a legend explains beside arms: (kind, label) -> whether it is faint.
+
+        Labels that name an arm are left out, as the arm is in the legend; all are if they are many.
+        """
+        names = {series.arm for series in self.series if series.arm}
+        labels = {
+            (series.kind, series.label): series.faint
+            for series in self.series
+            if series.label and not any(arm in series.label for arm in names)
+        }
+        if any(series.faint and series.kind in {"line", "steps"} for series in self.series):
+            labels[("line", "single trials")] = True
+        return labels if len(labels) <= _MOST_LABELS else {}
 
 
 @dataclass(frozen=True)
@@ -228,6 +259,11 @@ class Report:
             panels.insert(at, Panel("trials", "Trials", "describes", ()))
         return panels
 
+    def shown(self) -> "Report":
+        """Returns the report without the columns that are in CSV only."""
+        trials = tuple(replace(each, table=each.table.shown()) for each in self.trials)
+        return replace(self, trials=trials)
+
     @property
     def figures(self) -> list[Figure]:
         """All figures, in order."""
@@ -239,6 +275,35 @@ class Report:
         blocks = [block for panel in self.panels for block in panel.blocks]
         shown = [table for block in blocks for table in block.tables]
         return [*shown, *(f.table for f in self.figures), *(each.table for each in self.trials)]
+
+
+def column_name(text: str, taken: Collection[str] = ()) -> str:
+    """Returns a text as the name of a column: lower case, without spaces.
+
+    Args:
+        text: such as a config path or the name of an arm.
+        taken: names that other columns have.
+
+    Example:
+        >>> column_name("matrices.learning_rate"), column_name("Muon (tuned)", {"muon_tuned"})
+        ('matrices_learning_rate', 'muon_tuned_2')
+    """
+    name = re.sub(r"\W+", "_", text.lower(), flags=re.ASCII).strip("_") or "column"
+    names = itertools.chain([name], (f"{name}_{n}" for n in itertools.count(2)))
+    return next(each for each in names if each not in taken)
+
+
+def column_names(texts: Sequence[str], taken: Collection[str] = ()) -> list[str]:
+    """Returns different names of columns for texts; see `column_name`.
+
+    Args:
+        texts: the texts.
+        taken: names that other columns have.
+    """
+    names: list[str] = []
+    for text in texts:
+        names.append(column_name(text, {*taken, *names}))
+    return names
 
 
 def text_of(kind: str, value: Cell) -> str:
@@ -255,13 +320,14 @@ def text_of(kind: str, value: Cell) -> str:
     if not math.isfinite(value):
         return _words(value)
     if kind == "p":
-        return "< 0.0001" if value < 1e-4 else f"{value:.2g}"
+        return p_text(value)
     if kind == "share":
         return f"{100 * value:.3g}%"
     if kind == "integer":
         return f"{value:,.0f}"
     if kind == "seconds":
         return _seconds(value)
+    value += 0.0  # which is no -0
     return f"{value:.4g}".replace("-", "−") if abs(value) < 1e5 else f"{value:.3e}"
 
 

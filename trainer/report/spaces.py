@@ -7,29 +7,48 @@ from dataclasses import dataclass, replace
 from trainer.config import Tree
 from trainer.report.results import Result, Workload
 
+Place = tuple[int, int]  # a search, and the number of a point in it
 
-def point_values(workload: Workload, arm: str) -> dict[int, float]:
-    """Returns the goal of each point of an arm's search: the mean over its seeds.
+
+def point_values(workload: Workload, arm: str) -> dict[Place, float]:
+    """Returns the goal of each point of an arm's searches: the mean over its seeds.
 
     Args:
         workload: the sweep.
         arm: the name of the arm.
 
     Returns:
-        Number -> value, for the points with all results; those that diverged or failed on any seed
-        have infinity as the worst value.
+        Search and number -> value, for the points with all results; those that diverged or failed
+        on any seed have infinity as the worst value.
     """
-    values: dict[int, list[float | None]] = {}
+    return {
+        place: math.fsum(values) / len(values)
+        for place, values in seed_values(workload, arm).items()
+    }
+
+
+def seed_values(workload: Workload, arm: str) -> dict[Place, list[float]]:
+    """Returns the goal of each point of an arm's searches for each of its seeds.
+
+    Args:
+        workload: the sweep.
+        arm: the name of the arm.
+
+    Returns:
+        As of `point_values`.
+    """
+    values: dict[Place, list[float | None]] = {}
     for run in workload.trials_of(arm):
         value = run.value(workload.goal.selected)
         if value is None and run.end != "missing":
             value = workload.goal.sign * math.inf
-        values.setdefault(run.number or 0, []).append(value)
-    return {
-        number: math.fsum(each) / len(each)  # type: ignore[arg-type]
-        for number, each in values.items()
-        if None not in each
-    }
+        values.setdefault(place_of(run), []).append(value)
+    return {place: each for place, each in values.items() if None not in each}  # type: ignore[misc]
+
+
+def place_of(run: Result) -> Place:
+    """Returns the search and the number of the point of a run."""
+    return run.search, run.number or 0
 
 
 # Parts of a path that say little: where an optimizer stands, and that a rate has a schedule.
@@ -82,6 +101,7 @@ class Scan:
         at: the values on the axis.
         values: the goal of each point; infinity as the worst value.
         names: a trial of each point.
+        seeds: the goal of each point for each of its seeds.
     """
 
     arm: str
@@ -90,6 +110,7 @@ class Scan:
     at: tuple[float, ...]
     values: tuple[float, ...]
     names: tuple[str, ...]
+    seeds: tuple[tuple[float, ...], ...]
 
 
 def scans(workload: Workload, arm: str) -> list[Scan]:
@@ -99,21 +120,21 @@ def scans(workload: Workload, arm: str) -> list[Scan]:
         workload: the results.
         arm: its name.
     """
-    values = point_values(workload, arm)
-    first = {run.number: run for run in reversed(workload.trials_of(arm))}
-    found = []
+    values, seeds = point_values(workload, arm), seed_values(workload, arm)
+    first = {place_of(run): run for run in reversed(workload.trials_of(arm))}
+    found: list[Scan] = []
     for path in workload.spaces[arm].axes if arm in workload.spaces else ():
         points = [
-            (x, values[number], first[number].name)
-            for number in values
-            if (x := number_of(first[number].values.get(path))) is not None
+            (x, values[place], first[place].name, tuple(seeds[place]))
+            for place in values
+            if (x := number_of(first[place].values.get(path))) is not None
         ]
+        if not points:
+            continue
+        at, goals, names, of_seeds = zip(*sorted(points), strict=True)
         # Several paths may take the same value, such as the rates of two groups: one axis.
-        if points and not any(
-            points == list(zip(s.at, s.values, s.names, strict=True)) for s in found
-        ):
-            at, goals, names = zip(*sorted(points), strict=True)
-            found.append(Scan(arm, path, True, at, goals, names))
+        if not any((at, names) == (scan.at, scan.names) for scan in found):
+            found.append(Scan(arm, path, True, at, goals, names, of_seeds))
     return [replace(scan, alone=_varied(first.values()) == 1) for scan in found]
 
 

@@ -37,10 +37,10 @@ def read_sweep(folder: Path, target: float | None = None) -> Workload:
     finals = tuple(_result(reader, status, trial) for trial in status.final or ())
     ranked = rank(plan, status.outcomes)
     best = {arm: next(iter(points.items()), (0, math.inf)) for arm, points in ranked.items()}
-    winners = {arm: number for arm, (number, value) in best.items() if math.isfinite(value)}
-    winners |= {run.arm: run.number for run in finals if run.number is not None}
+    winners = {(arm, 0): number for arm, (number, value) in best.items() if math.isfinite(value)}
+    winners |= {(run.arm, run.search): run.number for run in finals if run.number is not None}
     if not plan.final_seeds:
-        finals = tuple(run for run in trials if winners.get(run.arm) == run.number)
+        finals = tuple(run for run in trials if winners.get((run.arm, run.search)) == run.number)
     return Workload(
         name=folder.absolute().name,
         path=folder,

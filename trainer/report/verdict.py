@@ -8,7 +8,7 @@ from trainer.report.conditions import conditions
 from trainer.report.pairs import Pair, Standing, standings, trials_of_search, why_not_judged
 from trainer.report.results import Workload
 from trainer.report.statistics import Estimate
-from trainer.report.wording import joined, p_text, shown
+from trainer.report.wording import joined, p_sentence, shown
 
 _NAMED = 4  # the most arms that a sentence lists
 
@@ -172,7 +172,7 @@ class _Writer:
         units, words = plural(pair.n, unit(self._workload)), self._goal.words
         test = f"no test with {units}"
         if pair.p is not None:
-            test = f"{pair.test} over {units}, {p_text(pair.p)}"
+            test = f"{pair.test} over {units}, {p_sentence(pair.p)}"
             if (count := len(self._pairs)) > 1:
                 test += f" over all {count} pairs"
         if pair.valueless:

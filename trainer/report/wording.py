@@ -2,8 +2,6 @@
 
 from collections.abc import Sequence
 
-_SMALL = "0.0001"  # p values below are not told apart
-
 
 def joined(words: Sequence[str]) -> str:
     """Returns words as an enumeration: "a, b and c"."""
@@ -11,21 +9,24 @@ def joined(words: Sequence[str]) -> str:
 
 
 def p_text(p: float, level: float = 0.05) -> str:
-    """Returns a p value, such as "p = 0.012", on the same side of the level as the value itself.
+    """Returns a p value with two digits, or as many as keep it on its side of the level.
 
     Example:
-        >>> p_text(0.0123), p_text(0.04996), p_text(0.05004)
-        ('p = 0.012', 'p = 0.04996', 'p = 0.05')
+        >>> p_text(0.0123), p_text(0.04996), p_text(0.05004), p_text(1e-7)
+        ('0.012', '0.04996', '0.05', '< 0.0001')
     """
-    return f"p < {_SMALL}" if p < float(_SMALL) else f"p = {rounded_p(p, level)}"
-
-
-def rounded_p(p: float, level: float = 0.05) -> str:
-    """Returns a p value with two digits, or as many as keep it on its side of the level."""
+    if p < 1e-4:
+        return "< 0.0001"
     texts = (f"{p:.{digits}g}" for digits in range(2, 17))
     return next((text for text in texts if (float(text) < level) == (p < level)), repr(p))
 
 
+def p_sentence(p: float) -> str:
+    """Returns a p value as a sentence has it, such as "p = 0.012" or "p < 0.0001"."""
+    text = p_text(p)
+    return f"p {text}" if text.startswith("<") else f"p = {text}"
+
+
 def shown(x: float) -> str:
     """Returns a number with four significant digits."""
-    return f"{x:.4g}".replace("-", "−")
+    return f"{x + 0.0:.4g}".replace("-", "−")  # + 0.0 makes -0 a 0

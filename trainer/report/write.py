@@ -53,14 +53,15 @@ def write(report: Report, folder: Path, formats: Collection[str] = FORMATS) -> l
 def _files(report: Report, formats: Collection[str]) -> Iterator[tuple[str, str]]:
     """Yields the relative path and the content of each text file."""
     tables = {table.name: f"tables/{table.name}.csv" for table in report.tables}
+    seen = report.shown()
     if "html" in formats:
-        yield "index.html", page(report)
+        yield "index.html", page(seen)
     if "markdown" in formats:
         pictures = {each.name: f"figures/{each.name}.png" for each in report.figures}
         yield (
             "report.md",
             markdown(
-                report,
+                seen,
                 pictures if "png" in formats else {},
                 tables if "csv" in formats else {},
             ),

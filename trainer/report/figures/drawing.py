@@ -16,6 +16,7 @@ if TYPE_CHECKING:  # imported where it is used: it takes long, and most commands
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure as Drawing
     from matplotlib.lines import Line2D
+    from matplotlib.patches import Patch
 
 _UNIT = 200  # of svg.py in an inch: its width is 5.6 inches, that of the text of many papers
 _ROW = 36  # the height of a row of the legend
@@ -169,12 +170,32 @@ def _placed(values: Sequence[float], log: bool) -> np.ndarray:
     return np.where(np.isfinite(found) & ((found > 0) | (not log)), found, np.nan)
 
 
-def _legend(figure: Figure, arms: Sequence[str]) -> tuple[list["Line2D"], int]:
+def _explained(kind: str, label: str, faint: bool) -> "Line2D | Patch":
+    """Returns a line of the legend for a kind of series, in grey."""
+    from matplotlib.lines import Line2D
+    from matplotlib.patches import Patch
+
+    text = _escaped(label)
+    if kind == "band":
+        return Patch(color=_GREY, alpha=0.25, linewidth=0, label=text)
+    looks: dict[str, dict[str, Any]] = {
+        "rule": {"linestyle": (0, (1, 2)), "linewidth": 1.0},
+        "points": {"linestyle": "none", "marker": "o", "markersize": 4.5},
+        "interval": {"linestyle": "none", "marker": "|", "markersize": 9, "markeredgewidth": 1.2},
+    }
+    line = {"linewidth": 0.4 if faint else 1.4}
+    return Line2D(
+        [], [], color=_GREY, alpha=0.4 if faint else 1.0, label=text, **looks.get(kind, line)
+    )
+
+
+def _legend(figure: Figure, arms: Sequence[str]) -> tuple[list["Line2D | Patch"], int]:
     """Returns the lines of the legend and the number of its columns."""
     from matplotlib.lines import Line2D
+    from matplotlib.patches import Patch
 
     present = {series.arm for series in figure.series}
-    handles = []
+    handles: list[Line2D | Patch] = []
     for index, arm in enumerate(arms):
         if arm not in present:
             continue
@@ -185,8 +206,6 @@ def _legend(figure: Figure, arms: Sequence[str]) -> tuple[list["Line2D"], int]:
         handles.append(
             Line2D([], [], color=each.color, marker=each.marker, label=label, **line, **edge)
         )
-    rules = {s.label for s in figure.series if s.kind == "rule" and s.label and not s.arm}
-    rule = {"color": _GREY, "linestyle": (0, (1, 2)), "linewidth": 1.0}
-    handles += [Line2D([], [], label=_escaped(text), **rule) for text in sorted(rules)]
+    handles += [_explained(kind, label, faint) for (kind, label), faint in figure.legend.items()]
     longest = max((len(str(handle.get_label())) for handle in handles), default=0)
     return handles, max(1, min(len(handles), 76 // (9 + longest)))

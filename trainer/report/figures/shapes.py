@@ -112,3 +112,24 @@ def _look(series: Series, arm: int | None, alone: bool) -> str:
 def _marked(arm: int, alone: bool) -> str:
     name = f"url(#figure-m{arm})" if alone else f"url(#m{arm})"
     return f' marker-start="{name}" marker-mid="{name}" marker-end="{name}"'
+
+
+def sample(kind: str, faint: bool, color: str = "var(--soft)") -> str:
+    """Returns what a legend shows of a kind of series, in a box of 60 by 24.
+
+    Args:
+        kind: of the series.
+        faint: whether it is faint.
+        color: in which it is drawn.
+    """
+    opacity = ' opacity=".5"' if faint else ""
+    line = f'fill="none" stroke="{color}"'
+    if kind == "band":
+        return f'<path d="M4 3H56V21H4z" fill="{color}" opacity=".3"/>'
+    if kind == "points":
+        return f'<circle cx="30" cy="12" r="7" fill="{color}"{opacity}/>'
+    if kind == "interval":
+        return f'<path d="M30 1v22M23 1h14M23 23h14" {line} stroke-width="4"/>'
+    dash = ' stroke-dasharray="3 7" stroke-linecap="round"' if kind == "rule" else ""
+    width = 2 if faint else 4
+    return f'<path d="M2 12h56" {line} stroke-width="{width}"{dash}{opacity}/>'

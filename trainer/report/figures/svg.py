@@ -8,7 +8,7 @@ import numpy as np
 
 from trainer.report.document import Figure, Series
 from trainer.report.figures.axes import Scale, scales
-from trainer.report.figures.shapes import draw, marker, paint, xml
+from trainer.report.figures.shapes import draw, marker, paint, sample, xml
 from trainer.report.figures.style import style
 
 WIDTH, HEIGHT = 1120, 680
@@ -217,5 +217,13 @@ def _legend(
             f'stroke-width="4"{dashed} marker-mid="url(#figure-m{arm})"/>'
             + _text(arms[arm], round(x + 72), y, "start")
         )
+        x += width + 30
+    for (kind, label), faint in figure.legend.items():
+        width = 90 + len(label) * _EM * TEXT
+        if x and x + width > WIDTH:
+            x, y = 0.0, y + 38
+        shown = sample(kind, faint, paint(None, True))
+        parts.append(f'<g transform="translate({x:.0f} {y - 21})">{shown}</g>')
+        parts.append(_text(label, round(x + 72), y, "start"))
         x += width + 30
     return parts, y + 20 - height if parts else 0

@@ -4,7 +4,10 @@ import csv
 import io
 import numbers
 
+from trainer.messages import printable
 from trainer.report.document import Cell, Table
+
+_FORMULA = ("=", "+", "-", "@")  # what spreadsheets take a text for a formula by
 
 
 def csv_of(table: Table) -> str:
@@ -13,7 +16,9 @@ def csv_of(table: Table) -> str:
     The first line has the names of the columns. Numbers have all of their digits, without units and
     without separators of thousands: reading them gives the same float64; seconds stay seconds, and
     shares are fractions of 1. What does not exist is an empty field. A number that is not finite is
-    nan, inf or -inf, which `float`, NumPy, pandas and R read. Lines end with CR LF.
+    nan, inf or -inf, which `float`, NumPy, pandas and R read. Lines end with CR LF. A text that a
+    spreadsheet would compute, as it begins with =, +, - or @, begins with an apostrophe; control
+    characters are written as their escapes.
 
     Args:
         table: the table.
@@ -37,6 +42,7 @@ def _field(value: Cell) -> str:
     if value is None:
         return ""
     if isinstance(value, str):
-        return value
+        text = printable(value)
+        return f"'{text}" if text.startswith(_FORMULA) else text
     # NumPy's numbers too, whose repr is "np.float64(0.5)".
     return str(int(value)) if isinstance(value, numbers.Integral) else repr(float(value))

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from urllib.parse import quote
 
 from trainer.report.document import Cell, Column, Figure, Table, text_of
-from trainer.report.figures.shapes import MARKERS, marker, xml
+from trainer.report.figures.shapes import MARKERS, marker, sample, xml
 from trainer.report.figures.style import style
 from trainer.report.figures.svg import svg
 from trainer.report.html.selection import embedded, figure_data
@@ -205,32 +205,9 @@ def figure(shown: Figure, number: int, arms: Sequence[str], places: dict[str, in
 def _legend(shown: Figure, arms: Sequence[str]) -> str:
     present = {series.arm for series in shown.series}
     items = [arm_name(i, arms, button=True) for i, arm in enumerate(arms) if arm in present]
-    names = [arm for arm in present if arm]
-    labels = {
-        (series.kind, series.label): series.faint
-        for series in shown.series
-        if series.label and not any(arm in series.label for arm in names)
-    }
-    if any(series.faint and series.kind in {"line", "steps"} for series in shown.series):
-        labels[("line", "single trials")] = True
-    if len(labels) <= 5:
-        items += [
-            f'<span class="kind"><svg class="key" viewBox="0 0 60 24" aria-hidden="true">'
-            f"{_sample(kind, faint)}</svg>{xml(label)}</span>"
-            for (kind, label), faint in labels.items()
-        ]
+    items += [
+        f'<span class="kind"><svg class="key" viewBox="0 0 60 24" aria-hidden="true">'
+        f"{sample(kind, faint)}</svg>{xml(label)}</span>"
+        for (kind, label), faint in shown.legend.items()
+    ]
     return f'<div class="legend">{"".join(items)}</div>' if items else ""
-
-
-def _sample(kind: str, faint: bool) -> str:
-    opacity = ' opacity=".5"' if faint else ""
-    line = 'fill="none" stroke="var(--soft)"'
-    if kind == "band":
-        return '<path d="M4 3H56V21H4z" fill="var(--soft)" opacity=".3"/>'
-    if kind == "points":
-        return f'<circle cx="30" cy="12" r="7" fill="var(--soft)"{opacity}/>'
-    if kind == "interval":
-        return f'<path d="M30 1v22M23 1h14M23 23h14" {line} stroke-width="4"/>'
-    dash = ' stroke-dasharray="3 7" stroke-linecap="round"' if kind == "rule" else ""
-    width = 2 if faint else 4
-    return f'<path d="M2 12h56" {line} stroke-width="{width}"{dash}{opacity}/>'

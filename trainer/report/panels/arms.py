@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 
 from trainer.messages import plural
 from trainer.report import statistics
-from trainer.report.document import Axis, Block, Column, Figure, Series, Table
+from trainer.report.document import Axis, Block, Cell, Column, Figure, Series, Table
 from trainer.report.pairs import Standing, standings
 from trainer.report.results import Workload
 from trainer.report.wording import joined, shown
@@ -31,7 +31,7 @@ def arms_block(workload: Workload, prefix: str) -> Block:
         rows.append(
             (
                 each.arm,
-                workload.winners.get(each.arm),
+                workload.winners.get((each.arm, 0)) if workload.searches == 1 else None,
                 len(each.values),
                 each.valueless,
                 estimate.value if math.isfinite(estimate.value) else None,
@@ -42,10 +42,11 @@ def arms_block(workload: Workload, prefix: str) -> Block:
                 mean.value if mean else None,
             )
         )
+    units = "searches" if workload.searches > 1 else "seeds"
     columns = (
         Column("arm", "arm"),
         Column("trial", "trial", "integer"),
-        Column("seeds", "seeds", "integer"),
+        Column("units", units, "integer"),
         Column("without_value", "without value", "integer"),
         Column("mean", f"mean {goal.metric}, {goal.report_on}", "number"),
         Column("low", "95% from", "number"),
@@ -57,23 +58,51 @@ def arms_block(workload: Workload, prefix: str) -> Block:
     table = Table(
         f"{prefix}arms", f"{goal.words.capitalize()}, by arm", columns, tuple(rows)
     ).compact()
+    tables = (table, *([_searches(workload, prefix)] if workload.searches > 1 else []))
     return Block(
         warnings=tuple(warnings),
         figures=(_arms_figure(workload, ordered, prefix),),
-        tables=(table,),
+        tables=tables,
     )
 
 
+def _searches(workload: Workload, prefix: str) -> Table:
+    """Returns the winner of each search, with its results."""
+    goal = workload.goal
+    rows: list[tuple[Cell, ...]] = []
+    for arm in workload.arms:
+        reported = workload.units_of(arm)
+        for search in range(workload.searches):
+            runs = [run for run in workload.finals_of(arm) if run.search == search]
+            selected = [run.value(goal.selected) for run in runs]
+            known = [value for value in selected if value is not None]
+            mean = math.fsum(known) / len(known) if known and len(known) == len(runs) else None
+            value = reported.get(search)
+            finite = value if value is not None and math.isfinite(value) else None
+            winner = workload.winners.get((arm, search))
+            rows.append((arm, search, winner, len(runs), finite, mean))
+    columns = (
+        Column("arm", "arm"),
+        Column("search", "search", "integer"),
+        Column("trial", "best trial", "integer"),
+        Column("seeds", "final seeds", "integer"),
+        Column("mean", f"mean {goal.metric}, {goal.report_on}", "number"),
+        Column("selected_mean", f"mean {goal.metric}, {goal.select_on}", "number"),
+    )
+    return Table(f"{prefix}searches", "The winner of each search", columns, tuple(rows)).compact()
+
+
 def _warnings(workload: Workload, ordered: Sequence[Standing]) -> Iterator[str]:
+    what = "search" if workload.searches > 1 else "seed"
     for each in ordered:
         if each.valueless:
             yield (
-                f"{each.arm} has {plural(each.valueless, 'compared run')} of"
+                f"{each.arm} has {plural(each.valueless, f'compared {what}')} of"
                 f" {len(each.values)} without a finite value, so that it has no mean. Pairs with it"
-                " are tested by ranks, where a run without a value is worse than any other."
+                f" are decided by counting which arm is better in more of them, from six on."
             )
         elif len(each.values) == 1:
-            yield f"{each.arm} has one seed, so that there is no interval for it."
+            yield f"{each.arm} has one {what}, so that there is no interval for it."
     absent = [arm for arm in workload.arms if arm not in {each.arm for each in ordered}]
     if absent and ordered:
         yield f"No compared run of {joined(absent)} has ended."
@@ -92,7 +121,8 @@ def _warnings(workload: Workload, ordered: Sequence[Standing]) -> Iterator[str]:
 
 def _arms_figure(workload: Workload, ordered: Sequence[Standing], prefix: str) -> Figure:
     series, rows = [], []
-    runs = {(run.arm, run.seed): run.name for run in workload.finals}
+    runs = {(run.arm, workload.unit_of(run)): run.name for run in reversed(workload.finals)}
+    what = "search" if workload.searches > 1 else "run"
     for index, each in enumerate(ordered):
         finite = {seed: v for seed, v in each.values.items() if math.isfinite(v)}
         # Beside the interval, and one beside the other: every point is seen.
@@ -105,7 +135,9 @@ def _arms_figure(workload: Workload, ordered: Sequence[Standing], prefix: str) -
         )
         mean = each.mean
         if mean.low is not None and mean.high is not None:
-            series.append(Series("interval", each.arm, [index], [mean.low], [mean.high]))
+            label = "95% interval of the mean"
+            low, high = [mean.low], [mean.high]
+            series.append(Series("interval", each.arm, [index], low, high, label=label))
         if math.isfinite(mean.value):
             series.append(Series("points", each.arm, [index], [mean.value], label="mean"))
         rows += [(each.arm, str(seed), value) for seed, value in each.values.items()]
@@ -113,7 +145,7 @@ def _arms_figure(workload: Workload, ordered: Sequence[Standing], prefix: str) -
     ends = f"; {best.arm} has the best mean, {shown(best.mean.value)}" if not best.valueless else ""
     return Figure(
         name=f"{prefix}arms",
-        title=f"{workload.goal.words.capitalize()}: every run, the mean and its 95% interval",
+        title=f"{workload.goal.words.capitalize()}: every {what}, the mean and its 95% interval",
         description=(
             f"One column of points for each of {plural(len(ordered), 'arm')}, with the mean and its"
             f" t interval{ends}."
@@ -123,10 +155,10 @@ def _arms_figure(workload: Workload, ordered: Sequence[Standing], prefix: str) -
         series=tuple(series),
         table=Table(
             f"{prefix}arms_points",
-            "Every compared run",
+            f"Every compared {what}",
             (
                 Column("arm", "arm"),
-                Column("seed", "seed"),
+                Column("unit", "search" if workload.searches > 1 else "seed"),
                 Column("value", workload.goal.metric, "number"),
             ),
             tuple(rows),

@@ -1,7 +1,7 @@
 """The table of the winners' hyperparameters, defaults included."""
 
 from trainer.report.conditions import arguments, read_config
-from trainer.report.document import Column, Table
+from trainer.report.document import Column, Table, column_names
 from trainer.report.results import Workload
 
 _ROOT = "optimizer"
@@ -34,7 +34,8 @@ def hyperparameters_table(workload: Workload, prefix: str) -> Table | None:
     if not rows:
         return None
     columns = [Column("path", "path", "code")]
-    columns += [Column(f"arm_{index + 1}", arm) for index, arm in enumerate(arms)]
+    names = column_names(list(arms), {"path"})
+    columns += [Column(name, arm) for name, arm in zip(names, arms, strict=True)]
     note = (
         "Defaults included; – is an argument that the arm's optimizer does not have. What is equal"
         " in all arms is left out: config_full.yaml in the folder of a run has everything."

@@ -85,7 +85,7 @@ def _sensitivities(workload: Workload, scan: Scan, initial: float) -> list[float
     if not math.isfinite(initial):
         return []
     ended = [run for run in workload.trials_of(scan.arm) if run.end != "missing"]
-    for seed in sorted({run.seed for run in ended}):
+    for seed in sorted({run.seed for run in ended}):  # those of searches are different ones
         points = []
         for run in ended:
             at, value = number_of(run.values.get(scan.path)), run.value(workload.goal.selected)
@@ -113,12 +113,20 @@ def _figure(
         capped = [_capped(v, initial, goal.sign) for v in scan.values]
         if scan.alone:
             series.append(Series("line", scan.arm, scan.at, capped, label=scan.arm))
+        spread = [_spread(values, initial, goal.sign) for values in scan.seeds]
+        if any(low < high for low, high in spread):
+            ends = zip(*spread, strict=True)
+            series.append(Series("interval", scan.arm, scan.at, *ends, label="range of the seeds"))
         series.append(Series("points", scan.arm, scan.at, capped, trials=scan.names))
-        rows += [(scan.arm, x, v) for x, v in zip(scan.at, scan.values, strict=True)]
+        for x, value, values in zip(scan.at, scan.values, scan.seeds, strict=True):
+            rows.append((scan.arm, x, value, len(values), min(values), max(values)))
     columns = (
         Column("arm", "arm"),
         Column("learning_rate", name, "number"),
         Column("value", goal.metric, "number"),
+        Column("seeds", "seeds", "integer"),
+        Column("smallest", "smallest", "number"),
+        Column("largest", "largest", "number"),
     )
     return Figure(
         name=stem,
@@ -145,6 +153,13 @@ def _is_near(initial: float, values: Sequence[float]) -> bool:
 def _capped(value: float, initial: float, sign: int) -> float:
     """Returns a value, or the initial one if that is better."""
     return value if not math.isfinite(initial) else sign * min(sign * value, sign * initial)
+
+
+def _spread(values: Sequence[float], initial: float, sign: int) -> tuple[float, float]:
+    """Returns the smallest and the largest value of the seeds of a point, capped."""
+    capped = [_capped(value, initial, sign) for value in values]
+    finite = [value for value in capped if math.isfinite(value)]
+    return (min(finite), max(finite)) if finite else (math.nan, math.nan)
 
 
 def _initial(workload: Workload, rates: list[Scan]) -> float:

@@ -125,7 +125,8 @@ def _pairs_figure(workload: Workload, pairs: Sequence[Pair], prefix: str) -> Fig
     series: list[Series] = [Series("rule", "", (), [0.0], label="no difference")]
     for index, (arm, value, low, high) in enumerate(drawn):
         if low is not None and high is not None:
-            series.append(Series("interval", arm, [index], [low], [high]))
+            label = "simultaneous 95% interval"
+            series.append(Series("interval", arm, [index], [low], [high], label=label))
         series.append(Series("points", arm, [index], [value], label="difference"))
     return Figure(
         name=f"{prefix}pairs",

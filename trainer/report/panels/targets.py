@@ -90,8 +90,14 @@ _NOTE = (
 )
 _CLOCK_NOTE = (
     " Time is that of training, without compilation and evaluation. The column {title} is the mean"
-    " at the last evaluation before the shortest median training time of the arms."
+    " at the end of the arms whose runs had all ended by then; the others had not finished their"
+    " schedules, and have no value."
 )
+
+
+def _labelled(arm: str, missed: int, runs: int) -> str:
+    """Returns the name of an arm, with how many of its runs missed the target."""
+    return f"{arm} ({missed} of {runs} missed)" if missed else arm
 
 
 def _table(
@@ -99,7 +105,9 @@ def _table(
 ) -> Table:
     seconds = {arm: to_target(workload, arm, target, clock=True) for arm in steps}
     clocked = not any(math.isnan(x) for each in seconds.values() for x in each)
-    limit = _shortest(workload, list(steps)) if clocked else None
+    limit = _limit(workload, list(steps)) if clocked else None
+    ends = {arm: _at(workload, arm, limit) for arm in steps}
+    compared = sum(value is not None for value in ends.values()) > 1
     rows = []
     for arm, reached in steps.items():
         met = [x for x in reached if math.isfinite(x)]
@@ -112,7 +120,7 @@ def _table(
                 min(met, default=None),
                 max(met, default=None),
                 _finite(statistics.median(seconds[arm])) if clocked else None,
-                _at(workload, arm, limit),
+                ends[arm] if compared else None,
                 _final_p(workload, arm, target),
             )
         )
@@ -128,7 +136,7 @@ def _table(
         Column("at_equal_time", title, "number"),
         Column("p_final", "p, final value", "p"),
     )
-    note = _NOTE + (_CLOCK_NOTE.format(title=title) if limit else "")
+    note = _NOTE + (_CLOCK_NOTE.format(title=title) if compared else "")
     name = "Steps and time to the target"
     return Table(f"{prefix}target", name, columns, tuple(rows), note).compact()
 
@@ -162,57 +170,66 @@ def _finite(x: float) -> float | None:
     return x if math.isfinite(x) else None
 
 
-def _shortest(workload: Workload, arms: Sequence[str]) -> float | None:
-    """Returns the smallest of the arms' median training times."""
-    medians = []
+def _limit(workload: Workload, arms: Sequence[str]) -> float | None:
+    """Returns the time at which all runs of the arm with the shortest median time had ended."""
+    times: list[list[float]] = []
     for arm in arms:
-        runs = workload.finals_of(arm)
-        times = [r.seconds for r in runs if r.seconds is not None and r.end == "done"]
-        if not times:
-            continue
-        medians.append(statistics.median(times))
-    return min(medians, default=None)
+        runs = [run for run in workload.finals_of(arm) if run.end == "done"]
+        of_arm = [run.seconds for run in runs if run.seconds is not None]
+        times += [of_arm] if of_arm else []
+    return max(min(times, key=statistics.median)) if times else None
 
 
 def _at(workload: Workload, arm: str, limit: float | None) -> float | None:
-    """Returns the mean of the metric at the last evaluations before a time."""
+    """Returns the mean of the metric at the end of runs, if all had ended by a time."""
     if limit is None:
         return None
     values = []
     for run in workload.finals_of(arm):
-        if run.end != "done":
-            return None
         curve = workload.curve(run)
-        # Half a percent of slack: the arm with the shortest time is read at its end.
-        before = np.flatnonzero(curve.seconds <= 1.005 * limit)
-        if not len(before):
+        ended = run.end == "done" and run.seconds is not None and run.seconds <= limit
+        if not ended or not len(curve.values):
             return None
-        values.append(float(curve.values[before[-1]]))
+        values.append(float(curve.values[-1]))
     return math.fsum(values) / len(values)
 
 
 def _figure(
     workload: Workload, steps: Mapping[str, Sequence[float]], target: float, prefix: str
 ) -> Figure:
-    series = []
+    series: list[Series] = []
     rows: list[tuple[Cell, ...]] = []
+    missed = {arm: sum(not math.isfinite(x) for x in each) for arm, each in steps.items()}
+    # At the upper edge, beyond all steps that were computed.
+    most = max((run.steps for arm in steps for run in workload.finals_of(arm)), default=0)
+    edge = 1.06 * max(most, *(x for each in steps.values() for x in each if math.isfinite(x)))
+    if any(missed.values()):
+        series.append(Series("rule", "", (), [edge], label="missed"))
     for index, (arm, reached) in enumerate(steps.items()):
         runs = workload.finals_of(arm)
-        met = [(x, run.name) for x, run in zip(reached, runs, strict=True) if math.isfinite(x)]
         rows += [(arm, str(run.seed), _finite(x)) for x, run in zip(reached, runs, strict=True)]
-        if met:
-            spread = [index - 0.15 + 0.3 * i / max(1, len(met) - 1) for i in range(len(met))]
-            xs, names = zip(*met, strict=True)
-            series.append(Series("points", arm, spread, xs, label=arm, trials=names))
-    misses = sum(len(x) for x in steps.values()) - sum(len(s.x) for s in series)
+        for drawn, label in ((True, arm), (False, "missed")):
+            of_kind = [
+                (x if drawn else edge, run.name)
+                for x, run in zip(reached, runs, strict=True)
+                if math.isfinite(x) is drawn
+            ]
+            if of_kind:
+                last = max(1, len(of_kind) - 1)
+                spread = [index - 0.15 + 0.3 * i / last for i in range(len(of_kind))]
+                xs, names = zip(*of_kind, strict=True)
+                more = {"label": label, "faint": not drawn, "trials": names}
+                series.append(Series("points", arm, spread, xs, **more))
+    misses = sum(missed.values())
     return Figure(
         name=f"{prefix}target",
         title=f"Steps to {workload.goal.metric} {shown(target)}, {workload.goal.select_on} split",
         description=(
             "The step at which each compared run first reached the target, by arm;"
-            f" {plural(misses, 'run')} that missed it {'is' if misses == 1 else 'are'} not drawn."
+            f" {plural(misses, 'run')} that missed it {'is' if misses == 1 else 'are'} drawn above"
+            " all steps."
         ),
-        x=Axis("", labels=tuple(steps)),
+        x=Axis("", labels=tuple(_labelled(arm, missed[arm], len(steps[arm])) for arm in steps)),
         y=Axis("steps"),
         series=tuple(series),
         table=Table(

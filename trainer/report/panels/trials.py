@@ -1,15 +1,16 @@
 """The panel of trials: every run of the search, with its values, its result and its folder."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from shlex import quote
 
 from trainer.config import Tree
 from trainer.config.wording import brief
-from trainer.report.document import Cell, Column, Table, Trials
-from trainer.report.results import Workload
+from trainer.report.document import Cell, Column, Table, Trials, column_names
+from trainer.report.results import Goal, Result, Workload
 from trainer.report.spaces import number_of
+from trainer.writers.lines import PREFIXES
 
 
 def trials_of(
@@ -38,41 +39,62 @@ def trials_of(
         for name in axes
     }
     both = goal.report_on != goal.select_on
-    columns = (
+    heads = [
         Column("trial", "trial", "code"),
         Column("arm", "arm"),
         Column("seed", "seed"),
         Column("end", "end"),
         Column(goal.select_on, f"{goal.metric}, {goal.select_on}", "number"),
         *([Column(goal.report_on, f"{goal.metric}, {goal.report_on}", "number")] if both else []),
-        *(
-            Column(f"axis_{index + 1}", name, "number" if numeric[name] else "text")
-            for index, name in enumerate(axes)
-        ),
+    ]
+    tail = [
         Column("steps", "steps", "integer"),
         Column("seconds", "training time", "seconds"),
         Column("folder", "folder", "code"),
-    )
+    ]
+    searched = column_names(axes, {column.name for column in (*heads, *tail)})
+    heads += [
+        Column(column, name, "number" if numeric[name] else "text")
+        for column, name in zip(searched, axes, strict=True)
+    ]
+    others = _others(goal, runs)
+    taken = {column.name for column in (*heads, *tail)}
+    metrics = [
+        Column(name, row, "number", only_csv=True)
+        for name, row in zip(column_names(others, taken), others, strict=True)
+    ]
     rows = []
     for run, point in zip(runs, values, strict=True):
-        metrics: list[Cell] = [run.value(goal.selected)]
-        if both:
-            metrics.append(run.value(goal.reported))
+        goals = (_value(run, goal.selected, search, goal), _value(run, goal.reported, search, goal))
         found = [_cell(point.get(name), numeric[name]) for name in axes]
         folder = os.path.relpath(run.folder.absolute(), report.absolute())
         ends = (run.step, run.seconds, folder)
-        rows.append((run.name, run.arm, str(run.seed), run.end, *metrics, *found, *ends))
-    searched = tuple(f"axis_{index + 1}" for index in range(len(axes)))
+        more = [_value(run, row, search, goal) for row in others]
+        start = (run.name, run.arm, str(run.seed), run.end, *goals[: 1 + both])
+        rows.append((*start, *found, *ends, *more))
     kept = (goal.select_on, *searched)
+    columns = (*heads, *tail, *metrics)
     options = "".join(f" --vocabulary={quote(each)}" for each in workload.vocabulary)
     return Trials(
         workload=workload.name,
         table=Table(f"{prefix}trials", "Every run", columns, tuple(rows)).compact(kept),
         goal=goal.select_on,
         better=goal.better,
-        axes=searched,
+        axes=tuple(searched),
         command=f"python -m trainer --config={_root(workload)}{{trial}}/config.yaml{options}",
     )
+
+
+def _others(goal: Goal, runs: Iterable[Result]) -> list[str]:
+    """Returns the names of the metrics that are not those of the goal."""
+    names = dict.fromkeys(name for run in runs for name in run.metrics)
+    return [name for name in names if name not in (goal.selected, goal.reported)]
+
+
+def _value(run: Result, row: str, search: Collection[str], goal: Goal) -> float | None:
+    """Returns a metric of a run; none of the test split of trials, which were selected without."""
+    of_test = row.startswith(PREFIXES["test"]) and goal.select_on != "test"
+    return None if of_test and run.name in search else run.value(row)
 
 
 def _root(workload: Workload) -> str:

@@ -1,15 +1,16 @@
 """The panel of tuning curves: what the best of k trials would have reached."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from trainer.report.document import Axis, Block, Cell, Column, Figure, Series, Table
-from trainer.report.results import Workload
+from trainer.report.results import Result, Workload
 from trainer.report.spaces import point_values, spans_decades
 from trainer.report.statistics import best_of_k
 from trainer.report.wording import shown
 
 _BANDS = 2
+_EQUAL = 1.01  # costs that differ by less are equal
 _TEXT = (
     "How good the best of k trials is on average, if k of an arm's trials are drawn without"
     " replacement (U statistic). The band holds the curve of the median best of k with 95%"
@@ -39,7 +40,7 @@ def tuning_block(workload: Workload, prefix: str) -> Block:
     goal = workload.goal
     arms = {arm: list(point_values(workload, arm).values()) for arm in workload.arms}
     arms = {arm: values for arm, values in arms.items() if values}
-    finite = [value for values in arms.values() for value in values if math.isfinite(value)]
+    finite = _finite(arms)
     if not finite:
         return Block(text=("There is no search, or none of its trials has a finite value.",))
     rows = [row for arm, values in arms.items() for row in _rows(arm, values, goal.better)]
@@ -54,10 +55,71 @@ def tuning_block(workload: Workload, prefix: str) -> Block:
         ),
         x=Axis("trials (k)", log=max(map(len, arms.values())) > 10),
         y=Axis(f"best {goal.metric}, {goal.select_on}", log=spans_decades(finite)),
-        series=_series(workload, arms, rows, (min(finite), max(finite))),
+        series=_series(workload, arms, rows),
         table=Table(f"{prefix}tuning", "Best of k trials", _COLUMNS, tuple(rows)),
     )
-    return Block(text=(_TEXT,), warnings=tuple(_warnings(arms)), figures=(figure,))
+    figures = [figure, *_by_cost(workload, arms, rows, prefix)]
+    return Block(text=(_TEXT,), warnings=tuple(_warnings(arms)), figures=tuple(figures))
+
+
+def _by_cost(
+    workload: Workload,
+    arms: dict[str, list[float]],
+    rows: Sequence[tuple[Cell, ...]],
+    prefix: str,
+) -> Iterator[Figure]:
+    """Yields the tuning curves over steps and over FLOPs, where the trials of arms differ in them.
+
+    k trials of an arm cost k times the mean of its trials.
+    """
+    goal = workload.goal
+    for what, title, of in (
+        ("steps", "steps", lambda run: float(run.steps)),
+        ("flops", "FLOPs", lambda run: (run.flops or math.nan) * run.steps),
+    ):
+        costs = {arm: _mean_cost(workload, arm, of) for arm in arms}
+        if any(cost is None for cost in costs.values()):
+            continue
+        known = [cost for cost in costs.values() if cost is not None]
+        if max(known) <= _EQUAL * min(known):
+            continue
+        series, cells = [], []
+        for arm in arms:
+            line = [(row[1], row[2]) for row in rows if row[0] == arm]
+            x = [(costs[arm] or 0.0) * float(k or 0) for k, _ in line]
+            y = [float(value) if value is not None else math.inf for _, value in line]
+            series.append(Series("line", arm, x, y, label=arm))
+            cells += [(arm, a, *b) for a, b in zip(x, line, strict=True)]
+        columns = (
+            Column("arm", "arm"),
+            Column(what, f"{title} of the search", "number"),
+            Column("k", "k", "integer"),
+            Column("expected", "expected best", "number"),
+        )
+        name = f"{prefix}tuning_{what}"
+        yield Figure(
+            name=name,
+            title=f"Best {goal.metric} by the {title} of the search, {goal.select_on} split",
+            description=(
+                f"The expected best {goal.metric} of the trials that a budget of {title} pays for,"
+                " by arm: the curves of the figure before over their cost."
+            ),
+            x=Axis(f"{title} of the search", log=True),
+            y=Axis(f"best {goal.metric}, {goal.select_on}", log=spans_decades(_finite(arms))),
+            series=tuple(series),
+            table=Table(name, f"Best of k trials by {title}", columns, tuple(cells)),
+        )
+
+
+def _finite(arms: dict[str, list[float]]) -> list[float]:
+    return [value for values in arms.values() for value in values if math.isfinite(value)]
+
+
+def _mean_cost(workload: Workload, arm: str, of: Callable[[Result], float]) -> float | None:
+    costs = [of(run) for run in workload.trials_of(arm)]
+    mean = math.fsum(costs) / len(costs) if costs else math.nan
+    seeds = len({run.seed for run in workload.trials_of(arm) if run.search == 0})
+    return mean * seeds if math.isfinite(mean) and mean > 0 else None
 
 
 def _rows(arm: str, values: Sequence[float], better: str) -> list[tuple[Cell, ...]]:
@@ -77,7 +139,6 @@ def _series(
     workload: Workload,
     arms: dict[str, list[float]],
     rows: Sequence[tuple[Cell, ...]],
-    limits: tuple[float, float],
 ) -> tuple[Series, ...]:
     # More bands would hide each other; the table has those of every arm.
     sign = workload.goal.sign
@@ -86,7 +147,6 @@ def _series(
     for arm in arms:
         of_arm: list[list[float]] = [list(row[1:]) for row in rows if row[0] == arm]  # type: ignore[arg-type]
         k, expected, _, _, low, high = map(list, zip(*of_arm, strict=True))
-        low, high = ([min(max(v, limits[0]), limits[1]) for v in each] for each in (low, high))
         if arm in with_band:
             bands.append(Series("band", arm, k, low, high, label="95% band of the median"))
         names = tuple(run.name for run in workload.trials_of(arm) if run.end != "missing")

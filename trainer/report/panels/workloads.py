@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from trainer.report.document import Axis, Block, Cell, Column, Figure, Series, Table
+from trainer.report.document import Axis, Block, Cell, Column, Figure, Series, Table, column_names
 from trainer.report.panels.targets import target_of, to_target
 from trainer.report.results import Workload
 from trainer.report.statistics.scores import (
@@ -94,7 +94,9 @@ def _times_table(
 ) -> Table:
     kind = "seconds" if clocked else "integer"
     columns = [Column("arm", "arm")]
-    columns += [Column(f"workload_{i + 1}", each.name, kind) for i, each in enumerate(workloads)]
+    titles = [each.name for each in workloads]
+    names = column_names(titles, {"arm"})
+    columns += [Column(name, title, kind) for name, title in zip(names, titles, strict=True)]
     rows = tuple(
         (arm, *(_finite(x) for x in row)) for arm, row in zip(arms, times.tolist(), strict=True)
     )
@@ -105,9 +107,9 @@ def _scores(arms: Sequence[str], times: NDArray) -> Table:
     scores = algoperf_score(times, _LARGEST_RATIO)
     without = leave_one_out(times, _LARGEST_RATIO)
     columns = [Column("arm", "arm"), Column("score", "score", "number")]
-    columns += [
-        Column(f"without_{i + 1}", f"without {arm}", "number") for i, arm in enumerate(arms)
-    ]
+    titles = [f"without {arm}" for arm in arms]
+    names = column_names(titles, {"arm", "score"})
+    columns += [Column(name, title, "number") for name, title in zip(names, titles, strict=True)]
     rows: list[tuple[Cell, ...]] = []
     for index, arm in enumerate(arms):
         left = [_finite(float(without[i][index])) for i in range(len(arms))]

@@ -17,6 +17,7 @@ difference is decided if its interval excludes 0.
 import itertools
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -151,10 +152,18 @@ def decide(
     pairs = tuple(itertools.combinations(range(array.shape[1]), 2))
     m = comparisons or len(pairs)
     columns = [_pair(sign * array[:, a], sign * array[:, b], looks, m) for a, b in pairs]
-    difference, low, high, p, decided, test = (np.stack(x, 1) for x in zip(*columns, strict=True))
+    stacked: list[Any] = [np.stack(each, 1) for each in zip(*columns, strict=True)]
+    difference, low, high, p, decided, test = (each[0] if single else each for each in stacked)
     low, high = (low, high) if sign > 0 else (-high, -low)
-    found = (sign * difference, low, high, p, (sign * decided).astype(np.int8), test)
-    return Decisions(pairs, *(x[0] if single else x for x in found))
+    return Decisions(
+        pairs=pairs,
+        difference=sign * difference,
+        low=low,
+        high=high,
+        p=p,
+        decided=(sign * decided).astype(np.int8),
+        test=test,
+    )
 
 
 def relevance(low: ArrayLike, high: ArrayLike, relevant: float) -> NDArray[np.str_]:
@@ -230,10 +239,10 @@ class _Look:
 def _look(a: NDArray, b: NDArray, level: float, later: bool) -> _Look:
     """Judges n units of a pair at a level: by e-values if `later`, or else by tests."""
     n = a.shape[1]
-    bad_a, bad_b = (~np.isfinite(x) for x in (a, b))
+    bad_a, bad_b = np.logical_not(np.isfinite(a)), np.logical_not(np.isfinite(b))
     with np.errstate(invalid="ignore"):
         d = np.where(bad_a & bad_b, 0.0, a - b)
-    finite = ~(bad_a | bad_b).any(1)
+    finite = np.logical_not((bad_a | bad_b).any(1))
     safe = np.where(finite[:, None], d, 0.0)
     mean, deviation = safe.mean(1), safe.std(1, ddof=1)
     # A difference is rounded as its operands are.

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -58,7 +59,8 @@ def detectable_effect(n: int, power: float = 0.8, alpha: float = 0.05) -> float 
         tails = np.nan_to_num(tails)  # scipy returns NaN for some probabilities near 0
         return float(tails[0] - tails[1]) - (1 - power)
 
-    return float(brentq(missed, 0.0, 2 * limit))
+    root: Any = brentq(missed, 0.0, 2 * limit)
+    return float(root)
 
 
 def needed(differences: ArrayLike, power: float = 0.8, alpha: float = 0.05) -> int | None:

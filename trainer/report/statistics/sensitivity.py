@@ -60,9 +60,8 @@ def sensitivity(learning_rates: ArrayLike, losses: ArrayLike, initial_loss: floa
 def edge(values: ArrayLike, best_index: int, low: float, high: float, log: bool) -> str | None:
     """Returns the end of its range at which the best value lies, if it does.
 
-    The best value lies at an edge if no trial had a value beyond it, or if it is in the outermost
-    5% of the range (of its logarithm if `log`). Of n values spread over the range, 2 / n lie at an
-    edge by chance.
+    The best value lies at an edge if it is in the outermost 5% of the range (of its logarithm if
+    `log`), whether or not a trial had a value beyond it.
 
     Args:
         values: the value that each trial had on this axis.
@@ -92,6 +91,6 @@ def edge(values: ArrayLike, best_index: int, low: float, high: float, log: bool)
         place = math.log(best / start) / math.log(end / start)
     else:
         place = (best - start) / (end - start)
-    if best == array.min() or place <= _EDGE:
+    if place <= _EDGE:
         return "low"
-    return "high" if best == array.max() or place >= 1 - _EDGE else None
+    return "high" if place >= 1 - _EDGE else None
