@@ -40,10 +40,13 @@ def add(report: argparse.ArgumentParser) -> None:
         " default that of the sweep's file",
     )
     report.add_argument(
-        "--metric", metavar="NAME", help="of single runs: what is compared; default loss"
+        "--metric",
+        metavar="NAME",
+        help="what is compared: of single runs, default loss; of sweeps, a second outcome beside"
+        " that of the goal, by which winners were selected",
     )
     report.add_argument(
         "--mode",
         choices=("min", "max"),
-        help="of single runs: whether small or large values of the metric are better",
+        help="whether small or large values of --metric are better; not needed for loss",
     )

@@ -62,27 +62,28 @@ def _read(arguments: argparse.Namespace) -> "list[Workload]":
 
     folders = list(dict.fromkeys(arguments.folders))
     sweeps = [each for each in folders if (Path(each) / "plan.json").exists()]
+    better = arguments.mode or ("min" if arguments.metric in (None, "loss") else None)
+    if better is None:
+        raise UserError(
+            f"--mode is missing for the metric {arguments.metric!r}: write --mode=max if larger"
+            " values are better, or else --mode=min."
+        )
     if not sweeps:
-        better = arguments.mode or ("min" if arguments.metric in (None, "loss") else None)
-        if better is None:
-            raise UserError(
-                f"--mode is missing for the metric {arguments.metric!r}: write --mode=max if larger"
-                " values are better, or else --mode=min."
-            )
-        metric = arguments.metric or "loss"
-        return [read_runs(folders, metric, better, arguments.target)]
+        return [read_runs(folders, arguments.metric or "loss", better, arguments.target)]
     if len(sweeps) < len(folders):
         run = next(each for each in folders if each not in sweeps)
         raise UserError(
             f"{run} is not the folder of a sweep, and {sweeps[0]} is: a report is about sweeps or"
             " about runs. Report them apart."
         )
-    if arguments.metric or arguments.mode:
+    if arguments.mode and not arguments.metric:
         raise UserError(
-            "--metric and --mode are for single runs: the goal of a sweep is in its file, because"
-            " its winners were selected by it."
+            "--mode goes with --metric, which reports a second outcome: whether small or large"
+            " values of a sweep's goal are better is in its file."
         )
-    workloads = [read_sweep(Path(each), arguments.target) for each in folders]
+    workloads = [
+        read_sweep(Path(each), arguments.target, arguments.metric, better) for each in folders
+    ]
     check_different(workloads)
     return workloads
 

@@ -53,6 +53,8 @@ class Result:
         retries: how often its computation was started again after an interruption.
         fingerprint: what its bits depend on, as run.json has it.
         search: the number of the search that it belongs to, from 0.
+        side_by_side: how many trials shared its wave.
+        load: how many processes wanted a core, for each core, when it ended; None if unknown.
     """
 
     name: str
@@ -71,6 +73,8 @@ class Result:
     retries: int = 0
     fingerprint: Mapping[str, Any] = field(default_factory=dict)
     search: int = 0
+    side_by_side: int = 1
+    load: float | None = None
 
     def value(self, row: str) -> float | None:
         """Returns the last value of a metric.
@@ -98,6 +102,7 @@ class Goal:
         report_on: the split on which arms are compared.
         target: a value of the metric; None if there is none.
         relevant: the smallest difference that matters; None if it was not said.
+        primary: the metric by which winners were selected, if it is another one.
     """
 
     metric: str
@@ -106,6 +111,7 @@ class Goal:
     report_on: str
     target: float | None = None
     relevant: float | None = None
+    primary: str = ""
 
     @property
     def selected(self) -> str:

@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from trainer.messages import plural
 from trainer.report.results import Goal, Result, Revision, Space, Workload
@@ -20,12 +20,20 @@ from trainer.sweep.stored_plan import StoredPlan, StoredProgram
 from trainer.writers.lines import PREFIXES
 
 
-def read_sweep(folder: Path, target: float | None = None) -> Workload:
+def read_sweep(
+    folder: Path,
+    target: float | None = None,
+    metric: str | None = None,
+    better: Literal["min", "max"] | None = None,
+) -> Workload:
     """Reads what a sweep computed; imports no jax.
 
     Args:
         folder: of the sweep.
         target: a value of the metric to replace that of the sweep's file; None to keep it.
+        metric: another metric than that of the goal, by which winners were selected, as a second
+            outcome; None for that of the goal.
+        better: whether the smallest or the largest value of that metric is the best.
 
     Raises:
         UserError: the folder is not that of a sweep, or is damaged.
@@ -44,7 +52,7 @@ def read_sweep(folder: Path, target: float | None = None) -> Workload:
     return Workload(
         name=folder.absolute().name,
         path=folder,
-        goal=_goal(plan, finals, target),
+        goal=_goal(plan, finals, target, metric, better),
         arms=tuple(plan.arms),
         trials=trials,
         finals=finals,
@@ -62,15 +70,25 @@ def read_sweep(folder: Path, target: float | None = None) -> Workload:
     )
 
 
-def _goal(plan: StoredPlan, finals: tuple[Result, ...], target: float | None) -> Goal:
+def _goal(
+    plan: StoredPlan,
+    finals: tuple[Result, ...],
+    target: float | None,
+    metric: str | None,
+    better: Literal["min", "max"] | None,
+) -> Goal:
     goal = plan.goal
-    tested = any(PREFIXES["test"] + goal.metric in run.metrics for run in finals)
+    second = metric not in (None, goal.metric)
+    name = metric or goal.metric
+    tested = any(PREFIXES["test"] + name in run.metrics for run in finals)
     return Goal(
-        metric=goal.metric,
-        better=goal.better,
+        metric=name,
+        better=(better or "min") if second else goal.better,
         select_on=goal.select_on,
         report_on="test" if tested else goal.select_on,
-        target=goal.target if target is None else target,
+        target=target if second or target is not None else goal.target,
+        relevant=None if second else goal.relevant,
+        primary=goal.metric if second else "",
     )
 
 

@@ -23,6 +23,16 @@ def verdict(workload: Workload, pairs: Sequence[Pair]) -> str:
         workload: the results.
         pairs: from `compare_arms`.
     """
+    text, goal = _verdict(workload, pairs), workload.goal
+    if goal.primary:
+        text += (
+            f" The {goal.metric} is a second outcome: the winners were selected by their"
+            f" {goal.primary}, and the error of 5% is that of each outcome alone."
+        )
+    return text
+
+
+def _verdict(workload: Workload, pairs: Sequence[Pair]) -> str:
     ordered = standings(workload)
     if not ordered:
         return _without_runs(workload)

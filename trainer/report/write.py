@@ -69,7 +69,9 @@ def _files(report: Report, formats: Collection[str]) -> Iterator[tuple[str, str]
     if "csv" in formats:
         yield from ((tables[table.name], csv_of(table)) for table in report.tables)
     if "latex" in formats:
-        yield from ((f"latex/{name}.tex", text) for name, text in latex(report).items())
+        drawn = {each.name: f"../figures/{each.name}.pdf" for each in report.figures}
+        files = latex(seen, drawn if "pdf" in formats else {})
+        yield from ((f"latex/{name}.tex", text) for name, text in files.items())
 
 
 def _new(file: Path) -> Path:

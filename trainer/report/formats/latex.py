@@ -2,10 +2,10 @@
 
 import re
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from trainer.report.document import Block, Cell, Panel, Report, Table
+from trainer.report.document import Block, Cell, Figure, Panel, Report, Table
 from trainer.report.formats.latex_columns import Typeset, typeset, with_interval
 from trainer.report.formats.latex_text import prose, tex
 
@@ -28,12 +28,15 @@ _DOCUMENT = r"""% Compile in this folder: pdflatex report.tex
 \usepackage[a4paper, landscape, margin=2cm]{geometry}
 \usepackage{booktabs}
 \usepackage{siunitx}
+\usepackage{graphicx}
 \begin{document}
 """
 
 
-def latex(report: Report) -> dict[str, str]:
-    r"""Writes the tables that a paper needs: of the arms, the pairs, the ledger and the target.
+def latex(report: Report, figures: Mapping[str, str] | None = None) -> dict[str, str]:
+    r"""Writes what a paper needs: the verdict, tables, figures and the paragraph of methods.
+
+    The tables are those of the arms, the pairs, the ledger and the target.
 
     A column of numbers is an S column of siunitx, whose format fits its cells. Columns "low" and
     "high" (or "..._low" and "..._high") that follow another and lie around it symmetrically become
@@ -42,10 +45,13 @@ def latex(report: Report) -> dict[str, str]:
 
     Args:
         report: the report.
+        figures: the name of a figure -> the path of its PDF, relative to the folder of the files;
+            figures that are not named are left out.
 
     Returns:
         The name of a file without its suffix -> its text. Each is a table with caption and label,
-        for `\input`; "report" is a document with all of them.
+        for `\input`; "report" is a document with all of them, and with the verdict, what limits
+        it, the figures and the methods.
     """
     files: dict[str, str] = {}
     skipped = []
@@ -62,8 +68,28 @@ def latex(report: Report) -> dict[str, str]:
                     skipped.append(f"% {table.name} has {len(table.rows)} rows, too many.\n")
     body = [f"\\section*{{{tex(report.title)}}}\n"]
     body += [f"\n{prose(sentence)}\n" for sentence in report.verdict]
+    warnings = [w for panel in report.panels for block in panel.blocks for w in block.warnings]
+    if warnings:
+        body += ["\n\\begin{itemize}\n", *(f"  \\item {prose(w)}\n" for w in warnings)]
+        body.append("\\end{itemize}\n")
     body += [*skipped, *(f"\\input{{{name}}}\n" for name in files)]
+    paths = figures or {}
+    body += [_figure(each, paths[each.name]) for each in report.figures if each.name in paths]
+    methods = next((panel for panel in report.panels if panel.name == "methods"), None)
+    if methods is not None:
+        body.append("\n\\clearpage\n\\section*{Methods}\n")
+        for block in methods.blocks:
+            body += [f"\n{prose(text)}\n" for text in block.text]
     return {**files, "report": "".join([_DOCUMENT, *body, "\\end{document}\n"])}
+
+
+def _figure(figure: Figure, path: str) -> str:
+    caption = f"{figure.title.rstrip('.')}. {figure.description}"
+    return (
+        "\\begin{figure}[htbp]\n  \\centering\n"
+        f"  \\includegraphics[width=0.6\\linewidth]{{{path}}}\n"
+        f"  \\caption{{{prose(caption)}}}\n  \\label{{fig:{figure.name}}}\n\\end{{figure}}\n"
+    )
 
 
 def _caption(table: Table, block: Block) -> str:

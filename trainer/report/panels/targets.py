@@ -82,6 +82,8 @@ def targets_block(workload: Workload, prefix: str) -> Block:
     return Block(text=(sentence,), warnings=warnings, figures=figures, tables=(table,))
 
 
+_MOST_LOAD = 1.2  # processes that want a core, for each core, beside which a clock is right
+
 _NOTE = (
     "A run is compared with the target at its evaluations, so that these numbers are no finer than"
     " eval_every. The median counts a miss as later than any other, and is – where the median run"
@@ -139,6 +141,23 @@ def _table(
     note = _NOTE + (_CLOCK_NOTE.format(title=title) if compared else "")
     name = "Steps and time to the target"
     return Table(f"{prefix}target", name, columns, tuple(rows), note).compact()
+
+
+def why_not_clocked(workload: Workload) -> str:
+    """Says why the times of the compared runs cannot be compared; "" if they can.
+
+    Args:
+        workload: the results.
+    """
+    runs = [run for run in workload.finals if run.end == "done"]
+    if any(run.seconds is None for run in runs):
+        return "they were not recorded."
+    if any(run.side_by_side > 1 for run in runs):
+        return "runs were computed side by side, and share the time of their wave equally."
+    if any(run.load is not None and run.load > _MOST_LOAD for run in runs):
+        return "the machine was busy with other work."
+    arms = [arm for arm in workload.arms if workload.finals_of(arm)]
+    return next(_uneven(workload, arms), "")
 
 
 def _uneven(workload: Workload, arms: Sequence[str]) -> Iterator[str]:

@@ -7,12 +7,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainer.report.document import Axis, Block, Cell, Column, Figure, Series, Table, column_names
-from trainer.report.panels.targets import target_of, to_target
+from trainer.report.panels.targets import target_of, to_target, why_not_clocked
 from trainer.report.results import Workload
 from trainer.report.statistics.scores import (
     algoperf_score,
     leave_one_out,
     performance_profile,
+    score_intervals,
     speedups,
     time_of_studies,
 )
@@ -43,9 +44,9 @@ def workloads_block(workloads: Sequence[Workload]) -> Block:
         )
         return Block(text=(text,), warnings=tuple(warnings))
     values = [value for value, _ in targets if value is not None]
-    seconds = _times(workloads, arms, values, clock=True)
-    clocked = not np.isnan(seconds).any()
-    times = seconds if clocked else _times(workloads, arms, values, clock=False)
+    clocked = not any(why_not_clocked(each) for each in workloads)
+    runs = _runs(workloads, arms, values, clocked)
+    times = np.asarray([[_median(each) for each in of_arm] for of_arm in runs], float)
     if any(each.goal.target is None for each in workloads):
         warnings.append(
             "Targets that were not given are those that the runner-up reached, so that they depend"
@@ -58,9 +59,12 @@ def workloads_block(workloads: Sequence[Workload]) -> Block:
         " because each workload is measured by its fastest: the columns at the right leave one arm"
         " out.",
     )
+    if not clocked:
+        why = next(why for each in workloads if (why := why_not_clocked(each)))
+        warnings.append(f"Scores are over steps, because times cannot be trusted: {why}")
     tables = (
         _times_table(workloads, arms, times, clocked),
-        _scores(arms, times),
+        _scores(arms, times, runs),
         _pairs(arms, times),
     )
     return Block(
@@ -68,24 +72,21 @@ def workloads_block(workloads: Sequence[Workload]) -> Block:
     )
 
 
-def _times(
+def _runs(
     workloads: Sequence[Workload], arms: Sequence[str], targets: Sequence[float], clock: bool
-) -> NDArray[np.float64]:
-    """Returns the median times to the targets, [arm, workload]."""
-    times = [
+) -> list[list[list[float]]]:
+    """Returns the times to the target of each compared run, [arm][workload]."""
+    return [
         [
-            _median(to_target(each, arm, target, clock))
+            to_target(each, arm, target, clock)
             for each, target in zip(workloads, targets, strict=True)
         ]
         for arm in arms
     ]
-    return np.asarray(times, float)
 
 
 def _median(times: Sequence[float]) -> float:
-    """Returns the median over runs, each a study with one trial; not a number without clocks."""
-    if any(math.isnan(time) for time in times):
-        return math.nan
+    """Returns the median over runs, each a study with one trial."""
     return time_of_studies([[time] for time in times])
 
 
@@ -103,21 +104,27 @@ def _times_table(
     return Table("workloads_times", "Times to the targets", tuple(columns), rows, "– is a miss.")
 
 
-def _scores(arms: Sequence[str], times: NDArray) -> Table:
+def _scores(
+    arms: Sequence[str], times: NDArray, runs: Sequence[Sequence[Sequence[float]]]
+) -> Table:
     scores = algoperf_score(times, _LARGEST_RATIO)
+    low, high = score_intervals(runs, _LARGEST_RATIO)
     without = leave_one_out(times, _LARGEST_RATIO)
     columns = [Column("arm", "arm"), Column("score", "score", "number")]
+    columns += [Column("low", "95% from", "number"), Column("high", "to", "number")]
     titles = [f"without {arm}" for arm in arms]
-    names = column_names(titles, {"arm", "score"})
+    names = column_names(titles, {"arm", "score", "low", "high"})
     columns += [Column(name, title, "number") for name, title in zip(names, titles, strict=True)]
     rows: list[tuple[Cell, ...]] = []
     for index, arm in enumerate(arms):
         left = [_finite(float(without[i][index])) for i in range(len(arms))]
-        rows.append((arm, float(scores[index]), *left))
+        ends = float(low[index]), float(high[index])
+        rows.append((arm, float(scores[index]), *ends, *left))
     note = (
-        "AlgoPerf's score (arXiv:2306.07179): the mean over ratios from 1 to 4 of the share of"
-        f" workloads on which an arm needs at most that many times the fastest arm's time."
-        f" {_swaps(arms, scores, without)}"
+        "AlgoPerf's score (arXiv:2306.07179), without its qualification rules: the mean over ratios"
+        " from 1 to 4 of the share of workloads on which an arm needs at most that many times the"
+        " fastest arm's time. The intervals are of a bootstrap over the runs of each workload; they"
+        f" say nothing about other workloads. {_swaps(arms, scores, without)}"
     )
     return Table("workloads_scores", "AlgoPerf score", tuple(columns), tuple(rows), note)
 
