@@ -87,6 +87,7 @@ def _accuracies(rng: np.random.Generator, draws: int, arms: int, units: int) -> 
     return rng.binomial(360, 0.97, (draws, arms, units)) / 360
 
 
+_MODERATE = "one arm lognormal(0.5), others a quarter of its spread"
 # What is drawn -> how, and the largest share of false claims that is allowed.
 EQUAL_ARMS: dict[str, tuple[Draw, float]] = {
     "normal": (_normal, 0.06),
@@ -95,7 +96,7 @@ EQUAL_ARMS: dict[str, tuple[Draw, float]] = {
     "standard deviations 1 and 10": (_spreads, 0.06),
     "normal, seeds correlated by 0.5": (_correlated, 0.06),
     "accuracies of 360 examples": (_accuracies, 0.06),
-    "one arm lognormal(0.5), others a quarter of its spread": (_one_lognormal(0.5, 0.25), 0.09),
+    _MODERATE: (_one_lognormal(0.5, 0.25), 0.09),
     "one arm lognormal(1), others a quarter of its spread": (_one_lognormal(1.0, 0.25), 0.16),
     "one arm lognormal(1), others with hardly any spread": (_one_lognormal(1.0, 1e-3), 0.20),
 }
@@ -125,6 +126,11 @@ def errors_of_equal_arms(draws: int = DRAWS) -> Iterator[Rate]:
                 for kind, looks in kinds.items():
                     false = _share(draw, looks, (draws, arms, most))
                     yield Rate(name + kind, units, arms, false, bound)
+    for units in UNITS:
+        for arms in (2, 4):
+            looks = [looks_of_plan(units, skewed=True)]
+            false = _share(_one_lognormal(0.5, 0.25), looks, (draws, arms, units))
+            yield Rate(f"{_MODERATE}, skewed: true", units, arms, false, 0.06)
 
 
 def _share(draw: Draw, looks: list[Looks], shape: tuple[int, int, int]) -> float:
