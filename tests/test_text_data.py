@@ -331,8 +331,8 @@ def test_files_are_read_as_few_times_as_the_tokens_need(
 
 def test_tokens_that_are_kept_are_opened_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     data.text(books(tmp_path))
-    read, layout = [], shards._layout
-    monkeypatch.setattr(shards, "_layout", lambda path: [read.append(path.name), layout(path)][1])
+    read, find = [], shards.find_layout
+    monkeypatch.setattr(shards, "find_layout", lambda path: [read.append(path.name), find(path)][1])
     data.text("books")
     assert sorted(read) == ["test_000000.bin", "train_000000.bin", "validation_000000.bin"]
 

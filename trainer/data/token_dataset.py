@@ -12,6 +12,7 @@ import numpy as np
 
 from trainer.data.order import check_positive, places, process_rows
 from trainer.data.shards import TokenStream
+from trainer.messages import UserError
 
 if TYPE_CHECKING:
     from trainer.protocols import Tokenizer
@@ -149,7 +150,7 @@ class TokenDataset:
             seed: the seed of the order.
 
         Raises:
-            ValueError: a token is not less than `vocab_size`.
+            UserError: a token is not less than `vocab_size`.
         """
         length = self.tokens_per_example
         rows = process_rows(self.batch_size, self._name)
@@ -169,7 +170,7 @@ class TokenDataset:
             split: one of `splits`.
 
         Raises:
-            ValueError: a token is not less than `vocab_size`.
+            UserError: a token is not less than `vocab_size`.
         """
         length, count = self.tokens_per_example, self._predicted[split]
         rows = process_rows(self.eval_batch_size, self._name)
@@ -187,7 +188,7 @@ class TokenDataset:
         # As unsigned numbers, negative ones are large.
         largest = int(windows.view(np.uint32).max(initial=0))
         if largest >= self.vocab_size:
-            raise ValueError(
+            raise UserError(
                 f"{self._name} found the token {largest}, but its vocab_size is "
                 f"{self.vocab_size}: the tokens are 0 to {self.vocab_size - 1}. Give the tokenizer "
                 "or the vocab_size with which the shards were made."

@@ -31,9 +31,10 @@ def tokens(
     """Returns shards of tokens as sequences, with the fields of a `TokenDataset`.
 
     A shard is a file in the layout of llm.c and modded-nanogpt: uint16 with magic 20240520, or
-    uint32 with magic 20240801, as `python -m trainer.data.prepare text` writes. Shards are mapped
-    into memory, and sequences may cross from one shard to the next, so that each token but the
-    first of a split is predicted.
+    uint32 with magic 20240801, as `python -m trainer.data.prepare text` writes. Of the shards only
+    the sequences of a batch are read. They may cross from one shard to the next, so that each token
+    but the first of a split is predicted. A shard that is changed or removed while it is used
+    raises `shards.DataChanged`.
 
     The fingerprint covers names and sizes of the shards, and all tokens of a shard of up to 16 MiB;
     of a larger one, 16 samples of 4 KiB.
@@ -126,7 +127,7 @@ def tokens(
 
 def _declared(count: int) -> TokenStream:
     """Returns a stream of which only the length is known."""
-    return TokenStream([count], lambda _: np.zeros(0, np.uint16), lambda: "")
+    return TokenStream([count], lambda _: iter(()), lambda: "")
 
 
 def _check_disjoint(paths: dict[str, list[Path]]) -> None:
