@@ -13,8 +13,15 @@ from trainer.messages import MISTAKE, printable
 class Parser(argparse.ArgumentParser):
     """Prints errors in two lines, and escapes control characters.
 
-    A parser of several commands keeps the name of the one that was given as `command`.
+    A parser of several commands keeps the name of the one that was given as `command`. A parser
+    with the option --help has --version, too.
     """
+
+    def __init__(self, *args: Any, add_help: bool = True, **kwargs: Any):
+        super().__init__(*args, add_help=add_help, **kwargs)
+        if add_help:
+            text = "print the version of Lockstep and exit"
+            self.add_argument("--version", action=Version, nargs=0, help=text)
 
     def parse_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:
         """Parses the arguments; for an unknown one, prints what to write and exits with 2.
