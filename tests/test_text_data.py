@@ -385,6 +385,8 @@ def test_tokens_that_cannot_be_kept_are_reported(tmp_path: Path):
         ({"tokenizer": "latin.txt"}, ["latin.txt cannot be read as", ": it is not JSON."]),
         ({"tokenizer": "list.json"}, ["it is JSON, but not that of a tokenizer, which has"]),
         ({"tokenizer": "model.json"}, ["tokenizer.json: Missing vocab/merges"]),
+        ({"tokenizer": "untrained.json"}, ["untrained.json has no tokens. Train it, or give"]),
+        ({"tokenizer": "untrained.json", "end_of_text": 0}, ["untrained.json has no tokens."]),
         ({"vocab_size": 300}, ["vocab_size is 300", "'bytes' has 257 tokens"]),
         ({"tokenizer": "bpe", "vocab_size": 200}, ["at least 257 tokens"]),
         ({"end_of_text": 3}, ["end_of_text is 3, but only a tokenizer.json needs it"]),
@@ -415,6 +417,8 @@ def test_mistakes_are_named(tmp_path: Path, kept: Path, options: dict, words: li
     (tmp_path / "empty.txt").touch()
     (tmp_path / "list.json").write_text("[1]")
     (tmp_path / "model.json").write_text('{"version": "1.0", "model": {"type": "BPE"}}')
+    untrained = {"version": "1.0", "model": {"type": "BPE", "vocab": {}, "merges": []}}
+    (tmp_path / "untrained.json").write_text(json.dumps(untrained))
     (tmp_path / "bare").mkdir()
     (tmp_path / "bare" / ".hidden").write_text("x")
     (tmp_path / "gap.txt").write_text("a--  --b")

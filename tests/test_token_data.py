@@ -269,10 +269,15 @@ def test_a_file_that_is_not_a_whole_shard_is_named(tmp_path: Path, how: str, wor
         ({"length": 0}, ["length to be at least 1"]),
         ({"batch_size": 13}, ["12 training sequences", "batch_size of 13"]),
         ({"eval_tokens": 0}, ["eval_tokens to be at least 1"]),
+        ({"vocab_size": 0}, ["vocab_size to be at least 1, but got 0"]),
         ({"vocab_size": 49}, ["the token 49", "vocab_size is 49", "0 to 48"]),
         ({"end_of_text": 50}, ["end_of_text=50", "vocab_size is 50", "0 to 49"]),
         ({"vocab_size": 512, "end_of_text": 900}, ["end_of_text=900", "vocab_size is 512"]),
         ({"end_of_text": -1}, ["end_of_text=-1"]),
+        (
+            {"train": "no.bin", "train_tokens": 90, "vocab_size": 0},
+            ["vocab_size to be at least 1"],
+        ),
         (
             {"train": "no.bin", "train_tokens": 90, "vocab_size": 512, "end_of_text": 900},
             ["end_of_text=900", "vocab_size is 512"],

@@ -92,7 +92,7 @@ class TokenDataset:
         self._train, self._eval = train, dict(evaluated)
         self._end_of_text, self._token_bytes = end_of_text, token_bytes
         self._name = name
-        sizes = {"length": length, "batch_size": batch_size}
+        sizes = {"length": length, "batch_size": batch_size, "vocab_size": vocab_size}
         sizes["eval_batch_size"] = self.eval_batch_size
         sizes["eval_tokens"] = 1 if eval_tokens is None else eval_tokens
         check_positive(name, **sizes)

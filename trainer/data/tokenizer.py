@@ -50,6 +50,8 @@ class SubwordTokenizer:
         tokenizer.encode_special_tokens = True
         vocabulary = tokenizer.get_vocab(with_added_tokens=True)
         self.vocab_size = max(vocabulary.values(), default=-1) + 1
+        if not vocabulary:
+            raise ValueError(f"{name} has no tokens. Train it, or give the file of another one.")
         ends = [vocabulary[each] for each in _ENDS if each in vocabulary]
         if end_of_text is None and not ends:
             raise ValueError(

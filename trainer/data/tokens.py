@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from trainer.data.absent import DataAbsent
+from trainer.data.order import check_positive
 from trainer.data.shards import NoShards, TokenStream, find_shards
 from trainer.data.token_dataset import TokenDataset
 from trainer.data.tokenizer import FILE, load_tokenizer
@@ -97,6 +98,8 @@ def tokens(
     if tokenizer is not None or file.is_file():
         loaded = load_tokenizer(file, end_of_text)
         end_of_text = loaded.end_of_text
+    if vocab_size is not None:
+        check_positive("data.tokens", vocab_size=vocab_size)
     known = vocab_size if loaded is None else loaded.vocab_size
     largest = _largest(streams, known)
     known = largest + 1 if known is None else known
