@@ -121,9 +121,9 @@ MISTAKES = {
         "experiment.metrics = {'a': @config_zoo.needs()}",
         "metrics: {a: !config_zoo.needs }",
         "config_zoo.needs",
-        "config_zoo.needs needs the arguments a, b, c: add them; or, to pass config_zoo.needs itself"
-        " without calling it, write @config_zoo.needs in Gin and !partial:config_zoo.needs {} in"
-        " YAML.",
+        "config_zoo.needs needs the arguments a, b, c: add them; or, to pass config_zoo.needs"
+        " itself without calling it, write @config_zoo.needs in Gin and !partial:config_zoo.needs"
+        " {} in YAML.",
     ),
     "call of a function that is passed itself": (
         ("= @losses.softmax_cross_entropy()", "= @config_zoo.needs()"),

@@ -12,11 +12,11 @@ from pathlib import Path
 from trainer.data.byte_tokenizer import ByteTokenizer
 from trainer.data.documents import Documents, divide, find_documents, read_parts
 from trainer.data.folders import data_root, prepare_aside
+from trainer.data.pieces import NotUtf8
 from trainer.data.shards import TokenStream, write_shards
 from trainer.data.token_dataset import TokenDataset
 from trainer.data.tokenizer import (
     FILE,
-    NotUtf8,
     SubwordTokenizer,
     load_tokenizer,
     token_dtype,
@@ -115,6 +115,7 @@ def text(
         vocab_size=loaded.vocab_size,
         end_of_text=loaded.end_of_text,
         token_bytes=loaded.token_bytes,
+        prefix_bytes=loaded.prefix_bytes,
         tokenizer=loaded,
         eval_batch_size=eval_batch_size,
         eval_tokens=eval_tokens,

@@ -121,6 +121,7 @@ def tokens(
         vocab_size=known,
         end_of_text=end_of_text,
         token_bytes=None if loaded is None else loaded.token_bytes,
+        prefix_bytes=0 if loaded is None else loaded.prefix_bytes,
         tokenizer=loaded,
         eval_batch_size=eval_batch_size,
         eval_tokens=eval_tokens,
