@@ -26,6 +26,7 @@ from trainer.data.tokenizer import (
 SHARD_TOKENS = 100_000_000
 _BPE_VOCABULARY = 4096
 _SPLITS = "splits.json"
+_UNCHANGED = ".unchanged"  # hashes of texts, by the times and sizes of their files
 _FORMAT = 1  # change it when the same text gives other tokens or files
 
 
@@ -53,6 +54,7 @@ def text(
 
     The tokens are made once, and kept in `data_dir`/text in a folder whose name is a hash of the
     text and of all that decides the tokens. A BPE is trained on the training documents alone.
+    Files whose size, times and inode are those of an earlier start are not read again.
 
     Args:
         files: paths of files, of folders (with all files below, except those whose name begins with
@@ -92,7 +94,7 @@ def text(
     if tokenizer in ("bytes", "bpe"):
         _check_length(documents, length)
     root = data_root(data_dir)
-    folder = root / "text" / plan.key()
+    folder = root / "text" / plan.key(root / "text" / _UNCHANGED)
     opened = _open(folder, end_of_text)
     if opened is None:
         try:
@@ -125,7 +127,7 @@ def text(
 
 def _check_length(documents: Documents, length: int) -> None:
     """Refuses a text whose bytes are fewer than the tokens of a sequence."""
-    size = sum(path.stat().st_size for path in documents.files)
+    size = documents.size
     # Each document has a token of its own, which a separator has a byte for.
     if documents.files and size + len(documents.files) <= length:
         raise ValueError(
@@ -179,8 +181,12 @@ class TextPlan:
         shares = {"validation": self.validation, "test": self.test}
         return {split: share for split, share in shares.items() if share is not None}
 
-    def key(self) -> str:
-        """Returns a hash of the text and of what decides its tokens."""
+    def key(self, known: Path | None = None) -> str:
+        """Returns a hash of the text and of what decides its tokens.
+
+        Args:
+            known: see `Documents.digest`.
+        """
         tokenizer: list[object] = [self.tokenizer]
         if self.tokenizer == "bpe":
             tokenizer.append(self.bpe_size)
@@ -188,7 +194,7 @@ class TextPlan:
             tokenizer = [hashlib.sha256(self._path().read_bytes()).hexdigest()]
             tokenizer += [self.vocab_size, self.end_of_text]
         splits = [sorted(self.shares.items()), self.split_seed]
-        content = json.dumps([_FORMAT, self.documents.digest(), tokenizer, splits])
+        content = json.dumps([_FORMAT, self.documents.digest(known), tokenizer, splits])
         return hashlib.sha256(content.encode()).hexdigest()[:32]
 
     def write(self, folder: Path, shard_tokens: int) -> dict[str, int]:
