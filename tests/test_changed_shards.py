@@ -45,7 +45,7 @@ def write(folder: Path, count: int = 4000) -> list[Path]:
 
 
 CHANGES: list[tuple[Callable[[Path], None], str]] = [
-    (cut, "was cut short: it had 5,024 bytes, and has 2,000"),
+    (cut, "was cut short while it was in use: it had 5,024 bytes, and has 2,000."),
     (overwrite, "was written to or replaced"),
     (replace, "replaced"),
     (os.remove, "was removed"),

@@ -107,14 +107,13 @@ def missing_arguments(function: Function, missing: Sequence[str], slot: Slot) ->
             f" constructor: !partial:{function.name} {{}} in YAML."
         )
     hint = slot.hint
-    if annotations.takes_optimizer(hint) or annotations.accepts_anything(hint):
+    called = annotations.takes_optimizer(hint) or annotations.accepts_anything(hint)
+    if called or not annotations.takes_function(hint):
         return f"{text}: add {them}."
-    if annotations.takes_function(hint):
-        return (
-            f"{text}: add {them}; or, to pass {function.name} itself without calling it, write"
-            f" @{function.name} in Gin and !{PARTIAL}{function.name} {{}} in YAML."
-        )
-    return f"{text}: add {them}."
+    return (
+        f"{text}: add {them}; or, to pass {function.name} itself without calling it, write"
+        f" @{function.name} in Gin and !{PARTIAL}{function.name} {{}} in YAML."
+    )
 
 
 def key_type_mismatch(key: Key, slot: Slot) -> str:

@@ -134,9 +134,9 @@ class ShardReader:
         try:
             file = _Opened(os.open(self._shards[index].path, os.O_RDONLY))
         except FileNotFoundError as error:
-            raise self._changed(index, "was removed") from error
+            raise self._changed(index, "was removed while it was in use") from error
         except OSError as error:
-            raise self._changed(index, f"cannot be read ({error.strerror})") from error
+            raise self._changed(index, f"cannot be read any more ({error.strerror})") from error
         self._check(index, os.fstat(file.number))
         return file
 
@@ -144,25 +144,26 @@ class ShardReader:
         try:
             return os.pread(number, size, start)
         except OSError as error:
-            raise self._changed(index, f"cannot be read ({error.strerror})") from error
+            raise self._changed(index, f"cannot be read any more ({error.strerror})") from error
 
     def _check(self, index: int, stat: os.stat_result) -> None:
         """Raises DataChanged if a file is not as it was found."""
         before, now = self._shards[index].stamp, _Stamp.of(stat)
         if now == before:
             return
-        what = "was written to or replaced"
+        what = "was written to or replaced while it was in use"
         if now.size < before.size:
-            what = f"was cut short: it had {before.size:,} bytes, and has {now.size:,}"
+            sizes = f"it had {before.size:,} bytes, and has {now.size:,}"
+            what = f"was cut short while it was in use: {sizes}"
         elif not now.linked:
-            what = "was removed or replaced"
+            what = "was removed or replaced while it was in use"
         raise self._changed(index, what)
 
     def _changed(self, index: int, what: str) -> DataChanged:
         return DataChanged(
-            f"{self._shards[index].path} {what} after its tokens were counted. All steps of a run "
-            "read the same tokens: put the file back as it was, and start the same command again, "
-            "which resumes from the newest checkpoint."
+            f"{self._shards[index].path} {what}. All steps of a run read the same tokens: put the "
+            "file back as it was, and start the same command again, which resumes from the newest "
+            "checkpoint."
         )
 
 
