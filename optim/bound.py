@@ -99,7 +99,7 @@ class BoundOptimizer(NamedTuple):
         trainable = self.trainable()
         unpacked = self._init_unpacked(trainable)
         for name, group_params in self.split(widen(trainable)).items():
-            with group_error_context(name, self.groups[name]):
+            with group_error_context(name, self.groups[name], group_params):
                 # Raises before the first step what the first evaluation would raise.
                 jax.eval_shape(evaluation.eval_params, unpacked["groups"][name], group_params)
                 if self.layer_decay is not None:
@@ -168,7 +168,7 @@ class BoundOptimizer(NamedTuple):
         groups = {}
         for name, group_params in split.items():
             group = self.groups[name]
-            with group_error_context(name, group):
+            with group_error_context(name, group, group_params):
                 groups[name] = adapter.init(group.optimizer, group_params)
         zero = jnp.zeros((), jnp.int32)
         return {"groups": groups, "skipped": zero, "step": zero}  # in this order, see `position`
@@ -193,7 +193,7 @@ class BoundOptimizer(NamedTuple):
             group = self.groups[name]
             if group.maximize:
                 given, within = jax.tree.map(jnp.negative, given), negated(within)
-            with group_error_context(name, group), jax.named_scope(name):
+            with group_error_context(name, group, group_params), jax.named_scope(name):
                 updates, groups[name] = adapter.update(
                     group.optimizer,
                     given,

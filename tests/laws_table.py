@@ -44,8 +44,9 @@ class Row:
     Attributes:
         name: as a user finds it, with what is special about the arguments in brackets.
         recipe: a partial of its factory.
-        params: which parameters it is given: "all" (a matrix, a vector and a scalar), "matrices"
-            (a matrix, and two of them stacked) or "complex".
+        params: which parameters it is given: "all" (a matrix, a vector and a scalar), "no scalar",
+            "matrices" (a matrix, and two of them stacked) or "complex".
+        empty: whether it is also given a parameter without elements.
         needs: the extra arguments that plain optax needs.
         per_example: whether its gradients have a leading axis of examples.
         tolerance: how far it may be from its reference, where rounding inside it counts.
@@ -57,6 +58,7 @@ class Row:
     name: str
     recipe: partial
     params: str = "all"
+    empty: bool = True
     needs: tuple[str, ...] = ()
     per_example: bool = False
     tolerance: float = 0.0
@@ -177,7 +179,7 @@ ROWS = [
     _row(optax.sgd, learning_rate=0.1, momentum=0.9, nesterov=True),
     _row(optax.sign_sgd, learning_rate=0.02),
     _row(optax.signum, learning_rate=0.02),
-    _row(optax.sm3, learning_rate=0.1, params="no scalar"),
+    _row(optax.sm3, learning_rate=0.1, params="no scalar", empty=False),
     _row(optax.yogi, learning_rate=0.05),
     # Line searches and the like by themselves.
     _row(
@@ -248,7 +250,7 @@ ROWS = [
     _row(contrib.mechanize, base_optimizer=_sgd(1.0), fixed=("s_init",)),
     _row(contrib.momo, learning_rate=0.5, needs=("value",), fixed=("lower_bound",)),
     _row(contrib.momo_adam, learning_rate=0.02, needs=("value",), fixed=("lower_bound",)),
-    _row(contrib.muon, learning_rate=0.02),
+    _row(contrib.muon, learning_rate=0.02, empty=False),
     _row(contrib.prodigy, learning_rate=1.0, fixed=("estim_lr0",)),
     _row(contrib.split_real_and_imaginary, inner=_adam(), params="complex"),
     _row(
@@ -416,8 +418,11 @@ def tree_of(row: Row, dtype: str) -> dict[str, Any]:
         del shapes["scale"]
     if row.params == "matrices":
         shapes = {"kernel": (4, 3), "stack": (2, 3, 4)}
+    if row.empty:
+        shapes["empty"] = (0, 3)
     keys = iter(jax.random.split(jax.random.key(1), 8))
-    kinds = iter(("bfloat16", "float32", "float16") if dtype == "mixed" else (dtype,) * 3)
+    mixed = ("bfloat16", "float32", "float16", "bfloat16")
+    kinds = iter(mixed if dtype == "mixed" else (dtype,) * 4)
 
     def draw(shape: tuple[int, ...], kind: str) -> Any:
         x = 0.5 + jax.random.normal(next(keys), shape)
@@ -461,6 +466,7 @@ def _line(row: Row, laws: str) -> str:
     remarks += ["complex parameters"] if row.params == "complex" else []
     remarks += ["matrices only"] if row.params == "matrices" else []
     remarks += ["no parameters without axes"] if row.params == "no scalar" else []
+    remarks += [] if row.empty else ["no parameters without elements"]
     remarks += ["full batches only"] if needs_full_batch(row.recipe) else []
     return f"| {row.name} | {', '.join(needs)} | {laws} | {'; '.join(filter(None, remarks))} |"
 

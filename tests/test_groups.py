@@ -1035,6 +1035,17 @@ def test_a_raw_state_of_nnx_is_matched_by_the_names_of_its_variables():
     assert list(paths.flatten({"a": pair})) == ["a/learning_rate", "a/value"]
 
 
+def test_an_optimizer_that_fails_names_a_parameter_without_elements():
+    params = {"w": jnp.ones((2, 3)), "none": jnp.zeros((0, 3))}
+    for recipe, words in (
+        (partial(optax.contrib.muon, 0.1), "ZeroDivisionError"),
+        (partial(optax.sm3, 0.1), "zero-size array"),
+    ):
+        optimizer = optim.optimizer({"all": optim.group(".*", recipe)})
+        with pytest.raises(optim.GroupError, match=f"{words}.*The parameter none has no elements"):
+            optimizer.update(params, optimizer.init(params), params)
+
+
 def _eval_params(optimizer, params):
     return optimizer.eval_params(optimizer.init(params), params)
 
