@@ -17,6 +17,7 @@ from optim import adapter, checks, evaluation
 from optim.dtypes import widen
 from optim.extras import extra_arguments, negated
 from optim.groups import Group, GroupError, group_error_context
+from optim.instantiation import evaluate
 from optim.layer_decay import Layers, layer_scales, refuse_states
 from optim.norms import all_finite, clip
 from optim.packing import OptimizerState, pack, unpack
@@ -84,13 +85,21 @@ class BoundOptimizer(NamedTuple):
     def check(self) -> None:
         """Raises GroupError if a parameter cannot be trained, or an argument is out of range.
 
-        Traced arguments pass: check them as numbers before.
+        Traced arguments pass: check them as numbers before. Of a schedule, the value at step 0 is
+        checked.
         """
+        if callable(self.clip_norm):
+            at_start = evaluate(self.clip_norm, 0, "clip_norm")
+            if (why := checks.wrong_float("clip_norm", at_start)) is not None:
+                wrong = f"The schedule of clip_norm goes wrong at step 0: it {why}"
+                raise GroupError(wrong, argument="clip_norm")
         for name, group_params in self.split(self.trainable()).items():
             recipe = self.groups[name].optimizer
             if (why := checks.wrong_parameter(recipe, group_params)) is not None:
                 raise GroupError(why, name, "match")
-            if (wrong := checks.wrong_argument(recipe)) is not None:
+            with group_error_context(name, self.groups[name], group_params):
+                wrong = checks.wrong_argument(recipe)
+            if wrong is not None:
                 raise GroupError(f"In group {name!r}, {wrong[1]}", name, f"optimizer.{wrong[0]}")
 
     def init(self) -> OptimizerState:

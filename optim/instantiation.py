@@ -32,7 +32,7 @@ def at_step(recipe: Recipe, step: ArrayLike, dtype: DTypeLike) -> Any:
 
     def number(path: str, value: Any) -> Any:
         name = path.split(".")[-1]
-        value = _scheduled(value, step, name.split("[")[0]) if callable(value) else value
+        value = evaluate(value, step, name.split("[")[0]) if callable(value) else value
         # A Python number stays one: a factory may compare it with 0, as `descend` does.
         inexact = isinstance(value, jax.Array) and jnp.issubdtype(value.dtype, jnp.inexact)
         return jnp.asarray(value, dtype) if inexact else value
@@ -114,10 +114,22 @@ def _called(recipe: Recipe) -> optax.GradientTransformationExtraArgs:
     return standardize(made, name_of(recipe))
 
 
-def _scheduled(schedule: Callable[[Any], Any], step: ArrayLike, name: str) -> Any:
-    """Evaluates a schedule at a step; raises ValueError unless it returns a scalar."""
+def evaluate(schedule: Callable[[Any], Any], step: ArrayLike, name: str) -> Any:
+    """Evaluates a schedule at a step.
+
+    Args:
+        schedule: a function of the step, which receives it as an array.
+        step: an int or an int32 scalar.
+        name: the argument that the schedule is for, for errors.
+
+    Returns:
+        A number or a scalar.
+
+    Raises:
+        ValueError: if the schedule fails, or returns no scalar.
+    """
     try:
-        value = schedule(step)
+        value = schedule(step if isinstance(step, jax.Array) else jnp.asarray(step, jnp.int32))
         if isinstance(value, int | float) or jnp.shape(jnp.asarray(value)) == ():
             return value
         gave = f"returned an array of shape {jnp.shape(value)}"

@@ -713,6 +713,63 @@ def test_a_value_that_is_not_an_optimizer_or_a_schedule_is_refused(recipe, words
     assert (caught.value.group, caught.value.argument) == ("a", "optimizer")
 
 
+def test_a_schedule_receives_the_step_as_an_array():
+    # A Python number has no `astype`, and no `dtype`.
+    rate = lambda step: 0.1 * (step + 1).astype("float32")  # noqa: E731
+    optimizer = optim.optimizer({"all": optim.group(".*", partial(optax.sgd, rate))}, rate)
+    params, grads = {"w": jnp.ones(3)}, {"w": jnp.full(3, 1e-3)}
+    state = optimizer.init(params)
+    assert float(optimizer.hyperparameters(3)["all"]["learning_rate"]) == pytest.approx(0.4)
+    wrapped = optim.optimizer(
+        {"all": optim.group(".*", partial(optim.cautious, partial(optax.sgd, rate)))}
+    )
+    for one in (optimizer, wrapped):
+        state = one.init(params)
+        after, state = one.update(grads, state, params)
+        np.testing.assert_allclose(after["w"], 1 - 1e-4, rtol=1e-6)
+        again, _ = one.update(grads, state, after)
+        np.testing.assert_allclose(again["w"], 1 - 3e-4, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "argument", "words"),
+    [
+        (partial(optax.sgd, lambda t: -0.1), "learning_rate", "negative, got -0.1. To move up"),
+        (partial(optax.sgd, optax.linear_schedule(-0.1, 0.1, 9)), "learning_rate", "got -0.1"),
+        (partial(optax.adam, 0.1, b1=optax.constant_schedule(1.0)), "b1", "average, got 1"),
+        (
+            partial(optax.lookahead, partial(optax.adam, lambda t: jnp.nan * t), 2, 0.5),
+            "fast_optimizer.learning_rate",
+            "NaN",
+        ),
+    ],
+)
+def test_a_schedule_that_starts_outside_its_range_is_refused(recipe, argument, words):
+    optimizer = optim.optimizer({"a": optim.group("head/.*", recipe), "b": optim.group(".*", GOOD)})
+    with pytest.raises(optim.GroupError, match="goes wrong at step 0: it .*" + words) as caught:
+        optimizer.init(make_params())
+    assert (caught.value.group, caught.value.argument) == ("a", f"optimizer.{argument}")
+
+
+def test_a_schedule_of_clip_norm_that_starts_at_zero_is_refused():
+    rest = {"all": optim.group(".*", GOOD)}
+    optimizer = optim.optimizer(rest, clip_norm=optax.linear_schedule(0.0, 1.0, 9))
+    with pytest.raises(
+        optim.GroupError, match="schedule of clip_norm goes wrong .* got 0"
+    ) as caught:
+        optimizer.init(make_params())
+    assert caught.value.argument == "clip_norm"
+
+
+def test_an_argument_may_be_a_key_of_random_numbers():
+    recipe = partial(optax.noisy_sgd, 0.1, key=jax.random.key(7))
+    optimizer, bare = optim.optimizer({"all": optim.group(".*", recipe)}), recipe()
+    params = {"w": jnp.ones(3)}
+    after, _ = optimizer.update(params, optimizer.init(params), params)
+    updates, _ = bare.update(params, bare.init(params), params)
+    jax.tree.map(np.testing.assert_allclose, after, optax.apply_updates(params, updates))
+
+
 def test_a_bare_optimizer_in_place_of_a_group_is_refused():
     with pytest.raises(ValueError, match=r"'a' must be made by optim\.group\(match, optimizer\)"):
         optim.optimizer({"a": optax.sgd(0.1)})  # pyright: ignore[reportArgumentType]
