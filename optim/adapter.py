@@ -210,14 +210,16 @@ def match_avals(
         )
 
     def cast(path: Any, n: Any, o: Any) -> Any:
+        name = jax.tree_util.keystr(path)
+        leaf = f"Its state at {name}" if name else "Its state, which is a single array,"
         if jnp.shape(n) != jnp.shape(o):
             raise ValueError(
-                f"It changed the shape of its state at {jax.tree_util.keystr(path)} from "
-                f"{jnp.shape(o)} to {jnp.shape(n)}; the shapes of a state must not change."
+                f"{leaf} has the shape {jnp.shape(o)} at first and {jnp.shape(n)} after a step. "
+                f"The shapes of a state must not change."
             )
         if _loses(n, o) and o.dtype not in narrow:
             raise ValueError(
-                f"Its state at {jax.tree_util.keystr(path)} is {o.dtype} at first and "
+                f"{leaf} is {o.dtype} at first and "
                 f"{jnp.asarray(n).dtype} after a step. The dtypes of a state must not change: a "
                 f"cast to {o.dtype} would truncate the value at every step. Let the optimizer's "
                 f"init use {jnp.asarray(n).dtype}, or its update cast to {o.dtype}."

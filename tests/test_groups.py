@@ -863,6 +863,22 @@ def test_a_state_that_would_be_truncated_is_refused(recipe, kinds):
     assert (caught.value.group, caught.value.argument) == ("all", "optimizer")
 
 
+def counted(learning_rate: float):
+    """A user's optimizer whose whole state is one number."""
+
+    def update(updates, state, params=None):
+        return jax.tree.map(lambda g: -learning_rate * g, updates), state + 0.5
+
+    return optax.GradientTransformation(lambda params: jnp.zeros((), jnp.int32), update)  # type: ignore[arg-type]
+
+
+def test_a_state_of_one_array_that_would_be_truncated_is_named():
+    optimizer = optim.optimizer({"all": optim.group(".*", partial(counted, 0.5))})
+    params = {"w": jnp.ones(3)}
+    with pytest.raises(optim.GroupError, match="Its state, which is a single array, is int32"):
+        optimizer.update(params, optimizer.init(params), params)
+
+
 @pytest.mark.parametrize(
     "recipe",
     [
