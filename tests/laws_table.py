@@ -4,8 +4,10 @@
 here, no row that contains it, and no reason in `NOT_ROWS` fails `test_every_factory_has_a_row`.
 """
 
+import ast
 import inspect
-import re
+import sys
+import textwrap
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from functools import partial
@@ -370,6 +372,7 @@ NOT_ROWS = {
     "optax.inject_hyperparams": "makes factories; here every float takes a schedule without it",
     "optax.inject_stateful_hyperparams": "makes factories, as inject_hyperparams",
     "optax.set_to_zero": "is what optim.frozen() returns",
+    "optax.measure_with_ema": "a measurement for optax.monitor, which is refused",
     "optax.matrix_inverse_pth_root": "a function of matrices",
     "optax.sigmoid_binary_cross_entropy": "a loss",
     "optax.update_infinity_moment": "a function of moments",
@@ -385,16 +388,28 @@ def unclassified() -> list[str]:
     """
     rows = ROWS + [row for row, _ in REFUSED]
     inside = [recipe.func for row in rows for recipe in recipes_within(row.recipe)]
-    known = {id(function) for function in inside}
-    plain = [f.func if isinstance(f, partial) else f for f in inside]
-    calls = " ".join(inspect.getsource(f) for f in plain)
+    called = [function for factory in inside for function in functions_called(factory)]
+    known = {id(function) for function in (*inside, *called)}
     return [
-        name
-        for name, function in factories()
-        if id(function) not in known
-        and name not in NOT_ROWS
-        and not re.search(rf"\b{name.split('.')[-1]}\(", calls)
+        name for name, function in factories() if id(function) not in known and name not in NOT_ROWS
     ]
+
+
+def functions_called(factory: Callable[..., Any]) -> Iterator[Any]:
+    """Finds what the source of a function calls: the objects, because a name may be another's."""
+    plain: Any = factory.func if isinstance(factory, partial) else factory
+    known = vars(sys.modules[plain.__module__])
+    tree = ast.parse(textwrap.dedent(inspect.getsource(plain)))
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Call):
+            continue
+        # "transform.scale_by_adam" is looked up in the module of the factory.
+        first, *rest = ast.unparse(node.func).split(".")
+        found = known.get(first)
+        for attribute in rest:
+            found = getattr(found, attribute, None)
+        if found is not None:
+            yield found
 
 
 def factories() -> Iterator[tuple[str, Callable[..., Any]]]:
