@@ -140,7 +140,7 @@ class Optimizer(NamedTuple):
         Returns:
             An int32 scalar.
         """
-        # jax sorts the keys of a dict, and `pack` keeps that order: "groups", "skipped", "step".
+        # The last field of `packing.Unpacked`.
         return state.scalars["int32"][-1]
 
     def skipped(self, state: OptimizerState) -> jax.Array:
@@ -152,6 +152,7 @@ class Optimizer(NamedTuple):
         Returns:
             An int32 scalar.
         """
+        # The last field but one of `packing.Unpacked`.
         return state.scalars["int32"][-2]
 
     def init(self, params: Any) -> OptimizerState:

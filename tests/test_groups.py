@@ -11,7 +11,7 @@ import optax
 import pytest
 
 import optim
-from optim import paths
+from optim import packing, paths
 from optim.checks import needing, needs_examples, needs_full_batch
 from optim.layer_decay import layer_scales
 
@@ -436,6 +436,13 @@ def test_skipped_steps_change_only_the_position():
     jax.tree.map(np.testing.assert_array_equal, new.groups, state.groups)
     assert int(optimizer.position(new)) == int(optimizer.position(state)) + 1
     assert int(optimizer.skipped(new)) == 1
+
+
+def test_the_step_and_the_skipped_updates_are_the_last_scalars_of_a_state():
+    # Of whatever dtype and name the states of the groups are.
+    last = packing.Unpacked({"zz": {"zz": jnp.int32(1)}}, jnp.int32(2), jnp.int32(3))
+    scalars, _ = packing.pack(last)
+    assert scalars["int32"].tolist() == [1, 2, 3]
 
 
 def test_an_update_that_is_not_finite_is_skipped():
