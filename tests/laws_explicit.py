@@ -1,9 +1,9 @@
 """Laws 4 and 7 together for the whole table, in one process with eight simulated devices.
 
-Every float of a row is on a schedule or an input of the step, on meshes with automatic and with
-explicit axes, in jitted and in eager updates. `python -m tests.laws_explicit` prints one line of
-JSON a row: {"row": name, "explicit 4x2, eager": "", ...}, an empty string where the laws hold.
-test_explicit_axes.py runs it once and makes tests of the lines.
+Every float of a row is on a schedule or an input of the step, on meshes with explicit axes, in
+jitted and in eager updates; laws_sharded.py has automatic axes. `python -m tests.laws_explicit`
+prints one line of JSON a row: {"row": name, "4x2, eager": "", ...}, an empty string where the laws
+hold. test_explicit_axes.py runs it once and makes tests of the lines.
 """
 
 import json
@@ -45,18 +45,9 @@ from tests.laws_table import ROWS, Row
 jax.config.update("jax_cpu_enable_async_dispatch", False)
 
 STEPS = {"jit": 3, "eager": 2}
-MESHES = {
-    "auto 8": ((8,), ("data",), AxisType.Auto),
-    "explicit 8": ((8,), ("data",), AxisType.Explicit),
-    "explicit 4x2": ((4, 2), ("data", "model"), AxisType.Explicit),
-}
+MESHES = {"8": {"data": 8}, "4x2": {"data": 4, "model": 2}}
 # Eager updates take most of the time, because they compile every operation.
-COLUMNS = [
-    ("auto 8", "jit"),
-    ("explicit 8", "jit"),
-    ("explicit 4x2", "jit"),
-    ("explicit 4x2", "eager"),
-]
+COLUMNS = [("8", "jit"), ("4x2", "jit"), ("4x2", "eager")]
 LOOSE = {"optim.shampoo": 5e-3}  # inverse roots of small eigenvalues magnify another order of sums
 
 
@@ -122,7 +113,7 @@ def laws_step(row: Row, parity: int, params: Any, state: Any, step: Any, batch: 
 
 def trajectory(row: Row, mesh: Mesh, start: Any, how: str, parity: int) -> list[Any]:
     """Returns the parameters before and after every step, and checks shardings and compilations."""
-    automatic, jitted = mesh.axis_types[0] == AxisType.Auto, how == "jit"
+    jitted = how == "jit"
     whole = NamedSharding(mesh, PartitionSpec())
 
     def split(x: Any) -> NamedSharding:
@@ -136,13 +127,10 @@ def trajectory(row: Row, mesh: Mesh, start: Any, how: str, parity: int) -> list[
     params, batch = jax.device_put((start, batch), jax.tree.map(split, (start, batch)))
     init: Callable[..., Any] = optimizer_of(row, 0, parity).init
     state = (jax.jit(init, compiler_options=FAST) if jitted else init)(params)
-    state = jax.device_put(state, whole) if automatic else state
     places = jax.tree.map(lambda x: x.sharding, (params, state))
     update: Callable[..., Any] = laws_update
-    if jitted:
-        # Where the axes are explicit, the types alone must keep the shardings.
-        out = places if automatic else None
-        update = jax.jit(update, donate_argnums=(0, 1), out_shardings=out, compiler_options=FAST)
+    if jitted:  # without out_shardings: the types alone must keep the shardings
+        update = jax.jit(update, donate_argnums=(0, 1), compiler_options=FAST)
     visited = [start]
     with compilations_of("laws_update") as compiled:
         for t in range(STEPS[how]):
@@ -151,23 +139,19 @@ def trajectory(row: Row, mesh: Mesh, start: Any, how: str, parity: int) -> list[
             visited.append(to_host(params))
     if len(compiled) != jitted:
         raise AssertionError(f"{len(compiled)} compilations of the step.")
-    if not automatic:
-        after = jax.tree.map(lambda x: x.sharding, (params, state))
-        jax.tree.map(lambda x, a, b: _same(x, a, b), (params, state), places, after)
+    for x, before in zip(jax.tree.leaves((params, state)), jax.tree.leaves(places), strict=True):
+        if not before.is_equivalent_to(x.sharding, x.ndim):
+            raise AssertionError(f"A sharding changed from {before} to {x.sharding}.")
     return visited
-
-
-def _same(x: Any, before: NamedSharding, after: NamedSharding) -> None:
-    if not before.is_equivalent_to(after, x.ndim):
-        raise AssertionError(f"A sharding changed from {before} to {after}.")
 
 
 def run(row: Row, name: str, how: str) -> None:
     """Raises an error unless a row on a mesh does what plain optax does on one device."""
-    sizes, names, kind = MESHES[name]
+    axes = MESHES[name]
     # The halves of the floats change places from one mesh to the next.
     parity = list(MESHES).index(name) % 2
-    mesh = jax.make_mesh(sizes, names, axis_types=(kind,) * len(sizes))
+    kinds = (AxisType.Explicit,) * len(axes)
+    mesh = jax.make_mesh(tuple(axes.values()), tuple(axes), axis_types=kinds)
     start = to_host(tree(row))
     with jax.set_mesh(mesh):
         visited = trajectory(row, mesh, start, how, parity)
