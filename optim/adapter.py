@@ -18,9 +18,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import optax
-from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from jax.typing import ArrayLike
 
+from optim.automatic_axes import has_explicit_axes, with_automatic_axes
 from optim.dtypes import compute_dtype
 from optim.factories import (
     ArgumentError,
@@ -30,7 +30,8 @@ from optim.factories import (
     map_floats,
     name_of,
 )
-from optim.instantiation import instantiate
+from optim.instantiation import at_step, instantiate, separate_arrays
+from optim.matrices import scatter
 from optim.shard_map_checks import require_whole
 from optim.tracing import reads_of_leaves
 
@@ -45,8 +46,7 @@ def init(recipe: Recipe, params: optax.Params) -> optax.OptState:
     Returns:
         The state; every leaf is strongly typed, and no two leaves share a buffer.
     """
-    state = instantiate(recipe, 0, compute_dtype(params)).init(params)
-    return own_buffers(jax.tree.map(_strong, state), params)
+    return own_buffers(jax.tree.map(_strong, _first_state(recipe, params)), params)
 
 
 def update(
@@ -77,10 +77,11 @@ def update(
             that determines the first state is a schedule (an ArgumentError).
     """
     _refuse_schedules_of_init(recipe, grads, state, params, extra)
-    tx = instantiate(recipe, step, compute_dtype(params))
-    require_whole(lambda g: tx.update(g, state, params, **extra), (grads, params), name_of(recipe))
+    # Schedules are evaluated where they were made: they may hold arrays with explicit axes.
+    now = at_step(recipe, step, compute_dtype(params))
+    require_whole(lambda g: _run(now, g, state, params, extra), (grads, params), name_of(recipe))
     updates: Any
-    updates, new_state = _unsharded(tx, grads, state, params, extra)
+    updates, new_state = _run(now, grads, state, params, extra)
     for path, p in params.items():
         # Without the check, the sum of parameter and update would be broadcast.
         if jnp.shape(updates[path]) != p.shape:
@@ -112,10 +113,10 @@ def _refuse_schedules_of_init(
         path: jnp.ones((), dtype) for path, value in float_paths(recipe).items() if callable(value)
     }
 
-    def made(values: Mapping[str, Any]) -> optax.GradientTransformationExtraArgs:
-        return instantiate(map_floats(recipe, lambda path, x: values.get(path, x)), 0, dtype)
+    def given(values: Mapping[str, Any]) -> Recipe:
+        return map_floats(recipe, lambda path, x: values.get(path, x))
 
-    from_init = reads_of_leaves(lambda values: made(values).init(params), scheduled)
+    from_init = reads_of_leaves(lambda values: _first_state(given(values), params), scheduled)
     # The usual case: init makes zeros, and the update need not be traced.
     if not any(from_init):
         return
@@ -123,7 +124,7 @@ def _refuse_schedules_of_init(
 
     def update(by_index: Mapping[str, Any]) -> Any:
         old = structure.unflatten([by_index[str(i)] for i in range(len(leaves))])
-        return _unsharded(made(scheduled), grads, old, params, extra)[1]
+        return _run(given(scheduled), grads, old, params, extra)[1]
 
     read = reads_of_leaves(update, {str(i): leaf for i, leaf in enumerate(leaves)})
     # Leaves whose new value depends on their old one.
@@ -136,43 +137,52 @@ def _refuse_schedules_of_init(
         )
 
 
-def _unsharded(
-    tx: optax.GradientTransformationExtraArgs,
+def _first_state(recipe: Recipe, params: Any) -> Any:
+    """Runs the init of a recipe, with schedules at step 0."""
+    now = at_step(recipe, 0, compute_dtype(params))
+    try:
+        return instantiate(now, 0, compute_dtype(params)).init(params)
+    except Exception:
+        if not has_explicit_axes(params):
+            raise
+    # Usually the types of the parameters give the state its shardings. But with explicit axes,
+    # arrays with different shardings cannot be concatenated, as optax.flatten does.
+    held, make = separate_arrays(now)
+
+    def start(held: list[jax.Array], params: Any, _: Any) -> Any:
+        return make(held, compute_dtype(params)).init(params)
+
+    def place(path: Any, x: jax.Array) -> jax.Array:
+        of_leaf = params.get(getattr(path[-1], "key", None)) if path else None
+        return x if of_leaf is None or of_leaf.shape != x.shape else scatter(x, of_leaf)
+
+    state = with_automatic_axes(start, (held, params), {}, like=None)
+    return jax.tree_util.tree_map_with_path(place, state)
+
+
+def _run(
+    recipe: Recipe,
     grads: optax.Updates,
     state: optax.OptState,
     params: optax.Params,
     extra: Mapping[str, Any],
 ) -> tuple[Any, Any]:
-    """Runs an update with automatic axes, for which the compiler chooses the shardings.
-
-    On a mesh with explicit axes, every product along a sharded axis needs the sharding of its
-    result, which optax transformations do not specify. The results get the shardings of the
-    parameters and the old state.
-    """
-    meshes = [jax.typeof(x).sharding.mesh for x in jax.tree.leaves((params, grads))]
-    mesh = next((m for m in meshes if AxisType.Explicit in m.axis_types), None)
-    if mesh is None:
-        return tx.update(grads, state, params, **extra)
-
-    def place(x: jax.Array) -> NamedSharding:
-        sharding = jax.typeof(x).sharding
-        return NamedSharding(mesh, PartitionSpec()) if sharding.mesh.empty else sharding
-
-    # auto_axes takes arrays only.
+    """Runs the update of a recipe without schedules."""
+    held, make = separate_arrays(recipe)
     functions = {name: x for name, x in extra.items() if callable(x)}
     arrays = {name: x for name, x in extra.items() if name not in functions}
-    places = jax.tree.map(place, (params, state))
 
     def update(
-        grads: Mapping[str, jax.Array],
-        state: optax.OptState,
-        params: Mapping[str, jax.Array],
-        arrays: Any,
+        held: list[jax.Array], grads: Any, state: Any, params: Any, arrays: Any, functions: Any
     ) -> Any:
+        # The factory is called here, because a hyperparameter with explicit axes could not be
+        # multiplied by a gradient with automatic axes.
+        tx = make(held, compute_dtype(params))
         return tx.update(grads, state, params, **arrays, **functions)
 
-    run: Any = jax.sharding.auto_axes(update, out_sharding=places)
-    return run(grads, state, params, arrays)
+    return with_automatic_axes(
+        update, (held, grads, state, params, arrays), functions, like=(params, state)
+    )
 
 
 def match_avals(
@@ -200,14 +210,16 @@ def match_avals(
         )
 
     def cast(path: Any, n: Any, o: Any) -> Any:
+        name = jax.tree_util.keystr(path)
+        leaf = f"Its state at {name}" if name else "Its state, which is a single array,"
         if jnp.shape(n) != jnp.shape(o):
             raise ValueError(
-                f"It changed the shape of its state at {jax.tree_util.keystr(path)} from "
-                f"{jnp.shape(o)} to {jnp.shape(n)}; the shapes of a state must not change."
+                f"{leaf} has the shape {jnp.shape(o)} at first and {jnp.shape(n)} after a step. "
+                f"The shapes of a state must not change."
             )
         if _loses(n, o) and o.dtype not in narrow:
             raise ValueError(
-                f"Its state at {jax.tree_util.keystr(path)} is {o.dtype} at first and "
+                f"{leaf} is {o.dtype} at first and "
                 f"{jnp.asarray(n).dtype} after a step. The dtypes of a state must not change: a "
                 f"cast to {o.dtype} would truncate the value at every step. Let the optimizer's "
                 f"init use {jnp.asarray(n).dtype}, or its update cast to {o.dtype}."

@@ -17,9 +17,10 @@ from optim import adapter, checks, evaluation
 from optim.dtypes import widen
 from optim.extras import extra_arguments, negated
 from optim.groups import Group, GroupError, group_error_context
+from optim.instantiation import evaluate
 from optim.layer_decay import Layers, layer_scales, refuse_states
 from optim.norms import all_finite, clip
-from optim.packing import OptimizerState, pack, unpack
+from optim.packing import OptimizerState, Unpacked, pack, unpack
 from optim.paths import flatten, unflatten
 from optim.rounding import LowPrecision, round_to
 
@@ -72,8 +73,8 @@ class BoundOptimizer(NamedTuple):
             return {}
         return layer_scales(by_path, self.layer_decay, self.layers, self.trainable())
 
-    def template(self) -> dict[str, Any]:
-        """Returns the shapes of the state before packing: "groups", "skipped" and "step"."""
+    def template(self) -> Unpacked:
+        """Returns the shapes of the state before packing."""
         return jax.eval_shape(self._init_unpacked, self.trainable())
 
     def copies(self) -> dict[str, Any]:
@@ -84,13 +85,21 @@ class BoundOptimizer(NamedTuple):
     def check(self) -> None:
         """Raises GroupError if a parameter cannot be trained, or an argument is out of range.
 
-        Traced arguments pass: check them as numbers before.
+        Traced arguments pass: check them as numbers before. Of a schedule, the value at step 0 is
+        checked.
         """
+        if callable(self.clip_norm):
+            at_start = evaluate(self.clip_norm, 0, "clip_norm")
+            if (why := checks.wrong_float("clip_norm", at_start)) is not None:
+                wrong = f"The schedule of clip_norm goes wrong at step 0: it {why}"
+                raise GroupError(wrong, argument="clip_norm")
         for name, group_params in self.split(self.trainable()).items():
             recipe = self.groups[name].optimizer
             if (why := checks.wrong_parameter(recipe, group_params)) is not None:
                 raise GroupError(why, name, "match")
-            if (wrong := checks.wrong_argument(recipe)) is not None:
+            with group_error_context(name, self.groups[name], group_params):
+                wrong = checks.wrong_argument(recipe)
+            if wrong is not None:
                 raise GroupError(f"In group {name!r}, {wrong[1]}", name, f"optimizer.{wrong[0]}")
 
     def init(self) -> OptimizerState:
@@ -99,13 +108,13 @@ class BoundOptimizer(NamedTuple):
         trainable = self.trainable()
         unpacked = self._init_unpacked(trainable)
         for name, group_params in self.split(widen(trainable)).items():
-            with group_error_context(name, self.groups[name]):
+            with group_error_context(name, self.groups[name], group_params):
                 # Raises before the first step what the first evaluation would raise.
-                jax.eval_shape(evaluation.eval_params, unpacked["groups"][name], group_params)
+                jax.eval_shape(evaluation.eval_params, unpacked.groups[name], group_params)
                 if self.layer_decay is not None:
-                    refuse_states(unpacked["groups"][name])
+                    refuse_states(unpacked.groups[name])
         scalars, tensors = pack(unpacked)
-        return OptimizerState(scalars, tensors["groups"], self.copies())
+        return OptimizerState(scalars, tensors.groups, self.copies())
 
     def update(
         self,
@@ -139,48 +148,48 @@ class BoundOptimizer(NamedTuple):
         wide = {**widen(trainable), **state.master}
         moves, groups = self._moves({path: given[path] for path in trainable}, old, wide, extra)
         after = {path: w + moves[path].astype(w.dtype) for path, w in wide.items()}
-        back = round_to(after, trainable, self.low_precision, old["step"], key)
+        back = round_to(after, trainable, self.low_precision, old.step, key)
         master = {path: after[path] for path in state.master}
-        count = old["skipped"]
+        count = old.skipped
         if skip is not None:
             # The rounded parameters, because float16 has no finite numbers above 65504.
             skip = jnp.asarray(skip) | ~all_finite(back)
             back, master, groups = jax.tree.map(
                 lambda o, n: jnp.where(skip, o, n),
-                (trainable, state.master, old["groups"]),
+                (trainable, state.master, old.groups),
                 (back, master, groups),
             )
             count = count + skip.astype(jnp.int32)
-        scalars, tensors = pack({"groups": groups, "skipped": count, "step": old["step"] + 1})
+        scalars, tensors = pack(Unpacked(groups, count, old.step + 1))
         new_params = unflatten(self.params, {**flatten(self.params), **back})
-        return new_params, OptimizerState(scalars, tensors["groups"], master)
+        return new_params, OptimizerState(scalars, tensors.groups, master)
 
     def eval_params(self, state: OptimizerState) -> dict[str, Any]:
         """Returns the trainable parameters that evaluation must use, by path name."""
-        groups = self._unpacked(state)["groups"]
+        groups = self._unpacked(state).groups
         found: dict[str, Any] = {}
         for name, group_params in self.split(self.trainable()).items():
             found |= evaluation.eval_params(groups[name], group_params)
         return found
 
-    def _init_unpacked(self, trainable: dict[str, Any]) -> dict[str, Any]:
+    def _init_unpacked(self, trainable: dict[str, Any]) -> Unpacked:
         split = self.split(widen(trainable))
         groups = {}
         for name, group_params in split.items():
             group = self.groups[name]
-            with group_error_context(name, group):
+            with group_error_context(name, group, group_params):
                 groups[name] = adapter.init(group.optimizer, group_params)
         zero = jnp.zeros((), jnp.int32)
-        return {"groups": groups, "skipped": zero, "step": zero}  # in this order, see `position`
+        return Unpacked(groups, zero, zero)
 
-    def _unpacked(self, state: OptimizerState) -> dict[str, Any]:
+    def _unpacked(self, state: OptimizerState) -> Unpacked:
         return unpack(state.scalars, state.groups, self.template())
 
     def _moves(
-        self, grads: dict, old: dict, wide: dict, extra: Mapping[str, Any]
+        self, grads: dict, old: Unpacked, wide: dict, extra: Mapping[str, Any]
     ) -> tuple[dict[str, Any], dict[str, Any]]:
         """Runs every group's optimizer; returns updates by path and new states by group."""
-        step = old["step"]
+        step = old.step
         grads = widen(grads)
         scales = self.layer_scales({**flatten(self.params), **wide})
         clipped = grads if self.clip_norm is None else clip(grads, self.clip_norm, step)
@@ -193,11 +202,11 @@ class BoundOptimizer(NamedTuple):
             group = self.groups[name]
             if group.maximize:
                 given, within = jax.tree.map(jnp.negative, given), negated(within)
-            with group_error_context(name, group), jax.named_scope(name):
+            with group_error_context(name, group, group_params), jax.named_scope(name):
                 updates, groups[name] = adapter.update(
                     group.optimizer,
                     given,
-                    old["groups"][name],
+                    old.groups[name],
                     group_params,
                     step,
                     within,

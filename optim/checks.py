@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, get_args
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -14,6 +15,7 @@ from jax.core import Tracer
 
 from optim.arguments import bound, takes_float
 from optim.factories import Recipe, declared_dtypes, floats, located, name_of, named_floats
+from optim.instantiation import evaluate
 from optim.rounding import LowPrecision
 from optim.rprop import rprop
 from optim.scion import scion
@@ -92,6 +94,9 @@ def wrong_float(name: str, value: Any, default: Any = None) -> str | None:
     """
     if isinstance(value, Tracer) or callable(value):
         return None
+    # optax annotates a key of random numbers as it does a float, and NumPy cannot hold one.
+    if isinstance(value, jax.Array) and jnp.issubdtype(value.dtype, jax.dtypes.extended):
+        return None
     values, name = np.asarray(value), name.split("[")[0].split(".")[-1]
     if values.dtype.kind not in "iuf":
         return None
@@ -154,18 +159,28 @@ def wrong_option(
 def wrong_argument(recipe: Recipe) -> tuple[str, str] | None:
     """Finds a float argument outside its range, in a recipe or in the recipes inside it.
 
+    Of a schedule, which may be meant for any number of steps, only the value at step 0 is checked:
+    see `wrong_schedule` for more. Traced values pass.
+
     Args:
         recipe: a partial of a factory, or a finished transformation.
 
     Returns:
         The argument's path below the recipe, such as "base_optimizer.b1", and a whole sentence;
-        None where nothing is wrong. Schedules pass: see `wrong_float` for their values.
+        None where nothing is wrong.
+
+    Raises:
+        ValueError: if a schedule fails, or returns no scalar.
     """
     for path, inner in located(recipe):
         for name, value, default in floats(inner):
+            what = f"{name} of {name_of(inner)}"
+            if callable(value):
+                value = evaluate(value, 0, name)
+                what = f"the schedule of {what} goes wrong at step 0: it"
             known = _known_right(inner.func, name, default)
             if (why := wrong_float(name, value, known)) is not None:
-                return f"{path}.{name}".lstrip("."), f"{name} of {name_of(inner)} {why}"
+                return f"{path}.{name}".lstrip("."), f"{what} {why}"
     return None
 
 

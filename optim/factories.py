@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import optax
 
@@ -225,6 +226,29 @@ def map_floats(recipe: object, change: Callable[[str, Any], Any], path: str = ""
             value = type(value)(change(below(f"{name}[{i}]"), x) for i, x in enumerate(value))
         given.arguments[name] = value
     return partial(recipe.func, *given.args, **given.kwargs)
+
+
+def map_arrays(recipe: Any, change: Callable[[jax.Array], Any]) -> Any:
+    """Changes the arrays among the arguments of a recipe and of those inside it.
+
+    Args:
+        recipe: a partial of a factory, a container of them, or anything else, which is returned.
+        change: takes an array, which may be traced; returns what to put in its place.
+
+    Returns:
+        A recipe of the same factories. The arrays are visited in the same order at every call.
+    """
+    if isinstance(recipe, jax.Array):
+        return change(recipe)
+    if isinstance(recipe, partial):
+        args, keywords = map_arrays((recipe.args, recipe.keywords), change)
+        return partial(recipe.func, *args, **keywords)
+    if type(recipe) is dict:
+        return {key: map_arrays(value, change) for key, value in recipe.items()}
+    # Not tuples with names, such as a finished transformation.
+    if type(recipe) in (list, tuple):
+        return type(recipe)(map_arrays(value, change) for value in recipe)
+    return recipe
 
 
 def float_paths(recipe: object) -> dict[str, Any]:

@@ -222,27 +222,42 @@ def _dead_group(
 
 
 @contextmanager
-def group_error_context(name: str, group: Group) -> Iterator[None]:
+def group_error_context(name: str, group: Group, params: Mapping[str, Any]) -> Iterator[None]:
     """Raises an optimizer's errors again as GroupErrors that name the group.
 
     Args:
         name: the name of the group.
         group: the group whose optimizer runs inside the context.
+        params: path name -> array, the parameters of the group.
 
     Raises:
-        GroupError: instead of a TypeError, ValueError, LookupError, AttributeError or
-            NotImplementedError.
+        GroupError: instead of a TypeError, ValueError, LookupError, AttributeError,
+            ArithmeticError or NotImplementedError.
     """
     try:
         yield
     # A GroupError is a ValueError, too, and names its group already.
     except GroupError:
         raise
-    except (TypeError, ValueError, LookupError, AttributeError, NotImplementedError) as error:
+    except (
+        TypeError,
+        ValueError,
+        LookupError,
+        AttributeError,
+        ArithmeticError,
+        NotImplementedError,
+    ) as error:
         kind = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
         argument = f".{error.argument}" if isinstance(error, ArgumentError) else ""
+        empty = next((path for path, x in params.items() if not x.size), None)
+        hint = (
+            f" (The parameter {empty} has no elements: if that is the cause, put it in a group with"
+            f" optim.frozen().)"
+            if empty is not None
+            else ""
+        )
         raise GroupError(
-            f"{name_of(group.optimizer)} cannot update the group {name!r}. {kind}{error}",
+            f"{name_of(group.optimizer)} cannot update the group {name!r}. {kind}{error}{hint}",
             name,
             f"optimizer{argument}",
         ) from error

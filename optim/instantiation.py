@@ -4,7 +4,7 @@ This happens at every step while the train step is traced, so that a schedule's 
 scalar, and the compiled program is the same for every step.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -14,7 +14,7 @@ import optax
 from jax.typing import ArrayLike, DTypeLike
 
 from optim.arguments import bound, takes_partial, takes_recipe
-from optim.factories import Recipe, map_floats, name_of
+from optim.factories import Recipe, map_arrays, map_floats, name_of
 from optim.transformations import standardize
 
 
@@ -32,7 +32,7 @@ def at_step(recipe: Recipe, step: ArrayLike, dtype: DTypeLike) -> Any:
 
     def number(path: str, value: Any) -> Any:
         name = path.split(".")[-1]
-        value = _scheduled(value, step, name.split("[")[0]) if callable(value) else value
+        value = evaluate(value, step, name.split("[")[0]) if callable(value) else value
         # A Python number stays one: a factory may compare it with 0, as `descend` does.
         inexact = isinstance(value, jax.Array) and jnp.issubdtype(value.dtype, jnp.inexact)
         return jnp.asarray(value, dtype) if inexact else value
@@ -57,6 +57,33 @@ def instantiate(
         ValueError: if the factory branches in Python on a scheduled argument, or a schedule fails.
     """
     return _called(at_step(recipe, step, dtype))
+
+
+def separate_arrays(
+    recipe: Recipe,
+) -> tuple[
+    list[jax.Array],
+    Callable[[Sequence[jax.Array], DTypeLike], optax.GradientTransformationExtraArgs],
+]:
+    """Separates the arrays among the arguments of a recipe from the rest.
+
+    Args:
+        recipe: a partial of a factory, or a finished transformation.
+
+    Returns:
+        The arrays; and a function that takes as many arrays, and the dtype of `instantiate`, and
+        returns the optax transformation with these arrays in place of those.
+    """
+    held: list[jax.Array] = []
+    map_arrays(recipe, held.append)
+
+    def make(
+        arrays: Sequence[jax.Array], dtype: DTypeLike
+    ) -> optax.GradientTransformationExtraArgs:
+        rest = iter(arrays)
+        return instantiate(map_arrays(recipe, lambda _: next(rest)), 0, dtype)
+
+    return held, make
 
 
 def _called(recipe: Recipe) -> optax.GradientTransformationExtraArgs:
@@ -87,10 +114,22 @@ def _called(recipe: Recipe) -> optax.GradientTransformationExtraArgs:
     return standardize(made, name_of(recipe))
 
 
-def _scheduled(schedule: Callable[[Any], Any], step: ArrayLike, name: str) -> Any:
-    """Evaluates a schedule at a step; raises ValueError unless it returns a scalar."""
+def evaluate(schedule: Callable[[Any], Any], step: ArrayLike, name: str) -> Any:
+    """Evaluates a schedule at a step.
+
+    Args:
+        schedule: a function of the step, which receives it as an array.
+        step: an int or an int32 scalar.
+        name: the argument that the schedule is for, for errors.
+
+    Returns:
+        A number or a scalar.
+
+    Raises:
+        ValueError: if the schedule fails, or returns no scalar.
+    """
     try:
-        value = schedule(step)
+        value = schedule(step if isinstance(step, jax.Array) else jnp.asarray(step, jnp.int32))
         if isinstance(value, int | float) or jnp.shape(jnp.asarray(value)) == ():
             return value
         gave = f"returned an array of shape {jnp.shape(value)}"

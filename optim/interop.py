@@ -13,7 +13,7 @@ import optax
 
 from optim.adapter import init as init_group
 from optim.bound import BoundOptimizer
-from optim.packing import OptimizerState, pack, unpack
+from optim.packing import OptimizerState, Unpacked, pack, unpack
 from optim.paths import flatten, names, unflatten
 
 
@@ -117,13 +117,13 @@ def to_trees(bound: BoundOptimizer, state: OptimizerState) -> TransformationStat
     groups = {
         name: jax.tree.map(
             lambda x, group_params=group_params: tree(x) if _is_of_group(x, group_params) else x,
-            unpacked["groups"][name],
+            unpacked.groups[name],
             is_leaf=lambda x, group_params=group_params: _is_of_group(x, group_params),
         )
         for name, group_params in bound.split(bound.trainable()).items()
     }
     master = tree(state.master) if bound.low_precision == "master" else ()
-    return TransformationState(groups, unpacked["skipped"], unpacked["step"], master)
+    return TransformationState(groups, unpacked.skipped, unpacked.step, master)
 
 
 def to_paths(bound: BoundOptimizer, state: Any) -> OptimizerState:
@@ -150,15 +150,15 @@ def to_paths(bound: BoundOptimizer, state: Any) -> OptimizerState:
             lambda like, x, group_params=group_params: (
                 select(x, group_params) if _is_of_group(like, group_params) else x
             ),
-            template["groups"][name],
+            template.groups[name],
             state.groups[name],
             is_leaf=lambda x, group_params=group_params: _is_of_group(x, group_params),
         )
         for name, group_params in bound.split(bound.trainable()).items()
     }
-    scalars, tensors = pack({"groups": groups, "skipped": state.skipped, "step": state.step})
+    scalars, tensors = pack(Unpacked(groups, state.skipped, state.step))
     low = bound.copies()
-    return OptimizerState(scalars, tensors["groups"], select(state.master, low) if low else {})
+    return OptimizerState(scalars, tensors.groups, select(state.master, low) if low else {})
 
 
 def _is_of_group(x: Any, group_params: dict[str, Any]) -> bool:

@@ -184,8 +184,11 @@ def gram_matrices(x: jax.Array, max_size: int) -> tuple[Any, Any]:
         max_size: the longest side that gets a Gram matrix.
 
     Returns:
-        Arrays [..., rows, rows] and [..., columns, columns]; an empty tuple for a longer side.
+        Arrays [..., rows, rows] and [..., columns, columns]; an empty tuple for a longer side, and
+        for both sides of matrices without elements.
     """
+    if not x.size:  # eigenvalues of no matrix have no largest
+        return (), ()
     left = product(x, transpose(x)) if x.shape[-2] <= max_size else ()
     right = product(transpose(x), x) if x.shape[-1] <= max_size else ()
     return left, right

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import optax
 from jax.typing import ArrayLike
 
+from optim.instantiation import evaluate
 from optim.shard_map_checks import require_whole
 
 
@@ -39,11 +40,12 @@ def clip(
         Path name -> gradient, in the dtypes of `grads`.
 
     Raises:
-        ValueError: inside shard_map, if a gradient is sharded.
+        ValueError: if the schedule fails; inside shard_map, if a gradient is sharded.
     """
     require_whole(optax.tree.norm, (grads, ()), "clip_norm")
     norm = optax.tree.norm(grads)
-    bound = jnp.asarray(clip_norm(step) if callable(clip_norm) else clip_norm, norm.dtype)
+    bound = evaluate(clip_norm, step, "clip_norm") if callable(clip_norm) else clip_norm
+    bound = jnp.asarray(bound, norm.dtype)
     # One scalar, so that no `where` reads the gradients. Gradients of 0 give 1 and not 0 / 0,
     # because clip_norm is positive. A norm that is NaN makes all gradients NaN, as in optax.
     scale = jnp.where(norm < bound, jnp.ones_like(norm), bound / norm)

@@ -10,6 +10,7 @@ from jax.typing import ArrayLike
 from optim import checks, factories, interop
 from optim.bound import BoundOptimizer
 from optim.groups import Group, assign, wrong_groups
+from optim.instantiation import evaluate
 from optim.layer_decay import Layers, wrong_layers
 from optim.packing import OptimizerState
 from optim.paths import as_arrays, flatten, unflatten
@@ -104,9 +105,15 @@ class Optimizer(NamedTuple):
         Returns:
             Group name -> argument name -> value, without arguments that are None. A finished
             transformation does not show its arguments, and has none here.
+
+        Raises:
+            ValueError: if a schedule fails, or returns no scalar.
         """
         return {
-            name: {k: v(step) if callable(v) else v for k, v in self.schedules(name).items()}
+            name: {
+                key: evaluate(value, step, key) if callable(value) else value
+                for key, value in self.schedules(name).items()
+            }
             for name in self.groups
         }
 
@@ -133,7 +140,7 @@ class Optimizer(NamedTuple):
         Returns:
             An int32 scalar.
         """
-        # jax sorts the keys of a dict, and `pack` keeps that order: "groups", "skipped", "step".
+        # The last field of `packing.Unpacked`.
         return state.scalars["int32"][-1]
 
     def skipped(self, state: OptimizerState) -> jax.Array:
@@ -145,6 +152,7 @@ class Optimizer(NamedTuple):
         Returns:
             An int32 scalar.
         """
+        # The last field but one of `packing.Unpacked`.
         return state.scalars["int32"][-2]
 
     def init(self, params: Any) -> OptimizerState:
@@ -158,7 +166,7 @@ class Optimizer(NamedTuple):
 
         Raises:
             GroupError: see `label`; or if a parameter cannot be trained, such as one of integers;
-                or an argument is out of range, such as b1=1.
+                or an argument is out of range, such as b1=1, or a schedule at step 0.
         """
         return self.bind(params).init()
 

@@ -28,6 +28,23 @@ class OptimizerState(NamedTuple):
     master: dict[str, jax.Array]
 
 
+class Unpacked(NamedTuple):
+    """The state of an `optim.Optimizer` before its scalars are packed.
+
+    The leaves of a tuple are in the order of its fields. So the last two scalars that `pack` finds
+    of dtype int32 are `skipped` and `step`, whatever the groups are.
+
+    Attributes:
+        groups: group name -> the state of its optimizer.
+        skipped: the number of updates that were skipped, an int32 scalar.
+        step: the number of updates, an int32 scalar.
+    """
+
+    groups: dict[str, Any]
+    skipped: Any
+    step: Any
+
+
 def _is_scalar(x: Any) -> bool:
     # Extended dtypes are those of typed PRNG keys.
     return x.ndim == 0 and not jnp.issubdtype(x.dtype, jax.dtypes.extended)

@@ -122,7 +122,7 @@ def scion(
         if norm in ("spectral", "spectral_conv"):
             found = orthogonalize_all(batches, triples, eps)
             # Arrays are [matrices, inputs, outputs], so this is sqrt(outputs / inputs).
-            return [[(x.shape[-1] / x.shape[-2]) ** 0.5 * x for x in found]]
+            return [[(x.shape[-1] / max(x.shape[-2], 1)) ** 0.5 * x for x in found]]
         return [list(map(normalized, batches))]
 
     def normalized(m: jax.Array) -> jax.Array:
@@ -148,7 +148,7 @@ def scion(
         leaves, structure = jax.tree.flatten(found)
         # `farthest` has multiplied by sqrt(o / (c * k)) for k positions: 1 / sqrt(k) more makes it
         # sqrt(o / c) / k.
-        factors = [at.window**-0.5 for at in over.layouts(moments)]
+        factors = [max(at.window, 1) ** -0.5 for at in over.layouts(moments)]
         return structure.unflatten([f * x for f, x in zip(factors, leaves, strict=True)])
 
     def update(

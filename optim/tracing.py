@@ -38,10 +38,12 @@ def reads_of_leaves(function: Callable[[Any], Any], arguments: Mapping[str, Any]
 
 def _trace(function: Callable[[Any], Any], arguments: Mapping[str, Any]) -> tuple[Any, list[str]]:
     """Returns the jaxpr of a function, and the argument's name of each of its inputs."""
-    jaxpr = jax.make_jaxpr(function)(dict(arguments)).jaxpr
-    # jax flattens a dict in the order of its sorted keys, so the inputs of the jaxpr are in that
-    # order.
-    return jaxpr, [name for name in sorted(arguments) for _ in jax.tree.leaves(arguments[name])]
+
+    def of_values(*values: Any) -> Any:
+        return function(dict(zip(arguments, values, strict=True)))
+
+    jaxpr = jax.make_jaxpr(of_values)(*arguments.values()).jaxpr
+    return jaxpr, [name for name, x in arguments.items() for _ in jax.tree.leaves(x)]
 
 
 def _used(jaxpr: Any, owners: list[str], results: list[bool]) -> set[str]:

@@ -4,8 +4,10 @@
 here, no row that contains it, and no reason in `NOT_ROWS` fails `test_every_factory_has_a_row`.
 """
 
+import ast
 import inspect
-import re
+import sys
+import textwrap
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from functools import partial
@@ -44,8 +46,9 @@ class Row:
     Attributes:
         name: as a user finds it, with what is special about the arguments in brackets.
         recipe: a partial of its factory.
-        params: which parameters it is given: "all" (a matrix, a vector and a scalar), "matrices"
-            (a matrix, and two of them stacked) or "complex".
+        params: which parameters it is given: "all" (a matrix, a vector and a scalar), "no scalar",
+            "matrices" (a matrix, and two of them stacked) or "complex".
+        empty: whether it is also given a parameter without elements.
         needs: the extra arguments that plain optax needs.
         per_example: whether its gradients have a leading axis of examples.
         tolerance: how far it may be from its reference, where rounding inside it counts.
@@ -57,6 +60,7 @@ class Row:
     name: str
     recipe: partial
     params: str = "all"
+    empty: bool = True
     needs: tuple[str, ...] = ()
     per_example: bool = False
     tolerance: float = 0.0
@@ -177,7 +181,7 @@ ROWS = [
     _row(optax.sgd, learning_rate=0.1, momentum=0.9, nesterov=True),
     _row(optax.sign_sgd, learning_rate=0.02),
     _row(optax.signum, learning_rate=0.02),
-    _row(optax.sm3, learning_rate=0.1, params="no scalar"),
+    _row(optax.sm3, learning_rate=0.1, params="no scalar", empty=False),
     _row(optax.yogi, learning_rate=0.05),
     # Line searches and the like by themselves.
     _row(
@@ -248,7 +252,7 @@ ROWS = [
     _row(contrib.mechanize, base_optimizer=_sgd(1.0), fixed=("s_init",)),
     _row(contrib.momo, learning_rate=0.5, needs=("value",), fixed=("lower_bound",)),
     _row(contrib.momo_adam, learning_rate=0.02, needs=("value",), fixed=("lower_bound",)),
-    _row(contrib.muon, learning_rate=0.02),
+    _row(contrib.muon, learning_rate=0.02, empty=False),
     _row(contrib.prodigy, learning_rate=1.0, fixed=("estim_lr0",)),
     _row(contrib.split_real_and_imaginary, inner=_adam(), params="complex"),
     _row(
@@ -368,6 +372,7 @@ NOT_ROWS = {
     "optax.inject_hyperparams": "makes factories; here every float takes a schedule without it",
     "optax.inject_stateful_hyperparams": "makes factories, as inject_hyperparams",
     "optax.set_to_zero": "is what optim.frozen() returns",
+    "optax.measure_with_ema": "a measurement for optax.monitor, which is refused",
     "optax.matrix_inverse_pth_root": "a function of matrices",
     "optax.sigmoid_binary_cross_entropy": "a loss",
     "optax.update_infinity_moment": "a function of moments",
@@ -383,16 +388,28 @@ def unclassified() -> list[str]:
     """
     rows = ROWS + [row for row, _ in REFUSED]
     inside = [recipe.func for row in rows for recipe in recipes_within(row.recipe)]
-    known = {id(function) for function in inside}
-    plain = [f.func if isinstance(f, partial) else f for f in inside]
-    calls = " ".join(inspect.getsource(f) for f in plain)
+    called = [function for factory in inside for function in functions_called(factory)]
+    known = {id(function) for function in (*inside, *called)}
     return [
-        name
-        for name, function in factories()
-        if id(function) not in known
-        and name not in NOT_ROWS
-        and not re.search(rf"\b{name.split('.')[-1]}\(", calls)
+        name for name, function in factories() if id(function) not in known and name not in NOT_ROWS
     ]
+
+
+def functions_called(factory: Callable[..., Any]) -> Iterator[Any]:
+    """Finds what the source of a function calls: the objects, because a name may be another's."""
+    plain: Any = factory.func if isinstance(factory, partial) else factory
+    known = vars(sys.modules[plain.__module__])
+    tree = ast.parse(textwrap.dedent(inspect.getsource(plain)))
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Call):
+            continue
+        # "transform.scale_by_adam" is looked up in the module of the factory.
+        first, *rest = ast.unparse(node.func).split(".")
+        found = known.get(first)
+        for attribute in rest:
+            found = getattr(found, attribute, None)
+        if found is not None:
+            yield found
 
 
 def factories() -> Iterator[tuple[str, Callable[..., Any]]]:
@@ -416,8 +433,11 @@ def tree_of(row: Row, dtype: str) -> dict[str, Any]:
         del shapes["scale"]
     if row.params == "matrices":
         shapes = {"kernel": (4, 3), "stack": (2, 3, 4)}
+    if row.empty:
+        shapes["empty"] = (0, 3)
     keys = iter(jax.random.split(jax.random.key(1), 8))
-    kinds = iter(("bfloat16", "float32", "float16") if dtype == "mixed" else (dtype,) * 3)
+    mixed = ("bfloat16", "float32", "float16", "bfloat16")
+    kinds = iter(mixed if dtype == "mixed" else (dtype,) * 4)
 
     def draw(shape: tuple[int, ...], kind: str) -> Any:
         x = 0.5 + jax.random.normal(next(keys), shape)
@@ -461,6 +481,7 @@ def _line(row: Row, laws: str) -> str:
     remarks += ["complex parameters"] if row.params == "complex" else []
     remarks += ["matrices only"] if row.params == "matrices" else []
     remarks += ["no parameters without axes"] if row.params == "no scalar" else []
+    remarks += [] if row.empty else ["no parameters without elements"]
     remarks += ["full batches only"] if needs_full_batch(row.recipe) else []
     return f"| {row.name} | {', '.join(needs)} | {laws} | {'; '.join(filter(None, remarks))} |"
 

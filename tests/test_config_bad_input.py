@@ -117,6 +117,27 @@ MISTAKES = {
         "@config_zoo.needs|!config_zoo.needs",
         "config_zoo.needs needs the arguments a, c: add them.",
     ),
+    "call of a class that is passed itself": (
+        "experiment.metrics = {'a': @config_zoo.needs()}",
+        "metrics: {a: !config_zoo.needs }",
+        "config_zoo.needs",
+        "config_zoo.needs needs the arguments a, b, c: add them; or, to pass config_zoo.needs"
+        " itself without calling it, write @config_zoo.needs in Gin and !partial:config_zoo.needs"
+        " {} in YAML.",
+    ),
+    "call of a function that is passed itself": (
+        ("= @losses.softmax_cross_entropy()", "= @config_zoo.needs()"),
+        ("!losses.softmax_cross_entropy", "!config_zoo.needs"),
+        "config_zoo.needs",
+        "or, to pass config_zoo.needs itself without calling it, write @config_zoo.needs in Gin",
+    ),
+    "argument of a sweep": (
+        "experiment.arms = {}",
+        "arms: {}",
+        "arms",
+        "experiment has no argument 'arms'. 'arms' belongs to a sweep: write it in the file of a"
+        " sweep, whose base is this config.",
+    ),
     "string for a float": (
         ("= 1e-3", "= 'fast'"),
         ("1e-3", "fast"),
@@ -663,7 +684,14 @@ MISTAKES = {
         None,
         ("  groups:", "\tgroups:"),
         "groups:",
-        "This is not valid YAML: while scanning for the next token, found character '\\t'",
+        "This is not valid YAML: while scanning for the next token, found character '\\t' that"
+        " cannot start any token. Write spaces in place of this tab: YAML neither indents nor",
+    ),
+    "a tab after a colon": (
+        None,
+        ("steps: 100", "steps:\t100"),
+        "steps:",
+        "Write spaces in place of this tab",
     ),
 }
 

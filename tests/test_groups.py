@@ -11,7 +11,7 @@ import optax
 import pytest
 
 import optim
-from optim import paths
+from optim import packing, paths
 from optim.checks import needing, needs_examples, needs_full_batch
 from optim.layer_decay import layer_scales
 
@@ -438,6 +438,13 @@ def test_skipped_steps_change_only_the_position():
     assert int(optimizer.skipped(new)) == 1
 
 
+def test_the_step_and_the_skipped_updates_are_the_last_scalars_of_a_state():
+    # Of whatever dtype and name the states of the groups are.
+    last = packing.Unpacked({"zz": {"zz": jnp.int32(1)}}, jnp.int32(2), jnp.int32(3))
+    scalars, _ = packing.pack(last)
+    assert scalars["int32"].tolist() == [1, 2, 3]
+
+
 def test_an_update_that_is_not_finite_is_skipped():
     rate = lambda t: jnp.where(t == 1, jnp.inf, 0.1)  # noqa: E731
     optimizer = optim.optimizer({"all": optim.group(".*", partial(optax.adam, rate))})
@@ -713,6 +720,63 @@ def test_a_value_that_is_not_an_optimizer_or_a_schedule_is_refused(recipe, words
     assert (caught.value.group, caught.value.argument) == ("a", "optimizer")
 
 
+def test_a_schedule_receives_the_step_as_an_array():
+    # A Python number has no `astype`, and no `dtype`.
+    rate = lambda step: 0.1 * (step + 1).astype("float32")  # noqa: E731
+    optimizer = optim.optimizer({"all": optim.group(".*", partial(optax.sgd, rate))}, rate)
+    params, grads = {"w": jnp.ones(3)}, {"w": jnp.full(3, 1e-3)}
+    state = optimizer.init(params)
+    assert float(optimizer.hyperparameters(3)["all"]["learning_rate"]) == pytest.approx(0.4)
+    wrapped = optim.optimizer(
+        {"all": optim.group(".*", partial(optim.cautious, partial(optax.sgd, rate)))}
+    )
+    for one in (optimizer, wrapped):
+        state = one.init(params)
+        after, state = one.update(grads, state, params)
+        np.testing.assert_allclose(after["w"], 1 - 1e-4, rtol=1e-6)
+        again, _ = one.update(grads, state, after)
+        np.testing.assert_allclose(again["w"], 1 - 3e-4, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "argument", "words"),
+    [
+        (partial(optax.sgd, lambda t: -0.1), "learning_rate", "negative, got -0.1. To move up"),
+        (partial(optax.sgd, optax.linear_schedule(-0.1, 0.1, 9)), "learning_rate", "got -0.1"),
+        (partial(optax.adam, 0.1, b1=optax.constant_schedule(1.0)), "b1", "average, got 1"),
+        (
+            partial(optax.lookahead, partial(optax.adam, lambda t: jnp.nan * t), 2, 0.5),
+            "fast_optimizer.learning_rate",
+            "NaN",
+        ),
+    ],
+)
+def test_a_schedule_that_starts_outside_its_range_is_refused(recipe, argument, words):
+    optimizer = optim.optimizer({"a": optim.group("head/.*", recipe), "b": optim.group(".*", GOOD)})
+    with pytest.raises(optim.GroupError, match="goes wrong at step 0: it .*" + words) as caught:
+        optimizer.init(make_params())
+    assert (caught.value.group, caught.value.argument) == ("a", f"optimizer.{argument}")
+
+
+def test_a_schedule_of_clip_norm_that_starts_at_zero_is_refused():
+    rest = {"all": optim.group(".*", GOOD)}
+    optimizer = optim.optimizer(rest, clip_norm=optax.linear_schedule(0.0, 1.0, 9))
+    with pytest.raises(
+        optim.GroupError, match="schedule of clip_norm goes wrong .* got 0"
+    ) as caught:
+        optimizer.init(make_params())
+    assert caught.value.argument == "clip_norm"
+
+
+def test_an_argument_may_be_a_key_of_random_numbers():
+    recipe = partial(optax.noisy_sgd, 0.1, key=jax.random.key(7))
+    optimizer, bare = optim.optimizer({"all": optim.group(".*", recipe)}), recipe()
+    params = {"w": jnp.ones(3)}
+    after, _ = optimizer.update(params, optimizer.init(params), params)
+    updates, _ = bare.update(params, bare.init(params), params)
+    jax.tree.map(np.testing.assert_allclose, after, optax.apply_updates(params, updates))
+
+
 def test_a_bare_optimizer_in_place_of_a_group_is_refused():
     with pytest.raises(ValueError, match=r"'a' must be made by optim\.group\(match, optimizer\)"):
         optim.optimizer({"a": optax.sgd(0.1)})  # pyright: ignore[reportArgumentType]
@@ -804,6 +868,22 @@ def test_a_state_that_would_be_truncated_is_refused(recipe, kinds):
         jax.eval_shape(lambda p: optimizer.update(p, optimizer.init(p), p), params)
     assert all(kind in str(caught.value) for kind in kinds)
     assert (caught.value.group, caught.value.argument) == ("all", "optimizer")
+
+
+def counted(learning_rate: float):
+    """A user's optimizer whose whole state is one number."""
+
+    def update(updates, state, params=None):
+        return jax.tree.map(lambda g: -learning_rate * g, updates), state + 0.5
+
+    return optax.GradientTransformation(lambda params: jnp.zeros((), jnp.int32), update)  # type: ignore[arg-type]
+
+
+def test_a_state_of_one_array_that_would_be_truncated_is_named():
+    optimizer = optim.optimizer({"all": optim.group(".*", partial(counted, 0.5))})
+    params = {"w": jnp.ones(3)}
+    with pytest.raises(optim.GroupError, match="Its state, which is a single array, is int32"):
+        optimizer.update(params, optimizer.init(params), params)
 
 
 @pytest.mark.parametrize(
@@ -1033,6 +1113,17 @@ def test_a_raw_state_of_nnx_is_matched_by_the_names_of_its_variables():
     # A node with more than its value keeps both names.
     pair = optax.ScaleByBacktrackingLinesearchState(jnp.ones(1), jnp.ones(2), None, None)  # type: ignore[arg-type]
     assert list(paths.flatten({"a": pair})) == ["a/learning_rate", "a/value"]
+
+
+def test_an_optimizer_that_fails_names_a_parameter_without_elements():
+    params = {"w": jnp.ones((2, 3)), "none": jnp.zeros((0, 3))}
+    for recipe, words in (
+        (partial(optax.contrib.muon, 0.1), "ZeroDivisionError"),
+        (partial(optax.sm3, 0.1), "zero-size array"),
+    ):
+        optimizer = optim.optimizer({"all": optim.group(".*", recipe)})
+        with pytest.raises(optim.GroupError, match=f"{words}.*The parameter none has no elements"):
+            optimizer.update(params, optimizer.init(params), params)
 
 
 def _eval_params(optimizer, params):

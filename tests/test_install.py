@@ -159,6 +159,36 @@ def test_a_folder_or_file_that_shadows_trainer_or_optim_is_named(
     )
 
 
+@pytest.mark.parametrize("shadow", ["optim/__init__.py", "optim.py", "trainer/__init__.py"])
+def test_help_and_version_answer_beside_a_package_of_the_users(
+    shadow: str, elsewhere: Path, tmp_path: Path
+) -> None:
+    (tmp_path / shadow).parent.mkdir(exist_ok=True)
+    (tmp_path / shadow).write_text("raise SystemExit('this is not Lockstep')\n")
+    version = f"lockstep {PYPROJECT['project']['version']}\n"
+    ours = sys.executable, elsewhere  # an editable install, and a wheel
+    commands = [[python, "-m", "trainer"] for python in ours]
+    if shadow.startswith("trainer"):  # `python -m` is then the user's own
+        commands = [[python.with_name("lockstep")] for python in map(Path, ours)]
+    for command in commands:
+        for words in (["--version"], ["sweep", "--version"], ["checkpoint", "export", "--version"]):
+            assert _run(*command, *words, cwd=tmp_path).stdout == version
+        for words, said in ((["-h"], "explain"), (["sweep", "show", "--help"], "TRIAL")):
+            assert said in _run(*command, *words, cwd=tmp_path).stdout
+
+
+@pytest.mark.parametrize("inside", ["", "cli/__init__.py"])
+def test_help_answers_where_python_takes_a_package_of_the_users_for_trainer(
+    inside: str, tmp_path: Path
+) -> None:
+    """In an editable install `python -m trainer` is ours with the user's package `trainer`."""
+    for name in ("__init__.py", inside or "x.py"):
+        (tmp_path / "trainer" / name).parent.mkdir(exist_ok=True, parents=True)
+        (tmp_path / "trainer" / name).write_text("x = 1\n")
+    done = _run(sys.executable, "-m", "trainer", "sweep", "--help", cwd=tmp_path)
+    assert "--dry_run" in done.stdout and done.stderr == ""
+
+
 @pytest.mark.parametrize("way", WAYS)
 def test_a_folder_called_trainer_or_optim_without_python_files_is_ignored(
     way: str, elsewhere: Path, tmp_path: Path
@@ -192,7 +222,7 @@ def test_in_an_editable_install_a_package_of_the_users_called_trainer_is_named(
         "trainer", file, submodule_search_locations=[str(file.parent)]
     )
     monkeypatch.setitem(sys.modules, "trainer", theirs)
-    assert main(["--help"]) == 2
+    assert main(["config"]) == 2
     said = capsys.readouterr().err
     assert said.startswith(f"error: The folder {str(file.parent)!r} shadows Lockstep's own package")
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 import optim
@@ -155,6 +156,15 @@ def test_a_factory_without_a_row_is_found(monkeypatch):
     without = [row for row in ROWS if not row.name.startswith("optax.contrib.dog")]
     monkeypatch.setattr(laws_table, "ROWS", without)
     assert laws_table.unclassified() == ["optax.contrib.dog"]
+
+
+def test_a_row_of_another_package_does_not_count(monkeypatch):
+    def signum(learning_rate: float) -> optax.GradientTransformation:
+        return optax.sign_sgd(learning_rate)
+
+    # optax has a signum with a row.
+    monkeypatch.setattr(optim, "signum", signum, raising=False)
+    assert laws_table.unclassified() == ["optim.signum"]
 
 
 def test_an_argument_that_does_not_take_a_schedule_is_refused_with_one():

@@ -106,6 +106,19 @@ def test_a_layout_is_a_batch_of_matrices(name):
             np.testing.assert_allclose(x, window * theirs[path], rtol=0, atol=2e-5)
 
 
+@pytest.mark.parametrize("name", FACTORIES)
+def test_parameters_without_elements_do_not_change_the_others(name):
+    start = {"w": draw((1, 2, 6, 4))}
+    shapes = [(0, 3, 4, 2), (2, 0, 4, 2), (2, 2, 0, 3), (2, 2, 3, 0)]
+    none = {f"none{i}": np.zeros(shape) for i, shape in enumerate(shapes)}
+    grads = [scaled(start, factor) for factor in (1, 2, 3)]
+    tx = FACTORIES[name](0.1)
+    got = run(tx, [{**g, **none} for g in grads], {**start, **none})
+    for ours, theirs in zip(got, run(tx, grads, start), strict=True):
+        np.testing.assert_array_equal(ours["w"], theirs["w"])
+        assert {path: ours[path].shape for path in none} == {p: x.shape for p, x in none.items()}
+
+
 def test_stacked_layers_and_heads_are_batch():
     query = {"query": {"kernel": attention()["query"]["kernel"]}}
     stack: Any = jax.tree.map(lambda x: np.stack([x, 2 * x + 1]), query)

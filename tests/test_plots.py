@@ -5,6 +5,7 @@ import itertools
 import json
 import math
 import re
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -247,6 +248,18 @@ def test_names_are_shown_as_they_are(tmp_path) -> None:
     svg = re.sub("<!--.*?-->", "", (tmp_path / "a.svg").read_text())
     svg = html.unescape(svg)
     assert [name for name in [*names, "$x", "a_b$", "$\\"] if name not in svg] == []
+
+
+@pytest.mark.parametrize("suffix", ["png", "pdf", "svg"])
+def test_names_that_a_font_cannot_show_are_escaped_or_boxes_without_a_warning(
+    suffix: str, tmp_path
+) -> None:
+    x = np.arange(3)
+    lines = {name: Line(x, x) for name in ("a\x1b[31m", "運行", "\U0001f9ea")}
+    save_figure(lines, tmp_path / f"a.{suffix}", "b\x1b", "c\x07", "運")
+    if suffix == "svg":
+        shown = [text.text for text in ElementTree.parse(tmp_path / "a.svg").iter() if text.text]
+        assert {r"a\x1b[31m", r"b\x1b", r"c\x07", "運行", "運"} <= set(shown)
 
 
 def test_a_logarithmic_axis_fits_the_curves_and_not_a_band_that_reaches_zero(

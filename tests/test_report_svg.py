@@ -265,6 +265,14 @@ def test_dollars_in_names_are_no_formulas(tmp_path):
     save(shown, [arm], tmp_path / "figure")
 
 
+def test_names_that_a_font_cannot_show_are_escaped_or_boxes_without_a_warning(tmp_path):
+    arm = "a\x1b[31m運"
+    shown = figure(Series("line", arm, [0, 1], [0, 1]), title="t\x07", x=Axis("運"))
+    save(shown, [arm], tmp_path / "figure")
+    (axes,) = draw(shown, [arm]).axes
+    assert axes.figure.legends[0].get_texts()[0].get_text() == r"a\x1b[31m運"
+
+
 def test_places_of_a_scale_are_those_of_the_closed_form():
     scale = Scale(0.01, 100.0, log=True)
     np.testing.assert_allclose(scale.at([0.01, 1.0, 100.0]), [0.0, 0.5, 1.0])

@@ -154,6 +154,25 @@ def test_tokens_have_the_probabilities_of_temperature_and_top_k(temperature, top
     assert scipy.stats.chisquare(counts[chosen], number * wanted[chosen]).pvalue > 0.001
 
 
+@pytest.mark.parametrize("top_k", [None, 3])
+def test_the_smallest_temperatures_take_the_most_probable_token(top_k):
+    logits = jnp.array([0.3, -1.0, 2.0, -jnp.inf, 1.9, 0.7, -0.2])
+    keys = jax.random.split(jax.random.key(0), 50)
+    for temperature in (1e-30, 1e-37, 1e-38, 1e-39, 1e-44, 1e-46, 5e-324):
+        sampling = Sampling(1, temperature, top_k)
+        for shift in (0.0, -50.0, 50.0):
+            tokens = jax.vmap(lambda key, s=sampling, x=logits + shift: draw(x, key, s))(keys)
+            assert set(np.asarray(tokens).tolist()) == {2}, (temperature, shift)
+
+
+def test_the_largest_temperatures_draw_all_tokens():
+    keys = jax.random.split(jax.random.key(0), 200)
+    for temperature in (1e30, 1e39, 1e308):
+        sampling = Sampling(1, temperature)
+        tokens = jax.vmap(lambda key, s=sampling: draw(jnp.arange(7.0), key, s))(keys)
+        assert set(np.asarray(tokens).tolist()) == set(range(7))
+
+
 def test_of_equal_logits_no_more_than_k_are_drawn():
     keys = jax.random.split(jax.random.key(0), 500)
     drawn = jax.vmap(lambda key: draw(jnp.zeros(VOCAB), key, Sampling(1, top_k=2)))(keys)
@@ -337,6 +356,39 @@ def test_samples_depend_on_the_seed_and_not_on_their_number(run, capsys):
     assert capsys.readouterr().out == "abcdefgh\n"
 
 
+def test_a_text_longer_than_those_of_the_training_is_a_warning(run, tmp_path, capsys):
+    trained = "warning: The model was trained on sequences of 16 tokens, and the prompt of 3 "
+    # The last token is drawn and not read: 3 and 14 tokens have 16 positions.
+    for options, warned in (
+        (["--length=14"], ""),
+        (["--length=15"], trained + "tokens with 15 more is"),
+    ):
+        assert sample(run, "--prompt=ab", *options) == 0
+        said = capsys.readouterr().err
+        assert ("warning" in said) is bool(warned) and warned in said
+    assert "A length of at most 14 stays within it." in said
+    assert sample(run, f"--prompt={'abcdefgh' * 2}a", "--length=1") == 0
+    assert "Shorten the prompt." in capsys.readouterr().err
+    # By default it is no longer, unless that is not known.
+    hot = ["--temperature=9", "--seed=3", "--top_k=9"]
+    assert sample(run, "--prompt=ab", *hot) == 0
+    default = capsys.readouterr()
+    assert "warning" not in default.err
+    assert sample(run, "--prompt=ab", *hot, "--length=14") == 0
+    assert capsys.readouterr().out == default.out
+    shutil.copytree(run, tmp_path / "run")
+    (tmp_path / "run" / "metrics.jsonl").unlink()
+    assert sample(tmp_path / "run", "--prompt=ab", "--length=15") == 0
+    assert "warning" not in capsys.readouterr().err
+
+
+def test_the_hook_warns_of_texts_longer_than_those_of_the_training(lab, tmp_path, capsys):
+    assert train(tmp_path, HOOK, "hooks.samples.length = 20\n", until=10) == 75
+    said = capsys.readouterr().err
+    assert said.count("warning: hooks.samples: The model was trained on sequences of 16") == 1
+    assert "with 20 more is longer" in said
+
+
 def test_the_step_may_be_named(run, capsys):
     steps = [info.step for info in checkpoint.ls(run)]
     assert steps[0] < 10
@@ -460,8 +512,9 @@ def test_divided_parameters_are_gathered_once_and_not_for_each_token():
 def test_the_hook_begins_with_the_validation_split_and_changes_no_bit(lab, run, tmp_path):
     assert train(tmp_path, HOOK, "hooks.samples.temperature = 0\n") == 0
     rows = kept(tmp_path / "run")
-    # The first window of the split, an end of a text and then two documents.
-    assert rows[-1]["prompt"] == "abcdefghabcdef" and rows[-1]["text"] == "gh"
+    # The first window of the split, an end of a text and then two documents, with room for 6 more
+    # in the 16 positions of the training.
+    assert rows[-1]["prompt"] == "abcdefgha" and 0 < len(rows[-1]["text"]) <= 6
     assert runs.lines(tmp_path / "run") == runs.lines(run)
     assert checkpoint.diff(tmp_path / "run", 30, 30, other=run) == []
 
@@ -599,7 +652,7 @@ data.text:
     capsys.readouterr()
     assert sample(run, "--prompt=the ", "--temperature=0") == 0
     printed = capsys.readouterr().out
-    assert printed == f"the {kept(run)[-1]['text']}\n" and len(printed) > 20
+    assert printed == f"the {kept(run)[-1]['text']}\n" and len(printed) > 12
     assert train(tmp_path, data, "experiment.steps = 60") == 2  # the text itself is missing
     letters = bytes(range(32, 127)) * 9
     for size in (300, 257 if tokenizer == "bpe" else 270):

@@ -69,6 +69,11 @@ def test_the_summary_of_a_run_has_its_final_and_its_best_metrics(config, tmp_pat
     assert (tmp_path / "run" / "summary.json").read_text() == before
 
 
+def test_the_folder_of_a_summary_may_be_a_text(tmp_path):
+    (tmp_path / "summary.json").write_text(Summary("done", 3).text())
+    assert read_summary(str(tmp_path)) == read_summary(tmp_path) == Summary("done", 3)
+
+
 def test_a_stopped_run_says_so_and_ends_with_the_summary_of_an_uninterrupted_one(config, tmp_path):
     assert runs.train(config, tmp_path / "one") == 0
     assert runs.train(config, tmp_path / "two", "--until=11") == 75

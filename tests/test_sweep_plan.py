@@ -515,6 +515,44 @@ MISTAKES = {
         3,
         "values has 0.0 twice",
     ),
+    "a list as a space": (
+        RATE,
+        "optimizer.b2: [0.9, 0.99]",
+        3,
+        "Values to choose from are written !space.values {values: [0.9, 0.99]} in YAML, and as",
+    ),
+    "a list for a space": (
+        RATE,
+        "optimizer.b2: !space.values [0.9, 0.99]",
+        3,
+        "write !space.values {values: [...]}.",
+    ),
+    "an interval as a space": (
+        RATE,
+        "optimizer.b2: {low: 0.9, high: 0.99}",
+        3,
+        "An interval is written !space.log_uniform {low: 1e-4, high: 1e-2}",
+    ),
+    "a value as a space": (RATE, "optimizer.b2: 0.9", 3, "all trials have is written under set"),
+    "a list for a method": (
+        METHOD,
+        "method: !method.explicit [{optimizer.b2: 0.9}]",
+        5,
+        "write !method.explicit {trials: [...]}.",
+    ),
+    "an argument of a run": (
+        "trials",
+        "metrics: {accuracy: !metrics.accuracy }\ntrials",
+        4,
+        "sweep has no argument 'metrics'. 'metrics' belongs to a run: write it in the base, or for"
+        " all arms below set.",
+    ),
+    "an argument of a run like one of a sweep": (
+        "trials",
+        "seed: 3\ntrials",
+        4,
+        "Did you mean 'seeds'? This config has seed at method.seed. 'seed' belongs to a run: wri",
+    ),
     "no values": (RATE, "optimizer.b2: !space.values {values: []}", 3, "values is empty"),
     "two arms of one name": (
         ARMS,

@@ -5,6 +5,7 @@ import hashlib
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -224,10 +225,10 @@ def test_files_are_found_by_path_folder_and_glob(tmp_path: Path):
     (folder / ".git" / "x").write_text("x")
     (folder / "more").mkdir()
     (folder / "more" / "a[1].txt").write_text("x")
-    names = [path.name for path in find_documents("books", None).files]
+    names = list(map(os.path.basename, find_documents("books", None).files))
     assert names == ["00.txt", "01.txt", "02.txt", "a[1].txt"]
     given = ["books/more/a[1].txt", "books/*1.txt", "books/**/*]*"]
-    names = [path.name for path in find_documents(given, None).files]
+    names = list(map(os.path.basename, find_documents(given, None).files))
     assert names == ["a[1].txt", "01.txt"]
 
 
@@ -238,7 +239,7 @@ def test_a_file_that_is_named_twice_is_read_once(tmp_path: Path):
     for given in (["books", "books/01.txt"], ["books", "./books", "link.txt"], ["books", "b*/0*"]):
         assert find_documents(given, None).files == once
     given = ["books/02.txt", "books", str(folder / "02.txt")]
-    names = [path.name for path in find_documents(given, None).files]
+    names = list(map(os.path.basename, find_documents(given, None).files))
     assert names == ["02.txt", "00.txt", "01.txt", "03.txt"]
     ways = [["books/02.txt"], ["books/02.txt", "books/02.txt"]]
     first, second = (data.text(files, length=16, batch_size=2) for files in ways)
@@ -268,13 +269,13 @@ def test_the_tokens_are_made_once_for_each_text_and_settings(tmp_path: Path, kep
     ways: list[dict[str, Any]] = [{}, {"tokenizer": "bpe", "vocab_size": 280}, {"split_seed": 1}]
     ways += [{"tokenizer": "bpe", "vocab_size": 290}, {"validation": 0.1}, {"test": None}]
     prints = [data.text("books", **way).fingerprint for way in ways]
-    assert len(set(prints)) == len(ways) == len(list((kept / "text").iterdir()))
-    times = {path: path.stat().st_mtime_ns for path in kept.rglob("*")}
+    assert len(set(prints)) == len(ways) == len(list((kept / "text").glob("[!.]*")))
+    times = {path: path.stat().st_mtime_ns for path in kept.rglob("[!.]*.*")}
     assert [data.text("books", **way).fingerprint for way in ways] == prints
-    assert times == {path: path.stat().st_mtime_ns for path in kept.rglob("*")}
+    assert times == {path: path.stat().st_mtime_ns for path in kept.rglob("[!.]*.*")}
     (tmp_path / "books" / "03.txt").write_text("another text")
     assert data.text("books").fingerprint not in prints
-    assert len(list((kept / "text").iterdir())) == len(ways) + 1
+    assert len(list((kept / "text").glob("[!.]*"))) == len(ways) + 1
     assert not list(kept.glob(".preparing-*"))
 
 
@@ -294,7 +295,7 @@ def test_the_tokens_are_made_once_for_each_text_and_settings(tmp_path: Path, kep
 )
 def test_damaged_tokens_are_made_again(tmp_path: Path, kept: Path, name: str, damage: Any):
     before = data.text(books(tmp_path)).fingerprint
-    (folder,) = (kept / "text").iterdir()
+    (folder,) = (kept / "text").glob("[!.]*")
     file = folder / name
     if damage is None:
         file.unlink()
@@ -318,21 +319,90 @@ def test_files_are_read_as_few_times_as_the_tokens_need(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict, reads: list[int]
 ):
     books(tmp_path)
+    counts = count_reads(monkeypatch)
+    data.text("books", **options)
+    assert sorted(counts.values()) == reads
+    counts.clear()
+    data.text("books", **options)  # the files were written just now
+    assert sorted(counts.values()) == [1] * 20
+
+
+def count_reads(monkeypatch: pytest.MonkeyPatch) -> collections.Counter[str]:
     read, counts = documents._read, collections.Counter[str]()
 
-    def counted(path: Path) -> bytes:
-        counts[path.name] += 1
+    def counted(path: str) -> bytes:
+        counts[path] += 1
         return read(path)
 
     monkeypatch.setattr(documents, "_read", counted)
-    data.text("books", **options)
-    assert sorted(counts.values()) == reads
+    return counts
+
+
+def test_files_that_have_not_changed_are_not_read_again(
+    tmp_path: Path, kept: Path, monkeypatch: pytest.MonkeyPatch
+):
+    books(tmp_path)
+    monkeypatch.setattr(documents, "_RACY", -(10**10))  # as if they had been written long ago
+    fingerprint = data.text("books").fingerprint
+    counts = count_reads(monkeypatch)
+    assert data.text("books").fingerprint == fingerprint and not counts
+    os.chmod(tmp_path / "books" / "03.txt", 0o600)
+    assert data.text("books").fingerprint == fingerprint and len(counts) == 20
+    # The same size and the same time of the last change of its content, as `cp -p` leaves them.
+    file = tmp_path / "books" / "03.txt"
+    content, times = file.read_text(), file.stat()
+    for change in (file.write_text, lambda text: (file.unlink(), file.write_text(text))):
+        counts.clear()
+        change(content.replace("quick", "slack"))
+        os.utime(file, ns=(times.st_atime_ns, times.st_mtime_ns))
+        assert data.text("books").fingerprint != fingerprint and len(counts) == 20
+        change(content)
+        os.utime(file, ns=(times.st_atime_ns, times.st_mtime_ns))
+        assert data.text("books").fingerprint == fingerprint
+    (tmp_path / "books" / "more.txt").write_text(WORDS * 40)
+    assert data.text("books").fingerprint != fingerprint
+    with pytest.raises(ValueError, match="is in none of the 21 files"):
+        data.text("books", separator="zzz")
+
+
+def test_a_damaged_or_unwritable_record_of_unchanged_files_does_no_harm(
+    tmp_path: Path, kept: Path, monkeypatch: pytest.MonkeyPatch
+):
+    books(tmp_path)
+    monkeypatch.setattr(documents, "_RACY", -(10**10))
+    fingerprint = data.text("books").fingerprint
+    (record,) = (kept / "text" / ".unchanged").iterdir()
+    for content in (b"", b"zz", b"\xff" * 64, record.read_bytes()[:-1]):
+        record.write_bytes(content)
+        assert data.text("books").fingerprint == fingerprint
+    shutil.rmtree(record.parent)
+    record.parent.touch()
+    assert data.text("books").fingerprint == fingerprint
+
+
+def test_a_folder_that_cannot_be_listed_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    books(tmp_path)
+    (tmp_path / "books" / "loop.txt").symlink_to("loop.txt")
+    with pytest.raises(ValueError, match="books/loop.txt cannot be read .Too many levels"):
+        find_documents("books", None)
+    (tmp_path / "books" / "loop.txt").unlink()
+    listed = os.scandir
+
+    def scandir(path: str) -> Any:
+        if os.path.basename(path) == "more":
+            raise PermissionError(13, "Permission denied")
+        return listed(path)
+
+    (tmp_path / "books" / "more").mkdir()
+    monkeypatch.setattr(os, "scandir", scandir)
+    with pytest.raises(ValueError, match="books/more cannot be listed .Permission denied"):
+        find_documents("books", None)
 
 
 def test_tokens_that_are_kept_are_opened_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     data.text(books(tmp_path))
-    read, layout = [], shards._layout
-    monkeypatch.setattr(shards, "_layout", lambda path: [read.append(path.name), layout(path)][1])
+    read, find = [], shards.find_layout
+    monkeypatch.setattr(shards, "find_layout", lambda path: [read.append(path.name), find(path)][1])
     data.text("books")
     assert sorted(read) == ["test_000000.bin", "train_000000.bin", "validation_000000.bin"]
 
@@ -385,6 +455,8 @@ def test_tokens_that_cannot_be_kept_are_reported(tmp_path: Path):
         ({"tokenizer": "latin.txt"}, ["latin.txt cannot be read as", ": it is not JSON."]),
         ({"tokenizer": "list.json"}, ["it is JSON, but not that of a tokenizer, which has"]),
         ({"tokenizer": "model.json"}, ["tokenizer.json: Missing vocab/merges"]),
+        ({"tokenizer": "untrained.json"}, ["untrained.json has no tokens. Train it, or give"]),
+        ({"tokenizer": "untrained.json", "end_of_text": 0}, ["untrained.json has no tokens."]),
         ({"vocab_size": 300}, ["vocab_size is 300", "'bytes' has 257 tokens"]),
         ({"tokenizer": "bpe", "vocab_size": 200}, ["at least 257 tokens"]),
         ({"end_of_text": 3}, ["end_of_text is 3, but only a tokenizer.json needs it"]),
@@ -415,6 +487,8 @@ def test_mistakes_are_named(tmp_path: Path, kept: Path, options: dict, words: li
     (tmp_path / "empty.txt").touch()
     (tmp_path / "list.json").write_text("[1]")
     (tmp_path / "model.json").write_text('{"version": "1.0", "model": {"type": "BPE"}}')
+    untrained = {"version": "1.0", "model": {"type": "BPE", "vocab": {}, "merges": []}}
+    (tmp_path / "untrained.json").write_text(json.dumps(untrained))
     (tmp_path / "bare").mkdir()
     (tmp_path / "bare" / ".hidden").write_text("x")
     (tmp_path / "gap.txt").write_text("a--  --b")

@@ -24,6 +24,7 @@ from trainer.data.folders import prepare_aside
 from trainer.data.image_stream import ImageStream
 from trainer.data.images import Pixels
 from trainer.data.order import random_words
+from trainer.messages import UserError
 
 # `trainer.data` has a function of this name.
 tfds_images = importlib.import_module("trainer.data.tfds_images")
@@ -268,10 +269,10 @@ def gif() -> bytes:
 def test_an_image_that_cannot_be_decoded_is_named(replaced: bytes):
     dataset = stream(Pictures(10, replaced=replaced), batch_size=10)
     said = "data.s cannot decode image {} of the {} examples as stored"
-    with pytest.raises(ValueError, match=said.format(9, "training")):
+    with pytest.raises(UserError, match=said.format(9, "training")):
         next(dataset.train(0, 0))
     dataset = stream(Pictures(10, replaced=replaced), validation=0.9, batch_size=1)
-    with pytest.raises(ValueError, match=said.format(9, "training")):
+    with pytest.raises(UserError, match=said.format(9, "training")):
         list(dataset.evaluate("validation"))
     dataset = ImageStream(
         Pictures(4),
@@ -281,7 +282,7 @@ def test_an_image_that_cannot_be_decoded_is_named(replaced: bytes):
         pixels=Pixels(),
         name="data.s",
     )
-    with pytest.raises(ValueError, match=said.format(9, "test")):
+    with pytest.raises(UserError, match=said.format(9, "test")):
         list(dataset.evaluate())
 
 

@@ -12,10 +12,11 @@ import numpy as np
 import pytest
 
 from trainer import data
-from trainer.data import shards
+from trainer.data import shard_reader, shards
 from trainer.data.order import places, random_words, shuffled
 from trainer.data.shards import TokenStream
 from trainer.data.token_dataset import TokenDataset
+from trainer.messages import UserError
 
 # The order.
 
@@ -118,12 +119,6 @@ def test_written_shards_have_the_bytes_of_llm_cs_layout(tmp_path: Path):
             assert path.read_bytes() == written
 
 
-def test_shards_are_mapped_and_not_read(tmp_path: Path):
-    read = dataset(tmp_path)
-    array = read._train._load(0)
-    assert isinstance(array.base, np.memmap) and array.dtype == np.uint16
-
-
 # Batches.
 
 
@@ -141,10 +136,11 @@ def test_an_epoch_predicts_every_token_once(tmp_path: Path, count: int, length: 
 
 @pytest.mark.parametrize("step", [0, 1, 7, 8, 9, 1000])
 def test_training_may_begin_at_any_step(tmp_path: Path, step: int):
-    stream = dataset(tmp_path, end_of_text=5).train(0, seed=9)
+    read = dataset(tmp_path, end_of_text=5)
+    stream = read.train(0, seed=9)
     for _ in range(step):
         next(stream)
-    fresh = dataset(tmp_path, end_of_text=5).train(step, seed=9)
+    fresh = read.train(step, seed=9)
     for late, new in zip(itertools.islice(stream, 4), fresh, strict=False):
         for key in ("tokens", "label", "documents"):
             np.testing.assert_array_equal(late[key], new[key])
@@ -209,8 +205,8 @@ def test_the_fingerprint_covers_what_the_model_sees(tmp_path: Path, monkeypatch:
     assert changed() == changed(batch_size=2, eval_batch_size=7)
     others = [changed(range(99)), changed(length=5), changed(end_of_text=3), changed(eval_tokens=9)]
     assert len({changed(), *others, changed([*range(50), 7, *range(51, 100)])}) == 6
-    monkeypatch.setattr(shards, "_HASHED_WHOLE", 0)
-    monkeypatch.setattr(shards, "_SAMPLE", 100)
+    monkeypatch.setattr(shard_reader, "_HASHED_WHOLE", 0)
+    monkeypatch.setattr(shard_reader, "_SAMPLE", 100)
     sampled = changed()
     assert sampled != changed([*range(99), 7]) and sampled == changed()
 
@@ -273,10 +269,15 @@ def test_a_file_that_is_not_a_whole_shard_is_named(tmp_path: Path, how: str, wor
         ({"length": 0}, ["length to be at least 1"]),
         ({"batch_size": 13}, ["12 training sequences", "batch_size of 13"]),
         ({"eval_tokens": 0}, ["eval_tokens to be at least 1"]),
+        ({"vocab_size": 0}, ["vocab_size to be at least 1, but got 0"]),
         ({"vocab_size": 49}, ["the token 49", "vocab_size is 49", "0 to 48"]),
         ({"end_of_text": 50}, ["end_of_text=50", "vocab_size is 50", "0 to 49"]),
         ({"vocab_size": 512, "end_of_text": 900}, ["end_of_text=900", "vocab_size is 512"]),
         ({"end_of_text": -1}, ["end_of_text=-1"]),
+        (
+            {"train": "no.bin", "train_tokens": 90, "vocab_size": 0},
+            ["vocab_size to be at least 1"],
+        ),
         (
             {"train": "no.bin", "train_tokens": 90, "vocab_size": 512, "end_of_text": 900},
             ["end_of_text=900", "vocab_size is 512"],
@@ -312,5 +313,5 @@ def test_a_large_token_is_found_in_a_batch_if_not_before(tmp_path: Path, monkeyp
     with pytest.raises(ValueError, match="4000000 tokens, too many .* `vocab_size`: 50257"):
         data.tokens(paths[0], test=paths[1])
     read = data.tokens(paths[0], test=paths[1], vocab_size=700, length=1000, batch_size=10)
-    with pytest.raises(ValueError, match="found the token 700, but its vocab_size is 700"):
+    with pytest.raises(UserError, match="found the token 700, but its vocab_size is 700"):
         list(read.evaluate())

@@ -4,13 +4,14 @@ import argparse
 import contextlib
 import importlib.util
 import os
+import subprocess
 import sys
 from collections.abc import Sequence
 
 # Imports that take long are inside functions, so that `--help` and a misspelt option are fast. So
 # are those of this project's modules: `main` first checks that nothing shadows the two packages.
 
-_OF_NO_COMMAND = ("-h", "--help", "--version")
+_OF_NO_COMMAND = frozenset(["-h", "--help", "--version"])
 
 
 def script() -> int:
@@ -37,7 +38,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns:
         0 done, 1 a failed run, 2 a user's mistake, 75 stopped by a signal after a checkpoint.
     """
+    words = list(sys.argv[1:] if argv is None else argv)
     shadow = _shadow()
+    if shadow and _OF_NO_COMMAND.intersection(words) and not sys.flags.safe_path:
+        # In a process whose packages do not come from the current folder.
+        return subprocess.run([sys.executable, "-P", "-m", "trainer", *words]).returncode
     if shadow:
         sys.stderr.write(f"error: {shadow}\n")
         return 2  # messages.MISTAKE, which cannot be imported if it is shadowed
@@ -45,7 +50,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     from trainer.cli.terminal import BestEffortStream, show
     from trainer.messages import DONE, FAILED
 
-    words = list(sys.argv[1:] if argv is None else argv)
     if not words or (words[0].startswith("-") and words[0] not in _OF_NO_COMMAND):
         words.insert(0, "train")
     with BestEffortStream("stdout") as stdout, BestEffortStream("stderr"):

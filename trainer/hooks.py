@@ -15,6 +15,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh
 
+from trainer.engine.contracts import tokens_per_example
 from trainer.engine.experiment import Experiment
 from trainer.engine.generation import (
     Continuation,
@@ -22,6 +23,8 @@ from trainer.engine.generation import (
     check_prompt,
     encode_prompt,
     fitting_length,
+    length_warning,
+    longest,
 )
 from trainer.engine.splits import eval_batches, split_sizes
 from trainer.models.model import LanguageModel
@@ -80,7 +83,7 @@ def samples(
         prompt: the beginning of a document; None for the beginning of the validation split, or of
             the test split if there is no other.
         length: the most tokens to add; a text may end before. None for 200, or as many as fit the
-            model.
+            model and the sequences that it is trained on. More of them are a warning.
         temperature: the logits are divided by it; 0 takes the most probable token.
         top_k: only so many of the most probable tokens are drawn; None draws any.
         seed: of the random numbers, the same at every evaluation.
@@ -100,7 +103,7 @@ class Samples:
 
     Args:
         prompt: the beginning of a document; None for that of the validation split.
-        length: the most tokens to add; None for 200, or as many as fit the model.
+        length: the most tokens to add; None for 200, or as many as fit; see `fitting_length`.
         sampling: how to draw; its length is replaced.
         seed: of the random numbers.
     """
@@ -123,7 +126,9 @@ class Samples:
         prompt = [tokenizer.end_of_text]
         if self._prompt is not None:
             prompt = encode_prompt(tokenizer, self._prompt)
-        check_prompt(language, prompt, fitting_length(language, len(prompt), self._length))
+        trained = tokens_per_example(experiment.data)
+        length = fitting_length(language, len(prompt), self._length, trained)
+        check_prompt(language, prompt, length)
 
     def bind(self, context: HookContext) -> Callable[..., None]:
         """Returns the function that the run calls after each evaluation.
@@ -136,13 +141,19 @@ class Samples:
         """
         experiment = context.experiment
         language, tokenizer = _parts(experiment)
+        trained = tokens_per_example(experiment.data)
         if self._prompt is None:
-            most = language.max_length - (self._length or language.max_length // 2)
+            most = longest(language, trained)
+            most -= self._length or most // 2
+            if most < 1:  # the model was not trained on texts of this length, and says so
+                most = language.max_length - (self._length or 0)
             tokens = _first_tokens(experiment)[:most]
             shown = tokenizer.decode([token for token in tokens if token != tokenizer.end_of_text])
         else:
             tokens, shown = encode_prompt(tokenizer, self._prompt), self._prompt
-        length = fitting_length(language, len(tokens), self._length)
+        length = fitting_length(language, len(tokens), self._length, trained)
+        if warning := length_warning(len(tokens), length, trained):
+            context.log(f"warning: hooks.samples: {warning}")
         sampling = self._sampling._replace(length=length, end=tokenizer.end_of_text)
         given = (language, tokenizer, tokens, sampling, experiment.precision, context.mesh)
         if self._made is None or self._made[0] != given:

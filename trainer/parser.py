@@ -13,8 +13,15 @@ from trainer.messages import MISTAKE, printable
 class Parser(argparse.ArgumentParser):
     """Prints errors in two lines, and escapes control characters.
 
-    A parser of several commands keeps the name of the one that was given as `command`.
+    A parser of several commands keeps the name of the one that was given as `command`. A parser
+    with the option --help has --version, too.
     """
+
+    def __init__(self, *args: Any, add_help: bool = True, **kwargs: Any):
+        super().__init__(*args, add_help=add_help, **kwargs)
+        if add_help:
+            text = "print the version of Lockstep and exit"
+            self.add_argument("--version", action=Version, nargs=0, help=text)
 
     def parse_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:
         """Parses the arguments; for an unknown one, prints what to write and exits with 2.
@@ -29,14 +36,18 @@ class Parser(argparse.ArgumentParser):
         # argparse's own parse_args only lists the unknown arguments, and suggests nothing.
         arguments, unknown = self.parse_known_args(args, namespace)
         if unknown:
-            name = getattr(arguments, "command", self.prog.split()[-1])
-            command = self._commands().get(name, self)
+            command = self._chosen(arguments)
+            name = command.prog.removeprefix(self.prog).strip() or self.prog.split()[-1]
             command.error(_unknown(name, unknown, command._option_string_actions))
         return arguments
 
-    def _commands(self) -> dict[str, argparse.ArgumentParser]:
-        groups = self._subparsers._group_actions if self._subparsers else []
-        return {name: each for group in groups for name, each in (group.choices or {}).items()}  # type: ignore[attr-defined]
+    def _chosen(self, arguments: argparse.Namespace) -> argparse.ArgumentParser:
+        """Returns the parser of the command that was given, and of the action below it."""
+        for group in self._subparsers._group_actions if self._subparsers else []:
+            chosen = (group.choices or {}).get(getattr(arguments, group.dest, None))  # type: ignore[attr-defined]
+            if isinstance(chosen, Parser):
+                return chosen._chosen(arguments)
+        return self
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         """Raises ArgumentError for a command that does not exist, with the nearest that does."""

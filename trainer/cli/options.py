@@ -3,7 +3,7 @@
 import argparse
 
 from trainer.cli import report_options, run_options, sweep_options, values, viewing_options
-from trainer.parser import Parser, Version
+from trainer.parser import Parser
 
 
 def parser() -> argparse.ArgumentParser:
@@ -14,9 +14,6 @@ def parser() -> argparse.ArgumentParser:
         epilog="Exit codes: 0 done; 1 a failed run, or one whose metrics.jsonl lost rows; 2 a "
         "mistake in the config or the command line; 75 stopped by a signal after a saved "
         "checkpoint: start the same command again.",
-    )
-    parser.add_argument(
-        "--version", action=Version, nargs=0, help="print the version of Lockstep and exit"
     )
     commands = parser.add_subparsers(dest="command", metavar="command")
     config = _config()

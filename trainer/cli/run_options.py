@@ -80,7 +80,8 @@ def add_sample(sample: argparse.ArgumentParser) -> None:
         "--length",
         type=int,
         metavar="N",
-        help="the most tokens to add; a text may end before; default 200, or as many as fit",
+        help="the most tokens to add; a text may end before; default 200, or as many as fit"
+        " the model and the sequences that it was trained on",
     )
     sample.add_argument(
         "--temperature",

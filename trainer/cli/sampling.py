@@ -30,8 +30,15 @@ def run(arguments: argparse.Namespace) -> int:
         Sampling,
         encode_prompt,
         fitting_length,
+        length_warning,
     )
-    from trainer.train.trained import read_language, read_run, read_tokenizer, read_trained
+    from trainer.train.trained import (
+        read_language,
+        read_run,
+        read_tokenizer,
+        read_trained,
+        trained_length,
+    )
 
     prompt = _prompt(arguments)
     folder = Path(arguments.workdir)
@@ -41,8 +48,8 @@ def run(arguments: argparse.Namespace) -> int:
     tokenizer = read_tokenizer(folder, read, arguments.vocabulary)
     precision = str(read.root.kwargs.get("precision", Experiment.precision))
     try:
-        tokens = encode_prompt(tokenizer, prompt)
-        length = fitting_length(language, len(tokens), arguments.length)
+        tokens, trained = encode_prompt(tokenizer, prompt), trained_length(folder)
+        length = fitting_length(language, len(tokens), arguments.length, trained)
         sampling = Sampling(
             length, arguments.temperature, arguments.top_k, end=tokenizer.end_of_text
         )
@@ -53,6 +60,8 @@ def run(arguments: argparse.Namespace) -> int:
     texts = continuation.sample(
         found.params, found.model_state, arguments.seed, arguments.num_samples
     )
+    if warning := length_warning(len(tokens), length, trained):
+        show(f"warning: {warning}", sys.stderr)
     show(f"step {found.step} of {folder}:", sys.stderr)
     show(_BETWEEN.join(prompt + text for text in texts))
     return DONE

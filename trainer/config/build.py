@@ -131,7 +131,7 @@ class _Traversal:
 
     def _below(self, tree: Tree, key: Key, slot: Slot, path: str) -> Slot:
         if isinstance(tree, Call):
-            function = self._function(tree, path, complete=False)
+            function = self._function(tree, path)
             return slot.of_argument(function, str(key), annotations.takes_optimizer(slot.hint))
         try:
             if isinstance(tree, dict):
@@ -207,7 +207,7 @@ class _Traversal:
         is_factory = annotations.takes_optimizer(slot.hint)
         # Optimizers need all required arguments now; another function may get the rest when called.
         is_waiting = call.partial and (not is_factory or annotations.takes_callable(slot.hint))
-        function = self._function(call, path, complete=not is_waiting)
+        function = self._function(call, path, None if is_waiting else slot)
         # A schedule may stand for any float of an optimizer, although no annotation says so.
         is_schedule = slot.in_factory and annotations.takes_float(slot.hint)
         if is_factory:
@@ -252,29 +252,28 @@ class _Traversal:
                 text = f"{text.rstrip('.: ')}. Its arguments were changed by {', '.join(changed)}."
             raise ConfigError(text, source) from error
 
-    def _function(self, call: Call, path: str, complete: bool) -> Function:
+    def _function(self, call: Call, path: str, slot: Slot | None = None) -> Function:
         """Returns the function of a call; raises ConfigError if it does not take the arguments.
 
-        If `complete`, no required argument may be missing.
+        If the call is for a `slot`, no required argument may be missing.
         """
         function = self._vocabulary.function(call.name, self._config.sources[path])
         for name in call.kwargs:
             if name not in function.parameters:
                 source = self._config.argument_source(join(path, name))
-                text = build_errors.unknown_argument(function, name)
-                if not path:
-                    text += build_errors.other_places(name, self._config.sources)
-                    text += build_errors.other_language(name)
+                if path:
+                    text = build_errors.unknown_argument(function, name)
+                else:
+                    text = build_errors.unknown_at_root(call, function, name, self._config.sources)
                 raise ConfigError(text, source)
         missing = [
             name
             for name, parameter in function.parameters.items()
             if parameter.required and name not in call.kwargs
         ]
-        if complete and missing:
-            raise ConfigError(
-                build_errors.missing_arguments(function, missing), self._config.sources[path]
-            )
+        if slot is not None and missing:
+            text = build_errors.missing_arguments(function, missing, slot)
+            raise ConfigError(text, self._config.sources[path])
         return function
 
     def _default_steps(

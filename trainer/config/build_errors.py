@@ -1,5 +1,6 @@
 """Messages about calls that do not fit: what was given, what exists, what to do."""
 
+import difflib
 from collections.abc import Iterable, Sequence
 
 from trainer.config import annotations, dtypes
@@ -8,7 +9,9 @@ from trainer.config.signatures import Function
 from trainer.config.slots import Slot
 from trainer.config.tree import Call, Key, Tree
 from trainer.config.units import quantity
-from trainer.config.wording import describe, known_names, listing, nearest
+from trainer.config.vocabulary import Vocabulary
+from trainer.config.wording import brief, describe, known_names, listing, nearest
+from trainer.config.yaml_reader import PARTIAL
 
 
 def exception_text(error: Exception) -> str:
@@ -63,25 +66,36 @@ def other_places(name: str, paths: Iterable[str]) -> str:
     return f" This config has {name} at {listing(below, 4)}." if below else ""
 
 
-def other_language(name: str) -> str:
-    """Returns a sentence about an argument that only the root of another kind of config has.
+def unknown_at_root(root: Call, function: Function, name: str, paths: Iterable[str]) -> str:
+    """Returns the message for an argument that the root of a config does not have.
 
     Args:
-        name: the name of the argument, which the root does not take.
-
-    Returns:
-        The sentence; "" if no other kind of config is known by this argument.
+        root: the root.
+        function: its function.
+        name: the name of the argument.
+        paths: the paths of all nodes of the config.
     """
-    found = [each for each in LANGUAGES.values() if each.mark == name]
-    return "".join(f" This is the config of {each.what}: {each.command}." for each in found)
+    text = unknown_argument(function, name)
+    elsewhere = other_places(name, paths)
+    own = LANGUAGES[root.name]
+    for other in LANGUAGES.values():
+        if other is own or name not in Vocabulary(language=other).function(other.root).parameters:
+            continue
+        if not difflib.get_close_matches(name, function.parameters, 1, 0.85):
+            text = f"{function.name} has no argument {name!r}."
+        if own.mark in root.kwargs:
+            return f"{text}{elsewhere} {name!r} belongs to {other.what}: {other.place}."
+        return f"{text}{elsewhere} This is the config of {other.what}: {other.command}."
+    return text + elsewhere
 
 
-def missing_arguments(function: Function, missing: Sequence[str]) -> str:
+def missing_arguments(function: Function, missing: Sequence[str], slot: Slot) -> str:
     """Returns the message for required arguments that are missing.
 
     Args:
         function: the function.
         missing: the names of the arguments, at least one.
+        slot: what the call is for.
     """
     many = len(missing) > 1
     what, them = ("the arguments", "them") if many else ("the argument", "it")
@@ -92,7 +106,14 @@ def missing_arguments(function: Function, missing: Sequence[str]) -> str:
             f" the module there without calling it, constructor = @{function.name} in Gin or"
             f" constructor: !partial:{function.name} {{}} in YAML."
         )
-    return f"{text}: add {them}."
+    hint = slot.hint
+    called = annotations.takes_optimizer(hint) or annotations.accepts_anything(hint)
+    if called or not annotations.takes_function(hint):
+        return f"{text}: add {them}."
+    return (
+        f"{text}: add {them}; or, to pass {function.name} itself without calling it, write"
+        f" @{function.name} in Gin and !{PARTIAL}{function.name} {{}} in YAML."
+    )
 
 
 def key_type_mismatch(key: Key, slot: Slot) -> str:
@@ -149,11 +170,25 @@ def type_mismatch(tree: Tree, slot: Slot) -> str:
         text += " A number is written without quotes."
     elif isinstance(tree, str) and tree.lower() == "none" and annotations.takes_none(slot.hint):
         text += " The value None is written None in Gin and null in YAML."
+    elif words == "a Space":
+        text += _in_a_space(tree)
     elif annotations.takes_optimizer(slot.hint) and annotations.takes_callable(slot.hint):
         text += " Write a function itself as @name.of.it in Gin and !partial:name.of.it in YAML."
     elif annotations.takes_function(slot.hint) or not annotations.takes_leaf(slot.hint):
         text += " A call is written @name.of.function() in Gin and !name.of.function in YAML."
     return text
+
+
+def _in_a_space(tree: Tree) -> str:
+    """Returns advice for a value that is not a call of a space."""
+    if isinstance(tree, list):
+        return (
+            f" Values to choose from are written !space.values {{values: {brief(tree)}}} in YAML,"
+            " and as the argument values of @space.values() in Gin."
+        )
+    if isinstance(tree, dict):
+        return " An interval is written !space.log_uniform {low: 1e-4, high: 1e-2}, in YAML."
+    return " A value that all trials have is written under set, not under space."
 
 
 def _is_number(text: str) -> bool:

@@ -67,8 +67,13 @@ def in_yaml(text: str, line: int = 0) -> str:
     return _first(_IN_YAML, lines[line]) or _first(_IN_YAML[:1], first)
 
 
-# The functions of optax that take *args; in a config this argument is called args.
-_LISTS = ("optax.chain", "optax.named_chain")
+# Functions with one argument that is a list. That of optax's *args is called args in a config.
+_LISTS = {
+    "optax.chain": "args",
+    "optax.named_chain": "args",
+    "space.values": "values",
+    "method.explicit": "trials",
+}
 
 
 def list_for_call(tag: str) -> str:
@@ -77,11 +82,11 @@ def list_for_call(tag: str) -> str:
     Args:
         tag: the tag, such as "!optax.chain".
     """
-    name = "args" if tag.lstrip("!").removeprefix("partial:") in _LISTS else "argument"
-    hint = "" if name == "args" else ", with the argument's name"
+    name = _LISTS.get(tag.lstrip("!").removeprefix("partial:"))
+    hint = ", with the argument's name" if name is None else ""
     return (
-        f"{tag} takes its arguments by name, and was given a list: write {tag} {{{name}: [...]}}"
-        f"{hint}."
+        f"{tag} takes its arguments by name, and was given a list: write {tag}"
+        f" {{{name or 'argument'}: [...]}}{hint}."
     )
 
 

@@ -29,6 +29,7 @@ class Language:
         keys: some arguments of the root, for messages.
         mark: an argument of the root that the other kinds do not have.
         command: how to use such a config, for a message to a user who did something else.
+        place: where an argument of this root is written by who has a config of the other kind.
         example: a Gin statement that binds an argument of the root.
     """
 
@@ -39,6 +40,7 @@ class Language:
     keys: str
     mark: str
     command: str
+    place: str
     example: str
 
 
@@ -50,6 +52,7 @@ RUN = Language(
     keys="model, data, steps",
     mark="model",
     command="name it as the base of a sweep",
+    place="write it in the base, or for all arms below set",
     example="experiment.model = @models.vit()",
 )
 
@@ -67,6 +70,7 @@ SWEEP = Language(
     keys="base, space, trials",
     mark="base",
     command="start it with python -m trainer sweep --config=FILE",
+    place="write it in the file of a sweep, whose base is this config",
     example="sweep.base = 'base.gin'",
 )
 

@@ -115,6 +115,8 @@ class _Lines:
 def _hint(error: yaml.MarkedYAMLError, text: str, line: int) -> str:
     if "cannot start any token" not in (error.problem or ""):
         return hints.in_yaml(text, line)
+    if r"'\t'" in (error.problem or ""):
+        return "Write spaces in place of this tab: YAML neither indents nor separates with tabs."
     return (
         "Put a string that begins with such a character in quotes; a call is written"
         " !optax.adamw {learning_rate: 1e-3}, not @optax.adamw()."

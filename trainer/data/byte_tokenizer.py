@@ -17,6 +17,7 @@ class ByteTokenizer:
 
     Attributes:
         token_bytes: how many bytes of text each token stands for, int32 [vocab_size].
+        prefix_bytes: 0; see `trainer.data.tokenizer.SubwordTokenizer`.
 
     Example:
         >>> from trainer.data.byte_tokenizer import ByteTokenizer
@@ -28,6 +29,7 @@ class ByteTokenizer:
     vocab_size = 257
     end_of_text = 256
     token_bytes = np.array([1] * 256 + [0], np.int32)
+    prefix_bytes = 0
 
     def encode(self, text: str) -> list[int]:
         """Returns the bytes of a text.

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-import glob
+import contextlib
 import hashlib
 import itertools
 import os
+import re
+import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,8 +15,11 @@ from pathlib import Path
 import numpy as np
 
 from trainer.data import shakespeare
-from trainer.data.folders import matching
 from trainer.data.order import random_words
+from trainer.data.text_files import Stamp, find_files
+
+_DIGEST = re.compile("[0-9a-f]{64}")
+_RACY = 2 * 10**9  # ns; the longest time between two ticks of the clock of a file system
 
 
 @dataclass(frozen=True)
@@ -22,12 +27,14 @@ class Documents:
     """The documents of files, which are read one file at a time.
 
     Args:
-        files: each is a document, or several; empty for Shakespeare's works.
+        files: the paths; each file is a document, or several; empty for Shakespeare's works.
         separator: what stands between two documents of a file; None if a file is one document.
+        stamps: of the files, when they were found.
     """
 
-    files: tuple[Path, ...]
+    files: tuple[str, ...]
     separator: str | None = None
+    stamps: tuple[Stamp, ...] = ()
 
     def __iter__(self) -> Iterator[bytes]:
         """Yields the documents in the order of the files.
@@ -46,7 +53,7 @@ class Documents:
         for path in self.files:
             content = _read(path)
             if self.separator is None:
-                yield str(path), content
+                yield path, content
                 continue
             pieces = content.split(self.separator.encode())
             found = found or len(pieces) > 1
@@ -80,7 +87,7 @@ class Documents:
 
     def __str__(self) -> str:
         """Returns the names of the files, at most three of them."""
-        names = ", ".join(map(str, self.files[:3])) or "Shakespeare's works"
+        names = ", ".join(self.files[:3]) or "Shakespeare's works"
         more = len(self.files) - 3
         return f"{names} and {more} more" if more > 0 else names
 
@@ -98,14 +105,43 @@ class Documents:
                 )
         return ""
 
-    def digest(self) -> str:
-        """Returns the sha256 of all documents."""
+    @property
+    def size(self) -> int:
+        """The bytes of all files."""
+        return sum(stamp.size for stamp in self.stamps)
+
+    def digest(self, known: Path | None = None) -> str:
+        """Returns the sha256 of all documents.
+
+        Args:
+            known: a folder that keeps it by the paths and stamps of the files, so that they are not
+                read again where none has changed; None reads them.
+        """
         if not self.files:
             return shakespeare.SHA256
+        listing = repr((self.separator, self.files, self.stamps))
+        record = None if known is None else known / hashlib.sha256(listing.encode()).hexdigest()
+        with contextlib.suppress(OSError, UnicodeError):
+            if record is not None and _DIGEST.fullmatch(found := record.read_text("ascii")):
+                return found
+        now = time.time_ns()
         digest = hashlib.sha256()
         for document in self:
             digest.update(hashlib.sha256(document).digest())
+        # What was written just now may be written again without another time.
+        newest = max(max(stamp.modified, stamp.changed) for stamp in self.stamps)
+        if record is not None and newest < now - _RACY:
+            _write_aside(record, digest.hexdigest())
         return digest.hexdigest()
+
+
+def _write_aside(file: Path, text: str) -> None:
+    """Writes a file that is not needed, if that is possible."""
+    aside = file.with_name(f"{file.name}.{os.getpid()}")
+    with contextlib.suppress(OSError):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        aside.write_text(text, "ascii")
+        aside.replace(file)
 
 
 def find_documents(files: str | Sequence[str] | None, separator: str | None) -> Documents:
@@ -128,60 +164,16 @@ def find_documents(files: str | Sequence[str] | None, separator: str | None) -> 
         )
     if files is None:
         return Documents(())
-    found: list[Path] = []
-    for pattern in [files] if isinstance(files, str) else files:
-        below = [path for match in matching(pattern) for path in _files_of(match)]
-        if not below:
-            raise ValueError(
-                f"files has {_nothing(pattern)}. Give paths of texts, of folders with texts, or "
-                "globs such as 'books/*.txt'."
-            )
-        found += below
-    if not found:
-        raise ValueError("files is an empty list. Give at least one file, folder or glob.")
-    for path in found:
-        if not path.is_file():  # opening a pipe would wait for its writer
-            raise ValueError(f"files has {str(path)!r}, which is not a regular file.")
-        if path.stat().st_size == 0:
-            raise ValueError(
-                f"{path} is empty, and an empty document has nothing to learn. Remove the file, or "
-                "leave it out of `files`."
-            )
-    # A file that is named twice would be in the training split and in another one.
-    once: dict[str, Path] = {}
-    for path in found:
-        once.setdefault(os.path.realpath(path), path)
-    return Documents(tuple(once.values()), separator)
+    found = find_files(files)
+    return Documents(
+        tuple(each.path for each in found), separator, tuple(each.stamp for each in found)
+    )
 
 
-def _nothing(pattern: str) -> str:
-    """Returns why a pattern names no file."""
-    matches = matching(pattern)
-    where = "" if os.path.isabs(os.path.expanduser(pattern)) else f" in {Path.cwd()}"
-    if matches:
-        names = ", ".join(repr(str(path)) for path in matches[:3])
-        return (
-            f"the folder{'s' * (len(matches) > 1)} {names}{where}, with no file whose name does "
-            "not begin with a dot"
-        )
-    if glob.has_magic(pattern):
-        return f"the glob {pattern!r}, which matches nothing{where}"
-    return f"{pattern!r}, but there is no such file or folder{where}"
-
-
-def _files_of(path: Path) -> list[Path]:
-    if not path.is_dir():
-        return [path]
-    found: list[Path] = []
-    for folder, folders, names in os.walk(path):
-        folders[:] = [name for name in folders if not name.startswith(".")]
-        found += [Path(folder) / name for name in names if not name.startswith(".")]
-    return sorted(found)
-
-
-def _read(path: Path) -> bytes:
+def _read(path: str) -> bytes:
     try:
-        return path.read_bytes()
+        with open(path, "rb") as file:
+            return file.read()
     except OSError as error:
         raise ValueError(f"{path} cannot be read ({error.strerror}).") from error
 

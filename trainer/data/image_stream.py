@@ -18,6 +18,7 @@ from trainer.data.arrays import choose_validation
 from trainer.data.crops import WORDS, crop_at_random, crop_center
 from trainer.data.images import Pixels
 from trainer.data.order import check_positive, places, process_rows, random_words
+from trainer.messages import UserError
 
 _AHEAD = 2  # batches that are decoded before they are asked for
 _CHUNK = 8  # images that a thread reads and decodes at once
@@ -143,7 +144,7 @@ class ImageStream:
             seed: the seed of the order and of the crops.
 
         Raises:
-            ValueError: an image cannot be decoded.
+            UserError: an image cannot be decoded.
         """
         rows = process_rows(self.batch_size, self._name)
 
@@ -167,7 +168,7 @@ class ImageStream:
             split: one of `splits`.
 
         Raises:
-            ValueError: an image cannot be decoded.
+            UserError: an image cannot be decoded.
         """
         rows, count = process_rows(self.eval_batch_size, self._name), self.splits[split]
 
@@ -203,7 +204,7 @@ class ImageStream:
                 try:
                     image = self._decode(encoded, None if words is None else words[row].tolist())
                 except Exception as error:  # pillow raises many types for damaged images
-                    raise ValueError(
+                    raise UserError(
                         f"{self._name} cannot decode image {indices[row]} of the {owner} examples "
                         f"as stored ({type(error).__name__}: {error}). Prepare the data set again."
                     ) from error

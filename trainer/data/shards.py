@@ -1,8 +1,6 @@
-"""Files of tokens in the layouts of llm.c, and the stream of tokens that they hold.
+"""Streams of tokens, in memory or in files, and how these files are found and written.
 
-A file has a header of 256 int32, of which the first three are a magic number, a version and the
-number of tokens, and then the tokens: uint16 with magic 20240520 and version 1 (modded-nanogpt
-reads these, too), or uint32 with magic 20240801 and version 7. All numbers are little-endian.
+The layout of the files is described in `trainer.data.shard_reader`.
 """
 
 from __future__ import annotations
@@ -17,12 +15,14 @@ from pathlib import Path
 import numpy as np
 
 from trainer.data.folders import matching
-
-_HEADER = 1024  # bytes
-_LAYOUTS = {(20240520, 1): np.dtype("<u2"), (20240801, 7): np.dtype("<u4")}
-_HASHED_WHOLE = 16 * 2**20  # bytes
-_SAMPLES, _SAMPLE = 16, 4096
-_OPEN = 128  # memory maps, of which each holds a file descriptor
+from trainer.data.shard_reader import (
+    HEADER,
+    LAYOUTS,
+    Piece,
+    ShardReader,
+    file_fingerprint,
+    find_layout,
+)
 
 
 class NoShards(ValueError):
@@ -34,7 +34,7 @@ class TokenStream:
 
     Args:
         sizes: number of tokens of each array, at least 1.
-        load: `load(index)` returns an array, which may be a memory map; it is called often.
+        read: `read(pieces)` yields the tokens of each `Piece`, arrays of integers.
         fingerprint: returns a hash of all tokens.
 
     Example:
@@ -48,11 +48,11 @@ class TokenStream:
     def __init__(
         self,
         sizes: Sequence[int],
-        load: Callable[[int], np.ndarray],
+        read: Callable[[Sequence[Piece]], Iterator[np.ndarray]],
         fingerprint: Callable[[], str],
     ):
         self._ends = np.cumsum(np.asarray(sizes, np.int64))
-        self._load, self._fingerprint = load, fingerprint
+        self._sizes, self._read, self._fingerprint = list(sizes), read, fingerprint
 
     @classmethod
     def of_arrays(cls, arrays: Sequence[np.ndarray]) -> TokenStream:
@@ -68,11 +68,16 @@ class TokenStream:
                 digest.update(np.ascontiguousarray(array, "<u4").data)
             return digest.hexdigest()
 
-        return cls([len(array) for array in arrays], lambda index: arrays[index], fingerprint)
+        def read(pieces: Sequence[Piece]) -> Iterator[np.ndarray]:
+            return (arrays[index][start:stop] for index, start, stop in pieces)
+
+        return cls([len(array) for array in arrays], read, fingerprint)
 
     @classmethod
     def of_files(cls, paths: Sequence[Path]) -> TokenStream:
-        """Returns the stream of files, which are mapped into memory and not read as a whole.
+        """Returns the stream of files, of which only what is asked for is read.
+
+        A file that changes later raises `DataChanged` where it is read.
 
         Args:
             paths: the files, in the order of the stream.
@@ -80,16 +85,9 @@ class TokenStream:
         Raises:
             ValueError: one of them is not a whole file of tokens.
         """
-        found = [_layout(path) for path in paths]
-
-        @functools.lru_cache(maxsize=_OPEN)
-        def load(index: int) -> np.ndarray:
-            dtype, count = found[index]
-            # Slices of an array take a fifth of the time of slices of a memmap.
-            return np.asarray(np.memmap(paths[index], dtype, "r", _HEADER, (count,)))
-
-        counts = [count for _, count in found]
-        return cls(counts, load, lambda: "".join(map(_file_fingerprint, paths)))
+        shards = [find_layout(path) for path in paths]
+        counts = [shard.count for shard in shards]
+        return cls(counts, ShardReader(shards).read, lambda: "".join(map(file_fingerprint, paths)))
 
     def __len__(self) -> int:
         return int(self._ends[-1]) if len(self._ends) else 0
@@ -110,15 +108,21 @@ class TokenStream:
             int32 [windows, length], with 0 for tokens behind the end of the stream.
         """
         windows = np.zeros((len(starts), length), np.int32)
+        places: list[np.ndarray] = []
+        pieces: list[Piece] = []
         arrays = np.searchsorted(self._ends, starts, side="right")
         for window, start, index in zip(windows, starts.tolist(), arrays.tolist(), strict=True):
             filled = 0
             while filled < length and index < len(self._ends):
-                array = self._load(index)
-                offset = start + filled - int(self._ends[index]) + len(array)
-                piece = array[offset : offset + length - filled]
-                window[filled : filled + len(piece)] = piece
-                filled, index = filled + len(piece), index + 1
+                size = self._sizes[index]
+                offset = start + filled - int(self._ends[index]) + size
+                piece = Piece(index, offset, min(offset + length - filled, size))
+                pieces.append(piece)
+                count = piece.stop - piece.start
+                places.append(window[filled : filled + count])
+                filled, index = filled + count, index + 1
+        for place, tokens in zip(places, self._read(pieces), strict=True):
+            place[:] = tokens
         return windows
 
     def blocks(self, size: int = 2**24) -> Iterator[np.ndarray]:
@@ -127,10 +131,9 @@ class TokenStream:
         Args:
             size: the most tokens of an array.
         """
-        for index in range(len(self._ends)):
-            array = self._load(index)
-            for start in range(0, len(array), size):
-                yield array[start : start + size]
+        for index, count in enumerate(self._sizes):
+            for start in range(0, count, size):
+                yield from self._read([Piece(index, start, min(start + size, count))])
 
 
 def find_shards(patterns: str | Sequence[str], name: str) -> list[Path]:
@@ -173,54 +176,6 @@ def _globs(folder: Path) -> str:
     return f"Give a path or a glob of the files in it, such as {' or '.join([*globs][:4])}."
 
 
-def _layout(path: Path) -> tuple[np.dtype, int]:
-    """Returns the dtype and the number of tokens of a file."""
-    try:
-        with path.open("rb") as file:
-            header = file.read(_HEADER)
-        size = path.stat().st_size
-    except OSError as error:
-        raise ValueError(f"{path} cannot be read ({error.strerror}).") from error
-    known = ", ".join(f"{magic} with version {version}" for magic, version in _LAYOUTS)
-    numbers = np.frombuffer(header[: len(header) // 4 * 4], "<i4")
-    start = tuple(numbers[:2].tolist())
-    if start in _LAYOUTS and len(header) < _HEADER:
-        raise ValueError(
-            f"{path} was cut short: it has {size} bytes, and the header of a file of tokens alone "
-            f"has {_HEADER}. Copy or prepare it again."
-        )
-    if start not in _LAYOUTS:
-        said = f"begins with {start[0]} and {start[1]}" if len(start) == 2 else f"has {size} bytes"
-        raise ValueError(
-            f"{path} {said}, and is not a file of tokens in llm.c's layout, whose header of 1024 "
-            f"bytes begins with the int32 {known}. `python -m trainer.data.prepare text` writes "
-            "such files."
-        )
-    dtype, count = _LAYOUTS[start], int(numbers[2])
-    if count < 1 or size != _HEADER + count * dtype.itemsize:
-        state = "was cut short" if size < _HEADER + count * dtype.itemsize else "is not whole"
-        raise ValueError(
-            f"{path} {state}: its header says {count} tokens of {dtype.itemsize} bytes, which are "
-            f"{_HEADER + count * dtype.itemsize} bytes with the header, but it has {size}. Copy or "
-            "prepare it again."
-        )
-    return dtype, count
-
-
-def _file_fingerprint(path: Path) -> str:
-    """Returns the sha256 of a file's name, size, header and tokens; of a large file, of samples."""
-    size = path.stat().st_size
-    digest = hashlib.sha256(f"{path.name} {size}\n".encode())
-    with path.open("rb") as file:
-        if size <= _HASHED_WHOLE:
-            digest.update(file.read())
-        else:
-            for start in np.linspace(0, size - _SAMPLE, _SAMPLES).astype(np.int64).tolist():
-                file.seek(start)
-                digest.update(file.read(_SAMPLE))
-    return digest.hexdigest()
-
-
 def write_shards(
     folder: Path, split: str, arrays: Iterable[np.ndarray], dtype: np.dtype, most: int
 ) -> list[Path]:
@@ -236,14 +191,14 @@ def write_shards(
     Returns:
         The files.
     """
-    magic, version = next(key for key, known in _LAYOUTS.items() if known == dtype)
+    magic, version = next(key for key, known in LAYOUTS.items() if known == dtype)
     paths: list[Path] = []
     rest = (array for array in arrays if len(array))
     array = next(rest, None)
     while array is not None:
         paths.append(folder / f"{split}_{len(paths):06d}.bin")
         with paths[-1].open("wb") as file:
-            file.write(bytes(_HEADER))
+            file.write(bytes(HEADER))
             count = 0
             while array is not None and count < most:
                 piece = array[: most - count]

@@ -12,11 +12,11 @@ from pathlib import Path
 from trainer.data.byte_tokenizer import ByteTokenizer
 from trainer.data.documents import Documents, divide, find_documents, read_parts
 from trainer.data.folders import data_root, prepare_aside
+from trainer.data.pieces import NotUtf8
 from trainer.data.shards import TokenStream, write_shards
 from trainer.data.token_dataset import TokenDataset
 from trainer.data.tokenizer import (
     FILE,
-    NotUtf8,
     SubwordTokenizer,
     load_tokenizer,
     token_dtype,
@@ -26,6 +26,7 @@ from trainer.data.tokenizer import (
 SHARD_TOKENS = 100_000_000
 _BPE_VOCABULARY = 4096
 _SPLITS = "splits.json"
+_UNCHANGED = ".unchanged"  # hashes of texts, by the times and sizes of their files
 _FORMAT = 1  # change it when the same text gives other tokens or files
 
 
@@ -53,6 +54,7 @@ def text(
 
     The tokens are made once, and kept in `data_dir`/text in a folder whose name is a hash of the
     text and of all that decides the tokens. A BPE is trained on the training documents alone.
+    Files whose size, times and inode are those of an earlier start are not read again.
 
     Args:
         files: paths of files, of folders (with all files below, except those whose name begins with
@@ -92,7 +94,7 @@ def text(
     if tokenizer in ("bytes", "bpe"):
         _check_length(documents, length)
     root = data_root(data_dir)
-    folder = root / "text" / plan.key()
+    folder = root / "text" / plan.key(root / "text" / _UNCHANGED)
     opened = _open(folder, end_of_text)
     if opened is None:
         try:
@@ -115,6 +117,7 @@ def text(
         vocab_size=loaded.vocab_size,
         end_of_text=loaded.end_of_text,
         token_bytes=loaded.token_bytes,
+        prefix_bytes=loaded.prefix_bytes,
         tokenizer=loaded,
         eval_batch_size=eval_batch_size,
         eval_tokens=eval_tokens,
@@ -124,7 +127,7 @@ def text(
 
 def _check_length(documents: Documents, length: int) -> None:
     """Refuses a text whose bytes are fewer than the tokens of a sequence."""
-    size = sum(path.stat().st_size for path in documents.files)
+    size = documents.size
     # Each document has a token of its own, which a separator has a byte for.
     if documents.files and size + len(documents.files) <= length:
         raise ValueError(
@@ -178,8 +181,12 @@ class TextPlan:
         shares = {"validation": self.validation, "test": self.test}
         return {split: share for split, share in shares.items() if share is not None}
 
-    def key(self) -> str:
-        """Returns a hash of the text and of what decides its tokens."""
+    def key(self, known: Path | None = None) -> str:
+        """Returns a hash of the text and of what decides its tokens.
+
+        Args:
+            known: see `Documents.digest`.
+        """
         tokenizer: list[object] = [self.tokenizer]
         if self.tokenizer == "bpe":
             tokenizer.append(self.bpe_size)
@@ -187,7 +194,7 @@ class TextPlan:
             tokenizer = [hashlib.sha256(self._path().read_bytes()).hexdigest()]
             tokenizer += [self.vocab_size, self.end_of_text]
         splits = [sorted(self.shares.items()), self.split_seed]
-        content = json.dumps([_FORMAT, self.documents.digest(), tokenizer, splits])
+        content = json.dumps([_FORMAT, self.documents.digest(known), tokenizer, splits])
         return hashlib.sha256(content.encode()).hexdigest()[:32]
 
     def write(self, folder: Path, shard_tokens: int) -> dict[str, int]:

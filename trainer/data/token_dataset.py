@@ -12,6 +12,7 @@ import numpy as np
 
 from trainer.data.order import check_positive, places, process_rows
 from trainer.data.shards import TokenStream
+from trainer.messages import UserError
 
 if TYPE_CHECKING:
     from trainer.protocols import Tokenizer
@@ -44,6 +45,8 @@ class TokenDataset:
         end_of_text: the token before each document; None if it is not known.
         token_bytes: how many bytes of text each token stands for, int32 [vocab_size]; None if it is
             not known.
+        prefix_bytes: how many bytes the tokens of a document stand for that it does not have; they
+            are not counted for its first token.
         tokenizer: of the tokens; None if it is not known.
         eval_batch_size: examples per evaluation batch, over all processes; None for `batch_size`.
         eval_tokens: number of tokens of a split, the first, to predict in an evaluation; None or
@@ -80,6 +83,7 @@ class TokenDataset:
         vocab_size: int,
         end_of_text: int | None = None,
         token_bytes: np.ndarray | None = None,
+        prefix_bytes: int = 0,
         tokenizer: Tokenizer | None = None,
         eval_batch_size: int | None = None,
         eval_tokens: int | None = None,
@@ -90,8 +94,9 @@ class TokenDataset:
         self.vocab_size, self.tokenizer = vocab_size, tokenizer
         self._train, self._eval = train, dict(evaluated)
         self._end_of_text, self._token_bytes = end_of_text, token_bytes
+        self._prefix_bytes = prefix_bytes
         self._name = name
-        sizes = {"length": length, "batch_size": batch_size}
+        sizes = {"length": length, "batch_size": batch_size, "vocab_size": vocab_size}
         sizes["eval_batch_size"] = self.eval_batch_size
         sizes["eval_tokens"] = 1 if eval_tokens is None else eval_tokens
         check_positive(name, **sizes)
@@ -139,6 +144,7 @@ class TokenDataset:
             digest.update(f"{split} {len(stream)} {predicted} {stream.fingerprint}\n".encode())
         if self._token_bytes is not None:
             digest.update(self._token_bytes.astype("<i4").tobytes())
+            digest.update(f"{self._prefix_bytes}\n".encode() if self._prefix_bytes else b"")
         return digest.hexdigest()
 
     def train(self, batch_index: int = 0, seed: int = 0) -> Iterator[dict[str, np.ndarray]]:
@@ -149,7 +155,7 @@ class TokenDataset:
             seed: the seed of the order.
 
         Raises:
-            ValueError: a token is not less than `vocab_size`.
+            UserError: a token is not less than `vocab_size`.
         """
         length = self.tokens_per_example
         rows = process_rows(self.batch_size, self._name)
@@ -169,7 +175,7 @@ class TokenDataset:
             split: one of `splits`.
 
         Raises:
-            ValueError: a token is not less than `vocab_size`.
+            UserError: a token is not less than `vocab_size`.
         """
         length, count = self.tokens_per_example, self._predicted[split]
         rows = process_rows(self.eval_batch_size, self._name)
@@ -187,7 +193,7 @@ class TokenDataset:
         # As unsigned numbers, negative ones are large.
         largest = int(windows.view(np.uint32).max(initial=0))
         if largest >= self.vocab_size:
-            raise ValueError(
+            raise UserError(
                 f"{self._name} found the token {largest}, but its vocab_size is "
                 f"{self.vocab_size}: the tokens are 0 to {self.vocab_size - 1}. Give the tokenizer "
                 "or the vocab_size with which the shards were made."
@@ -198,7 +204,10 @@ class TokenDataset:
             ends = tokens == self._end_of_text
             fields["documents"] = np.cumsum(ends, axis=1, dtype=np.int32)
         if self._token_bytes is not None:
-            fields["bytes"] = self._token_bytes[label]
+            counts = fields["bytes"] = self._token_bytes[label]
+            if self._prefix_bytes:
+                first = (tokens == self._end_of_text) & (counts > 0)
+                counts[first] -= self._prefix_bytes
         return fields
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import os
@@ -12,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from trainer.data.byte_tokenizer import END_OF_TEXT, ByteTokenizer, byte_json, to_utf8
+from trainer.data.pieces import pieces_of
+from trainer.data.token_bytes import bytes_of_tokens, is_byte_level
 
 if TYPE_CHECKING:
     import tokenizers
@@ -21,10 +24,6 @@ FILE = "tokenizer.json"
 _ENDS = (END_OF_TEXT, "<|end_of_text|>", "</s>", "<eos>", "<|begin_of_text|>")
 _PIECE = 2**20  # bytes that are encoded at a time
 _TOGETHER = 32  # pieces that the threads of the package share
-
-
-class NotUtf8(ValueError):
-    """A document that is not a text in UTF-8."""
 
 
 class SubwordTokenizer:
@@ -38,7 +37,9 @@ class SubwordTokenizer:
 
     Attributes:
         token_bytes: how many bytes of text each token stands for, int32 [vocab_size]; None if the
-            tokenizer is not byte-level.
+            tokenizer is neither byte-level nor has byte fallback, or changes its text.
+        prefix_bytes: how many bytes the tokens of a document stand for that it does not have: 1
+            for a tokenizer that begins each document with a space, such as that of Llama 2.
 
     Raises:
         ValueError: there is no such token.
@@ -50,6 +51,8 @@ class SubwordTokenizer:
         tokenizer.encode_special_tokens = True
         vocabulary = tokenizer.get_vocab(with_added_tokens=True)
         self.vocab_size = max(vocabulary.values(), default=-1) + 1
+        if not vocabulary:
+            raise ValueError(f"{name} has no tokens. Train it, or give the file of another one.")
         ends = [vocabulary[each] for each in _ENDS if each in vocabulary]
         if end_of_text is None and not ends:
             raise ValueError(
@@ -62,7 +65,9 @@ class SubwordTokenizer:
                 f"end_of_text is {end_of_text}, but {name} has {self.vocab_size} tokens. Give a "
                 f"number from 0 to {self.vocab_size - 1}."
             )
-        self.token_bytes = _bytes_of_tokens(tokenizer, self.vocab_size)
+        self._byte_level = is_byte_level(tokenizer)
+        with _failures_reported(name):
+            self.token_bytes, self.prefix_bytes = bytes_of_tokens(tokenizer, self.vocab_size)
         if self.token_bytes is not None:
             self.token_bytes[self.end_of_text] = 0
 
@@ -76,7 +81,8 @@ class SubwordTokenizer:
             ValueError: the text has half a surrogate pair, or a part that has no token.
         """
         to_utf8(text)
-        ids = self._tokenizer.encode(text, add_special_tokens=False).ids
+        with _failures_reported(self._name, text):
+            ids = self._tokenizer.encode(text, add_special_tokens=False).ids
         unknown = self._unknown()
         if unknown is not None and unknown in ids:
             raise ValueError(f"{self._name} has no token for a part of the text {text[:100]!r}.")
@@ -88,7 +94,8 @@ class SubwordTokenizer:
         Args:
             tokens: numbers; special tokens have no text.
         """
-        return self._tokenizer.decode(list(tokens), skip_special_tokens=True)
+        with _failures_reported(self._name):
+            return self._tokenizer.decode(list(tokens), skip_special_tokens=True)
 
     def stream(self, documents: Iterable[bytes]) -> Iterator[np.ndarray]:
         """Yields the tokens of documents, each after `end_of_text`, in arrays.
@@ -101,14 +108,13 @@ class SubwordTokenizer:
 
         Raises:
             NotUtf8: a document is not UTF-8.
-            ValueError: a part of a document has no token.
+            ValueError: a part of a document has no token, or the package fails for it.
         """
-        limit = None if self.token_bytes is None else _PIECE
-        pieces = _texts(documents, limit)
+        limit = _PIECE if self._byte_level else None
+        pieces = pieces_of(documents, limit)
         dtype, unknown = token_dtype(self.vocab_size), self._unknown()
         while batch := list(itertools.islice(pieces, _TOGETHER)):
-            texts: Any = [text for text, _ in batch]
-            encoded = self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)
+            encoded = self._encode_together([text for text, _ in batch])
             for (text, first), encoding in zip(batch, encoded, strict=True):
                 tokens = np.array(encoding.ids, dtype)
                 if unknown is not None and (tokens == unknown).any():
@@ -119,6 +125,15 @@ class SubwordTokenizer:
                 if first:
                     yield np.array([self.end_of_text], dtype)
                 yield tokens
+
+    def _encode_together(self, texts: Any) -> list[tokenizers.Encoding]:
+        try:
+            with _failures_reported(self._name):
+                return self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)
+        except _Failure:
+            for text in texts:  # one of them raises it again, with its beginning
+                self.encode(text)
+            raise
 
     def save(self, path: Path) -> None:
         """Writes the tokenizer.json.
@@ -163,7 +178,7 @@ def train_bpe(documents: Iterable[bytes], vocab_size: int) -> SubwordTokenizer:
         initial_alphabet=sorted(package.pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
-    tokenizer.train_from_iterator((text for text, _ in _texts(documents, _PIECE)), trainer)
+    tokenizer.train_from_iterator((text for text, _ in pieces_of(documents, _PIECE)), trainer)
     return SubwordTokenizer(tokenizer, None, "the trained BPE")
 
 
@@ -182,8 +197,9 @@ def load_tokenizer(path: Path, end_of_text: int | None = None) -> ByteTokenizer 
         if content == byte_json() and end_of_text in (None, 256):
             return ByteTokenizer()
         tokenizer = _package().Tokenizer.from_file(str(path))
-    # The package raises Exception itself.
-    except Exception as error:
+    except BaseException as error:
+        if not isinstance(error, Exception) and not _is_of_package(error):
+            raise  # an interrupt
         raise ValueError(
             f"{path} cannot be read as a tokenizer.json: {error}. Give the path of a file that the "
             "package tokenizers has written, such as that of a byte-level BPE."
@@ -223,44 +239,33 @@ def _package() -> Any:
     return tokenizers
 
 
-def _texts(documents: Iterable[bytes], limit: int | None) -> Iterator[tuple[str, bool]]:
-    """Yields pieces of documents as text, and whether each is the first of its document."""
-    for document in documents:
-        for piece, first in _cut(document, limit):
-            try:
-                yield piece.decode(), first
-            except UnicodeDecodeError as error:
-                raise NotUtf8(
-                    f"The document that begins with {document[:60]!r} is not a text in UTF-8 "
-                    f"({error.reason}: {error.object[error.start : error.end]!r}). Convert it, or "
-                    "use the tokenizer 'bytes', which takes any file."
-                ) from error
+class _Failure(ValueError):
+    """The package cannot convert a text."""
 
 
-def _cut(document: bytes, limit: int | None) -> Iterator[tuple[bytes, bool]]:
-    """Yields pieces of a document, and whether each is its first."""
-    start = 0
-    while limit is not None and len(document) - start > limit:
-        end = start + limit
-        # An end that is not between a letter and the end of a line could divide a token.
-        while end < len(document) and not (
-            document[end] == 10 and document[end - 4 : end].decode(errors="ignore")[-1:].isalpha()
-        ):
-            found = document.find(b"\n", end + 1)
-            end = len(document) if found < 0 else found
-        yield document[start:end], start == 0
-        start = end
-    if start < len(document) or not start:
-        yield document[start:], start == 0
+def _is_of_package(error: BaseException) -> bool:
+    """Returns whether the package has raised an error: Exception itself, or a panic of Rust."""
+    return type(error) is Exception or type(error).__name__ == "PanicException"
 
 
-def _bytes_of_tokens(tokenizer: Any, vocab_size: int) -> np.ndarray | None:
-    """Returns how many bytes each token stands for; None if the tokenizer is not byte-level."""
-    if not isinstance(tokenizer.decoder, _package().decoders.ByteLevel):
-        return None
-    counts = np.zeros(vocab_size, np.int32)
-    for token, number in tokenizer.get_vocab(with_added_tokens=False).items():
-        counts[number] = len(token)  # a character for each byte
-    for number, added in tokenizer.get_added_tokens_decoder().items():
-        counts[number] = 0 if added.special else len(added.content.encode())
-    return counts
+@contextlib.contextmanager
+def _failures_reported(name: str, text: str | None = None) -> Iterator[None]:
+    """Raises ValueError where the package fails, perhaps by a panic, which is not an Exception.
+
+    Args:
+        name: of the tokenizer.
+        text: what is converted; None if it is not one text.
+    """
+    try:
+        yield
+    except BaseException as error:
+        if not _is_of_package(error):
+            raise
+        where = "" if text is None else f" for the text that begins with {text[:60]!r}"
+        hint = ""
+        if "retry-limit" in str(error):
+            hint = (
+                " A regular expression of the file takes exponential time there: write it without "
+                "nested repetitions such as (a+)+."
+            )
+        raise _Failure(f"{name} fails{where}: {str(error).rstrip('.')}.{hint}") from error

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from trainer.data.absent import DataAbsent
+from trainer.data.order import check_positive
 from trainer.data.shards import NoShards, TokenStream, find_shards
 from trainer.data.token_dataset import TokenDataset
 from trainer.data.tokenizer import FILE, load_tokenizer
@@ -31,9 +32,10 @@ def tokens(
     """Returns shards of tokens as sequences, with the fields of a `TokenDataset`.
 
     A shard is a file in the layout of llm.c and modded-nanogpt: uint16 with magic 20240520, or
-    uint32 with magic 20240801, as `python -m trainer.data.prepare text` writes. Shards are mapped
-    into memory, and sequences may cross from one shard to the next, so that each token but the
-    first of a split is predicted.
+    uint32 with magic 20240801, as `python -m trainer.data.prepare text` writes. Of the shards only
+    the sequences of a batch are read. They may cross from one shard to the next, so that each token
+    but the first of a split is predicted. A shard that is changed or removed while it is used
+    raises `shards.DataChanged`.
 
     The fingerprint covers names and sizes of the shards, and all tokens of a shard of up to 16 MiB;
     of a larger one, 16 samples of 4 KiB.
@@ -96,6 +98,8 @@ def tokens(
     if tokenizer is not None or file.is_file():
         loaded = load_tokenizer(file, end_of_text)
         end_of_text = loaded.end_of_text
+    if vocab_size is not None:
+        check_positive("data.tokens", vocab_size=vocab_size)
     known = vocab_size if loaded is None else loaded.vocab_size
     largest = _largest(streams, known)
     known = largest + 1 if known is None else known
@@ -117,6 +121,7 @@ def tokens(
         vocab_size=known,
         end_of_text=end_of_text,
         token_bytes=None if loaded is None else loaded.token_bytes,
+        prefix_bytes=0 if loaded is None else loaded.prefix_bytes,
         tokenizer=loaded,
         eval_batch_size=eval_batch_size,
         eval_tokens=eval_tokens,
@@ -126,7 +131,7 @@ def tokens(
 
 def _declared(count: int) -> TokenStream:
     """Returns a stream of which only the length is known."""
-    return TokenStream([count], lambda _: np.zeros(0, np.uint16), lambda: "")
+    return TokenStream([count], lambda _: iter(()), lambda: "")
 
 
 def _check_disjoint(paths: dict[str, list[Path]]) -> None:

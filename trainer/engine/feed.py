@@ -92,7 +92,7 @@ class Feed:
             return endless(self._experiment.batches(batch_index))
         if not self._copies:
             batches = endless(self._experiment.batches(batch_index))
-            self._copies = list(itertools.tee(batches, self._readers))
+            self._copies = list(itertools.tee(_Shared(batches), self._readers))
         return self._copies.pop()
 
     def to_devices(self, batch: Batch) -> dict[str, Any]:
@@ -140,6 +140,22 @@ class Feed:
     def _check(self, batch: Batch) -> None:
         check_batch(batch, self._element_spec, jax.process_count())
         sharding.make_read_only(batch)
+
+
+class _Shared(Iterator[Batch]):
+    """Batches of several readers, each of which gets the error that ended them."""
+
+    def __init__(self, batches: Iterator[Batch]):
+        self._batches = batches
+        self._error: Exception | None = None
+
+    def __next__(self) -> Batch:
+        if self._error is None:
+            try:
+                return next(self._batches)
+            except Exception as error:
+                self._error = error
+        raise self._error
 
 
 def _empty(shape: tuple[int, ...], dtype: Any) -> np.ndarray:

@@ -66,11 +66,14 @@ def draw(logits: jax.Array, key: jax.Array, sampling: Sampling) -> jax.Array:
     logits = logits[: sampling.vocab_size].astype(jnp.float32)
     if sampling.temperature == 0:
         return logits.argmax().astype(jnp.int32)
+    # Of differences, because the quotients of a small temperature overflow: the largest is then 0.
+    temperature = max(sampling.temperature, float(np.finfo(np.float32).tiny))
+    logits = (logits - logits.max()) / temperature
     if sampling.top_k is None or sampling.top_k >= logits.shape[0]:
-        return jax.random.categorical(key, logits / sampling.temperature).astype(jnp.int32)
+        return jax.random.categorical(key, logits).astype(jnp.int32)
     # Of equal logits `top_k` takes the first ones, so that no more than k tokens are drawn.
     values, tokens = jax.lax.top_k(logits, sampling.top_k)
-    return tokens[jax.random.categorical(key, values / sampling.temperature)].astype(jnp.int32)
+    return tokens[jax.random.categorical(key, values)].astype(jnp.int32)
 
 
 def generate(
@@ -214,15 +217,53 @@ def encode_prompt(tokenizer: Tokenizer, text: str) -> list[int]:
         ) from error
 
 
-def fitting_length(language: LanguageModel, positions: int, length: int | None) -> int:
+def fitting_length(
+    language: LanguageModel, positions: int, length: int | None, trained: int | None
+) -> int:
     """Returns how many tokens to add to a prompt.
 
     Args:
         language: the model.
         positions: the number of tokens of the prompt.
-        length: how many were asked for; None for 200, or as many as fit the model.
+        length: how many were asked for; None for 200, or as many as fit the model and the sequences
+            that it was trained on.
+        trained: the number of tokens of these; None if it is not known.
     """
-    return max(1, min(200, language.max_length - positions)) if length is None else length
+    if length is not None:
+        return length
+    return max(1, min(200, longest(language, trained) - positions))
+
+
+def longest(language: LanguageModel, trained: int | None) -> int:
+    """Returns how many tokens a prompt and its continuation may have to be like the training data.
+
+    Args:
+        language: the model.
+        trained: the number of tokens of the sequences that it was trained on; None if it is not
+            known.
+    """
+    # The last token is drawn at the last position, and not read.
+    return language.max_length if trained is None else min(language.max_length, trained + 1)
+
+
+def length_warning(positions: int, length: int, trained: int | None) -> str:
+    """Returns a warning for a text that is longer than those of the training; "" for no warning.
+
+    Args:
+        positions: the number of tokens of the prompt.
+        length: how many are to be added.
+        trained: the number of tokens of the sequences that the model was trained on; None if it is
+            not known.
+    """
+    if trained is None or positions + length <= trained + 1:
+        return ""
+    room = trained + 1 - positions
+    advice = f"A length of at most {room:,} stays within it." if room > 0 else "Shorten the prompt."
+    return (
+        f"The model was trained on sequences of {plural(trained, 'token')}, and the prompt of "
+        f"{plural(positions, 'token')} with {length:,} more is longer: the model has learned "
+        f"nothing about the positions behind them. {advice}"
+    )
 
 
 def check_prompt(language: LanguageModel, tokens: Sequence[int], length: int) -> None:

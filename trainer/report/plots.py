@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from trainer.messages import printable
 from trainer.report.curves import Curve, Line
-from trainer.report.figures.style import Style, style
+from trainer.report.figures.style import Style, missing_glyphs_ignored, style
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -68,7 +69,8 @@ def save_figure(
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 
-    with rc_context(_SETTINGS):
+    title, x_label, y_label = map(printable, (title, x_label, y_label))
+    with rc_context(_SETTINGS), missing_glyphs_ignored():
         figure = Figure(figsize=(7, 4), dpi=150, layout="constrained")
         axes = figure.add_subplot()
         axes.set(title=title, xlabel=x_label, ylabel=y_label)
@@ -128,7 +130,7 @@ def _show_as_written(*texts: "Text") -> None:
 
 def _label(name: str) -> str:
     """Returns the label of a name; matplotlib shows none that begins with an underscore."""
-    return f" {name}" if name.startswith("_") else name
+    return printable(f" {name}" if name.startswith("_") else name)
 
 
 def _add_legend(figure: "Figure", names: list[str]) -> None:

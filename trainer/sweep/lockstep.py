@@ -14,6 +14,7 @@ from functools import partial
 import jax
 
 from trainer.checkpoint import CheckpointError, Checkpoints, CorruptCheckpoint
+from trainer.data.shard_reader import DataChanged
 from trainer.engine.feed import Feed
 from trainer.engine.program import Program
 from trainer.engine.step import State
@@ -39,6 +40,7 @@ from trainer.writers.durable import sync_file_system
 
 End = Ended | GoBack | Halted
 _NOT_OF_A_TRIAL = (
+    DataChanged,
     OSError,
     MemoryError,
     MetricsError,
@@ -99,6 +101,7 @@ class Lockstep:
             MemoryError, jax.errors.JaxRuntimeError: the trials do not fit into memory, or the
                 program cannot be executed.
             OSError, MetricsError, CheckpointError: the disk cannot be written or read.
+            DataChanged: a file of the data set is not what it was.
             WorkdirTakenOver: another process has the wave.
         """
         wave, experiment = self._wave, self._program.experiment

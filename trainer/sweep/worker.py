@@ -12,6 +12,7 @@ from typing import Any
 import jax
 
 from trainer.checkpoint import CheckpointError
+from trainer.data.shard_reader import DataChanged
 from trainer.engine.loading import load_located
 from trainer.engine.plan import make_plan
 from trainer.engine.plan_text import render
@@ -122,6 +123,10 @@ class Worker:
         except WorkdirTakenOver as error:
             self._log(str(error))
             return DONE
+        except DataChanged as error:  # no trial can be computed, and none has failed
+            end = "failed"
+            self._log(f"error: {error} Finished trials are kept.")
+            return FAILED
         except (OSError, MetricsError, CheckpointError) as error:
             end = "failed"
             self._log(

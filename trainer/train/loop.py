@@ -145,7 +145,8 @@ class Loop:
         while step < boundaries.end and not stop:
             first, steps = step + 1, boundaries.steps_to_next(step, self._steps_per_call)
             self._watchdog.block(first, steps)
-            block = self._supply.take(steps)
+            with self._saves.before_error(state, step, metric, self._is_finite):
+                block = self._supply.take(steps)
             state, metrics = yield state, block
             step += steps
             self.consensus.sync()
@@ -207,6 +208,9 @@ class Loop:
                 self.writer.write_scalars(step, row | self._stopwatch.row(step))
         return bad
 
+    def _is_finite(self, state: State) -> bool:
+        return self._check(0) is None and bool(self.program.params_finite(state))
+
     def _log_first(self, began: float, steps: int, state: State) -> None:
         jax.block_until_ready(state)
         which = "First step" if steps == 1 else f"First {steps} steps"
@@ -218,7 +222,8 @@ class Loop:
         """Returns whether the evaluation came to its end, and the metric that ranks checkpoints."""
         progress = self._stopwatch.progress(step)
         with self._stopwatch.stopped():
-            finished = self._evaluations.run(state, step, progress)
+            with self._saves.before_error(state, step, None, self._is_finite):
+                finished = self._evaluations.run(state, step, progress)
         metric = self._evaluations.best() if finished else None
         if finished and called_at(self.experiment.hooks, "evaluation"):
             self._call_hooks("evaluation", state, step, metric)
@@ -239,8 +244,7 @@ class Loop:
             with self._stopwatch.stopped():
                 raise_on_all(lambda: self._hooks.call(at, step, metrics, state))
         except UserError:  # in all processes, which save together
-            self._saves.save(state, step, metric)
-            self.checkpoints.wait()
+            self._saves.save_last(state, step, metric)
             raise
 
     # Steps that are not finite.
@@ -273,10 +277,7 @@ class Loop:
 
     def _finish(self, state: State, step: int, evaluated: bool) -> Ended:
         self.writer.flush()
-        self.checkpoints.wait()
-        if self.checkpoints.latest() != step:
-            self._saves.save(state, step, None)
-            self.checkpoints.wait()
+        self._saves.save_last(state, step)
         if self.checkpoints.latest() != step:
             why = self._saves.behind or self.checkpoints.error
             return self._failed(step, f"The state at step {step} could not be saved: {why}")

@@ -36,6 +36,8 @@ def connect(address: str, count: int, index: int, *, wait: float, silence: float
         UserError: the port is in use, a process is missing, or two have the same index.
     """
     host, port = _split(address, "JAX_COORDINATOR_ADDRESS")
+    if count < 1:
+        raise UserError(f"The run has {count} processes, and must have at least 1.")
     if not 0 <= index < count:
         raise UserError(
             f"This process has the number {index}, and the run has {count} processes: their "

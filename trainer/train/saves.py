@@ -1,10 +1,14 @@
 """Saves states of a loop, none of them ahead of what its files say."""
 
+import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 
+import jax
+
 from trainer.engine.step import State
+from trainer.messages import UserError
 from trainer.train.multihost import broadcast_from_host0
 from trainer.train.nonfinite import NonFiniteLog
 from trainer.train.restoring import to_save
@@ -62,6 +66,40 @@ class Saves:
             if self._all_written():
                 self._checkpoints.save(step, to_save(state), metric=metric)
         self._consensus.saved(time.perf_counter() - start)
+
+    def save_last(self, state: State, step: int, metric: float | None = None) -> None:
+        """Saves a state after which the run ends, unless its checkpoint is there, and waits.
+
+        Args:
+            state: the state after a step.
+            step: that step.
+            metric: the metric that ranks its checkpoint, if it was evaluated.
+        """
+        self._checkpoints.wait()
+        if self._checkpoints.latest() != step:
+            self.save(state, step, metric)
+            self._checkpoints.wait()
+
+    @contextlib.contextmanager
+    def before_error(
+        self, state: State, step: int, metric: float | None, is_finite: Callable[[State], bool]
+    ) -> Iterator[None]:
+        """Saves a state if the data set raises UserError, such as for a file that was changed.
+
+        Several processes save together, and the error may be in one of them: they save nothing.
+
+        Args:
+            state: the state after a step.
+            step: that step.
+            metric: the metric that ranks its checkpoint, if it was evaluated.
+            is_finite: returns whether all steps so far, and the parameters of a state, are finite.
+        """
+        try:
+            yield
+        except UserError:
+            if jax.process_count() == 1 and is_finite(state):
+                self.save_last(state, step, metric)
+            raise
 
     def _all_written(self) -> bool:
         """Writes what must be on disk before a state; returns whether that worked.

@@ -158,6 +158,28 @@ def read_tokenizer(folder: Path, read: Config, vocabulary: Sequence[str] = ()) -
     return tokenizer
 
 
+def trained_length(folder: Path) -> int | None:
+    """Returns the number of tokens of an example that a run was trained on, from its rows.
+
+    Args:
+        folder: of the run.
+
+    Returns:
+        The number; None if no row has it.
+
+    Raises:
+        UserError: metrics.jsonl cannot be read.
+    """
+    try:
+        for row in writers.iterate_metrics(folder, "tokens"):
+            tokens, examples = row.get("tokens"), row.get("examples")
+            if isinstance(tokens, int) and isinstance(examples, int) and examples > 0:
+                return tokens // examples
+    except OSError as error:
+        raise UserError(f"The metrics of {folder} cannot be read: {error.strerror}.") from error
+    return None
+
+
 def tokenizer_text(data: Any) -> str | None:
     """Returns the tokenizer.json of a data set's tokenizer; None if it has none, or cannot save it.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -76,7 +77,7 @@ class Summary:
         return json.dumps(content, indent=1) + "\n"
 
 
-def read_summary(folder: Path) -> Summary | None:
+def read_summary(folder: str | os.PathLike[str]) -> Summary | None:
     """Reads the summary.json of a run.
 
     Args:
@@ -86,8 +87,9 @@ def read_summary(folder: Path) -> Summary | None:
         The summary; None if the file is absent, as that of a run which has not ended, or damaged,
         as it may be after a loss of power.
     """
+    file = Path(folder) / SUMMARY_FILE
     try:
-        content = json.loads((folder / SUMMARY_FILE).read_text())
+        content = json.loads(file.read_text())
         return Summary(
             end=str(content["end"]),
             step=int(content["step"]),

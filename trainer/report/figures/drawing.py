@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from trainer.messages import printable
 from trainer.report.document import Figure, Series
 from trainer.report.figures.axes import Scale
-from trainer.report.figures.style import style
+from trainer.report.figures.style import missing_glyphs_ignored, style
 from trainer.report.figures.svg import WIDTH, Frame, frame, shortened, wrap
 
 if TYPE_CHECKING:  # imported where it is used: it takes long, and most commands do not draw
@@ -80,7 +81,7 @@ def save(
     paths = {name: Path(f"{os.fspath(stem)}.{name}") for name in formats}
     # TrueType instead of Type 3 fonts, which journals refuse; no date, so that equal data make
     # equal files.
-    with matplotlib.rc_context({"pdf.fonttype": 42}):
+    with matplotlib.rc_context({"pdf.fonttype": 42}), missing_glyphs_ignored():
         if "pdf" in paths:
             about = {"Title": _plain(figure.title), "CreationDate": None}
             drawing.savefig(paths["pdf"], metadata=about)
@@ -90,11 +91,12 @@ def save(
 
 
 def _plain(text: str) -> str:
-    """Returns text in which matplotlib sees no formula, and a PDF no surrogate."""
-    return text.encode("utf-8", "replace").decode()
+    """Returns text without characters that cannot be shown, and without surrogates."""
+    return printable(text, keep="\n").encode("utf-8", "replace").decode()
 
 
 def _escaped(text: str) -> str:
+    """Returns such text in which matplotlib sees no formula."""
     return _plain(text).replace("$", r"\$")
 
 

@@ -1,5 +1,8 @@
-"""Colors, dashes and markers by which the series of a figure are told apart."""
+"""Colors, dashes and markers by which the series of a figure are told apart; names in figures."""
 
+import contextlib
+import warnings
+from collections.abc import Iterator
 from typing import NamedTuple
 
 
@@ -57,3 +60,11 @@ def style(index: int) -> Style:
     # The periods have no common divisor.
     color, on_dark = _COLORS[index % len(_COLORS)]
     return Style(color, on_dark, _DASHES[index % len(_DASHES)], _MARKERS[index % len(_MARKERS)])
+
+
+@contextlib.contextmanager
+def missing_glyphs_ignored() -> Iterator[None]:
+    """Ignores the warnings of matplotlib about characters that its font lacks: it draws boxes."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", r"(?s)Glyph \d+ .*missing from")
+        yield

@@ -1,0 +1,105 @@
+"""Calls functions with automatic axes on meshes with explicit axes.
+
+On a mesh with explicit axes, which `jax.make_mesh` makes by default, the sharding of an array is a
+part of its type, and every product along a sharded axis needs the sharding of its result.
+Optimizers do not specify it. With automatic axes, the compiler chooses it.
+"""
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
+
+
+def with_automatic_axes(
+    function: Callable[..., Any],
+    operands: Sequence[Any],
+    functions: Mapping[str, Callable[..., Any]],
+    like: tuple[Any, ...] | None,
+) -> Any:
+    """Calls a function with automatic axes.
+
+    Args:
+        function: takes the operands, then `functions`. It must not use other arrays: an array that
+            it holds would keep its explicit axes, and could not be combined with the operands.
+        operands: pytrees of arrays.
+        functions: name -> a function of the caller, whose first argument is a tree like `like[0]`.
+            It is called with the axes of the caller, so that it may use the caller's arrays and
+            specify shardings.
+        like: pytrees of arrays like the results; None for results that shall be replicated.
+
+    Returns:
+        What the function returns, with the shardings of `like`. Without a mesh with explicit axes,
+        `function(*operands, functions)`.
+
+    Raises:
+        ValueError: if the function uses an array that is not among the operands.
+    """
+    mesh = _explicit_mesh((operands, like))
+    if mesh is None:
+        return function(*operands, functions)
+    whole = NamedSharding(mesh, PartitionSpec())
+    places = whole if like is None else jax.tree.map(lambda x: _place(x, whole), like)
+    # Inside a shard_map over some axes of the mesh, those are manual and stay so.
+    axes = tuple(
+        name
+        for name, kind in zip(mesh.axis_names, mesh.axis_types, strict=True)
+        if kind == AxisType.Explicit
+    )
+    as_given = {name: _with_explicit_axes(x, axes, places) for name, x in functions.items()}
+
+    def of_operands(*operands: Any) -> Any:
+        return function(*operands, as_given)
+
+    try:
+        return jax.sharding.auto_axes(of_operands, axes=axes, out_sharding=places)(*operands)
+    except ValueError as error:
+        # jax's words for two arrays of which one has automatic and the other explicit axes.
+        if "should match the aval mesh" not in str(error):
+            raise
+        raise ValueError(
+            "On a mesh with explicit axes, it uses an array that is not one of its arguments: a "
+            "function that it was given, or a finished transformation, holds that array. Give it "
+            "as a float argument of a functools.partial of the factory, replace it by a Python "
+            "number or a NumPy array, or make the mesh with automatic axes: "
+            "jax.make_mesh(sizes, names, axis_types=(jax.sharding.AxisType.Auto,) * len(names))."
+        ) from error
+
+
+def has_explicit_axes(tree: Any) -> bool:
+    """Returns whether an array of a pytree is on a mesh with explicit axes."""
+    return _explicit_mesh(tree) is not None
+
+
+def _explicit_mesh(tree: Any) -> AbstractMesh | None:
+    meshes = [jax.typeof(x).sharding.mesh for x in jax.tree.leaves(tree)]
+    return next((mesh for mesh in meshes if AxisType.Explicit in mesh.axis_types), None)
+
+
+def _place(x: jax.Array, otherwise: NamedSharding) -> NamedSharding:
+    """Returns the sharding of an array, or another one if it is on no mesh."""
+    sharding = jax.typeof(x).sharding
+    return otherwise if sharding.mesh.empty else sharding
+
+
+def _with_explicit_axes(
+    function: Callable[..., Any], axes: tuple[str, ...], places: Any
+) -> Callable[..., Any]:
+    """Wraps a function, which is called where axes are automatic and runs where they are explicit.
+
+    Args:
+        function: see `with_automatic_axes`.
+        axes: the names of the axes.
+        places: a tuple whose first item has the shardings of the function's first argument.
+    """
+
+    # wraps copies __signature__, which optax's line searches read.
+    @functools.wraps(function)
+    def call(first: Any, *others: Any, **kwargs: Any) -> Any:
+        given = (places[0], *(PartitionSpec() for _ in others))
+        explicit = jax.sharding.explicit_axes(function, axes=axes, in_sharding=given)
+        return explicit(first, *others, **kwargs)
+
+    return call

@@ -1,0 +1,80 @@
+"""Groups on meshes with explicit axes, which `jax.make_mesh` makes by default.
+
+The devices are simulated in processes of their own: explicit_cases.py is short, and
+laws_explicit.py has every row of the table of the laws.
+"""
+
+import pytest
+
+from tests import runs
+from tests.laws_table import ROWS
+
+
+@pytest.fixture(scope="module")
+def cases():
+    lines, done = runs.findings("tests.explicit_cases")
+    found = {line.pop("case"): line for line in lines}
+    assert done.returncode == 0, done.stderr[-3000:]
+    return found
+
+
+@pytest.mark.parametrize("row", ["optax.adamw", "optax.lbfgs (zoom)", "optim.muon"])
+def test_every_float_is_scheduled_or_traced_on_explicit_axes(cases, row):
+    assert row in cases
+
+
+def test_clipping_layer_decay_skipping_and_rounding_work_on_explicit_axes(cases):
+    assert cases["options"]["float32"] < 1e-6
+    assert cases["options"]["bfloat16"] <= 2**-8  # the last bit
+
+
+def test_one_axis_may_be_explicit_and_the_other_automatic(cases):
+    assert cases["half explicit"]["far"] < 1e-6
+
+
+@pytest.mark.parametrize("optimizer", ["lbfgs", "sophia", "sam"])
+def test_the_functions_of_the_loss_may_hold_and_name_shardings(cases, optimizer):
+    assert cases["loss with shardings"][optimizer] < 1e-5
+
+
+def test_inside_shard_map_over_one_axis_the_other_stays_explicit(cases):
+    found = cases["partly manual"]
+    assert found["far"] < 1e-6
+    assert found["spec"] == "P(None, 'model')"
+
+
+@pytest.mark.parametrize("how", ["jit", "eager"])
+def test_an_array_that_cannot_be_passed_to_an_optimizer_is_refused_with_advice(cases, how):
+    message = cases["held array"][how]
+    assert message.startswith("an optax transformation cannot update the group 'all'.")
+    for words in (
+        "uses an array that is not one of its arguments",
+        "functools.partial",
+        "AxisType.Auto",
+    ):
+        assert words in message
+
+
+def test_an_init_that_multiplies_parameters_works_on_explicit_axes(cases):
+    found = cases["product at init"]
+    assert found["far"] < 1e-6
+    # What is shaped like the parameter is sharded like it.
+    assert found["spec"] == "P('data', 'model')"
+
+
+@pytest.fixture(scope="module")
+def laws():
+    lines, done = runs.findings("tests.laws_explicit")
+    found = {line.pop("row"): line for line in lines}
+    assert set(found) == {row.name for row in ROWS}, done.stderr[-2000:]
+    return found
+
+
+# The first of these tests computes all of them.
+@pytest.mark.laws
+@pytest.mark.timeout(1500)
+@pytest.mark.parametrize("column", ["8, jit", "4x2, jit", "4x2, eager"])
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
+def test_laws_4_and_7_hold_together(laws, row, column):
+    problem = laws[row.name][column]
+    assert problem == "", problem
