@@ -1,6 +1,7 @@
 """A worker of a sweep: computes waves until every trial has a result."""
 
 import gc
+import math
 import time
 import traceback
 from collections.abc import Callable, Mapping
@@ -29,6 +30,7 @@ from trainer.sweep.plan import Trial
 from trainer.sweep.wave import Wave
 from trainer.train.rows import MetricsError
 from trainer.train.signals import StopSignals
+from trainer.train.watchdog import SlowLines
 from trainer.workdir import WorkdirTakenOver
 
 _KEPT_PROGRAMS = 4  # waves of several arms take turns
@@ -66,6 +68,7 @@ class Worker:
         self._workers = workers
         self._signals = signals
         self._log = log
+        self._slow_lines = SlowLines(math.inf)  # other workers may keep this machine busy
         self._prepared: dict[int, _Prepared] = {}  # the one used last is the last
 
     def run(self) -> int:
@@ -148,7 +151,9 @@ class Worker:
         if claim.alone:
             (trial,) = claim.trials
             program = self._program_of(prepared, trial)
-            return run_alone(wave, program, self._signals, self._log, self._vocabulary)
+            return run_alone(
+                wave, program, self._signals, self._log, self._vocabulary, self._slow_lines
+            )
         lockstep = Lockstep(
             prepared.program,
             partial(self._program_of, prepared),
@@ -156,6 +161,7 @@ class Worker:
             self.folder,
             self._signals,
             self._log,
+            self._slow_lines,
             self._vocabulary,
             self._vmap(prepared, wave),
         )
