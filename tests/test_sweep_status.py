@@ -277,6 +277,14 @@ def test_the_time_that_is_left_follows_from_the_progress_of_the_waves(sweep, cap
     assert "sweep work" not in text
 
 
+def test_a_wave_that_a_killed_worker_left_with_all_its_results_is_not_listed(sweep, capsys):
+    wave(sweep, *FIRST[:4], step=20, steps=20, trials=4)
+    for name in FIRST[:4]:
+        finish(sweep, name)
+    assert SweepReader(sweep).read().waves == ()
+    assert "abc" not in printed(capsys, "sweep", "status", sweep)
+
+
 def test_a_wave_whose_lock_nobody_holds_is_not_running(sweep, capsys):
     wave(sweep, *FIRST[:4], step=5, steps=20, trials=4, rate=2.5)
     state = SweepReader(sweep).read()

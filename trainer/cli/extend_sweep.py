@@ -2,6 +2,7 @@
 
 import argparse
 from pathlib import Path
+from shlex import quote
 
 from trainer.cli.loading import ignore_optimizer_warnings, read_config, search_paths
 from trainer.cli.terminal import show
@@ -41,4 +42,11 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         stored, revision = write_extension(folder, plan, programs, vocabulary)
     show(render_extension(folder, stored, revision), end="")
+    if arguments.dry_run:
+        show("Nothing was written: the same command without --dry_run adds it.")
+    else:
+        show(
+            "Workers of this sweep compute it; to start one: python -m trainer sweep work"
+            f" {quote(arguments.folder)}"
+        )
     return DONE

@@ -13,10 +13,18 @@ def add(sweep: argparse.ArgumentParser, config: Parser) -> None:
         sweep: the parser of the command.
         config: the options of a config, for actions that take one.
     """
-    sweep.add_argument(
+    instead = sweep.add_mutually_exclusive_group()
+    instead.add_argument(
+        "--check",
+        action="store_true",
+        help="check the file, the config of each arm and the values of its space in seconds, and"
+        " start nothing",
+    )
+    instead.add_argument(
         "--dry_run",
         action="store_true",
-        help="print the arms, the programs, the cost and the first runs, and start nothing",
+        help="print the arms, the programs, the cost and the first runs, and start nothing;"
+        " compiles and times each program, which may take minutes",
     )
     sweep.add_argument(
         "--workdir",

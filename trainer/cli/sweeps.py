@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from trainer.cli import extend_sweep
 from trainer.cli.live import LiveView
 from trainer.cli.loading import (
+    LONGEST_STEM,
     config_options,
     ignore_optimizer_warnings,
     read_config,
@@ -58,11 +59,11 @@ def _start(arguments: argparse.Namespace) -> int:
         )
     config = read_config(arguments, SWEEP)
     plan = make_plan(read_sweep(config, arguments.vocabulary, search_paths(arguments)))
-    if arguments.dry_run:
-        return _dry_run(arguments, plan)
-    stem = Path(arguments.files[0]).stem
-    folder = Path(arguments.workdir or f"sweeps/{stem}-{plan.digest[:8]}").absolute()
     settings = slurm_settings(arguments)
+    if arguments.check or arguments.dry_run:
+        return _check(arguments, plan) if arguments.check else _dry_run(arguments, plan)
+    stem = Path(arguments.files[0]).stem[:LONGEST_STEM]
+    folder = Path(arguments.workdir or f"sweeps/{stem}-{plan.digest[:8]}").absolute()
     planned = check_same(folder, plan)
     # With several workers in a process of its own, which gives its memory and its GPU back to them.
     apart = arguments.workers > 1 and settings is None and not arguments.plan_only
@@ -107,6 +108,17 @@ def _submit(folder: Path, workers: int, settings: SlurmSettings) -> int:
     return DONE
 
 
+def _check(arguments: argparse.Namespace, plan: "SweepPlan") -> int:
+    """Checks a plan as far as shapes go, and prints what was checked."""
+    from trainer.sweep.plan_text import render_check
+    from trainer.sweep.programs import find_programs
+
+    ignore_optimizer_warnings()
+    programs = find_programs(plan, arguments.vocabulary)
+    show(render_check(arguments.files[-1], plan, programs), end="")
+    return DONE
+
+
 def _dry_run(arguments: argparse.Namespace, plan: "SweepPlan") -> int:
     """Prints a plan with the memory and the time that it needs."""
     from trainer.sweep.needs import measure
@@ -117,7 +129,13 @@ def _dry_run(arguments: argparse.Namespace, plan: "SweepPlan") -> int:
     runtime.keep_compiled_programs()  # the sweep then finds them compiled
     ignore_optimizer_warnings()
     programs = find_programs(plan, arguments.vocabulary)
-    needs = [measure(group, arguments.vocabulary) for group in programs.groups]
+    needs = []
+    for number, group in enumerate(programs.groups, 1):
+        _log(
+            f"Compiling and timing program {number:,} of {len(programs.groups):,}"
+            f" ({group.trials[0].name})."
+        )
+        needs.append(measure(group, arguments.vocabulary))
     show(render(plan, programs, needs), end="")
     return DONE
 

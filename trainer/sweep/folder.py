@@ -170,6 +170,15 @@ class SweepFolder:
             self._choose_winners()
             return self._new_wave(taken | self.finished(), workers, fits)
 
+    def tidy(self) -> None:
+        """Removes the waves that killed workers have left of a sweep that is complete."""
+        with contextlib.suppress(OSError, UserError), exclusive(self.path):
+            clean(self._waves)
+            for file in self.waves():
+                claim = self._hold(file, _read_wave(file))
+                if claim is not None:  # the sweep was extended meanwhile
+                    claim.release()
+
     def _choose_winners(self) -> None:
         """Writes final.json once every trial of the search has a result."""
         self.final()

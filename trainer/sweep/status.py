@@ -115,6 +115,9 @@ class SweepReader:
             self._final = final_trials(self.path, self.plan)
         final = tuple(self._final or ())
         unreadable = tuple(self._look_for_outcomes((*self.plan.trials, *final)))
+        # A worker that was killed may have left a wave of which no trial is to be computed.
+        left = {t.folder for t in (*self.plan.trials, *final)} - {*self._outcomes, *unreadable}
+        waves = tuple(wave for wave in waves if wave.held or not left.isdisjoint(wave.trials))
         staged = self._staged(waves)
         outcomes = staged | self._outcomes
         in_wave = {name: wave for wave in waves for name in wave.trials if name not in outcomes}

@@ -79,6 +79,7 @@ class Worker:
             the disk cannot be read or written.
         """
         if self.folder.is_complete():
+            self.folder.tidy()
             self._log(
                 f"Every trial in {self.folder.path} has a result. `python -m trainer sweep extend`"
                 " adds trials."
@@ -88,6 +89,7 @@ class Worker:
             claim = self.folder.claim(self._workers, self._fits)
             if claim is None:
                 if self.folder.is_complete():
+                    self.folder.tidy()
                     return DONE
                 time.sleep(_PAUSE)  # others compute the last trials, or a worker may die
                 continue
