@@ -32,6 +32,7 @@ from trainer.workdir import (
 from trainer.workdir import fingerprint as fingerprints  # the function; the module is below
 from trainer.workdir import lock as lock_module
 from trainer.workdir.fingerprint import REFUSED, _code
+from trainer.writers.files import replace_file
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -159,6 +160,20 @@ def test_a_partial_file_of_a_killed_process_is_removed(
     assert len(list(folder.glob(".metrics.jsonl.*.tmp"))) == 1
     opened()
     assert list(folder.glob(".*.tmp")) == [mine]
+
+
+def test_processes_of_two_machines_with_one_number_replace_a_file_whole(tmp_path: Path) -> None:
+    file = tmp_path / "shared.json"
+
+    def pieces():
+        yield b"one "
+        replace_file(file, b"two")  # as the other machine does, with the same process id
+        assert file.read_bytes() == b"two"
+        yield b"and all of it"
+
+    replace_file(file, pieces())
+    assert file.read_bytes() == b"one and all of it"
+    assert list(tmp_path.iterdir()) == [file]
 
 
 def test_files_are_written_whole_and_stay_inside(

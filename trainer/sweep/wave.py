@@ -30,7 +30,7 @@ from trainer.sweep.plan import Trial
 from trainer.workdir import Workdir, code, fingerprint
 from trainer.workdir.record import FORMAT, now
 from trainer.writers.durable import make_folder, sync_file_system
-from trainer.writers.files import remove_temporaries, replace_file
+from trainer.writers.files import remove_temporaries, replace_file, temporary_beside
 from trainer.writers.lines import sync_rows
 from trainer.writers.summary import SUMMARY_FILE
 
@@ -252,7 +252,7 @@ class Wave:
         if now - self._reported < _BETWEEN_REPORTS:
             return
         self._reported = now
-        temporary = self.path / f".progress.json.{os.getpid()}.tmp"
+        temporary = temporary_beside(self.path / "progress.json")
         with contextlib.suppress(OSError):  # nothing depends on it
             temporary.write_text(json.dumps(progress | {"at": time.time()}))
             os.replace(temporary, self.path / "progress.json")
