@@ -40,7 +40,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.dry_run:
         revision = make_extension(folder, stored, plan, programs)
     else:
-        stored, revision = write_extension(folder, plan, programs, vocabulary)
+        stored, revision = write_extension(folder, plan, programs, vocabulary, arguments.locks)
     show(render_extension(folder, stored, revision), end="")
     if arguments.dry_run:
         show("Nothing was written: the same command without --dry_run adds it.")

@@ -74,7 +74,7 @@ def _start(arguments: argparse.Namespace) -> int:
     if not planned and apart and (code := _plan_apart(arguments, folder)) != DONE:
         return code
     if settings is not None:
-        return _submit(folder, arguments.workers, settings)
+        return _submit(folder, arguments.workers, arguments.locks, settings)
     with LiveView(folder) as view:
         compute = _compute_in_workers if apart else _compute
         code = compute(folder, arguments, view)
@@ -93,15 +93,17 @@ def _start(arguments: argparse.Namespace) -> int:
 def _plan_apart(arguments: argparse.Namespace, folder: Path) -> int:
     """Plans a sweep in another process; returns its exit code."""
     options = [*config_options(arguments), f"--workdir={folder}", "--plan_only"]
+    options.append(f"--locks={arguments.locks}")
     command = [sys.executable, "-m", "trainer", "sweep", *options]
     code = subprocess.run(command, check=False, stdin=subprocess.DEVNULL).returncode
     return code if code >= 0 else FAILED
 
 
-def _submit(folder: Path, workers: int, settings: SlurmSettings) -> int:
+def _submit(folder: Path, workers: int, locks: str, settings: SlurmSettings) -> int:
     from trainer.sweep.slurm import submit
 
     words = ["-m", "trainer", "sweep", "work", str(folder), f"--workers={workers}"]
+    words.append(f"--locks={locks}")
     _, lines = submit(folder, words, workers, settings)
     for line in lines:
         _log(line)
@@ -148,7 +150,7 @@ def _write(arguments: argparse.Namespace, plan: "SweepPlan", folder: Path) -> st
 
     ignore_optimizer_warnings()
     programs = find_programs(plan, arguments.vocabulary)
-    write_plan(folder, plan, programs, arguments.vocabulary)
+    write_plan(folder, plan, programs, arguments.vocabulary, arguments.locks)
     return render(plan, programs)
 
 
@@ -166,7 +168,7 @@ def _compute(folder: Path, arguments: argparse.Namespace, view: LiveView) -> int
 
     runtime.keep_compiled_programs()
     ignore_optimizer_warnings()
-    worker = Worker(folder, arguments.workers, arguments.signals, view.log)
+    worker = Worker(folder, arguments.workers, arguments.signals, view.log, arguments.locks)
     return worker.run()
 
 
@@ -174,7 +176,7 @@ def _compute_in_workers(folder: Path, arguments: argparse.Namespace, view: LiveV
     """Computes trials in several processes, which this one watches."""
     from trainer.sweep.local import run_workers, worker_command
 
-    command = worker_command(folder, arguments.workers)
+    command = worker_command(folder, arguments.workers, arguments.locks)
     return run_workers(command, arguments.workers, arguments.signals, view.log)
 
 

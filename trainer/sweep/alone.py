@@ -43,7 +43,7 @@ def run_alone(
     wave.begins(wave.newest())
     run = Run(trial.config, program, signals, log, vocabulary, compiled=True, slow_lines=slow_lines)
     # Not its summary.json: a run that failed is tried again, and a trial with a result is not.
-    code = run.start(staged, summarize=False)
+    code = run.start(staged, summarize=False, take_over=wave.take_over)
     if code == STOPPED:
         return STOPPED
     results = Results().read(staged)

@@ -214,7 +214,7 @@ class SweepReader:
         """Estimates the time that is left, by FLOPs, because programs differ in their steps."""
         speed = 0.0  # FLOPs per second
         for wave in waves:
-            if not wave.held:
+            if not wave.moving:
                 continue
             if wave.rate is not None and wave.running:
                 self._speeds[wave.program] = wave.rate * wave.running
