@@ -238,7 +238,7 @@ def test_two_hosts_that_do_not_see_each_others_locks_never_compute_the_same(tmp_
     first.communicate(timeout=200)
     assert first.returncode == 0
     other = tmp_path / "other"
-    assert sweep(file, other, "--plan_only") == 0
+    assert sweep(file, other, "--plan_only", "--locks=heartbeat") == 0
     command = "sweep", "work", str(other), "--workers=2", "--locks=heartbeat"
     both = [on("one", 0, locks, *command), on("two", HOUR, locks, *command)]
     texts = [each.communicate(timeout=300)[0] for each in both]

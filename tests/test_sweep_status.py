@@ -301,6 +301,14 @@ def test_the_progress_of_an_earlier_worker_says_nothing_about_the_speed(sweep):
     assert (state.arms[0].running, state.seconds, state.waves[0].rate) == (4, None, None)
 
 
+def test_a_wave_that_was_just_claimed_is_running(sweep):
+    file = wave(sweep, *FIRST[:4])
+    for name in ("lock", "epoch"):
+        (file.with_suffix("") / name).unlink()
+    with held(file):
+        assert SweepReader(sweep).read().arms[0].running == 4
+
+
 def test_a_worker_that_is_stopped_gives_no_time_that_is_left(sweep, capsys):
     process = subprocess.Popen(["sleep", "60"])
     process.send_signal(signal.SIGSTOP)
@@ -334,6 +342,7 @@ def test_a_worker_of_another_machine_is_looked_at_twice_if_its_progress_is_old(
         beating = holders.Heartbeat(stream.fileno(), name)
         file = wave(sweep, *FIRST[:4], step=5, steps=20, trials=4, rate=2.5)
         os.utime(file.with_suffix("") / "progress.json", (time.time() + 3600,) * 2)
+        (sweep / "lock").unlink()  # with heartbeats there is none
         if not counts:
             beating.close()
         (seen,) = SweepReader(sweep).read().waves

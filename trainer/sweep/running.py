@@ -61,7 +61,8 @@ def read_waves(folder: Path, files: Sequence[Path]) -> Iterator[WaveStatus]:
         except (OSError, ValueError, KeyError, TypeError):  # finished meanwhile
             continue
         record = workers.get(file.stem, {})
-        has_it = file in held or record.get("locks") == "heartbeat"
+        # This machine may not see its lock.
+        has_it = file in held or bool(record)
         moving = has_it and file.stem not in standing
         yield _wave(file, trials, program, has_it, moving)
 
@@ -94,7 +95,7 @@ def _wave(
         lineage = read_json(folder / "run.json").get("lineage") or [{}]
         holder = {} if held else lineage[-1]
     # Otherwise an earlier worker wrote it.
-    own = held and progress.get("epoch") == _epoch(folder)
+    own = held and "epoch" in progress and progress["epoch"] == _epoch(folder)
     return WaveStatus(
         name=file.stem,
         trials=trials,
@@ -114,7 +115,7 @@ def _held(lock: Path, files: Sequence[Path]) -> set[Path]:
     A worker takes them only while it holds the lock of the sweep. That lock is shared here
     meanwhile, because a look at the lock of a wave takes it for a moment.
     """
-    if not files:
+    if not (files and lock.exists()):  # --locks=heartbeat makes none
         return set()
     with contextlib.ExitStack() as stack:
         descriptor = os.open(lock, os.O_RDONLY | os.O_CLOEXEC)
