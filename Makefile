@@ -27,7 +27,8 @@ help:
 	@echo 'make train   train configs/muon_vit.gin (CONFIG=... another; ARGS="--set steps=100" more)'
 	@echo 'make test    lint, then run the tests (ARGS="-k groups" some of them)'
 	@echo 'make chaos   kill a run 100 times, stop it 30 times, compare its bits (ten minutes)'
-	@echo 'make chaos_sweep  kill the workers of sweeps 200 times, compare every trial (three minutes)'
+	@echo 'make chaos_sweep  kill the workers of sweeps 200 times, and disturb those of two hosts in every'
+	@echo '                  way at once; compare every trial (six minutes)'
 	@echo 'make chaos_distributed  kill, stop or break one of three processes (six minutes)'
 	@echo 'make power_loss  cut the power of a run at 220 moments and restart it from what is left (20 minutes)'
 	@echo 'make lint    ruff and pyright'
@@ -74,6 +75,7 @@ chaos: $(VENV)/.test
 
 chaos_sweep: $(VENV)/.test
 	$(RUN) -m tests.chaos_sweep $(ARGS)
+	$(RUN) -m tests.chaos_hosts
 
 chaos_distributed: $(VENV)/.test
 	CHAOS=1 $(RUN) -m pytest tests/test_distributed.py $(ARGS)

@@ -77,10 +77,9 @@ final: {{seeds: 2}}
 checkpoints: final
 """
 MOST = 70  # kills of a sweep
-PATIENCE = 240.0  # seconds
 
 
-def _forked(action: Callable[[], int], log: Path) -> int:
+def forked(action: Callable[[], int], log: Path) -> int:
     """Calls a function in a new process, whose output goes to a file; returns the process's id."""
     pid = os.fork()
     if pid:
@@ -103,26 +102,26 @@ class Life:
 
     Args:
         place: the file of its phase, without a suffix; its output is appended beside it.
-        arguments: of `work` after the file of the phase.
-        fresh: whether it is a fresh interpreter.
+        action: called in a new process with the file of its phase; or, for a fresh interpreter, the
+            arguments of tests.chaos_worker, of which "PHASES" stands for that file.
     """
 
-    def __init__(self, folder: Path, place: Path, arguments: list[str], fresh: bool):
+    def __init__(self, place: Path, action: Callable[[Path], int] | list[str]):
         self.code: int | None = None
         self.log = place.with_suffix(".log")
         phases = place.with_suffix(".phase")
         phases.write_text("start".ljust(WIDTH))
         self._phases = os.open(phases, os.O_RDONLY)
-        if fresh:
-            command = [sys.executable, "-m", "tests.chaos_worker"]
+        if isinstance(action, list):
+            words = [str(phases) if word == "PHASES" else word for word in action]
             with open(self.log, "ab") as log:
                 process = subprocess.Popen(
-                    [*command, str(folder), str(phases), *arguments], stdout=log, stderr=log
+                    [sys.executable, "-m", "tests.chaos_worker", *words], stdout=log, stderr=log
                 )
             process.returncode = 0  # it is waited for by number
             self.pid = process.pid
         else:
-            self.pid = _forked(lambda: work(folder, phases, *arguments), self.log)
+            self.pid = forked(lambda: action(phases), self.log)
 
     def phase(self) -> str:
         return os.pread(self._phases, WIDTH, 0).decode().strip()
@@ -153,6 +152,8 @@ class Party:
         counts: phase -> number of kills so far, which it adds to.
     """
 
+    patience = 240.0  # seconds
+
     def __init__(
         self,
         folder: Path,
@@ -176,9 +177,14 @@ class Party:
             rare = [phase for phase in FUSES if not self.counts[phase] + self.counts[f"{phase}*"]]
             fuse = self._draw.choice([*FUSES, *3 * rare])
             at = self._draw.randrange(FUSES[fuse])
-        place = self.folder.with_name(f"{self.folder.name}-{number}")
         arguments = [str(self._workers), fuse, str(at)]
-        return Life(self.folder, place, arguments, fresh=self._draw.random() < 0.1)
+        return self._life(number, arguments, fresh=self._draw.random() < 0.1)
+
+    def _life(self, number: int, arguments: list[str], fresh: bool) -> Life:
+        place = self.folder.with_name(f"{self.folder.name}-{number}")
+        if fresh:
+            return Life(place, [str(self.folder), "PHASES", *arguments])
+        return Life(place, lambda phases: work(self.folder, phases, *arguments))
 
     def _aim(self) -> None:
         """Draws the next moment: a time, or a phase if a worker comes to it before."""
@@ -188,14 +194,13 @@ class Party:
 
     def run(self) -> None:
         """Disturbs the sweep until every worker has ended by itself."""
-        end = time.monotonic() + PATIENCE
+        end = time.monotonic() + self.patience
         try:
             while any(life.code != 0 for life in self._lives):
                 if time.monotonic() > end:
                     raise AssertionError(f"{self.folder} does not come to its end: {self.said()}")
                 self._reap()
-                if self._kills > 0:
-                    self._disturb()
+                self._disturb()
                 time.sleep(0.001)
         finally:
             for life in self._lives:
@@ -215,6 +220,8 @@ class Party:
                 raise AssertionError(f"A worker ended with {life.code}: {self.said()}")
 
     def _disturb(self) -> None:
+        if self._kills <= 0:
+            return
         alive = [life for life in self._lives if life.code is None]
         victims = []
         if self._phase:
@@ -246,21 +253,21 @@ class Party:
         return "\n".join(life.log.read_text()[-3000:] for life in self._lives)
 
 
-def _compare_apart(ours: Path, theirs: Path) -> dict[str, list[str]]:
+def compared_apart(ours: Path, theirs: Path, plan: bool = True) -> dict[str, list[str]]:
     """Compares in a process of its own: this one must stay without a jax backend, to fork."""
     file = ours.with_suffix(".found")
 
     def action() -> int:
-        file.write_text(json.dumps(compare(ours, theirs, STEPS)))
+        file.write_text(json.dumps(compare(ours, theirs, STEPS, plan)))
         return 0
 
-    pid = _forked(action, ours.with_suffix(".log"))
+    pid = forked(action, ours.with_suffix(".log"))
     _, status = os.waitpid(pid, 0)
     assert status == 0, ours.with_suffix(".log").read_text()
     return json.loads(file.read_text())
 
 
-def _plan(folder: Path) -> Path:
+def planned(folder: Path) -> Path:
     """Plans the sweep; returns its folder."""
     (folder / "base.yaml").write_text(BASE)
     (folder / "sweep.yaml").write_text(SWEEP)
@@ -272,25 +279,32 @@ def _plan(folder: Path) -> Path:
     return folder / "planned"
 
 
-def chaos(folder: Path, kills: int, workers: int, seed: int) -> tuple[collections.Counter, dict]:
-    """Disturbs sweeps until there were enough kills, and compares each with the undisturbed one."""
+def preload() -> None:
+    """Makes the imports of all processes that are forked."""
+    import trainer.report.comparison
+    import trainer.report.write
+    import trainer.sweep.extension
     import trainer.sweep.plan
     import trainer.sweep.worker
-    import trainer.train.run  # noqa: F401  for all lives at once
+    import trainer.train.run  # noqa: F401
 
-    planned, reference = _plan(folder), folder / "reference"
-    shutil.copytree(planned, reference)
+
+def chaos(folder: Path, kills: int, workers: int, seed: int) -> tuple[collections.Counter, dict]:
+    """Disturbs sweeps until there were enough kills, and compares each with the undisturbed one."""
+    preload()
+    plan, reference = planned(folder), folder / "reference"
+    shutil.copytree(plan, reference)
     Party(reference, workers, random.Random(seed), 0, collections.Counter()).run()
     draw, counts = random.Random(seed), collections.Counter[str]()
     wrong: dict[str, list[str]] = {"lost": [], "doubled": [], "differing": [], "replaced": []}
     sweeps = 0
     while counts.total() < kills:
         sweep = folder / f"sweep{sweeps}"
-        shutil.copytree(planned, sweep)
+        shutil.copytree(plan, sweep)
         before = counts.total()
         party = Party(sweep, workers, draw, min(MOST, kills - before), counts)
         party.run()
-        found = _compare_apart(sweep, reference) | {"replaced": sorted(party.replaced)}
+        found = compared_apart(sweep, reference) | {"replaced": sorted(party.replaced)}
         for kind, names in found.items():
             wrong[kind] += [f"{sweep.name}/{name}" for name in names]
         sweeps += 1

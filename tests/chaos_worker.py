@@ -1,5 +1,6 @@
 """A worker of a sweep that tells its phase, for chaos_sweep.py, and may kill itself in one."""
 
+import errno
 import os
 import signal
 import sys
@@ -13,6 +14,7 @@ PHASES = (
     *("alone", "finish", "move", "discard"),
 )
 # Phase -> about how many file operations it has.
+COMMANDS = {"extend": 12, "report": 30}  # the same of other commands, see chaos_hosts.py
 FUSES = {
     **{"claim": 4, "winners": 2, "begin": 8, "step": 40, "save": 16, "keep": 5, "alone": 40},
     **{"finish": 40, "move": 8, "discard": 20},
@@ -20,9 +22,10 @@ FUSES = {
 WIDTH = 16  # bytes of a phase in the file that tells it
 
 
-def announce(where: Path, fuse: str, number: int) -> None:
-    """Tells the phase through a file; with a fuse, kills this process in it."""
-    from trainer.sweep import folder, lockstep, wave, worker
+def announce(where: Path, fuse: str, number: int, fault: str = "kill") -> None:
+    """Tells the phase through a file; with a fuse, kills this process or lets a call fail in it."""
+    from trainer.report import write
+    from trainer.sweep import extension, folder, lockstep, wave, worker
 
     file = os.open(where, os.O_WRONLY | os.O_CREAT)
     phases = ["start"]
@@ -50,7 +53,9 @@ def announce(where: Path, fuse: str, number: int) -> None:
         writes = event == "open" and isinstance(arguments[2], int) and arguments[2] & 0o103
         if changes or writes:
             left -= 1
-            if left < 0:
+            if fault == "error" and left == -1:
+                raise OSError(errno.EIO, os.strerror(errno.EIO))
+            if fault == "kill" and left < 0:
                 os.pwrite(file, f"{fuse}*".ljust(WIDTH).encode(), 0)
                 os.kill(os.getpid(), signal.SIGKILL)
 
@@ -66,6 +71,8 @@ def announce(where: Path, fuse: str, number: int) -> None:
     told(wave.Wave, "finish", "finish")
     told(wave.Wave, "_move", "move")
     told(wave.Wave, "discard", "discard")
+    told(extension, "write_extension", "extend")
+    told(write, "write", "report")
     if fuse:
         sys.addaudithook(count)
 
@@ -83,13 +90,13 @@ def slowly(steps_per_second: float) -> None:
     Program.advance = advance
 
 
-def work(folder: Path, phases: Path, workers: str, fuse: str, number: str) -> int:
+def work(folder: Path, phases: Path, workers: str, fuse: str, number: str, *more: str) -> int:
     from trainer.__main__ import main
 
     sys.path.insert(0, str(runs.LAB))
     announce(phases, fuse, int(number))
     slowly(800)
-    return main(["sweep", "work", str(folder), f"--workers={workers}"])
+    return main(["sweep", "work", str(folder), f"--workers={workers}", *more])
 
 
 if __name__ == "__main__":

@@ -6,8 +6,11 @@ from pathlib import Path
 from trainer.checkpoint import CheckpointError, diff
 
 
-def _content(trial: Path) -> dict[str, object]:
-    """Returns what a trial's folder must have in common with that of the undisturbed one."""
+def _content(trial: Path, plan: bool) -> dict[str, object]:
+    """Returns what a trial's folder must have in common with that of the undisturbed one.
+
+    If the sweep was extended, `plan` is False: a trial names the plan that it was computed from.
+    """
     found: dict[str, object] = {}
     for file in trial.iterdir():
         if file.name == "metrics.jsonl":
@@ -16,7 +19,8 @@ def _content(trial: Path) -> dict[str, object]:
             found[file.name] = json.dumps(kept)  # text, because NaN is not equal to itself
         elif file.name == "run.json":
             record = json.loads(file.read_text())
-            found[file.name] = record["sweep"], record["lineage"][-1]["exit"]
+            kept = record["sweep"] if plan else record["sweep"]["trial"]
+            found[file.name] = kept, record["lineage"][-1]["exit"]
         elif file.name == "summary.json":
             found[file.name] = json.loads(file.read_text()) | {"perf/seconds": None}
         else:
@@ -29,13 +33,13 @@ def folders(sweep: Path) -> dict[str, Path]:
     return {place.relative_to(sweep).as_posix(): place for place in places}
 
 
-def compare(ours: Path, theirs: Path, steps: int) -> dict[str, list[str]]:
+def compare(ours: Path, theirs: Path, steps: int, plan: bool = True) -> dict[str, list[str]]:
     """Compares a sweep with the undisturbed one; returns what is wrong, by its kind."""
     found, wanted = folders(ours), folders(theirs)
     waves = [path.name for path in ours.glob("waves/*") if path.name != "limits.json"]
     differing = []
     for name in sorted(found.keys() & wanted.keys()):
-        one, two = _content(found[name]), _content(wanted[name])
+        one, two = _content(found[name], plan), _content(wanted[name], plan)
         for file in sorted(one.keys() | two.keys()):
             if one.get(file) != two.get(file):
                 differing.append(

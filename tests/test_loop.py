@@ -2,6 +2,7 @@
 
 import errno
 import json
+import math
 import os
 import re
 import signal
@@ -34,7 +35,7 @@ from trainer.train.rollback import (
     read_rollbacks,
 )
 from trainer.train.stopwatch import Clock, Stopwatch
-from trainer.train.watchdog import Watchdog
+from trainer.train.watchdog import SlowLines, Watchdog
 from trainer.workdir import folder
 from trainer.writers.console import ConsoleWriter
 
@@ -591,84 +592,132 @@ def test_deleted_metrics_are_reported(tmp_path, config, capfd):
 # Hanging.
 
 
-def test_a_slow_step_is_reported_once_with_the_stacks_of_all_threads(tmp_path):
+def steps(watchdog: Watchdog, count: int, seconds: float) -> int:
+    """Computes steps from 1, as a loop does that is one ahead; returns the number of the next."""
+    for step in range(1, count + 1):
+        watchdog.block(step, 1)
+        if step > 1:
+            time.sleep(seconds)
+            watchdog.finished(1)
+    return count + 1
+
+
+def test_a_slow_step_is_reported_once_with_the_stacks_of_all_threads_if_these_are_asked_for(
+    tmp_path,
+):
+    for stacks in (False, True):
+        said: list[str] = []
+        with open(tmp_path / "stacks", "w+") as stream:
+            with Watchdog(5.0, said.append, SlowLines(0, stacks=stacks), stream) as watchdog:
+                watchdog.block(steps(watchdog, 8, 0.002), 1)
+                while not said:
+                    time.sleep(0.05)
+                time.sleep(0.6)
+                watchdog.block(10, 1)
+            stream.seek(0)
+            printed = stream.read()
+        assert len(said) == 1 + stacks, said
+        found = re.match(r"Slow: step 9 has taken ([0-9.]+) s", said[0])
+        assert found and float(found[1]) >= 1.0, said
+        assert ("test_a_slow_step_is_reported_once_with" in printed) == stacks
+        assert (printed.count("hread 0x") >= 2) == stacks
+
+
+def test_the_stacks_are_printed_when_nothing_has_moved_for_minutes(tmp_path, monkeypatch):
+    monkeypatch.setattr("trainer.train.watchdog._STALLED", 1.2)
     said: list[str] = []
     with open(tmp_path / "stacks", "w+") as stream:
-        with Watchdog(5.0, said.append, stream) as watchdog:
-            for step in range(8):
+        with Watchdog(5.0, said.append, SlowLines(0), stream) as watchdog:
+            watchdog.block(1, 1)  # the first one: how long it takes as a rule is not known
+            time.sleep(2.5)
+            stream.seek(0)
+            assert "test_the_stacks_are_printed_when_nothing_has" in stream.read()
+    assert said[0].startswith("Nothing has moved for 1 s: step 1 has taken 1."), said
+    assert len(said) == 2, said
+
+
+def test_lines_about_slow_steps_are_limited():
+    said: list[str] = []
+    once = SlowLines(math.inf)
+    for _ in range(2):  # the waves of a worker
+        with Watchdog(5.0, said.append, once) as watchdog:
+            first = steps(watchdog, 8, 0.002)
+            for step in (first, first + 1):
                 watchdog.block(step, 1)
-                time.sleep(0.002)
-            watchdog.block(8, 1)
-            while not said:
-                time.sleep(0.05)
-            time.sleep(0.6)
-            watchdog.block(9, 1)
-        stream.seek(0)
-        stacks = stream.read()
+                time.sleep(1.5)
     assert len(said) == 1, said
-    found = re.match(r"Slow: step 8 has taken ([0-9.]+) s", said[0])
-    assert found and float(found[1]) >= 1.0, said
-    assert "test_a_slow_step_is_reported_once_with_the_stacks_of_all_threads" in stacks
-    assert stacks.count("hread 0x") >= 2
+    often = SlowLines(0.05)
+    assert often.take() and not often.take()
+    time.sleep(0.1)
+    assert often.take()
 
 
-def test_steps_as_slow_as_the_others_are_not_reported(tmp_path):
-    said: list[str] = []
-    with open(tmp_path / "stacks", "w+") as stream:
-        with Watchdog(30.0, said.append, stream) as watchdog:
-            for step in range(7):
-                watchdog.block(step, 1)
-                time.sleep(0.15)
-            watchdog.block(7, 1)
+def test_steps_as_slow_as_the_others_are_not_reported():
+    for multiple, count in ((30.0, 0), (2.0, 1)):  # the second one shows what would be told
+        said: list[str] = []
+        with Watchdog(multiple, said.append, SlowLines(0)) as watchdog:
+            watchdog.block(steps(watchdog, 8, 0.15), 1)
             time.sleep(1.5)  # ten times the median: slower than the others, and not far too slow
-            watchdog.block(8, 1)
-        assert said == []
-        with Watchdog(5.0, said.append, stream) as watchdog:  # what this one would tell
-            for step in range(7):
-                watchdog.block(step, 1)
-                time.sleep(0.15)
-            watchdog.block(7, 1)
-            time.sleep(1.5)
-    assert len(said) == 1
+            watchdog.block(10, 1)
+        assert len(said) == count, said
 
 
-def test_steps_that_the_host_only_starts_do_not_count_as_fast_ones(tmp_path):
-    # Two steps between evaluations: the first call returns at once, the second one waits for both.
+def test_steps_that_the_host_only_starts_do_not_count_as_fast_ones():
+    """The trials of a sweep: the host starts a step of each, and waits when all are started."""
     said: list[str] = []
-    with open(tmp_path / "stacks", "w+") as stream:
-        with Watchdog(30.0, said.append, stream) as watchdog:
-            for step in range(0, 14, 2):
+    with Watchdog(2.0, said.append, SlowLines(0)) as watchdog:
+        for step in range(1, 8):
+            for _ in range(10):
                 watchdog.block(step, 1)
-                watchdog.block(step + 1, 1)
-                time.sleep(1.5 if step == 12 else 0.5)
-                watchdog.other("an evaluation")
-        assert said == []
-        with Watchdog(2.0, said.append, stream) as watchdog:  # what this one would tell
-            for step in range(0, 14, 2):
-                watchdog.block(step, 1)
-                watchdog.block(step + 1, 1)
-                time.sleep(1.5 if step == 12 else 0.1)
-                watchdog.other("an evaluation")
-    assert said and said[-1].startswith("Slow: step 13 has taken")
+            time.sleep(0.3)  # of the devices, for all ten
+            for _ in range(10):
+                watchdog.finished(1)
+            watchdog.other("an evaluation")
+            time.sleep(0.1)
+        watchdog.block(8, 1)
+        time.sleep(1.5)
+    assert len(said) == 1
+    found = re.search("the median step takes ([0-9.]+) s", said[0])
+    assert found and 0.03 <= float(found[1]) < 0.038, said  # without the evaluations
+
+
+def test_a_process_that_was_stopped_is_not_slow(tmp_path):
+    text = "import os, signal, sys, time\n"
+    text += "from trainer.train.watchdog import SlowLines, Watchdog\n"
+    text += "with Watchdog(5.0, print, SlowLines(0)) as watchdog:\n"
+    text += "    for step in range(1, 10):\n"
+    text += "        watchdog.block(step, 1); time.sleep(.01); watchdog.finished(1)\n"
+    text += "    print('ready', flush=True)\n"
+    text += "    time.sleep(.8)\n"
+    process = subprocess.Popen(
+        [sys.executable, "-c", text], stdout=subprocess.PIPE, text=True, cwd=runs.ROOT
+    )
+    assert process.stdout is not None and process.stdout.readline() == "ready\n"
+    process.send_signal(signal.SIGSTOP)
+    time.sleep(3)
+    process.send_signal(signal.SIGCONT)
+    assert process.communicate(timeout=60)[0] == ""
 
 
 def test_without_a_multiple_steps_are_not_watched():
-    with Watchdog(None, pytest.fail) as watchdog:
+    with Watchdog(None, pytest.fail, SlowLines(0)) as watchdog:
         assert not [thread for thread in threading.enumerate() if thread.name == "watchdog"]
         watchdog.block(1, 1)
 
 
 @pytest.mark.parametrize(
-    ("steps_per_call", "what"), [(1, "step 16"), (2, "the block of steps 15 to 16")]
+    ("options", "what"),
+    [([1], "step 16"), ([2], "the block of steps 15 to 16"), ([1, "--trace"], "step 16")],
 )
-def test_a_run_is_watched(tmp_path, capfd, steps_per_call, what):
+def test_a_run_is_watched(tmp_path, capfd, options, what):
     more = "experiment.data = @unruly.sleepy()\nunruly.sleepy.at = 15\n"
     more += "experiment.watchdog = 4.0\nexperiment.log_every = 20\nexperiment.eval_every = 20\n"
-    more += f"experiment.save_every = 20\nexperiment.steps_per_call = {steps_per_call}\n"
-    assert runs.train(runs.write_config(tmp_path, more), tmp_path / "run") == 0
+    more += f"experiment.save_every = 20\nexperiment.steps_per_call = {options[0]}\n"
+    assert runs.train(runs.write_config(tmp_path, more), tmp_path / "run", *options[1:]) == 0
     said = capfd.readouterr().err
     assert said.count(f"Slow: {what} has taken") == 1
-    assert "unruly/__init__.py" in said and "in batch" in said
+    stacks = "unruly/__init__.py" in said and "in batch" in said
+    assert stacks == ("--trace" in options)
 
 
 def test_a_second_stop_before_the_last_evaluation_does_not_lose_it(tmp_path, config, monkeypatch):

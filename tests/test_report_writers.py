@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -24,6 +25,7 @@ from trainer.report.formats.latex import latex
 from trainer.report.formats.latex_text import tex
 from trainer.report.formats.markdown import markdown
 from trainer.report.formats.tables import csv_of
+from trainer.report.replacement import replaced
 from trainer.report.write import write
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -518,10 +520,31 @@ t.write(t.replace(t.example(), title="new"), Path(sys.argv[1]))
 
 
 def test_a_folder_that_a_live_process_writes_is_not_removed(tmp_path: Path) -> None:
-    other = tmp_path / f".report.{os.getppid()}.tmp"
+    host = re.sub(r"\W", "-", socket.gethostname())
+    other = tmp_path / f".report.{host}.{os.getppid()}.tmp"
     other.mkdir()
     write(empty(), tmp_path / "report")
     assert other.exists()
+
+
+def test_the_folder_of_a_process_on_another_host_is_not_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its process id says nothing here; what it moved aside and did not replace is taken back."""
+    folder, gone = tmp_path / "report", subprocess.Popen(["true"])
+    gone.wait()
+    with monkeypatch.context() as first:
+        first.setattr(os, "getpid", lambda: gone.pid)
+        first.setattr(socket, "gethostname", lambda: "node1.cluster")
+        with replaced(folder) as staged:
+            first.undo()
+            write(empty(), folder)
+            assert staged.exists()
+    (folder / "notes.txt").write_text("mine")
+    os.rename(folder, staged.with_suffix(".old"))  # it was killed between its two renames
+    write(empty(), folder)
+    assert (folder / "notes.txt").read_text() == "mine"
+    assert [path.name for path in tmp_path.iterdir()] == ["report"]
 
 
 def test_a_full_disk_leaves_the_old_report(tmp_path: Path) -> None:

@@ -298,7 +298,7 @@ def test_the_script_has_the_settings_and_its_own_options(
         "#SBATCH --signal=B:USR1@300",
     ]
     assert (
-        "(\nunset PYTHONPATH\nmodule load cuda\n"
+        "(\nunset PYTHONPATH\nmodule load cuda\n\n"
         f"""cd -- {tmp_path} && exec '/usr/bin/my python' -m trainer 'it'"'"'s'\n) </dev/null &\n"""
     ) in text
 
@@ -353,10 +353,31 @@ def test_a_setup_that_bash_cannot_parse_is_refused_before_anything_is_submitted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _fake_sbatch(tmp_path, monkeypatch, f"touch {tmp_path}/submitted; echo 1")
-    settings = SlurmSettings({}, "if true; then\n")
-    with pytest.raises(UserError, match="is not valid bash:\n.*workers.sh: line"):
-        submit(tmp_path, ["-c", ""], 1, settings)
+    monkeypatch.setenv("LC_ALL", "xx_XX")  # of which bash warns
+    submit(tmp_path, ["-c", ""], 1, SlurmSettings({}, "module load cuda"))
+    (tmp_path / "submitted").unlink()
+    # The last four would take the command of the worker as a part of theirs.
+    parts = ("if true; then\n", ") && (", "echo a |", "true ||", "cat <<END\nthere is none")
+    for setup in parts:
+        with pytest.raises(UserError, match="is not valid bash:\n.*bash: line"):
+            submit(tmp_path, ["-c", ""], 1, SlurmSettings({}, setup))
     assert not (tmp_path / "submitted").exists()
+
+
+@pytest.mark.parametrize("end", ["", "\\", "\\\n", "\\\\", " # a comment \\", " #", "&"])
+def test_the_end_of_a_setup_does_not_take_the_command_of_the_worker(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: str
+) -> None:
+    here = tmp_path / "here"
+    here.mkdir()
+    monkeypatch.chdir(here)
+    words = ["-c", "import os; print(os.getcwd(), os.environ['A'])"]
+    settings = SlurmSettings({}, f"cd /\nexport A=1\necho done{end}")
+    file = tmp_path / "workers.sh"
+    file.write_text(script(tmp_path, words, 1, settings))
+    done = subprocess.run(["bash", file], capture_output=True, text=True)
+    said = sorted(done.stdout.splitlines())
+    assert said == sorted([f"{here} 1", "done\\" if end == "\\\\" else "done"]), done.stderr
 
 
 @pytest.mark.parametrize("name", ["a\\b", "a\nb"])

@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -99,6 +100,24 @@ def folders(workdir: Path) -> list[Path]:
 def assert_equal(trial: Path, alone: Path, steps: int) -> None:
     assert rows(trial) == rows(alone)
     assert checkpoint.diff(trial, steps, steps, other=alone) == []
+
+
+# Slow steps.
+
+
+def test_a_sweep_says_once_that_a_step_is_slow(tmp_path, capfd):
+    base = replaced("data", "!unruly.sleepy {at: 10, seconds: 1.5}")
+    base = replaced("loss", "!unruly.slow_loss {seconds: 0.01}", base)
+    for name, value in (("steps", "14"), ("steps_per_call", "1"), ("log_every", "1")):
+        base = replaced(name, value, base)
+    base = replaced("watchdog", "4.0", base)
+    file = write_sweep(tmp_path, base, more="seeds: 2", trials=1)
+    assert sweep(file, tmp_path / "sweep") == 0
+    said = capfd.readouterr().err
+    # Batch 10 was slow four times: for each of the two data seeds of two waves.
+    assert said.count("Slow:") == 1 and "hread 0x" not in said, said
+    found = re.search(r"Slow: step \d+ has taken .* s so far; the median step takes (.*) s", said)
+    assert found and float(found[1]) > 0.005, said
 
 
 # Bits.

@@ -198,9 +198,18 @@ def test_a_dry_run_prints_what_would_be_added_and_writes_nothing(folder, capsys)
     assert "first       6    2  random, seed 0\n" in out
     assert "space of first: " in out and "1e-05 to 0.1, from trial 0004 on\n" in out
     assert "known before: the results of 0 of 4 runs; the winners were not chosen\n" in out
+    out, _, last = out.removesuffix("\n").rpartition("\n")
+    assert last == "Nothing was written: the same command without --dry_run adds it."
     digest = out.splitlines()[-1].removeprefix("plan ")
     assert extend(folder, WIDER, "trials=6")[1].digest == digest
-    assert capsys.readouterr().out == out
+    assert capsys.readouterr().out.startswith(f"{out}\nWorkers of this sweep")
+
+
+def test_an_extension_ends_with_the_command_that_computes_it(folder, capsys):
+    sweep, _ = begun(folder, SWEEP_TEXT)
+    assert extend(folder, SWEEP_TEXT, "trials=5")[0] == 0
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last.endswith(f"to start one: python -m trainer sweep work {sweep}")
 
 
 REFUSED = {

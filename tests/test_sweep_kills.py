@@ -64,6 +64,18 @@ def test_a_worker_killed_at_the_end_of_a_wave_costs_nothing(tmp_path, capsys, ph
     assert results(workdir) == results(tmp_path / "other")
 
 
+def test_what_a_worker_killed_at_the_very_end_left_is_removed(tmp_path, capsys):
+    file = write_sweep(tmp_path)
+    file.write_text(file.read_text().replace("final: {seeds: 2}", "final: null"))
+    workdir = tmp_path / "sweep"
+    assert sweep(file, workdir, "--plan_only") == 0
+    kill_in("discard", 9, workdir)
+    assert list((workdir / "waves").glob(".removed-*"))
+    assert main(["sweep", "work", str(workdir)]) == 0
+    assert "Every trial" in capsys.readouterr().err
+    assert not list((workdir / "waves").iterdir())
+
+
 def test_a_wave_is_removed_while_no_other_worker_looks(tmp_path):
     file = write_sweep(tmp_path)
     assert sweep(file, tmp_path / "sweep", "--plan_only") == 0

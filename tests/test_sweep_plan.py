@@ -293,6 +293,49 @@ def test_a_selector_sets_what_such_a_binding_of_gin_sets(folder):
         assert len(trial.values) == (1 if "/" in selector else 2)
 
 
+ARMS_GIN = """sweep:
+  base = 'base.gin'
+  set = {'optimizer.groups.rest.optimizer': @optax.lamb()}
+  arms = {'sgd': @sgd/arm(), 'muon': @muon/arm(), 'both': @both/arm()}
+  trials = 2
+  method = @method.random()
+sgd/arm:
+  set = {'optimizer': @optax.sgd(), 'sgd.momentum': 0.5}
+  space = {'optax.sgd.learning_rate': @space.log_uniform()}
+muon/arm:
+  set = {'optimizer.groups.kernels.optimizer': @optim.muon()}
+  space = {'lamb.learning_rate': @space.log_uniform()}
+both/arm.space = {'lamb.learning_rate': @space.log_uniform(), 'adamw.b2': @space.log_uniform()}
+optim.muon.learning_rate = 0.5
+optax.lamb.learning_rate = 0.5
+optax.sgd.learning_rate = 0.5
+space.log_uniform.low = 1e-4
+space.log_uniform.high = 1e-1
+"""
+
+
+def test_a_selector_sees_what_the_arm_and_the_sweep_set(folder):
+    plan = planned(folder, ARMS_GIN)
+    found = {arm.name: dict(arm.paths) for arm in plan.definition.arms}
+    groups = "optimizer.groups.{}.optimizer.{}".format
+    assert found == {
+        "sgd": {"optax.sgd.learning_rate": ("optimizer.learning_rate",)},
+        "muon": {"lamb.learning_rate": (groups("rest", "learning_rate"),)},
+        "both": {
+            "lamb.learning_rate": (groups("rest", "learning_rate"),),
+            "adamw.b2": (groups("kernels", "b2"),),
+        },
+    }
+    assert plan.of_arm("sgd")[0].config.at("optimizer.momentum") == 0.5
+
+
+def test_a_selector_of_calls_that_are_replaced_is_refused(folder, capsys):
+    file = folder / "sweep.gin"
+    file.write_text(ARMS_GIN.replace("'lamb.learning_rate'", "'adamw.learning_rate'", 1))
+    code, _, err = dry_run(file, capsys)
+    check(code, err, file, 12, "has no path 'adamw.learning_rate'. The calls that it would")
+
+
 # Programs.
 
 
@@ -399,7 +442,7 @@ def test_the_examples_of_the_readme_have_one_plan_in_yaml_and_in_gin(tmp_path, c
     printed = {}
     for name in ("sweep.yaml", "sweep.gin"):
         code, printed[name], err = dry_run(tmp_path / name, capsys)
-        assert (code, err) == (0, "")
+        assert (code, err.count("Compiling and timing program")) == (0, 2)
     last = {name: text.splitlines()[-1] for name, text in printed.items()}
     assert last["sweep.yaml"] == last["sweep.gin"] and last["sweep.yaml"].startswith("plan ")
     assert "32 runs (seed 0): 16,000 steps" in printed["sweep.yaml"]
@@ -417,6 +460,27 @@ def test_a_dry_run_prints_steps_and_flops_of_the_engine_and_writes_nothing(folde
     assert f"8 runs: at most 160 steps, {160 * flops:.3g} FLOPs" in out
     assert "seeds 10000 to 10007" in out and "the smallest loss of the validation split" in out
     assert sorted(folder.iterdir()) == before
+
+
+def test_a_check_compiles_nothing_and_says_what_it_checked(folder, capsys, monkeypatch):
+    monkeypatch.setattr("trainer.engine.program.Program.compile", lambda *_: pytest.fail())
+    (folder / "sweep.yaml").write_text(GOOD)
+    before = sorted(folder.iterdir())
+    assert main(["sweep", f"--config={folder / 'sweep.yaml'}", "--check"]) == 0
+    out, err = capsys.readouterr()
+    assert err == "" and sorted(folder.iterdir()) == before
+    first, checked, unchecked = out.splitlines()
+    assert first.endswith("sweep.yaml: 1 arm, 4 runs of 1 program, and 8 final runs.")
+    assert checked.startswith("Checked: ") and "loss of the validation split" in checked
+    assert unchecked.startswith("Not checked: whether a step compiles and fits into memory")
+
+
+@pytest.mark.parametrize("option", ["--check", "--dry_run"])
+def test_settings_of_slurm_are_checked_before_anything_runs(folder, capsys, option):
+    (folder / "sweep.yaml").write_text(GOOD)
+    options = [option, "--launcher=slurm", "--slurm", "array=3"]
+    assert main(["sweep", f"--config={folder / 'sweep.yaml'}", *options]) == 2
+    assert "array cannot be set" in capsys.readouterr().err
 
 
 def test_points_that_are_drawn_twice_are_counted(folder, capsys):
@@ -561,6 +625,7 @@ MISTAKES = {
         "The key 'a' is given twice",
     ),
     "arms in one folder": (ARMS, "arms:\n  a: {}\n  A: {}\n", 3, "differ only in upper and lower"),
+    "the longest arm": (ARMS, f"arms:\n  {'a' * 201}: {{}}\n", 3, "a name of 201 characters, aaa"),
     "an arm that is no folder": (ARMS, "arms:\n  a/b: {}\n", 3, "cannot be that of a folder"),
     "a key of an arm": (ARMS, "arms:\n  a: {trails: 1}\n", 3, "Did you mean 'trials'?"),
     "an arm's file": (ARMS, "arms:\n  a: {files: x.yaml}\n", 3, "The arm 'a' cannot be read:"),
@@ -645,9 +710,11 @@ def test_a_mistake_is_told_with_its_place_before_anything_runs(folder, capsys, n
     assert old in GOOD
     file = folder / "sweep.yaml"
     file.write_text(GOOD.replace(old, new, 1))
-    code, out, err = dry_run(file, capsys)
-    assert out == ""
-    check(code, err, file, line, part)
+    for option in ("--dry_run", "--check"):
+        code = main(["sweep", f"--config={file}", option])
+        out, err = capsys.readouterr()
+        assert out == ""
+        check(code, err, file, line, part)
 
 
 GIN_MISTAKES = {

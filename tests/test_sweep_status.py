@@ -5,6 +5,7 @@ import io
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -26,6 +27,7 @@ from trainer.sweep import running, status
 from trainer.sweep.final import choose_winners
 from trainer.sweep.outcome import Outcome
 from trainer.sweep.status import SweepReader
+from trainer.writers import holders
 
 SWEEP = """base: base.yaml
 arms:
@@ -87,17 +89,16 @@ def finish(
     (folder / "summary.json").write_text(Outcome(end, 20, metrics, why).text())
 
 
-def wave(
-    sweep: Path, *trials: str, since: str = "2026-01-01T00:00:00+00:00", **progress: float
-) -> Path:
+def wave(sweep: Path, *trials: str, **progress: float) -> Path:
     """Writes a wave, and what its worker reported; returns the file with its lock."""
     waves = sweep / "waves"
     (waves / "abc").mkdir(parents=True)
     (sweep / "lock").touch()
-    holder = {"host": "vm", "pid": 123, "since": since}
+    holder = {"host": "vm", "pid": 123}
+    (waves / "abc" / "epoch").write_text("2 word\n")
     (waves / "abc" / "lock").write_text(json.dumps(holder))
     if progress:
-        (waves / "abc" / "progress.json").write_text(json.dumps({"at": time.time(), **progress}))
+        (waves / "abc" / "progress.json").write_text(json.dumps({"epoch": 2, **progress}))
     content = {"alone": False, "program": 0, "trials": trials}
     (waves / "abc.json").write_text(json.dumps(content))
     return waves / "abc.json"
@@ -277,6 +278,14 @@ def test_the_time_that_is_left_follows_from_the_progress_of_the_waves(sweep, cap
     assert "sweep work" not in text
 
 
+def test_a_wave_that_a_killed_worker_left_with_all_its_results_is_not_listed(sweep, capsys):
+    wave(sweep, *FIRST[:4], step=20, steps=20, trials=4)
+    for name in FIRST[:4]:
+        finish(sweep, name)
+    assert SweepReader(sweep).read().waves == ()
+    assert "abc" not in printed(capsys, "sweep", "status", sweep)
+
+
 def test_a_wave_whose_lock_nobody_holds_is_not_running(sweep, capsys):
     wave(sweep, *FIRST[:4], step=5, steps=20, trials=4, rate=2.5)
     state = SweepReader(sweep).read()
@@ -287,10 +296,58 @@ def test_a_wave_whose_lock_nobody_holds_is_not_running(sweep, capsys):
 
 
 def test_the_progress_of_an_earlier_worker_says_nothing_about_the_speed(sweep):
-    begun = "2999-01-01T00:00:00+00:00"  # after the progress was written
-    with held(wave(sweep, *FIRST[:4], since=begun, step=5, steps=20, trials=1, rate=2.5)):
+    with held(wave(sweep, *FIRST[:4], epoch=1, step=5, steps=20, trials=1, rate=2.5)):
         state = SweepReader(sweep).read()
     assert (state.arms[0].running, state.seconds, state.waves[0].rate) == (4, None, None)
+
+
+def test_a_wave_that_was_just_claimed_is_running(sweep):
+    file = wave(sweep, *FIRST[:4])
+    for name in ("lock", "epoch"):
+        (file.with_suffix("") / name).unlink()
+    with held(file):
+        assert SweepReader(sweep).read().arms[0].running == 4
+
+
+def test_a_worker_that_is_stopped_gives_no_time_that_is_left(sweep, capsys):
+    process = subprocess.Popen(["sleep", "60"])
+    process.send_signal(signal.SIGSTOP)
+    try:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(os, "getpid", lambda: process.pid)
+            record = holders.this_process() | {"count": 3, "wave": "abc", "locks": "flock"}
+        (sweep / "workers").mkdir()
+        (sweep / "workers" / "vm-1").write_text(json.dumps(record))
+        with held(wave(sweep, *FIRST[:4], step=5, steps=20, trials=4, rate=2.5)):
+            state = SweepReader(sweep).read()
+            text = printed(capsys, "sweep", "status", sweep)
+    finally:
+        process.kill()
+        process.wait()
+    assert (state.seconds, state.arms[0].running, state.waves[0].moving) == (None, 4, False)
+    assert "ETA" not in text and re.search(
+        r"abc +4 +\S+ +5 +- +vm, process 123, paused or gone\n", text
+    )
+
+
+@pytest.mark.parametrize("counts", [True, False])
+def test_a_worker_of_another_machine_is_looked_at_twice_if_its_progress_is_old(
+    sweep, monkeypatch, counts
+):
+    """Or if it is from the future: the clocks of two machines may be an hour apart."""
+    monkeypatch.setattr(holders, "BEAT", 0.2)
+    (sweep / "workers").mkdir()
+    name = {"host": "far", "pid": 1, "machine": "far", "locks": "heartbeat", "wave": "abc"}
+    with open(sweep / "workers" / "far-1", "w+") as stream:
+        beating = holders.Heartbeat(stream.fileno(), name)
+        file = wave(sweep, *FIRST[:4], step=5, steps=20, trials=4, rate=2.5)
+        os.utime(file.with_suffix("") / "progress.json", (time.time() + 3600,) * 2)
+        (sweep / "lock").unlink()  # with heartbeats there is none
+        if not counts:
+            beating.close()
+        (seen,) = SweepReader(sweep).read().waves
+        beating.close()
+    assert (seen.held, seen.moving, seen.rate) == (True, counts, 2.5 if counts else None)
 
 
 def test_a_trial_that_ended_before_its_wave_counts_at_once(sweep):
@@ -321,13 +378,13 @@ def test_looking_at_a_wave_never_keeps_it_from_a_worker(sweep, monkeypatch):
     """A look takes the lock of a wave for a moment, and a worker must not claim meanwhile."""
     file, looked = wave(sweep, *FIRST[:4]), []
 
-    def is_free(file: Path) -> bool:
+    def is_locked(file: Path) -> bool:
         with open(sweep / "lock") as lock, pytest.raises(BlockingIOError):
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         looked.append(file)
-        return True
+        return False
 
-    monkeypatch.setattr(running, "_is_free", is_free)
+    monkeypatch.setattr(running, "is_locked", is_locked)
     SweepReader(sweep).read()
     assert looked == [file]
 

@@ -32,6 +32,8 @@ from trainer.workdir import (
 from trainer.workdir import fingerprint as fingerprints  # the function; the module is below
 from trainer.workdir import lock as lock_module
 from trainer.workdir.fingerprint import REFUSED, _code
+from trainer.writers import holders
+from trainer.writers.files import replace_file
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -159,6 +161,20 @@ def test_a_partial_file_of_a_killed_process_is_removed(
     assert len(list(folder.glob(".metrics.jsonl.*.tmp"))) == 1
     opened()
     assert list(folder.glob(".*.tmp")) == [mine]
+
+
+def test_processes_of_two_machines_with_one_number_replace_a_file_whole(tmp_path: Path) -> None:
+    file = tmp_path / "shared.json"
+
+    def pieces():
+        yield b"one "
+        replace_file(file, b"two")  # as the other machine does, with the same process id
+        assert file.read_bytes() == b"two"
+        yield b"and all of it"
+
+    replace_file(file, pieces())
+    assert file.read_bytes() == b"one and all of it"
+    assert list(tmp_path.iterdir()) == [file]
 
 
 def test_files_are_written_whole_and_stay_inside(
@@ -738,6 +754,29 @@ def test_a_lock_held_on_another_host_is_respected(
     assert lock.epoch == 2
     assert "taken over" in first.ask()
     lock.close()
+
+
+@pytest.mark.parametrize("lives", [True, False])
+def test_a_process_on_another_host_whose_lock_is_not_seen_here_is_respected(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lives: bool
+) -> None:
+    """Its clock may be wrong: what tells is that it counts up in the file."""
+    monkeypatch.setattr(holders, "BEAT", 0.1)
+    with monkeypatch.context() as there:
+        there.setattr(holders, "machine", lambda: "far")
+        there.setattr(socket, "gethostname", lambda: "far")
+        first = Lock(tmp_path, beat=True)
+    if not lives:
+        first._heartbeat.close()  # type: ignore[union-attr]
+    monkeypatch.setattr(fcntl, "flock", lambda *_: None)  # only its own host sees a lock
+    if lives:
+        with pytest.raises(UserError, match="on far.*--take_over. The file system does not show"):
+            Lock(tmp_path)
+        first.check_fence()
+    Lock(tmp_path, take_over=lives).close()
+    with pytest.raises(WorkdirTakenOver):
+        first.check_fence()
+    first.close()
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")

@@ -88,6 +88,7 @@ def _train(arguments: argparse.Namespace, read: Config, workdir: str, began: flo
     from trainer.train import multihost
     from trainer.train.profile import Profile
     from trainer.train.run import Run
+    from trainer.train.watchdog import SlowLines
     from trainer.workdir import code
 
     def build() -> Run:
@@ -95,7 +96,14 @@ def _train(arguments: argparse.Namespace, read: Config, workdir: str, began: flo
         program = make_program(read, arguments.vocabulary, steps_per_call=one)
         if one and program.experiment.steps > 1:
             _log("--trace computes one step at a time: steps_per_call is 1.")
-        return Run(read, program, arguments.signals, _log, arguments.vocabulary)
+        return Run(
+            read,
+            program,
+            arguments.signals,
+            _log,
+            arguments.vocabulary,
+            slow_lines=SlowLines(stacks=arguments.trace),
+        )
 
     run = multihost.raise_on_all(build)
     if arguments.distributed:

@@ -2,6 +2,7 @@
 
 import argparse
 from pathlib import Path
+from shlex import quote
 
 from trainer.cli.loading import ignore_optimizer_warnings, read_config, search_paths
 from trainer.cli.terminal import show
@@ -39,6 +40,13 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.dry_run:
         revision = make_extension(folder, stored, plan, programs)
     else:
-        stored, revision = write_extension(folder, plan, programs, vocabulary)
+        stored, revision = write_extension(folder, plan, programs, vocabulary, arguments.locks)
     show(render_extension(folder, stored, revision), end="")
+    if arguments.dry_run:
+        show("Nothing was written: the same command without --dry_run adds it.")
+    else:
+        show(
+            "Workers of this sweep compute it; to start one: python -m trainer sweep work"
+            f" {quote(arguments.folder)}"
+        )
     return DONE

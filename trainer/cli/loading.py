@@ -12,6 +12,9 @@ from trainer.config import Config
 from trainer.config.languages import RUN, Language
 from trainer.messages import UserError
 
+# Characters of the name of a file after which a folder is named, which has at most 255 bytes.
+LONGEST_STEM = 60
+
 if TYPE_CHECKING:
     from trainer.engine.program import Program
 
@@ -103,4 +106,5 @@ def default_workdir(files: Sequence[str], read: Config) -> str:
             f"Without --workdir the run's folder is created in the current one, but {values.GONE}."
         )
     # The digest gives a changed config another folder, and lets the same command resume.
-    return f"runs/{Path(files[0]).stem}-{configs.digest(read.root)[:8]}"
+    stem = Path(files[0]).stem[:LONGEST_STEM]
+    return f"runs/{stem}-{configs.digest(read.root)[:8]}"

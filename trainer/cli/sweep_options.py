@@ -13,10 +13,18 @@ def add(sweep: argparse.ArgumentParser, config: Parser) -> None:
         sweep: the parser of the command.
         config: the options of a config, for actions that take one.
     """
-    sweep.add_argument(
+    instead = sweep.add_mutually_exclusive_group()
+    instead.add_argument(
+        "--check",
+        action="store_true",
+        help="check the file, the config of each arm and the values of its space in seconds, and"
+        " start nothing",
+    )
+    instead.add_argument(
         "--dry_run",
         action="store_true",
-        help="print the arms, the programs, the cost and the first runs, and start nothing",
+        help="print the arms, the programs, the cost and the first runs, and start nothing;"
+        " compiles and times each program, which may take minutes",
     )
     sweep.add_argument(
         "--workdir",
@@ -25,6 +33,7 @@ def add(sweep: argparse.ArgumentParser, config: Parser) -> None:
         " sweep, what is missing is computed",
     )
     _workers(sweep)
+    _locks(sweep)
     _launcher(sweep)
     # For several workers: plans the sweep in a process of its own.
     sweep.add_argument("--plan_only", action="store_true", help=argparse.SUPPRESS)
@@ -32,12 +41,14 @@ def add(sweep: argparse.ArgumentParser, config: Parser) -> None:
     work = actions.add_parser("work", help="compute trials of a sweep that was begun")
     work.add_argument("folder", type=values.folder, metavar="DIR")
     _workers(work)
+    _locks(work)
     # For the workers of one command, which shows how far they are.
     work.add_argument("--watched", action="store_true", help=argparse.SUPPRESS)
     extend = actions.add_parser(
         "extend", parents=[config], help="add trials, seeds, arms or a wider space to a sweep"
     )
     extend.add_argument("folder", type=values.folder, metavar="DIR")
+    _locks(extend)
     extend.add_argument("--dry_run", action="store_true", help="print it, and write nothing")
     status = actions.add_parser("status", help="print what a sweep has computed")
     status.add_argument("folder", type=values.folder, metavar="DIR")
@@ -55,6 +66,17 @@ def _workers(parser: argparse.ArgumentParser) -> None:
         default=1,
         metavar="N",
         help="how many processes share the trials; default 1",
+    )
+
+
+def _locks(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--locks",
+        choices=("flock", "heartbeat"),
+        default="flock",
+        help="what keeps two processes from the same trials: locks of the file system (flock, the"
+        " default), or files in which each process counts up (heartbeat), where these locks are"
+        " missing or seen by one machine only; the same for all workers of a sweep",
     )
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from trainer.cli import extend_sweep
 from trainer.cli.live import LiveView
 from trainer.cli.loading import (
+    LONGEST_STEM,
     config_options,
     ignore_optimizer_warnings,
     read_config,
@@ -58,11 +59,11 @@ def _start(arguments: argparse.Namespace) -> int:
         )
     config = read_config(arguments, SWEEP)
     plan = make_plan(read_sweep(config, arguments.vocabulary, search_paths(arguments)))
-    if arguments.dry_run:
-        return _dry_run(arguments, plan)
-    stem = Path(arguments.files[0]).stem
-    folder = Path(arguments.workdir or f"sweeps/{stem}-{plan.digest[:8]}").absolute()
     settings = slurm_settings(arguments)
+    if arguments.check or arguments.dry_run:
+        return _check(arguments, plan) if arguments.check else _dry_run(arguments, plan)
+    stem = Path(arguments.files[0]).stem[:LONGEST_STEM]
+    folder = Path(arguments.workdir or f"sweeps/{stem}-{plan.digest[:8]}").absolute()
     planned = check_same(folder, plan)
     # With several workers in a process of its own, which gives its memory and its GPU back to them.
     apart = arguments.workers > 1 and settings is None and not arguments.plan_only
@@ -73,7 +74,7 @@ def _start(arguments: argparse.Namespace) -> int:
     if not planned and apart and (code := _plan_apart(arguments, folder)) != DONE:
         return code
     if settings is not None:
-        return _submit(folder, arguments.workers, settings)
+        return _submit(folder, arguments.workers, arguments.locks, settings)
     with LiveView(folder) as view:
         compute = _compute_in_workers if apart else _compute
         code = compute(folder, arguments, view)
@@ -92,18 +93,31 @@ def _start(arguments: argparse.Namespace) -> int:
 def _plan_apart(arguments: argparse.Namespace, folder: Path) -> int:
     """Plans a sweep in another process; returns its exit code."""
     options = [*config_options(arguments), f"--workdir={folder}", "--plan_only"]
+    options.append(f"--locks={arguments.locks}")
     command = [sys.executable, "-m", "trainer", "sweep", *options]
     code = subprocess.run(command, check=False, stdin=subprocess.DEVNULL).returncode
     return code if code >= 0 else FAILED
 
 
-def _submit(folder: Path, workers: int, settings: SlurmSettings) -> int:
+def _submit(folder: Path, workers: int, locks: str, settings: SlurmSettings) -> int:
     from trainer.sweep.slurm import submit
 
     words = ["-m", "trainer", "sweep", "work", str(folder), f"--workers={workers}"]
+    words.append(f"--locks={locks}")
     _, lines = submit(folder, words, workers, settings)
     for line in lines:
         _log(line)
+    return DONE
+
+
+def _check(arguments: argparse.Namespace, plan: "SweepPlan") -> int:
+    """Checks a plan as far as shapes go, and prints what was checked."""
+    from trainer.sweep.plan_text import render_check
+    from trainer.sweep.programs import find_programs
+
+    ignore_optimizer_warnings()
+    programs = find_programs(plan, arguments.vocabulary)
+    show(render_check(arguments.files[-1], plan, programs), end="")
     return DONE
 
 
@@ -117,7 +131,13 @@ def _dry_run(arguments: argparse.Namespace, plan: "SweepPlan") -> int:
     runtime.keep_compiled_programs()  # the sweep then finds them compiled
     ignore_optimizer_warnings()
     programs = find_programs(plan, arguments.vocabulary)
-    needs = [measure(group, arguments.vocabulary) for group in programs.groups]
+    needs = []
+    for number, group in enumerate(programs.groups, 1):
+        _log(
+            f"Compiling and timing program {number:,} of {len(programs.groups):,}"
+            f" ({group.trials[0].name})."
+        )
+        needs.append(measure(group, arguments.vocabulary))
     show(render(plan, programs, needs), end="")
     return DONE
 
@@ -130,7 +150,7 @@ def _write(arguments: argparse.Namespace, plan: "SweepPlan", folder: Path) -> st
 
     ignore_optimizer_warnings()
     programs = find_programs(plan, arguments.vocabulary)
-    write_plan(folder, plan, programs, arguments.vocabulary)
+    write_plan(folder, plan, programs, arguments.vocabulary, arguments.locks)
     return render(plan, programs)
 
 
@@ -148,7 +168,7 @@ def _compute(folder: Path, arguments: argparse.Namespace, view: LiveView) -> int
 
     runtime.keep_compiled_programs()
     ignore_optimizer_warnings()
-    worker = Worker(folder, arguments.workers, arguments.signals, view.log)
+    worker = Worker(folder, arguments.workers, arguments.signals, view.log, arguments.locks)
     return worker.run()
 
 
@@ -156,7 +176,7 @@ def _compute_in_workers(folder: Path, arguments: argparse.Namespace, view: LiveV
     """Computes trials in several processes, which this one watches."""
     from trainer.sweep.local import run_workers, worker_command
 
-    command = worker_command(folder, arguments.workers)
+    command = worker_command(folder, arguments.workers, arguments.locks)
     return run_workers(command, arguments.workers, arguments.signals, view.log)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import zipfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -195,8 +196,9 @@ def _read_arrays(path: Path, names: Sequence[str]) -> Splits | None:
 
 def _write_arrays(path: Path, splits: Splits) -> None:
     """Saves the arrays in the folder of the records, if it can be written."""
-    # Another name in each process: several may write at once, and the last to rename wins.
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    # Another name in each process: several may write at once, and the last to rename wins. Those on
+    # two machines may have the same process id.
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     flat = {f"{name}/{key}": splits[name][key] for name in splits for key in _KEYS}
     with contextlib.suppress(OSError):
         try:

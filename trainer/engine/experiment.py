@@ -84,8 +84,10 @@ class Experiment:
         on_nonfinite: the reaction to a loss or gradient that is not finite: "halt" stops the run;
             "skip" keeps the parameters of the step before; "rollback" restores the state before the
             step and continues with the next batch.
-        watchdog: the stacks of all threads are printed if a block of steps takes longer, for each
-            of its steps, than this multiple of the median step, above 1; None disables it.
+        watchdog: a line is logged if a block of steps takes longer, for each of its steps, than
+            this multiple of the median step, above 1: at most one a minute, or one for each worker
+            of a sweep. After five minutes without any progress, or with `--trace`, the stacks of
+            all threads follow it. None disables it.
         hooks: functions called every `log_every` steps and after the last step, as
             `hook(step, metrics, params)`: the number of finished steps, the metrics of the last of
             them (name -> float), and the parameters after it. A hook must copy the parameters that

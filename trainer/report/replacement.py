@@ -5,12 +5,15 @@ import json
 import os
 import re
 import shutil
+import socket
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 from trainer.config.wording import listing
 from trainer.messages import UserError
 
+_SWAP = 1.0  # seconds that two renames take at most
 _LIST = ".report.json"  # names the files that a report has, and tells that the folder is one
 
 
@@ -119,20 +122,35 @@ def _swap(staged: Path, folder: Path) -> None:
 
 def _beside(folder: Path, suffix: str) -> Path:
     # Beside it, because a rename is possible only within a file system.
-    return folder.with_name(f".{folder.name}.{os.getpid()}.{suffix}")
+    return folder.with_name(f".{folder.name}.{_host()}.{os.getpid()}.{suffix}")
+
+
+def _host() -> str:
+    return re.sub(r"\W", "-", socket.gethostname())  # without dots, which separate the parts
 
 
 def _clean(folder: Path) -> None:
-    """Takes back the folder, and removes what is beside it, if a process was killed."""
-    pattern = re.compile(rf"\.{re.escape(folder.name)}\.(\d+)\.(tmp|old)")
-    for path in sorted(folder.parent.glob(".*.*.*")):
+    """Takes back the folder, and removes what is beside it, if a process was killed.
+
+    Whether a process of another host lives is not known: what it fills may be in use.
+    """
+    pattern = re.compile(rf"\.{re.escape(folder.name)}\.([\w-]+)\.(\d+)\.(tmp|old)")
+    for path in sorted(folder.parent.glob(".*.*.*.*")):
         found = pattern.fullmatch(path.name)
-        if found is None or _lives(int(found[1])):
+        if found is None:
             continue
-        if found[2] == "old" and not folder.exists():
+        if found[3] == "old" and _stays_away(folder):
             os.rename(path, folder)
-        else:
+        elif found[1] == _host() and not _lives(int(found[2])):
             shutil.rmtree(path, ignore_errors=True)
+
+
+def _stays_away(folder: Path) -> bool:
+    """Returns whether a folder does not exist, nor is put there by a process that replaces it."""
+    end = time.monotonic() + _SWAP
+    while not (there := folder.exists()) and time.monotonic() < end:
+        time.sleep(_SWAP / 10)
+    return not there
 
 
 def _lives(process: int) -> bool:

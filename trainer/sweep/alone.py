@@ -12,6 +12,7 @@ from trainer.train.rollback import MOST_ROLLBACKS, read_rollbacks
 from trainer.train.run import Run
 from trainer.train.services import Ended
 from trainer.train.signals import StopSignals
+from trainer.train.watchdog import SlowLines
 
 
 def run_alone(
@@ -20,6 +21,7 @@ def run_alone(
     signals: StopSignals,
     log: Callable[[str], None],
     vocabulary: Sequence[str],
+    slow_lines: SlowLines,
 ) -> int:
     """Computes the one trial of a wave by `Run`, in the trial's folder.
 
@@ -29,6 +31,7 @@ def run_alone(
         signals: reports when to stop.
         log: takes a line for the user.
         vocabulary: further packages whose public functions the config may name.
+        slow_lines: limits the lines about slow steps.
 
     Returns:
         DONE: the trial has a result. STOPPED: saved. FAILED: the disk cannot be written.
@@ -38,9 +41,9 @@ def run_alone(
     experiment = program.experiment
     object.__setattr__(experiment, "writers", tuple(asked_writers(trial.config)))
     wave.begins(wave.newest())
-    run = Run(trial.config, program, signals, log, vocabulary, compiled=True)
+    run = Run(trial.config, program, signals, log, vocabulary, compiled=True, slow_lines=slow_lines)
     # Not its summary.json: a run that failed is tried again, and a trial with a result is not.
-    code = run.start(staged, summarize=False)
+    code = run.start(staged, summarize=False, take_over=wave.take_over)
     if code == STOPPED:
         return STOPPED
     results = Results().read(staged)

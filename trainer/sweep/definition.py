@@ -13,6 +13,9 @@ from trainer.writers.lines import PREFIXES
 _ARM = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 _MOST_SEEDS = 10_000
 _FEWEST_SEARCHES, _MOST_SEARCHES = 3, 1_000
+# A file name has at most 255 bytes. Files and folders are named after arms, and what is added to a
+# name, for temporary files too, is shorter than the rest.
+_LONGEST_NAME = 200
 # What an argument must be a call of, if it is not the function of the same name.
 _KINDS = {"method": "a function of method, such as method.grid", "arms": "arm"}
 
@@ -261,6 +264,11 @@ class Sweep:
                 raise ValueError(
                     f"arms has the name {name!r}, which cannot be that of a folder: use letters,"
                     " digits, '_', '-' and '.', beginning with a letter or digit."
+                )
+            if len(name) > _LONGEST_NAME:
+                raise ValueError(
+                    f"arms has a name of {len(name)} characters, {name[:20]}..., after which files"
+                    f" are named: use at most {_LONGEST_NAME}."
                 )
             # Folders are named after arms, and some file systems ignore the case.
             other = lower.setdefault(name.lower(), name)

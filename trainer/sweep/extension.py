@@ -16,6 +16,7 @@ from trainer.sweep.encoding import canonical, encoded
 from trainer.sweep.methods import Sampled
 from trainer.sweep.plan import SweepPlan, Trial, refuse_unequal
 from trainer.sweep.plan_file import files_of, program_entry, write_revisions, writing
+from trainer.sweep.presence import Mode
 from trainer.sweep.programs import Programs
 from trainer.sweep.reading import ArmConfig
 from trainer.sweep.stored_plan import StoredPlan, digest_of, read_plan
@@ -41,7 +42,11 @@ def _key(values: Mapping[str, Any]) -> str:
 
 
 def write_extension(
-    folder: Path, plan: SweepPlan, programs: Programs, vocabulary: Sequence[str] = ()
+    folder: Path,
+    plan: SweepPlan,
+    programs: Programs,
+    vocabulary: Sequence[str] = (),
+    locks: Mode = "flock",
 ) -> tuple[StoredPlan, dict[str, Any]]:
     """Adds a revision to the plan in a folder.
 
@@ -52,6 +57,7 @@ def write_extension(
         plan: the plan of the file with what is new.
         programs: its programs.
         vocabulary: further packages whose public functions the configs may name.
+        locks: what keeps others from the folder meanwhile; see `Presence`.
 
     Returns:
         The plan before, and the revision; see `make_extension`.
@@ -61,7 +67,7 @@ def write_extension(
     """
     folder = folder.absolute()
     read_plan(folder)  # before the lock, which would create the folder
-    with writing(folder):
+    with writing(folder, locks):
         stored = read_plan(folder)
         revision = make_extension(folder, stored, plan, programs)
         texts = files_of(plan)

@@ -18,9 +18,9 @@ from typing import Any
 from trainer.messages import UserError
 from trainer.sweep.final import choose_winners, final_trials
 from trainer.sweep.limits import Limits, useful_width, wave_width
-from trainer.sweep.locks import exclusive, lock
 from trainer.sweep.outcome import read_outcome
 from trainer.sweep.plan import Trial
+from trainer.sweep.presence import Presence
 from trainer.sweep.removal import clean, remove, set_aside
 from trainer.sweep.stored_plan import read_plan
 from trainer.writers.files import replace_file
@@ -47,10 +47,13 @@ class Claim:
     path: Path
     program: int
     descriptor: int
+    presence: Presence
 
     def release(self) -> None:
         """Releases the lock."""
         os.close(self.descriptor)
+        with contextlib.suppress(OSError):
+            self.presence.hold(None)
 
 
 class SweepFolder:
@@ -58,20 +61,23 @@ class SweepFolder:
 
     Args:
         path: the folder.
+        presence: how this process keeps others from its waves; None for one that claims none.
 
     Raises:
         UserError: the folder has no plan, or it is damaged.
 
     Attributes:
         path: the folder.
+        presence: as given.
         plan: the plan that is stored in it; `claim` and `refresh` read it again after an extension.
         limits: what was learned about trials that cannot be computed in their waves.
     """
 
-    def __init__(self, path: Path):
+    def __init__(self, path: Path, presence: Presence | None = None):
         self.path = path
+        self.presence = presence or Presence(path)
         self._waves = path / "waves"
-        self.limits = Limits(self._waves / "limits.json", lambda: exclusive(path))
+        self.limits = Limits(self._waves / "limits.json", self.presence.exclusive)
         self._read_plan()
 
     def _read_plan(self) -> None:
@@ -153,11 +159,12 @@ class SweepFolder:
             The wave; None if all trials are finished or in the waves of other workers.
 
         Raises:
-            UserError: the winners cannot be chosen, because a result is damaged; or the file system
-                has no locks.
+            UserError: the winners cannot be chosen, because a result is damaged; the file system
+                has no locks, or does not show them to all machines.
         """
         self._waves.mkdir(mode=0o700, exist_ok=True)
-        with exclusive(self.path):
+        self.presence.look()
+        with self.presence.exclusive():
             self.refresh()
             clean(self._waves)
             taken: set[str] = set()
@@ -169,6 +176,16 @@ class SweepFolder:
                     return claim
             self._choose_winners()
             return self._new_wave(taken | self.finished(), workers, fits)
+
+    def tidy(self) -> None:
+        """Removes what killed workers have left of a sweep that is complete, as far as possible."""
+        with contextlib.suppress(OSError, UserError), self.presence.exclusive():
+            self.presence.tidy()
+            clean(self._waves)
+            for file in self.waves():
+                claim = self._hold(file, _read_wave(file))
+                if claim is not None:  # the sweep was extended meanwhile
+                    claim.release()
 
     def _choose_winners(self) -> None:
         """Writes final.json once every trial of the search has a result."""
@@ -238,7 +255,7 @@ class SweepFolder:
         """Locks a wave; returns None if another process has it."""
         descriptor = os.open(file, os.O_RDWR | os.O_CLOEXEC)
         # Otherwise its holder finished the wave, and removed the file, meanwhile.
-        if not (lock(descriptor, wait=False) and os.fstat(descriptor).st_nlink > 0):
+        if not (self.presence.take(file.stem, descriptor) and os.fstat(descriptor).st_nlink > 0):
             os.close(descriptor)
             return None
         known = self.trials()
@@ -249,6 +266,11 @@ class SweepFolder:
             remove(set_aside(file))
             os.close(descriptor)
             return None
+        try:
+            self.presence.hold(file.stem)
+        except OSError:
+            os.close(descriptor)
+            raise
         return Claim(
             name=file.stem,
             trials=tuple(known[name] for name in content["trials"]),
@@ -257,6 +279,7 @@ class SweepFolder:
             path=file.with_suffix(""),
             program=content["program"],
             descriptor=descriptor,
+            presence=self.presence,
         )
 
     def remove(self, claim: Claim) -> None:
@@ -265,7 +288,7 @@ class SweepFolder:
         Args:
             claim: the wave, whose workdir is closed.
         """
-        with exclusive(self.path):  # other workers read the files of waves
+        with self.presence.exclusive():  # other workers read the files of waves
             removed = set_aside(claim.file)
             claim.release()
         remove(removed)

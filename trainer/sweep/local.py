@@ -151,12 +151,13 @@ def _share_of_gpus(index: int, workers: int) -> Mapping[str, str]:
     return settings
 
 
-def worker_command(folder: Path, workers: int) -> list[str]:
+def worker_command(folder: Path, workers: int, locks: str) -> list[str]:
     """Returns the command of a worker.
 
     Args:
         folder: of the sweep.
         workers: how many workers share the trials.
+        locks: what keeps others from the trials of a worker.
     """
-    work = ["sweep", "work", str(folder), f"--workers={workers}", "--watched"]
+    work = ["sweep", "work", str(folder), f"--workers={workers}", f"--locks={locks}", "--watched"]
     return [sys.executable, "-m", "trainer", *work]

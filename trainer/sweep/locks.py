@@ -1,12 +1,17 @@
-"""The locks in the folder of a sweep, which the system releases when their holder dies."""
+"""The locks in the folder of a sweep, of the file system and without its help."""
 
 import contextlib
 import fcntl
 import os
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from trainer.messages import UserError
+from trainer.writers import holders
+
+_PAUSE = 0.1  # seconds between two tries to get a lock
+_BEATS = 3  # for which the holder of a file must not be seen, before it counts as dead
 
 
 def lock(descriptor: int, *, wait: bool) -> bool:
@@ -24,14 +29,46 @@ def lock(descriptor: int, *, wait: bool) -> bool:
     except BlockingIOError:
         return False
     except OSError as error:
-        from trainer.workdir.lock import UNSUPPORTED  # imports jax, which `sweep status` does not
-
-        if error.errno not in UNSUPPORTED:
+        if error.errno not in holders.UNSUPPORTED:
             raise
         raise UserError(
             "The file system of the sweep's folder has no locks, which keep two workers from the"
-            " same trials: choose a --workdir on another file system."
+            " same trials: add --locks=heartbeat, or choose a --workdir on another file system."
         ) from error
+    return True
+
+
+def is_locked(file: Path) -> bool:
+    """Returns whether a process holds the lock of a file, as far as this machine sees.
+
+    Args:
+        file: the file; one that does not exist is not locked.
+    """
+    try:
+        descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return False
+    try:
+        return not share(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def share(descriptor: int) -> bool:
+    """Keeps others from locking an open file, until it is closed; returns whether it could.
+
+    Several processes may do so at the same time. On a file system without locks it does nothing.
+
+    Args:
+        descriptor: of the file.
+    """
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError as error:
+        if error.errno not in holders.UNSUPPORTED:
+            raise
     return True
 
 
@@ -51,3 +88,67 @@ def exclusive(folder: Path) -> Iterator[None]:
         yield
     finally:
         os.close(descriptor)
+
+
+class FileLock:
+    """A file that exists while a process holds the lock, for file systems without locks.
+
+    Used as a context manager. The system does not release it: the others remove the file of a
+    holder that has died.
+
+    Args:
+        file: the file, which has the name of the holder.
+        name: of this process.
+        may_live: name of a process -> whether it may live.
+    """
+
+    def __init__(self, file: Path, name: str, may_live: Callable[[str], bool]):
+        self._file, self._name, self._may_live = file, name, may_live
+
+    def __enter__(self) -> None:
+        while not self._take():
+            self._remove_of_the_dead()
+            time.sleep(_PAUSE)
+
+    def __exit__(self, *raised: object) -> None:
+        with contextlib.suppress(OSError):  # the others then see that this process has ended
+            if self._file.read_text() == self._name:
+                self._file.unlink()
+
+    def _take(self) -> bool:
+        try:
+            descriptor = os.open(self._file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        except FileExistsError:
+            return False
+        try:
+            os.write(descriptor, self._name.encode())
+            os.fsync(descriptor)
+        except OSError:
+            self._file.unlink(missing_ok=True)
+            raise
+        finally:
+            os.close(descriptor)
+        return True
+
+    def _remove_of_the_dead(self) -> None:
+        """Removes the file once its holder was not seen for a few beats."""
+        holder, unseen = self._holder(), 0.0
+        while unseen < _BEATS * holders.BEAT:
+            # An empty file is that of a process that has not written its name yet, or never will.
+            if holder is None or self._holder() != holder or self._may_live(holder):
+                return
+            time.sleep(_PAUSE)
+            unseen += _PAUSE
+        aside = self._file.with_name(f".{self._file.name}-{self._name}")
+        with contextlib.suppress(FileNotFoundError):
+            os.rename(self._file, aside)
+            if aside.read_text() != holder:  # another process has taken it just now
+                with contextlib.suppress(OSError):
+                    os.link(aside, self._file)
+            aside.unlink()
+
+    def _holder(self) -> str | None:
+        try:
+            return self._file.read_text()
+        except FileNotFoundError:
+            return None

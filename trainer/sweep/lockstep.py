@@ -34,7 +34,7 @@ from trainer.train.services import Ended, Halted
 from trainer.train.signals import StopSignals
 from trainer.train.stopwatch import Clock
 from trainer.train.warm_start import WarmStart
-from trainer.train.watchdog import Watchdog
+from trainer.train.watchdog import SlowLines, Watchdog
 from trainer.workdir import WorkdirTakenOver
 from trainer.writers.durable import sync_file_system
 
@@ -60,6 +60,7 @@ class Lockstep:
         folder: the folder of the sweep.
         signals: reports when to stop.
         log: takes a line for the user.
+        slow_lines: limits the lines about slow steps.
         vocabulary: further packages whose public functions the configs may name.
         vmapped: computes a block of all trials at once; None computes one after another.
     """
@@ -72,6 +73,7 @@ class Lockstep:
         folder: SweepFolder,
         signals: StopSignals,
         log: Callable[[str], None],
+        slow_lines: SlowLines,
         vocabulary: Sequence[str] = (),
         vmapped: Vmapped | None = None,
     ):
@@ -85,6 +87,7 @@ class Lockstep:
         self._goal: Goal = folder.plan.goal
         self._signals = signals
         self._log = log
+        self._slow_lines = slow_lines
         self._vocabulary = vocabulary
         self._round = Round()
         self._turns: list[Turn] = []
@@ -113,7 +116,7 @@ class Lockstep:
                 fence=wave.workdir.check_fence,
                 before_commit=lambda: sync_file_system(wave.path),
             ) as checkpoints,
-            Watchdog(experiment.watchdog, self._log) as watchdog,
+            Watchdog(experiment.watchdog, self._log, self._slow_lines) as watchdog,
         ):
             try:
                 restored, states = self._first_states(checkpoints)

@@ -1,10 +1,11 @@
 """Finds what the paths and selectors in the file of a sweep set in the config of an arm."""
 
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
-from trainer.config import Config, ConfigError, Source, Tree, load, replace
+from trainer.config import Call, Config, ConfigError, Source, Tree, join, load, replace
+from trainer.config.tree import child_trees
 from trainer.config.wording import known_names
 
 _SELECTOR = re.compile(r"(\w+/)*\w+(\.\w+)*")
@@ -18,11 +19,29 @@ class ArmPaths:
         title: the arm as the subject of a sentence.
         files: the files of the arm.
         search_paths: folders for files that are not found otherwise.
+        edited: the paths of `config` whose trees the file of the sweep has set so far.
     """
 
     title: str
     files: Sequence[str]
     search_paths: Sequence[str]
+    edited: list[str] = field(default_factory=list)
+
+    def set(self, config: Config, key: str, value: Tree, source: Source) -> Config:
+        """Returns the config with a value where a key sets it.
+
+        Args:
+            config: the config of the arm.
+            key: the path or selector.
+            value: the value.
+            source: the place of the key in the file of the sweep.
+
+        Raises:
+            ConfigError: the arm has no such path.
+        """
+        paths = self.reached(config, key, value, source)
+        self.edited.extend(paths)
+        return replace(config, dict.fromkeys(paths, value), source)
 
     def all_reached(
         self, config: Config, keys: Mapping[str, Source | None]
@@ -71,7 +90,7 @@ class ArmPaths:
         head = key.partition(".")[0]
         # The names of arguments and of packages overlap: data.validation, data.digits.validation.
         is_path = head in config.root.kwargs
-        selected, refusal = self._select(key)
+        selected, refusal = self._select(config, key)
         paths = selected if selected and not is_path else (key,)
         try:
             replace(config, dict.fromkeys(paths, value), source or Source(""))
@@ -84,7 +103,7 @@ class ArmPaths:
             raise ConfigError(f"{self.title} has no path {key!r}. {why}", source) from error
         return paths
 
-    def _select(self, key: str) -> tuple[tuple[str, ...], str]:
+    def _select(self, config: Config, key: str) -> tuple[tuple[str, ...], str]:
         """Returns the paths that a selector reaches, or none and the reason."""
         if not self.files[0].lower().endswith(".gin"):
             return (), (
@@ -93,6 +112,21 @@ class ArmPaths:
             )
         if not _SELECTOR.fullmatch(key):
             return (), "It is neither a path nor a selector of Gin."
+        function, _, argument = key.rpartition(".")
+        calls = [path for path, name in _calls(config.root) if f".{name}".endswith(f".{function}")]
+        in_edits = [join(path, argument) for path in calls if self._is_edited(path)]
+        in_files, refusal = self._bound(key)
+        # Of the calls in the files, some may have been replaced.
+        kept = [path for path in in_files if not self._is_edited(path.rpartition(".")[0])]
+        if in_files and not kept:
+            refusal = "The calls that it would change are replaced by set."
+        return (*kept, *in_edits), refusal
+
+    def _is_edited(self, path: str) -> bool:
+        return any(f"{path}.".startswith(f"{edited}.") for edited in self.edited)
+
+    def _bound(self, key: str) -> tuple[tuple[str, ...], str]:
+        """Returns the paths that a binding of Gin reaches in the files, or none and the reason."""
         binding = f"{key} = 0"  # which paths it reaches does not depend on the value
         try:
             bound = load(self.files, [binding], search_paths=self.search_paths)
@@ -101,3 +135,11 @@ class ArmPaths:
         # There is no other option, and its name in a source is cut if it is long.
         reached = [path for path, source in bound.sources.items() if source.file.startswith("--")]
         return tuple(reached), "As a binding of Gin it changes nothing: others override it."
+
+
+def _calls(tree: Tree, path: str = "") -> Iterator[tuple[str, str]]:
+    """Yields the path and the function name of every call in a tree."""
+    if isinstance(tree, Call):
+        yield path, tree.name
+    for key, child in child_trees(tree).items():
+        yield from _calls(child, join(path, key))

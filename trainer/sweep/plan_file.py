@@ -19,10 +19,13 @@ from trainer.config.wording import listing
 from trainer.messages import UserError
 from trainer.sweep.differences import differences
 from trainer.sweep.encoding import canonical
-from trainer.sweep.locks import exclusive
 from trainer.sweep.plan import SweepPlan
+from trainer.sweep.presence import Mode, Presence
 from trainer.sweep.stored_plan import FORMAT, StoredPlan, StoredProgram, digest_of, read_plan
 from trainer.writers.files import remove_temporaries, replace_file
+
+# What is in a folder before plan.json, which is written last.
+_OWN_NAMES = ("lock", "held", "workers", "sweep.yaml", "arms", "plan.json")
 
 # programs.py and trainer.workdir import jax, which a process that reads a plan does not need.
 if TYPE_CHECKING:
@@ -42,7 +45,11 @@ __all__ = [
 
 
 def write_plan(
-    folder: Path, plan: SweepPlan, programs: "Programs", vocabulary: Sequence[str] = ()
+    folder: Path,
+    plan: SweepPlan,
+    programs: "Programs",
+    vocabulary: Sequence[str] = (),
+    locks: Mode = "flock",
 ) -> None:
     """Writes the plan of a sweep into its folder; equal plans give equal bytes.
 
@@ -54,13 +61,14 @@ def write_plan(
         plan: the plan.
         programs: its programs.
         vocabulary: further packages whose public functions the configs may name.
+        locks: what keeps others from the folder meanwhile; see `Presence`.
 
     Raises:
         UserError: the folder has another sweep or other files, or cannot be written.
     """
     folder = folder.absolute()
     check_same(folder, plan)  # before anything is created
-    with writing(folder):
+    with writing(folder, locks):
         if check_same(folder, plan):
             return
         content = plan.content()
@@ -124,20 +132,21 @@ def write_revisions(
 
 
 @contextlib.contextmanager
-def writing(folder: Path) -> Iterator[None]:
+def writing(folder: Path, locks: Mode = "flock") -> Iterator[None]:
     """Keeps other processes from writing the plan of a folder, and waits while another one does.
 
     Args:
         folder: the folder of the sweep, absolute; created if it does not exist.
+        locks: what keeps them from it; see `Presence`.
 
     Raises:
-        UserError: the folder cannot be written.
+        UserError: the folder cannot be written, or its locks are not seen by all machines.
     """
     from trainer.workdir.place import make
 
     make(folder)
     try:
-        with exclusive(folder):
+        with Presence(folder, locks) as presence, presence.exclusive():
             remove_temporaries(folder)
             yield
     except OSError as error:
@@ -189,7 +198,7 @@ def _check_no_strangers(folder: Path, plan: SweepPlan) -> None:
 
     try:
         # Another process may have written plan.json since it was looked for.
-        strangers = unknown_names(folder, ("lock", "sweep.yaml", "arms", "plan.json"))
+        strangers = unknown_names(folder, _OWN_NAMES)
         strangers += [
             name
             for name, text in files_of(plan).items()

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from trainer.config import Tree
 from trainer.config.wording import brief
-from trainer.messages import duration, printable, table
+from trainer.messages import duration, plural, printable, table
 from trainer.sweep.limits import useful_width, wave_width
 from trainer.sweep.needs import Needs, most_side_by_side
 from trainer.sweep.plan import SweepPlan
@@ -39,6 +39,32 @@ def render(plan: SweepPlan, programs: Programs, needs: Sequence[Needs] = ()) -> 
         *_first_trials(plan),
         "",
         f"plan {plan.digest}",
+    ]
+    return "".join(f"{printable(line)}\n" for line in lines)
+
+
+def render_check(file: str, plan: SweepPlan, programs: Programs) -> str:
+    """Formats what was checked of a sweep before its programs are compiled, and what was not.
+
+    Args:
+        file: of the sweep.
+        plan: its plan.
+        programs: its programs, which were found without a mistake.
+
+    Returns:
+        Lines of text; the last ends with a newline.
+    """
+    arms, runs = len(plan.definition.arms), len(plan.trials)
+    final = len(plan.final_seeds) * arms
+    goal = plan.definition.sweep.goal
+    lines = [
+        f"{file}: {plural(arms, 'arm')}, {plural(runs, 'run')} of"
+        f" {plural(len(programs.groups), 'program')}, and {plural(final, 'final run')}.",
+        "Checked: the config of each arm and the plan of each program; the type of every value of a"
+        " space, and that the smallest and the largest build; budgets; the goal, the"
+        f" {goal.metric} of the {goal.select_on} split.",
+        "Not checked: whether a step compiles and fits into memory, and how long it takes:"
+        " --dry_run compiles and times each program.",
     ]
     return "".join(f"{printable(line)}\n" for line in lines)
 

@@ -4,7 +4,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from trainer.config import Builder, Call, Config, ConfigError, Source, Tree, join, load, replace
+from trainer.config import Builder, Call, Config, ConfigError, Source, Tree, join, load
 from trainer.config.nodes import Node, children, to_config, to_node, with_children
 from trainer.config.tree import child_trees, same
 from trainer.sweep.definition import Arm, Sweep
@@ -193,8 +193,7 @@ class _Reader:
         for place, values in settings.items():
             for key, value in values.items():
                 source = self._config.argument_source(join(place, key)) or self._config.sources[at]
-                reached = paths.reached(config, key, value, source)
-                config = replace(config, dict.fromkeys(reached, value), source)
+                config = paths.set(config, key, value, source)
         method, space = arm.method or self._sweep.method, arm.space or {}
         places = self._places(space, method, at)
         return ArmConfig(

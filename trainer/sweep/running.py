@@ -1,18 +1,20 @@
 """The waves of a sweep that are not finished, as a process sees them that computes none."""
 
 import contextlib
-import datetime
-import fcntl
 import json
-import math
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from trainer.sweep.locks import is_locked, share
+from trainer.sweep.presence import announced
+from trainer.writers import holders
+
 _PATIENCE, _PAUSE = 1.0, 0.05  # seconds to wait for workers that claim waves, and between two looks
+_OLD = 30.0  # seconds; a wave whose progress is older, or from the future, is looked at twice
 
 
 @dataclass(frozen=True)
@@ -24,6 +26,7 @@ class WaveStatus:
         trials: the folders of its trials.
         program: the index of its program in the plan.
         held: whether a worker has it.
+        moving: whether that worker is not stopped.
         step: the last step that was reported; 0 before the first.
         running: number of trials that have not ended.
         rate: steps per second of each of them; None if the worker has not reported it yet.
@@ -34,6 +37,7 @@ class WaveStatus:
     trials: tuple[str, ...]
     program: int
     held: bool
+    moving: bool
     step: int
     running: int
     rate: float | None
@@ -48,31 +52,59 @@ def read_waves(folder: Path, files: Sequence[Path]) -> Iterator[WaveStatus]:
         files: those of the waves, from `SweepFolder.waves`.
     """
     held = _held(folder / "lock", files)
+    workers = {record["wave"]: record for record in announced(folder) if record.get("wave")}
+    standing = _standing(folder, workers)
     for file in files:
         try:
             content = json.loads(file.read_text())
             trials, program = tuple(content["trials"]), int(content["program"])
         except (OSError, ValueError, KeyError, TypeError):  # finished meanwhile
             continue
-        yield _wave(file, trials, program, file in held)
+        record = workers.get(file.stem, {})
+        # This machine may not see its lock.
+        has_it = file in held or bool(record)
+        moving = has_it and file.stem not in standing
+        yield _wave(file, trials, program, has_it, moving)
 
 
-def _wave(file: Path, trials: tuple[str, ...], program: int, held: bool) -> WaveStatus:
+def _standing(folder: Path, workers: Mapping[str, Mapping[str, Any]]) -> set[str]:
+    """Returns the waves whose workers are stopped, or have died where this machine cannot know."""
+    found, old = set(), {}
+    for wave, record in workers.items():
+        if holders.is_here(record):
+            if holders.is_stopped(record):
+                found.add(wave)
+            continue
+        with contextlib.suppress(OSError):
+            age = time.time() - (folder / "waves" / wave / "progress.json").stat().st_mtime
+            if abs(age) > _OLD:  # or the clocks of the machines differ
+                old[wave] = record["count"]
+    if old:
+        time.sleep(1.5 * holders.BEAT)
+        now = {record.get("wave"): record["count"] for record in announced(folder)}
+        found |= {wave for wave, count in old.items() if now.get(wave) == count}
+    return found
+
+
+def _wave(
+    file: Path, trials: tuple[str, ...], program: int, held: bool, moving: bool
+) -> WaveStatus:
     folder = file.with_suffix("")
     holder, progress = read_json(folder / "lock"), read_json(folder / "progress.json")
     if "pid" not in holder:  # nobody has the folder; who had it last?
         lineage = read_json(folder / "run.json").get("lineage") or [{}]
         holder = {} if held else lineage[-1]
     # Otherwise an earlier worker wrote it.
-    own = held and progress.get("at", 0.0) >= _time(holder.get("since"))
+    own = held and "epoch" in progress and progress["epoch"] == _epoch(folder)
     return WaveStatus(
         name=file.stem,
         trials=trials,
         program=program,
         held=held,
+        moving=moving,
         step=int(progress.get("step", 0)),
         running=int(progress.get("trials", 0)) if own else len(trials),
-        rate=float(progress["rate"]) if own and progress.get("rate") else None,
+        rate=float(progress["rate"]) if own and moving and progress.get("rate") else None,
         worker=f"{holder.get('host')}, process {holder['pid']}" if "pid" in holder else "",
     )
 
@@ -83,36 +115,17 @@ def _held(lock: Path, files: Sequence[Path]) -> set[Path]:
     A worker takes them only while it holds the lock of the sweep. That lock is shared here
     meanwhile, because a look at the lock of a wave takes it for a moment.
     """
-    if not files:
+    if not (files and lock.exists()):  # --locks=heartbeat makes none
         return set()
     with contextlib.ExitStack() as stack:
         descriptor = os.open(lock, os.O_RDONLY | os.O_CLOEXEC)
         stack.callback(os.close, descriptor)
         until = time.monotonic() + _PATIENCE
-        while not _share(descriptor):
+        while not share(descriptor):
             if time.monotonic() > until:
                 return set(files)  # its holder is a worker
             time.sleep(_PAUSE)
-        return {file for file in files if not _is_free(file)}
-
-
-def _is_free(file: Path) -> bool:
-    try:
-        descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return True
-    try:
-        return _share(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def _share(descriptor: int) -> bool:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
+        return {file for file in files if is_locked(file)}
 
 
 def read_json(file: Path) -> dict[str, Any]:
@@ -128,9 +141,9 @@ def read_json(file: Path) -> dict[str, Any]:
     return content if isinstance(content, dict) else {}
 
 
-def _time(text: str | None) -> float:
-    """Returns an ISO time in seconds since the epoch; infinity if there is none."""
+def _epoch(folder: Path) -> int | None:
+    """Returns the number of the holder of a wave's folder; None if there is none."""
     try:
-        return datetime.datetime.fromisoformat(text or "").timestamp()
-    except ValueError:
-        return math.inf
+        return int((folder / "epoch").read_text().split()[0])
+    except (OSError, ValueError, IndexError):
+        return None

@@ -70,10 +70,12 @@ _SCRIPT = """#!/bin/bash
 trap 'interrupted=1; kill -s USR1 "$worker"' USR1
 trap 'interrupted=1' TERM
 
-# In a subshell, so that the setup changes nothing of what follows, such as the PATH.
+# In a subshell, so that the setup changes nothing of what follows, such as the PATH. The empty line
+# ends a setup whose last line ends with a backslash.
 (
 {path}
 {setup}
+
 cd -- {here} && exec {command}
 ) </dev/null &
 worker=$!
@@ -139,6 +141,7 @@ def submit(
     Raises:
         UserError: the script cannot be written, there is no sbatch, or sbatch refuses the array.
     """
+    _check_setup(settings.setup)
     try:
         place = Path(folder).absolute()
         # Slurm replaces no %A in a path with a backslash, and has no quotes for a line break.
@@ -150,7 +153,6 @@ def submit(
         file.chmod(0o755)
     except OSError as error:
         raise UserError(f"{folder}/slurm/workers.sh cannot be written: {error.strerror}.") from None
-    _check_setup(file, settings.setup)
     options = _options(place, workers, settings)
     # Also here, because the variables of sbatch, such as SBATCH_PARTITION, override the script.
     given = [f"--{name}={value}" if value else f"--{name}" for name, value in options.items()]
@@ -167,12 +169,19 @@ def submit(
     return Submitted(number, lines)
 
 
-def _check_setup(file: Path, setup: str) -> None:
-    """Raises UserError if bash cannot parse the script, which can only be due to the setup."""
-    if setup:
-        done = subprocess.run(["bash", "-n", str(file)], capture_output=True, text=True)
-        if done.returncode:
-            raise UserError(f"The setup of --slurm_file is not valid bash:\n{done.stderr}")
+def _check_setup(setup: str) -> None:
+    """Raises UserError if the setup is not valid bash by itself, without the lines after it."""
+    # Otherwise bash may warn of what the user's variables name, such as a locale.
+    clean = {"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C"}
+    try:
+        done = subprocess.run(
+            ["bash", "-n"], input=setup, env=clean, capture_output=True, text=True
+        )
+    except OSError:  # of the machine that submits; the error about sbatch says more
+        return
+    # What follows a here-document without an end would be part of it: for bash this is a warning.
+    if done.returncode or done.stderr:
+        raise UserError(f"The setup of --slurm_file is not valid bash:\n{done.stderr}")
 
 
 def _sbatch(words: Sequence[str]) -> tuple[str, list[str]]:

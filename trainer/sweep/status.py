@@ -115,6 +115,9 @@ class SweepReader:
             self._final = final_trials(self.path, self.plan)
         final = tuple(self._final or ())
         unreadable = tuple(self._look_for_outcomes((*self.plan.trials, *final)))
+        # A worker that was killed may have left a wave of which no trial is to be computed.
+        left = {t.folder for t in (*self.plan.trials, *final)} - {*self._outcomes, *unreadable}
+        waves = tuple(wave for wave in waves if wave.held or not left.isdisjoint(wave.trials))
         staged = self._staged(waves)
         outcomes = staged | self._outcomes
         in_wave = {name: wave for wave in waves for name in wave.trials if name not in outcomes}
@@ -211,7 +214,7 @@ class SweepReader:
         """Estimates the time that is left, by FLOPs, because programs differ in their steps."""
         speed = 0.0  # FLOPs per second
         for wave in waves:
-            if not wave.held:
+            if not wave.moving:
                 continue
             if wave.rate is not None and wave.running:
                 self._speeds[wave.program] = wave.rate * wave.running

@@ -91,6 +91,8 @@ def _wave(wave: WaveStatus) -> tuple[str, ...]:
     worker = wave.worker or "not known yet"
     if not wave.held:
         worker = f"none; the last was {wave.worker}" if wave.worker else "none"
+    elif not wave.moving:
+        worker += ", paused or gone"
     rate = "-"
     if wave.rate is not None:
         rate = f"{wave.rate:,.0f}" if wave.rate >= 100 else f"{wave.rate:.3g}"
@@ -149,7 +151,7 @@ def _next(status: Status, folder: Path) -> list[str]:
             f"python -m trainer sweep show {at} {_to_show(status)}",
             f"python -m trainer plot {at} --figure=FILE",
         ]
-    if not any(wave.held for wave in status.waves):
+    if not any(wave.moving for wave in status.waves):
         return [f"No process computes it now: python -m trainer sweep work {at} goes on."]
     return []
 

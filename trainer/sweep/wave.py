@@ -30,7 +30,7 @@ from trainer.sweep.plan import Trial
 from trainer.workdir import Workdir, code, fingerprint
 from trainer.workdir.record import FORMAT, now
 from trainer.writers.durable import make_folder, sync_file_system
-from trainer.writers.files import remove_temporaries, replace_file
+from trainer.writers.files import remove_temporaries, replace_file, temporary_beside
 from trainer.writers.lines import sync_rows
 from trainer.writers.summary import SUMMARY_FILE
 
@@ -51,12 +51,13 @@ class Wave:
         data: the data set of its trials.
         config_files: writes the configs of its trials.
         log: takes a line for the user.
+        take_over: whether the lock of the folder says nothing about who has the wave.
 
     Raises:
         UserError: the wave was begun by a process with other code or settings.
 
     Attributes:
-        claim: the wave.
+        claim, take_over: as given.
         path: its folder.
         workdir: its lock and its record.
     """
@@ -71,8 +72,10 @@ class Wave:
         data: Any,
         config_files: ConfigFiles,
         log: Callable[[str], None],
+        take_over: bool = False,
     ):
         self.claim = claim
+        self.take_over = take_over
         self.path = claim.path
         self._folder = folder
         self._config_files = config_files
@@ -91,6 +94,7 @@ class Wave:
             fingerprint=self._fingerprint(first),
             commits=code.commits(vocabulary),
             log=log,
+            take_over=take_over,
         )
         self._reported = 0.0
 
@@ -252,7 +256,7 @@ class Wave:
         if now - self._reported < _BETWEEN_REPORTS:
             return
         self._reported = now
-        temporary = self.path / f".progress.json.{os.getpid()}.tmp"
+        temporary = temporary_beside(self.path / "progress.json")
         with contextlib.suppress(OSError):  # nothing depends on it
-            temporary.write_text(json.dumps(progress | {"at": time.time()}))
+            temporary.write_text(json.dumps(progress | {"epoch": self.workdir.lock.epoch}))
             os.replace(temporary, self.path / "progress.json")

@@ -1,6 +1,8 @@
 """A worker of a sweep: computes waves until every trial has a result."""
 
+import contextlib
 import gc
+import math
 import time
 import traceback
 from collections.abc import Callable, Mapping
@@ -18,7 +20,7 @@ from trainer.engine.plan import make_plan
 from trainer.engine.plan_text import render
 from trainer.engine.program import Program
 from trainer.engine.vmapped import Vmapped
-from trainer.messages import DONE, FAILED, STOPPED
+from trainer.messages import DONE, FAILED, STOPPED, UserError
 from trainer.sweep.alone import run_alone
 from trainer.sweep.checks import is_number
 from trainer.sweep.config_files import ConfigFiles
@@ -27,9 +29,11 @@ from trainer.sweep.lockstep import Lockstep
 from trainer.sweep.needs import most_side_by_side
 from trainer.sweep.outcome import Outcome
 from trainer.sweep.plan import Trial
+from trainer.sweep.presence import Mode, Presence
 from trainer.sweep.wave import Wave
 from trainer.train.rows import MetricsError
 from trainer.train.signals import StopSignals
+from trainer.train.watchdog import SlowLines
 from trainer.workdir import WorkdirTakenOver
 
 _KEPT_PROGRAMS = 4  # waves of several arms take turns
@@ -55,18 +59,27 @@ class Worker:
         workers: how many workers share the trials, at least.
         signals: reports when to stop.
         log: takes a line for the user.
+        locks: what keeps others from the trials of this process; see `Presence`.
 
     Raises:
         UserError: the folder is not that of a sweep.
     """
 
-    def __init__(self, path: Path, workers: int, signals: StopSignals, log: Callable[[str], None]):
-        self.folder = SweepFolder(path)
+    def __init__(
+        self,
+        path: Path,
+        workers: int,
+        signals: StopSignals,
+        log: Callable[[str], None],
+        locks: Mode = "flock",
+    ):
+        self.folder = SweepFolder(path, Presence(path, locks))
         self._vocabulary = self.folder.plan.vocabulary
         self._config_files = ConfigFiles(self._vocabulary)
         self._workers = workers
         self._signals = signals
         self._log = log
+        self._slow_lines = SlowLines(math.inf)  # other workers may keep this machine busy
         self._prepared: dict[int, _Prepared] = {}  # the one used last is the last
 
     def run(self) -> int:
@@ -75,17 +88,32 @@ class Worker:
         Returns:
             DONE: every trial has a result. STOPPED: a signal came, and the wave was saved. FAILED:
             the disk cannot be read or written.
+
+        Raises:
+            UserError: the locks of the folder are not seen by all machines, or its files are
+                damaged.
         """
         if self.folder.is_complete():
             self._log(
                 f"Every trial in {self.folder.path} has a result. `python -m trainer sweep extend`"
                 " adds trials."
             )
+            with contextlib.suppress(OSError, UserError), self.folder.presence:
+                self.folder.tidy()
             return DONE
+        with contextlib.ExitStack() as stack:
+            try:
+                stack.enter_context(self.folder.presence)
+            except OSError as error:
+                return self._fail(error)
+            return self._work()
+
+    def _work(self) -> int:
         while not self._signals.received:
             claim = self.folder.claim(self._workers, self._fits)
             if claim is None:
                 if self.folder.is_complete():
+                    self.folder.tidy()
                     return DONE
                 time.sleep(_PAUSE)  # others compute the last trials, or a worker may die
                 continue
@@ -106,6 +134,7 @@ class Worker:
                 data=prepared.program.experiment.data,
                 config_files=self._config_files,
                 log=self._log,
+                take_over=self.folder.presence.mode == "heartbeat",
             )
         except BaseException:
             claim.release()
@@ -129,17 +158,20 @@ class Worker:
             return FAILED
         except (OSError, MetricsError, CheckpointError) as error:
             end = "failed"
-            self._log(
-                f"error: {error}. Finished trials are kept: start the same command again once"
-                f" {self.folder.path} can be read and written."
-            )
-            return FAILED
+            return self._fail(error)
         except Exception:  # of a compiled program, perhaps: the wave is tried again, then split
             self._log(traceback.format_exc())
             return DONE
         finally:
             if wave.workdir.lock.held:
                 wave.leave(end)
+
+    def _fail(self, error: Exception) -> int:
+        self._log(
+            f"error: {error}. Finished trials are kept: start the same command again once"
+            f" {self.folder.path} can be read and written."
+        )
+        return FAILED
 
     def _compute_in(self, wave: Wave, claim: Claim, prepared: _Prepared) -> int:
         if not wave.unfinished():
@@ -153,7 +185,9 @@ class Worker:
         if claim.alone:
             (trial,) = claim.trials
             program = self._program_of(prepared, trial)
-            return run_alone(wave, program, self._signals, self._log, self._vocabulary)
+            return run_alone(
+                wave, program, self._signals, self._log, self._vocabulary, self._slow_lines
+            )
         lockstep = Lockstep(
             prepared.program,
             partial(self._program_of, prepared),
@@ -161,6 +195,7 @@ class Worker:
             self.folder,
             self._signals,
             self._log,
+            self._slow_lines,
             self._vocabulary,
             self._vmap(prepared, wave),
         )

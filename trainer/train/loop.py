@@ -194,6 +194,7 @@ class Loop:
         bad, rows = None, {}
         while len(self._pending) > pending and bad is None:
             block = self._pending.check_oldest()
+            self._watchdog.finished(block.last - block.first + 1)
             for step in block.bad:
                 self._nonfinite_log.add(step, self._batch_index(step), block.row(step))
             if block.bad and self.experiment.on_nonfinite != "skip":

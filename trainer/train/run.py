@@ -29,7 +29,7 @@ from trainer.train.signals import StopSignals
 from trainer.train.starting import find_start
 from trainer.train.trained import tokenizer_text
 from trainer.train.warm_start import WarmStart
-from trainer.train.watchdog import Watchdog
+from trainer.train.watchdog import SlowLines, Watchdog
 from trainer.workdir import Workdir, WorkdirTakenOver, check_name, code, fingerprint
 
 
@@ -43,6 +43,7 @@ class Run:
         log: takes a line for the user.
         vocabulary: the user's packages that the config names.
         compiled: whether the program is compiled already.
+        slow_lines: limits the lines about slow steps; None for one a minute.
 
     Raises:
         ConfigError: the config does not fit the program; see `plan.make_plan`.
@@ -56,6 +57,7 @@ class Run:
         log: Callable[[str], None],
         vocabulary: Sequence[str] = (),
         compiled: bool = False,
+        slow_lines: SlowLines | None = None,
     ):
         self.read = read
         self.program = program
@@ -67,6 +69,7 @@ class Run:
         self._warm_start: WarmStart | None = None
         self._profile: Profile | None = None
         self._compiled = compiled
+        self._slow_lines = slow_lines or SlowLines()
 
     def start(
         self,
@@ -247,7 +250,7 @@ class Run:
                 self.log(f"Nothing to do: the run has its {plural(self.experiment.steps, 'step')}.")
                 return rows.end(Ended("done", DONE, self.experiment.steps))
             self._compile(state)
-            watchdog = Watchdog(self.experiment.watchdog, self.log)
+            watchdog = Watchdog(self.experiment.watchdog, self.log, self._slow_lines)
             loop = Loop(
                 self.program,
                 checkpoints,

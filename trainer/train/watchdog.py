@@ -1,4 +1,4 @@
-"""Reports a step that takes far too long, with the stacks of all threads, while it runs."""
+"""Reports steps that take far too long, while they do."""
 
 import faulthandler
 import statistics
@@ -9,38 +9,77 @@ from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple, TextIO
 
+_LOOK = 0.25  # seconds between two looks at what is done
+# Seconds that count for one look at most: in a process that was stopped, as by SIGSTOP, or had no
+# core, this thread did not run either, and nothing is to be said of its steps.
+_MOST_OF_A_LOOK = 1.0
 _SHORTEST = 1.0  # seconds; shorter pauses occur on any machine and are not reported
 _BETWEEN_STEPS = 60.0  # seconds that a batch of an evaluation, or a save, may take
+_STALLED = 300.0  # seconds without any progress, after which the stacks of all threads are printed
 _ENOUGH = 5  # times of steps that must be known before their median is used
-_AHEAD = 2  # blocks that the host may start before the devices have finished the ones before
 
 
 class _Activity(NamedTuple):
     what: str
-    began: float  # of the monotonic clock
-    steps: int  # of the block; 0 for anything else
+    is_block: bool
+    number: int  # makes each of them another one
+
+
+class SlowLines:
+    """Limits the lines about slow steps, which come one after the other on a busy machine.
+
+    Args:
+        between: seconds between two lines; infinite for a single one.
+        stacks: whether the stacks of all threads follow each of them.
+    """
+
+    def __init__(self, between: float = 60.0, *, stacks: bool = False):
+        self.stacks = stacks
+        self._between = between
+        self._last: float | None = None
+
+    def take(self) -> bool:
+        """Returns whether a line may be printed now; counts it as printed then."""
+        now = time.monotonic()
+        if self._last is not None and now - self._last < self._between:
+            return False
+        self._last = now
+        return True
 
 
 class Watchdog:
     """Watches the steps from a separate thread; used as a context manager around them.
 
+    The loops of several trials may share one: they compute the same steps, in turns.
+
     Args:
         multiple: how many times as long as the median a step may take; None disables it.
         log: takes a line for the user.
+        lines: limits the lines about slow steps. After five minutes without any progress a line and
+            the stacks of all threads are printed in any case.
         stream: a file with a descriptor, to which the stacks are written; None for stderr.
     """
 
     def __init__(
-        self, multiple: float | None, log: Callable[[str], None], stream: TextIO | None = None
+        self,
+        multiple: float | None,
+        log: Callable[[str], None],
+        lines: SlowLines,
+        stream: TextIO | None = None,
     ):
         self._multiple = multiple
         self._log = log
+        self._lines = lines
         self._stream = stream
-        self._seconds: deque[float] = deque(maxlen=101)
-        # The blocks since something else was done: their number, their steps, and their beginning.
-        self._blocks, self._steps, self._since = 0, 0, 0.0
+        self._seconds: deque[float] = deque(maxlen=101)  # of a step
+        # Since the first block with the newest number began: when, the seconds in which something
+        # else was done, and the steps that the devices have finished.
+        self._first, self._elsewhere, self._done = 0, 0.0, 0
+        self._since: float | None = None
+        self._left: float | None = None  # when the blocks were left for something else
+        self._unfinished = 0  # steps that were begun
         self._state: _Activity | None = None
-        self._reported: _Activity | None = None
+        self._count = 0
         self._end = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -52,17 +91,33 @@ class Watchdog:
             steps: the number of its steps.
         """
         now = time.monotonic()
-        before = self._state
-        if before is None or not before.steps:
-            self._blocks, self._steps, self._since = 0, 0, now
-        elif self._blocks > _AHEAD:  # the first ones are only started, which takes little time
-            self._seconds.append((now - before.began) / before.steps)
-        self._blocks += 1
-        self._steps += steps
+        if self._left is not None:
+            self._elsewhere += now - self._left
+            self._left = None
+        if self._since is None:
+            self._since, self._elsewhere = now, 0.0
+        elif first != self._first and self._done:
+            # From one number to the next, all trials that share this compute a block: the devices
+            # are as far behind the host at the end as they were at the beginning.
+            self._seconds.append((now - self._since - self._elsewhere) / self._done)
+            self._since, self._elsewhere, self._done = now, 0.0, 0
+        self._first = first
+        self._unfinished += steps
         name = (
             f"step {first}" if steps == 1 else f"the block of steps {first} to {first + steps - 1}"
         )
-        self._state = _Activity(name, now, steps)
+        self._begin(name, True)
+
+    def finished(self, steps: int) -> None:
+        """Records that the devices have finished a block.
+
+        Args:
+            steps: the number of its steps.
+        """
+        self._done += steps
+        self._unfinished -= steps
+        if self._state is not None:
+            self._begin(self._state.what, self._state.is_block)
 
     def other(self, what: str) -> None:
         """Records that something else than a block begins.
@@ -70,11 +125,13 @@ class Watchdog:
         Args:
             what: such as "a save"; used in the warning "Slow: a save has taken 70.0 s so far".
         """
-        now = time.monotonic()
-        if self._state is not None and self._state.steps:
-            # The devices have finished all blocks before something else is done.
-            self._seconds.append((now - self._since) / self._steps)
-        self._state = _Activity(what, now, 0)
+        if self._left is None:
+            self._left = time.monotonic()
+        self._begin(what, False)
+
+    def _begin(self, what: str, is_block: bool) -> None:
+        self._count += 1
+        self._state = _Activity(what, is_block, self._count)
 
     def __enter__(self) -> "Watchdog":
         if self._multiple is not None:
@@ -88,31 +145,44 @@ class Watchdog:
             self._thread.join()
 
     def _watch(self) -> None:
-        while not self._end.wait(_SHORTEST / 4):
+        seen: _Activity | None = None
+        seconds, slow, stalled = 0.0, False, False
+        before = time.monotonic()
+        while not self._end.wait(_LOOK):
+            now = time.monotonic()
+            seconds, before = seconds + min(now - before, _MOST_OF_A_LOOK), now
             state = self._state
-            if state is None or state is self._reported or len(self._seconds) < _ENOUGH:
+            if state is not seen:
+                seen, seconds, slow, stalled = state, 0.0, False, False
+            if state is None:
                 continue
-            seconds = time.monotonic() - state.began
-            if seconds > self._limit(state.steps):
-                self._reported = state
-                self._report(state.what, seconds)
-
-    def _limit(self, steps: int) -> float:
-        limit = (self._multiple or 0) * self._median() * max(1, steps)
-        return max(limit, _SHORTEST if steps else _BETWEEN_STEPS)
+            usual = (self._multiple or 0.0) * self._median() * max(1, self._unfinished)
+            if not stalled and seconds > max(usual, _STALLED):
+                slow = stalled = True
+                self._log(f"Nothing has moved for {seconds:.0f} s: {self._said(state, seconds)}")
+                self._print_stacks()
+            elif not slow and len(self._seconds) >= _ENOUGH:
+                slow = seconds > max(usual, _SHORTEST if state.is_block else _BETWEEN_STEPS)
+                if slow and self._lines.take():
+                    self._log(f"Slow: {self._said(state, seconds)}")
+                    if self._lines.stacks:
+                        self._print_stacks()
 
     def _median(self) -> float:
+        """Returns the median time of a step; 0 if none is known."""
         try:
-            return statistics.median(self._seconds)
+            seconds = list(self._seconds)
         except RuntimeError:  # the other thread appended to it meanwhile
-            return statistics.median(list(self._seconds))
+            return self._median()
+        return statistics.median(seconds) if seconds else 0.0
 
-    def _report(self, what: str, seconds: float) -> None:
-        self._log(
-            f"Slow: {what} has taken {seconds:.1f} s so far; the median step takes "
-            f"{self._median():.3g} s. What every thread does now:"
-        )
+    def _said(self, state: _Activity, seconds: float) -> str:
+        known = f"; the median step takes {self._median():.3g} s" if self._seconds else ""
+        return f"{state.what} has taken {seconds:.1f} s so far{known}."
+
+    def _print_stacks(self) -> None:
+        self._log("What every thread does now:")
         try:
             faulthandler.dump_traceback(self._stream or sys.__stderr__ or 2, all_threads=True)
         except (OSError, ValueError, AttributeError, RuntimeError):
-            pass  # there is no descriptor to write to; the line was logged
+            pass  # there is no descriptor to write to; the lines were logged

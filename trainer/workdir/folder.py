@@ -229,7 +229,7 @@ class Workdir:
 
     def _lock(self, take_over: bool) -> Lock:
         try:
-            return Lock(self.path, take_over=take_over)
+            return Lock(self.path, take_over=take_over, beat=True)
         except OSError as e:
             raise self._unwritable(e) from e
 

@@ -10,23 +10,20 @@ but the file ends up with the word of only one of them.
 from __future__ import annotations
 
 import contextlib
-import datetime
-import errno
 import fcntl
 import json
 import os
 import secrets
-import socket
 import time
 from pathlib import Path
 from typing import Any
 
 from trainer.messages import UserError
+from trainer.writers import holders
 from trainer.writers.files import replace_file
 
 _TRIES, _PAUSE = 5, 0.1  # how often a dead holder's lock is tried, and seconds between two tries
-# The errors of flock on file systems that have no locks.
-UNSUPPORTED = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EINVAL}
+_BEATS = 3  # of a holder on another machine, for which its count is watched
 
 
 class WorkdirTakenOver(RuntimeError):
@@ -39,6 +36,8 @@ class Lock:
     Args:
         directory: the workdir.
         take_over: whether to take the lock from a holder on a host that is gone.
+        beat: whether this process counts up in the file of the lock, so that others see that it
+            lives, also on another machine to which the file system does not show the lock.
 
     Raises:
         UserError: another process has the lock.
@@ -47,15 +46,22 @@ class Lock:
         epoch: the number of this holder, greater than those of all earlier ones.
     """
 
-    def __init__(self, directory: str | os.PathLike[str], *, take_over: bool = False) -> None:
+    def __init__(
+        self, directory: str | os.PathLike[str], *, take_over: bool = False, beat: bool = False
+    ) -> None:
         self.directory = Path(directory)
         self.path = self.directory / "lock"
         self._epoch_path = self.directory / "epoch"
+        self._heartbeat: holders.Heartbeat | None = None
         self._descriptor: int | None = self._acquire(take_over)
         try:
             # Write the holder's name first: a waiting process must not read that of a dead one.
             os.ftruncate(self._descriptor, 0)
-            os.pwrite(self._descriptor, json.dumps(_this_process()).encode() + b"\n", 0)
+            name = holders.this_process()
+            if beat:
+                self._heartbeat = holders.Heartbeat(self._descriptor, name)
+            else:
+                os.pwrite(self._descriptor, json.dumps(name).encode() + b"\n", 0)
             self.epoch = _read_epoch(self._epoch_path)[0] + 1
             self._word = secrets.token_hex(8)
             replace_file(self._epoch_path, f"{self.epoch} {self._word}\n".encode())
@@ -81,13 +87,17 @@ class Lock:
             raise WorkdirTakenOver(f"The workdir {self.directory} was closed by this process.")
         if _read_epoch(self._epoch_path) != (self.epoch, self._word):
             there = self._epoch_path.exists()
-            what = f"taken over by {_describe(_read(self.path))}" if there else "removed"
+            what = (
+                f"taken over by {holders.describe(holders.read(self.path))}" if there else "removed"
+            )
             raise WorkdirTakenOver(
                 f"The workdir {self.directory} was {what}. This process writes nothing more there."
             )
 
     def close(self) -> None:
         """Releases the lock."""
+        if self._heartbeat is not None:
+            self._heartbeat.close()
         if self._descriptor is not None:
             with contextlib.suppress(OSError):
                 os.ftruncate(self._descriptor, 0)
@@ -105,11 +115,12 @@ class Lock:
                 if _flock(descriptor):
                     # Otherwise the file was replaced meanwhile, and nobody else looks at this lock.
                     if _same_file(descriptor, self.path):
+                        if not take_over:
+                            self._refuse_living(holders.read(self.path))
                         return descriptor
                 else:
-                    holder = _read(self.path)
-                    dead = _is_dead(holder)
-                    if not take_over and not dead:
+                    holder = holders.read(self.path)
+                    if not take_over and not holders.has_ended(holder):
                         raise UserError(_refusal(self.directory, holder))
                     tries_left -= 1
                     if take_over or tries_left < 0:
@@ -122,6 +133,20 @@ class Lock:
                 os.close(descriptor)
                 raise
             os.close(descriptor)
+
+    def _refuse_living(self, holder: dict[str, Any]) -> None:
+        """Raises UserError if a process on another machine lives that did not release the lock."""
+        if holders.is_here(holder) or "count" not in holder:
+            return
+        end = time.monotonic() + _BEATS * holders.BEAT
+        while time.monotonic() < end:
+            time.sleep(_PAUSE)
+            now = holders.read(self.path)
+            if now and now.get("count") != holder["count"]:
+                raise UserError(
+                    f"{_refusal(self.directory, holder)} The file system does not show its lock to"
+                    " this machine."
+                )
 
     def _replace(self, descriptor: int) -> None:
         """Replaces the lock file by a new one, if its lock will never be released.
@@ -139,11 +164,11 @@ def _flock(descriptor: int) -> bool:
     except BlockingIOError:
         return False
     except OSError as e:
-        if e.errno not in UNSUPPORTED:
+        if e.errno not in holders.UNSUPPORTED:
             raise
         # The file system has no locks: find out by its process id whether the holder is alive.
-        holder = _parse(os.pread(descriptor, 4096, 0))
-        return not holder or _is_dead(holder)
+        holder = holders.parse(os.pread(descriptor, 4096, 0))
+        return not holder or holders.has_ended(holder)
     return True
 
 
@@ -167,67 +192,8 @@ def _read_epoch(path: Path) -> tuple[int, str]:
         ) from e
 
 
-def _this_process() -> dict[str, Any]:
-    pid = os.getpid()
-    return {
-        "host": socket.gethostname(),
-        "pid": pid,
-        "since": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "machine": _machine(),
-        "started": _started(pid),
-    }
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        return _parse(path.read_bytes())
-    except OSError:
-        return {}
-
-
-def _parse(content: bytes) -> dict[str, Any]:
-    try:
-        holder = json.loads(content)
-    except (ValueError, RecursionError):
-        return {}
-    return holder if isinstance(holder, dict) else {}
-
-
-def _machine() -> str | None:
-    """Returns an id of the running kernel and of its process namespace (that of a container)."""
-    try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        return f"{boot}/{os.stat('/proc/self/ns/pid').st_ino}"
-    except OSError:
-        return None
-
-
-def _started(pid: int) -> str | None:
-    """Returns when a process started, in ticks since boot, because process ids are reused."""
-    try:
-        # Field 22 of proc(5); field 2, the name in parentheses, may contain spaces and parentheses.
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
-    except (OSError, IndexError):
-        return None
-
-
-def _is_dead(holder: dict[str, Any]) -> bool:
-    """Returns whether a holder has surely ended: it ran on this machine, and no longer does."""
-    machine = _machine()
-    if machine is None or holder.get("machine") != machine:
-        return False
-    pid, started = holder.get("pid"), holder.get("started")
-    return isinstance(pid, int) and started is not None and _started(pid) != started
-
-
-def _describe(holder: dict[str, Any]) -> str:
-    if "pid" not in holder:
-        return "another process"
-    return f"process {holder['pid']} on {holder.get('host')} (since {holder.get('since')})"
-
-
 def _refusal(directory: Path, holder: dict[str, Any]) -> str:
     return (
-        f"The workdir {directory} is in use by {_describe(holder)}: stop that process, "
+        f"The workdir {directory} is in use by {holders.describe(holder)}: stop that process, "
         "or choose another workdir. If its node is gone for good, start with --take_over."
     )

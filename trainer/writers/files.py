@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import secrets
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
 from trainer.writers.durable import sync
 
-_TEMPORARY = re.compile(r"\..+\.\d+\.tmp")  # as replace_file names them
+_TEMPORARY = re.compile(r"\..+\.\d+\.tmp")  # as temporary_beside names them
 _BLOCK = 1 << 20
 
 
@@ -32,8 +33,7 @@ def replace_file(
         Exception: any exception of `fence`.
     """
     pieces = [content] if isinstance(content, bytes) else content
-    # In the same folder, because a rename is atomic only within a file system.
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary = temporary_beside(path)
     try:
         with open(temporary, "wb") as file:
             for piece in pieces:
@@ -47,6 +47,16 @@ def replace_file(
         temporary.unlink(missing_ok=True)
         raise
     sync(path.parent)  # until then a loss of power may undo the rename
+
+
+def temporary_beside(path: Path) -> Path:
+    """Returns a name for a temporary file, in the same folder, from where it can be renamed.
+
+    Args:
+        path: the file that it is to replace.
+    """
+    # Not the process id: processes on two machines may have the same one.
+    return path.with_name(f".{path.name}.{secrets.randbelow(10**15)}.tmp")
 
 
 def remove_temporaries(directory: Path) -> None:

@@ -24,6 +24,7 @@ __all__ = [
     "validated",
     "loss_returning",
     "loss",
+    "slow_loss",
     "idle",
     "branching",
     "note",
@@ -196,6 +197,21 @@ def loss():
     def of(outputs, batch):
         distance = jnp.square(outputs).sum(-1) * (batch["image"].sum() > 0)
         return jnp.log(distance)
+
+    return of
+
+
+def slow_loss(seconds: float = 0.01):
+    """Computes a cross-entropy on devices that take their time."""
+
+    def wait(x):
+        time.sleep(seconds)
+        return x
+
+    def of(outputs, batch):
+        one = jax.pure_callback(wait, jax.ShapeDtypeStruct((), jnp.float32), jnp.float32(1.0))
+        log_p = jax.nn.log_softmax(outputs * jax.lax.stop_gradient(one))
+        return -jnp.take_along_axis(log_p, batch["label"][:, None], axis=1)[:, 0]
 
     return of
 

@@ -1,0 +1,275 @@
+"""Which processes change the folder of a sweep now, and which of its locks they can trust.
+
+    SWEEP/workers/NAME    a process: its host, the wave that it computes, and a count, its heartbeat
+    SWEEP/held            with --locks=heartbeat: the process that claims a wave now
+
+Each process holds the lock of its file. Whoever gets that lock while the process lives has locks
+that only one machine sees, as some file systems do when they are mounted in some ways: two machines
+would compute the same trials. That a process of another machine lives is seen by its count, which
+changes within seconds of the observer's own clock; no clocks of two machines are compared.
+
+With --locks=heartbeat nothing depends on locks: a process keeps others out as long as it lives. One
+that was taken for dead, and is not, finds by the fence of the wave's folder that it has lost the
+wave, and writes nothing more there.
+"""
+
+import contextlib
+import os
+import re
+import secrets
+import socket
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from trainer.messages import UserError
+from trainer.sweep import locks
+from trainer.writers import holders
+
+Mode = Literal["flock", "heartbeat"]
+
+SILENT = 30.0  # seconds without a change of its count, after which a process counts as dead
+_PROBED = 3  # beats for which a process watches the others before it begins
+_DYING = 0.2  # seconds within which a process ends that has released its locks
+
+
+@dataclass
+class _Seen:
+    """What was observed of the count of a process on another machine."""
+
+    count: Any
+    at: float
+    moved: bool = False
+    silent: float = 0.0  # seconds
+
+    def look(self, count: Any) -> None:
+        now = time.monotonic()
+        if count != self.count:
+            self.count, self.moved, self.silent = count, True, 0.0
+        else:
+            # This process may have been stopped since its last look, and the other one with it.
+            self.silent += min(now - self.at, holders.BEAT)
+        self.at = now
+
+
+class Presence:
+    """Announces this process in the folder of a sweep, and watches the others.
+
+    Used as a context manager; before and after, it only locks.
+
+    Args:
+        folder: of the sweep.
+        mode: "flock" relies on the locks of the file system, "heartbeat" does not.
+
+    Attributes:
+        mode: as given.
+    """
+
+    def __init__(self, folder: Path, mode: Mode = "flock"):
+        self.mode: Mode = mode
+        self._sweep, self._folder = folder, folder / "workers"
+        self._name: str | None = None
+        self._heartbeat: holders.Heartbeat | None = None
+        self._descriptor: int | None = None
+        self._new = True
+        self._seen: dict[str, _Seen] = {}
+        self._trusted: set[str] = set()  # whose locks this machine sees
+        self._others: dict[str, dict[str, Any]] = {}  # that live, or may do so; none of the trusted
+
+    # This process.
+
+    def __enter__(self) -> "Presence":
+        try:
+            self._announce()
+            self._probe()
+            self._heartbeat.write(new=False)  # type: ignore[union-attr]
+            self._new = False
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self._withdraw()
+        self._new = True
+        with contextlib.suppress(OSError):
+            self._folder.rmdir()  # if it is empty
+
+    def _announce(self) -> None:
+        host = re.sub(r"[^\w.-]", "-", socket.gethostname())
+        self._name = f"{host}-{secrets.token_hex(8)}"
+        # Under another name first: whoever sees the file must see its lock.
+        hidden = self._folder / f".{self._name}"
+        while self._descriptor is None:
+            self._folder.mkdir(mode=0o700, exist_ok=True)
+            # Otherwise the last of the others has removed the folder.
+            with contextlib.suppress(FileNotFoundError):
+                self._descriptor = os.open(hidden, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        if self.mode == "flock":
+            locks.lock(self._descriptor, wait=False)
+        record = holders.this_process() | {"locks": self.mode, "new": self._new, "wave": None}
+        self._heartbeat = holders.Heartbeat(self._descriptor, record)
+        os.rename(hidden, self._folder / self._name)
+
+    def _withdraw(self) -> None:
+        if self._heartbeat is not None:
+            self._heartbeat.close()
+        for name in (f".{self._name}", self._name):
+            if name is not None:
+                with contextlib.suppress(OSError):
+                    (self._folder / name).unlink(missing_ok=True)
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+        self._heartbeat, self._name, self._descriptor = None, None, None
+
+    def _probe(self) -> None:
+        """Looks until it is known which of the others live, for a few beats at most."""
+        end = time.monotonic() + _PROBED * holders.BEAT
+        while True:
+            self.look()
+            undecided = any(not seen.moved for seen in self._seen.values())
+            if not undecided or time.monotonic() > end:
+                return
+            time.sleep(holders.BEAT / 20)
+
+    def hold(self, wave: str | None) -> None:
+        """Says which wave this process computes.
+
+        Args:
+            wave: its name; None for no wave any more.
+
+        Raises:
+            OSError: the disk cannot be written.
+        """
+        if self._heartbeat is not None:
+            self._heartbeat.write(wave=wave)
+
+    # The others.
+
+    def look(self) -> None:
+        """Looks which other processes live.
+
+        Raises:
+            UserError: one of them has locks that this process does not see, or does not use locks.
+        """
+        try:
+            names = sorted(os.listdir(self._folder))
+        except FileNotFoundError:
+            names = []
+        if self._name is not None and self._name not in names:  # it was taken for dead
+            self._withdraw()
+            self._announce()
+        self._others = {}
+        for name in names:
+            if name != self._name and name not in self._trusted:
+                self._look_at(name)
+        for name in self._seen.keys() - self._others.keys():
+            del self._seen[name]
+
+    def _look_at(self, name: str) -> None:
+        file = self._folder / name
+        # The lock first: if it is free because the process has died, it counts no more after this.
+        locked = self.mode == "flock" and locks.is_locked(file)
+        record = holders.read(file)
+        if holders.has_ended(record):
+            file.unlink(missing_ok=True)
+            return
+        if "count" not in record:
+            return  # it has ended, or is just beginning
+        if record.get("locks") == "flock" and locked:
+            self._trusted.add(name)
+            return
+        here = holders.is_here(record)
+        if not here:
+            seen = self._seen.setdefault(name, _Seen(record["count"], time.monotonic()))
+            seen.look(record["count"])
+            if seen.silent > SILENT:
+                file.unlink(missing_ok=True)
+                return
+        self._others[name] = record
+        lives = here or self._seen[name].moved
+        # One that is just beginning looks at the others itself.
+        if not lives or (record.get("new") and not self._new):
+            return
+        if record.get("locks") != self.mode:
+            raise UserError(self._other_mode(record))
+        if self.mode == "flock":
+            time.sleep(_DYING)
+            if not holders.has_ended(record) and not locks.is_locked(file) and file.exists():
+                raise UserError(self._unseen(record))
+
+    def _other_mode(self, record: Mapping[str, Any]) -> str:
+        return (
+            f"The sweep in {self._sweep} is changed by {holders.describe(record)} with"
+            f" --locks={record.get('locks')}, and by this process with --locks={self.mode}: use the"
+            " same for all."
+        )
+
+    def _unseen(self, record: Mapping[str, Any]) -> str:
+        return (
+            f"The sweep in {self._sweep} is changed by {holders.describe(record)}, and this process"
+            f" on {socket.gethostname()} does not see its locks, so that both would compute the"
+            " same trials: the file system shows locks to one machine only. Stop all workers of"
+            " this sweep, and start them again with --locks=heartbeat."
+        )
+
+    def tidy(self) -> None:
+        """Removes what killed processes of this machine have left."""
+        self._trusted.clear()
+        with contextlib.suppress(UserError):
+            self.look()
+
+    def take(self, wave: str, descriptor: int) -> bool:
+        """Takes a wave, unless another process computes it, or may do so, by the last look.
+
+        Args:
+            wave: its name.
+            descriptor: of its file.
+
+        Returns:
+            Whether this process has it.
+        """
+        if any(record.get("wave") == wave for record in self._others.values()):
+            return False
+        return self.mode == "heartbeat" or locks.lock(descriptor, wait=False)
+
+    @contextlib.contextmanager
+    def exclusive(self) -> Iterator[None]:
+        """Keeps other processes from claims and from plan.json, and waits while another one does.
+
+        Raises:
+            UserError: the file system has no locks.
+            OSError: the disk cannot be written.
+        """
+        if self.mode == "flock":
+            with locks.exclusive(self._sweep):
+                yield
+        else:
+            assert self._name is not None, "only a process that is announced keeps others out"
+            with locks.FileLock(self._sweep / "held", self._name, self._may_live):
+                yield
+
+    def _may_live(self, name: str) -> bool:
+        self.look()
+        return name in self._others
+
+
+def announced(folder: Path) -> list[dict[str, Any]]:
+    """Returns what names the processes that work on a sweep, as far as this machine can tell.
+
+    A process of another machine that was killed may be among them.
+
+    Args:
+        folder: of the sweep.
+
+    Returns:
+        Records with "host", "pid", "locks", "wave" and "count".
+    """
+    try:
+        names = os.listdir(folder / "workers")
+    except OSError:
+        return []
+    records = [holders.read(folder / "workers" / name) for name in names]
+    return [each for each in records if "count" in each and not holders.has_ended(each)]
