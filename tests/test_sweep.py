@@ -459,7 +459,7 @@ def test_trials_by_vmap_have_bits_of_their_width_and_nearly_those_alone(tmp_path
     assert alone is not None and len(alone.trials) == 3  # 6 in waves of at most 4
     content = json.loads(alone.file.read_text())
     alone.file.write_text(json.dumps(content | {"trials": content["trials"][1:2]}))
-    alone.release()
+    alone.close()
     assert sweep(file, tmp_path / "other") == 0
     for trial in found:
         assert rows(trial) == rows(tmp_path / "other" / trial.relative_to(tmp_path / "sweep"))

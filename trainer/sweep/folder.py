@@ -10,10 +10,10 @@ import hashlib
 import json
 import math
 import os
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from trainer.messages import UserError
 from trainer.sweep.final import choose_winners, final_trials
@@ -29,7 +29,7 @@ from trainer.writers.summary import SUMMARY_FILE
 
 @dataclass(frozen=True)
 class Claim:
-    """A wave that this process alone computes, until `release`.
+    """A wave that this process alone computes, until `close`.
 
     Attributes:
         name: the name of the wave, from its trials.
@@ -38,6 +38,7 @@ class Claim:
         file: waves/NAME.json, whose lock this process holds.
         path: waves/NAME, the folder of the wave.
         program: the index of its program in the plan.
+        lock: the same file, open and locked.
     """
 
     name: str
@@ -46,11 +47,11 @@ class Claim:
     file: Path
     path: Path
     program: int
-    descriptor: int
+    lock: BinaryIO
 
-    def release(self) -> None:
-        """Releases the lock."""
-        os.close(self.descriptor)
+    def close(self) -> None:
+        """Releases the lock, if this process still has it."""
+        self.lock.close()
 
 
 class SweepFolder:
@@ -93,7 +94,7 @@ class SweepFolder:
         return True
 
     def _stat_plan(self) -> tuple[int, int] | None:
-        with contextlib.suppress(FileNotFoundError):  # `read_plan` reports it
+        with contextlib.suppress(OSError):  # `read_plan` reports it
             found = os.stat(self.path / "plan.json")
             return found.st_ino, found.st_mtime_ns
         return None
@@ -102,10 +103,10 @@ class SweepFolder:
 
     def finished(self) -> set[str]:
         """Returns the trials that have a result, by their folders."""
-        trials = self.trials()
-        places = [*self.path.glob("trials/*/*/*"), *self.path.glob("final*/*/*")]
-        names = (place.relative_to(self.path).as_posix() for place in places)
-        return {name for name in names if name in trials}
+        known = self.trials()
+        levels = {name.partition("/")[0]: name.count("/") for name in known}
+        names = (name for top, count in levels.items() for name in _below(self.path, top, count))
+        return {name for name in names if name in known}
 
     def final(self) -> dict[str, Trial]:
         """Returns the final trials by their folders; none before the winners are known."""
@@ -137,8 +138,8 @@ class SweepFolder:
 
     def waves(self) -> list[Path]:
         """Returns the files of the waves that are not finished."""
-        files = self._waves.glob("*.json") if self._waves.is_dir() else ()
-        return sorted(file for file in files if file != self.limits.path)
+        files = [self.path / name for name in _below(self.path, "waves", 1)]
+        return sorted(x for x in files if x.suffix == ".json" and x != self.limits.path)
 
     # Claims.
 
@@ -235,20 +236,20 @@ class SweepFolder:
         return claim
 
     def _hold(self, file: Path, content: Mapping[str, Any]) -> Claim | None:
-        """Locks a wave; returns None if another process has it."""
-        descriptor = os.open(file, os.O_RDWR | os.O_CLOEXEC)
-        # Otherwise its holder finished the wave, and removed the file, meanwhile.
-        if not (lock(descriptor, wait=False) and os.fstat(descriptor).st_nlink > 0):
-            os.close(descriptor)
-            return None
-        known = self.trials()
-        # All have results: a worker was killed before it removed the wave. Not all are known: the
-        # final trials of a winner that is none any more, since the sweep was extended.
-        finished = all((self.path / name).exists() for name in content["trials"])
-        if finished or not set(content["trials"]) <= set(known):
-            remove(set_aside(file))
-            os.close(descriptor)
-            return None
+        """Locks a wave; returns None if another process has it, or nothing of it is left to do."""
+        with contextlib.ExitStack() as stack:
+            stream = stack.enter_context(_opened(file))
+            # Otherwise its holder finished the wave, and removed the file, meanwhile.
+            if not (lock(stream.fileno(), wait=False) and os.fstat(stream.fileno()).st_nlink > 0):
+                return None
+            known = self.trials()
+            # All have results: a worker was killed before it removed the wave. Not all are known:
+            # the final trials of a winner that is none any more, since the sweep was extended.
+            finished = all((self.path / name).exists() for name in content["trials"])
+            if finished or not set(content["trials"]) <= set(known):
+                remove(set_aside(file))
+                return None
+            stack.pop_all()
         return Claim(
             name=file.stem,
             trials=tuple(known[name] for name in content["trials"]),
@@ -256,7 +257,7 @@ class SweepFolder:
             file=file,
             path=file.with_suffix(""),
             program=content["program"],
-            descriptor=descriptor,
+            lock=stream,
         )
 
     def remove(self, claim: Claim) -> None:
@@ -267,8 +268,25 @@ class SweepFolder:
         """
         with exclusive(self.path):  # other workers read the files of waves
             removed = set_aside(claim.file)
-            claim.release()
+            claim.close()
         remove(removed)
+
+
+def _below(folder: Path, name: str, levels: int) -> Iterator[str]:
+    """Yields the paths, from a folder, of what lies so many levels below a folder in it.
+
+    Unlike `Path.glob` of Python 3.13, it raises the errors of a disk.
+    """
+    if not levels:
+        yield name
+        return
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        for each in os.listdir(folder / name):
+            yield from _below(folder, f"{name}/{each}", levels - 1)
+
+
+def _opened(file: Path) -> BinaryIO:
+    return open(os.open(file, os.O_RDWR | os.O_CLOEXEC), "r+b", buffering=0)
 
 
 def _read_wave(file: Path) -> dict[str, Any]:

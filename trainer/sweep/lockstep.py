@@ -11,8 +11,6 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
-import jax
-
 from trainer.checkpoint import CheckpointError, Checkpoints, CorruptCheckpoint
 from trainer.engine.feed import Feed
 from trainer.engine.program import Program
@@ -20,6 +18,7 @@ from trainer.engine.step import State
 from trainer.engine.vmapped import Vmapped
 from trainer.messages import DONE, FAILED, STOPPED
 from trainer.sweep.definition import Goal
+from trainer.sweep.faults import is_of_a_trial
 from trainer.sweep.folder import SweepFolder
 from trainer.sweep.outcome import Outcome
 from trainer.sweep.plan import Trial
@@ -28,24 +27,14 @@ from trainer.sweep.wave import Wave
 from trainer.train.autosave import AutosavePolicy, was_killed
 from trainer.train.restoring import to_save, with_hyperparams
 from trainer.train.rollback import GoBack
-from trainer.train.rows import MetricsError
 from trainer.train.services import Ended, Halted
 from trainer.train.signals import StopSignals
 from trainer.train.stopwatch import Clock
 from trainer.train.warm_start import WarmStart
 from trainer.train.watchdog import Watchdog
-from trainer.workdir import WorkdirTakenOver
 from trainer.writers.durable import sync_file_system
 
 End = Ended | GoBack | Halted
-_NOT_OF_A_TRIAL = (
-    OSError,
-    MemoryError,
-    MetricsError,
-    CheckpointError,
-    WorkdirTakenOver,
-    jax.errors.JaxRuntimeError,
-)
 
 
 class Lockstep:
@@ -242,9 +231,9 @@ class Lockstep:
                 self._log(f"{trial.folder}: {turn.lines[-1]} It is computed alone.")
                 return
             outcome = turn.outcome(end)
-        except _NOT_OF_A_TRIAL:
-            raise
-        except Exception as error:  # of the user's code: a data set, a hook
+        except Exception as error:
+            if not is_of_a_trial(error):
+                raise
             self._fail(turn, error)
             return
         self._ended[trial] = outcome

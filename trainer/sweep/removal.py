@@ -34,7 +34,8 @@ def set_aside(file: Path) -> Path:
 
 def remove(folder: Path) -> None:
     """Removes what `set_aside` returned, as far as possible."""
-    shutil.rmtree(folder, ignore_errors=True)
+    with contextlib.suppress(OSError):  # which `ignore_errors` does not do for all of them
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def clean(waves: Path) -> None:

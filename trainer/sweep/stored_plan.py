@@ -113,7 +113,7 @@ def read_plan(folder: Path) -> StoredPlan:
             " that was the --workdir of python -m trainer sweep."
         ) from error
     except OSError as error:
-        raise UserError(f"{file} cannot be read: {error.strerror}.") from error
+        raise UserError(f"{error.filename or file} cannot be read: {error.strerror}.") from error
     except ConfigError as error:
         raise _damaged(file, str(error)) from error
     except UserError:
@@ -199,4 +199,9 @@ def _arm(folder: Path, name: str, sha256: str) -> Config:
             f"{file} was changed after the sweep was planned: restore it, or start a sweep with the"
             " changed config in another --workdir."
         )
-    return load([file])
+    try:
+        return load([file])
+    except ConfigError as error:
+        if isinstance(error.__cause__, OSError):  # the disk cannot be read any more
+            raise error.__cause__ from None
+        raise

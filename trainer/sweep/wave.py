@@ -205,10 +205,10 @@ class Wave:
         """Ends the work of this process on the wave, which another one resumes.
 
         Args:
-            kind: "stopped", "failed" or "crashed", for the record.
+            kind: "stopped", "failed" or "crashed", for the record of a wave that is not finished.
         """
-        self.workdir.close(kind)
-        self.claim.release()
+        if self.workdir.lock.held:
+            self.workdir.close(kind)
 
     # Kills.
 

@@ -1,6 +1,8 @@
 """A worker of a sweep: computes waves until every trial has a result."""
 
+import contextlib
 import gc
+import os
 import time
 import traceback
 from collections.abc import Callable, Mapping
@@ -11,7 +13,6 @@ from typing import Any
 
 import jax
 
-from trainer.checkpoint import CheckpointError
 from trainer.engine.loading import load_located
 from trainer.engine.plan import make_plan
 from trainer.engine.plan_text import render
@@ -21,15 +22,14 @@ from trainer.messages import DONE, FAILED, STOPPED
 from trainer.sweep.alone import run_alone
 from trainer.sweep.checks import is_number
 from trainer.sweep.config_files import ConfigFiles
+from trainer.sweep.faults import is_of_another_worker, is_of_the_disk, is_of_the_memory
 from trainer.sweep.folder import Claim, SweepFolder
 from trainer.sweep.lockstep import Lockstep
 from trainer.sweep.needs import most_side_by_side
 from trainer.sweep.outcome import Outcome
 from trainer.sweep.plan import Trial
 from trainer.sweep.wave import Wave
-from trainer.train.rows import MetricsError
 from trainer.train.signals import StopSignals
-from trainer.workdir import WorkdirTakenOver
 
 _KEPT_PROGRAMS = 4  # waves of several arms take turns
 _PAUSE = 1.0  # seconds between two looks at the folder while others compute the last trials
@@ -75,6 +75,15 @@ class Worker:
             DONE: every trial has a result. STOPPED: a signal came, and the wave was saved. FAILED:
             the disk cannot be read or written.
         """
+        try:
+            return self._compute_waves()
+        except Exception as error:
+            if not is_of_the_disk(error):
+                raise
+            self._log(self._describe(error))
+            return FAILED
+
+    def _compute_waves(self) -> int:
         if self.folder.is_complete():
             self._log(
                 f"Every trial in {self.folder.path} has a result. `python -m trainer sweep extend`"
@@ -88,53 +97,68 @@ class Worker:
                     return DONE
                 time.sleep(_PAUSE)  # others compute the last trials, or a worker may die
                 continue
-            code = self._compute(claim)
+            with contextlib.closing(claim):
+                code = self._compute(claim)
             if code in (STOPPED, FAILED):
                 return code
         return STOPPED
 
+    def _describe(self, error: Exception) -> str:
+        """Returns sentences about a disk that cannot be read or written."""
+        text, where = str(error).rstrip("."), str(self.folder.path)
+        if isinstance(error, OSError) and error.filename is not None:
+            file = Path(os.fsdecode(error.filename))
+            text = f"{file}: {error.strerror}"
+            where = where if file.is_relative_to(where) else str(file)  # that of a data set
+        return (
+            f"error: {text}. Finished trials are kept: start the same command again once {where}"
+            " can be read and written."
+        )
+
     def _compute(self, claim: Claim) -> int:
         """Computes a wave; returns DONE also for one that is left to others."""
-        try:
-            prepared = self._prepare(claim)
-            wave = Wave(
-                self.folder,
-                claim,
-                plan=prepared.plan,
-                vocabulary=self._vocabulary,
-                data=prepared.program.experiment.data,
-                config_files=self._config_files,
-                log=self._log,
-            )
-        except BaseException:
-            claim.release()
-            raise
+        prepared = self._prepare(claim)
         end = "crashed"  # for whatever is not caught here, such as a signal's exit
+        wave = None
         try:
-            code = self._compute_in(wave, claim, prepared)
+            wave = self._open(claim, prepared)
+            code = self._compute_or_divide(wave, claim, prepared)
             end = "stopped" if code == STOPPED else "failed"
             return code
-        except (MemoryError, jax.errors.JaxRuntimeError) as error:
-            if not isinstance(error, MemoryError) and "RESOURCE_EXHAUSTED" not in str(error):
-                self._log(traceback.format_exc())  # it is tried again, then split
+        except Exception as error:
+            if is_of_the_disk(error):
+                end = "failed"
+                raise
+            if is_of_another_worker(error):
+                self._log(str(error))
+                time.sleep(_PAUSE)  # which computes the wave now
                 return DONE
-            return self._divide(wave, claim, f"It does not fit into memory: {error}")
-        except WorkdirTakenOver as error:
-            self._log(str(error))
-            return DONE
-        except (OSError, MetricsError, CheckpointError) as error:
-            end = "failed"
-            self._log(
-                f"error: {error}. Finished trials are kept: start the same command again once"
-                f" {self.folder.path} can be read and written."
-            )
-            return FAILED
-        except Exception:  # of a compiled program, perhaps: the wave is tried again, then split
-            self._log(traceback.format_exc())
+            if wave is None:
+                raise
+            self._log(traceback.format_exc())  # of a compiled program, perhaps: it is tried again
             return DONE
         finally:
-            if wave.workdir.lock.held:
+            if wave is not None:
                 wave.leave(end)
+
+    def _open(self, claim: Claim, prepared: _Prepared) -> Wave:
+        return Wave(
+            self.folder,
+            claim,
+            plan=prepared.plan,
+            vocabulary=self._vocabulary,
+            data=prepared.program.experiment.data,
+            config_files=self._config_files,
+            log=self._log,
+        )
+
+    def _compute_or_divide(self, wave: Wave, claim: Claim, prepared: _Prepared) -> int:
+        try:
+            return self._compute_in(wave, claim, prepared)
+        except (MemoryError, jax.errors.JaxRuntimeError) as error:
+            if not is_of_the_memory(error):
+                raise
+            return self._divide(wave, claim, f"It does not fit into memory: {error}")
 
     def _compute_in(self, wave: Wave, claim: Claim, prepared: _Prepared) -> int:
         if not wave.unfinished():
