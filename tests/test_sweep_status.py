@@ -26,6 +26,7 @@ from trainer.sweep import running, status
 from trainer.sweep.final import choose_winners
 from trainer.sweep.outcome import Outcome
 from trainer.sweep.status import SweepReader
+from trainer.sweep.wave_file import WaveContent, wave_name
 
 SWEEP = """base: base.yaml
 arms:
@@ -91,16 +92,17 @@ def wave(
     sweep: Path, *trials: str, since: str = "2026-01-01T00:00:00+00:00", **progress: float
 ) -> Path:
     """Writes a wave, and what its worker reported; returns the file with its lock."""
-    waves = sweep / "waves"
-    (waves / "abc").mkdir(parents=True)
+    content = WaveContent(alone=False, program=0, trials=list(trials))
+    folder = sweep / "waves" / wave_name(content)
+    folder.mkdir(parents=True)
     (sweep / "lock").touch()
     holder = {"host": "vm", "pid": 123, "since": since}
-    (waves / "abc" / "lock").write_text(json.dumps(holder))
+    (folder / "lock").write_text(json.dumps(holder))
     if progress:
-        (waves / "abc" / "progress.json").write_text(json.dumps({"at": time.time(), **progress}))
-    content = {"alone": False, "program": 0, "trials": trials}
-    (waves / "abc.json").write_text(json.dumps(content))
-    return waves / "abc.json"
+        (folder / "progress.json").write_text(json.dumps({"at": time.time(), **progress}))
+    file = folder.with_suffix(".json")
+    file.write_text(json.dumps(content))
+    return file
 
 
 def held(file: Path) -> io.IOBase:
@@ -272,7 +274,7 @@ def test_the_time_that_is_left_follows_from_the_progress_of_the_waves(sweep, cap
     assert state.seconds == pytest.approx((4 * 15 + 7 * 20 + 2 * 8 * 20) / (4 * 2.5))
     assert (state.arms[0].done, state.arms[0].running) == (1, 4)
     assert (state.arms[0].steps, state.arms[0].steps_done) == (120, 20 + 4 * 5)
-    assert re.search(rf"abc +4 +{FIRST[1]} +5 +2.5 +vm, process 123\n", text)
+    assert re.search(rf"{file.stem} +4 +{FIRST[1]} +5 +2.5 +vm, process 123\n", text)
     assert "1 of 12 runs, 4 running, ETA 52 s\n" in text
     assert "sweep work" not in text
 
@@ -362,9 +364,9 @@ def test_damaged_files_are_named_or_count_as_missing(sweep, capsys):
     with held(file):
         text = printed(capsys, "sweep", "status", sweep)
     assert f"{FIRST[1]} has no summary.json that can be read.\n" in text
-    assert re.search(r"abc +2 +\S+ +0 +- +not known yet\n", text)
+    assert re.search(rf"{file.stem} +2 +\S+ +0 +- +not known yet\n", text)
     (sweep / "final.json").write_text("?")
-    assert "final.json cannot be read" in refused(capsys, "sweep", "status", sweep)
+    assert "final.json is damaged (it is not JSON: " in refused(capsys, "sweep", "status", sweep)
 
 
 def test_a_folder_that_is_not_a_sweep_is_refused(sweep, capsys, tmp_path):

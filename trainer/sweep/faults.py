@@ -1,5 +1,8 @@
 """Whose fault an exception in a worker is: of the disk, the memory, another worker or a trial."""
 
+import os
+from pathlib import Path
+
 import jax
 
 from trainer.checkpoint import CheckpointError
@@ -7,6 +10,7 @@ from trainer.checkpoint.errors import ABSENT
 from trainer.messages import UserError
 from trainer.train.rows import MetricsError
 from trainer.workdir import WorkdirTakenOver
+from trainer.writers.json_files import DamagedFile
 
 
 def is_of_the_disk(error: BaseException) -> bool:
@@ -19,6 +23,21 @@ def is_of_the_disk(error: BaseException) -> bool:
     if isinstance(error, UserError) and not isinstance(error.__cause__, ABSENT):
         return isinstance(error.__cause__, OSError)
     return isinstance(error, OSError | MetricsError | CheckpointError)
+
+
+def damage_in(folder: Path, error: BaseException) -> str:
+    """Returns what is wrong with a file in a folder; "" if the error is another one.
+
+    Args:
+        folder: the folder.
+        error: an exception.
+    """
+    if isinstance(error, DamagedFile) and error.file.is_relative_to(folder):
+        return error.fault
+    kinds = (IsADirectoryError, NotADirectoryError, FileExistsError)
+    if isinstance(error, kinds) and Path(os.fsdecode(error.filename or "")).is_relative_to(folder):
+        return f"{error.filename} is damaged ({error.strerror})"
+    return ""
 
 
 def is_of_the_memory(error: BaseException) -> bool:
@@ -47,5 +66,5 @@ def is_of_a_trial(error: BaseException) -> bool:
         error: an exception that was raised in the turn of the trial.
     """
     of_others = (is_of_the_disk, is_of_the_memory, is_of_another_worker)
-    runtime = isinstance(error, jax.errors.JaxRuntimeError)
-    return not (runtime or any(is_of(error) for is_of in of_others))
+    others = isinstance(error, jax.errors.JaxRuntimeError | DamagedFile)
+    return not (others or any(is_of(error) for is_of in of_others))

@@ -6,14 +6,13 @@ folder below `trials/` or `final/`, where it appears by a rename.
 """
 
 import contextlib
-import hashlib
 import json
 import math
 import os
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 from trainer.messages import UserError
 from trainer.sweep.final import choose_winners, final_trials
@@ -23,7 +22,10 @@ from trainer.sweep.outcome import read_outcome
 from trainer.sweep.plan import Trial
 from trainer.sweep.removal import clean, remove, set_aside
 from trainer.sweep.stored_plan import read_plan
-from trainer.writers.files import replace_file
+from trainer.sweep.wave_file import WaveContent, read_wave, wave_name
+from trainer.writers.base import Log, to_stderr
+from trainer.writers.files import paths_below, replace_file
+from trainer.writers.json_files import DamagedFile
 from trainer.writers.summary import SUMMARY_FILE
 
 
@@ -59,6 +61,7 @@ class SweepFolder:
 
     Args:
         path: the folder.
+        log: takes a line for the user.
 
     Raises:
         UserError: the folder has no plan, or it is damaged.
@@ -69,8 +72,9 @@ class SweepFolder:
         limits: what was learned about trials that cannot be computed in their waves.
     """
 
-    def __init__(self, path: Path):
+    def __init__(self, path: Path, log: Log = to_stderr):
         self.path = path
+        self._log = log
         self._waves = path / "waves"
         self.limits = Limits(self._waves / "limits.json", lambda: exclusive(path))
         self._read_plan()
@@ -105,7 +109,9 @@ class SweepFolder:
         """Returns the trials that have a result, by their folders."""
         known = self.trials()
         levels = {name.partition("/")[0]: name.count("/") for name in known}
-        names = (name for top, count in levels.items() for name in _below(self.path, top, count))
+        names = (
+            name for top, count in levels.items() for name in paths_below(self.path, top, count)
+        )
         return {name for name in names if name in known}
 
     def final(self) -> dict[str, Trial]:
@@ -138,7 +144,7 @@ class SweepFolder:
 
     def waves(self) -> list[Path]:
         """Returns the files of the waves that are not finished."""
-        files = [self.path / name for name in _below(self.path, "waves", 1)]
+        files = [self.path / name for name in paths_below(self.path, "waves", 1)]
         return sorted(x for x in files if x.suffix == ".json" and x != self.limits.path)
 
     # Claims.
@@ -163,7 +169,11 @@ class SweepFolder:
             clean(self._waves)
             taken: set[str] = set()
             for file in self.waves():
-                content = _read_wave(file)
+                try:
+                    content = read_wave(file)
+                except (DamagedFile, FileNotFoundError) as error:
+                    self._throw_away(file, error)
+                    continue
                 taken |= set(content["trials"])
                 claim = self._hold(file, content)
                 if claim is not None:
@@ -226,16 +236,14 @@ class SweepFolder:
         return self._write_wave(same[:width], program)
 
     def _write_wave(self, trials: Sequence[Trial], program: int, alone: bool = False) -> Claim:
-        content = {"alone": alone, "program": program, "trials": [t.folder for t in trials]}
-        text = json.dumps(content)
-        name = hashlib.sha256(text.encode()).hexdigest()[:12]
-        file = self._waves / f"{name}.json"
-        replace_file(file, text.encode())
+        content = WaveContent(alone=alone, program=program, trials=[t.folder for t in trials])
+        file = self._waves / f"{wave_name(content)}.json"
+        replace_file(file, json.dumps(content).encode())
         claim = self._hold(file, content)
         assert claim is not None, "the sweep is locked, so that nobody else holds a new wave"
         return claim
 
-    def _hold(self, file: Path, content: Mapping[str, Any]) -> Claim | None:
+    def _hold(self, file: Path, content: WaveContent) -> Claim | None:
         """Locks a wave; returns None if another process has it, or nothing of it is left to do."""
         with contextlib.ExitStack() as stack:
             stream = stack.enter_context(_opened(file))
@@ -260,6 +268,16 @@ class SweepFolder:
             lock=stream,
         )
 
+    def _throw_away(self, file: Path, error: Exception) -> None:
+        """Removes a wave whose file is damaged, unless a worker computes it nevertheless."""
+        with contextlib.ExitStack() as stack:
+            with contextlib.suppress(OSError):  # what cannot be opened is locked by nobody
+                stream = stack.enter_context(_opened(file))
+                if not lock(stream.fileno(), wait=False):
+                    return
+            self._log(f"{error}")
+            remove(set_aside(file))
+
     def remove(self, claim: Claim) -> None:
         """Removes a wave whose trials are finished or are to be claimed again.
 
@@ -272,22 +290,5 @@ class SweepFolder:
         remove(removed)
 
 
-def _below(folder: Path, name: str, levels: int) -> Iterator[str]:
-    """Yields the paths, from a folder, of what lies so many levels below a folder in it.
-
-    Unlike `Path.glob` of Python 3.13, it raises the errors of a disk.
-    """
-    if not levels:
-        yield name
-        return
-    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-        for each in os.listdir(folder / name):
-            yield from _below(folder, f"{name}/{each}", levels - 1)
-
-
 def _opened(file: Path) -> BinaryIO:
     return open(os.open(file, os.O_RDWR | os.O_CLOEXEC), "r+b", buffering=0)
-
-
-def _read_wave(file: Path) -> dict[str, Any]:
-    return json.loads(file.read_text())

@@ -43,9 +43,13 @@ def exclusive(folder: Path) -> Iterator[None]:
         folder: of the sweep.
 
     Raises:
-        UserError: the file system has no locks.
+        UserError: the file system has no locks, or the file `lock` is a folder.
     """
-    descriptor = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    file = folder / "lock"
+    try:
+        descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except IsADirectoryError as error:
+        raise UserError(f"{file} is a folder, where a sweep keeps a file: remove it.") from error
     try:
         lock(descriptor, wait=True)
         yield

@@ -24,6 +24,7 @@ from trainer.sweep.outcome import Outcome
 from trainer.sweep.plan import Trial
 from trainer.sweep.turn import Round, Turn
 from trainer.sweep.wave import Wave
+from trainer.sweep.wave_check import check_rows
 from trainer.train.autosave import AutosavePolicy, was_killed
 from trainer.train.restoring import to_save, with_hyperparams
 from trainer.train.rollback import GoBack
@@ -131,10 +132,12 @@ class Lockstep:
                     raise
                 self._log(str(error))
                 continue
+            restored = [trial for trial in trials if self._key(trial) in saved]
+            for trial in restored:
+                check_rows(self._wave.staged(trial), step, self._program.experiment)
             return step, {
                 trial: with_hyperparams(self._program_of(trial), tree["trials"][self._key(trial)])
-                for trial in trials
-                if self._key(trial) in saved
+                for trial in restored
             }
         experiment = self._program.experiment
         warm = WarmStart(self._program, trials[0].config) if experiment.warm_start else None

@@ -3,16 +3,35 @@
 import contextlib
 import datetime
 import fcntl
-import json
 import math
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import NotRequired, TypedDict, TypeVar
 
+from trainer.sweep.wave_file import read_wave
+from trainer.writers.json_files import DamagedFile, read_json
+from trainer.writers.run_record import read_record
+
+T = TypeVar("T")
+
+_TO_LOCK = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK  # a pipe would be waited for
 _PATIENCE, _PAUSE = 1.0, 0.05  # seconds to wait for workers that claim waves, and between two looks
+
+
+class _Holder(TypedDict):
+    host: NotRequired[str]
+    pid: NotRequired[int]
+    since: NotRequired[str]
+
+
+class _Progress(TypedDict):
+    at: float
+    step: NotRequired[int]
+    trials: NotRequired[int]
+    rate: NotRequired[float]
 
 
 @dataclass(frozen=True)
@@ -40,41 +59,65 @@ class WaveStatus:
     worker: str
 
 
-def read_waves(folder: Path, files: Sequence[Path]) -> Iterator[WaveStatus]:
-    """Yields the waves that are not finished.
+def read_waves(
+    folder: Path, files: Sequence[Path]
+) -> tuple[tuple[WaveStatus, ...], tuple[str, ...]]:
+    """Reads the waves that are not finished.
 
     Args:
         folder: the folder of the sweep.
         files: those of the waves, from `SweepFolder.waves`.
+
+    Returns:
+        The waves, and sentences about files that are damaged.
     """
-    held = _held(folder / "lock", files)
+    found, faults = {}, []
     for file in files:
         try:
-            content = json.loads(file.read_text())
-            trials, program = tuple(content["trials"]), int(content["program"])
-        except (OSError, ValueError, KeyError, TypeError):  # finished meanwhile
+            found[file] = read_wave(file)
+        except FileNotFoundError:  # finished meanwhile
             continue
-        yield _wave(file, trials, program, file in held)
+        except DamagedFile as error:
+            faults.append(str(error))
+    held = _held(folder / "lock", list(found))
+    waves = [
+        _wave(file, tuple(x["trials"]), x["program"], file in held) for file, x in found.items()
+    ]
+    return tuple(waves), tuple(faults)
 
 
 def _wave(file: Path, trials: tuple[str, ...], program: int, held: bool) -> WaveStatus:
     folder = file.with_suffix("")
-    holder, progress = read_json(folder / "lock"), read_json(folder / "progress.json")
+    holder = _read(folder / "lock", _Holder) or _Holder()
+    progress = _read(folder / "progress.json", _Progress) or _Progress(at=0.0)
     if "pid" not in holder:  # nobody has the folder; who had it last?
-        lineage = read_json(folder / "run.json").get("lineage") or [{}]
-        holder = {} if held else lineage[-1]
+        holder = _Holder() if held else _last_process(folder / "run.json")
     # Otherwise an earlier worker wrote it.
-    own = held and progress.get("at", 0.0) >= _time(holder.get("since"))
+    own = held and progress["at"] >= _time(holder.get("since"))
     return WaveStatus(
         name=file.stem,
         trials=trials,
         program=program,
         held=held,
-        step=int(progress.get("step", 0)),
-        running=int(progress.get("trials", 0)) if own else len(trials),
-        rate=float(progress["rate"]) if own and progress.get("rate") else None,
+        step=progress.get("step", 0),
+        running=progress.get("trials", 0) if own else len(trials),
+        rate=(progress.get("rate") or None) if own else None,
         worker=f"{holder.get('host')}, process {holder['pid']}" if "pid" in holder else "",
     )
+
+
+def _last_process(file: Path) -> _Holder:
+    with contextlib.suppress(DamagedFile):
+        lineage = (read_record(file) or {"lineage": []})["lineage"]
+        return lineage[-1] if lineage else _Holder()
+    return _Holder()
+
+
+def _read(file: Path, kind: type[T]) -> T | None:
+    """Reads a file of a wave on which nothing depends; None if it is missing or damaged."""
+    with contextlib.suppress(FileNotFoundError, DamagedFile):
+        return read_json(file, kind, "the next worker replaces it.")
+    return None
 
 
 def _held(lock: Path, files: Sequence[Path]) -> set[Path]:
@@ -86,7 +129,10 @@ def _held(lock: Path, files: Sequence[Path]) -> set[Path]:
     if not files:
         return set()
     with contextlib.ExitStack() as stack:
-        descriptor = os.open(lock, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            descriptor = os.open(lock, _TO_LOCK)
+        except FileNotFoundError:  # no worker has claimed a wave since it was removed
+            return set()
         stack.callback(os.close, descriptor)
         until = time.monotonic() + _PATIENCE
         while not _share(descriptor):
@@ -98,8 +144,8 @@ def _held(lock: Path, files: Sequence[Path]) -> set[Path]:
 
 def _is_free(file: Path) -> bool:
     try:
-        descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
-    except FileNotFoundError:
+        descriptor = os.open(file, _TO_LOCK)
+    except (FileNotFoundError, PermissionError):
         return True
     try:
         return _share(descriptor)
@@ -113,19 +159,6 @@ def _share(descriptor: int) -> bool:
     except BlockingIOError:
         return False
     return True
-
-
-def read_json(file: Path) -> dict[str, Any]:
-    """Returns the object in a JSON file; an empty one if the file is missing or damaged.
-
-    Args:
-        file: the file.
-    """
-    try:
-        content = json.loads(file.read_text())
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return content if isinstance(content, dict) else {}
 
 
 def _time(text: str | None) -> float:

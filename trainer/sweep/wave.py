@@ -27,11 +27,13 @@ from trainer.sweep.config_files import ConfigFiles
 from trainer.sweep.folder import Claim, SweepFolder
 from trainer.sweep.outcome import Outcome, read_outcome
 from trainer.sweep.plan import Trial
+from trainer.sweep.wave_check import check_folder
 from trainer.workdir import Workdir, code, fingerprint
-from trainer.workdir.record import FORMAT, now
+from trainer.workdir.record import now
 from trainer.writers.durable import make_folder, sync_file_system
 from trainer.writers.files import remove_temporaries, replace_file
 from trainer.writers.lines import sync_rows
+from trainer.writers.run_record import FORMAT
 from trainer.writers.summary import SUMMARY_FILE
 
 # Kills without progress, while a wave computes or at all, after which it is split; and of a single
@@ -54,6 +56,7 @@ class Wave:
 
     Raises:
         UserError: the wave was begun by a process with other code or settings.
+        DamagedFile: the folder of the wave is not as a worker leaves it.
 
     Attributes:
         claim: the wave.
@@ -72,6 +75,7 @@ class Wave:
         config_files: ConfigFiles,
         log: Callable[[str], None],
     ):
+        check_folder(claim)
         self.claim = claim
         self.path = claim.path
         self._folder = folder

@@ -22,7 +22,12 @@ from trainer.messages import DONE, FAILED, STOPPED
 from trainer.sweep.alone import run_alone
 from trainer.sweep.checks import is_number
 from trainer.sweep.config_files import ConfigFiles
-from trainer.sweep.faults import is_of_another_worker, is_of_the_disk, is_of_the_memory
+from trainer.sweep.faults import (
+    damage_in,
+    is_of_another_worker,
+    is_of_the_disk,
+    is_of_the_memory,
+)
 from trainer.sweep.folder import Claim, SweepFolder
 from trainer.sweep.lockstep import Lockstep
 from trainer.sweep.needs import most_side_by_side
@@ -60,12 +65,13 @@ class Worker:
     """
 
     def __init__(self, path: Path, workers: int, signals: StopSignals, log: Callable[[str], None]):
-        self.folder = SweepFolder(path)
+        self.folder = SweepFolder(path, log)
         self._vocabulary = self.folder.plan.vocabulary
         self._config_files = ConfigFiles(self._vocabulary)
         self._workers = workers
         self._signals = signals
         self._log = log
+        self._thrown_away: set[str] = set()  # names of waves whose folders were damaged
         self._prepared: dict[int, _Prepared] = {}  # the one used last is the last
 
     def run(self) -> int:
@@ -126,6 +132,8 @@ class Worker:
             end = "stopped" if code == STOPPED else "failed"
             return code
         except Exception as error:
+            if self._is_thrown_away(wave, claim, error):
+                return DONE
             if is_of_the_disk(error):
                 end = "failed"
                 raise
@@ -140,6 +148,18 @@ class Worker:
         finally:
             if wave is not None:
                 wave.leave(end)
+
+    def _is_thrown_away(self, wave: Wave | None, claim: Claim, error: Exception) -> bool:
+        """Removes a wave whose folder is damaged, once; returns whether it did."""
+        damage = damage_in(claim.path, error)
+        if not damage or claim.name in self._thrown_away:
+            return False
+        self._thrown_away.add(claim.name)
+        self._log(f"{damage}. The wave is removed, and its trials are computed again.")
+        if wave is not None:
+            wave.leave("failed")
+        self.folder.remove(claim)
+        return True
 
     def _open(self, claim: Claim, prepared: _Prepared) -> Wave:
         return Wave(
