@@ -21,6 +21,7 @@ from trainer.sweep.folder import SweepFolder
 from trainer.sweep.lockstep import Lockstep
 from trainer.sweep.outcome import read_outcome
 from trainer.sweep.plan_file import read_plan
+from trainer.sweep.wave_file import WaveContent, wave_name
 from trainer.workdir import read_record
 
 BASE = """
@@ -477,9 +478,9 @@ def test_trials_by_vmap_have_bits_of_their_width_and_nearly_those_alone(tmp_path
     folder = SweepFolder(tmp_path / "other")
     alone = folder.claim(1, lambda _: 1)
     assert alone is not None and len(alone.trials) == 3  # 6 in waves of at most 4
-    content = json.loads(alone.file.read_text())
-    alone.file.write_text(json.dumps(content | {"trials": content["trials"][1:2]}))
-    alone.release()
+    folder.remove(alone)
+    content = WaveContent(alone=False, program=0, trials=[alone.trials[1].folder])
+    (alone.file.parent / f"{wave_name(content)}.json").write_text(json.dumps(content))
     assert sweep(file, tmp_path / "other") == 0
     for trial in found:
         assert rows(trial) == rows(tmp_path / "other" / trial.relative_to(tmp_path / "sweep"))

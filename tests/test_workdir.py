@@ -524,7 +524,7 @@ def test_a_run_may_write_its_output_to_a_file_in_its_folder(folder: Path, tmp_pa
 def test_a_broken_record_is_named(text: str, opened: Callable[..., Workdir], folder: Path) -> None:
     opened().close("done")
     (folder / "run.json").write_text(text)
-    with pytest.raises(UserError, match=r"run\.json cannot be read"):
+    with pytest.raises(UserError, match=r"run\.json is damaged \(.*\): repair it, or move it away"):
         opened()
     (folder / "run.json").unlink()
     opened()

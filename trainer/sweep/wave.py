@@ -27,11 +27,13 @@ from trainer.sweep.config_files import ConfigFiles
 from trainer.sweep.folder import Claim, SweepFolder
 from trainer.sweep.outcome import Outcome, read_outcome
 from trainer.sweep.plan import Trial
+from trainer.sweep.wave_check import check_folder
 from trainer.workdir import Workdir, code, fingerprint
-from trainer.workdir.record import FORMAT, now
+from trainer.workdir.record import now
 from trainer.writers.durable import make_folder, sync_file_system
 from trainer.writers.files import remove_temporaries, replace_file, temporary_beside
 from trainer.writers.lines import sync_rows
+from trainer.writers.run_record import FORMAT
 from trainer.writers.summary import SUMMARY_FILE
 
 # Kills without progress, while a wave computes or at all, after which it is split; and of a single
@@ -55,6 +57,7 @@ class Wave:
 
     Raises:
         UserError: the wave was begun by a process with other code or settings.
+        DamagedFile: the folder of the wave is not as a worker leaves it.
 
     Attributes:
         claim, take_over: as given.
@@ -74,6 +77,7 @@ class Wave:
         log: Callable[[str], None],
         take_over: bool = False,
     ):
+        check_folder(claim)
         self.claim = claim
         self.take_over = take_over
         self.path = claim.path
@@ -209,10 +213,10 @@ class Wave:
         """Ends the work of this process on the wave, which another one resumes.
 
         Args:
-            kind: "stopped", "failed" or "crashed", for the record.
+            kind: "stopped", "failed" or "crashed", for the record of a wave that is not finished.
         """
-        self.workdir.close(kind)
-        self.claim.release()
+        if self.workdir.lock.held:
+            self.workdir.close(kind)
 
     # Kills.
 

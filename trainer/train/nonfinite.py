@@ -5,18 +5,25 @@ import json
 import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NotRequired, TypedDict
 
 import jax
 import numpy as np
 from numpy.typing import ArrayLike
 
 from trainer.engine.experiment import Experiment
+from trainer.writers.json_files import DamagedFile, read_json
 from trainer.writers.outage import Outage
 
 NONFINITE_FILE = "nonfinite.json"
 ADVICE = "Lower the learning rate, or clip the gradients (clip_norm)."
 _KEPT = 100  # events in the file: a run that skips steps forever must not fill the disk
+
+
+class _Event(TypedDict):
+    step: int
+    batch_number: int
+    batch_sha256: NotRequired[str]
 
 
 class RetriedFile:
@@ -162,7 +169,7 @@ def read_events(folder: Path) -> list[dict[str, Any]]:
         cannot be read.
     """
     try:
-        events = json.loads((folder / NONFINITE_FILE).read_text())
-        return [e for e in events if isinstance(e["step"], int) and "batch_number" in e]
-    except (OSError, ValueError, TypeError, KeyError, RecursionError):
+        events = read_json(folder / NONFINITE_FILE, list[_Event], "remove it.")
+    except (OSError, DamagedFile):
         return []
+    return [dict(event) for event in events]

@@ -17,13 +17,14 @@ from trainer.workdir import place
 from trainer.workdir.changes import check_allowed, covered, listed, refuse
 from trainer.workdir.fingerprint import Change, compare
 from trainer.workdir.lock import Lock, WorkdirTakenOver
-from trainer.workdir.record import begin, now, read_record, refuse_trial
+from trainer.workdir.record import begin, now, refuse_trial
 from trainer.workdir.regular import TOKENIZER_FILE, check_files
 from trainer.workdir.strangers import check_no_strangers
 from trainer.writers.base import Log, to_stderr
 from trainer.writers.durable import sync
 from trainer.writers.files import remove_temporaries, replace_file
 from trainer.writers.lines import sync_rows
+from trainer.writers.run_record import read_record
 from trainer.writers.summary import SUMMARY_FILE
 
 
@@ -224,8 +225,6 @@ class Workdir:
     ) -> None:
         if self.lock.held:
             self.close("done" if error is None else "failed")
-
-    # -- private
 
     def _lock(self, take_over: bool) -> Lock:
         try:
