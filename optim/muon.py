@@ -8,7 +8,7 @@ import optax
 
 from optim.descent import descend, moving_average, scalar
 from optim.dtypes import wide_zeros, widen
-from optim.layouts import MatrixSpec
+from optim.layouts import Layout, MatrixSpec
 from optim.matrices import Matrices
 from optim.newton_schulz import orthogonalize_all, polynomials, shape_factor
 
@@ -110,8 +110,12 @@ def muon(
         if dtype is not None and dtype not in _DTYPES:
             raise ValueError(f"{name} must be None or one of {', '.join(_DTYPES)}, got {dtype!r}.")
 
+    def length(layout: Layout) -> float:
+        count, rows, columns = layout.matrices
+        return (count * min(rows, columns)) ** 0.5 * shape_factor(scale, rows, columns)
+
     def init(params: optax.Params) -> MuonState:
-        over.declare(params)
+        over.declare(params, length=length)
         return MuonState(jax.tree.map(lambda p: wide_zeros(p, momentum_dtype), params))
 
     def orthogonal(batches: list[jax.Array]) -> list[list[jax.Array]]:
