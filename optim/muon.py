@@ -71,7 +71,8 @@ def muon(
             all steps, or a triple for each step.
         scale: the factor, torch's adjust_lr_fn: 'original' is sqrt(max(1, columns / rows)),
             'match_rms_adamw' is 0.2 * sqrt(max(rows, columns)), which suits learning rates tuned
-            for AdamW, and 'none' is 1.
+            for AdamW, and 'none' is 1. The updates of 'match_rms_adamw' grow with the
+            root of the width; `optim.group`'s width_scaling divides the learning rate by it.
         eps: the smallest norm by which a momentum is divided.
         momentum_dtype: the dtype in which the momentum is stored, such as 'bfloat16'; None for the
             parameter's dtype, at least float32.
