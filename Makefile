@@ -36,7 +36,7 @@ help:
 	@echo 'make fashion_mnist  prepare the data of configs/fashion_vit.gin'
 	@echo 'make benchmarks     what the README says of speed, measured here'
 	@echo 'make experiments    short forms of the studies in experiments/, compared with expected numbers'
-	@echo 'make torch   add torch, without which the tests that compare with it are skipped'
+	@echo 'make torch   add torch and optimizers for it, without which the tests that compare with them are skipped'
 	@echo 'make lock    resolve the dependencies anew (needs Python 3.11, 3.12 and 3.13)'
 	@echo 'make wheel   build dist/lockstep-*.whl'
 	@echo 'make clean   remove the environment and what was built'
@@ -118,6 +118,6 @@ $(VENV)/.test: $(VENV)/.project requirements-test.lock
 
 # Not in the lock: large, and known answers only. Nothing that is locked changes for it.
 torch: $(VENV)/.test
-	@echo "Installing torch, for the tests that compare with it."
+	@echo "Installing torch and optimizers for it, for the tests that compare with them."
 	@$(PIP) install -c requirements.lock -c requirements-test.lock --editable '.[torch]' \
 		--no-build-isolation

@@ -29,18 +29,24 @@ class Matrices:
         self._rules = rules(spec)
         self._optimizer = optimizer
 
-    def declare(self, params: optax.Params, doubts: Sequence[str] = ()) -> None:
+    def declare(
+        self,
+        params: optax.Params,
+        doubts: Sequence[str] = (),
+        length: Callable[[Layout], float] | None = None,
+    ) -> None:
         """Checks the parameters at init and reports their layouts to `declarations`.
 
         Args:
             params: a pytree of arrays.
             doubts: sentences about other probable mistakes in the optimizer's arguments.
+            length: the length of an update by a parameter's layout; see `declarations.declare`.
 
         Raises:
             ValueError: if a parameter is not a real matrix or does not fit the spec, or a pattern
                 of the spec matches no parameter.
         """
-        declare(params, self._rules, self._optimizer, doubts)
+        declare(params, self._rules, self._optimizer, doubts, length)
 
     def layouts(self, params: optax.Params) -> list[Layout]:
         """Finds the axes of the matrices of every parameter.

@@ -371,8 +371,11 @@ def test_the_plan_sums_the_matrices_of_each_group():
         " outputs).",
         "In group 'head', optim.scion with norm='sign' works on 1 matrix of 64x256 (inputs by"
         " outputs).",
+        "* Not named by `matrices`: the last two axes are the matrix, and all axes before them are"
+        " batch axes.",
     ]
-    assert found.cells["a/kernel"] == "16 of 64x64" and "x/kernel" not in found.cells
+    assert found.cells["a/kernel"] == "16 of 64x64 *" and found.cells["d/kernel"] == "1 of 64x256"
+    assert "x/kernel" not in found.cells
     assert found.warnings == []
 
 

@@ -19,6 +19,7 @@ from trainer.engine.contracts import ComponentError, calling, tokens_per_example
 from trainer.engine.hyperparameters import Hyperparameter, describe, sample
 from trainer.engine.memory import too_large
 from trainer.engine.plan_matrices import Matrices, find_matrices
+from trainer.engine.plan_widths import width_warnings
 from trainer.engine.program import Program
 from trainer.engine.splits import ranking_warnings, split_sizes
 from trainer.models.mode import describe_mode
@@ -132,6 +133,7 @@ def make_plan(program: Program, config: Config | None = None) -> Plan:
         with calling("model"):
             told = getattr(experiment.model, "mode", None)
             mode = describe_mode(told) if told is not None else ""
+            widths = getattr(experiment.model, "width_scaling", None)
     except (ValueError, TypeError) as error:
         raise located(error, config) from error
     named = flatten(state.params)
@@ -168,7 +170,12 @@ def make_plan(program: Program, config: Config | None = None) -> Plan:
         hyperparameters=describe(sampled),
         block=program.block_rule,
         matrices=matrices,
-        warnings=[*_absent(experiment.data), *matrices.warnings, *ranking_warnings(experiment)],
+        warnings=[
+            *_absent(experiment.data),
+            *matrices.warnings,
+            *(width_warnings(optimizer, state.params, widths) if widths else ()),
+            *ranking_warnings(experiment),
+        ],
         inputs=program.inputs.values,
         structure=program.inputs.structure,
     )
