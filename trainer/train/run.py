@@ -204,6 +204,8 @@ class Run:
         """Runs from the newest state, again from an earlier one after every rollback."""
         checkpoints, rollback_log = services.checkpoints, services.rollback_log
         check_not_lost(services.folder.checkpoints)  # before metrics are dropped
+        if self._warm_start is not None:
+            services.folder.record(warm_starts=self._warm_start.number)
         first = True
         with checkpoints:
             while True:
