@@ -89,7 +89,10 @@ class Dataset(Protocol):
     def evaluate(self, split: str) -> Iterator[Batch]:
         """Yields this process's shards of the batches of a split, once, in equally many batches.
 
-        The arrays are those of a training batch, and "mask", which is required: 0 for padding.
+        The arrays are those of a training batch, and "mask", which is required: 0 for padding. A
+        batch may have any number of examples, the same in every process. If it does not divide over
+        the devices, the model also computes copies of its first example, which neither the loss nor
+        a metric gets.
 
         Args:
             split: one of `splits`.
