@@ -12,6 +12,7 @@ of the wave have ended.
 
 import contextlib
 import dataclasses
+import itertools
 import json
 import os
 import shutil
@@ -27,6 +28,7 @@ from trainer.sweep.config_files import ConfigFiles
 from trainer.sweep.folder import Claim, SweepFolder
 from trainer.sweep.outcome import Outcome, read_outcome
 from trainer.sweep.plan import Trial
+from trainer.train.runtime import use_openblas_threads
 from trainer.workdir import Workdir, code, fingerprint
 from trainer.workdir.record import FORMAT, now
 from trainer.writers.durable import make_folder, sync_file_system
@@ -77,11 +79,14 @@ class Wave:
         self._folder = folder
         self._config_files = config_files
         first = claim.trials[0].config
+        others = itertools.islice(folder.path.glob("trials/*/*/*/run.json"), 1)
+        threads = use_openblas_threads(claim.path, *(record.parent for record in others))
         # It asks git and reads what is installed, which would take most of the time of a trial.
         self._common = fingerprint(
             data=getattr(data, "fingerprint", ""),
             batch_size=data.batch_size,
             code=code.hashes(vocabulary),
+            openblas_threads=threads,
         )
         self.workdir = Workdir(
             claim.path,

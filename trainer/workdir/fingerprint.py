@@ -99,6 +99,7 @@ def fingerprint(
     data_seed: int | None = None,
     batch_size: int | None = None,
     code: Mapping[str, str] | None = None,
+    openblas_threads: int | None = None,
 ) -> dict[str, Any]:
     """Describes the machine, the versions and the settings with which this process computes.
 
@@ -109,6 +110,8 @@ def fingerprint(
         data_seed: that the data set is passed.
         batch_size: of all processes together, in examples.
         code: of the user's packages, file -> hash, as `code.hashes` returns it.
+        openblas_threads: how many threads OpenBLAS has; None for its default, as in the
+            fingerprints of earlier versions, which do not have this key.
 
     Returns:
         A dict of JSON values, for `compare`.
@@ -130,6 +133,7 @@ def fingerprint(
         "matmul_precision": settings.jax_default_matmul_precision,
         "devices": _devices(jax.devices()),
         "xla_flags": os.environ.get("XLA_FLAGS", ""),
+        "openblas_threads": openblas_threads,
         **_versions(),
         **_processor(),
         **_code(Path(__file__).resolve().parents[2]),
