@@ -51,6 +51,7 @@ class Wave:
         plan: the text of the plan of its program, for those who look into the folder.
         vocabulary: further packages whose public functions the configs may name.
         data: the data set of its trials.
+        data_fingerprint: that of the data set.
         config_files: writes the configs of its trials.
         log: takes a line for the user.
 
@@ -71,6 +72,7 @@ class Wave:
         plan: str,
         vocabulary: Sequence[str],
         data: Any,
+        data_fingerprint: str,
         config_files: ConfigFiles,
         log: Callable[[str], None],
     ):
@@ -83,7 +85,7 @@ class Wave:
         threads = use_openblas_threads(claim.path, *(record.parent for record in others))
         # It asks git and reads what is installed, which would take most of the time of a trial.
         self._common = fingerprint(
-            data=getattr(data, "fingerprint", ""),
+            data=data_fingerprint,
             batch_size=data.batch_size,
             code=code.hashes(vocabulary),
             openblas_threads=threads,

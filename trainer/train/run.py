@@ -11,7 +11,7 @@ import jax
 from trainer import config as configs
 from trainer.checkpoint import CheckpointError, Checkpoints, check_not_lost
 from trainer.config import Config
-from trainer.engine.plan import Plan, make_plan
+from trainer.engine.plan import Plan, located_fingerprint, make_plan
 from trainer.engine.plan_text import render, steps_text
 from trainer.engine.program import Program
 from trainer.engine.step import State
@@ -157,7 +157,7 @@ class Run:
             files=[dataclasses.asdict(file) for file in self.read.files],
             fingerprint=fingerprint(
                 config=configs.digest(self.read.root),
-                data=getattr(data, "fingerprint", ""),
+                data=located_fingerprint(self.program, self.read),
                 seed=self.experiment.seed,
                 data_seed=self.experiment.seed_of_data,
                 batch_size=data.batch_size,
