@@ -62,9 +62,10 @@ def use_openblas_threads(*folders: Path) -> int | None:
     """Chooses how many threads OpenBLAS has: one, unless the user or an earlier process chose.
 
     On a CPU, jax decomposes matrices with scipy's OpenBLAS. Its threads compete with those of XLA
-    for the cores: on two cores, a step of SOAP takes several times as long with two as with one.
-    The bits of `eigh` depend on their number. So a run keeps the number that it began with, and the
-    variable OPENBLAS_NUM_THREADS, if the user has set it, is the number.
+    for the cores: on two of them, a step in which SOAP decomposes large matrices takes several
+    times as long with two as with one. The bits of `eigh` depend on their number. So a run keeps
+    the number that it began with, and the variable OPENBLAS_NUM_THREADS, if the user has set it, is
+    the number.
 
     Args:
         *folders: of runs, of which the first that has begun decides. If none has, the number is
