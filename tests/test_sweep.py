@@ -494,6 +494,22 @@ def test_trials_by_vmap_have_bits_of_their_width_and_nearly_those_alone(tmp_path
         assert ours == pytest.approx(theirs, rel=1e-3, abs=1e-6)
 
 
+def test_kernels_that_may_wait_for_each_other_are_refused_under_vmap(tmp_path, capsys):
+    galore = replaced("optimizer", "!optax.contrib.galore {learning_rate: 1e-2, rank: 2}")
+    file = write_sweep(tmp_path, galore, more="vmap: 4")
+    assert sweep(file, tmp_path / "sweep") == 2
+    said = capsys.readouterr().err
+    assert "LAPACK's sgesdd" in said and "remove vmap" in said and "sweep.yaml:" in said
+    assert len(said.splitlines()) <= 4 and not (tmp_path / "sweep").exists()
+
+
+def test_muon_soap_and_shampoo_are_planned_under_vmap(tmp_path):
+    for name in ("muon", "soap", "shampoo"):
+        base = replaced("optimizer", GROUPS.format(matrices=name))
+        file = write_sweep(tmp_path / name, base, PEAK, "vmap: 4")
+        assert sweep(file, tmp_path / name / "sweep", "--plan_only") == 0
+
+
 def test_a_trial_that_diverges_leaves_the_others_of_its_vmap(tmp_path):
     space = "optimizer.learning_rate: !space.values {values: [1e30, 1e-2, 3e-2]}"
     file = write_sweep(tmp_path, space=space, more="vmap: 4")

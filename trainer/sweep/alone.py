@@ -15,6 +15,7 @@ from trainer.train.rollback import MOST_ROLLBACKS, read_rollbacks
 from trainer.train.run import Run
 from trainer.train.services import Ended
 from trainer.train.signals import StopSignals
+from trainer.train.warm_start import count_warm_starts
 from trainer.train.watchdog import SlowLines
 from trainer.writers.json_files import damaged
 
@@ -51,6 +52,8 @@ def run_alone(
     run = Run(trial.config, program, signals, log, vocabulary, compiled=True, slow_lines=slow_lines)
     # Not its summary.json: a run that failed is tried again, and a trial with a result is not.
     code = run.start(staged, summarize=False, take_over=wave.take_over)
+    if warm_starts := count_warm_starts(staged):  # the record of the trial is that of the wave
+        wave.workdir.record(warm_starts=warm_starts)
     if code == FAILED:
         _check_not_lost(staged / "checkpoints")
     if code == STOPPED:

@@ -144,11 +144,12 @@ class Lockstep:
                 for trial in restored
             }
         experiment = self._program.experiment
-        warm = WarmStart(self._program, trials[0].config) if experiment.warm_start else None
-        states = {trial: self._program_of(trial).init() for trial in trials}
-        if warm is not None:
-            states = {trial: warm.apply(state) for trial, state in states.items()}
-        return None, states
+        programs = {trial: self._program_of(trial) for trial in trials}
+        if not experiment.warm_start:
+            return None, {trial: program.init() for trial, program in programs.items()}
+        warm = WarmStart(self._program, trials[0].config)
+        self._wave.workdir.record(warm_starts=warm.number)
+        return None, {trial: warm.first_state(program) for trial, program in programs.items()}
 
     def _key(self, trial: Trial) -> str:
         return f"{self._wave.claim.trials.index(trial):04d}"

@@ -16,7 +16,7 @@ import jax
 
 from trainer.data.shard_reader import DataChanged
 from trainer.engine.loading import load_located
-from trainer.engine.plan import make_plan
+from trainer.engine.plan import located_fingerprint, make_plan
 from trainer.engine.plan_text import render
 from trainer.engine.program import Program
 from trainer.engine.vmapped import Vmapped
@@ -50,6 +50,7 @@ class _Prepared:
 
     program: Program
     plan: str
+    data_fingerprint: str
     values: dict[str, Mapping[str, float]]
     vmapped: Vmapped | None = None
     difference: float = 0.0
@@ -196,6 +197,7 @@ class Worker:
             plan=prepared.plan,
             vocabulary=self._vocabulary,
             data=prepared.program.experiment.data,
+            data_fingerprint=prepared.data_fingerprint,
             config_files=self._config_files,
             log=self._log,
             take_over=self.folder.presence.mode == "heartbeat",
@@ -279,10 +281,11 @@ class Worker:
         first = next(iter(claim.trials))
         program = load_located(first.config, self._vocabulary)
         plan = make_plan(program, first.config)
+        data = located_fingerprint(program, first.config)
         start = time.perf_counter()
         program.compile(program.abstract_state())
         self._log(f"Compiled in {time.perf_counter() - start:.1f} s.")
-        prepared = _Prepared(program, render(plan), {first.arm: program.inputs.values})
+        prepared = _Prepared(program, render(plan), data, {first.arm: program.inputs.values})
         self._prepared[claim.program] = prepared
         return prepared
 

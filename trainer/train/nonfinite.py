@@ -1,6 +1,5 @@
 """Records the steps whose loss or gradient was not finite in nonfinite.json."""
 
-import hashlib
 import json
 import math
 from collections.abc import Callable, Mapping
@@ -8,9 +7,8 @@ from pathlib import Path
 from typing import Any, NotRequired, TypedDict
 
 import jax
-import numpy as np
-from numpy.typing import ArrayLike
 
+from trainer.engine.data_fingerprint import digest_batch
 from trainer.engine.experiment import Experiment
 from trainer.writers.json_files import DamagedFile, read_json
 from trainer.writers.outage import Outage
@@ -82,20 +80,6 @@ def describe(metrics: Mapping[str, float], steps: tuple[int, int]) -> str:
     if steps[0] == steps[1]:
         return text
     return f"{text}, because of an update between step {steps[0]} and step {steps[1]}"
-
-
-def digest_batch(batch: Mapping[str, ArrayLike]) -> str:
-    """Returns the SHA-256 of names, dtypes, shapes and bytes of a batch, as 64 hex digits.
-
-    Args:
-        batch: field name -> array on the host.
-    """
-    digest = hashlib.sha256()
-    for name in sorted(batch):
-        array = np.ascontiguousarray(batch[name])
-        digest.update(f"{name} {array.dtype.str} {array.shape}\n".encode())
-        digest.update(array.tobytes())
-    return digest.hexdigest()
 
 
 class NonFiniteLog:
