@@ -21,7 +21,7 @@ endef
 # PYTHON=... was given, and is not what the environment was made with: make it anew.
 OTHER_PYTHON := $(if $(PYTHON),$(shell [ "$$($(PYTHON) -V 2>&1)" = "$$($(RUN) -V 2>&1)" ] || echo anew))
 
-.PHONY: help train test chaos chaos_sweep chaos_distributed power_loss fashion_mnist benchmarks experiments lint torch lock wheel clean anew
+.PHONY: help train test chaos chaos_sweep chaos_distributed fuzz_sweep power_loss fashion_mnist benchmarks experiments lint torch lock wheel clean anew
 
 help:
 	@echo 'make train   train configs/muon_vit.gin (CONFIG=... another; ARGS="--set steps=100" more)'
@@ -30,12 +30,13 @@ help:
 	@echo 'make chaos_sweep  kill the workers of sweeps 200 times, and disturb those of two hosts in every'
 	@echo '                  way at once; compare every trial (six minutes)'
 	@echo 'make chaos_distributed  kill, stop or break one of three processes (six minutes)'
+	@echo 'make fuzz_sweep  damage files of sweeps 5,000 times, read them with every command (an hour)'
 	@echo 'make power_loss  cut the power of a run at 220 moments and restart it from what is left (20 minutes)'
 	@echo 'make lint    ruff and pyright'
 	@echo 'make fashion_mnist  prepare the data of configs/fashion_vit.gin'
 	@echo 'make benchmarks     what the README says of speed, measured here'
 	@echo 'make experiments    short forms of the studies in experiments/, compared with expected numbers'
-	@echo 'make torch   add torch, without which the tests that compare with it are skipped'
+	@echo 'make torch   add torch and optimizers for it, without which the tests that compare with them are skipped'
 	@echo 'make lock    resolve the dependencies anew (needs Python 3.11, 3.12 and 3.13)'
 	@echo 'make wheel   build dist/lockstep-*.whl'
 	@echo 'make clean   remove the environment and what was built'
@@ -80,6 +81,9 @@ chaos_sweep: $(VENV)/.test
 chaos_distributed: $(VENV)/.test
 	CHAOS=1 $(RUN) -m pytest tests/test_distributed.py $(ARGS)
 
+fuzz_sweep: $(VENV)/.test
+	$(RUN) -m tests.sweep_fuzz $(ARGS)
+
 power_loss: $(VENV)/.test
 	$(RUN) -m tests.power_loss $(ARGS)
 
@@ -114,6 +118,6 @@ $(VENV)/.test: $(VENV)/.project requirements-test.lock
 
 # Not in the lock: large, and known answers only. Nothing that is locked changes for it.
 torch: $(VENV)/.test
-	@echo "Installing torch, for the tests that compare with it."
+	@echo "Installing torch and optimizers for it, for the tests that compare with them."
 	@$(PIP) install -c requirements.lock -c requirements-test.lock --editable '.[torch]' \
 		--no-build-isolation

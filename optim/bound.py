@@ -14,6 +14,7 @@ import optax
 from jax.typing import ArrayLike
 
 from optim import adapter, checks, evaluation
+from optim.declarations import model_of
 from optim.dtypes import widen
 from optim.extras import extra_arguments, negated
 from optim.groups import Group, GroupError, group_error_context
@@ -175,10 +176,11 @@ class BoundOptimizer(NamedTuple):
     def _init_unpacked(self, trainable: dict[str, Any]) -> Unpacked:
         split = self.split(widen(trainable))
         groups = {}
-        for name, group_params in split.items():
-            group = self.groups[name]
-            with group_error_context(name, group, group_params):
-                groups[name] = adapter.init(group.optimizer, group_params)
+        with model_of(self.params):
+            for name, group_params in split.items():
+                group = self.groups[name]
+                with group_error_context(name, group, group_params):
+                    groups[name] = adapter.init(group.optimizer, group_params)
         zero = jnp.zeros((), jnp.int32)
         return Unpacked(groups, zero, zero)
 

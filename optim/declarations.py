@@ -1,15 +1,18 @@
 """Lists, before the first step, the matrices of each parameter and doubts about them."""
 
-import re
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import optax
 
-from optim.layouts import Layout, Rule, layouts
+from optim.doubts import DEPTHWISE, Surroundings
+from optim.layouts import Layout, Rule, layouts, rules
+from optim.paths import flatten
 
 __all__ = ["Declaration", "OptimizerWarning", "declarations"]
 
@@ -24,21 +27,31 @@ class Declaration(NamedTuple):
     Attributes:
         optimizer: its name, such as "optim.muon".
         layouts: path name of a parameter -> its layout.
+        named: the path names whose layout the user named; of all others the last two axes are the
+            matrix.
         doubts: sentences about probable mistakes, guessed from its arguments and from the names and
             shapes of its parameters.
     """
 
     optimizer: str
     layouts: dict[str, Layout]
+    named: frozenset[str]
     doubts: tuple[str, ...]
 
 
 # Collects what optimizers declare at init; None outside of `declarations`.
 _LISTENER: ContextVar[list[Declaration] | None] = ContextVar("_LISTENER", default=None)
 
+# The shapes of all parameters of the model, of which an optimizer gets those of its group.
+_MODEL: ContextVar[Mapping[str, tuple[int, ...]] | None] = ContextVar("_MODEL", default=None)
+
 
 def declare(
-    params: optax.Params, known: list[Rule], optimizer: str, doubts: Sequence[str] = ()
+    params: optax.Params,
+    known: list[Rule],
+    optimizer: str,
+    doubts: Sequence[str] = (),
+    length: Callable[[Layout], float] | None = None,
 ) -> None:
     """Checks the parameters of an optimizer at init and reports them to `declarations`.
 
@@ -49,19 +62,36 @@ def declare(
         known: the rules that `optim.layouts.rules` returned.
         optimizer: the optimizer's name, such as "optim.muon".
         doubts: sentences about its other arguments.
+        length: the Frobenius norm of the update of a parameter with a layout, for a learning rate
+            of 1 and matrices whose singular values are all of the same size; None if it depends on
+            the gradients.
 
     Raises:
         ValueError: see `optim.layouts.layouts`.
     """
     found = layouts(params, known, optimizer)
-    unmatched = {path for path in found if not any(rule.takes(path) for rule in known)}
-    doubts = (*doubts, *_doubts(found, unmatched, optimizer))
+    named = frozenset(path for path in found if any(rule.takes(path) for rule in known))
+    doubts = (*doubts, *_doubts(found, named, optimizer, length))
     listener = _LISTENER.get()
     if listener is not None:
-        listener.append(Declaration(optimizer, found, doubts))
+        listener.append(Declaration(optimizer, found, named, doubts))
         return
     for doubt in doubts:
         warnings.warn(doubt, OptimizerWarning, stacklevel=4)
+
+
+@contextmanager
+def model_of(params: optax.Params) -> Iterator[None]:
+    """Lets the optimizers of groups judge their parameters among all parameters of a model.
+
+    Args:
+        params: all parameters, a pytree of arrays, or of anything with a shape.
+    """
+    token = _MODEL.set({path: tuple(jnp.shape(x)) for path, x in flatten(params).items()})
+    try:
+        yield
+    finally:
+        _MODEL.reset(token)
 
 
 def declarations(init: Callable[[Any], Any], params: optax.Params) -> list[Declaration]:
@@ -95,83 +125,60 @@ def declarations(init: Callable[[Any], Any], params: optax.Params) -> list[Decla
     return found
 
 
-def _doubts(found: Mapping[str, Layout], unmatched: set[str], optimizer: str) -> Iterator[str]:
+def _doubts(
+    found: Mapping[str, Layout],
+    named: Set[str],
+    optimizer: str,
+    length: Callable[[Layout], float] | None,
+) -> Iterator[str]:
     """Yields a sentence for each kind of parameter whose matrices are probably wrong.
 
     Args:
         found: path -> layout, of all parameters of the optimizer.
-        unmatched: the paths that no rule takes; their last two axes are the matrix.
+        named: the paths that a rule takes; of the others the last two axes are the matrix.
         optimizer: its name.
+        length: see `declare`.
     """
-    kinds: dict[str, list[str]] = {}
-    for path in found:
-        if path in unmatched and (kind := _kind(path, found)) is not None:
-            kinds.setdefault(kind, []).append(path)
-    for kind, paths in kinds.items():
-        shape = "x".join(map(str, found[paths[0]].shape))
-        others = f" (and {len(paths) - 1} like it)" if len(paths) > 1 else ""
+    whole = _MODEL.get()
+    shapes = {path: layout.shape for path, layout in found.items()}
+    model = Surroundings({**(whole or {}), **shapes}, whole is not None)
+    kinds: dict[str, list[tuple[str, str | None]]] = {}
+    for path, layout in found.items():
+        if 0 in layout.shape:
+            continue
+        if path not in named:
+            doubt = model.doubt(path)
+        else:
+            summed = tuple(layout.shape[axis] for axis in layout.rows)
+            doubt = DEPTHWISE if layout.window > 1 and model.is_depthwise(path, summed) else None
+        if doubt is not None:
+            kinds.setdefault(doubt.text, []).append((path, doubt.spec))
+    for text, those in kinds.items():
+        path, spec = those[0]
+        axes = "the matrix" if path in named else "the last two axes"
+        others = f" (and {len(those) - 1} like it)" if len(those) > 1 else ""
         yield (
-            f"{optimizer} works on the last two axes of {paths[0]} [{shape}]{others}:"
-            f" {counted(found[paths[0]])}. {kind.replace('<path>', repr(paths[0]))}"
+            f"{optimizer} works on {axes} of {path} [{'x'.join(map(str, found[path].shape))}]"
+            f"{others}: {counted(found[path])}. {text.replace('<path>', repr(path))}"
+            f"{_longer(path, found[path], spec, length)}"
         )
+
+
+def _longer(
+    path: str, layout: Layout, spec: str | None, length: Callable[[Layout], float] | None
+) -> str:
+    """Compares the lengths of a parameter's update under its layout and another."""
+    if spec is None or length is None:
+        return ""
+    like: Any = jax.ShapeDtypeStruct(layout.shape, "float32")
+    [right] = layouts(like, rules(spec), "").values()
+    long, usual = length(layout), length(right)
+    if abs(long - usual) <= 0.05 * usual:
+        return ""
+    return f" Updates of {path} are about {long / usual:.3g} times as long as with {spec!r}."
 
 
 def counted(layout: Layout) -> str:
     """Returns the number and size of a parameter's matrices: "48 matrices of 64x64"."""
     count, rows, columns = layout.matrices
     return f"{count:,} {'matrix' if count == 1 else 'matrices'} of {rows}x{columns}"
-
-
-_SMALL_WINDOWS = (3, 5, 7, 9, 11)
-
-
-def _kind(path: str, found: Mapping[str, Layout]) -> str | None:
-    """Describes a parameter whose last two axes are probably not its matrix, else None.
-
-    The text has "<path>" in place of the path, so that equal layers have equal texts.
-    """
-    shape = found[path].shape
-    # A raw nnx.State ends its paths in /value.
-    keys = re.sub(r"/value$", "", path).lower().split("/")
-    if keys[-1] in ("bias", "scale"):
-        return (
-            "A bias or a scale is not a matrix: put it in another group, for example by a pattern"
-            " that ends in /kernel."
-        )
-    if _is_attention(path, found):
-        return (
-            "These look like flax's attention kernels, [in, heads, head_dim] and [heads, head_dim,"
-            " out]. Set matrices to 'attention' for one matrix a kernel, to 'attention_per_head'"
-            " for one a head, or to 'dense' if the last two axes are the matrix."
-        )
-    # A 1x1 convolution is left out, because its last two axes are its matrix. So is a fused kernel,
-    # [layers, 3, in, out], which three layers give a square window.
-    window = shape[-4:-2]
-    looks_like_conv = any("conv" in key for key in keys) and len(shape) > 2 and shape[:-2] != (1, 1)
-    square = window[:1] == window[1:] and window[:1] and window[0] in _SMALL_WINDOWS
-    if looks_like_conv or square and len(shape) == 4 and "qkv" not in keys:
-        return (
-            "This looks like the kernel of a convolution, [height, width, in, out]. Set"
-            " matrices={<path>: 'conv'}, whose keys are patterns, for one matrix of [height *"
-            " width * in, out], as Muon's and Scion's authors do, or 'dense' if the last two axes"
-            " are the matrix."
-        )
-    if len(shape) > 2 and max(shape[:-2]) > max(shape[-2:]):
-        return (
-            "A batch axis is larger than the matrices. Set which axes are rows and"
-            " columns, as in matrices={<path>: 'in heads head_dim -> in (heads head_dim)'}, or"
-            " set it to 'dense' if the last two are the matrix."
-        )
-    return None
-
-
-def _is_attention(path: str, found: Mapping[str, Layout]) -> bool:
-    """Returns whether a path is an attention kernel beside others with the same heads."""
-    match = re.fullmatch(r"(|.*/)(query|key|value|out)(/kernel(?:/value)?)", path)
-    if match is None:
-        return False
-    into, out = (found.get(f"{match[1]}{name}{match[3]}") for name in ("query", "out"))
-    if into is None or out is None or len(into.shape) < 3 or len(out.shape) < 3:
-        return False
-    # Stacked kernels of Dense layers, [layers, in, out], have no axes of heads in common.
-    return into.shape[-2:] == out.shape[-3:-1] and into.shape[:-3] == out.shape[:-3]

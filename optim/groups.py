@@ -1,6 +1,7 @@
 """Assigns every parameter to a group, and so to an optimizer, by patterns of path names."""
 
 import difflib
+import math
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -10,7 +11,7 @@ from typing import Any, NamedTuple
 import optax
 
 from optim import checks
-from optim.factories import ArgumentError, Recipe, name_of
+from optim.factories import ArgumentError, Recipe, map_floats, name_of
 from optim.patterns import SlowPattern, fullmatch, occurs
 
 
@@ -37,6 +38,7 @@ class Group(NamedTuple):
         min_ndim: the smallest number of axes of a parameter in the group.
         max_ndim: the largest number of axes; None for no bound.
         maximize: whether the loss is maximized.
+        width_scaling: by what the learning rates of `optimizer` were divided, or None.
     """
 
     match: re.Pattern[str]
@@ -44,6 +46,7 @@ class Group(NamedTuple):
     min_ndim: int
     max_ndim: int | None
     maximize: bool = False
+    width_scaling: float | None = None
 
     @property
     def is_frozen(self) -> bool:
@@ -71,12 +74,13 @@ def group(
     min_ndim: int = 0,
     max_ndim: int | None = None,
     maximize: bool = False,
+    width_scaling: float | None = None,
 ) -> Group:
     """Selects parameters by a pattern and names the optimizer that updates them.
 
     Args:
         match: a regular expression that must match a parameter's whole path name, such as
-            "blocks/.*/kernel".
+            "block.*/kernel".
         optimizer: a `functools.partial` of an optimizer factory; any float argument may be a
             schedule. A finished optax transformation is accepted, too, and keeps its own schedules.
         min_ndim: the smallest number of axes that a parameter of the group may have.
@@ -84,13 +88,19 @@ def group(
         maximize: whether to maximize the loss, as in torch.optim: the optimizer receives the
             gradients, the value of the loss and its functions with the opposite sign. Weight decay
             still shrinks the parameters.
+        width_scaling: by what the learning rate is divided, for a model that is wider than the one
+            for which it was chosen: m = width / base_width for Adam and hidden kernels (muP, Yang
+            et al., arXiv:2203.03466), sqrt(m) for `optim.muon` with scale="match_rms_adamw", and
+            None for Muon otherwise, whose updates keep their size. Weight decay that is multiplied
+            by the learning rate is divided, too.
 
     Returns:
         The group, for `optimizer(groups=...)`.
 
     Raises:
         ValueError: if the pattern is not a regular expression, `optimizer` is not an optimizer, or
-            one of its arguments is missing or unknown.
+            one of its arguments is missing or unknown; or if width_scaling is not positive, or
+            `optimizer` has no learning rate.
 
     Example:
         >>> import numpy as np, optax, optim
@@ -112,7 +122,34 @@ def group(
         )
     if (wrong := checks.missing_arguments(optimizer)) is not None:
         raise ValueError(wrong)
-    return Group(pattern, optimizer, min_ndim, max_ndim, maximize)
+    if width_scaling is not None:
+        optimizer = _divide_rates(optimizer, width_scaling)
+    return Group(pattern, optimizer, min_ndim, max_ndim, maximize, width_scaling)
+
+
+def _divide_rates(recipe: Recipe, divisor: float) -> Recipe:
+    """Divides the learning rates of a recipe and of those inside it."""
+    # A traced divisor was checked as a number before.
+    if isinstance(divisor, float | int) and not 0 < divisor < math.inf:
+        raise ValueError(
+            f"width_scaling must be positive, such as width / base_width, got {divisor}."
+        )
+    found = []
+
+    def divide(path: str, rate: Any) -> Any:
+        if rate is None or path.split(".")[-1] != "learning_rate":
+            return rate
+        found.append(path)
+        schedule: Any = rate
+        return (lambda step: schedule(step) / divisor) if callable(rate) else rate / divisor
+
+    divided = map_floats(recipe, divide)
+    if not found:
+        raise ValueError(
+            f"width_scaling divides the argument learning_rate, and {name_of(recipe)} has none."
+            " Give the group a recipe that has one, or remove width_scaling."
+        )
+    return divided
 
 
 def wrong_groups(groups: Mapping[str, Any]) -> str | None:

@@ -29,18 +29,24 @@ class Matrices:
         self._rules = rules(spec)
         self._optimizer = optimizer
 
-    def declare(self, params: optax.Params, doubts: Sequence[str] = ()) -> None:
+    def declare(
+        self,
+        params: optax.Params,
+        doubts: Sequence[str] = (),
+        length: Callable[[Layout], float] | None = None,
+    ) -> None:
         """Checks the parameters at init and reports their layouts to `declarations`.
 
         Args:
             params: a pytree of arrays.
             doubts: sentences about other probable mistakes in the optimizer's arguments.
+            length: the length of an update by a parameter's layout; see `declarations.declare`.
 
         Raises:
             ValueError: if a parameter is not a real matrix or does not fit the spec, or a pattern
                 of the spec matches no parameter.
         """
-        declare(params, self._rules, self._optimizer, doubts)
+        declare(params, self._rules, self._optimizer, doubts, length)
 
     def layouts(self, params: optax.Params) -> list[Layout]:
         """Finds the axes of the matrices of every parameter.
@@ -219,23 +225,24 @@ def qr(x: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 def _decompose(function: Callable[[jax.Array], Any], x: jax.Array) -> Any:
-    """Decomposes a batch at once, but one matrix after the other on a CPU.
+    """Decomposes a batch at once, but one matrix after the other on a CPU, under vmap, too.
 
     jaxlib's LAPACK kernels distribute a batch to the threads that compute the program, and wait for
     them. If as many such kernels run at once as there are threads, this is a deadlock: two on two
     cores, or one on each of eight simulated devices.
     """
-    if x.ndim < 3 or math.prod(x.shape[:-2]) < 2:
-        return function(x)
+    one = jax.custom_batching.sequential_vmap(function)
     sharded = jax.sharding.get_abstract_mesh().size > 1
 
     def each(x: jax.Array) -> Any:
+        if math.prod(x.shape[:-2]) < 2:
+            return one(x)
         batch = x.reshape(-1, *x.shape[-2:])
         if sharded:
-            found = [function(batch[i : i + 1]) for i in range(len(batch))]
+            found = [one(batch[i : i + 1]) for i in range(len(batch))]
             stacked = jax.tree.map(lambda *pieces: jnp.concatenate(pieces), *found)
         else:
-            stacked = jax.lax.map(function, batch)
+            stacked = jax.lax.map(one, batch)
         return jax.tree.map(lambda y: y.reshape(*x.shape[:-2], *y.shape[1:]), stacked)
 
     return jax.lax.platform_dependent(x, cpu=each, default=function)

@@ -8,7 +8,7 @@ import optax
 
 from optim.descent import descend, moving_average, scalar
 from optim.dtypes import wide_zeros, widen
-from optim.layouts import MatrixSpec
+from optim.layouts import Layout, MatrixSpec
 from optim.matrices import Matrices
 from optim.newton_schulz import orthogonalize_all, polynomials, shape_factor
 
@@ -71,7 +71,8 @@ def muon(
             all steps, or a triple for each step.
         scale: the factor, torch's adjust_lr_fn: 'original' is sqrt(max(1, columns / rows)),
             'match_rms_adamw' is 0.2 * sqrt(max(rows, columns)), which suits learning rates tuned
-            for AdamW, and 'none' is 1.
+            for AdamW, and 'none' is 1. The updates of 'match_rms_adamw' grow with the
+            root of the width; `optim.group`'s width_scaling divides the learning rate by it.
         eps: the smallest norm by which a momentum is divided.
         momentum_dtype: the dtype in which the momentum is stored, such as 'bfloat16'; None for the
             parameter's dtype, at least float32.
@@ -110,8 +111,12 @@ def muon(
         if dtype is not None and dtype not in _DTYPES:
             raise ValueError(f"{name} must be None or one of {', '.join(_DTYPES)}, got {dtype!r}.")
 
+    def length(layout: Layout) -> float:
+        count, rows, columns = layout.matrices
+        return (count * min(rows, columns)) ** 0.5 * shape_factor(scale, rows, columns)
+
     def init(params: optax.Params) -> MuonState:
-        over.declare(params)
+        over.declare(params, length=length)
         return MuonState(jax.tree.map(lambda p: wide_zeros(p, momentum_dtype), params))
 
     def orthogonal(batches: list[jax.Array]) -> list[list[jax.Array]]:

@@ -1,6 +1,7 @@
 """Scion: steps of a fixed length in a norm chosen for the layer."""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -9,7 +10,7 @@ import optax
 
 from optim.descent import descend, moving_average, scalar
 from optim.dtypes import wide_zeros, widen
-from optim.layouts import MatrixSpec
+from optim.layouts import Layout, MatrixSpec
 from optim.matrices import Matrices
 from optim.newton_schulz import orthogonalize_all, polynomials
 
@@ -110,7 +111,7 @@ def scion(
 
     def init(params: optax.Params) -> ScionState:
         if norm != "bias_rms":
-            over.declare(params, _doubts(momentum))
+            over.declare(params, _doubts(momentum), partial(_length, norm))
         elif any(x.ndim == 0 for x in jax.tree.leaves(params)):
             raise ValueError(
                 "optim.scion with norm='bias_rms' needs parameters with at least one axis, got a "
@@ -168,6 +169,16 @@ def scion(
     tx = optax.GradientTransformation(init, update)
     # (1 - learning_rate) * W is weight decay with a factor of 1.
     return descend(tx, learning_rate, 1.0 if constrained else 0.0)
+
+
+def _length(norm: str, layout: Layout) -> float:
+    """Returns the length of a direction, as `declarations.declare` asks for."""
+    count, rows, columns = layout.matrices
+    if norm in ("spectral", "spectral_conv"):
+        window = layout.window if norm == "spectral_conv" else 1
+        return (count * min(rows, columns) * columns / rows / window) ** 0.5
+    size = count * rows * columns
+    return {"sign": size**0.5 / rows, "col_norm": size**0.5, "row_norm": size**0.5 / rows}[norm]
 
 
 def _doubts(momentum: Any) -> list[str]:

@@ -175,16 +175,16 @@ class Reference:
     """Plain optax, alone: the row on its own parameters, and the neighbour on its own.
 
     It follows the parameters that we found, step by step, so that rounding to a low precision does
-    not add up; its state is its own.
+    not add up; its state is its own. `make` calls the factories, by default `reference_of`.
     """
 
-    def __init__(self, row: Row, params: Any):
-        self.row = row
+    def __init__(self, row: Row, params: Any, make: Callable[..., Any] = reference_of):
+        self.row, self.make = row, make
         self.pair = row.recipe.func is optax.lookahead
         own = jax.tree.map(_wide, params["own"])
         self.slow = own
         at_start = optax.LookaheadParams(own, own) if self.pair else own
-        self.state = reference_of(row.recipe, (1.0, 1.0)).init(at_start)
+        self.state = make(row.recipe, (1.0, 1.0)).init(at_start)
         other = jax.tree.map(_wide, params["other"])
         self.other_state = reference_of(NEIGHBOUR, (1.0, 1.0)).init(other)
 
@@ -195,7 +195,7 @@ class Reference:
         wide, grads = jax.tree.map(_wide, (params, grads))
         own = optax.LookaheadParams(wide["own"], self.slow) if self.pair else wide["own"]
         held = params if self.row.needs else None  # else one program does for every low precision
-        moves, self.state = _reference_update(self.row)(
+        moves, self.state = _reference_update(self.row, self.make)(
             grads["own"], self.state, own, factors, value, held
         )
         if self.pair:
@@ -211,7 +211,7 @@ class Reference:
 
 
 @cache
-def _reference_update(row: Row) -> Callable[..., Any]:
+def _reference_update(row: Row, make: Callable[..., Any]) -> Callable[..., Any]:
     def reference_update(grads, state, own, factors, value, params):
         def of_own(function: Any) -> Any:
             def value_fn(own: Any, *args: Any) -> Any:
@@ -228,7 +228,7 @@ def _reference_update(row: Row) -> Callable[..., Any]:
             "grad_fn": lambda own, i: jax.tree.map(_wide, of_own(grad_fn)(own, i)["own"]),
         }
         extra = {name: given[name] for name in row.needs}
-        return reference_of(row.recipe, factors, row.fixed).update(grads, state, own, **extra)
+        return make(row.recipe, factors, row.fixed).update(grads, state, own, **extra)
 
     return jax.jit(reference_update, compiler_options=FAST)
 

@@ -146,7 +146,12 @@ ROWS = [
     _row(optax.adamaxw, learning_rate=0.05),
     _row(optax.adamw, learning_rate=0.05, weight_decay=0.1),
     _row(optax.adamw, learning_rate=0.05, weight_decay=0.1, mask=_matrices, note="masked decay"),
-    _row(optax.adan, learning_rate=0.05, weight_decay=0.01),
+    _row(
+        optax.adan,
+        learning_rate=0.05,
+        weight_decay=0.01,
+        notes="0.2.8 is not its authors' Adan, see docs/references.md",
+    ),
     _row(optax.amsgrad, learning_rate=0.05),
     _row(optax.fromage, learning_rate=0.05),
     _row(optax.lamb, learning_rate=0.05, weight_decay=0.01),

@@ -6,7 +6,8 @@ Grams were also run beside the authors' own PyTorch programs. The tests and the 
 `tests/references.py` share them.
 
 Unless said otherwise, a function takes the first parameters, the gradients [steps, *shape] and the
-hyperparameters, and returns the parameters after every step, [steps, *shape].
+hyperparameters, and returns the parameters after every step, [steps, *shape]. A learning rate is a
+number, or has one for each step.
 """
 
 from typing import Any
@@ -16,6 +17,13 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+
+def steps_of(grads: Any, rate: Any) -> Any:
+    """Yields the number of each step, from 1, its gradient and its learning rate."""
+    rates = np.broadcast_to(rate, len(grads))
+    return zip(range(1, len(grads) + 1), grads, rates, strict=True)
+
+
 # ---- SOAP: Vyas et al. 2024, algorithm 3, and the order of events of the authors' program
 
 
@@ -23,14 +31,15 @@ def soap_by_the_paper(start, grads, rate, b1, b2, beta, eps, decay, every, bases
     w, seen = start.copy(), []
     m, v = np.zeros_like(w), np.zeros_like(w)
     left, right = np.zeros((len(w),) * 2), np.zeros((w.shape[1],) * 2)
-    for t, g in enumerate(grads):
+    for step, g, lr in steps_of(grads, rate):
+        t = step - 1
         if t > 0:  # the authors skip the first step, weight decay and all
             ql, qr = bases
             turned = ql.T @ g @ qr
             m = b1 * m + (1 - b1) * turned
             v = b2 * v + (1 - b2) * turned**2
-            size = rate * np.sqrt(1 - b2**t) / (1 - b1**t)
-            w = w - rate * decay * w - size * ql @ (m / (np.sqrt(v) + eps)) @ qr.T
+            size = lr * np.sqrt(1 - b2**t) / (1 - b1**t)
+            w = w - lr * decay * w - size * ql @ (m / (np.sqrt(v) + eps)) @ qr.T
         left = beta * left + (1 - beta) * g @ g.T
         right = beta * right + (1 - beta) * g.T @ g
         if t == 0 and bases is None:
@@ -63,7 +72,7 @@ def shampoo_by_the_paper(start, grads, rate, b1, b2, eps, decay, every, begin, s
         values, vectors = np.linalg.eigh(x + eps * np.eye(len(x)))
         return vectors @ np.diag(values ** (-0.5 / len(sides))) @ vectors.T
 
-    for t, g in enumerate(grads, 1):
+    for t, g, lr in steps_of(grads, rate):
         m = b1 * m + (1 - b1) * g
         # Meta's program: "1 - beta2 if beta2 != 1.0 else 1.0", and then no correction of the bias.
         part, real = (1 - b2, 1 - b2**t) if b2 != 1 else (1, 1)
@@ -80,7 +89,7 @@ def shampoo_by_the_paper(start, grads, rate, b1, b2, eps, decay, every, begin, s
         if t >= begin:
             direction = roots[0] @ mean @ roots[1]
             direction = direction * np.linalg.norm(adam) / np.linalg.norm(direction)
-        w = w - rate * (direction + decay * w)
+        w = w - lr * (direction + decay * w)
         seen.append(w)
     return np.stack(seen)
 
@@ -91,14 +100,14 @@ def shampoo_by_the_paper(start, grads, rate, b1, b2, eps, decay, every, begin, s
 def mars_by_the_paper(start, grads, rate, b1, b2, gamma, eps, decay):
     w, seen = start.copy(), []
     m, v, last = np.zeros_like(w), np.zeros_like(w), np.zeros_like(w)
-    for t, g in enumerate(grads, 1):
+    for t, g, lr in steps_of(grads, rate):
         c = g + gamma * b1 / (1 - b1) * (g - last)
         if np.linalg.norm(c) > 1:
             c = c / np.linalg.norm(c)
         m = b1 * m + (1 - b1) * c
         v = b2 * v + (1 - b2) * c**2
         step = m / (1 - b1**t) / (np.sqrt(v / (1 - b2**t)) + eps)
-        w, last = w - rate * (step + decay * w), g
+        w, last = w - lr * (step + decay * w), g
         seen.append(w)
     return np.stack(seen)
 
@@ -126,10 +135,10 @@ def farthest_point(m, norm):
 
 def scion_by_the_paper(start, grads, rate, radius, alpha, norm, constrained):
     w, m, seen = start.copy(), np.zeros_like(start), []
-    for g in grads:
+    for _, g, lr in steps_of(grads, rate):
         m = (1 - alpha) * m + alpha * g
         vertex = -radius * farthest_point(m.T, norm).T
-        w = (1 - rate) * w + rate * vertex if constrained else w + rate * vertex
+        w = (1 - lr) * w + lr * vertex if constrained else w + lr * vertex
         seen.append(w)
     return np.stack(seen)
 
@@ -154,11 +163,11 @@ def rprop_by_torch(start, grads, rate, etas, step_sizes):
 
 def masked_adamw_by_the_paper(start, grads, rate, b1, b2, eps, decay, mask):
     w, m, v, seen = start.copy(), np.zeros_like(start), np.zeros_like(start), []
-    for t, g in enumerate(grads, 1):
+    for t, g, lr in steps_of(grads, rate):
         m = b1 * m + (1 - b1) * g
         v = b2 * v + (1 - b2) * g**2
         u = m / (1 - b1**t) / (np.sqrt(v / (1 - b2**t)) + eps)
-        w = w - rate * decay * w - rate * mask(u, g)
+        w = w - lr * decay * w - lr * mask(u, g)
         seen.append(w)
     return np.stack(seen)
 
@@ -172,11 +181,71 @@ def grams_mask(u, g):
     return np.sign(g) * np.abs(u)
 
 
-def cautious_lion_by_the_paper(start, grads, rate, b1, b2):
+def cautious_lion_by_the_paper(start, grads, rate, b1, b2, decay=0.0):
     w, m, seen = start.copy(), np.zeros_like(start), []
-    for g in grads:
-        w = w - rate * cautious_mask(np.sign(b1 * m + (1 - b1) * g), g)
+    for _, g, lr in steps_of(grads, rate):
+        step = cautious_mask(np.sign(b1 * m + (1 - b1) * g), g)
+        w = w - lr * decay * w - lr * step
         m = b2 * m + (1 - b2) * g
+        seen.append(w)
+    return np.stack(seen)
+
+
+# ---- LAMB: You et al. 2020, algorithm 2, with corrected moments and phi(x) = x
+
+
+def lamb_by_the_paper(start, grads, rate, b1, b2, eps, decay):
+    w, m, v, seen = start.copy(), np.zeros_like(start), np.zeros_like(start), []
+    for t, g, lr in steps_of(grads, rate):
+        m = b1 * m + (1 - b1) * g
+        v = b2 * v + (1 - b2) * g**2
+        step = m / (1 - b1**t) / (np.sqrt(v / (1 - b2**t)) + eps) + decay * w
+        w = w - lr * np.linalg.norm(w) / np.linalg.norm(step) * step
+        seen.append(w)
+    return np.stack(seen)
+
+
+# ---- LARS: You et al. 2017, algorithm 1: the learning rate is inside of the momentum
+
+
+def lars_by_the_paper(start, grads, rate, trust, momentum, decay):
+    w, m, seen = start.copy(), np.zeros_like(start), []
+    for _, g, lr in steps_of(grads, rate):
+        local = trust * np.linalg.norm(w) / (np.linalg.norm(g) + decay * np.linalg.norm(w))
+        m = momentum * m + lr * local * (g + decay * w)
+        w = w - m
+        seen.append(w)
+    return np.stack(seen)
+
+
+# ---- Adan: Xie et al. 2022, algorithm 1, with the decays of their program, 1 minus the paper's
+
+
+def adan_by_the_paper(start, grads, rate, b1, b2, b3, eps, decay):
+    w, m, v, n, seen = start.copy(), *(np.zeros_like(start) for _ in range(3)), []
+    last = grads[0]
+    for t, g, lr in steps_of(grads, rate):
+        change, last = g - last, g
+        m = b1 * m + (1 - b1) * g
+        v = b2 * v + (1 - b2) * change
+        n = b3 * n + (1 - b3) * (g + b2 * change) ** 2
+        step = m / (1 - b1**t) + b2 * v / (1 - b2**t)
+        w = (w - lr * step / (np.sqrt(n / (1 - b3**t)) + eps)) / (1 + lr * decay)
+        seen.append(w)
+    return np.stack(seen)
+
+
+# ---- ADOPT: Taniguchi et al. 2024, algorithm 2: the first gradient only begins the second moment
+
+
+def adopt_by_the_paper(start, grads, rate, b1, b2, eps):
+    w, m, v, seen = start.copy(), np.zeros_like(start), grads[0] ** 2, [start]
+    rates = np.broadcast_to(rate, len(grads))
+    for t, g, lr in steps_of(grads[1:], rates[1:]):
+        clip = t**0.25
+        m = b1 * m + (1 - b1) * np.clip(g / np.maximum(np.sqrt(v), eps), -clip, clip)
+        w = w - lr * m
+        v = b2 * v + (1 - b2) * g**2
         seen.append(w)
     return np.stack(seen)
 
@@ -197,22 +266,22 @@ def newton_schulz(g):
 def keller_jordan(grads, momentum=0.95, rate=0.02):
     """Muon's update of torch parameters: [out, in], or [out, in, height, width]."""
     m, seen = np.zeros_like(grads[0]), []
-    for g in grads:
+    for _, g, lr in steps_of(grads, rate):
         m = momentum * m + (1 - momentum) * g
         update = (1 - momentum) * g + momentum * m
         update = newton_schulz(update.reshape(len(update), -1)).reshape(g.shape)
-        seen.append(-rate * max(1, g.shape[-2] / g.shape[-1]) ** 0.5 * update)
+        seen.append(-lr * max(1, g.shape[-2] / g.shape[-1]) ** 0.5 * update)
     return seen
 
 
 def spectral_conv(grads, momentum=0.1, rate=0.02, scale=3.0):
     """Unconstrained Scion with the norm SpectralConv, [out, in, k] or [out, in, k, k]."""
     m, seen = np.zeros_like(grads[0]), []
-    for g in grads:
+    for _, g, lr in steps_of(grads, rate):
         m = (1 - momentum) * m + momentum * g
         update = newton_schulz(m.reshape(len(m), -1)).reshape(g.shape)
         positions = g.shape[2] ** (g.ndim - 2)
-        seen.append(-rate * scale * (g.shape[0] / g.shape[1]) ** 0.5 / positions * update)
+        seen.append(-lr * scale * (g.shape[0] / g.shape[1]) ** 0.5 / positions * update)
     return seen
 
 

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 from trainer.checkpoint import CheckpointError, diff
+from trainer.writers import read_metrics
 
 
 def _content(trial: Path, plan: bool) -> dict[str, object]:
@@ -14,7 +15,7 @@ def _content(trial: Path, plan: bool) -> dict[str, object]:
     found: dict[str, object] = {}
     for file in trial.iterdir():
         if file.name == "metrics.jsonl":
-            rows = [json.loads(line) for line in file.read_text().splitlines()]
+            rows = read_metrics(file)
             kept = [{k: v for k, v in r.items() if not k.startswith("perf/")} for r in rows]
             found[file.name] = json.dumps(kept)  # text, because NaN is not equal to itself
         elif file.name == "run.json":
@@ -24,7 +25,8 @@ def _content(trial: Path, plan: bool) -> dict[str, object]:
         elif file.name == "summary.json":
             found[file.name] = json.loads(file.read_text()) | {"perf/seconds": None}
         else:
-            found[file.name] = file.read_text() if file.is_file() else "a folder"
+            text = file.read_text(errors="replace") if file.is_file() else "a folder"
+            found[file.name] = text
     return found
 
 

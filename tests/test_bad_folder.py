@@ -35,8 +35,8 @@ BRACKETS = "[" * 100_000
 @pytest.mark.parametrize(
     ("name", "code", "words"),
     [
-        ("run.json", 2, "run.json cannot be read"),
-        ("rollbacks.json", 2, "rollbacks.json cannot be read"),
+        ("run.json", 2, "run.json is damaged (it nests too deeply)"),
+        ("rollbacks.json", 2, "rollbacks.json is damaged (it nests too deeply)"),
         ("nonfinite.json", 75, "saved"),  # it is of no use to the run, and written anew
     ],
 )
@@ -61,7 +61,7 @@ def test_replay_refuses_a_record_of_deeply_nested_brackets(workdir, capfd):
 def test_a_pipe_is_refused(workdir, name):
     (workdir / name).unlink(missing_ok=True)
     os.mkfifo(workdir / name)
-    with pytest.raises(UserError, match=f"{name} is a pipe.*Move it away"):
+    with pytest.raises(UserError, match=f"{name} is a pipe.*: move it away"):
         check_files(workdir)
 
 

@@ -133,8 +133,8 @@ def test_a_run_whose_shards_change_ends_with_a_sentence_and_loses_nothing(
     assert train("run", f"{change} {at} {files[0]}") == 2
     *_, said = capsys.readouterr().err.splitlines()
     assert said.startswith(f"error: {files[0]} was ") and "newest checkpoint" in said
-    # Of the last step before the change, although no save was due.
-    assert [info.step for info in checkpoint.ls(tmp_path / "run")][-1] == at
+    # Of the last step with the shards of before, some read ahead, although no save was due.
+    assert at <= [info.step for info in checkpoint.ls(tmp_path / "run")][-1] < 12
     files[0].write_bytes(kept)
     assert train("run") == 0
     assert train("plain") == 0

@@ -29,6 +29,20 @@ def test_a_shipped_config_builds_and_has_a_plan(file):
     assert plan.flops > 0 and all(count > 0 for count, _ in plan.groups.values())
 
 
+STACKED = [file for file in sorted(CONFIGS.glob("*.*")) if file.name != "sgd_convnet.gin"]
+
+
+@pytest.mark.parametrize("file", STACKED, ids=lambda file: file.name)
+def test_the_groups_of_a_shipped_config_take_stacked_and_separate_layers_alike(file):
+    groups = []
+    for scan_layers in (True, False):
+        sets = [f"model.scan_layers={scan_layers}", "model.depth=2"]
+        read = configs.load([str(file)], sets=sets)
+        plan = make_plan(load(read, declared=True), read)
+        groups.append({name: count for name, (count, _) in plan.groups.items()})
+    assert groups[0] == groups[1]
+
+
 @pytest.mark.parametrize("name", ["muon_vit.yaml", "sgd_convnet.gin"])
 @pytest.mark.parametrize("steps", [1, 2])
 def test_a_run_of_one_or_two_steps_is_planned(name, steps):

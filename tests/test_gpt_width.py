@@ -12,6 +12,8 @@ import pytest
 
 import optim
 from trainer import models
+from trainer.__main__ import main
+from trainer.engine.plan_widths import width_warnings
 from trainer.models.attention import CausalAttention
 from trainer.models.layers import Mlp
 
@@ -49,15 +51,22 @@ def size(x: np.ndarray) -> float:
     return float(np.sqrt(np.mean(x**2)))
 
 
-def train(width: int, base_width: int | None, steps: int = 5) -> dict[str, tuple[float, ...]]:
+ADAM = functools.partial(optax.adam, 0.01)
+RMS_MUON = functools.partial(optim.muon, 0.01, scale="match_rms_adamw")
+
+
+def by_mup(width: int, base_width: int | None) -> optim.Optimizer:
+    """Adam, with a learning rate of the hidden kernels that is divided where there is a base."""
+    m = width / base_width if base_width else None
+    hidden = optim.group("block.*kernel", ADAM, width_scaling=m)
+    return optim.optimizer({"hidden": hidden, "rest": optim.group(".*", ADAM)})
+
+
+def train(
+    width: int, base_width: int | None, tx: optim.Optimizer, steps: int = 5
+) -> dict[str, tuple[float, ...]]:
     """Returns the size of activations: at first, of their change in some steps, and at last."""
     model = gpt(width, base_width)
-    m = width / base_width if base_width else 1
-    groups = {
-        "hidden": optim.group("block.*kernel", functools.partial(optax.adam, 0.01 / m)),
-        "rest": optim.group(".*", functools.partial(optax.adam, 0.01)),
-    }
-    tx = optim.optimizer(groups)
 
     def loss(params: Any) -> jax.Array:
         logits = model.apply(params, {}, BATCH, key=None, train=True)[0].whole()
@@ -76,9 +85,11 @@ def train(width: int, base_width: int | None, steps: int = 5) -> dict[str, tuple
     return {x: (size(first[x]), size(last[x] - first[x]), size(last[x])) for x in first}
 
 
-def sizes_by_width(base_width: int | None, widths: tuple[int, ...]) -> dict[str, np.ndarray]:
+def sizes_by_width(
+    base_width: int | None, widths: tuple[int, ...], optimizer: Any = by_mup
+) -> dict[str, np.ndarray]:
     """Returns the three sizes of `train`, [widths, 3]."""
-    found = [train(width, base_width) for width in widths]
+    found = [train(width, base_width, optimizer(width, base_width)) for width in widths]
     assert len(found[0]) == 5
     return {name: np.array([x[name] for x in found]) for name in found[0]}
 
@@ -102,6 +113,72 @@ def test_without_base_width_steps_of_adam_grow_with_the_width():
     for name, sizes in found.items():
         change = sizes[:, 1]
         assert change[-1] > 2.5 * change[0], name
+
+
+@pytest.mark.laws
+def test_muon_keeps_the_size_of_changes_over_widths_unless_it_matches_the_size_of_adams():
+    def muon(recipe: Any, power: float) -> Any:
+        def make(width: int, base_width: int) -> optim.Optimizer:
+            scaling = (width / base_width) ** power if power else None
+            hidden = optim.group("block.*kernel", recipe, width_scaling=scaling)
+            return optim.optimizer({"hidden": hidden, "rest": optim.group(".*", ADAM)})
+
+        return make
+
+    def growth(recipe: Any, power: float = 0.0) -> list[float]:
+        found = sizes_by_width(64, (64, 512), muon(recipe, power))
+        return [x[1, 1] / x[0, 1] for name, x in found.items() if name != "logits"]
+
+    assert all(0.8 < x < 1.25 for x in growth(functools.partial(optim.muon, 0.02)))
+    plain = growth(RMS_MUON)
+    assert all(x > 1.05 for x in plain) and max(plain) > 1.6
+    assert all(0.8 < x < 1.25 for x in growth(RMS_MUON, 0.5))
+
+
+def warnings_of(optimizer: optim.Optimizer, width: int = 256, **more: Any) -> list[str]:
+    model = gpt(width, 64, **more)
+    assert model.width_scaling is not None
+    params = jax.eval_shape(model.init, jax.random.key(0), BATCH)[0]
+    return width_warnings(optimizer, params, model.width_scaling)
+
+
+@pytest.mark.parametrize("scan_layers", [True, False], ids=["stacked", "separate"])
+def test_the_plan_warns_of_a_learning_rate_that_is_not_divided(scan_layers: bool):
+    def warned(recipe: Any, scaling: float | None, match: str = "block.*kernel") -> str:
+        hidden = optim.group(match, recipe, width_scaling=scaling)
+        groups = {"hidden": hidden, "rest": optim.group(".*", ADAM)}
+        if match == ".*":
+            del groups["rest"]
+        return " ".join(warnings_of(optim.optimizer(groups), scan_layers=scan_layers))
+
+    adamw = functools.partial(optax.adamw, 0.01)
+    text = warned(adamw, None)
+    assert "In group 'hidden', optax.adamw updates block" in text and "4 times as wide" in text
+    assert "Set width_scaling: 4 in the group" in text
+    cautious = functools.partial(optim.cautious, adamw)
+    assert "Set width_scaling: 4 in the group" in warned(cautious, 2.0)
+    assert "a group of these kernels alone" in warned(adamw, None, ".*")
+    assert "a group of these kernels alone" in warned(adamw, 4.0, ".*")
+    assert not warned(adamw, 4.0) and not warned(cautious, 4.0)
+    muon = functools.partial(optim.muon, 0.02)
+    assert not warned(muon, None) and "Remove width_scaling" in warned(muon, 4.0)
+    assert "Set width_scaling: 2 in the group" in warned(RMS_MUON, None)
+    assert not warned(RMS_MUON, 2.0)
+    # Of others it is not known, and frozen kernels have no learning rate.
+    assert not warned(functools.partial(optim.soap, 0.01), None)
+    assert not warned(functools.partial(optim.frozen), None)
+
+
+def test_the_plan_shows_the_divided_learning_rate(capsys: Any):
+    command = ["explain", "--config=configs/adamw_gpt.gin", "--set", "model.width=256", "--set"]
+    command += ["model.base_width=64"]
+    assert main(command) == 0
+    told = capsys.readouterr().out
+    assert "warning: In group 'matrices', optax.adamw updates blocks/attn/out/kernel" in told
+    assert main([*command, "--set", "optimizer.groups.matrices.width_scaling=4"]) == 0
+    told = capsys.readouterr().out
+    assert "warning" not in told and "optimizer.groups.matrices: width_scaling 4" in told
+    assert "learning_rate: peak 0.000495 at" in told  # 1.98e-3 / 4
 
 
 def test_base_width_changes_nothing_at_that_width():

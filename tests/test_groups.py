@@ -1162,3 +1162,50 @@ def test_each_call_compares_a_parameter_with_a_group_at_most_once(monkeypatch, c
     )
     use(optimizer, make_params(jnp.bfloat16))
     assert max(compared.values()) <= calls  # of `use`, init included
+
+
+# ---- Widths
+
+
+def test_width_scaling_divides_every_learning_rate_of_a_group():
+    params, grads = {"w": jnp.arange(1.0, 4.0)}, {"w": jnp.asarray([0.3, -1.0, 2.0])}
+    fall = lambda step: 0.1 * 0.5**step  # noqa: E731
+
+    def moved(recipe, **options):
+        optimizer = optim.optimizer({"all": optim.group(".*", recipe, **options)})
+        state, at = optimizer.init(params), params
+        for _ in range(3):
+            at, state = optimizer.update(grads, state, at)
+        return at["w"], optimizer.hyperparameters(1)["all"]["learning_rate"]
+
+    for rate, divided in ((0.1, 0.025), (fall, lambda step: fall(step) / 4)):
+        for factory in (partial(optax.adamw, weight_decay=0.1), optax.sgd, optim.mars):
+            got, told = moved(partial(factory, rate), width_scaling=4)
+            expected, right = moved(partial(factory, divided))
+            np.testing.assert_array_equal(got, expected)
+            assert told == right
+    inside = partial(optax.chain, partial(optax.sgd, 0.1), partial(optax.scale, 1.0))
+    got, _ = moved(inside, width_scaling=4.0)
+    np.testing.assert_array_equal(got, moved(partial(optax.sgd, 0.025))[0])
+    # A default.
+    whole = optim.group(".*", partial(optax.contrib.schedule_free_sgd), width_scaling=4.0)
+    assert optim.optimizer({"all": whole}).hyperparameters(0)["all"]["learning_rate"] == 0.25
+
+
+@pytest.mark.parametrize(
+    ("recipe", "scaling", "words"),
+    [
+        (partial(optax.sgd, 0.1), 0.0, "must be positive, such as width / base_width, got 0.0"),
+        (partial(optax.sgd, 0.1), float("nan"), "must be positive.*got nan"),
+        (optax.sgd(0.1), 4.0, "an optax transformation has none"),
+        (partial(optax.contrib.cocob), 4.0, None),
+        (partial(optax.scale, 0.1), 4.0, "optax.scale has none.*remove width_scaling"),
+        (partial(optim.frozen), 4.0, "optim.frozen has none"),
+    ],
+)
+def test_a_width_scaling_that_cannot_be_applied_is_refused(recipe, scaling, words):
+    if words is None:
+        assert optim.group(".*", recipe, width_scaling=scaling).width_scaling == scaling
+        return
+    with pytest.raises(ValueError, match=words):
+        optim.group(".*", recipe, width_scaling=scaling)

@@ -126,6 +126,17 @@ def test_a_resumed_run_is_one_line_with_its_last_metrics(tmp_path):
     assert [event.step for event in files.Scalars("eval/loss")] == [5, 10, 15, 20]
 
 
+def test_a_run_that_failed_before_its_first_step_shows_the_values_of_its_restart(tmp_path):
+    raising = "experiment.data = @unruly.raising()\nunruly.raising.seed = 0\n"
+    config = runs.write_config(tmp_path, raising + "unruly.raising.at = 0\n")
+    with pytest.raises(RuntimeError, match="cannot be read"):
+        runs.train(config, tmp_path / "run", *TENSORBOARD)
+    assert runs.train(config, tmp_path / "run", *TENSORBOARD, "--set", "data.seed=1") == 0
+    tab = Tab(tmp_path)
+    assert (tab.status, tab.rows[0]["data.seed"]) == (["SUCCESS"], 1)
+    same(tab.rows[0], tmp_path / "run")
+
+
 def test_a_run_that_diverged_is_marked_as_failed(tmp_path):
     poisoned = "experiment.data = @unruly.poisoned()\nunruly.poisoned.at = (10,)\n"
     config = runs.write_config(tmp_path, poisoned)

@@ -244,7 +244,7 @@ def test_rollbacks_that_cannot_be_read_are_an_error(tmp_path, capfd):
     for torn in (text[:20], "[[1]]", '[{"step": 1, "turns": 2}]', "7"):
         (workdir / "rollbacks.json").write_text(torn)
         assert runs.train(config, workdir) == 2
-        assert "rollbacks.json cannot be read" in capfd.readouterr().err
+        assert "rollbacks.json is damaged" in capfd.readouterr().err
     (workdir / "rollbacks.json").write_text(text)
     assert runs.train(config, workdir) == 0
 

@@ -292,7 +292,60 @@ def test_masked_steps_on_several_devices_are_those_of_one():
         np.testing.assert_allclose(one[name], many[name], rtol=1e-5, atol=1e-6, err_msg=name)
 
 
+def test_batches_of_any_size_are_evaluated_on_several_devices_as_on_one():
+    """Also by losses that compare examples, metrics without a mask, and chunked logits."""
+    found, process = runs.findings("tests.uneven_sharded")
+    assert process.returncode == 0, process.stderr
+    assert len(found) == 5
+    for one, many in found:
+        assert one.keys() == many.keys()
+        for name, value in one.items():
+            assert many[name] == pytest.approx(value, rel=2e-6, abs=1e-7), name
+    total = (TEST["x"] @ KERNEL).sum()
+    for one, _ in found[:4]:
+        assert one["eval/unmasked"] == pytest.approx(EXAMPLES - 1 + 0.001 * total, rel=1e-5)
+
+
 # From a config.
+
+
+UNEVEN = """
+import jax, numpy as np, unruly
+class Uneven(unruly.Points):
+    def batch(self, step, batch):
+        return self.shard(batch)
+    def shard(self, batch):
+        size = len(batch["label"]) // jax.process_count()
+        start = size * jax.process_index()
+        return {name: values[start : start + size] for name, values in batch.items()}
+    def evaluate(self):
+        for start, end in ((12, 20), (20, 28), (28, 30)):
+            mask = np.ones(end - start, np.float32)
+            batch = {"image": self.x[start:end], "label": self.y[start:end], "mask": mask}
+            yield self.shard(batch)
+def uneven() -> unruly.Points:
+    return Uneven()
+"""
+
+
+@pytest.mark.laws
+def test_a_shorter_last_batch_is_evaluated_by_devices_and_processes(tmp_path, monkeypatch):
+    (tmp_path / "lab_of_tests.py").write_text(UNEVEN)
+    monkeypatch.syspath_prepend(runs.LAB)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(runs, "LAB", f"{runs.LAB}:{tmp_path}")
+    config = runs.write_config(tmp_path, "experiment.data = @lab_of_tests.uneven()\n")
+    vocabulary = "--vocabulary=lab_of_tests"
+    assert runs.train(config, tmp_path / "one", vocabulary) == 0
+    monkeypatch.setenv("XLA_FLAGS", "--xla_force_host_platform_device_count=2")
+    two = runs.start_two(runs.options(config, tmp_path / "two", vocabulary), tmp_path)
+    assert runs.ends(two) == [0, 0], (tmp_path / "log0").read_text()
+    one, many = (
+        [[row["eval/loss"], row["eval/accuracy"]] for row in rows if "eval/loss" in row]
+        for rows in map(runs.lines, (tmp_path / "one", tmp_path / "two"))
+    )
+    assert len(one) == 4
+    np.testing.assert_allclose(many, one, rtol=1e-4)
 
 
 @pytest.fixture

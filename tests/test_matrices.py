@@ -108,7 +108,7 @@ def test_a_layout_is_a_batch_of_matrices(name):
 
 @pytest.mark.parametrize("name", FACTORIES)
 def test_parameters_without_elements_do_not_change_the_others(name):
-    start = {"w": draw((1, 2, 6, 4))}
+    start = {"w": draw((2, 6, 4))}
     shapes = [(0, 3, 4, 2), (2, 0, 4, 2), (2, 2, 0, 3), (2, 2, 3, 0)]
     none = {f"none{i}": np.zeros(shape) for i, shape in enumerate(shapes)}
     grads = [scaled(start, factor) for factor in (1, 2, 3)]
@@ -371,8 +371,11 @@ def test_the_plan_sums_the_matrices_of_each_group():
         " outputs).",
         "In group 'head', optim.scion with norm='sign' works on 1 matrix of 64x256 (inputs by"
         " outputs).",
+        "* Not named by `matrices`: the last two axes are the matrix, and all axes before them are"
+        " batch axes.",
     ]
-    assert found.cells["a/kernel"] == "16 of 64x64" and "x/kernel" not in found.cells
+    assert found.cells["a/kernel"] == "16 of 64x64 *" and found.cells["d/kernel"] == "1 of 64x256"
+    assert "x/kernel" not in found.cells
     assert found.warnings == []
 
 

@@ -51,7 +51,7 @@ def test_the_memory_that_a_device_reports_is_used(monkeypatch):
     told = memory.too_large(STATE, BATCH, [Device()] * 4)  # type: ignore[list-item]
     assert told is not None and "a device (H200) has 10 MB of memory" in told
     said = memory.StepMemory(10**7, 0, 0, 0).describe([Device()] * 4)
-    assert said.endswith("; a device (H200) has 10 MB")
+    assert said.endswith("; a device (H200) has 10 MB") and said.startswith("memory of a device: ")
 
 
 def test_a_compiled_step_that_does_not_fit_is_said_to(monkeypatch):
@@ -61,6 +61,8 @@ def test_a_compiled_step_that_does_not_fit_is_said_to(monkeypatch):
         monkeypatch.setattr(memory, "of_host", lambda limit=limit: limit)
         said = step.describe(devices)
         assert f"; this machine {words}" in said and (advice in said) == ("only" in words)
+        assert said.startswith("memory for each of 2 devices on this CPU: 100 MB")
+    assert step.describe(devices[:1]).startswith("memory on this CPU: 100 MB")
     monkeypatch.setattr(memory, "of_host", lambda: None)
     assert step.describe(devices).endswith(
         "(state and batch 60 MB, temporary 40 MB, results 0 bytes, code 0 bytes)"

@@ -83,7 +83,8 @@ def test_the_plan_without_the_data_is_that_with_them_and_says_so(lab: Path):
     assert warning.endswith("not on this machine. Copy the points to this machine.")
     assert absent.examples == {"train": 75, "validation": 25, "test": 30}
     fields = [each.name for each in dataclasses.fields(Plan)]
-    for name in set(fields) - {"warnings", "schedules"}:
+    assert absent.fingerprint == "" != there.fingerprint
+    for name in set(fields) - {"warnings", "schedules", "fingerprint"}:
         assert getattr(absent, name) == getattr(there, name), name
 
 

@@ -184,17 +184,15 @@ def test_a_batch_cannot_change_while_a_step_may_read_it():
     ("change", "words"),
     [
         (lambda batch: {k: v for k, v in batch.items() if k != "mask"}, "with a 'mask'"),
-        (lambda batch: {k: v[:7] for k, v in batch.items()}, "7 examples, .* 2 devices"),
         (lambda batch: {**batch, "image": batch["image"][:, :4]}, "kernel"),
     ],
 )
-def test_an_impossible_evaluation_is_reported_before_the_first_step(monkeypatch, change, words):
+def test_an_impossible_evaluation_is_reported_before_the_first_step(change, words):
     class Odd(Points):
         def evaluate(self):
             return map(change, super().evaluate())
 
     program = Program(experiment(data=Odd()))
-    monkeypatch.setattr(program.evaluation, "_mesh", SimpleNamespace(size=2))
     with pytest.raises(Exception, match=words):
         program.evaluation.check(program._first.find_shapes())
 

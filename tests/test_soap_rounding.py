@@ -182,13 +182,36 @@ TWO_CORES = textwrap.dedent(
 )
 
 
-def test_batches_of_several_shapes_do_not_wait_for_each_other():
+VMAPPED = textwrap.dedent(
+    """
+    import os
+    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:2])
+    import jax
+    import numpy as np
+    from optim.matrices import eigh, qr
+
+    trials = np.random.default_rng(0).normal(size=(16, 4, 256, 256)).astype(np.float32)
+    trials += trials.swapaxes(-1, -2)
+    for decompose in (qr, eigh):
+        found = jax.jit(jax.vmap(lambda matrices: [decompose(x) for x in matrices]))(trials)
+        for number, (first, second) in enumerate(jax.device_get(found)):
+            if decompose is qr:
+                product = first @ second
+            else:
+                product = (second * first[:, None]) @ second.swapaxes(-1, -2)
+            np.testing.assert_allclose(product, trials[:, number], atol=1e-3)
+    """
+)
+
+
+@pytest.mark.parametrize("code", [TWO_CORES, VMAPPED], ids=["stacked layers", "vmap"])
+def test_batches_of_several_shapes_do_not_wait_for_each_other(code):
     # jaxlib distributes a batched eigh to the threads that compute the program; on two cores, two
-    # of them waited for each other in each of three attempts.
+    # of them waited for each other in each of three attempts; so did those of 16 trials under vmap.
     if not hasattr(os, "sched_setaffinity"):
         pytest.skip("The number of cores of a process cannot be set on this system.")
     done = subprocess.run(
-        [sys.executable, "-c", TWO_CORES],
+        [sys.executable, "-c", code],
         env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},
         capture_output=True,
         text=True,

@@ -21,6 +21,7 @@ from trainer.sweep.folder import SweepFolder
 from trainer.sweep.lockstep import Lockstep
 from trainer.sweep.outcome import read_outcome
 from trainer.sweep.plan_file import read_plan
+from trainer.sweep.wave_file import WaveContent, wave_name
 from trainer.workdir import read_record
 
 BASE = """
@@ -477,9 +478,9 @@ def test_trials_by_vmap_have_bits_of_their_width_and_nearly_those_alone(tmp_path
     folder = SweepFolder(tmp_path / "other")
     alone = folder.claim(1, lambda _: 1)
     assert alone is not None and len(alone.trials) == 3  # 6 in waves of at most 4
-    content = json.loads(alone.file.read_text())
-    alone.file.write_text(json.dumps(content | {"trials": content["trials"][1:2]}))
-    alone.release()
+    folder.remove(alone)
+    content = WaveContent(alone=False, program=0, trials=[alone.trials[1].folder])
+    (alone.file.parent / f"{wave_name(content)}.json").write_text(json.dumps(content))
     assert sweep(file, tmp_path / "other") == 0
     for trial in found:
         assert rows(trial) == rows(tmp_path / "other" / trial.relative_to(tmp_path / "sweep"))
@@ -491,6 +492,22 @@ def test_trials_by_vmap_have_bits_of_their_width_and_nearly_those_alone(tmp_path
     pairs = zip(rows(trial), rows(solo(trial, tmp_path / "alone")), strict=True)
     for ours, theirs in pairs:
         assert ours == pytest.approx(theirs, rel=1e-3, abs=1e-6)
+
+
+def test_kernels_that_may_wait_for_each_other_are_refused_under_vmap(tmp_path, capsys):
+    galore = replaced("optimizer", "!optax.contrib.galore {learning_rate: 1e-2, rank: 2}")
+    file = write_sweep(tmp_path, galore, more="vmap: 4")
+    assert sweep(file, tmp_path / "sweep") == 2
+    said = capsys.readouterr().err
+    assert "LAPACK's sgesdd" in said and "remove vmap" in said and "sweep.yaml:" in said
+    assert len(said.splitlines()) <= 4 and not (tmp_path / "sweep").exists()
+
+
+def test_muon_soap_and_shampoo_are_planned_under_vmap(tmp_path):
+    for name in ("muon", "soap", "shampoo"):
+        base = replaced("optimizer", GROUPS.format(matrices=name))
+        file = write_sweep(tmp_path / name, base, PEAK, "vmap: 4")
+        assert sweep(file, tmp_path / name / "sweep", "--plan_only") == 0
 
 
 def test_a_trial_that_diverges_leaves_the_others_of_its_vmap(tmp_path):

@@ -19,7 +19,6 @@ from trainer.__main__ import main
 from trainer.messages import UserError
 from trainer.sweep import presence
 from trainer.sweep.presence import Mode, Presence
-from trainer.sweep.running import read_json
 from trainer.writers import holders
 
 HOUR = 3600.0
@@ -246,7 +245,7 @@ def test_two_hosts_that_do_not_see_each_others_locks_never_compute_the_same(tmp_
     hosts = set()
     for ours, theirs in zip(folders(workdir), folders(other), strict=True):
         assert rows(ours) == rows(theirs)
-        (entry,) = read_json(theirs / "run.json")["lineage"]  # nobody took it over
+        (entry,) = json.loads((theirs / "run.json").read_text())["lineage"]  # nobody took it over
         hosts.add(entry["host"])
     assert hosts == {"one", "two"}
     assert not list((other / "waves").iterdir()) and not (other / "workers").exists()

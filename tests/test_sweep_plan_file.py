@@ -277,8 +277,8 @@ print(written(Path("sweep"), planned(Path(), GOOD)).digest)
 
 
 DAMAGES = {
-    "no JSON": (lambda text: text[:100], "plan.json is damaged (JSONDecodeError: "),
-    "another kind": (lambda text: "[1]", "plan.json is damaged (TypeError: "),
+    "no JSON": (lambda text: text[:100], "plan.json is damaged (it is not JSON: "),
+    "another kind": (lambda text: "[1]", "is damaged (its content is [1], and not an object): "),
     "no revisions": (
         lambda text: '{"format":1,"vocabulary":[],"revisions":[]}',
         "plan.json is damaged (IndexError: ",

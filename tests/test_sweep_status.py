@@ -27,6 +27,7 @@ from trainer.sweep import running, status
 from trainer.sweep.final import choose_winners
 from trainer.sweep.outcome import Outcome
 from trainer.sweep.status import SweepReader
+from trainer.sweep.wave_file import WaveContent, wave_name
 from trainer.writers import holders
 
 SWEEP = """base: base.yaml
@@ -91,17 +92,18 @@ def finish(
 
 def wave(sweep: Path, *trials: str, **progress: float) -> Path:
     """Writes a wave, and what its worker reported; returns the file with its lock."""
-    waves = sweep / "waves"
-    (waves / "abc").mkdir(parents=True)
+    content = WaveContent(alone=False, program=0, trials=list(trials))
+    folder = sweep / "waves" / wave_name(content)
+    folder.mkdir(parents=True)
     (sweep / "lock").touch()
     holder = {"host": "vm", "pid": 123}
-    (waves / "abc" / "epoch").write_text("2 word\n")
-    (waves / "abc" / "lock").write_text(json.dumps(holder))
+    (folder / "epoch").write_text("2 word\n")
+    (folder / "lock").write_text(json.dumps(holder))
     if progress:
-        (waves / "abc" / "progress.json").write_text(json.dumps({"epoch": 2, **progress}))
-    content = {"alone": False, "program": 0, "trials": trials}
-    (waves / "abc.json").write_text(json.dumps(content))
-    return waves / "abc.json"
+        (folder / "progress.json").write_text(json.dumps({"epoch": 2, **progress}))
+    file = folder.with_suffix(".json")
+    file.write_text(json.dumps(content))
+    return file
 
 
 def held(file: Path) -> io.IOBase:
@@ -273,7 +275,7 @@ def test_the_time_that_is_left_follows_from_the_progress_of_the_waves(sweep, cap
     assert state.seconds == pytest.approx((4 * 15 + 7 * 20 + 2 * 8 * 20) / (4 * 2.5))
     assert (state.arms[0].done, state.arms[0].running) == (1, 4)
     assert (state.arms[0].steps, state.arms[0].steps_done) == (120, 20 + 4 * 5)
-    assert re.search(rf"abc +4 +{FIRST[1]} +5 +2.5 +vm, process 123\n", text)
+    assert re.search(rf"{file.stem} +4 +{FIRST[1]} +5 +2.5 +vm, process 123\n", text)
     assert "1 of 12 runs, 4 running, ETA 52 s\n" in text
     assert "sweep work" not in text
 
@@ -312,13 +314,14 @@ def test_a_wave_that_was_just_claimed_is_running(sweep):
 def test_a_worker_that_is_stopped_gives_no_time_that_is_left(sweep, capsys):
     process = subprocess.Popen(["sleep", "60"])
     process.send_signal(signal.SIGSTOP)
+    file = wave(sweep, *FIRST[:4], step=5, steps=20, trials=4, rate=2.5)
     try:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(os, "getpid", lambda: process.pid)
-            record = holders.this_process() | {"count": 3, "wave": "abc", "locks": "flock"}
+            record = holders.this_process() | {"count": 3, "wave": file.stem, "locks": "flock"}
         (sweep / "workers").mkdir()
         (sweep / "workers" / "vm-1").write_text(json.dumps(record))
-        with held(wave(sweep, *FIRST[:4], step=5, steps=20, trials=4, rate=2.5)):
+        with held(file):
             state = SweepReader(sweep).read()
             text = printed(capsys, "sweep", "status", sweep)
     finally:
@@ -326,7 +329,7 @@ def test_a_worker_that_is_stopped_gives_no_time_that_is_left(sweep, capsys):
         process.wait()
     assert (state.seconds, state.arms[0].running, state.waves[0].moving) == (None, 4, False)
     assert "ETA" not in text and re.search(
-        r"abc +4 +\S+ +5 +- +vm, process 123, paused or gone\n", text
+        rf"{file.stem} +4 +\S+ +5 +- +vm, process 123, paused or gone\n", text
     )
 
 
@@ -337,10 +340,10 @@ def test_a_worker_of_another_machine_is_looked_at_twice_if_its_progress_is_old(
     """Or if it is from the future: the clocks of two machines may be an hour apart."""
     monkeypatch.setattr(holders, "BEAT", 0.2)
     (sweep / "workers").mkdir()
-    name = {"host": "far", "pid": 1, "machine": "far", "locks": "heartbeat", "wave": "abc"}
+    file = wave(sweep, *FIRST[:4], step=5, steps=20, trials=4, rate=2.5)
+    name = {"host": "far", "pid": 1, "machine": "far", "locks": "heartbeat", "wave": file.stem}
     with open(sweep / "workers" / "far-1", "w+") as stream:
         beating = holders.Heartbeat(stream.fileno(), name)
-        file = wave(sweep, *FIRST[:4], step=5, steps=20, trials=4, rate=2.5)
         os.utime(file.with_suffix("") / "progress.json", (time.time() + 3600,) * 2)
         (sweep / "lock").unlink()  # with heartbeats there is none
         if not counts:
@@ -419,9 +422,9 @@ def test_damaged_files_are_named_or_count_as_missing(sweep, capsys):
     with held(file):
         text = printed(capsys, "sweep", "status", sweep)
     assert f"{FIRST[1]} has no summary.json that can be read.\n" in text
-    assert re.search(r"abc +2 +\S+ +0 +- +not known yet\n", text)
+    assert re.search(rf"{file.stem} +2 +\S+ +0 +- +not known yet\n", text)
     (sweep / "final.json").write_text("?")
-    assert "final.json cannot be read" in refused(capsys, "sweep", "status", sweep)
+    assert "final.json is damaged (it is not JSON: " in refused(capsys, "sweep", "status", sweep)
 
 
 def test_a_folder_that_is_not_a_sweep_is_refused(sweep, capsys, tmp_path):

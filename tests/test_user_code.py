@@ -5,6 +5,7 @@ import json
 import shutil
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -142,3 +143,36 @@ def test_a_run_whose_code_changed_is_refused(lab, tmp_path, capfd):
     del record["fingerprint"]["code"]  # as the version before wrote it
     (workdir / "run.json").write_text(json.dumps(record))
     assert runs.train(config, workdir, vocabulary) == 0
+
+
+def test_a_run_that_failed_before_its_first_step_is_restarted_after_the_mend(lab, tmp_path, capfd):
+    more = "experiment.data = @the_lab.broken.points()\nthe_lab.broken.points.scale = 2.0\n"
+    config, workdir = runs.write_config(tmp_path, more), tmp_path / "run"
+    broken = """
+        import unruly
+        class Scaled(unruly.Points):
+            def train(self, batch_index, seed):
+                raise OSError("the disk of the lab is not mounted")
+        def points(scale: float):
+            return Scaled()
+    """
+    file, vocabulary = lab / "the_lab" / "broken.py", "--vocabulary=the_lab"
+    file.write_text(textwrap.dedent(broken))
+    with pytest.raises(OSError, match="not mounted"):
+        runs.train(config, workdir, vocabulary)
+    forget()
+    file.write_text(textwrap.dedent(broken).replace("raise", "return super().train(0, 0)  #"))
+    capfd.readouterr()
+    change = ["--set", "data.scale=3.0"]
+    assert runs.train(config, workdir, vocabulary, *change) == 0, capfd.readouterr().err
+    said = capfd.readouterr().err
+    begin = "Changed since this run ended before its first step: "
+    assert f"{begin}data.scale: 2.0 -> 3.0." in said
+    assert f"{begin}code: the_lab/broken.py differs." in said
+    assert "as allowed" not in said
+    assert "scale: 3.0" in (workdir / "config.yaml").read_text()
+    # Now it has made steps, and its code may not change any more.
+    forget()
+    file.write_text(file.read_text() + "x = 1\n")
+    assert runs.train(config, workdir, vocabulary, *change) == 2
+    assert "code: the_lab/broken.py differs" in capfd.readouterr().err

@@ -74,6 +74,12 @@ def opened(folder: Path, log: list[str]) -> Iterator[Callable[..., Workdir]]:
         one.lock.close()
 
 
+def stepped(workdir: Workdir) -> Workdir:
+    """Writes what a run has after a step: a row of metrics."""
+    workdir.metrics_file.write_text('{"step": 1}\n')
+    return workdir
+
+
 def content(folder: Path) -> dict[str, Any]:
     """Everything that could be touched: names, times, bytes."""
     return {
@@ -208,7 +214,7 @@ def test_another_config_is_refused_key_by_key(
     kind: str, opened: Callable[..., Workdir], folder: Path
 ) -> None:
     config, lines = CHANGED[kind]
-    opened().close("stopped")
+    stepped(opened()).close("stopped")
     before = content(folder)
     with pytest.raises(UserError) as error:
         opened(config)
@@ -220,7 +226,7 @@ def test_another_config_is_refused_key_by_key(
 
 
 def test_many_differences_are_counted(opened: Callable[..., Workdir]) -> None:
-    opened().close("stopped")
+    stepped(opened()).close("stopped")
     with pytest.raises(UserError) as error:
         opened(other(steps=1, seed=2, log_every=3, data=4, model=5, loss=6))
     said = str(error.value).splitlines()
@@ -243,7 +249,7 @@ def test_many_differences_are_counted(opened: Callable[..., Workdir]) -> None:
 def test_an_allowed_change_is_announced(
     allowed: tuple[str, ...], passes: bool, opened: Callable[..., Workdir], log: list[str]
 ) -> None:
-    opened().close("stopped")
+    stepped(opened()).close("stopped")
     changed = other(steps=20, data=Call("data.digits", {"batch_size": 64}))
     if not passes:
         with pytest.raises(UserError, match="has another config"):
@@ -272,7 +278,7 @@ def test_a_misspelt_permission_is_refused(opened: Callable[..., Workdir], folder
 def test_a_change_of_the_data_or_the_program_is_refused(
     key: str, opened: Callable[..., Workdir], folder: Path, log: list[str]
 ) -> None:
-    opened().close("stopped")
+    stepped(opened()).close("stopped")
     before = content(folder)
     changed = PRINT | {key: "another"}
     told = f"(?s)would change the {REFUSED[key]} of.*{key}: .*-> another"
@@ -283,7 +289,7 @@ def test_a_change_of_the_data_or_the_program_is_refused(
         opened(print_=changed, allow_changed=["threefry_partitionable"])
     for allowed in (key, REFUSED[key]):
         shutil.rmtree(folder)
-        opened().close("stopped")
+        stepped(opened()).close("stopped")
         log.clear()
         assert opened(print_=changed, allow_changed=[allowed]).changes == [
             Change(REFUSED[key], key, PRINT.get(key), "another")
@@ -295,7 +301,7 @@ def test_a_change_of_the_data_or_the_program_is_refused(
 def test_a_change_that_alters_bits_is_announced(
     key: str, opened: Callable[..., Workdir], log: list[str]
 ) -> None:
-    opened().close("stopped")
+    stepped(opened()).close("stopped")
     workdir = opened(print_=PRINT | {key: "another"})
     assert [change.kind for change in workdir.changes] == ["bits"]
     assert len(log) == 1 and f"{key}: " in log[0] and "bits may differ" in log[0]
@@ -303,6 +309,69 @@ def test_a_change_that_alters_bits_is_announced(
     log.clear()
     opened(print_=PRINT | {key: "another"}).close("done")
     assert log == [], "It is said once."
+
+
+# What a run may leave behind that failed before its first step: nothing but these.
+BEFORE_STEPS = ["metrics.jsonl", "checkpoints/", "summary.json", "log.txt", "tokenizer.json"]
+
+
+def test_a_run_without_a_step_takes_another_config_code_and_data(
+    opened: Callable[..., Workdir], folder: Path, log: list[str]
+) -> None:
+    opened(print_=PRINT | {"code": {"lab.py": "a"}}).close("failed")
+    for name in BEFORE_STEPS:
+        (folder / name).mkdir() if name.endswith("/") else (folder / name).touch()
+    (folder / "events.out.tfevents.1.host.2").write_text("the old config")
+    changed = PRINT | {"code": {"lab.py": "b"}, "data": "e", "cores": 4}
+    workdir = opened(other(steps=20), changed)
+    assert configs.load([workdir.config_file]).root == other(steps=20)
+    assert record(folder)["fingerprint"] == changed
+    assert [change.key for change in workdir.changes] == ["steps", "data", "code", "cores"]
+    assert log[0] == "Changed since this run ended before its first step: steps: 10 -> 20."
+    assert len(log) == 4
+    assert not list(folder.glob("events.out.*")) and not (folder / "tokenizer.json").exists()
+    stepped(workdir).close("failed")
+    with pytest.raises(UserError, match="has another config"):
+        opened(other(steps=30), changed)
+
+
+def test_a_run_without_a_step_keeps_its_files_if_nothing_changed(
+    opened: Callable[..., Workdir], folder: Path, log: list[str]
+) -> None:
+    opened().close("failed")
+    events = folder / "events.out.tfevents.1.host.2"
+    events.write_text("the config")
+    opened().close("failed")
+    assert events.exists() and log == []
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "metrics.jsonl",
+        "samples.jsonl",
+        "nonfinite.json",
+        "rollbacks.json",
+        "trace.jsonl",
+        "checkpoints/4/state",
+        "checkpoints/damaged/4/state",
+        "trials/muon/0000/0/metrics.jsonl",  # of a wave of a sweep
+        "notes.txt",
+    ],
+)
+def test_anything_of_a_step_keeps_another_config_out(
+    name: str, opened: Callable[..., Workdir], folder: Path
+) -> None:
+    opened().close("killed")
+    file = folder / name
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text("{}\n")
+    before = content(folder)
+    with pytest.raises(UserError, match="has another config"):
+        opened(other(steps=20))
+    with pytest.raises(UserError, match="would change the program"):
+        opened(print_=PRINT | {"x64": True})
+    assert content(folder) == before
 
 
 def test_compare_distinguishes_the_kinds_of_changes() -> None:
@@ -524,7 +593,7 @@ def test_a_run_may_write_its_output_to_a_file_in_its_folder(folder: Path, tmp_pa
 def test_a_broken_record_is_named(text: str, opened: Callable[..., Workdir], folder: Path) -> None:
     opened().close("done")
     (folder / "run.json").write_text(text)
-    with pytest.raises(UserError, match=r"run\.json cannot be read"):
+    with pytest.raises(UserError, match=r"run\.json is damaged \(.*\): repair it, or move it away"):
         opened()
     (folder / "run.json").unlink()
     opened()

@@ -52,6 +52,12 @@ class Dataset(Protocol):
     or is a dict from these names to numbers of examples. `evaluate` of a data set without it is
     called without an argument, and yields the test split.
 
+    An attribute `fingerprint` is optional, too: a text that changes when the data change, such as a
+    sha256. A run is resumed with the data of its `fingerprint` only. That of a data set without it
+    is a hash of `element_spec`, `num_examples`, `train(0, 0)`, one later batch of the first epoch
+    (100 at most) and the first batch of every split: a change of other examples is not noticed.
+    `train(0, 0)` is called twice, and must yield the same batch.
+
     A data set of texts may have three more. `tokens_per_example` is the number of positions of an
     example: metrics then count tokens, and '1B tokens' is a number of steps. `vocab_size` is the
     number of different tokens. `tokenizer` is a `Tokenizer`, or None if it is not known.
@@ -89,7 +95,10 @@ class Dataset(Protocol):
     def evaluate(self, split: str) -> Iterator[Batch]:
         """Yields this process's shards of the batches of a split, once, in equally many batches.
 
-        The arrays are those of a training batch, and "mask", which is required: 0 for padding.
+        The arrays are those of a training batch, and "mask", which is required: 0 for padding. A
+        batch may have any number of examples, the same in every process. If it does not divide over
+        the devices, the model also computes copies of its first example, which neither the loss nor
+        a metric gets.
 
         Args:
             split: one of `splits`.

@@ -65,8 +65,9 @@ def train(arguments: argparse.Namespace) -> int:
     began = time.perf_counter()
     read = read_config(arguments)
     workdir = arguments.workdir or default_workdir(arguments.files, read)
-    # Before jax starts its threads, which would get memory arenas of their own.
+    # Before jax starts its threads, which would get memory arenas of their own, and OpenBLAS its.
     runtime.keep_freed_memory()
+    runtime.use_openblas_threads(Path(workdir))
     runtime.keep_compiled_programs()
     if arguments.distributed:
         from trainer.train import multihost
@@ -185,6 +186,9 @@ def replay(arguments: argparse.Namespace) -> int:
     Raises:
         UserError: the folder is not that of a run, or the run does not have the step.
     """
+    from trainer.train import runtime
+
+    runtime.use_openblas_threads(Path(arguments.workdir))
     from trainer.diagnose.replay import replay
 
     lines, finite = replay(arguments.workdir, arguments.step, arguments.vocabulary)

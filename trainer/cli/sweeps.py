@@ -128,6 +128,7 @@ def _dry_run(arguments: argparse.Namespace, plan: "SweepPlan") -> int:
     from trainer.sweep.programs import find_programs
     from trainer.train import runtime
 
+    runtime.use_openblas_threads()
     runtime.keep_compiled_programs()  # the sweep then finds them compiled
     ignore_optimizer_warnings()
     programs = find_programs(plan, arguments.vocabulary)

@@ -175,7 +175,7 @@ def read_text(path: str, included_at: Source | None, searched: str = "") -> tupl
         if isinstance(error, ConfigError):  # which is a ValueError, too
             raise
         reason = getattr(error, "strerror", None) or str(error)
-        raise ConfigError(f"{which} cannot be read: {reason}.", source) from None
+        raise ConfigError(f"{which} cannot be read: {reason}.", source) from error
     if len(data) > MAX_BYTES:
         raise ConfigError(f"{which} is larger than {MAX_BYTES // 1024} KiB, the limit.", source)
     try:

@@ -12,12 +12,13 @@ from optim.paths import flatten
 from trainer.checkpoint import CheckpointError, Checkpoints
 from trainer.diagnose import nan_origin
 from trainer.engine.contracts import Batch
+from trainer.engine.data_fingerprint import digest_batch
 from trainer.engine.loading import load
 from trainer.engine.program import Program
 from trainer.engine.step import State
 from trainer.messages import UserError
 from trainer.train.batch_faults import find_fault
-from trainer.train.nonfinite import NONFINITE_FILE, digest_batch, read_events
+from trainer.train.nonfinite import NONFINITE_FILE, read_events
 from trainer.train.restoring import check_fits, restore
 from trainer.train.rollback import (
     MOST_ROLLBACKS,

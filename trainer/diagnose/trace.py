@@ -13,8 +13,8 @@ import jax
 from trainer import writers
 from trainer.checkpoint import digests
 from trainer.engine.contracts import Batch
+from trainer.engine.data_fingerprint import digest_batch
 from trainer.engine.step import State
-from trainer.train.nonfinite import digest_batch
 
 FILE = "trace.jsonl"
 

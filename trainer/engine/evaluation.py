@@ -1,4 +1,7 @@
-"""Evaluates a state on the batches of a split, by two compiled programs."""
+"""Evaluates a state on the batches of a split, by two compiled programs.
+
+One of them is compiled again for a batch of another size, such as a last batch that is shorter.
+"""
 
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -10,13 +13,13 @@ from trainer.data.absent import DeclaredData
 from trainer.engine import sharding
 from trainer.engine.contracts import (
     Batch,
-    ComponentError,
     calling,
     check_eval_batch,
 )
 from trainer.engine.experiment import Experiment
 from trainer.engine.losses import compute_losses
 from trainer.engine.metrics import MetricAccumulator
+from trainer.engine.padding import pad, padded_shapes, resized, size_of, without_padding
 from trainer.engine.splits import eval_batches, split_sizes
 from trainer.engine.step import State, apply_model
 from trainer.writers.lines import PREFIXES
@@ -45,7 +48,7 @@ class Evaluation:
         self._mesh = mesh
         self._insert = insert
         self._metric_accumulator = MetricAccumulator(experiment.metrics)
-        self._evaluate = jax.jit(self._accumulate)
+        self._evaluate = jax.jit(self._accumulate, static_argnames="size")
         self._averages = jax.jit(self._eval_params)
         self._aux: tuple[str, ...] | None = None  # None until the evaluation was traced
         self._zeros: dict[tuple[str, ...], Any] = {}  # names of aux values -> empty sums
@@ -65,7 +68,8 @@ class Evaluation:
             state: the state; it is not donated.
             batches: this process's shards of the evaluation batches; their "mask", float32 [batch]
                 or [batch, positions], is 1 for what counts and 0 for padding. A batch may consist
-                of padding only, so that all processes have equally many batches.
+                of padding only, so that all processes have equally many batches. Its number of
+                examples need not divide over the devices, but is the same in every process.
 
         Returns:
             "loss", every metric of the experiment and every aux value of the loss, in which all
@@ -77,11 +81,14 @@ class Evaluation:
         # Once for all batches: averages are functions of the state alone.
         params, total = self._averages(state), self._empty()
         for batch in batches:
-            sent = sharding.to_devices(self._mesh, check_eval_batch(batch))
+            size = size_of(check_eval_batch(batch)) * jax.process_count()
+            sent = sharding.to_devices(self._mesh, pad(self._mesh, batch))
             if self._aux is None:
-                self._trace(params, state, sent)
+                self._trace(params, state, sent, size)
                 total = self._empty()
-            total = self._evaluate(total, params, state.model_state, state.hyperparams, sent)
+            total = self._evaluate(
+                total, params, state.model_state, state.hyperparams, sent, size=size
+            )
             # Without this, all batches would queue on the devices and fill their memory.
             jax.block_until_ready(total)
         return self._metric_accumulator.results(total)
@@ -114,22 +121,13 @@ class Evaluation:
             state: a `State` of arrays or of `jax.ShapeDtypeStruct`.
 
         Raises:
-            ComponentError: there is no batch; its mask does not fit; it does not divide over the
-                devices; or the model, the loss or a metric raises for it.
+            ComponentError: there is no batch; its mask does not fit; or the model, the loss or a
+                metric raises for it.
         """
+        params = self._averages.eval_shape(state)
         for split in split_sizes(self._experiment.data):
-            self._check_split(state, split)
-
-    def _check_split(self, state: State, split: str) -> None:
-        shapes = self._eval_shapes(split)
-        size = shapes["mask"].shape[0]
-        if size % self._mesh.size:
-            raise ComponentError(
-                "data",
-                f"A batch of evaluation has {size} examples, which do not divide over "
-                f"{self._mesh.size} devices. Choose another eval_batch_size, or a smaller mesh.",
-            )
-        self._trace(self._averages.eval_shape(state), state, shapes)
+            shapes = self._eval_shapes(split)
+            self._trace(params, state, padded_shapes(self._mesh, shapes), size_of(shapes))
 
     def _eval_shapes(self, split: str) -> dict[str, jax.ShapeDtypeStruct]:
         """Returns shapes and dtypes of the first batch of a split, over all processes."""
@@ -137,12 +135,9 @@ class Evaluation:
         if isinstance(data, DeclaredData):
             return dict(data.eval_spec)
         with calling("data"):
-            batch = next(eval_batches(data, split), None)
-        processes = jax.process_count()
-        return {
-            name: jax.ShapeDtypeStruct((x.shape[0] * processes, *x.shape[1:]), x.dtype)
-            for name, x in check_eval_batch(batch).items()
-        }
+            first = next(eval_batches(data, split), None)
+        batch = check_eval_batch(first)
+        return resized(batch, size_of(batch) * jax.process_count())
 
     def _empty(self) -> Any:
         names = self._aux or ()
@@ -151,13 +146,13 @@ class Evaluation:
             self._zeros[names] = jax.device_put(total, sharding.replicated(self._mesh))
         return self._zeros[names]
 
-    def _trace(self, params: Any, state: State, batch: Any) -> None:
+    def _trace(self, params: Any, state: State, batch: Any, size: int) -> None:
         """Traces the evaluation of a batch, and notes which aux values the loss returns."""
         # `run` starts with zeros for every aux value: if they appeared with the first batch, the
         # second would be compiled again.
         nothing = jax.eval_shape(self._metric_accumulator.empty)
         total = self._evaluate.eval_shape(
-            nothing, params, state.model_state, state.hyperparams, batch
+            nothing, params, state.model_state, state.hyperparams, batch, size=size
         )
         self._aux = tuple(name for name in total if name not in nothing)
 
@@ -168,10 +163,18 @@ class Evaluation:
         return optimizer.eval_params(state.opt_state, state.params)
 
     def _accumulate(
-        self, total: Any, params: Any, model_state: Any, hyperparams: Any, batch: Batch
+        self, total: Any, params: Any, model_state: Any, hyperparams: Any, batch: Batch, size: int
     ) -> Any:
         # The loss may have inputs, such as label_smoothing.
         experiment = self._insert(hyperparams)
-        outputs, _ = apply_model(experiment, params, model_state, batch, key=None, train=False)
+
+        def outputs_of(batch: Batch) -> Any:
+            return apply_model(experiment, params, model_state, batch, key=None, train=False)[0]
+
+        outputs = outputs_of(batch)
+        if size_of(batch) != size:
+            shapes = resized(batch, size)
+            outputs = without_padding(outputs, jax.eval_shape(outputs_of, shapes))
+            batch = without_padding(batch, shapes)
         losses = compute_losses(experiment.loss, outputs, batch)
         return self._metric_accumulator.add(total, outputs, batch, losses)

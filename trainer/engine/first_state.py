@@ -41,26 +41,30 @@ class FirstState:
             GroupError: the optimizer's groups do not fit the model's parameters, or an argument is
                 out of range.
         """
-        shapes = jax.eval_shape(self._initial, self._run_state(0), self._inputs.pack())
+        arguments = self._run_state(0), self._inputs.pack(), _draw(0)
+        shapes = jax.eval_shape(self._initial, *arguments)
         shardings = sharding.state_shardings(self._mesh, shapes, shapes.params)
         return jax.tree.map(
             lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), shapes, shardings
         )
 
-    def compute(self, seed: int, hyperparams: np.ndarray, shardings: State) -> State:
+    def compute(
+        self, seed: int, hyperparams: np.ndarray, shardings: State, warm_starts: int = 0
+    ) -> State:
         """Computes the state in one compiled program.
 
         Args:
             seed: the seed of the parameters.
             hyperparams: the values of the inputs, [inputs].
             shardings: the sharding of every leaf, the same in every call.
+            warm_starts: how many warm starts led to the run.
 
         Returns:
             The state, on its devices.
         """
         if self._compiled is None:  # one object: the trials of a sweep call it again and again
             self._compiled = jax.jit(self._initial, out_shardings=shardings)
-        return self._compiled(self._run_state(seed), hyperparams)
+        return self._compiled(self._run_state(seed), hyperparams, _draw(warm_starts))
 
     def _run_state(self, seed: int) -> dict[str, Any]:
         run_state: dict[str, Any] = {"seed": np.uint32(seed)}
@@ -69,12 +73,12 @@ class FirstState:
             run_state["rollback"] = np.zeros(4, np.int32)
         return run_state
 
-    def _compute(self, run_state: dict[str, Any], hyperparams: Any) -> State:
+    def _compute(self, run_state: dict[str, Any], hyperparams: Any, draw: Any) -> State:
         experiment = self._experiment
         batch = {
             name: jnp.zeros(x.shape, x.dtype) for name, x in experiment.data.element_spec.items()
         }
-        key = jax.random.fold_in(jax.random.key(run_state["seed"]), 0)
+        key = jax.random.fold_in(jax.random.key(run_state["seed"]), draw)
         with calling("model"):
             params, model_state = experiment.model.init(key, batch)
         if experiment.precision == "bfloat16":
@@ -92,3 +96,11 @@ class FirstState:
             hyperparams=jnp.asarray(hyperparams),
             run_state={name: jnp.asarray(value) for name, value in run_state.items()},
         )
+
+
+def _draw(warm_starts: int) -> np.uint32:
+    """Returns what is folded into the key of the first parameters: 0, or from 2**32 - 1 down.
+
+    The steps fold in 1 to 2**31.
+    """
+    return np.uint32(-warm_starts % 2**32)

@@ -77,7 +77,11 @@ class StepMemory:
         parts = {"state and batch": self.arguments, "temporary": self.temporary}
         parts |= {"results": self.results, "code": self.code}
         text = ", ".join(f"{name} {_words(size)}" for name, size in parts.items())
-        text = f"memory of a device: {_words(self.total)} ({text})"
+        where = "of a device"
+        if devices[0].platform == "cpu":
+            several = f"for each of {len(devices)} devices " if len(devices) > 1 else ""
+            where = f"{several}on this CPU"
+        text = f"memory {where}: {_words(self.total)} ({text})"
         if limit is None:
             return text
         if sharing * self.total <= limit:

@@ -16,9 +16,11 @@ from trainer.config import Config, ConfigError, leaves
 from trainer.data.absent import DeclaredData
 from trainer.engine.block import BlockRule
 from trainer.engine.contracts import ComponentError, calling, tokens_per_example
+from trainer.engine.data_fingerprint import data_fingerprint, describe_fingerprint
 from trainer.engine.hyperparameters import Hyperparameter, describe, sample
 from trainer.engine.memory import too_large
 from trainer.engine.plan_matrices import Matrices, find_matrices
+from trainer.engine.plan_widths import width_warnings
 from trainer.engine.program import Program
 from trainer.engine.splits import ranking_warnings, split_sizes
 from trainer.models.mode import describe_mode
@@ -68,6 +70,8 @@ class Plan:
         tokens: tokens per example of a data set of texts, else None.
         examples: split -> number of examples, "train" first; None if the data set does not say.
         data_seed: the seed of the data, if it is not that of the run; None if it is.
+        fingerprint: a line about how a run notices that its data changed; "" if the data are not on
+            this machine.
         mode: a line about the arguments that tell the model whether it trains; "" if they are not
             known.
         schedules: group name -> (steps, learning rates), sampled over the run.
@@ -91,6 +95,7 @@ class Plan:
     tokens: int | None
     examples: dict[str, int | None]
     data_seed: int | None
+    fingerprint: str
     mode: str
     schedules: dict[str, tuple[np.ndarray, np.ndarray]]
     hyperparameters: Mapping[str, Mapping[str, Hyperparameter]]
@@ -132,6 +137,7 @@ def make_plan(program: Program, config: Config | None = None) -> Plan:
         with calling("model"):
             told = getattr(experiment.model, "mode", None)
             mode = describe_mode(told) if told is not None else ""
+            widths = getattr(experiment.model, "width_scaling", None)
     except (ValueError, TypeError) as error:
         raise located(error, config) from error
     named = flatten(state.params)
@@ -159,6 +165,7 @@ def make_plan(program: Program, config: Config | None = None) -> Plan:
         tokens=tokens_per_example(experiment.data),
         examples={"train": experiment.data.num_examples, **split_sizes(experiment.data)},
         data_seed=None if experiment.seed_of_data == experiment.seed else experiment.seed_of_data,
+        fingerprint=describe_fingerprint(experiment.data),
         mode=mode,
         schedules={
             name: values["learning_rate"]
@@ -168,7 +175,12 @@ def make_plan(program: Program, config: Config | None = None) -> Plan:
         hyperparameters=describe(sampled),
         block=program.block_rule,
         matrices=matrices,
-        warnings=[*_absent(experiment.data), *matrices.warnings, *ranking_warnings(experiment)],
+        warnings=[
+            *_absent(experiment.data),
+            *matrices.warnings,
+            *(width_warnings(optimizer, state.params, widths) if widths else ()),
+            *ranking_warnings(experiment),
+        ],
         inputs=program.inputs.values,
         structure=program.inputs.structure,
     )
@@ -242,6 +254,22 @@ def located(error: Exception, config: Config | None) -> ConfigError:
     place = next((place for place in places if config and place in config.sources), None)
     source = config.source_of_error(place, str(error)) if config and place is not None else None
     return ConfigError(str(error), source)
+
+
+def located_fingerprint(program: Program, config: Config) -> str:
+    """Returns the fingerprint of a program's data; see `data_fingerprint.data_fingerprint`.
+
+    Args:
+        program: the program.
+        config: the config of the program.
+
+    Raises:
+        ConfigError: the data set has no fingerprint, with the file and line of the config.
+    """
+    try:
+        return data_fingerprint(program.experiment.data)
+    except ComponentError as error:
+        raise located(error, config) from error
 
 
 def _upwards(path: str) -> list[str]:

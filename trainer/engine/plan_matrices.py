@@ -8,12 +8,15 @@ from optim.declarations import Declaration, declarations
 from optim.layouts import Layout
 from optim.paths import flatten
 
+_UNNAMED = " *"
+
 
 class Matrices(NamedTuple):
     """The matrices that the optimizers of a run work on; empty if they work element by element.
 
     Attributes:
-        cells: path of a parameter -> "12 of 64x64", rows (inputs) by columns (outputs).
+        cells: path of a parameter -> "12 of 64x64", rows (inputs) by columns (outputs); with a star
+            if it has more than two axes and the config does not name them.
         lines: one sentence per optimizer, "In group 'hidden', optim.muon works on ...".
         warnings: sentences about parameters whose matrices are not those of their layers.
     """
@@ -37,11 +40,18 @@ def find_matrices(optimizer: optim.Optimizer, params: Any) -> Matrices:
         # Wrappers such as optax's split_real_and_imaginary add to the paths.
         inner = f"{next(iter(one.layouts))}/"
         group = next((labels[path] for path in labels if inner.startswith(f"{path}/")), "?")
-        cells |= {path: _sizes([layout]) for path, layout in one.layouts.items()}
+        for path, layout in one.layouts.items():
+            unnamed = len(layout.shape) > 2 and path not in one.named
+            cells[path] = _sizes([layout]) + (_UNNAMED if unnamed else "")
         lines.append(
             f"In group {group!r}, {one.optimizer} works on {_description(one)} (inputs by outputs)."
         )
         warnings += [f"In group {group!r}, {doubt}" for doubt in one.doubts]
+    if any(cell.endswith(_UNNAMED) for cell in cells.values()):
+        lines.append(
+            "* Not named by `matrices`: the last two axes are the matrix, and all axes before them"
+            " are batch axes."
+        )
     return Matrices(cells, list(dict.fromkeys(lines)), list(dict.fromkeys(warnings)))
 
 

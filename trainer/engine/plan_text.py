@@ -44,7 +44,7 @@ def render(plan: Plan) -> str:
         f"{steps_text(plan)}{_tokens(plan)} on {plan.devices}",
         _block(plan),
         _examples(plan),
-        *([plan.mode] if plan.mode else []),
+        *(line for line in (plan.fingerprint, plan.mode) if line),
         *matrices.lines,
         *_hyperparameters(plan),
         *_inputs(plan),

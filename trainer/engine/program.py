@@ -100,18 +100,19 @@ class Program:
             self.inputs = self.inputs.keep_traceable(traces)
             self._first = FirstState(self.experiment, self.mesh, self.inputs)
 
-    def init(self, seed: int | None = None) -> State:
+    def init(self, seed: int | None = None, warm_starts: int = 0) -> State:
         """Computes the state before the first step, in one compiled program.
 
         Args:
             seed: the seed of the parameters; None for the experiment's.
+            warm_starts: how many warm starts led to the run; each number draws other parameters.
 
         Returns:
             The state, on its devices.
         """
         shardings = jax.tree.map(lambda x: x.sharding, self.abstract_state())
         seed = self.experiment.seed if seed is None else seed
-        return self._first.compute(seed, self.inputs.pack(), shardings)
+        return self._first.compute(seed, self.inputs.pack(), shardings, warm_starts)
 
     def with_values(
         self, values: Mapping[str, float], seed: int, data_seed: int | None = None
@@ -183,9 +184,8 @@ class Program:
             The traced step; repeated calls return the same object.
         """
         if self._traced is None:
-            # With the shardings of the old state: the compiler could choose others for some leaves,
-            # such as those of a factored Adafactor, and the compiled step would not take the new
-            # state.
+            # The compiler could choose other shardings for some leaves, such as those of a factored
+            # Adafactor, and the compiled step would not take the new state.
             shardings = jax.tree.map(lambda x: x.sharding, state)
             mesh = self.mesh.abstract_mesh if self.mesh.size > 1 else None
             one = partial(self.packed_step, mesh=mesh)

@@ -4,7 +4,9 @@ The bits of a trial then depend on the width, and not on its position or on the 
 are not those of the trial alone. `difference` measures by how much they differ.
 """
 
+import math
 import operator
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,6 +18,9 @@ from trainer.engine.block import Block, Computed
 from trainer.engine.program import Program
 from trainer.engine.step import State
 from trainer.engine.step_metrics import StepMetrics
+
+# A call of a LAPACK kernel in StableHLO, with the shape of its first operand.
+_LAPACK = re.compile(r"custom_call @lapack_(\w+)_ffi\(.*?: \(tensor<((?:\d+x)+)")
 
 
 class Vmapped:
@@ -78,3 +83,26 @@ class Vmapped:
             for each in (alone, beside)
         ]
         return float(np.max(np.abs(losses[1] - losses[0]) / np.abs(losses[0])))
+
+
+def batched_kernels(program: Program) -> list[str]:
+    """Finds the LAPACK kernels that would get the matrices of several trials at once.
+
+    On a CPU, jaxlib's kernels distribute a batch to the threads that compute the program, and wait
+    for them: several kernels at once can wait for ever (see `optim.matrices`).
+
+    Args:
+        program: the program of one trial.
+
+    Returns:
+        Names of LAPACK, such as "sgeqrf"; none on other devices, which have kernels of their own.
+    """
+    if program.mesh.devices.flat[0].platform != "cpu":
+        return []
+    state = program.abstract_state()
+    batches = program.feed.abstract_batch(program.block_rule.steps)
+    two = jax.tree.map(lambda x: jax.ShapeDtypeStruct((2, *x.shape), x.dtype), (state, batches))
+    vmapped = jax.vmap(program.loop(state), in_axes=(0, 0, None))
+    text = jax.jit(vmapped).lower(*two, jax.ShapeDtypeStruct((), np.int32)).as_text()
+    shapes = [(name, shape.rstrip("x").split("x")) for name, shape in _LAPACK.findall(text)]
+    return sorted({name for name, shape in shapes if math.prod(map(int, shape[:-2])) > 1})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -18,7 +19,7 @@ from trainer.models.decoding import language_model
 from trainer.models.initial import normal, scaled_matrix
 from trainer.models.layers import ACTIVATIONS, REMAT, check_positive, near_divisors
 from trainer.models.linen_model import from_our_linen
-from trainer.models.model import Model
+from trainer.models.model import Model, WidthScaling
 
 
 def gpt(
@@ -99,7 +100,9 @@ def gpt(
             nothing. With m = width / base_width, attention scores are divided by head_dim instead
             of its root, logits by m, and head and embedding start alike at all widths (muP, Yang et
             al., arXiv:2203.03466). Adam's learning rate of the kernels in `blocks` must be divided
-            by m, too, in a group of their own; Muon's and that of all others stays.
+            by m, too, in a group of their own with width_scaling=m; Muon's and that of all others
+            stays, but Muon's with scale="match_rms_adamw" is divided by the root of m. The plan
+            warns of a group that does otherwise.
         base_head_dim: the head_dim at `base_width`, base_width / num_heads if None. Set it to
             head_dim where wider models have more heads. Without base_width it is not used.
         inputs: key of the tokens in the batch, int32 [batch, positions].
@@ -162,7 +165,12 @@ def gpt(
         scan_layers=scan_layers,
         dropout=dropout,
     )
-    return _with_documents(module, inputs)._replace(language=language_model(module, kv_heads))
+    scaling = None
+    if base_width is not None:
+        scaling = WidthScaling(re.compile("block.*/kernel"), width / base_width)
+    return _with_documents(module, inputs)._replace(
+        language=language_model(module, kv_heads), width_scaling=scaling
+    )
 
 
 def _with_documents(module: Gpt, inputs: str) -> Model:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -25,6 +26,18 @@ class LanguageModel(NamedTuple):
     decode: Callable[..., tuple[Any, Any]]
 
 
+class WidthScaling(NamedTuple):
+    """How a model is scaled with its width by muP (Yang et al., arXiv:2203.03466).
+
+    Args:
+        hidden: a pattern of the paths of its hidden kernels, whose inputs and outputs both grow.
+        ratio: its width over the width for which initial values and learning rates were chosen.
+    """
+
+    hidden: re.Pattern[str]
+    ratio: float
+
+
 class Model(NamedTuple):
     """The two functions of a `trainer.protocols.Model`.
 
@@ -34,12 +47,14 @@ class Model(NamedTuple):
         mode: `mode(train)` returns the mode arguments of the model's module, such as `train` and
             `deterministic`, by name, for the plan; None if the module has none.
         language: how to continue a text, for a language model; None for any other model.
+        width_scaling: how it is scaled with its width, for the plan; None if it is not.
     """
 
     init: Callable[..., Any]
     apply: Callable[..., Any]
     mode: Callable[[bool], Mapping[str, Any]] | None = None
     language: LanguageModel | None = None
+    width_scaling: WidthScaling | None = None
 
 
 def pick_inputs(batch: Mapping[str, Any], inputs: str | Sequence[str]) -> tuple[Any, ...]:

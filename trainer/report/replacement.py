@@ -9,12 +9,18 @@ import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TypedDict
 
 from trainer.config.wording import listing
 from trainer.messages import UserError
+from trainer.writers.json_files import DamagedFile, read_json
 
 _SWAP = 1.0  # seconds that two renames take at most
 _LIST = ".report.json"  # names the files that a report has, and tells that the folder is one
+
+
+class _Written(TypedDict):
+    files: list[str]
 
 
 @contextlib.contextmanager
@@ -69,7 +75,7 @@ def _others(folder: Path) -> list[str]:
         )
     names = sorted(_files(folder))
     try:
-        written = set(json.loads((folder / _LIST).read_bytes())["files"])
+        written = set(read_json(folder / _LIST, _Written, "")["files"])
     except FileNotFoundError:
         if not names:
             return []
@@ -78,7 +84,7 @@ def _others(folder: Path) -> list[str]:
             "Nothing was written there. Choose a folder that is empty or does not exist with "
             "--output."
         ) from None
-    except (ValueError, KeyError, TypeError) as e:
+    except DamagedFile as e:
         raise UserError(
             f"{folder / _LIST}, the list of the files of a report, cannot be read. Nothing was "
             f"written there. Remove {folder} or choose another folder with --output."

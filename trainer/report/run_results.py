@@ -10,8 +10,8 @@ from trainer.messages import UserError, plural
 from trainer.report.results import Goal, Result, Workload
 from trainer.report.runs import group_by_seed, names_of, runs_in
 from trainer.report.wording import joined
-from trainer.workdir.record import read_record
 from trainer.writers.lines import PREFIXES
+from trainer.writers.run_record import read_record
 from trainer.writers.summary import Summary, read_summary
 
 _ENDS = ("done", "diverged", "failed")

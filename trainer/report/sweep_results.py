@@ -1,6 +1,8 @@
 """Reads the results of a sweep from its folder, as far as it is computed."""
 
+import contextlib
 import math
+import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -14,10 +16,11 @@ from trainer.sweep.differences import revised, shown
 from trainer.sweep.final import rank
 from trainer.sweep.outcome import Outcome, read_outcome
 from trainer.sweep.plan import Trial
-from trainer.sweep.running import read_json
 from trainer.sweep.status import Status, SweepReader
 from trainer.sweep.stored_plan import StoredPlan, StoredProgram
+from trainer.writers.json_files import DamagedFile
 from trainer.writers.lines import PREFIXES
+from trainer.writers.run_record import read_record
 
 
 def read_sweep(
@@ -111,7 +114,7 @@ def _result(reader: SweepReader, status: Status, trial: Trial) -> Result:
 
 def _ended(result: Result, outcome: Outcome) -> Result:
     """Returns a run with what came of it."""
-    record = read_json(result.folder / "run.json")
+    record = _record(result.folder)
     return replace(
         result,
         end=outcome.end,
@@ -122,6 +125,13 @@ def _ended(result: Result, outcome: Outcome) -> Result:
         retries=max(0, len(record.get("lineage", ())) - 1),
         fingerprint=record.get("fingerprint", {}),
     )
+
+
+def _record(folder: Path) -> dict[str, Any]:
+    """Returns the content of run.json; an empty dict if it is missing or damaged."""
+    with contextlib.suppress(DamagedFile):
+        return read_record(folder / "run.json") or {}
+    return {}
 
 
 def _replaced(folder: Path, plan: StoredPlan, finals: tuple[Result, ...]) -> Iterator[Result]:
@@ -191,6 +201,13 @@ def _missing(
         lines.append(
             "The sweep has no final runs (final: null): the runs below are those by which the"
             " points were selected, so that their values may be better than those of fresh seeds."
+        )
+    ended = [run for run in (*trials, *finals) if run.end != "missing" and not run.fingerprint]
+    damaged = [run.name for run in ended if os.path.lexists(run.folder / "run.json")]
+    if damaged:
+        lines.append(
+            f"The run.json of {joined(damaged[:3])} is damaged, so that versions and retries of"
+            " these runs are not known."
         )
     if status.unreadable:
         lines.append(

@@ -1,18 +1,23 @@
 """Computes a trial as a run of its own, because it went back to an earlier state in its wave."""
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
+from trainer.checkpoint import CheckpointError, check_not_lost
 from trainer.engine.program import Program
 from trainer.messages import DONE, FAILED, STOPPED
 from trainer.sweep.outcome import outcome_of
 from trainer.sweep.turn import asked_writers
 from trainer.sweep.wave import Wave
+from trainer.sweep.wave_check import check_rows
 from trainer.train.results import Results
 from trainer.train.rollback import MOST_ROLLBACKS, read_rollbacks
 from trainer.train.run import Run
 from trainer.train.services import Ended
 from trainer.train.signals import StopSignals
+from trainer.train.warm_start import count_warm_starts
 from trainer.train.watchdog import SlowLines
+from trainer.writers.json_files import damaged
 
 
 def run_alone(
@@ -40,10 +45,17 @@ def run_alone(
     staged = wave.staged(trial)
     experiment = program.experiment
     object.__setattr__(experiment, "writers", tuple(asked_writers(trial.config)))
-    wave.begins(wave.newest())
+    newest = wave.newest()
+    if newest is not None:
+        check_rows(staged, newest - 1, experiment)  # the evaluation after it may be repeated
+    wave.begins(newest)
     run = Run(trial.config, program, signals, log, vocabulary, compiled=True, slow_lines=slow_lines)
     # Not its summary.json: a run that failed is tried again, and a trial with a result is not.
     code = run.start(staged, summarize=False, take_over=wave.take_over)
+    if warm_starts := count_warm_starts(staged):  # the record of the trial is that of the wave
+        wave.workdir.record(warm_starts=warm_starts)
+    if code == FAILED:
+        _check_not_lost(staged / "checkpoints")
     if code == STOPPED:
         return STOPPED
     results = Results().read(staged)
@@ -59,3 +71,11 @@ def run_alone(
     wave.keep(trial, outcome_of(results.summary(end, experiment)))
     wave.finish({})
     return DONE
+
+
+def _check_not_lost(folder: Path) -> None:
+    """Raises DamagedFile if every checkpoint was damaged: the trial then begins anew."""
+    try:
+        check_not_lost(folder)
+    except CheckpointError as error:
+        raise damaged(folder, "every checkpoint is damaged", "remove it.") from error

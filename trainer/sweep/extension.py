@@ -21,7 +21,7 @@ from trainer.sweep.programs import Programs
 from trainer.sweep.reading import ArmConfig
 from trainer.sweep.stored_plan import StoredPlan, digest_of, read_plan
 from trainer.workdir.changes import listed
-from trainer.writers.files import replace_file
+from trainer.writers.files import paths_below, replace_file
 
 
 @dataclass(frozen=True)
@@ -253,5 +253,4 @@ def _check_budgets(
 
 def _finished(folder: Path, names: set[str]) -> list[str]:
     """Returns the names of the trials that have a result, which is their folder."""
-    paths = (folder / "trials").glob("*/*/*")
-    return sorted(names & {path.relative_to(folder / "trials").as_posix() for path in paths})
+    return sorted(names.intersection(x[len("trials/") :] for x in paths_below(folder, "trials", 3)))

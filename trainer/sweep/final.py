@@ -4,15 +4,30 @@ import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
-from trainer.messages import UserError
+from trainer.config.wording import brief, listing
 from trainer.sweep.outcome import Outcome
 from trainer.sweep.plan import Trial
 from trainer.sweep.stored_plan import StoredPlan
 from trainer.writers.files import replace_file
+from trainer.writers.json_files import damaged, read_json
 
 FINAL_FILE = "final.json"
+_ADVICE = (
+    "it names the winners of the search. Remove it, and they are chosen again from the results."
+)
+
+
+class _Winner(TypedDict):
+    number: int
+    value: float
+
+
+class _Revision(TypedDict):
+    revision: int
+    seeds: list[int]
+    winners: dict[str, _Winner | None]
 
 
 def rank(plan: StoredPlan, outcomes: Mapping[str, Outcome | None]) -> dict[str, dict[int, float]]:
@@ -62,7 +77,7 @@ def choose_winners(folder: Path, plan: StoredPlan, outcomes: Mapping[str, Outcom
         # An arm of which every point diverged has no winner.
         winners[arm] = {"number": number, "value": value} if math.isfinite(value) else None
     content = {"revision": plan.revision, "seeds": list(plan.final_seeds), "winners": winners}
-    file, before = folder / FINAL_FILE, _read(folder)
+    file, before = folder / FINAL_FILE, _read(folder, plan)
     replace_file(file, (json.dumps([*before, content], indent=1) + "\n").encode())
 
 
@@ -80,9 +95,10 @@ def final_trials(folder: Path, plan: StoredPlan) -> list[Trial] | None:
         The trials; None if the search of the plan's revision is not complete.
 
     Raises:
-        UserError: final.json is damaged.
+        DamagedFile: final.json is damaged.
+        OSError: the disk cannot be read.
     """
-    revisions = _read(folder)
+    revisions = _read(folder, plan)
     content = next((each for each in revisions if each["revision"] == plan.revision), None)
     if content is None:
         return None
@@ -104,15 +120,21 @@ def final_trials(folder: Path, plan: StoredPlan) -> list[Trial] | None:
     return trials
 
 
-def _read(folder: Path) -> list[dict[str, Any]]:
+def _read(folder: Path, plan: StoredPlan) -> list[_Revision]:
+    file = folder / FINAL_FILE
     try:
-        content = json.loads((folder / FINAL_FILE).read_text())
-        _ = [(each["revision"], each["seeds"], each["winners"]) for each in content]
-        return content
+        revisions = read_json(file, list[_Revision], _ADVICE)
     except FileNotFoundError:
         return []
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise UserError(
-            f"{folder / FINAL_FILE} cannot be read: {error}. It names the winners of the search:"
-            " remove the file, and they are chosen again from the results."
-        ) from error
+    points = {(trial.arm, trial.number) for trial in plan.trials}
+    for each in revisions:
+        won = {(arm, winner["number"]) for arm, winner in each["winners"].items() if winner}
+        if not won <= points:
+            arm, number = min(won - points)
+            raise damaged(file, f"{arm} has no point {number}", _ADVICE)
+        now = each["revision"] == plan.revision
+        if now and each["seeds"] != list(plan.final_seeds):
+            raise damaged(file, f"its seeds are {brief(each['seeds'])}", _ADVICE)
+        if now and set(each["winners"]) != set(plan.arms):
+            raise damaged(file, f"its arms are {listing(list(each['winners']))}", _ADVICE)
+    return revisions

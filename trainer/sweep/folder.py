@@ -6,14 +6,13 @@ folder below `trials/` or `final/`, where it appears by a rename.
 """
 
 import contextlib
-import hashlib
 import json
 import math
 import os
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import BinaryIO
 
 from trainer.messages import UserError
 from trainer.sweep.final import choose_winners, final_trials
@@ -23,13 +22,16 @@ from trainer.sweep.plan import Trial
 from trainer.sweep.presence import Presence
 from trainer.sweep.removal import clean, remove, set_aside
 from trainer.sweep.stored_plan import read_plan
-from trainer.writers.files import replace_file
+from trainer.sweep.wave_file import WaveContent, read_wave, wave_name
+from trainer.writers.base import Log, to_stderr
+from trainer.writers.files import paths_below, replace_file
+from trainer.writers.json_files import DamagedFile
 from trainer.writers.summary import SUMMARY_FILE
 
 
 @dataclass(frozen=True)
 class Claim:
-    """A wave that this process alone computes, until `release`.
+    """A wave that this process alone computes, until `close`.
 
     Attributes:
         name: the name of the wave, from its trials.
@@ -38,6 +40,7 @@ class Claim:
         file: waves/NAME.json, whose lock this process holds.
         path: waves/NAME, the folder of the wave.
         program: the index of its program in the plan.
+        lock: the same file, open and locked.
     """
 
     name: str
@@ -46,12 +49,12 @@ class Claim:
     file: Path
     path: Path
     program: int
-    descriptor: int
+    lock: BinaryIO
     presence: Presence
 
-    def release(self) -> None:
-        """Releases the lock."""
-        os.close(self.descriptor)
+    def close(self) -> None:
+        """Releases the lock, if this process still has it."""
+        self.lock.close()
         with contextlib.suppress(OSError):
             self.presence.hold(None)
 
@@ -62,6 +65,7 @@ class SweepFolder:
     Args:
         path: the folder.
         presence: how this process keeps others from its waves; None for one that claims none.
+        log: takes a line for the user.
 
     Raises:
         UserError: the folder has no plan, or it is damaged.
@@ -73,9 +77,10 @@ class SweepFolder:
         limits: what was learned about trials that cannot be computed in their waves.
     """
 
-    def __init__(self, path: Path, presence: Presence | None = None):
+    def __init__(self, path: Path, presence: Presence | None = None, log: Log = to_stderr):
         self.path = path
         self.presence = presence or Presence(path)
+        self._log = log
         self._waves = path / "waves"
         self.limits = Limits(self._waves / "limits.json", self.presence.exclusive)
         self._read_plan()
@@ -99,7 +104,7 @@ class SweepFolder:
         return True
 
     def _stat_plan(self) -> tuple[int, int] | None:
-        with contextlib.suppress(FileNotFoundError):  # `read_plan` reports it
+        with contextlib.suppress(OSError):  # `read_plan` reports it
             found = os.stat(self.path / "plan.json")
             return found.st_ino, found.st_mtime_ns
         return None
@@ -108,10 +113,12 @@ class SweepFolder:
 
     def finished(self) -> set[str]:
         """Returns the trials that have a result, by their folders."""
-        trials = self.trials()
-        places = [*self.path.glob("trials/*/*/*"), *self.path.glob("final*/*/*")]
-        names = (place.relative_to(self.path).as_posix() for place in places)
-        return {name for name in names if name in trials}
+        known = self.trials()
+        levels = {name.partition("/")[0]: name.count("/") for name in known}
+        names = (
+            name for top, count in levels.items() for name in paths_below(self.path, top, count)
+        )
+        return {name for name in names if name in known}
 
     def final(self) -> dict[str, Trial]:
         """Returns the final trials by their folders; none before the winners are known."""
@@ -143,8 +150,8 @@ class SweepFolder:
 
     def waves(self) -> list[Path]:
         """Returns the files of the waves that are not finished."""
-        files = self._waves.glob("*.json") if self._waves.is_dir() else ()
-        return sorted(file for file in files if file != self.limits.path)
+        files = [self.path / name for name in paths_below(self.path, "waves", 1)]
+        return sorted(x for x in files if x.suffix == ".json" and x != self.limits.path)
 
     # Claims.
 
@@ -168,8 +175,7 @@ class SweepFolder:
             self.refresh()
             clean(self._waves)
             taken: set[str] = set()
-            for file in self.waves():
-                content = _read_wave(file)
+            for file, content in self._unfinished():
                 taken |= set(content["trials"])
                 claim = self._hold(file, content)
                 if claim is not None:
@@ -182,10 +188,18 @@ class SweepFolder:
         with contextlib.suppress(OSError, UserError), self.presence.exclusive():
             self.presence.tidy()
             clean(self._waves)
-            for file in self.waves():
-                claim = self._hold(file, _read_wave(file))
+            for file, content in self._unfinished():
+                claim = self._hold(file, content)
                 if claim is not None:  # the sweep was extended meanwhile
-                    claim.release()
+                    claim.close()
+
+    def _unfinished(self) -> Iterator[tuple[Path, WaveContent]]:
+        """Yields the waves that are not finished, and removes those whose files are damaged."""
+        for file in self.waves():
+            try:
+                yield file, read_wave(file)
+            except (DamagedFile, FileNotFoundError) as error:
+                self._throw_away(file, error)
 
     def _choose_winners(self) -> None:
         """Writes final.json once every trial of the search has a result."""
@@ -242,35 +256,30 @@ class SweepFolder:
         return self._write_wave(same[:width], program)
 
     def _write_wave(self, trials: Sequence[Trial], program: int, alone: bool = False) -> Claim:
-        content = {"alone": alone, "program": program, "trials": [t.folder for t in trials]}
-        text = json.dumps(content)
-        name = hashlib.sha256(text.encode()).hexdigest()[:12]
-        file = self._waves / f"{name}.json"
-        replace_file(file, text.encode())
+        content = WaveContent(alone=alone, program=program, trials=[t.folder for t in trials])
+        file = self._waves / f"{wave_name(content)}.json"
+        replace_file(file, json.dumps(content).encode())
         claim = self._hold(file, content)
         assert claim is not None, "the sweep is locked, so that nobody else holds a new wave"
         return claim
 
-    def _hold(self, file: Path, content: Mapping[str, Any]) -> Claim | None:
-        """Locks a wave; returns None if another process has it."""
-        descriptor = os.open(file, os.O_RDWR | os.O_CLOEXEC)
-        # Otherwise its holder finished the wave, and removed the file, meanwhile.
-        if not (self.presence.take(file.stem, descriptor) and os.fstat(descriptor).st_nlink > 0):
-            os.close(descriptor)
-            return None
-        known = self.trials()
-        # All have results: a worker was killed before it removed the wave. Not all are known: the
-        # final trials of a winner that is none any more, since the sweep was extended.
-        finished = all((self.path / name).exists() for name in content["trials"])
-        if finished or not set(content["trials"]) <= set(known):
-            remove(set_aside(file))
-            os.close(descriptor)
-            return None
-        try:
+    def _hold(self, file: Path, content: WaveContent) -> Claim | None:
+        """Locks a wave; returns None if another process has it, or nothing of it is left to do."""
+        with contextlib.ExitStack() as stack:
+            stream = stack.enter_context(_opened(file))
+            # Otherwise its holder finished the wave, and removed the file, meanwhile.
+            taken = self.presence.take(file.stem, stream.fileno())
+            if not (taken and os.fstat(stream.fileno()).st_nlink > 0):
+                return None
+            known = self.trials()
+            # All have results: a worker was killed before it removed the wave. Not all are known:
+            # the final trials of a winner that is none any more, since the sweep was extended.
+            finished = all((self.path / name).exists() for name in content["trials"])
+            if finished or not set(content["trials"]) <= set(known):
+                remove(set_aside(file))
+                return None
             self.presence.hold(file.stem)
-        except OSError:
-            os.close(descriptor)
-            raise
+            stack.pop_all()
         return Claim(
             name=file.stem,
             trials=tuple(known[name] for name in content["trials"]),
@@ -278,9 +287,19 @@ class SweepFolder:
             file=file,
             path=file.with_suffix(""),
             program=content["program"],
-            descriptor=descriptor,
+            lock=stream,
             presence=self.presence,
         )
+
+    def _throw_away(self, file: Path, error: Exception) -> None:
+        """Removes a wave whose file is damaged, unless a worker computes it nevertheless."""
+        with contextlib.ExitStack() as stack:
+            with contextlib.suppress(OSError):  # what cannot be opened is locked by nobody
+                stream = stack.enter_context(_opened(file))
+                if not self.presence.take(file.stem, stream.fileno()):
+                    return
+            self._log(f"{error}")
+            remove(set_aside(file))
 
     def remove(self, claim: Claim) -> None:
         """Removes a wave whose trials are finished or are to be claimed again.
@@ -290,9 +309,9 @@ class SweepFolder:
         """
         with self.presence.exclusive():  # other workers read the files of waves
             removed = set_aside(claim.file)
-            claim.release()
+            claim.close()
         remove(removed)
 
 
-def _read_wave(file: Path) -> dict[str, Any]:
-    return json.loads(file.read_text())
+def _opened(file: Path) -> BinaryIO:
+    return open(os.open(file, os.O_RDWR | os.O_CLOEXEC), "r+b", buffering=0)

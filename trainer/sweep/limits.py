@@ -6,15 +6,23 @@ import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
+from typing import Any, NotRequired, TypedDict
 
+from trainer.sweep.removal import remove, set_aside
 from trainer.writers.files import replace_file
+from trainer.writers.json_files import DamagedFile, read_json
 
 _MOST_FAULTS = 3  # errors of a trial's own code before it counts as failed
 
 # Operations of a wave: about a minute on two cores. A wave takes time of its own, for its folder
 # and its files, which 16 trials share well; only short ones gain from more.
 _USEFUL_OPERATIONS, _USEFUL, _MOST = 2**38, 16, 64
+
+
+class _Content(TypedDict):
+    widths: NotRequired[dict[str, int]]
+    alone: NotRequired[list[str]]
+    faults: NotRequired[dict[str, int]]
 
 
 def useful_width(operations: int) -> int:
@@ -63,8 +71,9 @@ class Limits:
             of errors.
         """
         empty: dict[str, Any] = {"widths": {}, "alone": [], "faults": {}}
-        with contextlib.suppress(FileNotFoundError):
-            return empty | json.loads(self.path.read_text())
+        # What it lost is learned again.
+        with contextlib.suppress(FileNotFoundError, DamagedFile):
+            return empty | read_json(self.path, _Content, "remove it.")
         return empty
 
     def split(self, program: int, width: int) -> None:
@@ -107,4 +116,6 @@ class Limits:
         with self._exclusive():
             limits = self.read()
             change(limits)
+            if self.path.is_dir():
+                remove(set_aside(self.path))
             replace_file(self.path, json.dumps(limits).encode())

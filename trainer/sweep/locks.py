@@ -31,10 +31,11 @@ def lock(descriptor: int, *, wait: bool) -> bool:
     except OSError as error:
         if error.errno not in holders.UNSUPPORTED:
             raise
+        # Not an error of the disk, which may be gone at a later start.
         raise UserError(
             "The file system of the sweep's folder has no locks, which keep two workers from the"
             " same trials: add --locks=heartbeat, or choose a --workdir on another file system."
-        ) from error
+        ) from None
     return True
 
 
@@ -45,8 +46,9 @@ def is_locked(file: Path) -> bool:
         file: the file; one that does not exist is not locked.
     """
     try:
-        descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
-    except FileNotFoundError:
+        # Otherwise a pipe would be waited for.
+        descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except (FileNotFoundError, PermissionError):
         return False
     try:
         return not share(descriptor)
@@ -80,9 +82,13 @@ def exclusive(folder: Path) -> Iterator[None]:
         folder: of the sweep.
 
     Raises:
-        UserError: the file system has no locks.
+        UserError: the file system has no locks, or the file `lock` is a folder.
     """
-    descriptor = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    file = folder / "lock"
+    try:
+        descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except IsADirectoryError as error:
+        raise UserError(f"{file} is a folder, where a sweep keeps a file: remove it.") from error
     try:
         lock(descriptor, wait=True)
         yield

@@ -11,43 +11,31 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
-import jax
-
 from trainer.checkpoint import CheckpointError, Checkpoints, CorruptCheckpoint
-from trainer.data.shard_reader import DataChanged
 from trainer.engine.feed import Feed
 from trainer.engine.program import Program
 from trainer.engine.step import State
 from trainer.engine.vmapped import Vmapped
 from trainer.messages import DONE, FAILED, STOPPED
 from trainer.sweep.definition import Goal
+from trainer.sweep.faults import is_of_a_trial
 from trainer.sweep.folder import SweepFolder
 from trainer.sweep.outcome import Outcome
 from trainer.sweep.plan import Trial
 from trainer.sweep.turn import Round, Turn
 from trainer.sweep.wave import Wave
+from trainer.sweep.wave_check import check_rows
 from trainer.train.autosave import AutosavePolicy, was_killed
 from trainer.train.restoring import to_save, with_hyperparams
 from trainer.train.rollback import GoBack
-from trainer.train.rows import MetricsError
 from trainer.train.services import Ended, Halted
 from trainer.train.signals import StopSignals
 from trainer.train.stopwatch import Clock
 from trainer.train.warm_start import WarmStart
 from trainer.train.watchdog import SlowLines, Watchdog
-from trainer.workdir import WorkdirTakenOver
 from trainer.writers.durable import sync_file_system
 
 End = Ended | GoBack | Halted
-_NOT_OF_A_TRIAL = (
-    DataChanged,
-    OSError,
-    MemoryError,
-    MetricsError,
-    CheckpointError,
-    WorkdirTakenOver,
-    jax.errors.JaxRuntimeError,
-)
 
 
 class Lockstep:
@@ -148,17 +136,20 @@ class Lockstep:
                     raise
                 self._log(str(error))
                 continue
+            restored = [trial for trial in trials if self._key(trial) in saved]
+            for trial in restored:
+                check_rows(self._wave.staged(trial), step, self._program.experiment)
             return step, {
                 trial: with_hyperparams(self._program_of(trial), tree["trials"][self._key(trial)])
-                for trial in trials
-                if self._key(trial) in saved
+                for trial in restored
             }
         experiment = self._program.experiment
-        warm = WarmStart(self._program, trials[0].config) if experiment.warm_start else None
-        states = {trial: self._program_of(trial).init() for trial in trials}
-        if warm is not None:
-            states = {trial: warm.apply(state) for trial, state in states.items()}
-        return None, states
+        programs = {trial: self._program_of(trial) for trial in trials}
+        if not experiment.warm_start:
+            return None, {trial: program.init() for trial, program in programs.items()}
+        warm = WarmStart(self._program, trials[0].config)
+        self._wave.workdir.record(warm_starts=warm.number)
+        return None, {trial: warm.first_state(program) for trial, program in programs.items()}
 
     def _key(self, trial: Trial) -> str:
         return f"{self._wave.claim.trials.index(trial):04d}"
@@ -248,9 +239,9 @@ class Lockstep:
                 self._log(f"{trial.folder}: {turn.lines[-1]} It is computed alone.")
                 return
             outcome = turn.outcome(end)
-        except _NOT_OF_A_TRIAL:
-            raise
-        except Exception as error:  # of the user's code: a data set, a hook
+        except Exception as error:
+            if not is_of_a_trial(error):
+                raise
             self._fail(turn, error)
             return
         self._ended[trial] = outcome

@@ -22,7 +22,7 @@ from trainer.sweep.encoding import canonical
 from trainer.sweep.plan import SweepPlan
 from trainer.sweep.presence import Mode, Presence
 from trainer.sweep.stored_plan import FORMAT, StoredPlan, StoredProgram, digest_of, read_plan
-from trainer.writers.files import remove_temporaries, replace_file
+from trainer.writers.files import open_regular, remove_temporaries, replace_file
 
 # What is in a folder before plan.json, which is written last.
 _OWN_NAMES = ("lock", "held", "workers", "sweep.yaml", "arms", "plan.json")
@@ -187,6 +187,11 @@ def check_same(folder: Path, plan: SweepPlan) -> bool:
     )
 
 
+def _content(file: Path) -> bytes:
+    with open_regular(file) as stream:
+        return stream.read()
+
+
 def _check_no_strangers(folder: Path, plan: SweepPlan) -> None:
     """Checks that a folder without plan.json has at most what a killed process of the sweep left.
 
@@ -202,7 +207,7 @@ def _check_no_strangers(folder: Path, plan: SweepPlan) -> None:
         strangers += [
             name
             for name, text in files_of(plan).items()
-            if (folder / name).exists() and (folder / name).read_bytes() != text.encode()
+            if (folder / name).exists() and _content(folder / name) != text.encode()
         ]
     except OSError as error:
         raise UserError(

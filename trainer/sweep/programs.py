@@ -14,6 +14,8 @@ from trainer.config.tree import child_trees
 from trainer.config.wording import brief, listing
 from trainer.engine.loading import load_located
 from trainer.engine.plan import make_plan
+from trainer.engine.program import Program
+from trainer.engine.vmapped import batched_kernels
 from trainer.sweep.checks import (
     check_extremes,
     check_goal,
@@ -140,7 +142,7 @@ def _group(
         except ConfigError as error:
             raise placed(error, arm, f"The trial {first.name}") from error
         check_goal(plan, arm, program.experiment)
-        _check_vmap(plan, arm, program.mesh.size)
+        _check_vmap(plan, arm, program)
         inputs = set(traced.inputs)
         keys = [_structural(trial.values, inputs) for trial in rest]
         shared = [trial for trial, key in zip(rest, keys, strict=True) if key == keys[0]]
@@ -161,13 +163,24 @@ def _group(
     return _merge(groups)
 
 
-def _check_vmap(plan: SweepPlan, arm: ArmConfig, devices: int) -> None:
-    if plan.definition.sweep.vmap is not None and devices > 1:
-        raise ConfigError(
-            f"{arm.title} has a mesh of {devices} devices, and vmap computes trials on one: remove"
-            " vmap or mesh.",
-            plan.definition.config.sources["vmap"],
+def _check_vmap(plan: SweepPlan, arm: ArmConfig, program: Program) -> None:
+    if plan.definition.sweep.vmap is None:
+        return
+    wrong = ""
+    if program.mesh.size > 1:
+        wrong = (
+            f"has a mesh of {program.mesh.size} devices, and vmap computes trials on one: remove"
+            " vmap or mesh."
         )
+    elif kernels := batched_kernels(program):
+        wrong = (
+            "decomposes matrices of several trials at once under vmap (LAPACK's"
+            f" {', '.join(kernels)}). On a CPU these kernels can wait for each other for ever:"
+            " remove vmap, and the trials take turns."
+        )
+    if wrong:
+        source = plan.definition.config.sources["vmap"]
+        raise ConfigError(f"{arm.title} {wrong}", source)
 
 
 def _structural(values: Mapping[str, Tree], inputs: set[str]) -> str:

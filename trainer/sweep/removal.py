@@ -13,7 +13,7 @@ _REMOVED = ".removed-"
 
 
 def set_aside(file: Path) -> Path:
-    """Removes the file of a wave, and renames its folder; the sweep must be locked.
+    """Removes the file of a wave, whatever it is, and renames its folder; the sweep must be locked.
 
     If this process is killed while it removes the content of the folder, no worker takes what is
     left for that of a wave.
@@ -27,6 +27,8 @@ def set_aside(file: Path) -> Path:
     removed = Path(tempfile.mkdtemp(prefix=_REMOVED, dir=file.parent))
     with contextlib.suppress(FileNotFoundError):
         os.rename(file.with_suffix(""), removed / file.stem)
+    if file.is_dir() and not file.is_symlink():
+        os.rename(file, removed / file.name)
     file.unlink(missing_ok=True)
     sync(file.parent)
     return removed
@@ -34,7 +36,8 @@ def set_aside(file: Path) -> Path:
 
 def remove(folder: Path) -> None:
     """Removes what `set_aside` returned, as far as possible."""
-    shutil.rmtree(folder, ignore_errors=True)
+    with contextlib.suppress(OSError):  # which `ignore_errors` does not do for all of them
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def clean(waves: Path) -> None:

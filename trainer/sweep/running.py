@@ -1,20 +1,37 @@
 """The waves of a sweep that are not finished, as a process sees them that computes none."""
 
 import contextlib
-import json
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NotRequired, TypedDict, TypeVar
 
 from trainer.sweep.locks import is_locked, share
 from trainer.sweep.presence import announced
+from trainer.sweep.wave_file import read_wave
 from trainer.writers import holders
+from trainer.writers.json_files import DamagedFile, read_json
+from trainer.writers.run_record import read_record
 
+T = TypeVar("T")
+
+_TO_LOCK = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK  # a pipe would be waited for
 _PATIENCE, _PAUSE = 1.0, 0.05  # seconds to wait for workers that claim waves, and between two looks
 _OLD = 30.0  # seconds; a wave whose progress is older, or from the future, is looked at twice
+
+
+class _Holder(TypedDict):
+    host: NotRequired[str]
+    pid: NotRequired[int]
+
+
+class _Progress(TypedDict, total=False):
+    epoch: int
+    step: int
+    trials: int
+    rate: float
 
 
 @dataclass(frozen=True)
@@ -44,27 +61,36 @@ class WaveStatus:
     worker: str
 
 
-def read_waves(folder: Path, files: Sequence[Path]) -> Iterator[WaveStatus]:
-    """Yields the waves that are not finished.
+def read_waves(
+    folder: Path, files: Sequence[Path]
+) -> tuple[tuple[WaveStatus, ...], tuple[str, ...]]:
+    """Reads the waves that are not finished.
 
     Args:
         folder: the folder of the sweep.
         files: those of the waves, from `SweepFolder.waves`.
+
+    Returns:
+        The waves, and sentences about files that are damaged.
     """
-    held = _held(folder / "lock", files)
-    workers = {record["wave"]: record for record in announced(folder) if record.get("wave")}
-    standing = _standing(folder, workers)
+    found, faults = {}, []
     for file in files:
         try:
-            content = json.loads(file.read_text())
-            trials, program = tuple(content["trials"]), int(content["program"])
-        except (OSError, ValueError, KeyError, TypeError):  # finished meanwhile
+            found[file] = read_wave(file)
+        except FileNotFoundError:  # finished meanwhile
             continue
-        record = workers.get(file.stem, {})
-        # This machine may not see its lock.
-        has_it = file in held or bool(record)
+        except DamagedFile as error:
+            faults.append(str(error))
+    held = _held(folder / "lock", list(found))
+    workers = {record["wave"]: record for record in announced(folder) if record.get("wave")}
+    standing = _standing(folder, workers)
+    waves = []
+    for file, content in found.items():
+        # This machine may not see the lock of one that is announced.
+        has_it = file in held or file.stem in workers
         moving = has_it and file.stem not in standing
-        yield _wave(file, trials, program, has_it, moving)
+        waves.append(_wave(file, tuple(content["trials"]), content["program"], has_it, moving))
+    return tuple(waves), tuple(faults)
 
 
 def _standing(folder: Path, workers: Mapping[str, Mapping[str, Any]]) -> set[str]:
@@ -90,10 +116,10 @@ def _wave(
     file: Path, trials: tuple[str, ...], program: int, held: bool, moving: bool
 ) -> WaveStatus:
     folder = file.with_suffix("")
-    holder, progress = read_json(folder / "lock"), read_json(folder / "progress.json")
+    holder = _read(folder / "lock", _Holder) or _Holder()
+    progress = _read(folder / "progress.json", _Progress) or _Progress()
     if "pid" not in holder:  # nobody has the folder; who had it last?
-        lineage = read_json(folder / "run.json").get("lineage") or [{}]
-        holder = {} if held else lineage[-1]
+        holder = _Holder() if held else _last_process(folder / "run.json")
     # Otherwise an earlier worker wrote it.
     own = held and "epoch" in progress and progress["epoch"] == _epoch(folder)
     return WaveStatus(
@@ -102,11 +128,25 @@ def _wave(
         program=program,
         held=held,
         moving=moving,
-        step=int(progress.get("step", 0)),
-        running=int(progress.get("trials", 0)) if own else len(trials),
-        rate=float(progress["rate"]) if own and moving and progress.get("rate") else None,
+        step=progress.get("step", 0),
+        running=progress.get("trials", 0) if own else len(trials),
+        rate=(progress.get("rate") or None) if own and moving else None,
         worker=f"{holder.get('host')}, process {holder['pid']}" if "pid" in holder else "",
     )
+
+
+def _last_process(file: Path) -> _Holder:
+    with contextlib.suppress(DamagedFile):
+        lineage = (read_record(file) or {"lineage": []})["lineage"]
+        return lineage[-1] if lineage else _Holder()
+    return _Holder()
+
+
+def _read(file: Path, kind: type[T]) -> T | None:
+    """Reads a file of a wave on which nothing depends; None if it is missing or damaged."""
+    with contextlib.suppress(FileNotFoundError, DamagedFile):
+        return read_json(file, kind, "the next worker replaces it.")
+    return None
 
 
 def _held(lock: Path, files: Sequence[Path]) -> set[Path]:
@@ -118,7 +158,10 @@ def _held(lock: Path, files: Sequence[Path]) -> set[Path]:
     if not (files and lock.exists()):  # --locks=heartbeat makes none
         return set()
     with contextlib.ExitStack() as stack:
-        descriptor = os.open(lock, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            descriptor = os.open(lock, _TO_LOCK)
+        except FileNotFoundError:  # no worker has claimed a wave since it was removed
+            return set()
         stack.callback(os.close, descriptor)
         until = time.monotonic() + _PATIENCE
         while not share(descriptor):
@@ -126,19 +169,6 @@ def _held(lock: Path, files: Sequence[Path]) -> set[Path]:
                 return set(files)  # its holder is a worker
             time.sleep(_PAUSE)
         return {file for file in files if is_locked(file)}
-
-
-def read_json(file: Path) -> dict[str, Any]:
-    """Returns the object in a JSON file; an empty one if the file is missing or damaged.
-
-    Args:
-        file: the file.
-    """
-    try:
-        content = json.loads(file.read_text())
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return content if isinstance(content, dict) else {}
 
 
 def _epoch(folder: Path) -> int | None:

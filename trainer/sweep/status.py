@@ -54,6 +54,7 @@ class Status:
         waves: the waves that are not finished.
         outcomes: folder of a trial -> its outcome, for those that ended.
         unreadable: folders of finished trials whose summary.json is missing or damaged.
+        damaged: sentences about files of waves that are damaged.
         final: the final trials, none for an arm of which every point diverged; None before the
             winners are known.
         complete: whether all runs have ended, those on final seeds included.
@@ -65,6 +66,7 @@ class Status:
     waves: tuple[WaveStatus, ...]
     outcomes: Mapping[str, Outcome]
     unreadable: tuple[str, ...]
+    damaged: tuple[str, ...]
     final: tuple[Trial, ...] | None
     complete: bool
     seconds: float | None
@@ -110,7 +112,7 @@ class SweepReader:
         if self._folder.refresh():
             self._forget()
         # Waves first: their trials may be finished meanwhile, but not the other way round.
-        waves = tuple(read_waves(self.path, self._folder.waves()))
+        waves, damaged = read_waves(self.path, self._folder.waves())
         if self._final is None:
             self._final = final_trials(self.path, self.plan)
         final = tuple(self._final or ())
@@ -133,6 +135,7 @@ class SweepReader:
             waves=waves,
             outcomes=outcomes,
             unreadable=unreadable,
+            damaged=damaged,
             final=None if self._final is None else final,
             complete=none_follow and all(t.folder in ended for t in (*self.plan.trials, *final)),
             seconds=self._seconds(waves, in_wave, {*outcomes, *unreadable}, final),

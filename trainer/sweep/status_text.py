@@ -75,6 +75,7 @@ def render(status: Status, plan: StoredPlan, folder: Path) -> str:
         list(_bad(status, "failed")),
         list(_bad(status, "diverged")),
         [f"{name} has no summary.json that can be read." for name in status.unreadable[:_SHOWN]],
+        list(status.damaged[:_SHOWN]),
         _winners(status, plan),
         _next(status, folder),
     ]

@@ -1,17 +1,19 @@
 """Reads the plan in the folder of a sweep; plan_file.py, which writes it, describes its files."""
 
 import hashlib
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 from trainer.config import Config, ConfigError, load
+from trainer.config.wording import brief
 from trainer.messages import UserError
 from trainer.sweep.definition import Goal
 from trainer.sweep.encoding import Decoder, canonical
 from trainer.sweep.plan import Trial
+from trainer.writers.files import open_regular
+from trainer.writers.json_files import check_json, damaged, read_json
 
 FORMAT = 1
 # What a revision says beside its digest and its programs; only an extension has the last two.
@@ -27,6 +29,31 @@ _DIGESTED = (
     "known",
     "follows",
 )
+
+
+_ADVICE = "restore it from a copy, or start the sweep in another --workdir."
+
+
+class _Program(TypedDict):
+    trials: list[str]
+    inputs: list[str]
+    steps: int
+    batch_size: int
+    flops: int
+    state_bytes: int
+
+
+class _Revision(TypedDict):  # the others are a part of the digest
+    digest: str
+    programs: list[_Program]
+    reasons: list[str]
+    plan: str
+
+
+class _Plan(TypedDict):
+    format: int
+    vocabulary: list[str]
+    revisions: list[_Revision]
 
 
 @dataclass(frozen=True)
@@ -100,12 +127,13 @@ def read_plan(folder: Path) -> StoredPlan:
     """
     file = folder / "plan.json"
     try:
-        content = json.loads(file.read_bytes())
-        if content["format"] != FORMAT:
+        content = read_json(file, dict[str, Any], _ADVICE)
+        if "format" in content and content["format"] != FORMAT:
             raise UserError(
-                f"{file} has the format {content['format']!r}, and this version of Lockstep reads"
-                f" {FORMAT}: use the version that wrote it, or another --workdir."
+                f"{file} has the format {brief(content['format'])}, and this version of Lockstep"
+                f" reads {FORMAT}: use the version that wrote it, or another --workdir."
             )
+        check_json(content, _Plan, file, _ADVICE)
         return _stored(folder, content)
     except FileNotFoundError as error:
         raise UserError(
@@ -113,20 +141,13 @@ def read_plan(folder: Path) -> StoredPlan:
             " that was the --workdir of python -m trainer sweep."
         ) from error
     except OSError as error:
-        raise UserError(f"{file} cannot be read: {error.strerror}.") from error
+        raise UserError(f"{error.filename or file} cannot be read: {error.strerror}.") from error
     except ConfigError as error:
-        raise _damaged(file, str(error)) from error
+        raise damaged(file, str(error), _ADVICE) from error
     except UserError:
         raise
-    except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError) as error:
-        raise _damaged(file, f"{type(error).__name__}: {error}") from error
-
-
-def _damaged(file: Path, why: str) -> UserError:
-    return UserError(
-        f"{file} is damaged ({why}): restore it from a copy, or start the sweep in another"
-        " --workdir."
-    )
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        raise damaged(file, f"{type(error).__name__}: {error}", _ADVICE) from error
 
 
 def digest_of(revision: Mapping[str, Any]) -> str:
@@ -144,7 +165,8 @@ def _stored(folder: Path, content: Mapping[str, Any]) -> StoredPlan:
     before = None
     for number, revision in enumerate(revisions, 1):
         if digest_of(revision) != revision["digest"] or revision.get("follows") != before:
-            raise _damaged(folder / "plan.json", f"the digest of its revision {number} differs")
+            why = f"the digest of its revision {number} differs"
+            raise damaged(folder / "plan.json", why, _ADVICE)
         before = revision["digest"]
     arms = {name: _arm(folder, name, entry["config"]) for name, entry in last["arms"].items()}
     decoder = Decoder()
@@ -189,7 +211,8 @@ def _stored(folder: Path, content: Mapping[str, Any]) -> StoredPlan:
 def _arm(folder: Path, name: str, sha256: str) -> Config:
     file = folder / "arms" / f"{name}.yaml"
     try:
-        found = hashlib.sha256(file.read_bytes()).hexdigest()
+        with open_regular(file) as stream:
+            found = hashlib.sha256(stream.read()).hexdigest()
     except FileNotFoundError as error:
         raise UserError(
             f"{file} is missing: restore it from a copy, or start the sweep in another --workdir."
@@ -199,4 +222,9 @@ def _arm(folder: Path, name: str, sha256: str) -> Config:
             f"{file} was changed after the sweep was planned: restore it, or start a sweep with the"
             " changed config in another --workdir."
         )
-    return load([file])
+    try:
+        return load([file])
+    except ConfigError as error:
+        if isinstance(error.__cause__, OSError):  # the disk cannot be read any more
+            raise error.__cause__ from None
+        raise

@@ -12,6 +12,7 @@ of the wave have ended.
 
 import contextlib
 import dataclasses
+import itertools
 import json
 import os
 import shutil
@@ -27,11 +28,14 @@ from trainer.sweep.config_files import ConfigFiles
 from trainer.sweep.folder import Claim, SweepFolder
 from trainer.sweep.outcome import Outcome, read_outcome
 from trainer.sweep.plan import Trial
+from trainer.sweep.wave_check import check_folder
+from trainer.train.runtime import use_openblas_threads
 from trainer.workdir import Workdir, code, fingerprint
-from trainer.workdir.record import FORMAT, now
+from trainer.workdir.record import now
 from trainer.writers.durable import make_folder, sync_file_system
 from trainer.writers.files import remove_temporaries, replace_file, temporary_beside
 from trainer.writers.lines import sync_rows
+from trainer.writers.run_record import FORMAT
 from trainer.writers.summary import SUMMARY_FILE
 
 # Kills without progress, while a wave computes or at all, after which it is split; and of a single
@@ -49,12 +53,14 @@ class Wave:
         plan: the text of the plan of its program, for those who look into the folder.
         vocabulary: further packages whose public functions the configs may name.
         data: the data set of its trials.
+        data_fingerprint: that of the data set.
         config_files: writes the configs of its trials.
         log: takes a line for the user.
         take_over: whether the lock of the folder says nothing about who has the wave.
 
     Raises:
         UserError: the wave was begun by a process with other code or settings.
+        DamagedFile: the folder of the wave is not as a worker leaves it.
 
     Attributes:
         claim, take_over: as given.
@@ -70,21 +76,26 @@ class Wave:
         plan: str,
         vocabulary: Sequence[str],
         data: Any,
+        data_fingerprint: str,
         config_files: ConfigFiles,
         log: Callable[[str], None],
         take_over: bool = False,
     ):
+        check_folder(claim)
         self.claim = claim
         self.take_over = take_over
         self.path = claim.path
         self._folder = folder
         self._config_files = config_files
         first = claim.trials[0].config
+        others = itertools.islice(folder.path.glob("trials/*/*/*/run.json"), 1)
+        threads = use_openblas_threads(claim.path, *(record.parent for record in others))
         # It asks git and reads what is installed, which would take most of the time of a trial.
         self._common = fingerprint(
-            data=getattr(data, "fingerprint", ""),
+            data=data_fingerprint,
             batch_size=data.batch_size,
             code=code.hashes(vocabulary),
+            openblas_threads=threads,
         )
         self.workdir = Workdir(
             claim.path,
@@ -209,10 +220,10 @@ class Wave:
         """Ends the work of this process on the wave, which another one resumes.
 
         Args:
-            kind: "stopped", "failed" or "crashed", for the record.
+            kind: "stopped", "failed" or "crashed", for the record of a wave that is not finished.
         """
-        self.workdir.close(kind)
-        self.claim.release()
+        if self.workdir.lock.held:
+            self.workdir.close(kind)
 
     # Kills.
 

@@ -3,6 +3,7 @@
 import contextlib
 import gc
 import math
+import os
 import time
 import traceback
 from collections.abc import Callable, Mapping
@@ -13,10 +14,9 @@ from typing import Any
 
 import jax
 
-from trainer.checkpoint import CheckpointError
 from trainer.data.shard_reader import DataChanged
 from trainer.engine.loading import load_located
-from trainer.engine.plan import make_plan
+from trainer.engine.plan import located_fingerprint, make_plan
 from trainer.engine.plan_text import render
 from trainer.engine.program import Program
 from trainer.engine.vmapped import Vmapped
@@ -24,6 +24,12 @@ from trainer.messages import DONE, FAILED, STOPPED, UserError
 from trainer.sweep.alone import run_alone
 from trainer.sweep.checks import is_number
 from trainer.sweep.config_files import ConfigFiles
+from trainer.sweep.faults import (
+    damage_in,
+    is_of_another_worker,
+    is_of_the_disk,
+    is_of_the_memory,
+)
 from trainer.sweep.folder import Claim, SweepFolder
 from trainer.sweep.lockstep import Lockstep
 from trainer.sweep.needs import most_side_by_side
@@ -31,10 +37,8 @@ from trainer.sweep.outcome import Outcome
 from trainer.sweep.plan import Trial
 from trainer.sweep.presence import Mode, Presence
 from trainer.sweep.wave import Wave
-from trainer.train.rows import MetricsError
 from trainer.train.signals import StopSignals
 from trainer.train.watchdog import SlowLines
-from trainer.workdir import WorkdirTakenOver
 
 _KEPT_PROGRAMS = 4  # waves of several arms take turns
 _PAUSE = 1.0  # seconds between two looks at the folder while others compute the last trials
@@ -46,6 +50,7 @@ class _Prepared:
 
     program: Program
     plan: str
+    data_fingerprint: str
     values: dict[str, Mapping[str, float]]
     vmapped: Vmapped | None = None
     difference: float = 0.0
@@ -73,13 +78,14 @@ class Worker:
         log: Callable[[str], None],
         locks: Mode = "flock",
     ):
-        self.folder = SweepFolder(path, Presence(path, locks))
+        self.folder = SweepFolder(path, Presence(path, locks), log)
         self._vocabulary = self.folder.plan.vocabulary
         self._config_files = ConfigFiles(self._vocabulary)
         self._workers = workers
         self._signals = signals
         self._log = log
         self._slow_lines = SlowLines(math.inf)  # other workers may keep this machine busy
+        self._thrown_away: set[str] = set()  # names of waves whose folders were damaged
         self._prepared: dict[int, _Prepared] = {}  # the one used last is the last
 
     def run(self) -> int:
@@ -93,6 +99,15 @@ class Worker:
             UserError: the locks of the folder are not seen by all machines, or its files are
                 damaged.
         """
+        try:
+            return self._compute_waves()
+        except Exception as error:
+            if not is_of_the_disk(error):
+                raise
+            self._log(self._describe(error))
+            return FAILED
+
+    def _compute_waves(self) -> int:
         if self.folder.is_complete():
             self._log(
                 f"Every trial in {self.folder.path} has a result. `python -m trainer sweep extend`"
@@ -101,11 +116,7 @@ class Worker:
             with contextlib.suppress(OSError, UserError), self.folder.presence:
                 self.folder.tidy()
             return DONE
-        with contextlib.ExitStack() as stack:
-            try:
-                stack.enter_context(self.folder.presence)
-            except OSError as error:
-                return self._fail(error)
+        with self.folder.presence:
             return self._work()
 
     def _work(self) -> int:
@@ -117,61 +128,88 @@ class Worker:
                     return DONE
                 time.sleep(_PAUSE)  # others compute the last trials, or a worker may die
                 continue
-            code = self._compute(claim)
+            with contextlib.closing(claim):
+                code = self._compute(claim)
             if code in (STOPPED, FAILED):
                 return code
         return STOPPED
 
+    def _describe(self, error: Exception) -> str:
+        """Returns sentences about a disk that cannot be read or written."""
+        text, where = str(error).rstrip("."), str(self.folder.path)
+        if isinstance(error, OSError) and error.filename is not None:
+            file = Path(os.fsdecode(error.filename))
+            text = f"{file}: {error.strerror}"
+            where = where if file.is_relative_to(where) else str(file)  # that of a data set
+        return (
+            f"error: {text}. Finished trials are kept: start the same command again once {where}"
+            " can be read and written."
+        )
+
     def _compute(self, claim: Claim) -> int:
         """Computes a wave; returns DONE also for one that is left to others."""
-        try:
-            prepared = self._prepare(claim)
-            wave = Wave(
-                self.folder,
-                claim,
-                plan=prepared.plan,
-                vocabulary=self._vocabulary,
-                data=prepared.program.experiment.data,
-                config_files=self._config_files,
-                log=self._log,
-                take_over=self.folder.presence.mode == "heartbeat",
-            )
-        except BaseException:
-            claim.release()
-            raise
+        prepared = self._prepare(claim)
         end = "crashed"  # for whatever is not caught here, such as a signal's exit
+        wave = None
         try:
-            code = self._compute_in(wave, claim, prepared)
+            wave = self._open(claim, prepared)
+            code = self._compute_or_divide(wave, claim, prepared)
             end = "stopped" if code == STOPPED else "failed"
             return code
-        except (MemoryError, jax.errors.JaxRuntimeError) as error:
-            if not isinstance(error, MemoryError) and "RESOURCE_EXHAUSTED" not in str(error):
-                self._log(traceback.format_exc())  # it is tried again, then split
-                return DONE
-            return self._divide(wave, claim, f"It does not fit into memory: {error}")
-        except WorkdirTakenOver as error:
-            self._log(str(error))
-            return DONE
         except DataChanged as error:  # no trial can be computed, and none has failed
             end = "failed"
             self._log(f"error: {error} Finished trials are kept.")
             return FAILED
-        except (OSError, MetricsError, CheckpointError) as error:
-            end = "failed"
-            return self._fail(error)
-        except Exception:  # of a compiled program, perhaps: the wave is tried again, then split
-            self._log(traceback.format_exc())
+        except Exception as error:
+            if self._is_thrown_away(wave, claim, error):
+                return DONE
+            if is_of_the_disk(error):
+                end = "failed"
+                raise
+            if is_of_another_worker(error):
+                self._log(str(error))
+                time.sleep(_PAUSE)  # which computes the wave now
+                return DONE
+            if wave is None:
+                raise
+            self._log(traceback.format_exc())  # of a compiled program, perhaps: it is tried again
             return DONE
         finally:
-            if wave.workdir.lock.held:
+            if wave is not None:
                 wave.leave(end)
 
-    def _fail(self, error: Exception) -> int:
-        self._log(
-            f"error: {error}. Finished trials are kept: start the same command again once"
-            f" {self.folder.path} can be read and written."
+    def _is_thrown_away(self, wave: Wave | None, claim: Claim, error: Exception) -> bool:
+        """Removes a wave whose folder is damaged, once; returns whether it did."""
+        damage = damage_in(claim.path, error)
+        if not damage or claim.name in self._thrown_away:
+            return False
+        self._thrown_away.add(claim.name)
+        self._log(f"{damage}. The wave is removed, and its trials are computed again.")
+        if wave is not None:
+            wave.leave("failed")
+        self.folder.remove(claim)
+        return True
+
+    def _open(self, claim: Claim, prepared: _Prepared) -> Wave:
+        return Wave(
+            self.folder,
+            claim,
+            plan=prepared.plan,
+            vocabulary=self._vocabulary,
+            data=prepared.program.experiment.data,
+            data_fingerprint=prepared.data_fingerprint,
+            config_files=self._config_files,
+            log=self._log,
+            take_over=self.folder.presence.mode == "heartbeat",
         )
-        return FAILED
+
+    def _compute_or_divide(self, wave: Wave, claim: Claim, prepared: _Prepared) -> int:
+        try:
+            return self._compute_in(wave, claim, prepared)
+        except (MemoryError, jax.errors.JaxRuntimeError) as error:
+            if not is_of_the_memory(error):
+                raise
+            return self._divide(wave, claim, f"It does not fit into memory: {error}")
 
     def _compute_in(self, wave: Wave, claim: Claim, prepared: _Prepared) -> int:
         if not wave.unfinished():
@@ -243,10 +281,11 @@ class Worker:
         first = next(iter(claim.trials))
         program = load_located(first.config, self._vocabulary)
         plan = make_plan(program, first.config)
+        data = located_fingerprint(program, first.config)
         start = time.perf_counter()
         program.compile(program.abstract_state())
         self._log(f"Compiled in {time.perf_counter() - start:.1f} s.")
-        prepared = _Prepared(program, render(plan), {first.arm: program.inputs.values})
+        prepared = _Prepared(program, render(plan), data, {first.arm: program.inputs.values})
         self._prepared[claim.program] = prepared
         return prepared
 

@@ -1,9 +1,11 @@
 """Decides when to save besides every `save_every` steps."""
 
-import json
 import time
 from collections.abc import Callable
 from pathlib import Path
+
+from trainer.writers.json_files import DamagedFile
+from trainer.writers.run_record import read_record
 
 _FIRST_PAUSE = 10.0  # seconds of stepping before the first autosave
 _SHORTEST_PAUSE = 1.0  # seconds between two autosaves after a kill
@@ -56,7 +58,7 @@ def was_killed(run_file: Path) -> bool:
         run_file: run.json, in which this process is already recorded; False if it cannot be read.
     """
     try:
-        lineage = json.loads(run_file.read_text())["lineage"]
-        return len(lineage) > 1 and lineage[-2]["exit"] == "killed"
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        lineage = (read_record(run_file) or {"lineage": []})["lineage"]
+    except (OSError, DamagedFile):
         return False
+    return len(lineage) > 1 and lineage[-2].get("exit") == "killed"

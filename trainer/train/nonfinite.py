@@ -1,22 +1,27 @@
 """Records the steps whose loss or gradient was not finite in nonfinite.json."""
 
-import hashlib
 import json
 import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NotRequired, TypedDict
 
 import jax
-import numpy as np
-from numpy.typing import ArrayLike
 
+from trainer.engine.data_fingerprint import digest_batch
 from trainer.engine.experiment import Experiment
+from trainer.writers.json_files import DamagedFile, read_json
 from trainer.writers.outage import Outage
 
 NONFINITE_FILE = "nonfinite.json"
 ADVICE = "Lower the learning rate, or clip the gradients (clip_norm)."
 _KEPT = 100  # events in the file: a run that skips steps forever must not fill the disk
+
+
+class _Event(TypedDict):
+    step: int
+    batch_number: int
+    batch_sha256: NotRequired[str]
 
 
 class RetriedFile:
@@ -75,20 +80,6 @@ def describe(metrics: Mapping[str, float], steps: tuple[int, int]) -> str:
     if steps[0] == steps[1]:
         return text
     return f"{text}, because of an update between step {steps[0]} and step {steps[1]}"
-
-
-def digest_batch(batch: Mapping[str, ArrayLike]) -> str:
-    """Returns the SHA-256 of names, dtypes, shapes and bytes of a batch, as 64 hex digits.
-
-    Args:
-        batch: field name -> array on the host.
-    """
-    digest = hashlib.sha256()
-    for name in sorted(batch):
-        array = np.ascontiguousarray(batch[name])
-        digest.update(f"{name} {array.dtype.str} {array.shape}\n".encode())
-        digest.update(array.tobytes())
-    return digest.hexdigest()
 
 
 class NonFiniteLog:
@@ -162,7 +153,7 @@ def read_events(folder: Path) -> list[dict[str, Any]]:
         cannot be read.
     """
     try:
-        events = json.loads((folder / NONFINITE_FILE).read_text())
-        return [e for e in events if isinstance(e["step"], int) and "batch_number" in e]
-    except (OSError, ValueError, TypeError, KeyError, RecursionError):
+        events = read_json(folder / NONFINITE_FILE, list[_Event], "remove it.")
+    except (OSError, DamagedFile):
         return []
+    return [dict(event) for event in events]

@@ -9,7 +9,7 @@ way are applied again as rollbacks.json lists them.
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypedDict
 
 import jax
 import numpy as np
@@ -17,6 +17,7 @@ import numpy as np
 from trainer.engine.step import State
 from trainer.messages import UserError
 from trainer.train.nonfinite import RetriedFile
+from trainer.writers.json_files import read_json
 
 ROLLBACKS_FILE = "rollbacks.json"
 MOST_ROLLBACKS = 10
@@ -27,6 +28,18 @@ _KEYS = {  # field of Counters -> its key in rollbacks.json
     "last": "last",
     "retries": "again",
 }
+_ADVICE = (
+    "it lists where the run went back to, without which a resumed run has other bits. Restore the "
+    "file, or remove it to continue without it."
+)
+
+
+class _Row(TypedDict):
+    step: int
+    rollbacks: int
+    left_out: int
+    last: int
+    again: int
 
 
 class Counters(NamedTuple):
@@ -201,16 +214,14 @@ def read_rollbacks(folder: Path) -> dict[int, Counters]:
     """
     fields = {key: field for field, key in _KEYS.items()}
     try:
-        rows = json.loads((folder / ROLLBACKS_FILE).read_text())
-        return {
-            int(row.pop("step")): Counters(**{fields[key]: int(n) for key, n in row.items()})
-            for row in rows
-        }
+        rows = read_json(folder / ROLLBACKS_FILE, list[_Row], _ADVICE)
     except FileNotFoundError:
         return {}
-    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+    except OSError as error:
         raise UserError(
-            f"{folder / ROLLBACKS_FILE} cannot be read: {error}. It lists where the run went back "
-            "to, without which a resumed run has other bits. Restore the file, or remove it to "
-            "continue without it."
+            f"{folder / ROLLBACKS_FILE} cannot be read: {error.strerror}. {_ADVICE.capitalize()}"
         ) from error
+    return {
+        row["step"]: Counters(**{field: int(row[key]) for key, field in fields.items()})
+        for row in rows
+    }

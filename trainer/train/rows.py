@@ -151,7 +151,8 @@ class Rows:
     def _count(self, restored: int | None, found: int, was_there: bool) -> None:
         """Compares the rows that the file has with those that the run wrote."""
         step, experiment = restored or 0, self._experiment
-        wanted = expected_rows([Logged(**rows) for rows in self._folder.rows()], step)
+        before = ({name: rows[name] for name in Logged._fields} for rows in self._folder.rows())
+        wanted = expected_rows([Logged(**rows) for rows in before], step)
         if wanted is None:  # an earlier version wrote run.json, without the number of rows
             wanted = int(step > 0 and not was_there)
         now = Logged(step, found, experiment.log_every, experiment.eval_every, experiment.steps)

@@ -11,12 +11,12 @@ import jax
 from trainer import config as configs
 from trainer.checkpoint import CheckpointError, Checkpoints, check_not_lost
 from trainer.config import Config
-from trainer.engine.plan import Plan, make_plan
+from trainer.engine.plan import Plan, located_fingerprint, make_plan
 from trainer.engine.plan_text import render, steps_text
 from trainer.engine.program import Program
 from trainer.engine.step import State
 from trainer.messages import DONE, FAILED, STOPPED, UserError, plural
-from trainer.train import multihost
+from trainer.train import multihost, runtime
 from trainer.train.hooks import Hooks
 from trainer.train.loop import Loop
 from trainer.train.profile import Advance, Profile
@@ -97,8 +97,7 @@ class Run:
             profile: profiles some of the steps; None for no profile.
 
         Returns:
-            The exit code: 0 done, 1 failed or done with rows of metrics lost, 75 stopped by a
-            signal after a saved checkpoint.
+            The exit code: 0 done, 1 failed or rows of metrics lost, 75 stopped after a checkpoint.
 
         Raises:
             UserError: the folder holds another run, or cannot be written; or the run does not make
@@ -110,6 +109,7 @@ class Run:
             self.log(f"Stopped by {self.signals.received} before the run began.")
             return STOPPED
         multihost.raise_on_all(lambda: self._look_into(Path(workdir), bool(allow_changed), until))
+        self._threads = runtime.use_openblas_threads(Path(workdir))
         folder = multihost.open_on_host0(
             lambda: self._open(workdir, allow_changed, take_over), Path(workdir).absolute()
         )
@@ -160,11 +160,12 @@ class Run:
             files=[dataclasses.asdict(file) for file in self.read.files],
             fingerprint=fingerprint(
                 config=configs.digest(self.read.root),
-                data=getattr(data, "fingerprint", ""),
+                data=located_fingerprint(self.program, self.read),
                 seed=self.experiment.seed,
                 data_seed=self.experiment.seed_of_data,
                 batch_size=data.batch_size,
                 code=code.hashes(self.vocabulary),
+                openblas_threads=self._threads,
             ),
             commits=code.commits(self.vocabulary),
             allow_changed=allow_changed,
@@ -207,6 +208,8 @@ class Run:
         """Runs from the newest state, again from an earlier one after every rollback."""
         checkpoints, rollback_log = services.checkpoints, services.rollback_log
         check_not_lost(services.folder.checkpoints)  # before metrics are dropped
+        if self._warm_start is not None:
+            services.folder.record(warm_starts=self._warm_start.number)
         first = True
         with checkpoints:
             while True:

@@ -1,12 +1,18 @@
-"""Prepares the process before jax starts: memory allocation and the compilation cache."""
+"""Prepares the process before jax starts: memory, threads of OpenBLAS, the compilation cache."""
 
 import ctypes
+import json
 import os
 import stat
+import sys
 from pathlib import Path
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8  # from glibc's malloc.h
 _KEEP = 1 << 30
+
+_THREADS = "OPENBLAS_NUM_THREADS"  # read by OpenBLAS when it is loaded
+_ours: str | None = None  # the value that this module gave the variable
+_number: int | None = 0  # what `use_openblas_threads` returned last; 0 before it was called
 
 
 def keep_freed_memory() -> None:
@@ -50,3 +56,54 @@ def keep_compiled_programs() -> None:
     # Whoever can write there can have this user run any code.
     if status.st_uid == os.getuid() and not stat.S_IMODE(status.st_mode) & 0o077:
         jax.config.update("jax_compilation_cache_dir", str(folder))
+
+
+def use_openblas_threads(*folders: Path) -> int | None:
+    """Chooses how many threads OpenBLAS has: one, unless the user or an earlier process chose.
+
+    On a CPU, jax decomposes matrices with scipy's OpenBLAS. Its threads compete with those of XLA
+    for the cores: on two of them, a step in which SOAP decomposes large matrices takes several
+    times as long with two as with one. The bits of `eigh` depend on their number. So a run keeps
+    the number that it began with, and the variable OPENBLAS_NUM_THREADS, if the user has set it, is
+    the number.
+
+    Args:
+        *folders: of runs, of which the first that has begun decides. If none has, the number is
+            that of the last call.
+
+    Returns:
+        The number; None for the library's default, which runs of earlier versions have.
+    """
+    global _ours, _number
+    before = _number
+    given = os.environ.get(_THREADS)
+    if given is not None and given != _ours:
+        _number = int(given) if given.isdecimal() and int(given) > 0 else None
+    else:
+        recorded = (number for number in map(_recorded_threads, folders) if number != 0)
+        _number = next(recorded, 1 if before == 0 else before)
+        _ours = None if _number is None else str(_number)
+        if _ours is None:
+            os.environ.pop(_THREADS, None)
+        else:
+            os.environ[_THREADS] = _ours
+    if _number != before and ("numpy" in sys.modules or "scipy" in sys.modules):
+        from threadpoolctl import ThreadpoolController
+
+        loaded = ThreadpoolController().select(internal_api="openblas")
+        linux = hasattr(os, "sched_getaffinity")
+        cores = len(os.sched_getaffinity(0)) if linux else os.cpu_count() or 1
+        loaded.limit(limits=_number or cores)  # the library's default is one for each core
+    return _number
+
+
+def _recorded_threads(folder: Path) -> int | None:
+    """Returns the number with which a run began: None for the default, 0 for no run."""
+    record = folder / "run.json"
+    try:
+        if not record.is_file():  # a pipe would block
+            return 0
+        number = json.loads(record.read_text())["fingerprint"].get("openblas_threads")
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return 0  # whoever opens the folder reports a damaged record
+    return number if isinstance(number, int) and number > 0 else None

@@ -92,10 +92,10 @@ def _fresh_state(program: Program, checkpoints: Checkpoints, warm_start: WarmSta
             "It began with a warm start, so that its first state cannot be made again: start "
             "it in another --workdir."
         )
-    state = program.init()
-    if warm_start is not None:
-        state = warm_start.apply(state)
-        # Save it at once: the other run may be changed or removed before the next checkpoint.
-        checkpoints.save(0, to_save(state))
-        checkpoints.wait()
+    if warm_start is None:
+        return program.init()
+    state = warm_start.first_state(program)
+    # Save it at once: the other run may be changed or removed before the next checkpoint.
+    checkpoints.save(0, to_save(state))
+    checkpoints.wait()
     return state

@@ -2,6 +2,8 @@
 
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -14,6 +16,7 @@ from trainer.checkpoint.renaming import nested
 from trainer.config import Config, ConfigError
 from trainer.engine.program import Program
 from trainer.engine.step import State
+from trainer.workdir import read_record
 
 PARTS = ("optimizer", "model_state", "schedule")  # each "keep" or "reset"
 _KEYS = ("from", "step", "rename", "fresh", *PARTS)
@@ -27,7 +30,9 @@ class WarmStart:
     - "from": the other run's folder.
     - "step": one of its checkpoints; by default the newest.
     - "rename": patterns and replacements, as in `checkpoint.rename`.
-    - "fresh": a list of patterns of this run's parameters that are initialized as usual.
+    - "fresh": a list of patterns of this run's parameters that are initialized, with other random
+      numbers than a run of the same seed that is not warm-started. What the other run has must be
+      left out by a rule of "rename".
     - "optimizer" (the optimizer's state), "model_state" (such as batch statistics) and "schedule"
       (the position of the schedules): each "keep" or, by default, "reset".
 
@@ -37,6 +42,9 @@ class WarmStart:
         program: the run that starts.
         config: what the program was built from, for the file and line in errors.
 
+    Attributes:
+        number: how many warm starts led to this run, 1 if the other run was not warm-started.
+
     Raises:
         ConfigError: a rule has no effect, a parameter is missing or does not fit, or the other run
             has no intact checkpoint.
@@ -45,9 +53,12 @@ class WarmStart:
     def __init__(self, program: Program, config: Config | None = None):
         self._options: Mapping[str, Any] = program.experiment.warm_start or {}
         self._sources = config.sources if config else {}
-        self._optimizer = program.experiment.optimizer
         self._check_keys()
         wanted = program.abstract_state()
+        # One object, which the trials of a sweep call one after the other. Without out_shardings a
+        # compiled `init` loses the shardings of most optimizers' states.
+        shardings = jax.tree.map(lambda x: x.sharding, wanted.opt_state)
+        self._init = jax.jit(partial(_init_optimizer, program), out_shardings=shardings)
         self._params, names = self._read_params(flatten(wanted.params))
         self._parts = {
             part: self._read_part(part, leaves, names)
@@ -58,29 +69,30 @@ class WarmStart:
             if self._keeps(part)
         }
         self._position = self._read_position() if self._keeps("schedule") else 0
+        self.number = 1 + count_warm_starts(Path(self._options["from"]))
 
-    def apply(self, state: State) -> State:
-        """Puts the values that were read into a fresh state.
+    def first_state(self, program: Program) -> State:
+        """Computes a state with the values that were read.
 
         The moving average of the parameters (EMA) starts at the new parameters. An optimizer state
         that is not kept is initialized from them.
 
         Args:
-            state: as `Program.init` returns it.
+            program: the run that starts, or one that differs from it in its seed and its floats.
 
         Returns:
             The state to start from, at step 0.
         """
+        # With the random numbers of a first start, a fresh parameter would be the value from which
+        # the other run trained its own, if the seeds are equal.
+        state = program.init(warm_starts=self.number)
         params = _put(state.params, self._params)
         ema = state.ema
         if flatten(ema):  # copied, because the step takes both as donated buffers
             ema = jax.tree.map(jax.numpy.copy, _put(ema, self._params))
         opt_state = _put(state.opt_state, self._parts.get("optimizer", {}))
         if "optimizer" not in self._parts:  # some states start as copies of the parameters
-            # Without out_shardings a compiled `init` loses the shardings of most optimizers'
-            # states.
-            shardings = jax.tree.map(lambda x: x.sharding, opt_state)
-            opt_state = jax.jit(self._optimizer.init, out_shardings=shardings)(params)
+            opt_state = self._init(params, state.hyperparams)
         numbers = np.array(opt_state.scalars["int32"])
         numbers[-1] = self._position  # see Optimizer.position
         scalars = {**opt_state.scalars, "int32": numbers}
@@ -103,6 +115,14 @@ class WarmStart:
                 unknown[0] if unknown else "",
                 f"warm_start has {what}; it takes {', '.join(_KEYS)}.",
             )
+        rename, fresh = self._options.get("rename") or {}, self._options.get("fresh") or []
+        to = rename.values() if isinstance(rename, Mapping) else [0]
+        if not all(isinstance(x, str | None) for x in to):
+            text = "rename must be a dict from patterns to replacements or None, such as "
+            raise self._error("rename", text + f"{{'head/.*': None}}, got {rename!r}.")
+        if not isinstance(fresh, list | tuple) or not all(isinstance(x, str) for x in fresh):
+            text = f"fresh must be a list of patterns, such as ['head/.*'], got {fresh!r}."
+            raise self._error("fresh", text)
         for part in PARTS:
             if self._options.get(part, "reset") not in ("keep", "reset"):
                 raise self._error(
@@ -131,7 +151,7 @@ class WarmStart:
         order = list(theirs)
         names = {order[int(i)]: path for path, i in renamed.items()}
         found = {path: theirs[order[int(i)]] for path, i in renamed.items()}
-        fresh = self._fresh(wanted, found)
+        fresh = self._fresh(wanted, {path: theirs_path for theirs_path, path in names.items()})
         for theirs_path, path in names.items():
             if path not in wanted:
                 raise self._error(
@@ -150,8 +170,13 @@ class WarmStart:
         _check_shapes(found, wanted, lambda text: self._error("rename", text))
         return found, names
 
-    def _fresh(self, wanted: Collection[str], found: Collection[str]) -> set[str]:
-        """Returns the parameters that the patterns in 'fresh' leave to their initial values."""
+    def _fresh(self, wanted: Collection[str], found: Mapping[str, str]) -> set[str]:
+        """Returns the parameters that the patterns in 'fresh' leave to their initial values.
+
+        Args:
+            wanted: the parameters of this run.
+            found: those that the other run has a value for -> their paths there.
+        """
         fresh: set[str] = set()
         for pattern in self._options.get("fresh") or []:
             try:
@@ -164,12 +189,7 @@ class WarmStart:
             except SlowPattern as error:
                 raise self._error("fresh", str(error)) from error
             if not matching - set(found) - fresh:
-                raise self._error(
-                    "fresh",
-                    f"The pattern {pattern!r} in 'fresh' matches no parameter that lacks a value "
-                    "of the other run. These lack one: "
-                    f"{_some(set(wanted) - set(found)) or 'none'}.",
-                )
+                raise self._error("fresh", _without_effect(pattern, matching, found, wanted))
             fresh |= matching - set(found)
         return fresh
 
@@ -202,6 +222,46 @@ class WarmStart:
         paths = [f"warm_start.{key}", "warm_start.from", "warm_start"]
         source = next((self._sources[path] for path in paths if path in self._sources), None)
         return ConfigError(f"{source}: {text}" if source else text)
+
+
+def count_warm_starts(folder: Path) -> int:
+    """Returns how many warm starts led to a run: 0 for one that began with initial values.
+
+    Args:
+        folder: of the run, or of a trial of a sweep.
+
+    Raises:
+        UserError: its run.json is damaged.
+    """
+    record = read_record(folder / "run.json") or {"lineage": []}
+    numbers = [entry.get("warm_starts") for entry in record["lineage"]]
+    return max((n for n in numbers if isinstance(n, int)), default=0)
+
+
+def _init_optimizer(program: Program, params: Any, hyperparams: Any) -> Any:
+    """Initializes the optimizer with the values of a trial, which are inputs of the program."""
+    return program.inputs.insert(program.experiment, hyperparams).optimizer.init(params)
+
+
+def _without_effect(
+    pattern: str, matching: set[str], found: Mapping[str, str], wanted: Collection[str]
+) -> str:
+    """Returns why a pattern in 'fresh' has no effect; see `WarmStart._fresh`."""
+    if not matching:
+        return (
+            f"The pattern {pattern!r} in 'fresh' matches no parameter of this run. It has "
+            f"{_some(wanted)}."
+        )
+    kept = matching & set(found)
+    if not kept:
+        return f"The pattern {pattern!r} in 'fresh' matches only what the patterns before it do."
+    theirs = sorted(found[path] for path in kept)
+    rule = pattern if set(theirs) == kept else theirs[0]
+    return (
+        f"The pattern {pattern!r} in 'fresh' has no effect: {_some(kept)} would begin with the "
+        f"other run's {_some(theirs)}. Leave these out with the rule {rule!r}: None (null in "
+        "YAML), the first one in 'rename'."
+    )
 
 
 def _check_shapes(

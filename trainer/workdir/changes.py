@@ -27,6 +27,42 @@ def covered(path: str, allowed: Sequence[str]) -> bool:
     )
 
 
+def refuse_config(path: Path, lines: Sequence[str], allowed: Sequence[str]) -> None:
+    """Checks that every difference between two configs of a run is allowed.
+
+    Args:
+        path: of the workdir, for the error.
+        lines: the differences, such as "steps: 10 -> 20".
+        allowed: the values of --allow_changed.
+
+    Raises:
+        UserError: a difference is not allowed.
+    """
+    refused = [line for line in lines if not covered(line.partition(":")[0], allowed)]
+    if refused and "config" not in allowed and "program" not in allowed:
+        raise UserError(
+            f"The workdir {path} has another config. The differences, old -> new:\n"
+            + listed(refused)
+            + "Choose another --workdir, or resume with --allow_changed="
+            + ",".join(dict.fromkeys(line.partition(":")[0] for line in refused[:3]))
+            + ",..." * (len(refused) > 3)
+            + "."
+        )
+
+
+def as_changes(lines: Sequence[str]) -> list[Change]:
+    """Converts differences of two configs to changes of the program.
+
+    Args:
+        lines: the differences, such as "steps: 10 -> 20".
+    """
+    return [
+        Change("program", path, *map(str.strip, values.split(" -> ", 1)))
+        for path, _, values in (line.partition(": ") for line in lines)
+        if " -> " in values
+    ]
+
+
 def refuse(path: Path, changes: Sequence[Change], allowed: Sequence[str]) -> None:
     """Checks that every change to the program or the data is allowed.
 

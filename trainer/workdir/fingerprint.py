@@ -50,7 +50,8 @@ REFUSED = {
     "data": "data",
     "processes": "data",
 }
-# Keys that the first versions did not record: a fingerprint without them has not changed.
+# Keys that the first versions did not record: a fingerprint without them has not changed. That of
+# the data was "" for a data set without an attribute `fingerprint`.
 _ADDED = {"code", "data_seed"}
 
 
@@ -99,16 +100,19 @@ def fingerprint(
     data_seed: int | None = None,
     batch_size: int | None = None,
     code: Mapping[str, str] | None = None,
+    openblas_threads: int | None = None,
 ) -> dict[str, Any]:
     """Describes the machine, the versions and the settings with which this process computes.
 
     Args:
         config: digest of the resolved config.
-        data: fingerprint of the data set.
+        data: fingerprint of the data set; "" if it is not known.
         seed: of the run.
         data_seed: that the data set is passed.
         batch_size: of all processes together, in examples.
         code: of the user's packages, file -> hash, as `code.hashes` returns it.
+        openblas_threads: how many threads OpenBLAS has; None for its default, as in the
+            fingerprints of earlier versions, which do not have this key.
 
     Returns:
         A dict of JSON values, for `compare`.
@@ -130,6 +134,7 @@ def fingerprint(
         "matmul_precision": settings.jax_default_matmul_precision,
         "devices": _devices(jax.devices()),
         "xla_flags": os.environ.get("XLA_FLAGS", ""),
+        "openblas_threads": openblas_threads,
         **_versions(),
         **_processor(),
         **_code(Path(__file__).resolve().parents[2]),
@@ -140,7 +145,7 @@ def compare(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[Change]:
     """Returns the differences between two fingerprints, the refused ones first.
 
     A key that only one of them has counts as None in the other. Keys that older versions did not
-    record are ignored if `old` lacks them.
+    record are ignored if `old` lacks them, and the data if one of them does not know them.
 
     Args:
         old: the fingerprint of the previous process, as read from run.json.
@@ -149,7 +154,9 @@ def compare(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[Change]:
     changes = [
         Change(REFUSED.get(key, "bits"), key, old.get(key), new.get(key))
         for key in dict.fromkeys([*old, *new])
-        if old.get(key) != new.get(key) and (key in old or key not in _ADDED)
+        if old.get(key) != new.get(key)
+        and (key in old or key not in _ADDED)
+        and not (key == "data" and "" in (old.get(key), new.get(key)))
     ]
     return sorted(changes, key=lambda change: change.kind == "bits")
 

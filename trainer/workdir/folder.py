@@ -14,16 +14,17 @@ from trainer.checkpoint import holds_results
 from trainer.config.tree import Call
 from trainer.messages import UserError
 from trainer.workdir import place
-from trainer.workdir.changes import check_allowed, covered, listed, refuse
+from trainer.workdir.changes import as_changes, check_allowed, refuse, refuse_config
 from trainer.workdir.fingerprint import Change, compare
 from trainer.workdir.lock import Lock, WorkdirTakenOver
-from trainer.workdir.record import begin, now, read_record, refuse_trial
+from trainer.workdir.record import begin, now, refuse_trial
 from trainer.workdir.regular import TOKENIZER_FILE, check_files
-from trainer.workdir.strangers import check_no_strangers
+from trainer.workdir.strangers import check_no_strangers, holds_steps, remove_remains
 from trainer.writers.base import Log, to_stderr
 from trainer.writers.durable import sync
 from trainer.writers.files import remove_temporaries, replace_file
 from trainer.writers.lines import sync_rows
+from trainer.writers.run_record import read_record
 from trainer.writers.summary import SUMMARY_FILE
 
 
@@ -32,12 +33,14 @@ class Workdir:
 
     Args:
         path: the folder; created with its parents if it does not exist, with permissions 0700.
-        config: the resolved config; that of an existing run must be equal.
+        config: the resolved config; that of an existing run must be equal, unless it has made no
+            step (see `holds_steps`).
         full: the text of config_full.yaml, the config with all defaults; None writes no such file.
         plan: the text of the plan, written to plan.txt.
         tokenizer: the text of tokenizer.json; None writes no such file.
         fingerprint: as `fingerprint` returns it. If that of the existing run differs, the folder is
-            refused for a change to the data or the program; other changes are logged.
+            refused for a change to the data or the program, unless it has made no step; other
+            changes are logged.
         commits: of the user's packages, as `code.commits` returns them; written to run.json.
         files: name, path and hash of each file that the config was read from; written to run.json.
         allow_changed: differences that are allowed: paths of the config ("steps", "data"), keys of
@@ -84,7 +87,9 @@ class Workdir:
         try:
             remove_temporaries(self.path)
             # Check again: another process may have written before the lock was taken.
-            before, self.changes = self._check(config, fingerprint, allow_changed)
+            before, self.changes, begun = self._check(config, fingerprint, allow_changed)
+            if self.changes and not begun:
+                remove_remains(self.path)
             self._record = begin(
                 before, fingerprint, self.lock.epoch, self.changes, commits or {}, files, tokenizer
             )
@@ -108,7 +113,11 @@ class Workdir:
             raise
         for change in self.changes:
             known = "as allowed" if change.kind != "bits" else "bits may differ"
-            log(f"Changed since this run stopped: {change} ({known}).")
+            log(
+                f"Changed since this run stopped: {change} ({known})."
+                if begun
+                else f"Changed since this run ended before its first step: {change}."
+            )
 
     def check_fence(self) -> None:
         """Checks that this process still holds the folder.
@@ -225,8 +234,6 @@ class Workdir:
         if self.lock.held:
             self.close("done" if error is None else "failed")
 
-    # -- private
-
     def _lock(self, take_over: bool) -> Lock:
         try:
             return Lock(self.path, take_over=take_over, beat=True)
@@ -241,8 +248,8 @@ class Workdir:
 
     def _check(
         self, config: Call, fingerprint: Mapping[str, Any], allowed: Sequence[str]
-    ) -> tuple[dict[str, Any] | None, list[Change]]:
-        """Compares the folder with this run; returns the content of run.json and the changes."""
+    ) -> tuple[dict[str, Any] | None, list[Change], bool]:
+        """Returns the content of run.json, what differs from this run, and `holds_steps`."""
         if self.path.exists() and not self.path.is_dir():
             raise UserError(f"The workdir {self.path} is a file. Choose another --workdir.")
         check_files(self.path)
@@ -253,25 +260,14 @@ class Workdir:
             if record is not None and not holds_results(self.checkpoints):
                 refuse_trial(self.path, record)
             changes = self._config_changes(config)
+            begun = holds_steps(self.path)
         except OSError as e:
             raise UserError(
                 f"The workdir {self.path} cannot be read: {e.strerror}. Choose another --workdir."
             ) from e
-        refused = [line for line in changes if not covered(line.partition(":")[0], allowed)]
-        if refused and "config" not in allowed and "program" not in allowed:
-            raise UserError(
-                f"The workdir {self.path} has another config. The differences, old -> new:\n"
-                + listed(refused)
-                + "Choose another --workdir, or resume with --allow_changed="
-                + ",".join(dict.fromkeys(line.partition(":")[0] for line in refused[:3]))
-                + ",..." * (len(refused) > 3)
-                + "."
-            )
-        differing = [
-            Change("program", path, *map(str.strip, values.split(" -> ", 1)))
-            for path, _, values in (line.partition(": ") for line in changes)
-            if " -> " in values
-        ]
+        if begun:
+            refuse_config(self.path, changes, allowed)
+        differing = as_changes(changes)
         if record is not None:
             differing += [
                 change
@@ -279,8 +275,9 @@ class Workdir:
                 if change.key != "config"
             ]
             # The first ones are those of the config, which were refused or allowed above.
-            refuse(self.path, differing[len(changes) :], allowed)
-        return record, differing
+            if begun:
+                refuse(self.path, differing[len(changes) :], allowed)
+        return record, differing, begun
 
     def _holds_results(self) -> bool:
         return self.metrics_file.exists() or holds_results(self.checkpoints)

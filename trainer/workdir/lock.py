@@ -21,6 +21,7 @@ from typing import Any
 from trainer.messages import UserError
 from trainer.writers import holders
 from trainer.writers.files import replace_file
+from trainer.writers.json_files import DamagedFile
 
 _TRIES, _PAUSE = 5, 0.1  # how often a dead holder's lock is tried, and seconds between two tries
 _BEATS = 3  # of a holder on another machine, for which its count is watched
@@ -186,9 +187,10 @@ def _read_epoch(path: Path) -> tuple[int, str]:
     except FileNotFoundError:
         return 0, ""
     except ValueError as e:
-        raise UserError(
-            f"{path} must hold a number, and holds {path.read_bytes()[:40]!r}. If no process uses "
-            "this workdir, remove the file."
+        raise DamagedFile(
+            path,
+            f"{path} must hold a number, and holds {path.read_bytes()[:40]!r}",
+            "if no process uses this workdir, remove the file.",
         ) from e
 
 

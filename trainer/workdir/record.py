@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime
 import hashlib
-import json
 import os
 import socket
 from collections.abc import Mapping, Sequence
@@ -12,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from trainer.messages import UserError
-from trainer.workdir.fingerprint import Change, command_line, compare, digest
+from trainer.workdir.fingerprint import Change, command_line, digest
 from trainer.workdir.regular import TOKENIZER_FILE
+from trainer.writers.files import open_regular
+from trainer.writers.run_record import FORMAT, read_record
 from trainer.writers.summary import SUMMARY_FILE
-
-FORMAT = 1
 
 
 def begin(
@@ -70,36 +69,6 @@ def begin(
     return record
 
 
-def read_record(path: Path) -> dict[str, Any] | None:
-    """Reads a run.json.
-
-    Args:
-        path: of the file.
-
-    Returns:
-        The record, as `begin` returned it; None if there is no file.
-
-    Raises:
-        UserError: the file is damaged, or of another format.
-        OSError: the disk cannot be read.
-    """
-    if not path.exists():
-        return None
-    try:
-        record = json.loads(path.read_text())
-        if record["format"] != FORMAT:
-            raise ValueError(f"its format is {record['format']}, not {FORMAT}")
-        # Both raise if run.json was edited to have values of other types.
-        compare(record["fingerprint"], {})
-        _ = [entry.get("exit") for entry in record["lineage"]]
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as e:
-        raise UserError(
-            f"{path} cannot be read ({e or type(e).__name__}). Repair it, or move it away to "
-            "resume without its history."
-        ) from e
-    return record
-
-
 def check_tokenizer(folder: Path) -> None:
     """Refuses a tokenizer.json that is not the one that the run has written.
 
@@ -111,7 +80,8 @@ def check_tokenizer(folder: Path) -> None:
     """
     try:
         known = (read_record(folder / "run.json") or {}).get("tokenizer")
-        found = _sha256((folder / TOKENIZER_FILE).read_bytes())
+        with open_regular(folder / TOKENIZER_FILE) as file:
+            found = _sha256(file.read())
     except OSError as error:
         raise UserError(f"{error.filename} cannot be read ({error.strerror}).") from error
     if known not in (None, found):

@@ -5,7 +5,8 @@ from __future__ import annotations
 import stat
 from pathlib import Path
 
-from trainer.messages import UserError
+from trainer.writers.files import other_kind
+from trainer.writers.json_files import DamagedFile
 from trainer.writers.lines import ROW_FILES
 from trainer.writers.summary import SUMMARY_FILE
 
@@ -24,7 +25,6 @@ NAMES = (
     "lock",
     "epoch",
 )
-_KINDS = {stat.S_IFIFO: "a pipe", stat.S_IFDIR: "a folder", stat.S_IFSOCK: "a socket"}
 
 
 def check_files(folder: Path) -> None:
@@ -36,7 +36,7 @@ def check_files(folder: Path) -> None:
         folder: of a run; may not exist.
 
     Raises:
-        UserError: one of them is.
+        DamagedFile: one of them is.
     """
     for name in NAMES:
         try:
@@ -44,8 +44,8 @@ def check_files(folder: Path) -> None:
         except OSError:  # absent, or not readable, which its reader reports
             continue
         if not stat.S_ISREG(mode):
-            kind = _KINDS.get(stat.S_IFMT(mode), "a device")
-            raise UserError(
-                f"{folder / name} is {kind}, where a run keeps a file. Move it away, or choose "
-                "another workdir."
+            raise DamagedFile(
+                folder / name,
+                f"{folder / name} is {other_kind(mode)}, where a run keeps a file",
+                "move it away, or choose another workdir.",
             )

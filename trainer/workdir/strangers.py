@@ -1,4 +1,4 @@
-"""Refuses a workdir that has other files than those of a run."""
+"""Tells what a workdir has: files of others, and whether a run has made steps in it."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 from trainer import config as configs
+from trainer.checkpoint import holds_results
 from trainer.config.wording import listing
 from trainer.messages import UserError
 from trainer.workdir.regular import NAMES, TOKENIZER_FILE
@@ -22,6 +23,9 @@ _NO_STRANGER = re.compile(
 )
 _AFTER_CONFIG = {"config_full.yaml", TOKENIZER_FILE}
 _AFTER_RECORD = {SUMMARY_FILE, SAMPLES_FILE}
+# What a run has before its first step.
+_BEFORE_STEPS = {"config.yaml", "plan.txt", "run.json", "lock", "epoch", SUMMARY_FILE}
+_BEFORE_STEPS |= _AFTER_CONFIG
 
 
 def check_no_strangers(folder: Path) -> None:
@@ -53,6 +57,38 @@ def check_no_strangers(folder: Path) -> None:
             f"{listing(sorted(strangers), 4)}, and no run.json. Nothing was written there. Name a "
             f"folder that is empty or does not exist, such as --workdir={folder / 'run'}."
         )
+
+
+def holds_steps(folder: Path) -> bool:
+    """Returns whether a folder has anything of a step: a checkpoint, a row or any other result.
+
+    A run that ended before its first step has nothing that another config would contradict.
+
+    Args:
+        folder: of a run, or of a wave of a sweep; may not exist.
+
+    Raises:
+        OSError: the folder cannot be read.
+    """
+    names = unknown_names(folder, _BEFORE_STEPS) if folder.exists() else []
+    # A file may have been opened, and not been written.
+    written = [name for name in names if (folder / name).is_dir() or (folder / name).stat().st_size]
+    return bool(written) or holds_results(folder / "checkpoints")
+
+
+def remove_remains(folder: Path) -> None:
+    """Removes what another config would not replace of a run that has made no step.
+
+    That is its tokenizer, and TensorBoard's files, which have the values of its config.
+
+    Args:
+        folder: of the run.
+
+    Raises:
+        OSError: a file cannot be removed.
+    """
+    for file in (folder / TOKENIZER_FILE, *folder.glob("events.out.*")):
+        file.unlink(missing_ok=True)
 
 
 def unknown_names(folder: Path, known: Collection[str]) -> list[str]:

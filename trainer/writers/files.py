@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import re
 import secrets
+import stat
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import BinaryIO
@@ -14,6 +16,7 @@ from trainer.writers.durable import sync
 
 _TEMPORARY = re.compile(r"\..+\.\d+\.tmp")  # as temporary_beside names them
 _BLOCK = 1 << 20
+_KINDS = {stat.S_IFIFO: "a pipe", stat.S_IFDIR: "a folder", stat.S_IFSOCK: "a socket"}
 
 
 def replace_file(
@@ -71,6 +74,54 @@ def remove_temporaries(directory: Path) -> None:
         if _TEMPORARY.fullmatch(path.name):
             with contextlib.suppress(OSError):
                 path.unlink()
+
+
+def open_regular(path: Path) -> BinaryIO:
+    """Opens a file to read it, without a wait for a pipe that nobody writes to.
+
+    Args:
+        path: the file.
+
+    Raises:
+        OSError: the file does not exist or cannot be read, or is not a regular file.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    mode = os.fstat(descriptor).st_mode
+    if not stat.S_ISREG(mode):
+        os.close(descriptor)
+        text = f"it is {other_kind(mode)}, and not a file"
+        raise IsADirectoryError(errno.EISDIR, text, str(path))
+    return open(descriptor, "rb")
+
+
+def paths_below(folder: Path, name: str, levels: int) -> Iterator[str]:
+    """Yields the paths, from a folder, of what lies so many levels below a folder in it.
+
+    Unlike `Path.glob` of Python 3.13, it raises the errors of a disk.
+
+    Args:
+        folder: the folder.
+        name: of the folder in it; one that does not exist has nothing below it.
+        levels: how many; 0 yields the name itself.
+
+    Raises:
+        OSError: the disk cannot be read.
+    """
+    if not levels:
+        yield name
+        return
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        for each in os.listdir(folder / name):
+            yield from paths_below(folder, f"{name}/{each}", levels - 1)
+
+
+def other_kind(mode: int) -> str:
+    """Returns what something is that is not a regular file, such as "a folder".
+
+    Args:
+        mode: its `st_mode`.
+    """
+    return _KINDS.get(stat.S_IFMT(mode), "a device")
 
 
 def blocks(file: BinaryIO, size: int) -> Iterator[bytes]:

@@ -16,7 +16,7 @@ from typing import Any, BinaryIO, NamedTuple
 
 from trainer.writers.base import number
 from trainer.writers.durable import sync
-from trainer.writers.files import after_newline, replace_file
+from trainer.writers.files import after_newline, open_regular, replace_file
 
 SAMPLES_FILE = "samples.jsonl"  # of `trainer.hooks.samples`
 ROW_FILES = ("metrics.jsonl", SAMPLES_FILE)  # of a run or a trial: a row for each of many steps
@@ -24,6 +24,7 @@ ROW_FILES = ("metrics.jsonl", SAMPLES_FILE)  # of a run or a trial: a row for ea
 # Split -> how the names of its metrics begin.
 PREFIXES = {"validation": "validation/", "test": "eval/"}
 
+_MOST = 2**63
 _NONFINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 
@@ -48,10 +49,6 @@ def encode(step: int, values: Mapping[str, Any]) -> bytes:
         if not math.isfinite(value):
             value = "NaN" if value != value else "Infinity" if value > 0 else "-Infinity"
         row[name] = value
-    return _line(row)
-
-
-def _line(row: Mapping[str, Any]) -> bytes:
     return json.dumps(row, allow_nan=False, ensure_ascii=False).encode() + b"\n"
 
 
@@ -62,13 +59,24 @@ def _decode(line: bytes) -> dict[str, Any] | None:
     except (ValueError, RecursionError):
         return None
     # A line without its end was torn by a crash, and the run writes that step again.
-    if not line.endswith(b"\n") or not isinstance(row, dict) or type(row.get("step")) is not int:
+    if not line.endswith(b"\n") or not isinstance(row, dict):
         return None
-    return row
+    step = row.get("step")
+    return row if type(step) is int and 0 <= step < _MOST else None
 
 
 def _values(row: Mapping[str, Any]) -> dict[str, Any]:
-    return {k: _NONFINITE.get(v, v) if isinstance(v, str) else v for k, v in row.items()}
+    """Returns the numbers of a row; a file that was edited may have other values."""
+    numbers = ((name, _number(value)) for name, value in row.items())
+    return {name: value for name, value in numbers if value is not None}
+
+
+def _number(value: Any) -> float | None:
+    if isinstance(value, int):
+        return value if -_MOST < value < _MOST else None
+    if isinstance(value, float):
+        return value
+    return _NONFINITE.get(value) if isinstance(value, str) else None
 
 
 def last_line(path: Path) -> tuple[int, dict[str, Any], int] | None:
@@ -84,7 +92,7 @@ def last_line(path: Path) -> tuple[int, dict[str, Any], int] | None:
         OSError: the file cannot be read.
     """
     try:
-        file = open(path, "rb")  # noqa: SIM115
+        file = open_regular(path)
     except FileNotFoundError:
         return None
     with file:
@@ -109,7 +117,7 @@ def lines_of(path: Path) -> Iterator[tuple[bytes, dict[str, Any] | None]]:
     Raises:
         OSError: the file cannot be read.
     """
-    with open(path, "rb") as file:
+    with open_regular(path) as file:
         for line in file:
             yield line, _decode(line)
 
@@ -155,7 +163,7 @@ def iterate_metrics(path: str | os.PathLike[str], about: str = "") -> Iterator[d
     file = file_of(path)
     if not file.exists():
         return
-    with open(file, "rb") as lines:
+    with open_regular(file) as lines:
         for line in lines:
             # A search of bytes takes less than parsing every row of training.
             row = _decode(line) if name in line else None
@@ -258,10 +266,10 @@ def merge_lines(now: Iterable[bytes], before: Iterable[bytes]) -> list[bytes]:
     for line in b"".join(before).splitlines(keepends=True):
         row = _decode(line)
         if row is not None:
-            rows[row["step"]] = row
+            rows[row["step"]] = _values(row)
     last = max(rows, default=None)
     for line in now:
         row = _decode(line)
         if row is not None and (last is None or row["step"] <= last):
-            rows[row["step"]] = rows.get(row["step"], {}) | row
-    return [_line(rows[step]) for step in sorted(rows)]
+            rows[row["step"]] = rows.get(row["step"], {}) | _values(row)
+    return [encode(step, rows[step]) for step in sorted(rows)]

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple, NotRequired, TypedDict
+
+from trainer.config.wording import brief
+from trainer.writers.json_files import DamagedFile, damaged, read_json
 
 SUMMARY_FILE = "summary.json"
+_TEXTS = ("nan", "inf", "-inf")  # of metrics, because JSON has no such numbers
+_ADVICE = "restore it from a copy; or remove it, and the run counts as not ended."
 
 
 class Best(NamedTuple):
@@ -66,7 +72,7 @@ class Summary:
             "examples": self.examples,
             **({} if self.tokens is None else {"tokens": self.tokens}),
             "perf/seconds": self.seconds,
-            # As text, because JSON has no NaN and no infinity.
+            # One of _TEXTS.
             "metrics": {n: x if math.isfinite(x) else repr(x) for n, x in self.metrics.items()},
             "best": {
                 name: {mode: best._asdict() for mode, best in modes.items()}
@@ -75,6 +81,28 @@ class Summary:
             "why": self.why,
         }
         return json.dumps(content, indent=1) + "\n"
+
+
+class _Best(TypedDict):
+    value: float
+    step: int
+
+
+_Content = TypedDict(
+    "_Content",
+    {
+        "end": str,
+        "step": int,
+        "metrics": dict[str, float | str],
+        "why": str,
+        "exit": NotRequired[int | None],
+        "steps": NotRequired[int | None],
+        "examples": NotRequired[int | None],
+        "tokens": NotRequired[int | None],
+        "perf/seconds": NotRequired[float | None],
+        "best": NotRequired[dict[str, dict[str, _Best]]],
+    },
+)
 
 
 def read_summary(folder: str | os.PathLike[str]) -> Summary | None:
@@ -86,32 +114,46 @@ def read_summary(folder: str | os.PathLike[str]) -> Summary | None:
     Returns:
         The summary; None if the file is absent, as that of a run which has not ended, or damaged,
         as it may be after a loss of power.
+
+    Raises:
+        OSError: the disk cannot be read.
+    """
+    with contextlib.suppress(FileNotFoundError, DamagedFile):
+        return load_summary(folder)
+    return None
+
+
+def load_summary(folder: str | os.PathLike[str]) -> Summary:
+    """Reads the summary.json of a run.
+
+    Args:
+        folder: of the run, or of a trial.
+
+    Raises:
+        FileNotFoundError: there is none.
+        DamagedFile: it is damaged.
+        OSError: the disk cannot be read.
     """
     file = Path(folder) / SUMMARY_FILE
-    try:
-        content = json.loads(file.read_text())
-        return Summary(
-            end=str(content["end"]),
-            step=int(content["step"]),
-            metrics={name: float(value) for name, value in content["metrics"].items()},
-            why=str(content["why"]),
-            exit=_number(content, "exit", int),
-            steps=_number(content, "steps", int),
-            examples=_number(content, "examples", int),
-            tokens=_number(content, "tokens", int),
-            seconds=_number(content, "perf/seconds", float),
-            best={
-                name: {
-                    mode: Best(float(best["value"]), int(best["step"]))
-                    for mode, best in modes.items()
-                }
-                for name, modes in content.get("best", {}).items()
-            },
-        )
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        return None
-
-
-def _number(content: Mapping[str, Any], name: str, kind: type) -> Any:
-    value = content.get(name)
-    return None if value is None else kind(value)
+    content = read_json(file, _Content, _ADVICE)
+    metrics = content["metrics"]
+    texts = {name: text for name, text in metrics.items() if isinstance(text, str)}
+    for name, text in texts.items():
+        if text not in _TEXTS:
+            raise damaged(file, f"metrics[{name!r}] is {brief(text)}, not a number", _ADVICE)
+    seconds = content.get("perf/seconds")
+    return Summary(
+        end=content["end"],
+        step=content["step"],
+        metrics={name: float(value) for name, value in metrics.items()},
+        why=content["why"],
+        exit=content.get("exit"),
+        steps=content.get("steps"),
+        examples=content.get("examples"),
+        tokens=content.get("tokens"),
+        seconds=None if seconds is None else float(seconds),
+        best={
+            name: {mode: Best(float(best["value"]), best["step"]) for mode, best in modes.items()}
+            for name, modes in content.get("best", {}).items()
+        },
+    )

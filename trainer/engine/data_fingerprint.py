@@ -1,0 +1,128 @@
+"""The fingerprint of a data set, by which a run that is resumed notices that its data changed."""
+
+import hashlib
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import numpy as np
+from numpy.typing import ArrayLike
+
+from trainer.data.absent import DeclaredData
+from trainer.engine.contracts import (
+    ComponentError,
+    calling,
+    check_batch,
+    check_eval_batch,
+    endless,
+)
+from trainer.engine.splits import eval_batches, split_sizes
+
+_SEED = 0
+_FAR = 100  # a data set may have to make all batches before the one that it is asked for
+
+
+def digest_batch(batch: Mapping[str, ArrayLike]) -> str:
+    """Returns the SHA-256 of names, dtypes, shapes and bytes of a batch, as 64 hex digits.
+
+    Args:
+        batch: field name -> array on the host.
+    """
+    digest = hashlib.sha256()
+    for name in sorted(batch):
+        array = np.ascontiguousarray(batch[name])
+        digest.update(f"{name} {array.dtype.str} {array.shape}\n".encode())
+        digest.update(array.tobytes())
+    return digest.hexdigest()
+
+
+def data_fingerprint(data: Any) -> str:
+    """Returns the fingerprint of a data set: its attribute, or else a hash of some batches.
+
+    The hash covers `element_spec`, `num_examples`, the first training batch, one of the first
+    epoch far behind it (the last one or, in a long epoch, number 100), both with the seed 0, and
+    the first batch of every split that is evaluated: all batches would take as long as an epoch. Of
+    several processes, each has the hash of its own shards.
+
+    Args:
+        data: the data set.
+
+    Returns:
+        The attribute `fingerprint`; "batches " and 16 hex digits for a data set without one.
+
+    Raises:
+        ComponentError: the attribute is not a text; the data set has none, and yields two different
+            batches for one seed and index; or it raises, or a batch does not fit.
+    """
+    if not _has_own(data):
+        return f"batches {_hash_batches(data)[:16]}"
+    with calling("data"):
+        own = data.fingerprint
+    if not isinstance(own, str) or not own:
+        kind = "a method" if callable(own) else repr(own)
+        raise ComponentError(
+            "data",
+            f"The attribute fingerprint of the data set is {kind}. It must be a text that changes "
+            "when the data change, such as a sha256. Leave it out, and batches are hashed instead.",
+        )
+    return own
+
+
+def describe_fingerprint(data: Any) -> str:
+    """Returns a line of the plan about `data_fingerprint`; "" if the data are not on this machine.
+
+    Args:
+        data: the data set, which is not read.
+    """
+    if isinstance(data, DeclaredData):
+        return ""
+    if _has_own(data):
+        return "fingerprint of the data: that of the data set"
+    indices = list(dict.fromkeys((0, _far(data))))
+    batches = " and ".join(map(str, indices))
+    return (
+        f"fingerprint of the data: a hash of training batch{'es' * (len(indices) > 1)} {batches} "
+        f"and of the first batch of {' and '.join(split_sizes(data))}; the data set has none"
+    )
+
+
+def _has_own(data: Any) -> bool:
+    # Without computing a property, which may read all data.
+    if inspect.getattr_static(data, "fingerprint", None) is not None:
+        return True
+    return getattr(data, "fingerprint", None) is not None  # of a __getattr__
+
+
+def _far(data: Any) -> int:
+    if not data.num_examples:  # not known
+        return _FAR
+    return int(max(0, min(_FAR, data.num_examples // data.batch_size - 1)))
+
+
+def _hash_batches(data: Any) -> str:
+    first = _digest_of_train(data, 0)
+    if _digest_of_train(data, 0) != first:
+        raise ComponentError(
+            "data",
+            f"train(0, {_SEED}) of the data set yielded two different batches. A batch must be a "
+            "pure function of the seed and its index, or a run cannot be resumed: draw from "
+            "np.random.default_rng([seed, index]), and begin at batch_index. A data set that "
+            "cannot do so needs an attribute fingerprint, a text that stands for its data.",
+        )
+    with calling("data"):
+        spec = {name: (x.shape, np.dtype(x.dtype).str) for name, x in data.element_spec.items()}
+    parts = [str(sorted(spec.items())), str(data.num_examples), first]
+    parts.append(_digest_of_train(data, _far(data)))
+    for split in split_sizes(data):
+        with calling("data"):
+            batch = next(eval_batches(data, split), None)
+        parts.append(f"{split} {digest_batch(check_eval_batch(batch))}")
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+
+
+def _digest_of_train(data: Any, index: int) -> str:
+    with calling("data"):
+        batch = next(endless(iter(data.train(index, _SEED))))
+    check_batch(batch, data.element_spec, jax.process_count())
+    return digest_batch(batch)

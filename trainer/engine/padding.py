@@ -1,0 +1,81 @@
+"""Pads an evaluation batch that does not divide over the devices, and removes the padding again.
+
+The model computes the padded batch, and the loss and the metrics get the outputs of its own
+examples only. So they are those of the batch on one device, also if they do not read the mask, or
+compare the examples of a batch with each other.
+"""
+
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from trainer.engine.contracts import Batch
+
+
+def pad(mesh: Mesh, batch: Batch) -> Batch:
+    """Appends copies of the first example to a batch until it divides over the devices.
+
+    Args:
+        mesh: the mesh of devices, of which each process has equally many.
+        batch: field name -> array, this process's shard of a batch.
+    """
+    missing = -size_of(batch) % len(mesh.local_devices)
+    if not missing:
+        return batch
+    arrays = {name: np.asarray(x) for name, x in batch.items()}
+    return {
+        name: np.concatenate([x, np.repeat(x[:1], missing, axis=0)]) for name, x in arrays.items()
+    }
+
+
+def padded_shapes(mesh: Mesh, shapes: Batch) -> dict[str, jax.ShapeDtypeStruct]:
+    """Returns the shapes of a padded batch.
+
+    Args:
+        mesh: the mesh of devices.
+        shapes: field name -> shape and dtype, over all processes.
+    """
+    return resized(shapes, size_of(shapes) + -size_of(shapes) % mesh.size)
+
+
+def size_of(batch: Batch) -> int:
+    """Returns the number of examples of a batch.
+
+    Args:
+        batch: field name -> array, or its shape.
+    """
+    return next(iter(batch.values())).shape[0]
+
+
+def resized(batch: Batch, size: int) -> dict[str, jax.ShapeDtypeStruct]:
+    """Returns the shapes of a batch with another number of examples.
+
+    Args:
+        batch: field name -> array, or its shape.
+        size: the number of examples.
+    """
+    return {name: jax.ShapeDtypeStruct((size, *x.shape[1:]), x.dtype) for name, x in batch.items()}
+
+
+def without_padding(padded: Any, shapes: Any) -> Any:
+    """Removes the padding from a batch, or from what a model computed of it.
+
+    Args:
+        padded: a pytree of arrays of all processes.
+        shapes: the shapes that its leaves have without padding. An axis that is shorter there
+            counts examples, or equally many rows of each example.
+    """
+    processes = jax.process_count()
+
+    def cut(x: Any, wanted: Any) -> Any:
+        for axis, size in enumerate(wanted.shape):
+            before, after = x.shape[:axis], x.shape[axis + 1 :]
+            if x.shape[axis] != size:  # each process has padded its own shard
+                shards = x.reshape(*before, processes, x.shape[axis] // processes, *after)
+                shards = jax.lax.slice_in_dim(shards, 0, size // processes, axis=axis + 1)
+                x = shards.reshape(*before, size, *after)
+        return x
+
+    return jax.tree.map(cut, padded, shapes)

@@ -1,0 +1,71 @@
+"""Whose fault an exception in a worker is: of the disk, the memory, another worker or a trial."""
+
+import os
+from pathlib import Path
+
+import jax
+
+from trainer.checkpoint import CheckpointError
+from trainer.checkpoint.errors import ABSENT
+from trainer.data.shard_reader import DataChanged
+from trainer.messages import UserError
+from trainer.train.rows import MetricsError
+from trainer.workdir import WorkdirTakenOver
+from trainer.writers.json_files import DamagedFile
+
+
+def is_of_the_disk(error: BaseException) -> bool:
+    """Returns whether files could not be read or written, which may work at a later start.
+
+    Args:
+        error: an exception; a UserError counts by the error of the system that it describes, unless
+            that says that something does not exist or is of another kind.
+    """
+    if isinstance(error, UserError) and not isinstance(error.__cause__, ABSENT):
+        return isinstance(error.__cause__, OSError)
+    return isinstance(error, OSError | MetricsError | CheckpointError)
+
+
+def damage_in(folder: Path, error: BaseException) -> str:
+    """Returns what is wrong with a file in a folder; "" if the error is another one.
+
+    Args:
+        folder: the folder.
+        error: an exception.
+    """
+    if isinstance(error, DamagedFile) and error.file.is_relative_to(folder):
+        return error.fault
+    kinds = (IsADirectoryError, NotADirectoryError, FileExistsError)
+    if isinstance(error, kinds) and Path(os.fsdecode(error.filename or "")).is_relative_to(folder):
+        return f"{error.filename} is damaged ({error.strerror})"
+    return ""
+
+
+def is_of_the_memory(error: BaseException) -> bool:
+    """Returns whether trials do not fit into the memory of the host or of a device.
+
+    Args:
+        error: an exception.
+    """
+    out_of = isinstance(error, jax.errors.JaxRuntimeError) and "RESOURCE_EXHAUSTED" in str(error)
+    return out_of or isinstance(error, MemoryError)
+
+
+def is_of_another_worker(error: BaseException) -> bool:
+    """Returns whether another process has taken a wave over from this one.
+
+    Args:
+        error: an exception.
+    """
+    return isinstance(error, WorkdirTakenOver) or isinstance(error.__cause__, WorkdirTakenOver)
+
+
+def is_of_a_trial(error: BaseException) -> bool:
+    """Returns whether the code of a trial raised an exception: a data set, a hook, a metric.
+
+    Args:
+        error: an exception that was raised in the turn of the trial.
+    """
+    of_others = (is_of_the_disk, is_of_the_memory, is_of_another_worker)
+    others = isinstance(error, jax.errors.JaxRuntimeError | DamagedFile | DataChanged)
+    return not (others or any(is_of(error) for is_of in of_others))

@@ -1,0 +1,50 @@
+"""waves/NAME.json: which trials a wave has, and which program computes them."""
+
+import hashlib
+import json
+from pathlib import Path
+from typing import TypedDict
+
+from trainer.writers.json_files import damaged, read_json
+
+_ADVICE = "its trials are computed again by the next worker."
+
+
+class WaveContent(TypedDict):
+    """The content of the file.
+
+    Attributes:
+        alone: whether the one trial is computed as a run of its own.
+        program: the index of the program in the plan.
+        trials: the folders of the trials, in order.
+    """
+
+    alone: bool
+    program: int
+    trials: list[str]
+
+
+def wave_name(content: WaveContent) -> str:
+    """Returns the name of a wave, which is a hash, so that a changed file is noticed.
+
+    Args:
+        content: of its file.
+    """
+    return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:12]
+
+
+def read_wave(file: Path) -> WaveContent:
+    """Reads the file of a wave.
+
+    Args:
+        file: waves/NAME.json.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        DamagedFile: it is damaged.
+        OSError: the disk cannot be read.
+    """
+    content = read_json(file, WaveContent, _ADVICE)
+    if wave_name(content) != file.stem:
+        raise damaged(file, "its content is not that of a wave of this name", _ADVICE)
+    return content

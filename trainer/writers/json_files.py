@@ -1,0 +1,203 @@
+"""Reads the JSON files of runs and sweeps, which may hold anything when they are read.
+
+A file may be cut off by a loss of power, edited by hand, or replaced by a folder. Every reader says
+which types it needs, as annotations, so that the code behind it meets no others.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import math
+import os
+import types
+from collections.abc import Iterator
+from pathlib import Path
+from typing import (
+    Any,
+    NotRequired,
+    TypeVar,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+    is_typeddict,
+)
+
+from trainer.config.wording import brief
+from trainer.messages import UserError
+from trainer.writers.files import open_regular
+
+T = TypeVar("T")
+
+# What a later attempt does not cure; other errors are those of the disk.
+_LASTING = {errno.EACCES, errno.EISDIR, errno.ELOOP, errno.ENXIO, errno.EPERM}
+_NAMES = {
+    bool: "true or false",
+    dict: "an object",
+    float: "a number",
+    int: "an integer",
+    list: "a list",
+    str: "a text",
+    types.NoneType: "null",
+}
+
+
+class DamagedFile(UserError):
+    """Raised for a file that is not as a run or a sweep writes it.
+
+    Args:
+        file: the file.
+        fault: what is wrong with it, as a sentence without its full stop.
+        advice: a sentence that begins with a small letter: what to do.
+
+    Attributes:
+        file: the file.
+        fault: as given.
+    """
+
+    def __init__(self, file: Path, fault: str, advice: str):
+        super().__init__(f"{fault}: {advice}")
+        self.file, self.fault = file, fault
+
+
+def damaged(file: Path, why: str, advice: str) -> DamagedFile:
+    """Returns the error for a file whose content cannot be used.
+
+    Args:
+        file: the file.
+        why: what is wrong, as a part of a sentence.
+        advice: as DamagedFile takes it.
+
+    Example:
+        >>> print(damaged(Path("run.json"), "it is empty", "remove it."))
+        run.json is damaged (it is empty): remove it.
+    """
+    return DamagedFile(file, f"{file} is damaged ({why})", advice)
+
+
+def read_json(file: Path, kind: type[T], advice: str) -> T:
+    """Reads a JSON file, and checks the types of its content.
+
+    Args:
+        file: the file.
+        kind: the type of the content: a TypedDict, or any combination of dict[str, ...], list[...],
+            int, float, str, bool, None, unions of them, and Any for what is not looked at. Objects
+            may have further keys. Integers have 64 bits; floats are finite, and may be integers.
+        advice: what the user is to do if the file is damaged, as `damaged` takes it.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        DamagedFile: the file has other content, cannot be opened, or is not a regular file.
+        OSError: the disk cannot be read.
+    """
+    text = _read(file, advice)
+    try:
+        content = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise damaged(file, _why(error, text), advice) from error
+    return check_json(content, kind, file, advice)
+
+
+def check_json(content: Any, kind: type[T], file: Path, advice: str) -> T:
+    """Checks the types of the content of a JSON file, and returns it.
+
+    Args:
+        content: the content.
+        kind: its type; see `read_json`.
+        file: the file.
+        advice: see `read_json`.
+
+    Raises:
+        DamagedFile: it has another type.
+    """
+    try:
+        _check(content, kind, "")
+    except ValueError as error:
+        raise damaged(file, str(error), advice) from error
+    return content
+
+
+def _why(error: Exception, text: bytes) -> str:
+    if not text.strip():
+        return "it is empty"
+    if isinstance(error, RecursionError):
+        return "it nests too deeply"
+    if isinstance(error, json.JSONDecodeError | UnicodeDecodeError):
+        return f"it is not JSON: {error}"
+    return "a number is out of range"  # has thousands of digits
+
+
+def _read(file: Path, advice: str) -> bytes:
+    try:
+        with open_regular(file) as stream:
+            return stream.read()
+    except NotADirectoryError as error:
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(file)) from error
+    except OSError as error:
+        if error.errno not in _LASTING:
+            raise
+        raise damaged(file, error.strerror or str(error), advice) from error
+
+
+def _check(value: Any, kind: Any, place: str) -> None:
+    """Raises ValueError if a value does not have a type."""
+    if kind is Any:
+        return
+    if get_origin(kind) in (Union, types.UnionType):
+        options = get_args(kind)
+        fitting = [each for each in options if _plain(each) is _kind_of(value, each)]
+        if not fitting:
+            raise _mistake(value, options, place)
+        _check(value, fitting[0], place)
+        return
+    plain = _plain(kind)
+    if _kind_of(value, kind) is not plain:
+        raise _mistake(value, (kind,), place)
+    if plain is int and not -(2**63) <= value < 2**63 or plain is float and not _is_finite(value):
+        raise ValueError(f"{place or 'its content'} is a number out of range")
+    if plain is str:
+        value.encode()  # half of a surrogate pair raises ValueError, and cannot be printed
+    for inner, of, at in _parts(value, kind, place):
+        _check(inner, of, at)
+
+
+def _plain(kind: Any) -> type:
+    """Returns the type without those of its parts."""
+    return dict if is_typeddict(kind) else get_origin(kind) or kind
+
+
+def _kind_of(value: Any, kind: Any) -> type:
+    """Returns the type of a value, which is float for an integer where a float belongs."""
+    return float if kind is float and type(value) is int else type(value)
+
+
+def _is_finite(value: float) -> bool:
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # an integer that is too large for a float
+        return False
+
+
+def _parts(value: Any, kind: Any, place: str) -> Iterator[tuple[Any, Any, str]]:
+    """Yields the parts of a value with their types and places."""
+    if is_typeddict(kind):
+        # Not __required_keys__, which is wrong where annotations are texts.
+        for name, of in get_type_hints(kind, include_extras=True).items():
+            required = get_origin(of) is not NotRequired
+            if name in value:
+                at = f"{place}.{name}" if place else name
+                yield value[name], of if required else get_args(of)[0], at
+            elif required:
+                raise ValueError(f"{place or 'it'} has no {name!r}")
+        return
+    of = get_args(kind)
+    if of and isinstance(value, dict):
+        yield from ((inner, of[1], f"{place}[{name!r}]") for name, inner in value.items())
+    elif of and isinstance(value, list):
+        yield from ((inner, of[0], f"{place}[{n}]") for n, inner in enumerate(value))
+
+
+def _mistake(value: Any, kinds: tuple[Any, ...], place: str) -> ValueError:
+    names = " or ".join(_NAMES[_plain(kind)] for kind in kinds)
+    return ValueError(f"{place or 'its content'} is {brief(value)}, and not {names}")

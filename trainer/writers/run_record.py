@@ -1,0 +1,66 @@
+"""Reads run.json, which `trainer.workdir` writes: how a run was made, and how each process ended.
+
+It imports no jax, for those who look at a sweep that others compute.
+"""
+
+from pathlib import Path
+from typing import Any, NotRequired, TypedDict
+
+from trainer.writers.json_files import damaged, read_json
+
+FORMAT = 1
+_ADVICE = "repair it, or move it away to resume without its history."
+
+
+class _Rows(TypedDict):
+    step: int
+    rows: int
+    log_every: int
+    eval_every: int
+    steps: int
+
+
+class _Entry(TypedDict):
+    began: NotRequired[str]
+    exit: NotRequired[str | None]
+    host: NotRequired[str]
+    pid: NotRequired[int]
+    computing: NotRequired[bool]
+    restored: NotRequired[int | None]
+    rows: NotRequired[_Rows | None]
+    lost_rows: NotRequired[list[str]]
+
+
+class _Fingerprint(TypedDict):
+    code: NotRequired[dict[str, str]]
+    seed: NotRequired[int | None]
+    data_seed: NotRequired[int | None]
+
+
+class _Record(TypedDict):
+    format: int
+    fingerprint: _Fingerprint
+    lineage: list[_Entry]
+    tokenizer: NotRequired[str]
+
+
+def read_record(path: Path) -> dict[str, Any] | None:
+    """Reads a run.json.
+
+    Args:
+        path: of the file.
+
+    Returns:
+        The record, as `trainer.workdir.record.begin` returned it; None if there is no file.
+
+    Raises:
+        DamagedFile: the file is damaged, or of another format.
+        OSError: the disk cannot be read.
+    """
+    try:
+        record = read_json(path, _Record, _ADVICE)
+    except FileNotFoundError:
+        return None
+    if record["format"] != FORMAT:
+        raise damaged(path, f"its format is {record['format']}, not {FORMAT}", _ADVICE)
+    return dict(record)
