@@ -19,7 +19,7 @@ def _content(trial: Path) -> dict[str, object]:
             record = json.loads(file.read_text())
             found[file.name] = record["sweep"], record["lineage"][-1]["exit"]
         elif file.name == "summary.json":
-            found[file.name] = json.loads(file.read_text()) | {"perf/seconds": None}
+            found[file.name] = json.loads(file.read_bytes()) | {"perf/seconds": None}
         else:
             text = file.read_text(errors="replace") if file.is_file() else "a folder"
             found[file.name] = text

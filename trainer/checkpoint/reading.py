@@ -17,6 +17,7 @@ from trainer.checkpoint import integrity
 from trainer.checkpoint.agreement import all_agree
 from trainer.checkpoint.errors import ABSENT, CheckpointError, CorruptCheckpoint, reason
 from trainer.checkpoint.file_list import FILES, file_problems
+from trainer.writers.files import open_regular
 
 
 def storage() -> ModuleType:
@@ -228,7 +229,8 @@ def read_manifest(step_directory: Path) -> dict[str, Any]:
 
 def _sealed(path: Path) -> dict[str, Any]:
     try:
-        return integrity.unseal(path.read_text())
+        with open_regular(path) as file:
+            return integrity.unseal(file.read().decode())
     except ABSENT as e:
         raise CorruptCheckpoint(f"the file integrity/{path.name} is missing") from e
     except (ValueError, RecursionError) as e:
