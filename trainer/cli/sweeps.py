@@ -64,19 +64,16 @@ def _start(arguments: argparse.Namespace) -> int:
     folder = Path(arguments.workdir or f"sweeps/{stem}-{plan.digest[:8]}").absolute()
     settings = slurm_settings(arguments)
     planned = check_same(folder, plan)
-    # With several workers in a process of its own, which gives its memory and its GPU back to them.
-    apart = arguments.workers > 1 and settings is None and not arguments.plan_only
-    if not planned and not apart:
-        show(_write(arguments, plan, folder), end="")
-    if arguments.plan_only:
-        return DONE
-    if not planned and apart and (code := _plan_apart(arguments, folder)) != DONE:
-        return code
-    if settings is not None:
+    if arguments.plan_only or settings is not None:
+        if not planned:
+            show(_write(arguments, plan, folder), end="")
+        if arguments.plan_only or settings is None:
+            return DONE
         return _submit(folder, arguments.workers, settings)
+    if not planned and (code := _plan_apart(arguments, folder)) != DONE:
+        return code
     with LiveView(folder) as view:
-        compute = _compute_in_workers if apart else _compute
-        code = compute(folder, arguments, view)
+        code = _compute_in_workers(folder, arguments, view)
     try:
         show(f"\n{_status_of(folder)}", end="")
     except (UserError, OSError) as error:  # the end of the sweep does not depend on its table
@@ -90,7 +87,10 @@ def _start(arguments: argparse.Namespace) -> int:
 
 
 def _plan_apart(arguments: argparse.Namespace, folder: Path) -> int:
-    """Plans a sweep in another process; returns its exit code."""
+    """Plans a sweep in another process; returns its exit code.
+
+    Its memory, and its GPU, are then free for the workers.
+    """
     options = [*config_options(arguments), f"--workdir={folder}", "--plan_only"]
     command = [sys.executable, "-m", "trainer", "sweep", *options]
     code = subprocess.run(command, check=False, stdin=subprocess.DEVNULL).returncode
@@ -136,24 +136,21 @@ def _write(arguments: argparse.Namespace, plan: "SweepPlan", folder: Path) -> st
 
 def _work(arguments: argparse.Namespace) -> int:
     """Computes trials of a sweep that was begun, as one of its workers."""
-    folder = Path(arguments.folder).absolute()
-    with LiveView(folder, table=False, quiet=arguments.watched) as view:
-        return _compute(folder, arguments, view)
-
-
-def _compute(folder: Path, arguments: argparse.Namespace, view: LiveView) -> int:
-    """Computes trials in this process."""
+    from trainer.sweep.local import stop_with_the_command
     from trainer.sweep.worker import Worker
     from trainer.train import runtime
 
+    if arguments.watched:
+        stop_with_the_command()
     runtime.keep_compiled_programs()
     ignore_optimizer_warnings()
-    worker = Worker(folder, arguments.workers, arguments.signals, view.log)
-    return worker.run()
+    folder = Path(arguments.folder).absolute()
+    with LiveView(folder, table=False, quiet=arguments.watched) as view:
+        return Worker(folder, arguments.workers, arguments.signals, view.log).run()
 
 
 def _compute_in_workers(folder: Path, arguments: argparse.Namespace, view: LiveView) -> int:
-    """Computes trials in several processes, which this one watches."""
+    """Computes trials in other processes, which this one watches."""
     from trainer.sweep.local import run_workers, worker_command
 
     command = worker_command(folder, arguments.workers)

@@ -1,5 +1,6 @@
 """Starts the workers of a sweep on this machine, and starts those again that die."""
 
+import contextlib
 import math
 import os
 import signal
@@ -25,8 +26,8 @@ def run_workers(
 ) -> int:
     """Runs workers of a sweep until all have ended.
 
-    A worker that is killed, by the system for its memory perhaps, is started again. Each worker has
-    one of the GPUs that this process may use, if there are several.
+    A worker that is killed, by the system for its memory or by a fault in a library perhaps, is
+    started again. Each of several workers has one of the GPUs that this process may use.
 
     Args:
         command: of a worker.
@@ -38,28 +39,44 @@ def run_workers(
         DONE if every worker ended with it; STOPPED if one was stopped after it saved; MISTAKE for
         a user's mistake; otherwise FAILED.
     """
-    workers = [
-        _Worker(command, number, _share_of_gpus(number - 1, count), log)
-        for number in range(1, count + 1)
-    ]
+    if count == 1:
+        workers = [_Worker(command, "The worker", {}, log, log)]
+    else:
+        workers = [_numbered(command, number, count, log) for number in range(1, count + 1)]
     stopped = False
-    while any(worker.is_alive() for worker in workers):
+    while any([worker.goes_on(stopped) for worker in workers]):
+        time.sleep(_LOOK)
         if signals.received and not stopped:
             stopped = True
             for worker in workers:
                 worker.stop()
-        for worker in workers:
-            worker.restart(stopped)
-        time.sleep(_LOOK)
     codes = [worker.code for worker in workers]
+    if stopped:  # before it could handle signals, so that there was nothing to save
+        codes = [STOPPED if code == -signal.SIGTERM else code for code in codes]
     for code in (MISTAKE, STOPPED):
         if code in codes:
             return code
     return DONE if set(codes) == {DONE} else FAILED
 
 
+def _numbered(
+    command: Sequence[str], number: int, count: int, log: Callable[[str], None]
+) -> "_Worker":
+    name = f"worker {number}"
+    return _Worker(
+        command, name, _share_of_gpus(number - 1, count), log, lambda line: log(f"{name}: {line}")
+    )
+
+
 class _Worker:
     """A process that computes trials.
+
+    Args:
+        command: of the process.
+        name: how the log calls it.
+        environment: variables that it has besides those of this process.
+        log: takes a line about the process.
+        repeat: takes a line that the process wrote to stderr.
 
     Attributes:
         code: the exit code of the last process; negative for a signal.
@@ -68,15 +85,16 @@ class _Worker:
     def __init__(
         self,
         command: Sequence[str],
-        number: int,
+        name: str,
         environment: Mapping[str, str],
         log: Callable[[str], None],
+        repeat: Callable[[str], None],
     ):
         self._environment = {**os.environ, **environment}
         self.code: int | None = None
         self._command = list(command)
-        self._number = number
-        self._log = log
+        self._name = name
+        self._log, self._repeat = log, repeat
         self._deaths = 0
         self._start()
 
@@ -84,7 +102,7 @@ class _Worker:
         self.code, self._began = None, time.monotonic()
         self._process = subprocess.Popen(
             self._command,
-            stdin=subprocess.DEVNULL,
+            stdin=subprocess.PIPE,  # of which the worker sees the end; see `stop_with_the_command`
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
             env=self._environment,
@@ -100,12 +118,14 @@ class _Worker:
     def _read(self, process: "subprocess.Popen[str]") -> None:
         assert process.stderr is not None
         for line in process.stderr:
-            self._log(f"worker {self._number}: {line.rstrip()}")
+            self._repeat(line.rstrip())
 
     def is_alive(self) -> bool:
         """Returns whether the process has not ended, and notes its exit code if it has."""
         if self.code is None and (code := self._process.poll()) is not None:
             self._reader.join(1.0)
+            assert self._process.stdin is not None
+            self._process.stdin.close()
             self.code = code
         return self.code is None
 
@@ -114,21 +134,28 @@ class _Worker:
         if self.is_alive():
             self._process.send_signal(signal.SIGTERM)
 
-    def restart(self, stopped: bool) -> None:
+    def goes_on(self, stopped: bool) -> bool:
         """Starts the process again if a signal killed it, unless it does that again and again.
 
         Args:
             stopped: whether the workers were asked to stop.
+
+        Returns:
+            Whether the process has not ended.
         """
-        if self.is_alive() or (self.code or 0) >= 0 or stopped:
-            return
+        if self.is_alive():
+            return True
+        if (self.code or 0) >= 0 or stopped or self._deaths == _MOST_SOON:
+            return False
         name = signal.Signals(-(self.code or 0)).name
         soon = time.monotonic() - self._began < _SOON
         self._deaths = self._deaths + 1 if soon else 1
-        if self._deaths > _MOST_SOON:
-            return
-        self._log(f"worker {self._number} was killed ({name}) and is started again.")
+        if self._deaths == _MOST_SOON:
+            self._log(f"{self._name} was killed ({name}) {_MOST_SOON} times, and is given up.")
+            return False
+        self._log(f"{self._name} was killed ({name}) and is started again.")
         self._start()
+        return True
 
 
 def _share_of_gpus(index: int, workers: int) -> Mapping[str, str]:
@@ -149,6 +176,17 @@ def _share_of_gpus(index: int, workers: int) -> Mapping[str, str]:
             "XLA_PYTHON_CLIENT_MEM_FRACTION", f"{share:.2f}"
         )
     return settings
+
+
+def stop_with_the_command() -> None:
+    """Lets this worker save and end when the process that started it has ended."""
+
+    def wait() -> None:
+        with contextlib.suppress(OSError):
+            os.read(0, 1)  # nothing is written there
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=wait, name="end of the command", daemon=True).start()
 
 
 def worker_command(folder: Path, workers: int) -> list[str]:

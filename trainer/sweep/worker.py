@@ -13,6 +13,7 @@ from typing import Any
 
 import jax
 
+from trainer.config import blame
 from trainer.engine.loading import load_located
 from trainer.engine.plan import make_plan
 from trainer.engine.plan_text import render
@@ -143,7 +144,9 @@ class Worker:
                 return DONE
             if wave is None:
                 raise
-            self._log(traceback.format_exc())  # of a compiled program, perhaps: it is tried again
+            # Of a compiled program, perhaps: it is tried again.
+            wave.leave(end, error=blame.cause(error))
+            self._log(traceback.format_exc())
             return DONE
         finally:
             if wave is not None:
@@ -178,14 +181,14 @@ class Worker:
         except (MemoryError, jax.errors.JaxRuntimeError) as error:
             if not is_of_the_memory(error):
                 raise
-            return self._divide(wave, claim, f"It does not fit into memory: {error}")
+            return self._divide(wave, claim, f"It does not fit into memory: {blame.cause(error)}")
 
     def _compute_in(self, wave: Wave, claim: Claim, prepared: _Prepared) -> int:
         if not wave.unfinished():
             wave.finish({})  # a worker was killed before it moved all trials
             return DONE
-        if wave.kills_its_worker():
-            return self._divide(wave, claim, "It killed its worker again and again.")
+        if why := wave.given_up():
+            return self._divide(wave, claim, why)
         count = len(claim.trials)
         what = f"{count} trials" if count > 1 else "1 trial"
         self._log(f"{what} from {claim.trials[0].folder} ({wave.path.name}).")
