@@ -89,7 +89,8 @@ def work(folder: Path, phases: Path, workers: str, fuse: str, number: str) -> in
     sys.path.insert(0, str(runs.LAB))
     announce(phases, fuse, int(number))
     slowly(800)
-    return main(["sweep", "work", str(folder), f"--workers={workers}"])
+    options = ["--vocabulary=unruly", f"--workers={workers}"]
+    return main(["sweep", "work", str(folder), *options])
 
 
 if __name__ == "__main__":

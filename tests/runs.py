@@ -68,7 +68,8 @@ def sweep(*words: str) -> int:
     """Plans and computes a sweep in this process, where the command starts others."""
     planned = main(["sweep", *words, "--plan_only"])
     (workdir,) = [word.partition("=")[2] for word in words if word.startswith("--workdir=")]
-    return planned or main(["sweep", "work", workdir])
+    vocabulary = [word for word in words if word.startswith("--vocabulary=")]
+    return planned or main(["sweep", "work", workdir, *vocabulary])
 
 
 def start_two(

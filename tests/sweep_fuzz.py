@@ -217,7 +217,7 @@ class Place:
         slow = [words for words in looks if words[1] == "extend" or words[3:] == [VOCABULARY]]
         yield from draw.sample([words for words in looks if words not in slow], 2)
         yield from (words for words in slow if draw.random() < 0.1)
-        yield ["sweep", "work", str(copy)]
+        yield ["sweep", "work", str(copy), VOCABULARY]
 
     def try_one(self, number: int, draw: random.Random) -> list[str]:
         """Damages a file and gives commands; returns what is wrong with the answers."""

@@ -438,7 +438,7 @@ def test_a_finished_sweep_computes_nothing(tmp_path, capsys):
     assert sweep(file, tmp_path / "sweep") == 0
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "sweep").rglob("*/*.json*")}
     assert sweep(file, tmp_path / "sweep") == 0
-    assert main(["sweep", "work", str(tmp_path / "sweep")]) == 0
+    assert main(["sweep", "work", str(tmp_path / "sweep"), "--vocabulary=unruly"]) == 0
     after = {path: path.stat().st_mtime_ns for path in (tmp_path / "sweep").rglob("*/*.json*")}
     assert before == after
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests import runs
-from tests.sweep_fuzz import Answer, Place
+from tests.sweep_fuzz import VOCABULARY, Answer, Place
 from tests.sweep_results import compare
 
 
@@ -39,7 +39,7 @@ def wave_of(sweep: Path) -> Path:
 
 def goes_on(place: Place, sweep: Path, name: str, *said: str) -> None:
     """Demands that a worker comes to the results of the undamaged sweep."""
-    answer = Answer("sweep", "work", str(sweep))
+    answer = Answer("sweep", "work", str(sweep), VOCABULARY)
     assert answer.code == 0 and "Traceback" not in answer.said, answer.said
     assert all(each in answer.said for each in said), answer.said
     found = compare(sweep, place.folder / f"{name} reference", 12)
@@ -136,12 +136,12 @@ def test_damaged_winners_are_refused_with_the_way_to_choose_them_again(copied, c
     text = file.read_text()
     assert change(text) != text
     file.write_text(change(text))
-    for words in (["sweep", "status"], ["sweep", "work"], ["report"], ["plot"]):
+    for words in (["sweep", "status"], ["sweep", "work", VOCABULARY], ["report"], ["plot"]):
         answer = Answer(*words, str(sweep))
         assert answer.code == 2 and f"{file} is damaged (" in answer.said, answer.said
         assert why in answer.said and "Remove it, and they are chosen again" in answer.said
     file.unlink()
-    assert Answer("sweep", "work", str(sweep)).code == 0
+    assert Answer("sweep", "work", str(sweep), VOCABULARY).code == 0
     assert file.read_text() == text
 
 

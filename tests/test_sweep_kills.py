@@ -55,7 +55,10 @@ def test_a_worker_killed_at_the_end_of_a_wave_costs_nothing(tmp_path, capsys, ph
     kill_in(phase, number, workdir)
     moved = {trial: (trial / "summary.json").stat().st_ino for trial in folders(workdir)}
     assert bool(moved) == (phase != "finish")
-    code, said = main(["sweep", "work", str(workdir)]), capsys.readouterr().err
+    code, said = (
+        main(["sweep", "work", str(workdir), "--vocabulary=unruly"]),
+        capsys.readouterr().err,
+    )
     assert code == 0, said
     assert ("3 trials from" in said) == (phase == "finish")
     assert {trial: (trial / "summary.json").stat().st_ino for trial in moved} == moved
@@ -101,7 +104,7 @@ def test_a_trial_that_diverges_after_a_stop_has_the_metrics_from_before_it(tmp_p
         code = Worker(workdir, 1, Signals(after), print).run()  # type: ignore[arg-type]
         assert code == (75 if after == 8 else 0)
         if code == 75:
-            assert main(["sweep", "work", str(workdir)]) == 0
+            assert main(["sweep", "work", str(workdir), "--vocabulary=unruly"]) == 0
         found.append([read_outcome(trial) for trial in folders(workdir)])
     texts = [[replace(x, seconds=None).text() for x in outcomes if x] for outcomes in found]
     assert texts[0] == texts[1] and len(texts[0]) == len(found[0])

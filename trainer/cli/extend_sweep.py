@@ -19,8 +19,8 @@ def run(arguments: argparse.Namespace) -> int:
         DONE.
 
     Raises:
-        UserError: the file has a mistake, changes what was planned or adds nothing, or the folder
-            is not that of a sweep.
+        UserError: the file has a mistake, changes what was planned or adds nothing, the folder is
+            not that of a sweep, or its plan names packages that the command does not name.
     """
     from trainer.sweep.extension import make_extension, write_extension
     from trainer.sweep.extension_text import render_extension
@@ -28,10 +28,12 @@ def run(arguments: argparse.Namespace) -> int:
     from trainer.sweep.plan_file import read_plan
     from trainer.sweep.programs import find_programs
     from trainer.sweep.reading import read_sweep
+    from trainer.sweep.stored_plan import check_vocabulary
 
     ignore_optimizer_warnings()
     folder = Path(arguments.folder).absolute()
     stored = read_plan(folder)
+    check_vocabulary(folder, stored, arguments.vocabulary)
     vocabulary = list(dict.fromkeys([*stored.vocabulary, *arguments.vocabulary]))
     config = read_config(arguments, SWEEP)
     plan = make_plan(read_sweep(config, vocabulary, search_paths(arguments)))

@@ -6,12 +6,15 @@ from trainer.cli import values
 from trainer.parser import Actions, Parser
 
 
-def add(sweep: argparse.ArgumentParser, config: Parser) -> None:
+def add(sweep: argparse.ArgumentParser, config: Parser) -> argparse.ArgumentParser:
     """Adds the options of the command and its actions.
 
     Args:
         sweep: the parser of the command.
         config: the options of a config, for actions that take one.
+
+    Returns:
+        The parser of `sweep work`, which still lacks --vocabulary.
     """
     sweep.add_argument(
         "--dry_run",
@@ -46,6 +49,7 @@ def add(sweep: argparse.ArgumentParser, config: Parser) -> None:
     trial.add_argument(
         "trial", metavar="TRIAL", help="ARM/NUMBER, ARM/NUMBER/SEED, final/ARM or final/ARM/SEED"
     )
+    return work
 
 
 def _workers(parser: argparse.ArgumentParser) -> None:

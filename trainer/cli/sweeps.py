@@ -4,7 +4,7 @@ import argparse
 import subprocess
 import sys
 from pathlib import Path
-from shlex import quote
+from shlex import join
 from typing import TYPE_CHECKING
 
 from trainer.cli import extend_sweep
@@ -19,6 +19,7 @@ from trainer.cli.terminal import show
 from trainer.config.languages import SWEEP
 from trainer.messages import DONE, FAILED, STOPPED, UserError
 from trainer.sweep.slurm_settings import SlurmSettings, read_settings
+from trainer.sweep.stored_plan import check_vocabulary, work_command
 
 if TYPE_CHECKING:
     from trainer.sweep.plan import SweepPlan
@@ -69,7 +70,7 @@ def _start(arguments: argparse.Namespace) -> int:
             show(_write(arguments, plan, folder), end="")
         if arguments.plan_only or settings is None:
             return DONE
-        return _submit(folder, arguments.workers, settings)
+        return _submit(folder, arguments, settings)
     if not planned and (code := _plan_apart(arguments, folder)) != DONE:
         return code
     with LiveView(folder) as view:
@@ -79,9 +80,10 @@ def _start(arguments: argparse.Namespace) -> int:
     except (UserError, OSError) as error:  # the end of the sweep does not depend on its table
         _log(f"The results cannot be shown: {error}")
     if code == STOPPED:
+        command = join(work_command(folder, arguments.vocabulary))
         _log(
             "Stopped; the finished trials and the states of the others are saved. Start the same"
-            f" command again to go on, or python -m trainer sweep work {quote(str(folder))}."
+            f" command again to go on, or python {command}."
         )
     return code
 
@@ -97,11 +99,11 @@ def _plan_apart(arguments: argparse.Namespace, folder: Path) -> int:
     return code if code >= 0 else FAILED
 
 
-def _submit(folder: Path, workers: int, settings: SlurmSettings) -> int:
+def _submit(folder: Path, arguments: argparse.Namespace, settings: SlurmSettings) -> int:
     from trainer.sweep.slurm import submit
 
-    words = ["-m", "trainer", "sweep", "work", str(folder), f"--workers={workers}"]
-    _, lines = submit(folder, words, workers, settings)
+    words = [*work_command(folder, arguments.vocabulary), f"--workers={arguments.workers}"]
+    _, lines = submit(folder, words, arguments.workers, settings)
     for line in lines:
         _log(line)
     return DONE
@@ -146,14 +148,17 @@ def _work(arguments: argparse.Namespace) -> int:
     ignore_optimizer_warnings()
     folder = Path(arguments.folder).absolute()
     with LiveView(folder, table=False, quiet=arguments.watched) as view:
-        return Worker(folder, arguments.workers, arguments.signals, view.log).run()
+        worker = Worker(folder, arguments.workers, arguments.signals, view.log)
+        check_vocabulary(folder, worker.folder.plan, arguments.vocabulary)
+        return worker.run()
 
 
 def _compute_in_workers(folder: Path, arguments: argparse.Namespace, view: LiveView) -> int:
     """Computes trials in other processes, which this one watches."""
-    from trainer.sweep.local import run_workers, worker_command
+    from trainer.sweep.local import run_workers
 
-    command = worker_command(folder, arguments.workers)
+    words = work_command(folder, arguments.vocabulary)
+    command = [sys.executable, *words, f"--workers={arguments.workers}", "--watched"]
     return run_workers(command, arguments.workers, arguments.signals, view.log)
 
 

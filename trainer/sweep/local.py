@@ -5,7 +5,6 @@ import math
 import os
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -117,8 +116,9 @@ class _Worker:
 
     def _read(self, process: "subprocess.Popen[str]") -> None:
         assert process.stderr is not None
-        for line in process.stderr:
-            self._repeat(line.rstrip())
+        with process.stderr as lines:
+            for line in lines:
+                self._repeat(line.rstrip())
 
     def is_alive(self) -> bool:
         """Returns whether the process has not ended, and notes its exit code if it has."""
@@ -187,14 +187,3 @@ def stop_with_the_command() -> None:
         os.kill(os.getpid(), signal.SIGTERM)
 
     threading.Thread(target=wait, name="end of the command", daemon=True).start()
-
-
-def worker_command(folder: Path, workers: int) -> list[str]:
-    """Returns the command of a worker.
-
-    Args:
-        folder: of the sweep.
-        workers: how many workers share the trials.
-    """
-    work = ["sweep", "work", str(folder), f"--workers={workers}", "--watched"]
-    return [sys.executable, "-m", "trainer", *work]
