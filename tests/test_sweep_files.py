@@ -86,6 +86,20 @@ def test_a_wave_whose_record_is_damaged_is_computed_again(place, copied, sweep, 
     goes_on(place, folder, sweep, str(file), "The wave is removed, and its trials are computed")
 
 
+def test_a_wave_of_other_data_is_refused_with_the_way_to_compute_it_anew(place, copied):
+    sweep = copied("stopped")
+    wave = wave_of(sweep).with_suffix("")
+    record = json.loads((wave / "run.json").read_text())
+    record["fingerprint"]["data"] = "other points"
+    (wave / "run.json").write_text(json.dumps(record))
+    answer = Answer("sweep", "work", str(sweep), VOCABULARY)
+    assert answer.code == 2 and "data: other points -> points" in answer.said
+    assert f"Restore the old value; or remove {wave}, and its trials are" in answer.said
+    assert "--allow_changed" not in answer.said
+    shutil.rmtree(wave)
+    goes_on(place, sweep, "stopped")
+
+
 def test_a_wave_that_lacks_rows_of_a_trial_is_computed_again(place, copied):
     """A trial whose rows are lost would be a result without a curve."""
     sweep = copied("stopped")
@@ -93,6 +107,15 @@ def test_a_wave_that_lacks_rows_of_a_trial_is_computed_again(place, copied):
     lines = file.read_text().splitlines(keepends=True)
     file.write_text("".join([lines[0], '{"step": "x"}\n', *lines[2:]]))
     goes_on(place, sweep, "stopped", f"{file} is damaged (it lacks 1 row, such as that of step 4)")
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "files.json"])
+def test_a_checkpoint_whose_record_is_a_link_to_itself_is_set_aside(place, copied, name):
+    sweep = copied("stopped")
+    (file,) = wave_of(sweep).with_suffix("").glob(f"checkpoints/*/integrity/{name}")
+    file.unlink()
+    file.symlink_to(file.name)
+    goes_on(place, sweep, "stopped", f"integrity/{name} is missing")
 
 
 def test_what_was_learned_about_waves_may_be_lost(place, copied):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
 import math
 from collections.abc import Mapping
@@ -231,7 +232,9 @@ def _sealed(path: Path) -> dict[str, Any]:
     try:
         with open_regular(path) as file:
             return integrity.unseal(file.read().decode())
-    except ABSENT as e:
+    except OSError as e:
+        if not isinstance(e, ABSENT) and e.errno != errno.ELOOP:  # of a link to itself
+            raise
         raise CorruptCheckpoint(f"the file integrity/{path.name} is missing") from e
     except (ValueError, RecursionError) as e:
         raise CorruptCheckpoint(
