@@ -38,10 +38,11 @@ def run_workers(
         DONE if every worker ended with it; STOPPED if one was stopped after it saved; MISTAKE for
         a user's mistake; otherwise FAILED.
     """
-    if count == 1:
-        workers = [_Worker(command, "The worker", {}, log, log)]
-    else:
-        workers = [_numbered(command, number, count, log) for number in range(1, count + 1)]
+    names = [""] if count == 1 else [f"worker {number}" for number in range(1, count + 1)]
+    workers = [
+        _Worker(command, name, _share_of_gpus(index, count), log)
+        for index, name in enumerate(names)
+    ]
     stopped = False
     while any([worker.goes_on(stopped) for worker in workers]):
         time.sleep(_LOOK)
@@ -58,24 +59,14 @@ def run_workers(
     return DONE if set(codes) == {DONE} else FAILED
 
 
-def _numbered(
-    command: Sequence[str], number: int, count: int, log: Callable[[str], None]
-) -> "_Worker":
-    name = f"worker {number}"
-    return _Worker(
-        command, name, _share_of_gpus(number - 1, count), log, lambda line: log(f"{name}: {line}")
-    )
-
-
 class _Worker:
     """A process that computes trials.
 
     Args:
         command: of the process.
-        name: how the log calls it.
+        name: precedes what it writes; "" for the only one.
         environment: variables that it has besides those of this process.
-        log: takes a line about the process.
-        repeat: takes a line that the process wrote to stderr.
+        log: takes a line for the user.
 
     Attributes:
         code: the exit code of the last process; negative for a signal.
@@ -87,13 +78,12 @@ class _Worker:
         name: str,
         environment: Mapping[str, str],
         log: Callable[[str], None],
-        repeat: Callable[[str], None],
     ):
         self._environment = {**os.environ, **environment}
         self.code: int | None = None
         self._command = list(command)
         self._name = name
-        self._log, self._repeat = log, repeat
+        self._log = log
         self._deaths = 0
         self._start()
 
@@ -116,9 +106,10 @@ class _Worker:
 
     def _read(self, process: "subprocess.Popen[str]") -> None:
         assert process.stderr is not None
+        prefix = f"{self._name}: " if self._name else ""
         with process.stderr as lines:
             for line in lines:
-                self._repeat(line.rstrip())
+                self._log(f"{prefix}{line.rstrip()}")
 
     def is_alive(self) -> bool:
         """Returns whether the process has not ended, and notes its exit code if it has."""
@@ -147,19 +138,21 @@ class _Worker:
             return True
         if (self.code or 0) >= 0 or stopped or self._deaths == _MOST_SOON:
             return False
-        name = signal.Signals(-(self.code or 0)).name
+        what, name = self._name or "The worker", signal.Signals(-(self.code or 0)).name
         soon = time.monotonic() - self._began < _SOON
         self._deaths = self._deaths + 1 if soon else 1
         if self._deaths == _MOST_SOON:
-            self._log(f"{self._name} was killed ({name}) {_MOST_SOON} times, and is given up.")
+            self._log(f"{what} was killed ({name}) {_MOST_SOON} times, and is given up.")
             return False
-        self._log(f"{self._name} was killed ({name}) and is started again.")
+        self._log(f"{what} was killed ({name}) and is started again.")
         self._start()
         return True
 
 
 def _share_of_gpus(index: int, workers: int) -> Mapping[str, str]:
     """Returns settings that give a worker a GPU of its own, or a part of the memory of one."""
+    if workers == 1:
+        return {}
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is None:
         names = (each.name.removeprefix("nvidia") for each in Path("/dev").glob("nvidia[0-9]*"))
