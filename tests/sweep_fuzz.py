@@ -232,7 +232,7 @@ class Place:
             self.answers[" ".join(words[:2]) if words[0] == "sweep" else words[0], answer.code] += 1
             faults = list(check(answer, copy, file))
             # Another version, or other code, may have begun it: that is for the user to decide.
-            refused = answer.code == 2 and "and its trials are computed from" in answer.said
+            refused = answer.code == 2 and "computed from the beginning" in answer.said
             if words[1] == "work" and of_wave and not refused:
                 if answer.code != 0:
                     faults.append("The worker did not go on.")

@@ -29,7 +29,7 @@ def add(sweep: argparse.ArgumentParser, config: Parser) -> argparse.ArgumentPars
     )
     _workers(sweep)
     _launcher(sweep)
-    # For several workers: plans the sweep in a process of its own.
+    # For this command itself, which plans a sweep in a process of its own.
     sweep.add_argument("--plan_only", action="store_true", help=argparse.SUPPRESS)
     actions = sweep.add_subparsers(dest="action", metavar="action", action=Actions)
     work = actions.add_parser("work", help="compute trials of a sweep that was begun")

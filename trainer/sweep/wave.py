@@ -23,7 +23,6 @@ from typing import Any
 from trainer import config as configs
 from trainer.checkpoint import Checkpoints
 from trainer.config import Config
-from trainer.messages import UserError
 from trainer.sweep.config_files import ConfigFiles
 from trainer.sweep.folder import Claim, SweepFolder
 from trainer.sweep.limits import MOST_ERRORS
@@ -31,7 +30,6 @@ from trainer.sweep.outcome import Outcome, read_outcome
 from trainer.sweep.plan import Trial
 from trainer.sweep.wave_check import check_folder
 from trainer.workdir import Workdir, code, fingerprint
-from trainer.workdir.changes import RunChanged
 from trainer.workdir.record import now
 from trainer.writers.durable import make_folder, sync_file_system
 from trainer.writers.files import remove_temporaries, replace_file
@@ -59,7 +57,7 @@ class Wave:
         log: takes a line for the user.
 
     Raises:
-        UserError: the wave was begun by a process with other code or settings.
+        RunChanged: the wave was begun by a process with other code or settings.
         DamagedFile: the folder of the wave is not as a worker leaves it.
 
     Attributes:
@@ -91,21 +89,15 @@ class Wave:
             batch_size=data.batch_size,
             code=code.hashes(vocabulary),
         )
-        try:
-            self.workdir = Workdir(
-                claim.path,
-                first.root,
-                plan=plan,
-                files=[dataclasses.asdict(file) for file in first.files],
-                fingerprint=self._fingerprint(first),
-                commits=code.commits(vocabulary),
-                log=log,
-            )
-        except RunChanged as error:
-            raise UserError(
-                f"{error.changes}Restore the old value; or remove {claim.path}, and its trials are"
-                " computed from the beginning."
-            ) from error
+        self.workdir = Workdir(
+            claim.path,
+            first.root,
+            plan=plan,
+            files=[dataclasses.asdict(file) for file in first.files],
+            fingerprint=self._fingerprint(first),
+            commits=code.commits(vocabulary),
+            log=log,
+        )
         self._reported = 0.0
 
     def _fingerprint(self, config: Config) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from trainer.engine.plan import make_plan
 from trainer.engine.plan_text import render
 from trainer.engine.program import Program
 from trainer.engine.vmapped import Vmapped
-from trainer.messages import DONE, FAILED, STOPPED
+from trainer.messages import DONE, FAILED, STOPPED, UserError
 from trainer.sweep.alone import run_alone
 from trainer.sweep.checks import is_number
 from trainer.sweep.config_files import ConfigFiles
@@ -36,6 +36,7 @@ from trainer.sweep.outcome import Outcome
 from trainer.sweep.plan import Trial
 from trainer.sweep.wave import Wave
 from trainer.train.signals import StopSignals
+from trainer.workdir.changes import RunChanged
 
 _KEPT_PROGRAMS = 4  # waves of several arms take turns
 _PAUSE = 1.0  # seconds between two looks at the folder while others compute the last trials
@@ -135,6 +136,12 @@ class Worker:
         except Exception as error:
             if self._is_thrown_away(wave, claim, error):
                 return DONE
+            if isinstance(error, RunChanged):  # by other code or settings, since the wave began
+                end = "failed"
+                raise UserError(
+                    f"{error.changes}Restore the old value; or remove {claim.path}, and its trials"
+                    " are computed from the beginning."
+                ) from error
             if is_of_the_disk(error):
                 end = "failed"
                 raise
