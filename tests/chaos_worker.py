@@ -96,7 +96,8 @@ def work(folder: Path, phases: Path, workers: str, fuse: str, number: str, *more
     sys.path.insert(0, str(runs.LAB))
     announce(phases, fuse, int(number))
     slowly(800)
-    return main(["sweep", "work", str(folder), f"--workers={workers}", *more])
+    options = ["--vocabulary=unruly", f"--workers={workers}", *more]
+    return main(["sweep", "work", str(folder), *options])
 
 
 if __name__ == "__main__":

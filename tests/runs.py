@@ -64,6 +64,14 @@ def train(config: Path, workdir: Path, *more: str) -> int:
     return main(options(config, workdir, *more))
 
 
+def sweep(*words: str) -> int:
+    """Plans and computes a sweep in this process, where the command starts others."""
+    planned = main(["sweep", *words, "--plan_only"])
+    (workdir,) = [word.partition("=")[2] for word in words if word.startswith("--workdir=")]
+    vocabulary = [word for word in words if word.startswith("--vocabulary=")]
+    return planned or main(["sweep", "work", workdir, *vocabulary])
+
+
 def start_two(
     options: Sequence[str], folder: Path, mistake: Sequence[str] = ()
 ) -> list[subprocess.Popen[bytes]]:

@@ -23,7 +23,7 @@ def _content(trial: Path, plan: bool) -> dict[str, object]:
             kept = record["sweep"] if plan else record["sweep"]["trial"]
             found[file.name] = kept, record["lineage"][-1]["exit"]
         elif file.name == "summary.json":
-            found[file.name] = json.loads(file.read_text()) | {"perf/seconds": None}
+            found[file.name] = json.loads(file.read_bytes()) | {"perf/seconds": None}
         else:
             text = file.read_text(errors="replace") if file.is_file() else "a folder"
             found[file.name] = text

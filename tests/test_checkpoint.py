@@ -33,6 +33,7 @@ from trainer.checkpoint import (
     commit,
     file_list,
     integrity,
+    reading,
     retention,
     writing,
 )
@@ -778,7 +779,7 @@ def test_a_disk_that_cannot_be_read_for_a_while_damages_nothing(
     run = _copy(saved, tmp_path)
     handler = storage.ocp.PyTreeCheckpointHandler
     for owner, name, failing, said in (
-        (Path, "read_text", stale, "Stale file handle"),
+        (reading, "open_regular", stale, "Stale file handle"),
         (file_list, "size_and_crc", stale, "Stale file handle"),
         (os, "walk", lambda _, onerror: onerror(lost), "Stale file handle"),
         (handler, "restore", exhausted, "Too many open files"),

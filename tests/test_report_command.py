@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import runs
 from tests.test_sweep_plan import BASE
 from trainer.__main__ import main
 
@@ -29,7 +30,7 @@ def computed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     home = tmp_path_factory.mktemp("computed")
     (home / "base.yaml").write_text(BASE + "log_every: 5\neval_every: 10\n")
     (home / "sweep.yaml").write_text(SWEEP)
-    assert main(["sweep", f"--config={home / 'sweep.yaml'}", f"--workdir={home / 'sweep'}"]) == 0
+    assert runs.sweep(f"--config={home / 'sweep.yaml'}", f"--workdir={home / 'sweep'}") == 0
     return home / "sweep"
 
 

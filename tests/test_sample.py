@@ -680,7 +680,7 @@ def test_the_trials_of_a_sweep_have_their_samples(lab, tmp_path, capsys):
     (tmp_path / "base.gin").write_text(CONFIG + HOOK.replace("1.5", "5.0"))
     (tmp_path / "sweep.gin").write_text(SWEEP)
     options = [f"--config={tmp_path / 'sweep.gin'}", "--vocabulary=letters"]
-    assert main(["sweep", *options, f"--workdir={tmp_path / 'sweep'}"]) == 0, capsys.readouterr()
+    assert runs.sweep(*options, f"--workdir={tmp_path / 'sweep'}") == 0, capsys.readouterr()
     assert "sample at step" not in capsys.readouterr().err
     found = sorted((tmp_path / "sweep" / "trials").rglob("samples.jsonl"))
     assert [[row["step"] for row in kept(file.parent)] for file in found] == [[10, 20, 30]] * 2

@@ -107,6 +107,39 @@ def test_a_file_cannot_add_packages_to_the_vocabulary(tmp_path):
     assert main(["explain", f"--gin_file={file}"]) == 2
 
 
+def test_a_sweep_from_elsewhere_imports_no_package_that_the_command_does_not_name(
+    tmp_path, monkeypatch, capsys
+):
+    harm, sweep, file = tmp_path / "harm", tmp_path / "sweep", tmp_path / "sweep.yaml"
+    (tmp_path / "unruly_bomb.py").write_text(f"__all__ = []\nopen({str(harm)!r}, 'w').close()\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), os.pathsep)
+    (tmp_path / "base.gin").write_text(runs.CONFIG)
+    file.write_text("base: base.gin\nfinal: null\ngoal: {metric: loss, select_on: test}\n")
+    begin = ["sweep", f"--config={file}", "--vocabulary=unruly", f"--workdir={sweep}"]
+    assert main([*begin, "--plan_only"]) == 0
+    plan = sweep / "plan.json"
+    text = plan.read_text().replace('["unruly"]', '["unruly","unruly_bomb"]')
+    plan.write_text(text)
+    assert "unruly_bomb" in text
+    file.write_text(file.read_text() + "seeds: 2\n")
+    extend = ["sweep", "extend", str(sweep), f"--config={file}", "--vocabulary=unruly"]
+    work = ["sweep", "work", str(sweep), "--vocabulary=unruly"]
+    capsys.readouterr()
+    for words in (extend, [*extend, "--dry_run"], work):
+        assert main(words) == 2
+        said = capsys.readouterr().err
+        assert f"error: {plan} names unruly_bomb" in said and "--vocabulary=unruly_bomb" in said
+    for words in (["sweep", "status"], ["sweep", "show"], ["report"], ["plot"]):
+        main([*words, str(sweep), *["base/0"] * (words[-1] == "show")])
+    file.write_text(file.read_text().replace("seeds: 2\n", ""))
+    assert main(begin) == 2  # in a process of its own
+    assert "--vocabulary=unruly_bomb" in capsys.readouterr().err
+    assert not harm.exists() and "unruly_bomb" not in sys.modules
+    assert plan.read_text() == text
+    assert main([*work, "--vocabulary=unruly_bomb"]) == 0 and harm.exists()
+
+
 # What lies in a workdir.
 
 

@@ -77,7 +77,8 @@ def write_sweep(
 
 
 def sweep(file: Path, workdir: Path, *more: str) -> int:
-    return main(["sweep", f"--config={file}", "--vocabulary=unruly", f"--workdir={workdir}", *more])
+    words = [f"--config={file}", "--vocabulary=unruly", f"--workdir={workdir}", *more]
+    return main(["sweep", *words]) if more else runs.sweep(*words)
 
 
 def rows(folder: Path) -> list[dict[str, Any]]:
@@ -305,9 +306,34 @@ def test_an_error_in_a_users_code_fails_its_trial_only(tmp_path, capsys):
         "0001/1": "failed",
     }
     assert said.count("is computed again after an error") == 4
+    line = 1 + LAB_SOURCE[: LAB_SOURCE.index('RuntimeError("this batch')].count("\n")
+    where = f"{(runs.LAB / 'unruly/__init__.py').relative_to(Path.cwd())}:{line}"
     for number in ("0000", "0001"):  # they share the batches
         failed = ends[f"sweep/trials/base/{number}/1"]
-        assert failed is not None and "this batch cannot be read" in failed.why
+        assert failed is not None
+        assert failed.why == f"RuntimeError: this batch cannot be read ({where})"
+
+
+def test_a_trial_whose_program_raises_fails_after_three_errors_with_the_error(tmp_path, capsys):
+    """A callback of the program does: the error may belong to any trial of its wave."""
+    base = replaced("data", "!unruly.marked {seed: 1}")
+    file = write_sweep(tmp_path, replaced("loss", "!unruly.loss_refusing_marks", base), trials=1)
+    workdir = tmp_path / "sweep"
+    text = file.read_text().replace("final: {seeds: 2}", "final: null\nseeds: 2")
+    file.write_text(text)
+    assert sweep(file, workdir) == 0
+    said = capsys.readouterr().err
+    assert said.count("2 trials from") == 3 and said.count("1 trial from") == 1 + 3
+    good, bad = [read_outcome(trial) for trial in folders(workdir)]
+    assert good is not None and good.end == "done"
+    line = 1 + LAB_SOURCE[: LAB_SOURCE.index('ValueError("a pixel')].count("\n")
+    why = f"ValueError: a pixel is marked (tests/lab/unruly/__init__.py:{line})"
+    assert bad is not None and (bad.end, bad.why) == ("failed", why)
+    for words in (["sweep", "status"], ["report", "--formats=markdown"]):
+        assert main([*words, str(workdir)]) == 0
+    assert f"base/0000/1 failed: {why}.\n" in capsys.readouterr().out
+    page = (workdir / "report" / "report.md").read_text().replace("\n> ", " ")
+    assert "base/0000/1: ValueError: a pixel is marked (tests/lab/unruly/" in page
 
 
 # Kills and stops.
@@ -342,22 +368,31 @@ def wait_for_progress(workdir: Path, process: Any, step: int) -> None:
         time.sleep(0.01)
 
 
+LAB_SOURCE = (runs.LAB / "unruly/__init__.py").read_text()
 SLOW = replaced("steps", "60", replaced("data", "!unruly.sleepy {seconds: 0.01, every: true}"))
 
 
+def worker_of(workdir: Path) -> int:
+    """Returns the process that computes the wave."""
+    return json.loads(next(workdir.glob("waves/*/lock")).read_text())["pid"]
+
+
 def test_kills_and_stops_do_not_change_a_trial(tmp_path):
+    """Those of the command, and of the worker that it starts, which ends with the command."""
     file = write_sweep(tmp_path, SLOW, more="checkpoints: final")
     workdir = tmp_path / "sweep"
-    codes = []
-    for number, step in ((signal.SIGKILL, 6), (signal.SIGINT, 30), (signal.SIGTERM, 33)):
-        process = start(file, workdir)
+    codes, texts, process = [], [], start(file, workdir)
+    wait_for_progress(workdir, process, 6)
+    os.kill(worker_of(workdir), signal.SIGKILL)
+    for number, step in ((signal.SIGINT, 30), (signal.SIGTERM, 33), (signal.SIGKILL, 36)):
         wait_for_progress(workdir, process, step)
         process.send_signal(number)
-        _, said = process.communicate()
+        texts.append(process.communicate()[1])
         codes.append(process.returncode)
-    assert codes == [-9, 75, 75], said
-    assert "Start the same command again to go on" in said
-    process = start(file, workdir)
+        process = start(file, workdir)
+    assert codes == [75, 75, -9], texts
+    assert "The worker was killed (SIGKILL) and is started again." in texts[0]
+    assert all("Start the same command again to go on" in text for text in texts[:2])
     _, said = process.communicate()
     assert process.returncode == 0, said
     for trial in folders(workdir):
@@ -366,6 +401,7 @@ def test_kills_and_stops_do_not_change_a_trial(tmp_path):
     assert record is not None
     assert [entry["exit"] for entry in record["lineage"]] == [
         "killed",
+        "stopped",
         "stopped",
         "stopped",
         "done",
@@ -393,11 +429,10 @@ def test_a_worker_that_is_killed_is_started_again(tmp_path):
     workdir = tmp_path / "sweep"
     process = start(file, workdir, "--workers=2")
     wait_for_progress(workdir, process, 3)
-    wave = next(iter(workdir.glob("waves/*/lock")))
-    os.kill(json.loads(wave.read_text())["pid"], signal.SIGKILL)
+    os.kill(worker_of(workdir), signal.SIGKILL)
     _, said = process.communicate()
     assert process.returncode == 0, said
-    assert "was killed (SIGKILL) and is started again" in said
+    assert re.search(r"worker [12] was killed \(SIGKILL\) and is started again", said)
     assert len(folders(workdir)) == 4 + 2
 
 
@@ -405,12 +440,10 @@ def test_a_wave_that_kills_its_worker_is_split_until_the_trial_that_does_it_fail
     base = replaced("data", "!unruly.deadly {seed: 1}", replaced("steps_per_call", "1"))
     file = write_sweep(tmp_path, base, more="seeds: 2", trials=1)
     workdir = tmp_path / "sweep"
-    for _ in range(12):
-        process = start(file, workdir)
-        _, said = process.communicate()
-        if process.returncode >= 0:
-            break
+    process = start(file, workdir)
+    _, said = process.communicate()
     assert process.returncode == 0, said
+    assert said.count("The worker was killed (SIGSEGV) and is started again.") == 3 + 6
     ends = [read_outcome(trial) for trial in sorted(workdir.glob("trials/*/*/*"))]
     assert [outcome.end for outcome in ends if outcome] == ["done", "failed"]
     assert ends[1] is not None and "killed its worker" in ends[1].why
@@ -424,7 +457,7 @@ def test_a_finished_sweep_computes_nothing(tmp_path, capsys):
     assert sweep(file, tmp_path / "sweep") == 0
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "sweep").rglob("*/*.json*")}
     assert sweep(file, tmp_path / "sweep") == 0
-    assert main(["sweep", "work", str(tmp_path / "sweep")]) == 0
+    assert main(["sweep", "work", str(tmp_path / "sweep"), "--vocabulary=unruly"]) == 0
     after = {path: path.stat().st_mtime_ns for path in (tmp_path / "sweep").rglob("*/*.json*")}
     assert before == after
 
@@ -534,7 +567,10 @@ def test_a_wave_that_does_not_fit_into_memory_is_halved(tmp_path, monkeypatch, c
     file = write_sweep(tmp_path, trials=5)
     assert sweep(file, tmp_path / "sweep") == 0
     said = capsys.readouterr().err
-    assert "of 5 trials is split. It does not fit into memory: RESOURCE_EXHAUSTED" in said
+    assert (
+        "of 5 trials is split. It does not fit into memory: JaxRuntimeError: RESOURCE_EXHAUSTED"
+        in said
+    )
     found = folders(tmp_path / "sweep")
     assert len(found) == 5 + 2
     records = [read_record(trial / "run.json") for trial in found]

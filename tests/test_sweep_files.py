@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests import runs
-from tests.sweep_fuzz import Answer, Place
+from tests.sweep_fuzz import VOCABULARY, Answer, Place
 from tests.sweep_results import compare
 
 
@@ -39,7 +39,7 @@ def wave_of(sweep: Path) -> Path:
 
 def goes_on(place: Place, sweep: Path, name: str, *said: str) -> None:
     """Demands that a worker comes to the results of the undamaged sweep."""
-    answer = Answer("sweep", "work", str(sweep))
+    answer = Answer("sweep", "work", str(sweep), VOCABULARY)
     assert answer.code == 0 and "Traceback" not in answer.said, answer.said
     assert all(each in answer.said for each in said), answer.said
     found = compare(sweep, place.folder / f"{name} reference", 12)
@@ -86,6 +86,22 @@ def test_a_wave_whose_record_is_damaged_is_computed_again(place, copied, sweep, 
     goes_on(place, folder, sweep, str(file), "The wave is removed, and its trials are computed")
 
 
+@pytest.mark.parametrize("name", ["stopped", "alone"])
+def test_a_wave_of_other_data_is_refused_with_the_way_to_compute_it_anew(place, copied, name):
+    sweep = copied(name)
+    wave = wave_of(sweep).with_suffix("")
+    file = wave / "run.json" if name == "stopped" else next(wave.glob("trials/*/*/*/run.json"))
+    record = json.loads(file.read_text())
+    record["fingerprint"]["data"] = "other points"
+    file.write_text(json.dumps(record))
+    answer = Answer("sweep", "work", str(sweep), VOCABULARY)
+    assert answer.code == 2 and "data: other points -> " in answer.said
+    assert f"Restore the old value; or remove {wave}, and its trials are" in answer.said
+    assert "--allow_changed" not in answer.said and "Traceback" not in answer.said
+    shutil.rmtree(wave)
+    goes_on(place, sweep, name)
+
+
 def test_a_wave_that_lacks_rows_of_a_trial_is_computed_again(place, copied):
     """A trial whose rows are lost would be a result without a curve."""
     sweep = copied("stopped")
@@ -93,6 +109,15 @@ def test_a_wave_that_lacks_rows_of_a_trial_is_computed_again(place, copied):
     lines = file.read_text().splitlines(keepends=True)
     file.write_text("".join([lines[0], '{"step": "x"}\n', *lines[2:]]))
     goes_on(place, sweep, "stopped", f"{file} is damaged (it lacks 1 row, such as that of step 4)")
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "files.json"])
+def test_a_checkpoint_whose_record_is_a_link_to_itself_is_set_aside(place, copied, name):
+    sweep = copied("stopped")
+    (file,) = wave_of(sweep).with_suffix("").glob(f"checkpoints/*/integrity/{name}")
+    file.unlink()
+    file.symlink_to(file.name)
+    goes_on(place, sweep, "stopped", f"integrity/{name} is missing")
 
 
 def test_what_was_learned_about_waves_may_be_lost(place, copied):
@@ -136,12 +161,12 @@ def test_damaged_winners_are_refused_with_the_way_to_choose_them_again(copied, c
     text = file.read_text()
     assert change(text) != text
     file.write_text(change(text))
-    for words in (["sweep", "status"], ["sweep", "work"], ["report"], ["plot"]):
+    for words in (["sweep", "status"], ["sweep", "work", VOCABULARY], ["report"], ["plot"]):
         answer = Answer(*words, str(sweep))
         assert answer.code == 2 and f"{file} is damaged (" in answer.said, answer.said
         assert why in answer.said and "Remove it, and they are chosen again" in answer.said
     file.unlink()
-    assert Answer("sweep", "work", str(sweep)).code == 0
+    assert Answer("sweep", "work", str(sweep), VOCABULARY).code == 0
     assert file.read_text() == text
 
 

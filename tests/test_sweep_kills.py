@@ -55,7 +55,10 @@ def test_a_worker_killed_at_the_end_of_a_wave_costs_nothing(tmp_path, capsys, ph
     kill_in(phase, number, workdir)
     moved = {trial: (trial / "summary.json").stat().st_ino for trial in folders(workdir)}
     assert bool(moved) == (phase != "finish")
-    code, said = main(["sweep", "work", str(workdir)]), capsys.readouterr().err
+    code, said = (
+        main(["sweep", "work", str(workdir), "--vocabulary=unruly"]),
+        capsys.readouterr().err,
+    )
     assert code == 0, said
     assert ("3 trials from" in said) == (phase == "finish")
     assert {trial: (trial / "summary.json").stat().st_ino for trial in moved} == moved
@@ -113,7 +116,7 @@ def test_a_trial_that_diverges_after_a_stop_has_the_metrics_from_before_it(tmp_p
         code = Worker(workdir, 1, Signals(after), print).run()  # type: ignore[arg-type]
         assert code == (75 if after == 8 else 0)
         if code == 75:
-            assert main(["sweep", "work", str(workdir)]) == 0
+            assert main(["sweep", "work", str(workdir), "--vocabulary=unruly"]) == 0
         found.append([read_outcome(trial) for trial in folders(workdir)])
     texts = [[replace(x, seconds=None).text() for x in outcomes if x] for outcomes in found]
     assert texts[0] == texts[1] and len(texts[0]) == len(found[0])
@@ -145,13 +148,30 @@ def kills(trials: int, count: int, restored: int | None, newest: int | None) -> 
         workdir=SimpleNamespace(lineage=[entry] * (count + 1)),
         newest=lambda: newest,
     )
-    return Wave.kills_its_worker(wave)
+    return bool(Wave.given_up(wave))
 
 
 def test_a_wave_is_split_before_a_trial_fails_for_its_kills():
     assert [kills(2, count, None, None) for count in (2, 3)] == [False, True]
     assert [kills(1, count, None, None) for count in (5, 6)] == [False, True]
     assert not kills(1, 9, 10, 20)
+
+
+def test_a_trial_fails_after_three_errors_and_names_the_last(tmp_path):
+    def gives_up(*errors: str | None) -> str:
+        ends = [{"exit": "crashed", "error": x} if x else {"exit": "killed"} for x in errors]
+        wave: Any = SimpleNamespace(
+            claim=SimpleNamespace(trials=[0]),
+            workdir=SimpleNamespace(lineage=[*ends, {}]),
+            newest=lambda: None,
+        )
+        return Wave.given_up(wave)
+
+    assert [gives_up(*["A."] * count) for count in (2, 3)] == ["", "A."]
+    assert gives_up("A.", None, "B.", None, "C.", None) == "C."
+    assert gives_up("A.", "B.", *[None] * 7) == ""
+    assert gives_up("A.", "B.", *[None] * 8) == "B."
+    assert gives_up(*[None] * 10) == "It killed its worker again and again."
 
 
 def test_the_progress_of_a_trial_alone_is_that_of_its_run(tmp_path):

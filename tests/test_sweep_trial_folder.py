@@ -16,7 +16,7 @@ def computed(folder: Path, more: str) -> tuple[Path, list[str]]:
     """Computes a sweep of one trial; returns its folder, and a command that trains there."""
     (folder / "base.yaml").write_text(BASE)
     (folder / "sweep.yaml").write_text(f"base: base.yaml\nfinal: null\n{more}\n")
-    main(["sweep", f"--config={folder / 'sweep.yaml'}", f"--workdir={folder / 'sweep'}"])
+    runs.sweep(f"--config={folder / 'sweep.yaml'}", f"--workdir={folder / 'sweep'}")
     (trial,) = (folder / "sweep").glob("trials/*/*/*")
     return trial, [f"--config={trial / 'config.yaml'}", f"--workdir={trial}"]
 
@@ -57,8 +57,8 @@ def test_a_trial_computed_alone_that_could_not_be_moved_is_not_computed_again(
 
     monkeypatch.setattr(Wave, "_move", fail_once)
     file, folder = tmp_path / "sweep.yaml", tmp_path / "sweep"
-    command = ["sweep", f"--config={file}", f"--workdir={folder}", "--vocabulary=unruly"]
-    assert main(command) == 0
+    command = [f"--config={file}", f"--workdir={folder}", "--vocabulary=unruly"]
+    assert runs.sweep(*command) == 0
     said = capsys.readouterr().err
     assert "It is computed alone." in said and "It is not moved." in said
     assert json.loads((folder / moved[0] / "summary.json").read_text())["end"] == "done"

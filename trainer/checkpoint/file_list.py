@@ -55,7 +55,9 @@ def file_problems(directory: Path, listing: Mapping[str, SizeAndCrc]) -> list[st
     """
     # The names of the listing may be paths of any file: they are compared, and never opened.
     present = file_list(directory)
-    problems = [f"the file {name} is missing" for name in _LATER if not (directory / name).exists()]
+    problems = [
+        f"the file {name} is missing" for name in _LATER if not (directory / name).is_file()
+    ]
     for name, (size, crc) in listing.items():
         if name not in present:
             problems.append(f"the file {name} is missing")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
 import math
 from collections.abc import Mapping
@@ -17,6 +18,7 @@ from trainer.checkpoint import integrity
 from trainer.checkpoint.agreement import all_agree
 from trainer.checkpoint.errors import ABSENT, CheckpointError, CorruptCheckpoint, reason
 from trainer.checkpoint.file_list import FILES, file_problems
+from trainer.writers.files import open_regular
 
 
 def storage() -> ModuleType:
@@ -228,8 +230,11 @@ def read_manifest(step_directory: Path) -> dict[str, Any]:
 
 def _sealed(path: Path) -> dict[str, Any]:
     try:
-        return integrity.unseal(path.read_text())
-    except ABSENT as e:
+        with open_regular(path) as file:
+            return integrity.unseal(file.read().decode())
+    except OSError as e:
+        if not isinstance(e, ABSENT) and e.errno != errno.ELOOP:  # of a link to itself
+            raise
         raise CorruptCheckpoint(f"the file integrity/{path.name} is missing") from e
     except (ValueError, RecursionError) as e:
         raise CorruptCheckpoint(

@@ -26,6 +26,7 @@ from trainer.checkpoint.errors import ABSENT, CorruptCheckpoint, reason, system_
 from trainer.checkpoint.file_list import ARRAYS
 from trainer.checkpoint.host_copy import HostLeaf, entries, to_store
 from trainer.writers.durable import sync
+from trainer.writers.files import open_regular
 
 Commit = Callable[[Path, Path], None]
 
@@ -58,7 +59,8 @@ class _ManifestHandler(ocp.AsyncCheckpointHandler):
         self._write(Path(directory), args)
 
     def restore(self, directory: epath.Path, args: object = None) -> dict[str, Any]:
-        return integrity.unseal((Path(directory) / integrity.MANIFEST).read_text())
+        with open_regular(Path(directory) / integrity.MANIFEST) as file:
+            return integrity.unseal(file.read().decode())
 
     def close(self) -> None:
         self._pool.shutdown()

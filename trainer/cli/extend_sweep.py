@@ -2,7 +2,7 @@
 
 import argparse
 from pathlib import Path
-from shlex import quote
+from shlex import join
 
 from trainer.cli.loading import ignore_optimizer_warnings, read_config, search_paths
 from trainer.cli.terminal import show
@@ -20,8 +20,8 @@ def run(arguments: argparse.Namespace) -> int:
         DONE.
 
     Raises:
-        UserError: the file has a mistake, changes what was planned or adds nothing, or the folder
-            is not that of a sweep.
+        UserError: the file has a mistake, changes what was planned or adds nothing, the folder is
+            not that of a sweep, or its plan names packages that the command does not name.
     """
     from trainer.sweep.extension import make_extension, write_extension
     from trainer.sweep.extension_text import render_extension
@@ -29,10 +29,12 @@ def run(arguments: argparse.Namespace) -> int:
     from trainer.sweep.plan_file import read_plan
     from trainer.sweep.programs import find_programs
     from trainer.sweep.reading import read_sweep
+    from trainer.sweep.stored_plan import check_vocabulary, work_command
 
     ignore_optimizer_warnings()
     folder = Path(arguments.folder).absolute()
     stored = read_plan(folder)
+    check_vocabulary(folder, stored, arguments.vocabulary)
     vocabulary = list(dict.fromkeys([*stored.vocabulary, *arguments.vocabulary]))
     config = read_config(arguments, SWEEP)
     plan = make_plan(read_sweep(config, vocabulary, search_paths(arguments)))
@@ -45,8 +47,6 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.dry_run:
         show("Nothing was written: the same command without --dry_run adds it.")
     else:
-        show(
-            "Workers of this sweep compute it; to start one: python -m trainer sweep work"
-            f" {quote(arguments.folder)}"
-        )
+        command = join(work_command(Path(arguments.folder), stored.vocabulary))
+        show(f"Workers of this sweep compute it; to start one: python {command}")
     return DONE

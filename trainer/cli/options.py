@@ -52,12 +52,13 @@ def parser() -> argparse.ArgumentParser:
     viewing_options.add_compare(compare)
     _search_paths(compare)
     _vocabulary(compare)
-    sweep_options.add(
+    work = sweep_options.add(
         commands.add_parser(
             "sweep", parents=[_config(required=False)], help="compute many runs from one file"
         ),
         config,
     )
+    _vocabulary(work)
     _verify(
         commands.add_parser(
             "verify",

@@ -6,12 +6,15 @@ from trainer.cli import values
 from trainer.parser import Actions, Parser
 
 
-def add(sweep: argparse.ArgumentParser, config: Parser) -> None:
+def add(sweep: argparse.ArgumentParser, config: Parser) -> argparse.ArgumentParser:
     """Adds the options of the command and its actions.
 
     Args:
         sweep: the parser of the command.
         config: the options of a config, for actions that take one.
+
+    Returns:
+        The parser of `sweep work`, which still lacks --vocabulary.
     """
     instead = sweep.add_mutually_exclusive_group()
     instead.add_argument(
@@ -35,7 +38,7 @@ def add(sweep: argparse.ArgumentParser, config: Parser) -> None:
     _workers(sweep)
     _locks(sweep)
     _launcher(sweep)
-    # For several workers: plans the sweep in a process of its own.
+    # For this command itself, which plans a sweep in a process of its own.
     sweep.add_argument("--plan_only", action="store_true", help=argparse.SUPPRESS)
     actions = sweep.add_subparsers(dest="action", metavar="action", action=Actions)
     work = actions.add_parser("work", help="compute trials of a sweep that was begun")
@@ -57,6 +60,7 @@ def add(sweep: argparse.ArgumentParser, config: Parser) -> None:
     trial.add_argument(
         "trial", metavar="TRIAL", help="ARM/NUMBER, ARM/NUMBER/SEED, final/ARM or final/ARM/SEED"
     )
+    return work
 
 
 def _workers(parser: argparse.ArgumentParser) -> None:

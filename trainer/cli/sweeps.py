@@ -4,7 +4,7 @@ import argparse
 import subprocess
 import sys
 from pathlib import Path
-from shlex import quote
+from shlex import join
 from typing import TYPE_CHECKING
 
 from trainer.cli import extend_sweep
@@ -20,6 +20,7 @@ from trainer.cli.terminal import show
 from trainer.config.languages import SWEEP
 from trainer.messages import DONE, FAILED, STOPPED, UserError
 from trainer.sweep.slurm_settings import SlurmSettings, read_settings
+from trainer.sweep.stored_plan import check_vocabulary, work_command
 
 if TYPE_CHECKING:
     from trainer.sweep.plan import SweepPlan
@@ -65,33 +66,34 @@ def _start(arguments: argparse.Namespace) -> int:
     stem = Path(arguments.files[0]).stem[:LONGEST_STEM]
     folder = Path(arguments.workdir or f"sweeps/{stem}-{plan.digest[:8]}").absolute()
     planned = check_same(folder, plan)
-    # With several workers in a process of its own, which gives its memory and its GPU back to them.
-    apart = arguments.workers > 1 and settings is None and not arguments.plan_only
-    if not planned and not apart:
-        show(_write(arguments, plan, folder), end="")
-    if arguments.plan_only:
-        return DONE
-    if not planned and apart and (code := _plan_apart(arguments, folder)) != DONE:
+    if arguments.plan_only or settings is not None:
+        if not planned:
+            show(_write(arguments, plan, folder), end="")
+        if arguments.plan_only or settings is None:
+            return DONE
+        return _submit(folder, arguments, settings)
+    if not planned and (code := _plan_apart(arguments, folder)) != DONE:
         return code
-    if settings is not None:
-        return _submit(folder, arguments.workers, arguments.locks, settings)
     with LiveView(folder) as view:
-        compute = _compute_in_workers if apart else _compute
-        code = compute(folder, arguments, view)
+        code = _compute_in_workers(folder, arguments, view)
     try:
         show(f"\n{_status_of(folder)}", end="")
     except (UserError, OSError) as error:  # the end of the sweep does not depend on its table
         _log(f"The results cannot be shown: {error}")
     if code == STOPPED:
+        command = join(work_command(folder, arguments.vocabulary))
         _log(
             "Stopped; the finished trials and the states of the others are saved. Start the same"
-            f" command again to go on, or python -m trainer sweep work {quote(str(folder))}."
+            f" command again to go on, or python {command}."
         )
     return code
 
 
 def _plan_apart(arguments: argparse.Namespace, folder: Path) -> int:
-    """Plans a sweep in another process; returns its exit code."""
+    """Plans a sweep in another process; returns its exit code.
+
+    Its memory, and its GPU, are then free for the workers.
+    """
     options = [*config_options(arguments), f"--workdir={folder}", "--plan_only"]
     options.append(f"--locks={arguments.locks}")
     command = [sys.executable, "-m", "trainer", "sweep", *options]
@@ -99,12 +101,11 @@ def _plan_apart(arguments: argparse.Namespace, folder: Path) -> int:
     return code if code >= 0 else FAILED
 
 
-def _submit(folder: Path, workers: int, locks: str, settings: SlurmSettings) -> int:
+def _submit(folder: Path, arguments: argparse.Namespace, settings: SlurmSettings) -> int:
     from trainer.sweep.slurm import submit
 
-    words = ["-m", "trainer", "sweep", "work", str(folder), f"--workers={workers}"]
-    words.append(f"--locks={locks}")
-    _, lines = submit(folder, words, workers, settings)
+    words = _worker_words(folder, arguments)
+    _, lines = submit(folder, words, arguments.workers, settings)
     for line in lines:
         _log(line)
     return DONE
@@ -157,28 +158,33 @@ def _write(arguments: argparse.Namespace, plan: "SweepPlan", folder: Path) -> st
 
 def _work(arguments: argparse.Namespace) -> int:
     """Computes trials of a sweep that was begun, as one of its workers."""
-    folder = Path(arguments.folder).absolute()
-    with LiveView(folder, table=False, quiet=arguments.watched) as view:
-        return _compute(folder, arguments, view)
-
-
-def _compute(folder: Path, arguments: argparse.Namespace, view: LiveView) -> int:
-    """Computes trials in this process."""
+    from trainer.sweep.local import stop_with_the_command
     from trainer.sweep.worker import Worker
     from trainer.train import runtime
 
+    if arguments.watched:
+        stop_with_the_command()
     runtime.keep_compiled_programs()
     ignore_optimizer_warnings()
-    worker = Worker(folder, arguments.workers, arguments.signals, view.log, arguments.locks)
-    return worker.run()
+    folder = Path(arguments.folder).absolute()
+    with LiveView(folder, table=False, quiet=arguments.watched) as view:
+        worker = Worker(folder, arguments.workers, arguments.signals, view.log, arguments.locks)
+        check_vocabulary(folder, worker.folder.plan, arguments.vocabulary)
+        return worker.run()
 
 
 def _compute_in_workers(folder: Path, arguments: argparse.Namespace, view: LiveView) -> int:
-    """Computes trials in several processes, which this one watches."""
-    from trainer.sweep.local import run_workers, worker_command
+    """Computes trials in other processes, which this one watches."""
+    from trainer.sweep.local import run_workers
 
-    command = worker_command(folder, arguments.workers, arguments.locks)
+    command = [sys.executable, *_worker_words(folder, arguments), "--watched"]
     return run_workers(command, arguments.workers, arguments.signals, view.log)
+
+
+def _worker_words(folder: Path, arguments: argparse.Namespace) -> list[str]:
+    """Returns the words of the command of a worker, after that of Python."""
+    words = work_command(folder, arguments.vocabulary)
+    return [*words, f"--workers={arguments.workers}", f"--locks={arguments.locks}"]
 
 
 def _status(arguments: argparse.Namespace) -> int:

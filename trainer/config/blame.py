@@ -1,8 +1,14 @@
 """Describes an exception and the line of the user's code that raised it."""
 
+import re
 import sys
 import traceback
 from pathlib import Path
+
+# A traceback in the message of an error, and what follows its last frame.
+_IN_TEXT = re.compile(
+    r'.*^  File "(.+?)", line (\d+), in [^\n]*\n(?:    [^\n]*\n)*(.*)', re.M | re.S
+)
 
 
 def summary(error: BaseException, package: str) -> str:
@@ -20,19 +26,45 @@ def summary(error: BaseException, package: str) -> str:
     return f"{text.rstrip('.')}{where}" if where else text
 
 
+def cause(error: BaseException) -> str:
+    """Returns the type and the message of an exception on one line, and where it was raised.
+
+    That is the last line of the user's code, or the last line if the user's code has no part in it.
+
+    Args:
+        error: the exception. jax passes on that of a host callback as text, with its traceback; the
+            result is then about the latter.
+
+    Example:
+        >>> def fail():
+        ...     raise ValueError("It is too large.")
+        >>> try:
+        ...     fail()
+        ... except ValueError as error:
+        ...     print(cause(error))
+        ValueError: It is too large (nets.py:12).
+    """
+    text = f"{type(error).__name__}: {error}"
+    where = location(error) or location(error, "")
+    if found := _IN_TEXT.fullmatch(str(error)):
+        file, line, text = found.groups()
+        where = f" ({_shown(file)}:{line})"
+    return f"{' '.join(text.split()).rstrip('.: ')}{where}"
+
+
 def location(error: BaseException, package: str | None = None) -> str:
     """Returns the last matching line of a traceback, as " (nets.py:12)"; "" if there is none.
 
     Args:
         error: the exception.
-        package: the package whose lines match; None matches code of the user, which is neither
-            part of Lockstep nor installed.
+        package: the package whose lines match; "" matches all lines, and None code of the user,
+            which is neither part of Lockstep nor installed.
     """
     for frame, line in reversed(list(traceback.walk_tb(error.__traceback__))):
         root = str(frame.f_globals.get("__name__", "")).split(".")[0]
         file = Path(frame.f_code.co_filename)
         wanted = root == package.split(".")[0] if package else _is_the_users(root, file)
-        if wanted:
+        if wanted or package == "":
             return f" ({_shown(file)}:{line})"
     return ""
 

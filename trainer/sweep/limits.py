@@ -12,7 +12,7 @@ from trainer.sweep.removal import remove, set_aside
 from trainer.writers.files import replace_file
 from trainer.writers.json_files import DamagedFile, read_json
 
-_MOST_FAULTS = 3  # errors of a trial's own code before it counts as failed
+MOST_ERRORS = 3  # errors of a trial's own code before it counts as failed
 
 # Operations of a wave: about a minute on two cores. A wave takes time of its own, for its folder
 # and its files, which 16 trials share well; only short ones gain from more.
@@ -110,7 +110,7 @@ class Limits:
             count = limits["faults"][folder] = limits["faults"].get(folder, 0) + 1
 
         self._change(add)
-        return count >= _MOST_FAULTS
+        return count >= MOST_ERRORS
 
     def _change(self, change: Callable[[dict[str, Any]], None]) -> None:
         with self._exclusive():

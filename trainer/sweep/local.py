@@ -1,10 +1,10 @@
 """Starts the workers of a sweep on this machine, and starts those again that die."""
 
+import contextlib
 import math
 import os
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -25,8 +25,8 @@ def run_workers(
 ) -> int:
     """Runs workers of a sweep until all have ended.
 
-    A worker that is killed, by the system for its memory perhaps, is started again. Each worker has
-    one of the GPUs that this process may use, if there are several.
+    A worker that is killed, by the system for its memory or by a fault in a library perhaps, is
+    started again. Each of several workers has one of the GPUs that this process may use.
 
     Args:
         command: of a worker.
@@ -38,20 +38,21 @@ def run_workers(
         DONE if every worker ended with it; STOPPED if one was stopped after it saved; MISTAKE for
         a user's mistake; otherwise FAILED.
     """
+    names = [""] if count == 1 else [f"worker {number}" for number in range(1, count + 1)]
     workers = [
-        _Worker(command, number, _share_of_gpus(number - 1, count), log)
-        for number in range(1, count + 1)
+        _Worker(command, name, _share_of_gpus(index, count), log)
+        for index, name in enumerate(names)
     ]
     stopped = False
-    while any(worker.is_alive() for worker in workers):
+    while any([worker.goes_on(stopped) for worker in workers]):
+        time.sleep(_LOOK)
         if signals.received and not stopped:
             stopped = True
             for worker in workers:
                 worker.stop()
-        for worker in workers:
-            worker.restart(stopped)
-        time.sleep(_LOOK)
     codes = [worker.code for worker in workers]
+    if stopped:  # before it could handle signals, so that there was nothing to save
+        codes = [STOPPED if code == -signal.SIGTERM else code for code in codes]
     for code in (MISTAKE, STOPPED):
         if code in codes:
             return code
@@ -61,6 +62,12 @@ def run_workers(
 class _Worker:
     """A process that computes trials.
 
+    Args:
+        command: of the process.
+        name: precedes what it writes; "" for the only one.
+        environment: variables that it has besides those of this process.
+        log: takes a line for the user.
+
     Attributes:
         code: the exit code of the last process; negative for a signal.
     """
@@ -68,14 +75,14 @@ class _Worker:
     def __init__(
         self,
         command: Sequence[str],
-        number: int,
+        name: str,
         environment: Mapping[str, str],
         log: Callable[[str], None],
     ):
         self._environment = {**os.environ, **environment}
         self.code: int | None = None
         self._command = list(command)
-        self._number = number
+        self._name = name
         self._log = log
         self._deaths = 0
         self._start()
@@ -84,7 +91,7 @@ class _Worker:
         self.code, self._began = None, time.monotonic()
         self._process = subprocess.Popen(
             self._command,
-            stdin=subprocess.DEVNULL,
+            stdin=subprocess.PIPE,  # of which the worker sees the end; see `stop_with_the_command`
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
             env=self._environment,
@@ -99,13 +106,17 @@ class _Worker:
 
     def _read(self, process: "subprocess.Popen[str]") -> None:
         assert process.stderr is not None
-        for line in process.stderr:
-            self._log(f"worker {self._number}: {line.rstrip()}")
+        prefix = f"{self._name}: " if self._name else ""
+        with process.stderr as lines:
+            for line in lines:
+                self._log(f"{prefix}{line.rstrip()}")
 
     def is_alive(self) -> bool:
         """Returns whether the process has not ended, and notes its exit code if it has."""
         if self.code is None and (code := self._process.poll()) is not None:
             self._reader.join(1.0)
+            assert self._process.stdin is not None
+            self._process.stdin.close()
             self.code = code
         return self.code is None
 
@@ -114,25 +125,34 @@ class _Worker:
         if self.is_alive():
             self._process.send_signal(signal.SIGTERM)
 
-    def restart(self, stopped: bool) -> None:
+    def goes_on(self, stopped: bool) -> bool:
         """Starts the process again if a signal killed it, unless it does that again and again.
 
         Args:
             stopped: whether the workers were asked to stop.
+
+        Returns:
+            Whether the process has not ended.
         """
-        if self.is_alive() or (self.code or 0) >= 0 or stopped:
-            return
-        name = signal.Signals(-(self.code or 0)).name
+        if self.is_alive():
+            return True
+        if (self.code or 0) >= 0 or stopped or self._deaths == _MOST_SOON:
+            return False
+        what, name = self._name or "The worker", signal.Signals(-(self.code or 0)).name
         soon = time.monotonic() - self._began < _SOON
         self._deaths = self._deaths + 1 if soon else 1
-        if self._deaths > _MOST_SOON:
-            return
-        self._log(f"worker {self._number} was killed ({name}) and is started again.")
+        if self._deaths == _MOST_SOON:
+            self._log(f"{what} was killed ({name}) {_MOST_SOON} times, and is given up.")
+            return False
+        self._log(f"{what} was killed ({name}) and is started again.")
         self._start()
+        return True
 
 
 def _share_of_gpus(index: int, workers: int) -> Mapping[str, str]:
     """Returns settings that give a worker a GPU of its own, or a part of the memory of one."""
+    if workers == 1:
+        return {}
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is None:
         names = (each.name.removeprefix("nvidia") for each in Path("/dev").glob("nvidia[0-9]*"))
@@ -151,13 +171,12 @@ def _share_of_gpus(index: int, workers: int) -> Mapping[str, str]:
     return settings
 
 
-def worker_command(folder: Path, workers: int, locks: str) -> list[str]:
-    """Returns the command of a worker.
+def stop_with_the_command() -> None:
+    """Lets this worker save and end when the process that started it has ended."""
 
-    Args:
-        folder: of the sweep.
-        workers: how many workers share the trials.
-        locks: what keeps others from the trials of a worker.
-    """
-    work = ["sweep", "work", str(folder), f"--workers={workers}", f"--locks={locks}", "--watched"]
-    return [sys.executable, "-m", "trainer", *work]
+    def wait() -> None:
+        with contextlib.suppress(OSError):
+            os.read(0, 1)  # nothing is written there
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=wait, name="end of the command", daemon=True).start()

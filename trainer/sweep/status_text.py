@@ -2,13 +2,13 @@
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from shlex import quote
+from shlex import join, quote
 
 from trainer.messages import duration, table
 from trainer.sweep.outcome import Outcome
 from trainer.sweep.running import WaveStatus
 from trainer.sweep.status import ArmStatus, Status, mean
-from trainer.sweep.stored_plan import StoredPlan
+from trainer.sweep.stored_plan import StoredPlan, work_command
 from trainer.writers.lines import PREFIXES
 
 _SHOWN = 5  # runs that failed or diverged
@@ -77,7 +77,7 @@ def render(status: Status, plan: StoredPlan, folder: Path) -> str:
         [f"{name} has no summary.json that can be read." for name in status.unreadable[:_SHOWN]],
         list(status.damaged[:_SHOWN]),
         _winners(status, plan),
-        _next(status, folder),
+        _next(status, plan, folder),
     ]
     return "\n".join("".join(f"{line}\n" for line in part) for part in parts if part)
 
@@ -145,7 +145,7 @@ def _final(outcome: Outcome | None, row: str) -> float | str:
     return outcome.metrics.get(row, "-")
 
 
-def _next(status: Status, folder: Path) -> list[str]:
+def _next(status: Status, plan: StoredPlan, folder: Path) -> list[str]:
     at = quote(str(folder))
     if status.complete:
         return [
@@ -153,7 +153,8 @@ def _next(status: Status, folder: Path) -> list[str]:
             f"python -m trainer plot {at} --figure=FILE",
         ]
     if not any(wave.moving for wave in status.waves):
-        return [f"No process computes it now: python -m trainer sweep work {at} goes on."]
+        command = join(work_command(folder, plan.vocabulary))
+        return [f"No process computes it now: python {command} goes on."]
     return []
 
 

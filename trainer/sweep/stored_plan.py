@@ -1,13 +1,14 @@
 """Reads the plan in the folder of a sweep; plan_file.py, which writes it, describes its files."""
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from shlex import quote
 from typing import Any, TypedDict
 
 from trainer.config import Config, ConfigError, load
-from trainer.config.wording import brief
+from trainer.config.wording import brief, listing
 from trainer.messages import UserError
 from trainer.sweep.definition import Goal
 from trainer.sweep.encoding import Decoder, canonical
@@ -148,6 +149,39 @@ def read_plan(folder: Path) -> StoredPlan:
         raise
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         raise damaged(file, f"{type(error).__name__}: {error}", _ADVICE) from error
+
+
+def check_vocabulary(folder: Path, plan: StoredPlan, named: Sequence[str]) -> None:
+    """Refuses a plan that names packages which the user's command does not name.
+
+    To import a package is to execute its code, and the folder may come from elsewhere.
+
+    Args:
+        folder: of the sweep.
+        plan: its plan.
+        named: the values of `--vocabulary`.
+
+    Raises:
+        UserError: the plan names others.
+    """
+    others = [package for package in plan.vocabulary if package not in named]
+    if others:
+        options = " ".join(f"--vocabulary={quote(package)}" for package in others)
+        raise UserError(
+            f"{folder / 'plan.json'} names {listing(others)}, whose code this command would"
+            f" execute. If that is what you want, add {options} to the command."
+        )
+
+
+def work_command(folder: Path, vocabulary: Sequence[str]) -> list[str]:
+    """Returns what follows "python" in the command that computes a sweep as one of its workers.
+
+    Args:
+        folder: of the sweep.
+        vocabulary: further packages whose public functions the configs may name.
+    """
+    options = [f"--vocabulary={package}" for package in vocabulary]
+    return ["-m", "trainer", "sweep", "work", str(folder), *options]
 
 
 def digest_of(revision: Mapping[str, Any]) -> str:

@@ -26,6 +26,7 @@ from trainer.checkpoint import Checkpoints
 from trainer.config import Config
 from trainer.sweep.config_files import ConfigFiles
 from trainer.sweep.folder import Claim, SweepFolder
+from trainer.sweep.limits import MOST_ERRORS
 from trainer.sweep.outcome import Outcome, read_outcome
 from trainer.sweep.plan import Trial
 from trainer.sweep.wave_check import check_folder
@@ -38,8 +39,9 @@ from trainer.writers.lines import sync_rows
 from trainer.writers.run_record import FORMAT
 from trainer.writers.summary import SUMMARY_FILE
 
-# Kills without progress, while a wave computes or at all, after which it is split; and of a single
-# trial, which then counts as failed: kills from outside must hardly ever look like its own.
+# Kills without progress, while a wave computes or at all, after which it is split, as it is after
+# MOST_ERRORS; and kills of a single trial, which then counts as failed: those from outside must
+# hardly ever look like its own.
 _KILLS, _STARTS, _KILLS_OF_ONE = 3, 10, 6
 _BETWEEN_REPORTS = 2.0  # seconds
 
@@ -59,7 +61,7 @@ class Wave:
         take_over: whether the lock of the folder says nothing about who has the wave.
 
     Raises:
-        UserError: the wave was begun by a process with other code or settings.
+        RunChanged: the wave was begun by a process with other code or settings.
         DamagedFile: the folder of the wave is not as a worker leaves it.
 
     Attributes:
@@ -216,14 +218,15 @@ class Wave:
         self.workdir.close("done")
         self._folder.remove(self.claim)
 
-    def leave(self, kind: str) -> None:
+    def leave(self, kind: str, **values: object) -> None:
         """Ends the work of this process on the wave, which another one resumes.
 
         Args:
             kind: "stopped", "failed" or "crashed", for the record of a wave that is not finished.
+            **values: of JSON, to record as well.
         """
         if self.workdir.lock.held:
-            self.workdir.close(kind)
+            self.workdir.close(kind, **values)
 
     # Kills.
 
@@ -242,18 +245,27 @@ class Wave:
             path = self.staged(self.claim.trials[0]) / "checkpoints"
         return Checkpoints(path, read_only=True).latest()
 
-    def kills_its_worker(self) -> bool:
-        """Returns whether the last processes ended without any progress, and without a reason."""
+    def given_up(self) -> str:
+        """Returns why the wave is not computed again: kills or errors of the last attempts.
+
+        Returns:
+            The last error of attempts without progress, or a sentence about kills; "" if there were
+            few, and the wave is computed.
+        """
         newest = self.newest()
-        without: list[bool] = []  # whether each of the last processes was computing
+        without: list[dict[str, Any]] = []  # attempts, the last one first
         for entry in reversed(self.workdir.lineage[:-1]):
             # A process that ended before it recorded its step made no progress either.
-            same = not entry.get("computing") or entry["restored"] == newest
+            same = not entry.get("computing") or entry.get("restored") == newest
             if entry["exit"] not in ("killed", "crashed") or not same:
                 break
-            without.append(bool(entry.get("computing")))
+            without.append(entry)
+        errors = [entry["error"] for entry in without if entry.get("error")]
+        begun = sum(bool(entry.get("computing")) for entry in without)
         kills = _KILLS if len(self.claim.trials) > 1 else _KILLS_OF_ONE
-        return sum(without) >= kills or len(without) >= _STARTS
+        if len(errors) >= MOST_ERRORS or begun >= kills or len(without) >= _STARTS:
+            return errors[0] if errors else "It killed its worker again and again."
+        return ""
 
     # Progress.
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import jax
 
+from trainer.config import blame
 from trainer.data.shard_reader import DataChanged
 from trainer.engine.loading import load_located
 from trainer.engine.plan import located_fingerprint, make_plan
@@ -39,6 +40,7 @@ from trainer.sweep.presence import Mode, Presence
 from trainer.sweep.wave import Wave
 from trainer.train.signals import StopSignals
 from trainer.train.watchdog import SlowLines
+from trainer.workdir.changes import RunChanged
 
 _KEPT_PROGRAMS = 4  # waves of several arms take turns
 _PAUSE = 1.0  # seconds between two looks at the folder while others compute the last trials
@@ -163,6 +165,12 @@ class Worker:
         except Exception as error:
             if self._is_thrown_away(wave, claim, error):
                 return DONE
+            if isinstance(error, RunChanged):  # by other code or settings, since the wave began
+                end = "failed"
+                raise UserError(
+                    f"{error.changes}Restore the old value; or remove {claim.path}, and its trials"
+                    " are computed from the beginning."
+                ) from error
             if is_of_the_disk(error):
                 end = "failed"
                 raise
@@ -172,7 +180,9 @@ class Worker:
                 return DONE
             if wave is None:
                 raise
-            self._log(traceback.format_exc())  # of a compiled program, perhaps: it is tried again
+            # Of a compiled program, perhaps: it is tried again.
+            wave.leave(end, error=blame.cause(error))
+            self._log(traceback.format_exc())
             return DONE
         finally:
             if wave is not None:
@@ -209,14 +219,14 @@ class Worker:
         except (MemoryError, jax.errors.JaxRuntimeError) as error:
             if not is_of_the_memory(error):
                 raise
-            return self._divide(wave, claim, f"It does not fit into memory: {error}")
+            return self._divide(wave, claim, f"It does not fit into memory: {blame.cause(error)}")
 
     def _compute_in(self, wave: Wave, claim: Claim, prepared: _Prepared) -> int:
         if not wave.unfinished():
             wave.finish({})  # a worker was killed before it moved all trials
             return DONE
-        if wave.kills_its_worker():
-            return self._divide(wave, claim, "It killed its worker again and again.")
+        if why := wave.given_up():
+            return self._divide(wave, claim, why)
         count = len(claim.trials)
         what = f"{count} trials" if count > 1 else "1 trial"
         self._log(f"{what} from {claim.trials[0].folder} ({wave.path.name}).")

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from trainer.checkpoint import CheckpointError, Checkpoints
+from trainer.config import blame
 from trainer.engine.experiment import Experiment
 from trainer.engine.program import Program
 from trainer.messages import FAILED, MISTAKE, UserError
@@ -56,9 +57,8 @@ class RunServices(NamedTuple):
             error: the exception.
         """
         code = MISTAKE if isinstance(error, UserError) else FAILED
-        why = " ".join(str(error).split())
-        if not isinstance(error, _EXPLAINED):
-            why = f"{type(error).__name__}: {why}"
+        explained = isinstance(error, _EXPLAINED)
+        why = " ".join(str(error).split()) if explained else blame.cause(error)
         self.summarize(Ended("failed", code, self.rows.results.step, why))
 
 

@@ -14,6 +14,22 @@ from trainer.workdir.fingerprint import REFUSED, Change
 _SHOWN = 4  # lines of differences in an error, which has at most seven lines
 
 
+class RunChanged(UserError):
+    """Raised if a process would change the program or the data of a run.
+
+    Args:
+        changes: what would change, as lines.
+        advice: what the user can do.
+
+    Attributes:
+        changes: as given.
+    """
+
+    def __init__(self, changes: str, advice: str):
+        super().__init__(changes + advice)
+        self.changes = changes
+
+
 def covered(path: str, allowed: Sequence[str]) -> bool:
     """Returns whether `allowed` covers a path of the config: names it, a parent or its last key.
 
@@ -72,7 +88,7 @@ def refuse(path: Path, changes: Sequence[Change], allowed: Sequence[str]) -> Non
         allowed: the values of --allow_changed.
 
     Raises:
-        UserError: a change is not allowed.
+        RunChanged: a change is not allowed.
     """
     refused = [
         change
@@ -84,12 +100,12 @@ def refuse(path: Path, changes: Sequence[Change], allowed: Sequence[str]) -> Non
     ]
     if refused:
         kinds = " and the ".join(dict.fromkeys(change.kind for change in refused))
-        raise UserError(
+        raise RunChanged(
             f"This process would change the {kinds} of the run in {path}:\n"
-            + listed([str(change) for change in refused])
-            + "Restore the old value, choose another --workdir, or resume with --allow_changed="
+            + listed([str(change) for change in refused]),
+            "Restore the old value, choose another --workdir, or resume with --allow_changed="
             + ",".join(change.key for change in refused)
-            + "."
+            + ".",
         )
 
 

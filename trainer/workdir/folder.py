@@ -206,16 +206,17 @@ class Workdir:
         except OSError as e:  # the run must not end because of its record
             self._log(f"{self.run_file} could not be written: {e.strerror}.")
 
-    def close(self, exit_kind: str) -> None:
+    def close(self, exit_kind: str, **values: object) -> None:
         """Records in run.json how this process ended, and releases the lock.
 
         The next process records "killed" for a process that did not call this.
 
         Args:
             exit_kind: "done", "stopped" or "failed".
+            **values: of JSON, to record as well.
         """
         try:
-            self._record["lineage"][-1] |= {"exit": exit_kind, "ended": now()}
+            self._record["lineage"][-1] |= {"exit": exit_kind, "ended": now(), **values}
             self._save_record()
         except (WorkdirTakenOver, OSError):
             pass  # the folder was taken over, or the disk is full: the run's errors matter more

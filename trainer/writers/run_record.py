@@ -23,6 +23,7 @@ class _Rows(TypedDict):
 class _Entry(TypedDict):
     began: NotRequired[str]
     exit: NotRequired[str | None]
+    error: NotRequired[str]
     host: NotRequired[str]
     pid: NotRequired[int]
     computing: NotRequired[bool]

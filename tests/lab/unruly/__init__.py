@@ -32,6 +32,8 @@ __all__ = [
     "Evaluated",
     "raising",
     "deadly",
+    "marked",
+    "loss_refusing_marks",
 ]
 
 
@@ -284,10 +286,43 @@ class Raising(Points):
 
 
 class Deadly(Raising):
-    """Kills its process at a batch for one seed."""
+    """Ends its process by a segmentation fault at a batch for one seed."""
 
     def end(self):
-        os.kill(os.getpid(), signal.SIGKILL)
+        os.kill(os.getpid(), signal.SIGSEGV)
+
+
+class Marked(Points):
+    """Has a pixel of 1e9 in every batch for one seed."""
+
+    def __init__(self, seed: int):
+        super().__init__()
+        self.seed = seed
+
+    def train(self, batch_index, seed):
+        for batch in super().train(batch_index, seed):
+            if seed == self.seed:
+                batch["image"][0, 0, 0, 0] = 1e9
+            yield batch
+
+
+def marked(seed: int) -> Marked:
+    return Marked(seed)
+
+
+def loss_refusing_marks():
+    """Raises in a callback of the compiled program for a batch of `marked`."""
+
+    def check(images):
+        if np.max(images) > 1e8:
+            raise ValueError("a pixel is\n    marked")
+        return np.float32(0)
+
+    def of(outputs, batch):
+        none = jax.pure_callback(check, jax.ShapeDtypeStruct((), np.float32), batch["image"])
+        return jnp.square(outputs).sum(-1) + none
+
+    return of
 
 
 def raising(seed: int, at: int = 6) -> Raising:
