@@ -34,6 +34,17 @@ def differences(stored: StoredPlan, plan: SweepPlan) -> list[str]:
     for key in ("goal", "seeds", "final_seeds", "budgets", "checkpoints", "vmap"):
         if old[key] != new[key]:
             lines.append(f"{key}: {shown(old[key])} -> {shown(new[key])}")
+    return [*lines, *_of_the_rule(old, new)]
+
+
+def _of_the_rule(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+    """Lists how the rule of the comparison differs, of which a plan has what is not the default."""
+    searches = [len(each.get("offsets", [0])) for each in (old, new)]
+    lines = [f"searches: {searches[0]} -> {searches[1]}"] if searches[0] != searches[1] else []
+    for key, usual in (("looks", "planned"), ("skewed", False)):
+        before, after = old.get(key, usual), new.get(key, usual)
+        if before != after:
+            lines.append(f"{key}: {shown(before)} -> {shown(after)}")
     return lines
 
 
@@ -51,7 +62,7 @@ def config_line(name: str, old: Config, new: Config) -> list[str]:
 
 
 def _trials_line(name: str, old: Sequence[Trial], new: Sequence[Trial]) -> list[str]:
-    numbers = [len({trial.number for trial in trials}) for trials in (old, new)]
+    numbers = [len({t.number for t in trials if not t.search}) for trials in (old, new)]
     if numbers[0] != numbers[1]:
         return [f"trials of {name}: {numbers[0]:,} -> {numbers[1]:,}"]
     theirs = {trial.name: encoded(trial.values) for trial in new}
@@ -85,7 +96,7 @@ def revised(before: Mapping[str, Any], revision: Mapping[str, Any]) -> list[str]
         f"{what}: {shown(before[key])} -> {shown(revision[key])}"
         for key, what in _OF_A_REVISION
         if revision[key] != before[key]
-    ]
+    ] + _of_the_rule(before, revision)
 
 
 def shown(value: Any) -> str:

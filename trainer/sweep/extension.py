@@ -4,8 +4,9 @@ What was planned before stays as it is, so that its results stay valid. The tria
 become a revision of plan.json, which also records which results were known when it was written.
 """
 
+import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,16 @@ from trainer.config.wording import listing
 from trainer.messages import UserError
 from trainer.sweep.differences import config_line, shown
 from trainer.sweep.encoding import canonical, encoded
+from trainer.sweep.final import Point
 from trainer.sweep.methods import Sampled
-from trainer.sweep.plan import SweepPlan, Trial, refuse_unequal
+from trainer.sweep.plan import (
+    SweepPlan,
+    Trial,
+    point_name,
+    refuse_unequal,
+    seed_of_search,
+    trial_entry,
+)
 from trainer.sweep.plan_file import files_of, program_entry, write_revisions, writing
 from trainer.sweep.presence import Mode
 from trainer.sweep.programs import Programs
@@ -26,7 +35,7 @@ from trainer.writers.files import paths_below, replace_file
 
 @dataclass(frozen=True)
 class _Point:
-    """A point of an arm: its number, and its values as they are encoded."""
+    """A point of a search: its number, and its values as they are encoded."""
 
     number: int
     values: Mapping[str, Any]
@@ -106,11 +115,13 @@ def make_extension(
         ConfigError: the arms have unequal budgets with the new trials.
     """
     changed = _changes(stored, plan)
-    points: dict[str, list[_Point]] = {}
-    for arm in plan.definition.arms:
-        old = [t for t in stored.trials if t.arm == arm.name]
-        new = plan.of_arm(arm.name)
-        points[arm.name], lost = _joined(arm, _points(old), _points(new))
+    points: dict[Point, list[_Point]] = {}
+    for arm, search in itertools.product(plan.definition.arms, range(len(plan.offsets))):
+        old, new = (
+            _points([t for t in trials if (t.arm, t.search) == (arm.name, search)])
+            for trials in (stored.trials, plan.trials)
+        )
+        points[arm.name, search], lost = _joined(arm, search, old, new)
         changed += lost
     if changed:
         raise UserError(
@@ -119,21 +130,32 @@ def make_extension(
             " another sweep in another --workdir."
         )
     had = {trial.name for trial in stored.trials}
-    added = [
-        [arm, point.number, seed, dict(point.values)]
-        for arm, of_arm in points.items()
-        for point in of_arm
+    configs = {arm.name: arm.config for arm in plan.definition.arms}
+    runs = [
+        (
+            Trial(
+                arm,
+                point.number,
+                seed_of_search(seed, plan.offsets[search]),
+                {},
+                configs[arm],
+                search=search,
+            ),
+            point.values,
+        )
+        for (arm, search), of_search in points.items()
+        for point in of_search
         for seed in plan.seeds
-        if _name(arm, point.number, seed) not in had
     ]
+    added = [(trial, values) for trial, values in runs if trial.name not in had]
     content, last = plan.content(), stored.revisions[-1]
     if not added and all(content[key] == last[key] for key in ("final_seeds", "goal", "budgets")):
         _refuse_nothing(folder, stored, content)
-    entries = _programs(stored, plan, programs, added)
+    entries = _programs(stored, programs, added)
     _check_budgets(stored, plan, entries)
     revision = {
         **content,
-        "trials": added,
+        "trials": [trial_entry(trial, values) for trial, values in added],
         "known": {"finished": _finished(folder, had), "final": (folder / "final.json").exists()},
         "follows": stored.digest,
         "programs": entries,
@@ -141,10 +163,6 @@ def make_extension(
         "plan": plan.digest,
     }
     return revision | {"digest": digest_of(revision)}
-
-
-def _name(arm: str, number: int, seed: int) -> str:
-    return f"{arm}/{number:04d}/{seed}"
 
 
 def _points(trials: Sequence[Trial]) -> list[_Point]:
@@ -167,10 +185,18 @@ def _changes(stored: StoredPlan, plan: SweepPlan) -> list[str]:
     ):
         if not set(old) <= set(new):
             lines.append(f"{what}: {shown(list(old))} -> {shown(list(new))}")
+    if plan.offsets[: len(stored.offsets)] != stored.offsets:
+        lines.append(f"searches: {len(stored.offsets)} -> {len(plan.offsets)}")
     content, last = plan.content(), stored.revisions[-1]
-    for key in ("checkpoints", "vmap"):
-        if content[key] != last[key]:
-            lines.append(f"{key}: {shown(last[key])} -> {shown(content[key])}")
+    for key, usual in (
+        ("checkpoints", ""),
+        ("vmap", None),
+        ("looks", "planned"),
+        ("skewed", False),
+    ):
+        old, new = (each.get(key, usual) for each in (last, content))
+        if old != new:
+            lines.append(f"{key}: {shown(old)} -> {shown(new)}")
     goal, before = content["goal"], last["goal"]
     for key in ("metric", "mode", "select_on"):
         if goal[key] != before[key]:
@@ -179,9 +205,9 @@ def _changes(stored: StoredPlan, plan: SweepPlan) -> list[str]:
 
 
 def _joined(
-    arm: ArmConfig, old: Sequence[_Point], new: Sequence[_Point]
+    arm: ArmConfig, search: int, old: Sequence[_Point], new: Sequence[_Point]
 ) -> tuple[list[_Point], list[str]]:
-    """Returns the points of an arm with those that a file adds, and lines about removed ones."""
+    """Returns the points of a search with those that a file adds, and lines about removed ones."""
     if len(new) < len(old):
         return [], [f"trials of {arm.name}: {len(old):,} -> {len(new):,}"]
     if isinstance(arm.method, Sampled):
@@ -190,7 +216,7 @@ def _joined(
     lost = [point for point in old if point.key not in theirs]
     if lost:
         more = f", and {len(lost) - 1} more" if len(lost) > 1 else ""
-        name = f"{arm.name}/{lost[0].number:04d}"
+        name = f"{arm.name}/{point_name(search, lost[0].number)}"
         return [], [f"trial {name} ({shown(lost[0].values)}){more}: present -> (absent)"]
     fresh = [point for point in new if point.key not in keys]
     return [*old, *(_Point(n, point.values) for n, point in enumerate(fresh, len(old)))], []
@@ -213,7 +239,9 @@ def _refuse_nothing(folder: Path, stored: StoredPlan, content: Mapping[str, Any]
 
 
 def _programs(
-    stored: StoredPlan, plan: SweepPlan, programs: Programs, added: Sequence[Sequence[Any]]
+    stored: StoredPlan,
+    programs: Programs,
+    added: Sequence[tuple[Trial, Mapping[str, Any]]],
 ) -> list[dict[str, Any]]:
     """Groups new trials by their programs, in the order of the trials."""
     # Seeds are no part of a program, so that a point has one.
@@ -224,12 +252,13 @@ def _programs(
     }
     of_name = {name: program for program in stored.programs for name in program.trials}
     entries: dict[int, dict[str, Any]] = {}
-    for arm, number, seed, values in added:
-        # A point of a space that the file no longer has is only in the stored plan.
-        program = of_file.get((arm, _key(values)))
-        program = program or of_name[_name(arm, number, stored.seeds[0])]
+    for trial, values in added:
+        program = of_file.get((trial.arm, _key(values)))
+        if program is None:  # of a space that the file no longer has
+            seed = seed_of_search(stored.seeds[0], stored.offsets[trial.search])
+            program = of_name[replace(trial, seed=seed).name]
         entry = entries.setdefault(id(program), program_entry(program, []))
-        entry["trials"].append(_name(arm, number, seed))
+        entry["trials"].append(trial.name)
     return list(entries.values())
 
 

@@ -46,14 +46,14 @@ def _arms(stored: StoredPlan, revision: Mapping[str, Any]) -> list[str]:
     lines = []
     before = stored.revisions[-1]["arms"]
     for name, arm in revision["arms"].items():
-        old = {trial.number for trial in stored.trials if trial.arm == name}
-        new = {number for of, number, _, _ in revision["trials"] if of == name} - old
+        old = {(trial.search, trial.number) for trial in stored.trials if trial.arm == name}
+        new = {(sum(x[4:]), x[1]) for x in revision["trials"] if x[0] == name} - old
         rows.append((name, f"{len(old | new):,}", f"{len(new):,}", arm["method"]))
         for key in ("method", "space") if old else ():
             if before[name][key] != arm[key]:
                 lines.append(
                     f"{key} of {name}: {shown(before[name][key])} -> {shown(arm[key])}, from trial"
-                    f" {len(old):04d} on"
+                    f" {max(number for _, number in old) + 1:04d} on"
                 )
     return [*table(rows, right=(1, 2)), *lines]
 

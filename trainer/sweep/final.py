@@ -2,14 +2,15 @@
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypedDict
 
 from trainer.config.wording import brief, listing
 from trainer.sweep.outcome import Outcome
-from trainer.sweep.plan import Trial
-from trainer.sweep.stored_plan import StoredPlan
+from trainer.sweep.plan import Trial, point_name, seed_of_search
+from trainer.sweep.stored_plan import StoredPlan, searches_of
 from trainer.writers.files import replace_file
 from trainer.writers.json_files import damaged, read_json
 
@@ -19,34 +20,53 @@ _ADVICE = (
 )
 
 
+Point = tuple[str, int]  # an arm, and a search of it
+
+
 class _Winner(TypedDict):
     number: int
     value: float
 
 
-class _Revision(TypedDict):
+class _Choice(TypedDict):
     revision: int
     seeds: list[int]
-    winners: dict[str, _Winner | None]
+    # Of each search; plans of earlier versions have one search, and no list.
+    winners: dict[str, list[_Winner | None] | _Winner | None]
 
 
-def rank(plan: StoredPlan, outcomes: Mapping[str, Outcome | None]) -> dict[str, dict[int, float]]:
-    """Computes by what the points of each arm are compared.
+@dataclass(frozen=True)
+class Choice:
+    """The winners of a revision of the plan.
+
+    Attributes:
+        revision: its number.
+        seeds: those on which the winners of search 0 run again.
+        winners: arm and search -> the number of its best point; None if every point diverged.
+    """
+
+    revision: int
+    seeds: tuple[int, ...]
+    winners: Mapping[Point, int | None]
+
+
+def rank(plan: StoredPlan, outcomes: Mapping[str, Outcome | None]) -> dict[Point, dict[int, float]]:
+    """Computes by what the points of each search of an arm are compared.
 
     Args:
         plan: the plan of the sweep.
         outcomes: folder of a trial -> its outcome; None or absent if there is none yet.
 
     Returns:
-        Arm -> number of a point -> the mean of the goal over its seeds, the best point first.
-        Points that diverged or failed on any seed have infinity as the worst value, and come last.
-        Points without all of their results are left out.
+        Arm and search -> number of a point -> the mean of the goal over its seeds, the best point
+        first. Points that diverged or failed on any seed have infinity as the worst value, and come
+        last. Points without all of their results are left out.
     """
     sign = 1 if plan.goal.better == "min" else -1
-    values: dict[str, dict[int, list[float | None]]] = {}
+    values: dict[Point, dict[int, list[float | None]]] = {}
     for trial in plan.trials:
         outcome = outcomes.get(trial.folder)
-        points = values.setdefault(trial.arm, {})
+        points = values.setdefault((trial.arm, trial.search), {})
         seeds = points.setdefault(trial.number, [])
         if outcome is None:
             seeds.append(None)
@@ -54,38 +74,72 @@ def rank(plan: StoredPlan, outcomes: Mapping[str, Outcome | None]) -> dict[str, 
             value = outcome.value(plan.goal)
             seeds.append(sign * math.inf if value is None else value)
     means = {
-        arm: {n: math.fsum(v) / len(v) for n, v in points.items() if None not in v}  # type: ignore[arg-type]
-        for arm, points in values.items()
+        key: {n: math.fsum(v) / len(v) for n, v in points.items() if None not in v}  # type: ignore[arg-type]
+        for key, points in values.items()
     }
     return {
-        arm: dict(sorted(points.items(), key=lambda item: (sign * item[1], item[0])))
-        for arm, points in means.items()
+        key: dict(sorted(points.items(), key=lambda item: (sign * item[1], item[0])))
+        for key, points in means.items()
     }
 
 
 def choose_winners(folder: Path, plan: StoredPlan, outcomes: Mapping[str, Outcome | None]) -> None:
-    """Writes final.json: the best point of each arm, and the seeds on which it runs again.
+    """Writes final.json: the best point of each search of an arm, and the seeds of its runs.
 
     Args:
         folder: of the sweep.
         plan: its plan, all of whose trials have results.
         outcomes: folder of a trial -> its outcome.
     """
-    winners = {}
-    for arm, points in rank(plan, outcomes).items():
+    winners: dict[str, list[_Winner | None]] = {arm: [] for arm in plan.arms}
+    for (arm, _), points in sorted(rank(plan, outcomes).items(), key=lambda item: item[0][1]):
         number, value = next(iter(points.items()))
-        # An arm of which every point diverged has no winner.
-        winners[arm] = {"number": number, "value": value} if math.isfinite(value) else None
+        # A search of which every point diverged has no winner.
+        winner = _Winner(number=number, value=value) if math.isfinite(value) else None
+        winners[arm].append(winner)
     content = {"revision": plan.revision, "seeds": list(plan.final_seeds), "winners": winners}
-    file, before = folder / FINAL_FILE, _read(folder, plan)
+    file, before = folder / FINAL_FILE, _read(folder)
     replace_file(file, (json.dumps([*before, content], indent=1) + "\n").encode())
 
 
-def final_trials(folder: Path, plan: StoredPlan) -> list[Trial] | None:
-    """Returns the final trials: the arms in their order, then the seeds.
+def read_choices(folder: Path, plan: StoredPlan) -> list[Choice]:
+    """Reads final.json: the winners of each revision whose trials were complete, in order.
 
-    They are in `final/`; those of a winner that another one preceded, before an extension of the
-    sweep, are in `final.N/`, with the number of the revision.
+    Args:
+        folder: of the sweep.
+        plan: its plan.
+
+    Raises:
+        DamagedFile: final.json is damaged, or disagrees with the plan.
+        OSError: the disk cannot be read.
+    """
+    file, points = folder / FINAL_FILE, {(t.arm, t.search, t.number) for t in plan.trials}
+    choices = []
+    for each in _read(folder):
+        number = each["revision"]
+        if not 1 <= number <= plan.revision:
+            raise damaged(file, f"the plan has no revision {number}", _ADVICE)
+        planned = plan.revisions[number - 1]
+        if each["seeds"] != planned["final_seeds"]:
+            raise damaged(file, f"its seeds are {brief(each['seeds'])}", _ADVICE)
+        if set(each["winners"]) != set(planned["arms"]):
+            raise damaged(file, f"its arms are {listing(list(each['winners']))}", _ADVICE)
+        winners = {}
+        for arm, won in each["winners"].items():
+            for search, winner in enumerate(won if isinstance(won, list) else [won]):
+                winners[arm, search] = None if winner is None else winner["number"]
+                if winner is not None and (arm, search, winner["number"]) not in points:
+                    point = point_name(search, winner["number"])
+                    raise damaged(file, f"{arm} has no point {point}", _ADVICE)
+        wanted = {(arm, s) for arm in planned["arms"] for s in range(searches_of(planned))}
+        if set(winners) != wanted:
+            raise damaged(file, "its searches are not those of the plan", _ADVICE)
+        choices.append(Choice(number, tuple(each["seeds"]), winners))
+    return choices
+
+
+def final_trials(folder: Path, plan: StoredPlan) -> list[Trial] | None:
+    """Returns the final trials: the arms in their order, then the searches, then the seeds.
 
     Args:
         folder: of the sweep.
@@ -98,43 +152,40 @@ def final_trials(folder: Path, plan: StoredPlan) -> list[Trial] | None:
         DamagedFile: final.json is damaged.
         OSError: the disk cannot be read.
     """
-    revisions = _read(folder, plan)
-    content = next((each for each in revisions if each["revision"] == plan.revision), None)
-    if content is None:
-        return None
-    first = {(trial.arm, trial.number): trial for trial in reversed(plan.trials)}
+    choices = read_choices(folder, plan)
+    chosen = [n for n, each in enumerate(choices) if each.revision == plan.revision]
+    return trials_of_choice(plan, choices[: chosen[0] + 1]) if chosen else None
+
+
+def trials_of_choice(plan: StoredPlan, choices: Sequence[Choice]) -> list[Trial]:
+    """Returns the final trials of the last one of some choices.
+
+    They are in `final/`; those of a winner that another one preceded, before an extension of the
+    sweep, are in `final.N/`, with the number of the revision.
+
+    Args:
+        plan: the plan of the sweep.
+        choices: the choice, after those before it.
+    """
+    first = {(t.arm, t.search, t.number): t for t in reversed(plan.trials)}
     trials = []
-    for arm, winner in content["winners"].items():
-        if winner is None:
+    for (arm, search), number in choices[-1].winners.items():
+        if number is None:
             continue
-        number = winner["number"]
-        won = [(each["winners"].get(arm) or {}).get("number") for each in revisions]
+        won = [each.winners.get((arm, search)) for each in choices]
         since = won.index(number)
         before = any(other not in (None, number) for other in won[:since])
-        name = f"final.{revisions[since]['revision']}" if before else "final"
-        trial = first[arm, number]
+        name = f"final.{choices[since].revision}" if before else "final"
+        trial = first[arm, search, number]
         trials += [
-            Trial(arm, number, seed, trial.values, trial.base, final=name)
-            for seed in content["seeds"]
+            replace(trial, seed=seed_of_search(seed, plan.offsets[search]), final=name)
+            for seed in choices[-1].seeds
         ]
     return trials
 
 
-def _read(folder: Path, plan: StoredPlan) -> list[_Revision]:
-    file = folder / FINAL_FILE
+def _read(folder: Path) -> list[_Choice]:
     try:
-        revisions = read_json(file, list[_Revision], _ADVICE)
+        return read_json(folder / FINAL_FILE, list[_Choice], _ADVICE)
     except FileNotFoundError:
         return []
-    points = {(trial.arm, trial.number) for trial in plan.trials}
-    for each in revisions:
-        won = {(arm, winner["number"]) for arm, winner in each["winners"].items() if winner}
-        if not won <= points:
-            arm, number = min(won - points)
-            raise damaged(file, f"{arm} has no point {number}", _ADVICE)
-        now = each["revision"] == plan.revision
-        if now and each["seeds"] != list(plan.final_seeds):
-            raise damaged(file, f"its seeds are {brief(each['seeds'])}", _ADVICE)
-        if now and set(each["winners"]) != set(plan.arms):
-            raise damaged(file, f"its arms are {listing(list(each['winners']))}", _ADVICE)
-    return revisions

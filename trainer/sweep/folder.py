@@ -18,7 +18,7 @@ from trainer.messages import UserError
 from trainer.sweep.final import choose_winners, final_trials
 from trainer.sweep.limits import Limits, useful_width, wave_width
 from trainer.sweep.outcome import read_outcome
-from trainer.sweep.plan import Trial
+from trainer.sweep.plan import Trial, seed_of_search
 from trainer.sweep.presence import Presence
 from trainer.sweep.removal import clean, remove, set_aside
 from trainer.sweep.stored_plan import read_plan
@@ -146,7 +146,8 @@ class SweepFolder:
 
     def _tuning_name(self, trial: Trial) -> str:
         # A final trial differs from the winner in its seed only.
-        return f"{trial.arm}/{trial.number:04d}/{self.plan.seeds[0]}"
+        seed = seed_of_search(self.plan.seeds[0], self.plan.offsets[trial.search])
+        return f"{trial.arm}/{trial.point}/{seed}"
 
     def waves(self) -> list[Path]:
         """Returns the files of the waves that are not finished."""

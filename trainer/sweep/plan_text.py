@@ -55,7 +55,7 @@ def render_check(file: str, plan: SweepPlan, programs: Programs) -> str:
         Lines of text; the last ends with a newline.
     """
     arms, runs = len(plan.definition.arms), len(plan.trials)
-    final = len(plan.final_seeds) * arms
+    final = len(plan.final_seeds) * arms * len(plan.offsets)
     goal = plan.definition.sweep.goal
     lines = [
         f"{file}: {plural(arms, 'arm')}, {plural(runs, 'run')} of"
@@ -101,16 +101,23 @@ def _totals(plan: SweepPlan, programs: Programs) -> list[str]:
     steps = sum(group.total_steps for group in programs.groups)
     flops = sum(group.total_steps * group.flops for group in programs.groups)
     seeds = _seeds(plan.seeds)
+    searches = len(plan.offsets)
+    if searches > 1:
+        seeds = f"{searches} searches of each arm; search 0: {seeds}"
     lines = [f"{len(plan.trials):,} runs ({seeds}): {steps:,} steps, {flops:.3g} FLOPs"]
     if plan.final_seeds:
         steps = flops = 0
         for arm in plan.definition.arms:
             of_arm = [g for g in programs.groups if any(t.arm == arm.name for t in g.trials)]
-            steps += len(plan.final_seeds) * max(group.steps for group in of_arm)
-            flops += len(plan.final_seeds) * max(group.steps * group.flops for group in of_arm)
-        runs = len(plan.final_seeds) * len(plan.definition.arms)
+            steps += max(group.steps for group in of_arm)
+            flops += max(group.steps * group.flops for group in of_arm)
+        times = len(plan.final_seeds) * searches
+        runs, steps, flops = times * len(plan.definition.arms), times * steps, times * flops
+        winner = "search of each arm" if searches > 1 else "arm"
+        of_first = "; search 0: " if searches > 1 else ""
         lines.append(
-            f"final: the winner of each arm again ({_seeds(plan.final_seeds)}), {runs:,} runs: at"
+            f"final: the winner of each {winner} again ({of_first.lstrip('; ')}"
+            f"{_seeds(plan.final_seeds)}), {runs:,} runs: at"
             f" most {steps:,} steps, {flops:.3g} FLOPs"
         )
     if (vmap := plan.definition.sweep.vmap) is not None:

@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from trainer.messages import UserError
-from trainer.sweep.final import final_trials, rank
+from trainer.sweep.final import Point, final_trials, rank
 from trainer.sweep.folder import SweepFolder
 from trainer.sweep.outcome import Outcome, read_outcome
-from trainer.sweep.plan import Trial
+from trainer.sweep.plan import Trial, point_name
 from trainer.sweep.running import WaveStatus, read_waves
 from trainer.sweep.stored_plan import StoredPlan, StoredProgram
 
@@ -28,8 +28,9 @@ class ArmStatus:
         steps: number of steps of all runs.
         steps_done: those that need not be computed any more; a run that ended early counts with all
             of its steps.
-        point: the number of the best point, of those with all results; of final runs, the winner's.
-        value: the mean of the goal over the seeds of that point; None if a run has no value.
+        best: search -> the number of its best point, of those with all results; of final runs, the
+            winner's. Searches without one are left out.
+        value: the mean of the goal over the seeds of those points; None if a run has no value.
     """
 
     arm: str
@@ -41,8 +42,13 @@ class ArmStatus:
     failed: int
     steps: int
     steps_done: int
-    point: int | None
+    best: Mapping[int, int]
     value: float | None
+
+    @property
+    def points(self) -> list[str]:
+        """The names of the best points, of one for each search: "muon/0007"."""
+        return [f"{self.arm}/{point_name(search, n)}" for search, n in self.best.items()]
 
 
 @dataclass(frozen=True)
@@ -95,7 +101,7 @@ class SweepReader:
     def _forget(self) -> None:
         """Drops what depends on the revision of the plan."""
         self._final: list[Trial] | None = None
-        self._ranked: tuple[int, dict[str, dict[int, float]]] = (-1, {})
+        self._ranked: tuple[int, dict[Point, dict[int, float]]] = (-1, {})
         self._speeds: dict[int, float] = {}  # steps per second of a worker, by program
 
     @property
@@ -125,7 +131,7 @@ class SweepReader:
         in_wave = {name: wave for wave in waves for name in wave.trials if name not in outcomes}
         ranked = self._rank()
         arms = [self._arm(name, self.plan.trials, in_wave, outcomes) for name in self.plan.arms]
-        arms = [_with_best(arm, ranked.get(arm.arm, {})) for arm in arms]
+        arms = [_with_best(arm, ranked) for arm in arms]
         for name in dict.fromkeys(trial.arm for trial in final):
             arms.append(self._arm(name, final, in_wave, outcomes))
         ended = {*self._outcomes, *unreadable}
@@ -168,7 +174,7 @@ class SweepReader:
         }
         return {name: outcome for name, outcome in found.items() if outcome is not None}
 
-    def _rank(self) -> dict[str, dict[int, float]]:
+    def _rank(self) -> dict[Point, dict[int, float]]:
         if self._ranked[0] != len(self._outcomes):
             self._ranked = len(self._outcomes), rank(self.plan, self._outcomes)
         return self._ranked[1]
@@ -203,7 +209,7 @@ class SweepReader:
             failed=ends.count("failed"),
             steps=steps,
             steps_done=steps_done,
-            point=of_arm[0].number if final else None,
+            best={trial.search: trial.number for trial in of_arm} if final else {},
             value=mean(values),
         )
 
@@ -242,7 +248,7 @@ class SweepReader:
             flops = program.steps * max(1, program.flops)
             for arm in {name.split("/")[0] for name in program.trials}:
                 most[arm] = max(most.get(arm, 0), flops)
-        return len(self.plan.final_seeds) * sum(most.values())
+        return len(self.plan.final_seeds) * len(self.plan.offsets) * sum(most.values())
 
 
 def mean(values: Sequence[float | None]) -> float | None:
@@ -255,10 +261,16 @@ def _value(outcome: Outcome | None, plan: StoredPlan) -> float | None:
     return None if outcome is None else outcome.value(plan.goal)
 
 
-def _with_best(arm: ArmStatus, points: Mapping[int, float]) -> ArmStatus:
-    """Adds the best point of an arm; `points` begins with it."""
-    number, value = next(iter(points.items()), (None, math.inf))
-    return arm if math.isinf(value) else replace(arm, point=number, value=value)
+def _with_best(arm: ArmStatus, ranked: Mapping[Point, Mapping[int, float]]) -> ArmStatus:
+    """Adds the best points of an arm."""
+    best = {
+        search: next(iter(points.items()))
+        for (name, search), points in ranked.items()
+        if name == arm.arm and points
+    }
+    best = {search: found for search, found in best.items() if math.isfinite(found[1])}
+    numbers = {search: number for search, (number, _) in best.items()}
+    return replace(arm, best=numbers, value=mean([value for _, value in best.values()]))
 
 
 def _check_folder(path: Path) -> None:

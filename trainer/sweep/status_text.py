@@ -1,10 +1,11 @@
 """Formats the status of a sweep as plain text, for the terminal."""
 
+import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from shlex import join, quote
 
-from trainer.messages import duration, table
+from trainer.messages import duration, plural, table
 from trainer.sweep.outcome import Outcome
 from trainer.sweep.running import WaveStatus
 from trainer.sweep.status import ArmStatus, Status, mean
@@ -34,8 +35,16 @@ def _row(arm: ArmStatus) -> tuple[str, ...]:
         *(f"{count:,}" for count in (arm.runs, arm.done, arm.running, arm.diverged, arm.failed)),
         f"{100 * arm.steps_done // max(1, arm.steps)}%",
         shown(arm.value),
-        "-" if arm.point is None else f"{arm.point:04d}",
+        _best(arm),
     )
+
+
+def _best(arm: ArmStatus) -> str:
+    """Names the best point of an arm, or tells how many searches have one."""
+    names = [name.partition("/")[2] for name in arm.points]
+    if len(names) > 1:
+        return f"of {plural(len(names), 'search')}"
+    return names[0] if names else "-"
 
 
 def in_a_line(status: Status) -> str:
@@ -116,16 +125,28 @@ def _winners(status: Status, plan: StoredPlan) -> list[str]:
     if status.final is None:
         return []
     splits = dict.fromkeys((plan.goal.select_on, "test"))
-    seeds = [str(seed) for seed in plan.final_seeds]
-    rows: list[Sequence[str]] = [("winner", "split", "mean", *seeds)]
+    searches = range(len(plan.offsets))
+    heads = [str(seed) for seed in plan.final_seeds]
+    if len(searches) > 1:
+        heads = [f"search {search}" for search in searches]
+    rows: list[Sequence[str]] = [("winner", "split", "mean", *heads)]
     for arm in plan.arms:
         trials = [trial for trial in status.final if trial.arm == arm]
+        groups = [[trial] for trial in trials]
+        if len(searches) > 1:
+            groups = [[trial for trial in trials if trial.search == s] for s in searches]
         for split in splits if trials else ():
-            name = f"{arm} {trials[0].number:04d}" if split == plan.goal.select_on else ""
+            name = "" if split != plan.goal.select_on else arm
+            if name and len(searches) == 1:
+                name += f" {trials[0].point}"
             row = PREFIXES[split] + plan.goal.metric
-            found = [_final(status.outcomes.get(trial.folder), row) for trial in trials]
-            values = [value if isinstance(value, float) else None for value in found]
-            cells = [value if isinstance(value, str) else shown(value) for value in found]
+            found = [
+                [_final(status.outcomes.get(trial.folder), row) for trial in group]
+                for group in groups
+            ]
+            means = [_mean_or_word(group) for group in found]
+            values = [value if isinstance(value, float) else None for value in means]
+            cells = [value if isinstance(value, str) else shown(value) for value in means]
             rows.append((name, split, shown(mean(values)), *cells))
     title = f"{plan.goal.metric} of the winners, run again on seeds that no trial used:"
     won = {trial.arm for trial in status.final}
@@ -134,7 +155,15 @@ def _winners(status: Status, plan: StoredPlan) -> list[str]:
         for arm in plan.arms
         if arm not in won
     ]
-    return [title, *table(rows, right=range(2, 3 + len(seeds))), *none]
+    return [title, *table(rows, right=range(2, 3 + len(heads))), *none]
+
+
+def _mean_or_word(values: Sequence[float | str]) -> float | str:
+    """Returns the mean over the seeds of a winner, or why there is none."""
+    words = [value for value in values if isinstance(value, str)]
+    if words or not values:
+        return words[0] if words else "-"
+    return math.fsum(map(float, values)) / len(values)
 
 
 def _final(outcome: Outcome | None, row: str) -> float | str:
@@ -160,8 +189,7 @@ def _next(status: Status, plan: StoredPlan, folder: Path) -> list[str]:
 
 def _to_show(status: Status) -> str:
     """Returns the best trial of the first arm that has one, as `sweep show` takes it."""
-    best = (f"{arm.arm}/{arm.point:04d}" for arm in status.arms if arm.point is not None)
-    return next(best, "ARM/NUMBER")
+    return next((name for arm in status.arms for name in arm.points), "ARM/NUMBER")
 
 
 def shown(value: float | None) -> str:

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from shlex import quote
-from typing import Any, TypedDict
+from typing import Any, Literal, TypedDict
 
 from trainer.config import Config, ConfigError, load
 from trainer.config.wording import brief, listing
@@ -26,6 +26,9 @@ _DIGESTED = (
     "budgets",
     "checkpoints",
     "vmap",
+    "looks",
+    "skewed",
+    "offsets",
     "trials",
     "known",
     "follows",
@@ -90,11 +93,13 @@ class StoredPlan:
         programs: the programs of the trials, in the same order.
         reasons: sentences about what makes more than one program.
         goal: what makes one trial better than another.
-        seeds: the seeds of each point.
-        final_seeds: the seeds of the runs of each arm's winner.
+        seeds: the seeds of each point of search 0.
+        final_seeds: the seeds of the runs of each winner of search 0.
         budgets: "equal", or "unequal" if the file allows it.
         checkpoints: which states the folder of a trial keeps: "none", "final" or "best".
         vmap: how many trials are computed at once by vmap; None for one after another.
+        looks, skewed: how the results are judged; see `definition.Sweep`.
+        offsets: for each search, what its seeds are larger by than those of search 0, modulo 2^32.
         vocabulary: further packages whose public functions the configs may name.
         revision: the number of the last revision, from 1.
         digest: the SHA-256 of the last revision and, through it, of those before.
@@ -111,6 +116,9 @@ class StoredPlan:
     budgets: str
     checkpoints: str
     vmap: int | None
+    looks: Literal["planned", "any"]
+    skewed: bool
+    offsets: tuple[int, ...]
     vocabulary: tuple[str, ...]
     revision: int
     digest: str
@@ -184,6 +192,15 @@ def work_command(folder: Path, vocabulary: Sequence[str]) -> list[str]:
     return ["-m", "trainer", "sweep", "work", str(folder), *options]
 
 
+def searches_of(revision: Mapping[str, Any]) -> int:
+    """Returns how many searches each arm has in a revision.
+
+    Args:
+        revision: its content.
+    """
+    return len(revision.get("offsets", (0,)))
+
+
 def digest_of(revision: Mapping[str, Any]) -> str:
     """Returns the SHA-256 of a revision, in hexadecimal digits.
 
@@ -205,9 +222,9 @@ def _stored(folder: Path, content: Mapping[str, Any]) -> StoredPlan:
     arms = {name: _arm(folder, name, entry["config"]) for name, entry in last["arms"].items()}
     decoder = Decoder()
     trials = tuple(
-        Trial(arm, number, seed, decoder.values(values), arms[arm])
+        Trial(arm, number, seed, decoder.values(values), arms[arm], search=sum(search))
         for revision in revisions
-        for arm, number, seed, values in revision["trials"]
+        for arm, number, seed, values, *search in revision["trials"]
     )
     programs = tuple(
         StoredProgram(
@@ -235,6 +252,9 @@ def _stored(folder: Path, content: Mapping[str, Any]) -> StoredPlan:
         budgets=last["budgets"],
         checkpoints=last["checkpoints"],
         vmap=last["vmap"],
+        looks=last.get("looks", "planned"),
+        skewed=last.get("skewed", False),
+        offsets=tuple(last.get("offsets", (0,))),
         vocabulary=tuple(content["vocabulary"]),
         revision=len(revisions),
         digest=last["digest"],

@@ -8,7 +8,7 @@ from trainer.config import diff, dump
 from trainer.config.wording import known_names, listing
 from trainer.messages import UserError, printable
 from trainer.sweep.outcome import Outcome
-from trainer.sweep.plan import Trial
+from trainer.sweep.plan import Trial, point_name
 from trainer.sweep.status import Status, SweepReader, mean
 from trainer.sweep.status_text import shown
 
@@ -47,13 +47,13 @@ def describe(reader: SweepReader, name: str) -> str:
 def _find(trials: Sequence[Trial], name: str, reader: SweepReader) -> list[Trial]:
     known: dict[str, list[Trial]] = {}
     for trial in trials:
-        point = f"{trial.final}/{trial.arm}" if trial.final else f"{trial.arm}/{trial.number:04d}"
+        point = f"{trial.final}/{trial.arm}" if trial.final else f"{trial.arm}/{trial.point}"
         for key in (point, f"{point}/{trial.seed}"):
             known.setdefault(key, []).append(trial)
     asked = name.strip("/")
     for each in (asked, asked.removeprefix("trials/")):
-        # "muon/7" is "muon/0007".
-        padded = re.sub(r"(?<=/)\d+", lambda found: found[0].zfill(4), each, count=1)
+        # "muon/7" is "muon/0007", and "muon/2.7" is "muon/2.0007".
+        padded = re.sub(r"(?<=/)(\d+\.)?(\d+)", _padded, each, count=1)
         if found := known.get(each) or known.get(padded):
             return found
     raise UserError(_unknown(reader, asked, trials))
@@ -71,10 +71,21 @@ def _unknown(reader: SweepReader, name: str, trials: Sequence[Trial]) -> str:
     if first not in reader.plan.arms:
         hint = known_names(rest[0] if first == "final" and rest else first, reader.plan.arms)
         return f"There is no trial {name!r}, because no arm has this name. {hint}"
-    numbers = [trial.number for trial in trials if trial.arm == first and not trial.final]
-    known = f"{first}/{min(numbers):04d} to {first}/{max(numbers):04d}"
-    seeds = listing([str(seed) for seed in reader.plan.seeds])
-    return f"There is no trial {name!r}: there are {known}, each with the seeds {seeds}."
+    of_arm = [trial for trial in trials if trial.arm == first and not trial.final]
+    asked = rest[0].partition(".")[0] if rest and "." in rest[0] else ""
+    search = next((trial.search for trial in of_arm if str(trial.search) == asked), 0)
+    same = [trial for trial in of_arm if trial.search == search]
+    numbers = [trial.number for trial in same]
+    known = f"{first}/{point_name(search, min(numbers))}"
+    known += f" to {first}/{point_name(search, max(numbers))}"
+    seeds = listing([str(seed) for seed in dict.fromkeys(trial.seed for trial in same)])
+    more = len(reader.plan.offsets)
+    others = f" The searches 1 to {more - 1} have names such as {first}/1.0000." if more > 1 else ""
+    return f"There is no trial {name!r}: there are {known}, each with the seeds {seeds}.{others}"
+
+
+def _padded(found: re.Match[str]) -> str:
+    return (found[1] or "") + found[2].zfill(4)
 
 
 def _state(reader: SweepReader, status: Status, trial: Trial) -> str:
