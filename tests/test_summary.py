@@ -158,7 +158,8 @@ def test_a_run_that_an_error_ends_names_it(config, tmp_path, monkeypatch):
         runs.train(config, tmp_path / "run")
     found = summary(tmp_path / "run")
     assert (found.end, found.exit, found.step) == ("failed", 1, 3)
-    assert found.why == "RuntimeError: no such thing"
+    line = broken.__code__.co_firstlineno + 1
+    assert found.why == f"RuntimeError: no such thing (tests/test_summary.py:{line})"
 
 
 def test_a_run_without_all_of_its_rows_is_done_and_failed(config, tmp_path):

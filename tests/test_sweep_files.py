@@ -111,6 +111,20 @@ def test_a_wave_that_lacks_rows_of_a_trial_is_computed_again(place, copied):
     goes_on(place, sweep, "stopped", f"{file} is damaged (it lacks 1 row, such as that of step 4)")
 
 
+def test_a_lock_that_cannot_be_opened_is_named(copied):
+    sweep = copied("stopped")
+    (sweep / "lock").unlink()
+    (sweep / "lock").symlink_to("lock")
+    for words, code in (
+        (["sweep", "status"], 2),
+        (["report"], 2),
+        (["sweep", "work", VOCABULARY], 1),
+    ):
+        answer = Answer(*words, str(sweep))
+        assert answer.code == code and "Traceback" not in answer.said, answer.said
+        assert f"{sweep / 'lock'}" in answer.said and "Too many levels" in answer.said
+
+
 @pytest.mark.parametrize("name", ["manifest.json", "files.json"])
 def test_a_checkpoint_whose_record_is_a_link_to_itself_is_set_aside(place, copied, name):
     sweep = copied("stopped")

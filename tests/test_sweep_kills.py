@@ -13,6 +13,7 @@ import pytest
 from tests import runs
 from tests.test_sweep import POISONED, folders, replaced, rows, sweep, write_sweep
 from trainer.__main__ import main
+from trainer.sweep import local
 from trainer.sweep.folder import SweepFolder
 from trainer.sweep.locks import exclusive
 from trainer.sweep.outcome import read_outcome
@@ -182,3 +183,40 @@ def test_the_progress_of_a_trial_alone_is_that_of_its_run(tmp_path):
         staged=lambda trial: tmp_path / trial.folder,
     )
     assert Wave.newest(wave) == 30
+
+
+# Processes that are watched.
+
+
+def watched(text: str, count: int, after: int = 10**9) -> tuple[int, list[str]]:
+    """Runs workers that are lines of Python; returns the exit code and the log."""
+    lines: list[str] = []
+    command = [sys.executable, "-S", "-c", f"import os, signal, time\n{text}"]
+    return local.run_workers(command, count, Signals(after), lines.append), lines  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_worker_that_dies_again_and_again_is_given_up(monkeypatch, count):
+    monkeypatch.setattr(local, "_MOST_SOON", 3)
+    code, lines = watched("os.kill(os.getpid(), signal.SIGSEGV)", count)
+    assert code == 1
+    again = [line for line in lines if "was killed (SIGSEGV) and is started again" in line]
+    given_up = [line for line in lines if "was killed (SIGSEGV) 3 times, and is not" in line]
+    assert (len(again), len(given_up)) == (2 * count, count)
+
+
+def test_a_worker_that_dies_when_all_others_have_ended_is_started_again(tmp_path):
+    text = f"""
+try:
+    os.mkdir({str(tmp_path / "died")!r})
+except FileExistsError:
+    raise SystemExit(0)
+time.sleep(1)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    code, lines = watched(text, 2)
+    assert code == 0 and len(lines) == 1 and "was killed (SIGKILL) and is started" in lines[0]
+
+
+def test_a_worker_that_is_stopped_before_it_handles_signals_was_stopped():
+    assert watched("time.sleep(60)", 1, after=1) == (75, [])

@@ -142,7 +142,10 @@ class _Worker:
         soon = time.monotonic() - self._began < _SOON
         self._deaths = self._deaths + 1 if soon else 1
         if self._deaths == _MOST_SOON:
-            self._log(f"{what} was killed ({name}) {_MOST_SOON} times, and is given up.")
+            self._log(
+                f"{what} was killed ({name}) {_MOST_SOON} times, and is not started again. The"
+                " same command goes on from there."
+            )
             return False
         self._log(f"{what} was killed ({name}) and is started again.")
         self._start()

@@ -113,8 +113,15 @@ class SweepReader:
         """Returns what is in the folder now.
 
         Raises:
-            UserError: plan.json or final.json is damaged.
+            UserError: plan.json or final.json is damaged, or the disk cannot be read.
         """
+        try:
+            return self._read()
+        except OSError as error:
+            name = error.filename or self.path
+            raise UserError(f"{name} cannot be read: {error.strerror}.") from error
+
+    def _read(self) -> Status:
         if self._folder.refresh():
             self._forget()
         # Waves first: their trials may be finished meanwhile, but not the other way round.
