@@ -186,6 +186,10 @@ def looks_of(workload: Workload, arms: Sequence[str], units: int) -> Looks | Non
     if not workload.revisions:
         return looks_of_plan(units) if units > 1 else None
     ended = [each for each in workload.revisions if each.number <= workload.completed]
+    # The runs of a new winner are compared when all of them have ended.
+    later = workload.revisions[workload.completed :]
+    if any(set(arms) & set(each.new_winners) for each in later):
+        return None
     with_both = [each for each in ended if set(arms) <= set(each.arms)]
     changed = [each.number for each in with_both if set(arms) & set(each.new_winners)]
     if workload.looks == "any":
@@ -193,14 +197,14 @@ def looks_of(workload: Workload, arms: Sequence[str], units: int) -> Looks | Non
     plan = [*itertools.takewhile(lambda each: not each.winners_known, workload.revisions)][-1]
     after = [each for each in with_both if each.number > plan.number]
     counts = {each.units for each in after if each.number >= max([0, *changed])}
-    later = tuple(sorted(n for n in counts if 1 < n <= units))
+    numbers = tuple(sorted(n for n in counts if 1 < n <= units))
     if changed:
-        looks = looks_after_change(len(changed), later)
+        looks = looks_after_change(len(changed), numbers)
     elif plan in with_both and 1 < plan.units <= units:
-        added = tuple(n for n in later if n > plan.units)
+        added = tuple(n for n in numbers if n > plan.units)
         looks = looks_of_plan(plan.units, added, workload.skewed)
     else:
-        looks = Looks(None, later)
+        looks = Looks(None, numbers)
     return looks if looks.planned is not None or (looks.later and not workload.skewed) else None
 
 

@@ -9,15 +9,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
-from trainer.messages import plural
+from trainer.config.wording import known_names
+from trainer.messages import UserError, plural
 from trainer.report.results import Goal, Result, Revision, Space, Workload
 from trainer.report.wording import joined
 from trainer.sweep.differences import revised, shown
-from trainer.sweep.final import rank
+from trainer.sweep.final import Choice, rank, read_choices, trials_of_choice
 from trainer.sweep.outcome import Outcome, read_outcome
-from trainer.sweep.plan import Trial
+from trainer.sweep.plan import Trial, point_name
 from trainer.sweep.status import Status, SweepReader
-from trainer.sweep.stored_plan import StoredPlan, StoredProgram
+from trainer.sweep.stored_plan import StoredPlan, StoredProgram, searches_of
 from trainer.writers.json_files import DamagedFile
 from trainer.writers.lines import PREFIXES
 from trainer.writers.run_record import read_record
@@ -39,19 +40,24 @@ def read_sweep(
         better: whether the smallest or the largest value of that metric is the best.
 
     Raises:
-        UserError: the folder is not that of a sweep, or is damaged.
+        UserError: the folder is not that of a sweep, or is damaged; no run has the metric.
     """
     reader = SweepReader(folder)
     status = reader.read()
     plan = reader.plan
-    trials = tuple(_result(reader, status, trial) for trial in plan.trials)
-    finals = tuple(_result(reader, status, trial) for trial in status.final or ())
-    ranked = rank(plan, status.outcomes)
-    best = {arm: next(iter(points.items()), (0, math.inf)) for arm, points in ranked.items()}
-    winners = {(arm, 0): number for arm, (number, value) in best.items() if math.isfinite(value)}
-    winners |= {(run.arm, run.search): run.number for run in finals if run.number is not None}
+    trials = tuple(_result(reader, status.outcomes, trial) for trial in plan.trials)
+    choices = read_choices(folder, plan)
+    winners = _winners(plan, status, choices)
+    # After an extension, and until its trials are complete, those of the revision before.
+    chosen = trials_of_choice(plan, choices) if choices else ()
+    outcomes = {**status.outcomes, **_outcomes(folder, chosen, status)}
+    finals = tuple(_result(reader, outcomes, trial) for trial in chosen)
     if not plan.final_seeds:
         finals = tuple(run for run in trials if winners.get((run.arm, run.search)) == run.number)
+    if metric is not None and metric != plan.goal.metric:
+        _check_metric(folder, metric, (*trials, *finals))
+    searches = len(plan.offsets)
+    units = range(searches) if searches > 1 else plan.final_seeds or plan.seeds
     return Workload(
         name=folder.absolute().name,
         path=folder,
@@ -64,13 +70,66 @@ def read_sweep(
             for arm, entry in plan.revisions[-1]["arms"].items()
         },
         winners=winners,
-        revisions=tuple(_revision(plan.revisions, n) for n in range(1, plan.revision + 1)),
+        revisions=tuple(_revision(plan, n, choices) for n in range(1, plan.revision + 1)),
+        completed=_completed(plan, choices, trials, finals),
+        searches=searches,
+        units=tuple(units),
+        looks=plan.looks,
+        skewed=plan.skewed,
         replaced=tuple(_replaced(folder, plan, finals)),
         budgets=plan.budgets,
         missing=tuple(_missing(reader, status, trials, finals)),
         vocabulary=plan.vocabulary,
         configs={arm: config.root for arm, config in plan.arms.items()},
     )
+
+
+def _winners(
+    plan: StoredPlan, status: Status, choices: Sequence[Choice]
+) -> dict[tuple[str, int], int]:
+    """Returns the winner of each search: of the last choice, or the best one as far as is known."""
+    if choices:
+        found = choices[-1].winners
+        return {key: number for key, number in found.items() if number is not None}
+    ranked = rank(plan, status.outcomes)
+    best = {key: next(iter(points.items()), (0, math.inf)) for key, points in ranked.items()}
+    return {key: number for key, (number, value) in best.items() if math.isfinite(value)}
+
+
+def _outcomes(folder: Path, chosen: Sequence[Trial], status: Status) -> dict[str, Outcome]:
+    """Reads what the status, which has the trials of the plan's revision only, has not."""
+    new = [trial.folder for trial in chosen if trial.folder not in status.outcomes]
+    found = {name: read_outcome(folder / name) for name in new}
+    return {name: outcome for name, outcome in found.items() if outcome is not None}
+
+
+def _check_metric(folder: Path, metric: str, runs: Sequence[Result]) -> None:
+    """Refuses a metric that no run has."""
+    known = {row.partition("/")[2] for run in runs for row in run.metrics if "/" in row}
+    if known and metric not in known:
+        hint = known_names(metric, sorted(known))
+        raise UserError(f"No run of the sweep in {folder} has the metric {metric!r}. {hint}")
+
+
+def _completed(
+    plan: StoredPlan,
+    choices: Sequence[Choice],
+    trials: Sequence[Result],
+    finals: Sequence[Result],
+) -> int:
+    """Returns the number of the last revision of which all runs have ended; 0 if none has."""
+    if plan.final_seeds:
+        missing = any(run.end == "missing" for run in finals)
+        ended = choices[:-1] if missing else choices
+        return ended[-1].revision if ended else 0
+    names = {run.name for run in trials if run.end == "missing"}
+    of_revision = [{f"trials/{_trial_name(x)}" for x in r["trials"]} for r in plan.revisions]
+    return next((n for n, added in enumerate(of_revision) if added & names), plan.revision)
+
+
+def _trial_name(entry: Sequence[Any]) -> str:
+    arm, number, seed, _, *search = entry
+    return f"{arm}/{point_name(sum(search), number)}/{seed}"
 
 
 def _goal(
@@ -95,7 +154,7 @@ def _goal(
     )
 
 
-def _result(reader: SweepReader, status: Status, trial: Trial) -> Result:
+def _result(reader: SweepReader, outcomes: Mapping[str, Outcome], trial: Trial) -> Result:
     program, folder = reader.program_of(trial), reader.path / trial.folder
     result = Result(
         name=trial.folder,
@@ -103,18 +162,20 @@ def _result(reader: SweepReader, status: Status, trial: Trial) -> Result:
         arm=trial.arm,
         seed=trial.seed,
         number=trial.number,
+        search=trial.search,
         end="missing",
         steps=program.steps,
         flops=float(program.flops),
         values=trial.values,
     )
-    outcome = status.outcomes.get(trial.folder)
+    outcome = outcomes.get(trial.folder)
     return result if outcome is None else _ended(result, outcome)
 
 
 def _ended(result: Result, outcome: Outcome) -> Result:
     """Returns a run with what came of it."""
     record = _record(result.folder)
+    last = next(iter(record.get("lineage", ())[-1:]), {})
     return replace(
         result,
         end=outcome.end,
@@ -124,6 +185,8 @@ def _ended(result: Result, outcome: Outcome) -> Result:
         metrics=outcome.metrics,
         retries=max(0, len(record.get("lineage", ())) - 1),
         fingerprint=record.get("fingerprint", {}),
+        side_by_side=last.get("trials", 1),
+        load=last.get("load"),
     )
 
 
@@ -153,8 +216,10 @@ def _arms_of(program: StoredProgram) -> set[str]:
     return {name.split("/")[0] for name in program.trials}
 
 
-def _revision(revisions: Sequence[Mapping[str, Any]], number: int) -> Revision:
+def _revision(plan: StoredPlan, number: int, choices: Sequence[Choice]) -> Revision:
+    revisions: Sequence[Mapping[str, Any]] = plan.revisions
     content = revisions[number - 1]
+    searches = searches_of(content)
     known = content.get("known")
     changes = [] if number == 1 else revised(revisions[number - 2], content)
     for name, arm in content["arms"].items() if number > 1 else ():
@@ -170,7 +235,24 @@ def _revision(revisions: Sequence[Mapping[str, Any]], number: int) -> Revision:
         known=None if known is None else len(known["finished"]),
         winners_known=bool(known and known["final"]),
         changes=tuple(changes),
+        arms=tuple(content["arms"]),
+        units=searches if searches > 1 else len(content["final_seeds"] or content["seeds"]),
+        new_winners=_new_winners(number, choices),
     )
+
+
+def _new_winners(number: int, choices: Sequence[Choice]) -> tuple[str, ...]:
+    """Returns the arms of which a revision chose another point than the last one with a choice."""
+    at = next((n for n, each in enumerate(choices) if each.revision == number), 0)
+    if at == 0:
+        return ()
+    before, now = choices[at - 1].winners, choices[at].winners
+    changed = [
+        arm
+        for arm, search in now
+        if before.get((arm, search), now[arm, search]) != now[arm, search]
+    ]
+    return tuple(dict.fromkeys(changed))
 
 
 def _missing(
@@ -186,7 +268,12 @@ def _missing(
             f" {len(trials):,} ({listed})."
         )
     seeds = len(reader.plan.final_seeds)
-    if seeds and status.final is None:
+    if seeds and status.final is None and finals:
+        lines.append(
+            "The sweep was extended. Until the new trials have ended, the winners are those of"
+            " before, with the runs of before."
+        )
+    elif seeds and status.final is None:
         lines.append(
             "The winners have not been chosen: when the search is complete, each runs again on"
             f" {plural(seeds, 'fresh seed')}."

@@ -189,6 +189,8 @@ class Wave:
             entry | {"wave": self.claim.name, "trials": len(self.claim.trials)}
             for entry in self.workdir.lineage
         ]
+        with contextlib.suppress(OSError):  # of processes that want a core, for each core
+            lineage[-1]["load"] = round(os.getloadavg()[0] / (os.cpu_count() or 1), 2)
         content = {
             "format": FORMAT,
             "fingerprint": self._fingerprint(trial.config),

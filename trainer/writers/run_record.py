@@ -30,6 +30,9 @@ class _Entry(TypedDict):
     restored: NotRequired[int | None]
     rows: NotRequired[_Rows | None]
     lost_rows: NotRequired[list[str]]
+    wave: NotRequired[str]
+    trials: NotRequired[int]  # of the wave
+    load: NotRequired[float | None]
 
 
 class _Fingerprint(TypedDict):
