@@ -509,7 +509,7 @@ def test_scores_across_two_workloads():
         work._curves["final/b/0"] = curve([b, 100], [0.9, 0.5])
     found = block(reported(*works), "workloads")
     times, scores, pairs = found.tables
-    assert times.rows == (("a", 1.0, 4.0), ("b", 2.0, 1.0))
+    assert times.rows == (("a", 10.0, 40.0), ("b", 20.0, 10.0))  # steps: no run has seconds
     # Ratios (1, 4) and (2, 1): the exact integrals are (3 + 0) / 2 / 3 and (2 + 3) / 2 / 3.
     assert [row[1] for row in scores.rows] == pytest.approx([0.5, 5 / 6], abs=0.02)
     (row,) = pairs.rows

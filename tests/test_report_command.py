@@ -94,7 +94,7 @@ def test_runs_are_arms_by_config(computed, tmp_path, capsys):
     assert "over 3 seeds" in said
     with (tmp_path / "out" / "tables" / "arms.csv").open() as file:
         rows = {row["arm"]: row for row in csv.DictReader(file)}
-    assert set(rows) == {"adamw", "sgd"} and rows["sgd"]["seeds"] == "3"
+    assert set(rows) == {"adamw", "sgd"} and rows["sgd"]["units"] == "3"
 
 
 def test_an_unfinished_sweep_says_what_is_missing(planned, capsys):
@@ -109,10 +109,6 @@ def test_runs_of_replaced_winners_are_in_the_ledger(computed, tmp_path, capsys):
     folder = tmp_path / "sweep"
     shutil.copytree(computed, folder, ignore=shutil.ignore_patterns("report"))
     shutil.copytree(folder / "final" / "sgd", folder / "final.1" / "sgd")
-    (entry,) = json.loads((folder / "final.json").read_text())
-    other = {"sgd": {"number": (entry["winners"]["sgd"]["number"] + 1) % 3, "value": 0.1}}
-    before = {**entry, "revision": 0, "winners": {**entry["winners"], **other}}
-    (folder / "final.json").write_text(json.dumps([before, entry]))
     report(capsys, folder)
     with (folder / "report" / "tables" / "ledger.csv").open() as file:
         found = {(row["arm"], row["runs"]): row["count"] for row in csv.DictReader(file)}
@@ -160,9 +156,11 @@ def test_sweeps_and_runs_together_are_refused(computed, capsys):
     assert "is not the folder of a sweep, and" in report(capsys, computed, run, code=2)
 
 
-def test_the_metric_of_a_sweep_is_that_of_its_goal(computed, capsys):
-    said = report(capsys, computed, "--metric=loss", code=2)
-    assert "the goal of a sweep is in its file" in said
+def test_another_metric_of_a_sweep_is_a_second_outcome(computed, tmp_path, capsys):
+    said = report(capsys, computed, "--metric=loss", "--mode=min", f"--output={tmp_path / 'out'}")
+    assert "loss on the test split" in said and "second outcome" in said.lower()
+    said = report(capsys, computed, "--metric=los", code=2)
+    assert "No run of the sweep" in said and "Did you mean loss?" in said
 
 
 def test_a_metric_that_no_run_has(computed, capsys):

@@ -199,7 +199,7 @@ def test_show_names_what_exists_instead_of_an_unknown_trial(computed, capsys, na
 def test_plot_draws_the_mean_of_the_final_runs_of_each_winner(computed, capsys, tmp_path):
     text = printed(capsys, "plot", computed, "--metric=eval/loss")
     winners = json.loads((computed / "final.json").read_text())[0]["winners"]
-    numbers = {arm: winner["number"] for arm, winner in winners.items()}
+    numbers = {arm: winner["number"] for arm, [winner] in winners.items()}
     assert f"* adamw {numbers['adamw']:04d}   o sgd {numbers['sgd']:04d}" in text
     assert "eval/loss by step, mean of 2 seeds" in text
     from trainer.sweep.curves import best_runs
@@ -237,8 +237,8 @@ def test_the_best_point_is_that_of_the_mean_over_seeds_and_needs_all_of_them(swe
     for name, accuracy in zip(FIRST[:5], (0.9, 0.1, 0.6, 0.6, 0.99), strict=True):
         finish(sweep, name, accuracy)
     first, second = SweepReader(sweep).read().arms
-    assert (first.point, first.value, first.done) == (1, 0.6, 5)
-    assert (second.point, second.value) == (None, None)
+    assert (first.points, first.value, first.done) == (["first/0001"], 0.6, 5)
+    assert (second.points, second.value) == ([], None)
 
 
 def test_a_search_without_its_final_runs_is_not_complete(sweep, capsys):
@@ -261,7 +261,7 @@ def test_a_point_that_diverged_on_a_seed_is_not_the_best_one(sweep):
     finish(sweep, FIRST[1], 0.9, end="diverged", why="It diverged.")
     reader = SweepReader(sweep)
     (first, _), outcomes = reader.read().arms, reader.read().outcomes
-    assert (first.done, first.diverged, first.point) == (1, 1, None)
+    assert (first.done, first.diverged, first.points) == (1, 1, [])
     assert set(outcomes) == {FIRST[0], FIRST[1]}
 
 
