@@ -11,6 +11,10 @@ def joined(words: Sequence[str]) -> str:
 def p_text(p: float, level: float = 0.05) -> str:
     """Returns a p value with two digits, or as many as keep it on its side of the level.
 
+    Args:
+        p: the value.
+        level: below which a pair is decided.
+
     Example:
         >>> p_text(0.0123), p_text(0.04996), p_text(0.05004), p_text(1e-7)
         ('0.012', '0.04996', '0.05', '< 0.0001')
@@ -22,7 +26,11 @@ def p_text(p: float, level: float = 0.05) -> str:
 
 
 def p_sentence(p: float) -> str:
-    """Returns a p value as a sentence has it, such as "p = 0.012" or "p < 0.0001"."""
+    """Returns a p value as a sentence has it, such as "p = 0.012" or "p < 0.0001".
+
+    Args:
+        p: the value.
+    """
     text = p_text(p)
     return f"p {text}" if text.startswith("<") else f"p = {text}"
 

@@ -25,7 +25,12 @@ _BLOCK = 2 * _TO_FINAL_SEEDS
 
 
 def point_name(search: int, number: int) -> str:
-    """Returns the name of a point: "2.0007" for number 7 of search 2, "0007" in search 0."""
+    """Returns the name of a point: "2.0007" for number 7 of search 2, "0007" in search 0.
+
+    Args:
+        search: the number of the search, from 0.
+        number: the number of the point in its search, from 0.
+    """
     return f"{search}.{number:04d}" if search else f"{number:04d}"
 
 
