@@ -314,7 +314,7 @@ FACTORIES = {
 
 @pytest.mark.parametrize("name", FACTORIES)
 def test_updates_keep_dtypes_and_take_scans_and_traced_rates(name, strict_promotion):
-    start = {"a": jnp.ones((2, 3, 5), jnp.bfloat16), "b": jnp.ones((3, 3))}
+    start = {"a": jnp.ones((2, 3, 5), jnp.bfloat16), "b": jnp.ones((4, 4))}
     grads = jax.tree.map(
         lambda p: jax.random.normal(jax.random.key(p.ndim), (4, *p.shape), jnp.float32), start
     )
