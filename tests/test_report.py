@@ -548,6 +548,22 @@ def test_axes_have_short_names_that_differ():
     assert named(a=[rate, peak]) == [rate, peak]
 
 
+@pytest.mark.parametrize(
+    ("spaces", "said"),
+    [
+        (("log_uniform 1e-10 to 1", "log_uniform 0.1 to 0.2"), "axes: a 10 and b 0.301."),
+        (("log_uniform 0.001 to 1", "log_uniform 0.01 to 1"), ""),
+        (("log_uniform 0.001 to 1", "values 1, 2"), "axes: a 3 and b 0."),
+    ],
+)
+def test_spaces_of_unequal_width_are_named_in_the_verdict(spaces, said):
+    searched = {arm: Space("sobol", {RATE: text}) for arm, text in zip("ab", spaces, strict=True)}
+    points = {arm: [(0.1, 1.0), (0.2, 2.0)] for arm in "ab"}
+    work = workload({"a": [1.0, 1.1], "b": [2.0, 2.1]}, points, spaces=searched)
+    (text,) = reported(work).verdict
+    assert ("unequal width" in text) == bool(said) and said in text
+
+
 def test_runs_with_other_conditions_are_named():
     work = workload({"a": [1.0, 1.1]})
     finals = [

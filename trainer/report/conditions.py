@@ -1,5 +1,7 @@
 """What differs between the arms of a comparison beside their optimizers and what they searched."""
 
+import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,7 @@ _MAY_DIFFER = ("optimizer", "seed", "log_every", "save_every", "keep_latest", "b
 _MAY_DIFFER += ("best_mode", "hooks", "writers", "watchdog", "steps_per_call")
 # What differs between runs of one comparison by purpose.
 _OF_A_RUN = ("config", "seed", "data_seed")
+_LOG_UNIFORM = re.compile(r"log_uniform (\S+) to (\S+)")
 
 
 def conditions(workload: Workload) -> list[str]:
@@ -30,8 +33,26 @@ def conditions(workload: Workload) -> list[str]:
     if unlike:
         listed = "; ".join(f"{path} {_values(values)}" for path, values in unlike.items())
         sentences.append(f"The arms differ in more than their optimizers: {listed}.")
-    sentences += _machines(workload)
+    sentences += [*_widths(workload), *_machines(workload)]
     return sentences
+
+
+def _widths(workload: Workload) -> Iterator[str]:
+    """Says how wide the spaces of the arms are, if one is much wider than another."""
+    decades = {
+        arm: math.fsum(
+            math.log10(float(found[2]) / float(found[1]))
+            for text in space.axes.values()
+            if (found := _LOG_UNIFORM.fullmatch(text))
+        )
+        for arm, space in workload.spaces.items()
+    }
+    if max(decades.values(), default=0.0) > 1.5 * min(decades.values(), default=0.0):
+        listed = joined([f"{arm} {each:.3g}" for arm, each in decades.items()])
+        yield (
+            "The arms searched spaces of unequal width, in decades of their logarithmic axes:"
+            f" {listed}."
+        )
 
 
 def unlike_arguments(workload: Workload) -> dict[str, dict[str, str]]:

@@ -85,19 +85,22 @@ def _cost(runs: Sequence[Result]) -> tuple[Cell, ...]:
 def _spaces(workload: Workload, prefix: str) -> Table:
     rows: list[tuple[Cell, ...]] = []
     for arm, space in workload.spaces.items():
-        points = len({run.number for run in workload.trials_of(arm)})
-        seeds = len({run.seed for run in workload.trials_of(arm)})
+        first = [run for run in workload.trials_of(arm) if run.search == 0]
+        points, seeds = (len(set(x)) for x in ([r.number for r in first], [r.seed for r in first]))
+        searches = workload.searches if workload.searches > 1 else None
         for path, text in space.axes.items() or [("–", "–")]:
-            rows.append((arm, points, seeds, space.method, path, text))
+            rows.append((arm, searches, points, seeds, space.method, path, text))
+    several = workload.searches > 1
     columns = (
         Column("arm", "arm"),
-        Column("points", "points", "integer"),
+        Column("searches", "searches", "integer"),
+        Column("points", "points of each" if several else "points", "integer"),
         Column("seeds", "seeds", "integer"),
         Column("method", "method"),
         Column("path", "path", "code"),
         Column("space", "space"),
     )
-    return Table(f"{prefix}spaces", "What was searched", columns, tuple(rows))
+    return Table(f"{prefix}spaces", "What was searched", columns, tuple(rows)).compact()
 
 
 def _revisions(workload: Workload, prefix: str) -> Table:
