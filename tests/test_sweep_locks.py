@@ -191,6 +191,20 @@ def test_what_a_process_holds_that_was_killed_does_not_block_the_others(tmp_path
     assert not (tmp_path / "held").exists()
 
 
+def test_a_process_that_was_taken_for_dead_while_it_waits_is_known_to_the_others_as_it_claims(
+    tmp_path,
+):
+    with Machine(tmp_path, "one", "heartbeat") as one:
+        (file,) = (tmp_path / "workers").iterdir()
+        written(tmp_path, "two", "heartbeat")
+        (tmp_path / "held").write_text("two-1")
+        file.unlink()  # by the others, while this process was stopped
+        with one.exclusive():
+            (again,) = (tmp_path / "workers").iterdir()
+            assert (tmp_path / "held").read_text() == again.name != file.name
+        assert not (tmp_path / "held").exists()
+
+
 def test_a_process_that_was_taken_for_dead_announces_itself_again(tmp_path):
     with Machine(tmp_path, "one", "heartbeat") as one:
         (file,) = (tmp_path / "workers").iterdir()
