@@ -190,6 +190,8 @@ class Party:
         """Draws the next moment: a time, or a phase if a worker comes to it before."""
         self._phase = self._draw.choice((*PHASES[1:], *[""] * len(PHASES)))
         self._until = time.monotonic() + self._draw.uniform(0.1, 1.5) * (3 if self._phase else 1)
+        # A worker spends half of its time on its start, and more of it on a machine that is busy.
+        self._anywhere = self._draw.random() < 0.3
         self._before = [life.phase() for life in self._lives]
 
     def run(self) -> None:
@@ -232,9 +234,8 @@ class Party:
             if victims:
                 time.sleep(self._draw.choice((0, 0.001, 0.01, 0.05, 0.2)) * self._draw.random())
         if not victims and time.monotonic() >= self._until:
-            # A worker spends half of its time on its start.
             busy = [life for life in alive if life.phase() not in ("start", "prepare")]
-            victims = alive if self._draw.random() < 0.3 else busy
+            victims = alive if self._anywhere else busy
         if victims:
             together = self._draw.random() < 0.1
             for life in alive if together else [self._draw.choice(victims)]:
