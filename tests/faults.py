@@ -13,7 +13,8 @@ _ANNOUNCED = {
     *("open", "fcntl.flock", "os.chmod", "os.listdir", "os.mkdir", "os.remove", "os.rename"),
     *("os.rmdir", "os.scandir", "os.truncate"),
 }
-_OTHERS = ("stat", "fstat", "fsync", "ftruncate", "pwrite")  # of `os`: these it does not announce
+# Of `os`; these it does not announce.
+_OTHERS = ("stat", "fstat", "fsync", "ftruncate", "write", "pwrite")
 
 
 def fail(code: int) -> Callable[[str], None]:

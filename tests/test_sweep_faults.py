@@ -12,6 +12,7 @@ from tests import runs
 from tests.faults import Faults, fail
 from tests.test_sweep import folders, rows, sweep, write_sweep
 from trainer.messages import UserError
+from trainer.sweep.presence import Mode
 from trainer.sweep.worker import Worker
 
 ERRORS = (errno.EIO, errno.EROFS, errno.ENOSPC, errno.ESTALE)
@@ -27,11 +28,12 @@ class Place:
     """The folder of a sweep with its plan, of which workers disturb copies.
 
     Attributes:
+        locks: what keeps others from the trials of a worker.
         seen: the file operations of an undisturbed worker.
     """
 
-    def __init__(self, folder: Path):
-        self.faults = Faults()
+    def __init__(self, folder: Path, locks: Mode):
+        self.faults, self.locks = Faults(), locks
         self._folder, self._copies = folder, 0
         code, lines, self.reference = self.disturbed(-1, None)
         assert code == 0, lines
@@ -55,13 +57,16 @@ class Place:
         """Computes what is missing, as `sweep work` does."""
         lines: list[str] = []
         try:
-            return Worker(workdir, 1, Never(), lines.append).run(), lines  # type: ignore[arg-type]
+            worker = Worker(workdir, 1, Never(), lines.append, self.locks)  # type: ignore[arg-type]
+            return worker.run(), lines
         except UserError as error:
             return 2, [*lines, f"error: {error}"]
 
 
-@pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+@pytest.fixture(scope="module", params=["flock", "heartbeat"])
+def place(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Place]:
     folder = tmp_path_factory.mktemp("faults")
     compiled: dict[int, Any] = {}
 
@@ -74,7 +79,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
         patch.syspath_prepend(runs.LAB)
         assert sweep(write_sweep(folder), folder / "planned", "--plan_only") == 0
         patch.setattr(Worker, "_prepare", prepare)  # every copy has the same program
-        yield Place(folder)
+        yield Place(folder, request.param)
 
 
 def check_fault(place: Place, number: int, code: int) -> None:
