@@ -29,7 +29,7 @@ from pathlib import Path
 from tests import chaos_sweep, hosts, runs
 from tests.chaos_sweep import Life, Party, forked
 from tests.chaos_worker import COMMANDS, WIDTH, announce, work
-from trainer.sweep import presence
+from trainer.sweep import presence, worker
 from trainer.sweep.stored_plan import read_plan
 
 HURRY = 10.0  # how much faster than usual a silent process counts as dead
@@ -51,6 +51,8 @@ def aside(sweep: Path, name: str) -> Path:
 def on(host: str, locks: Path) -> None:
     """Makes this process one of a host."""
     hosts.become(host, HOSTS[host], locks, HURRY)
+    # Otherwise no worker looks at one that is stopped often enough to take it for dead.
+    worker._PAUSE /= HURRY
     sys.path.insert(0, str(runs.LAB))
 
 
@@ -235,6 +237,9 @@ class TwoHosts(Party):
         self._kills, self._calm = 0, True
         self._lives = [self._start(number) for number in range(len(HOSTS))]
         self.run()
+        # As those tell that were stopped, and went on; others were killed before they could.
+        logs = [life.log.read_text() for life in self._lives]
+        self.counts["taken over"] += sum(text.count("was taken over by") for text in logs)
 
 
 def missing_files(sweep: Path) -> list[str]:
