@@ -14,6 +14,7 @@ import argparse
 import collections
 import contextlib
 import json
+import math
 import os
 import random
 import shutil
@@ -22,19 +23,21 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from tests import chaos_sweep, hosts, runs
 from tests.chaos_sweep import Life, Party, forked
 from tests.chaos_worker import COMMANDS, WIDTH, announce, work
-from trainer.sweep import presence
+from trainer.sweep import presence, worker
 from trainer.sweep.stored_plan import read_plan
 
 HURRY = 10.0  # how much faster than usual a silent process counts as dead
 HOSTS = {"one": 0.0, "two": 3600.0}  # and by how many seconds their clocks are ahead
 KILLS = 25  # of the workers of a sweep
 SIZE = "96m"
+FAULTS = ("kill", "kill", "error", "later")  # of `sweep extend` and `report`
+DISTURBED = 4  # extensions that a fault always meets, unless one is done before
 WIDER = chaos_sweep.SWEEP.replace("values: [1e-3, 3e-3", "values: [1e-9, 1e-3, 3e-3", 1).replace(
     "final: {seeds: 2}", "final: {seeds: 3}"
 )
@@ -48,6 +51,8 @@ def aside(sweep: Path, name: str) -> Path:
 def on(host: str, locks: Path) -> None:
     """Makes this process one of a host."""
     hosts.become(host, HOSTS[host], locks, HURRY)
+    # Otherwise no worker looks at one that is stopped often enough to take it for dead.
+    worker._PAUSE /= HURRY
     sys.path.insert(0, str(runs.LAB))
 
 
@@ -57,22 +62,33 @@ class Command:
     Args:
         sweep: the folder of the sweep.
         kind: "extend" or "report".
-        draw: the fault.
+        draw: the fault and the host.
+        faults: of which one is drawn: "kill" or "error" at an operation, "later" (a kill at a
+            random moment), or "" for none.
+        host: not drawn if it is given.
     """
 
-    def __init__(self, sweep: Path, kind: str, draw: random.Random, host: str = ""):
+    def __init__(
+        self,
+        sweep: Path,
+        kind: str,
+        draw: random.Random,
+        faults: Sequence[str] = ("",),
+        host: str = "",
+    ):
         self.kind = kind
         self.host = host or draw.choice(list(HOSTS))
-        self.fault = draw.choice(("kill", "kill", "error", "later", "")) if not host else ""
+        self.fault = draw.choice(faults)
         at = draw.randrange(COMMANDS[kind])
         self.log = aside(sweep, f"{kind}.log")
         phases = self.log.with_suffix(".phase")
         phases.write_text("start".ljust(WIDTH))
         arguments = {
-            "extend": ["sweep", "extend", str(sweep), "--locks=heartbeat"],
+            "extend": ["sweep", "extend", str(sweep)],
             "report": ["report", str(sweep), "--formats=markdown,csv,html"],
         }[kind]
         if kind == "extend":
+            arguments += ["--locks=heartbeat", "--vocabulary=unruly"]
             arguments.append(f"--config={sweep.parent.parent / 'wider.yaml'}")
 
         def action() -> int:
@@ -90,7 +106,7 @@ class Command:
     def poll(self) -> int | None:
         """Returns the exit code once the process has ended."""
         if self.fault == "later" and time.monotonic() > self._kill_at:
-            self.fault = ""
+            self._kill_at = math.inf
             os.kill(self.pid, signal.SIGKILL)
         pid, status = os.waitpid(self.pid, os.WNOHANG)
         return os.waitstatus_to_exitcode(status) if pid else None
@@ -117,6 +133,7 @@ class TwoHosts(Party):
         self._stop_at = time.monotonic() + draw.uniform(1, 3)
         self.extended = self._calm = False
         self._commands: list[Command] = []
+        self._extensions = 0  # that were tried
         super().__init__(folder, len(HOSTS), draw, KILLS, counts)
 
     def _life(self, number: int, arguments: list[str], fresh: bool) -> Life:
@@ -194,15 +211,19 @@ class TwoHosts(Party):
         kinds = {command.kind for command in self._commands}
         self.extended = self.extended or read_plan(self.folder).revision > 1
         if not self.extended and "extend" not in kinds:
-            self._commands.append(Command(self.folder, "extend", self._draw))
+            self._extensions += 1
+            faults = FAULTS if self._extensions <= DISTURBED else [*FAULTS, ""]
+            self._commands.append(Command(self.folder, "extend", self._draw, faults))
         if "report" not in kinds:
-            self._commands.append(Command(self.folder, "report", self._draw))
+            self._commands.append(Command(self.folder, "report", self._draw, [*FAULTS, ""]))
 
     def _check(self, command: Command, code: int) -> None:
-        self.counts[f"{command.kind}: {code}"] += 1
+        self.counts[f"{command.kind}, {command.fault or 'no fault'}: {code}"] += 1
         text = command.log.read_text()
         if code not in (0, 1, 2, -signal.SIGKILL) or "Traceback" in text:
             raise AssertionError(f"{command.kind} ended with {code}: {text}")
+        if command.kind == "report" and code == 0 and (missing := missing_files(self.folder)):
+            raise AssertionError(f"report ended with 0 without {missing}: {text}")
 
     def finish(self) -> None:
         """Lets what is running come to its end, and the rest be computed."""
@@ -211,19 +232,27 @@ class TwoHosts(Party):
         if self._disk is not None:
             (self._disk / "filler").unlink(missing_ok=True)
         if not self.extended:
-            code = Command(self.folder, "extend", self._draw, "one").wait()
+            code = Command(self.folder, "extend", self._draw).wait()
             assert code == 0 or read_plan(self.folder).revision > 1
         self._kills, self._calm = 0, True
         self._lives = [self._start(number) for number in range(len(HOSTS))]
         self.run()
+        # As those tell that were stopped, and went on; others were killed before they could.
+        logs = [life.log.read_text() for life in self._lives]
+        self.counts["taken over"] += sum(text.count("was taken over by") for text in logs)
+
+
+def missing_files(sweep: Path) -> list[str]:
+    """Returns the files that a sweep's report lists and does not have."""
+    listed = json.loads((sweep / "report" / ".report.json").read_text())["files"]
+    return [f"report/{name}" for name in listed if not (sweep / "report" / name).exists()]
 
 
 def _report(sweep: Path, draw: random.Random) -> list[str]:
     """Writes the last report; returns what is wrong with it."""
-    command = Command(sweep, "report", draw, "two")
+    command = Command(sweep, "report", draw, host="two")
     wrong = [] if command.wait() == 0 else [command.log.read_text()]
-    listed = json.loads((sweep / "report" / ".report.json").read_text())["files"]
-    wrong += [f"report/{name}" for name in listed if not (sweep / "report" / name).exists()]
+    wrong += missing_files(sweep)
     wrong += [path.name for path in sweep.glob(".report.two.*")]
     return wrong
 
@@ -250,7 +279,7 @@ def chaos(folder: Path, sweeps: int, seed: int) -> tuple[collections.Counter[str
     (folder / "wider.yaml").write_text(WIDER)
     reference = folder / "plain" / "reference"
     shutil.copytree(planned, reference)
-    extend = Command(reference, "extend", random.Random(0), "one")
+    extend = Command(reference, "extend", random.Random(0))
     assert extend.wait() == 0, extend.log.read_text()
     Party(reference, 2, random.Random(seed), 0, collections.Counter()).run()
     draw, counts = random.Random(seed), collections.Counter[str]()

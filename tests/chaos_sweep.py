@@ -104,7 +104,12 @@ class Life:
         place: the file of its phase, without a suffix; its output is appended beside it.
         action: called in a new process with the file of its phase; or, for a fresh interpreter, the
             arguments of tests.chaos_worker, of which "PHASES" stands for that file.
+
+    Attributes:
+        fused: whether it may kill itself.
     """
+
+    fused = False
 
     def __init__(self, place: Path, action: Callable[[Path], int] | list[str]):
         self.code: int | None = None
@@ -178,7 +183,9 @@ class Party:
             fuse = self._draw.choice([*FUSES, *3 * rare])
             at = self._draw.randrange(FUSES[fuse])
         arguments = [str(self._workers), fuse, str(at)]
-        return self._life(number, arguments, fresh=self._draw.random() < 0.1)
+        life = self._life(number, arguments, fresh=self._draw.random() < 0.1)
+        life.fused = bool(fuse)
+        return life
 
     def _life(self, number: int, arguments: list[str], fresh: bool) -> Life:
         place = self.folder.with_name(f"{self.folder.name}-{number}")
@@ -190,6 +197,8 @@ class Party:
         """Draws the next moment: a time, or a phase if a worker comes to it before."""
         self._phase = self._draw.choice((*PHASES[1:], *[""] * len(PHASES)))
         self._until = time.monotonic() + self._draw.uniform(0.1, 1.5) * (3 if self._phase else 1)
+        # A worker spends half of its time on its start, and more of it on a machine that is busy.
+        self._anywhere = self._draw.random() < 0.3
         self._before = [life.phase() for life in self._lives]
 
     def run(self) -> None:
@@ -232,9 +241,10 @@ class Party:
             if victims:
                 time.sleep(self._draw.choice((0, 0.001, 0.01, 0.05, 0.2)) * self._draw.random())
         if not victims and time.monotonic() >= self._until:
-            # A worker spends half of its time on its start.
-            busy = [life for life in alive if life.phase() not in ("start", "prepare")]
-            victims = alive if self._draw.random() < 0.3 else busy
+            # One with a fuse would hardly ever come to the phase of the fuse.
+            left = [life for life in alive if not life.fused]
+            busy = [life for life in left if life.phase() not in ("start", "prepare")]
+            victims = alive if self._anywhere else busy
         if victims:
             together = self._draw.random() < 0.1
             for life in alive if together else [self._draw.choice(victims)]:

@@ -13,17 +13,18 @@ _ANNOUNCED = {
     *("open", "fcntl.flock", "os.chmod", "os.listdir", "os.mkdir", "os.remove", "os.rename"),
     *("os.rmdir", "os.scandir", "os.truncate"),
 }
-_OTHERS = ("stat", "fstat", "fsync", "ftruncate", "pwrite")  # of `os`: these it does not announce
+# Of `os`; these it does not announce.
+_OTHERS = ("stat", "fstat", "fsync", "ftruncate", "write", "pwrite")
 
 
-def fail(code: int) -> Callable[[str], None]:
+def fail(code: int) -> Callable[[str | None], None]:
     """Returns an action that lets an operation fail.
 
     Args:
         code: the error of the system, such as errno.EIO.
     """
 
-    def action(path: str) -> None:
+    def action(path: str | None) -> None:
         raise OSError(code, os.strerror(code), path)
 
     return action
@@ -44,14 +45,14 @@ class Faults:
 
     @contextlib.contextmanager
     def on(
-        self, folder: Path, number: int = -1, action: Callable[[str], None] | None = None
+        self, folder: Path, number: int = -1, action: Callable[[str | None], None] | None = None
     ) -> Iterator[None]:
         """Counts the operations on what is in a folder.
 
         Args:
             folder: the folder.
             number: the index of the operation before which `action` is called; -1 for none.
-            action: takes the path.
+            action: takes the path; None of a file that is open, which an error does not name.
         """
         self._number, self._action, self.seen = number, action, []
         self._thread, self._folder = threading.get_ident(), folder
@@ -87,7 +88,7 @@ class Faults:
                 return
             self.seen.append(f"{name} {path}")
             if len(self.seen) == self._number + 1 and self._action is not None:
-                self._action(path)
+                self._action(None if isinstance(place, int) else path)
         finally:
             self._folder = folder
 

@@ -107,7 +107,8 @@ def test_the_trials_of_a_sweep_have_one_number(tmp_path):
     file = write_sweep(tmp_path, trials=2)
     extend = ["sweep", "extend", str(tmp_path / "sweep"), f"--config={file}"]
     assert runs.main([*extend, "--vocabulary=unruly"]) == 0
-    assert runs.main(["sweep", "work", str(tmp_path / "sweep")]) == 0
+    work = ["sweep", "work", str(tmp_path / "sweep"), "--vocabulary=unruly"]
+    assert runs.main(work) == 0
     (new,) = set(folders(tmp_path / "sweep")) - set(found)
     assert recorded(new) is None and set(loaded()) == {2}
 

@@ -11,6 +11,7 @@ from trainer.config import load
 from trainer.config.languages import SWEEP
 from trainer.config.tree import same
 from trainer.messages import UserError
+from trainer.sweep import extension
 from trainer.sweep.plan import SweepPlan
 from trainer.sweep.plan_file import StoredPlan, check_same, read_plan, write_plan
 from trainer.sweep.programs import find_programs
@@ -289,6 +290,32 @@ def test_the_sweep_and_its_folder_are_asked_for(folder, capsys):
         with pytest.raises(SystemExit) as ended:
             main(words)
         assert ended.value.code == 2 and part in capsys.readouterr().err
+
+
+def test_an_extension_that_was_taken_for_dead_undoes_none_that_was_made_meanwhile(
+    folder, monkeypatch, capsys
+):
+    """Without locks, a process that was stopped for long does not keep others out."""
+    runs, old = begun(folder, SWEEP_TEXT)
+    heartbeat = ("--locks=heartbeat",)
+
+    def stopped(*arguments, inner=extension.make_extension):
+        with monkeypatch.context() as patch:
+            patch.setattr(extension, "make_extension", inner)
+            for file in [runs / "held", *(runs / "workers").iterdir()]:
+                file.unlink()  # by those who take it for dead
+            assert extend(folder, SWEEP_TEXT, "seeds=2", options=heartbeat)[0] == 0
+        return inner(*arguments)
+
+    monkeypatch.setattr(extension, "make_extension", stopped)
+    capsys.readouterr()
+    code, stored, _ = extend(folder, SWEEP_TEXT, "trials=6", options=heartbeat)
+    assert code == 2 and "extended by another process" in capsys.readouterr().err
+    assert stored.revision == 2 and stored.seeds != old.seeds
+    assert "seeds: 2" in (runs / "sweep.2.yaml").read_text()
+    monkeypatch.undo()
+    code, stored, _ = extend(folder, SWEEP_TEXT, "trials=6", "seeds=2", options=heartbeat)
+    assert code == 0 and stored.revision == 3
 
 
 def test_an_edited_or_missing_revision_is_refused(folder):

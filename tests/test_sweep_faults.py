@@ -12,6 +12,7 @@ from tests import runs
 from tests.faults import Faults, fail
 from tests.test_sweep import folders, rows, sweep, write_sweep
 from trainer.messages import UserError
+from trainer.sweep.presence import Mode
 from trainer.sweep.worker import Worker
 
 ERRORS = (errno.EIO, errno.EROFS, errno.ENOSPC, errno.ESTALE)
@@ -27,11 +28,12 @@ class Place:
     """The folder of a sweep with its plan, of which workers disturb copies.
 
     Attributes:
+        locks: what keeps others from the trials of a worker.
         seen: the file operations of an undisturbed worker.
     """
 
-    def __init__(self, folder: Path):
-        self.faults = Faults()
+    def __init__(self, folder: Path, locks: Mode):
+        self.faults, self.locks = Faults(), locks
         self._folder, self._copies = folder, 0
         code, lines, self.reference = self.disturbed(-1, None)
         assert code == 0, lines
@@ -41,7 +43,7 @@ class Place:
         return {str(x.relative_to(workdir)): rows(x) for x in folders(workdir)}
 
     def disturbed(
-        self, number: int, action: Callable[[str], None] | None
+        self, number: int, action: Callable[[str | None], None] | None
     ) -> tuple[int, list[str], Path]:
         """Computes a copy; returns the exit code, the lines of the log, and the copy."""
         self._copies += 1
@@ -55,13 +57,16 @@ class Place:
         """Computes what is missing, as `sweep work` does."""
         lines: list[str] = []
         try:
-            return Worker(workdir, 1, Never(), lines.append).run(), lines  # type: ignore[arg-type]
+            worker = Worker(workdir, 1, Never(), lines.append, self.locks)  # type: ignore[arg-type]
+            return worker.run(), lines
         except UserError as error:
             return 2, [*lines, f"error: {error}"]
 
 
-@pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+@pytest.fixture(scope="module", params=["flock", "heartbeat"])
+def place(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Place]:
     folder = tmp_path_factory.mktemp("faults")
     compiled: dict[int, Any] = {}
 
@@ -74,19 +79,20 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
         patch.syspath_prepend(runs.LAB)
         assert sweep(write_sweep(folder), folder / "planned", "--plan_only") == 0
         patch.setattr(Worker, "_prepare", prepare)  # every copy has the same program
-        yield Place(folder)
+        yield Place(folder, request.param)
 
 
 def check_fault(place: Place, number: int, code: int) -> None:
     """Lets an operation of a worker fail; a sentence says so, and the next one loses nothing."""
     ended, lines, workdir = place.disturbed(number, fail(code))
-    about = f"{number}: {place.faults.seen[number]} failed: {lines}"
+    # How many operations there are depends a little on the time that they take.
+    about = f"{number}: {place.faults.seen[number : number + 1]} failed: {lines}"
     assert not any("Traceback" in line for line in lines), about
     if ended == 2:  # only while the plan is read for the first time
         assert number < 8 and "cannot be read" in lines[-1], about
     elif ended == 1:
         assert "Finished trials are kept: start the same command again once" in lines[-1], about
-        assert str(workdir) in lines[-1], about
+        assert str(workdir) in lines[-1] and "error: [Errno" not in lines[-1], about
     else:
         assert ended == 0, about  # nothing depends on the operation
     assert place.work(workdir)[0] == 0, about
@@ -101,6 +107,12 @@ def test_an_error_of_the_disk_ends_a_worker_with_a_sentence_and_costs_nothing(pl
         check_fault(place, number, ERRORS[index % len(ERRORS)])
 
 
+def test_a_full_disk_is_named_where_the_error_of_an_open_file_does_not_name_it(place):
+    for name in ("pwrite", "fsync"):
+        number = next(n for n, each in enumerate(place.seen) if each.startswith(name))
+        check_fault(place, number, errno.ENOSPC)
+
+
 @pytest.mark.laws
 @pytest.mark.parametrize("code", ERRORS, ids=lambda code: errno.errorcode[code])
 def test_an_error_of_the_disk_in_any_file_operation_of_a_worker_costs_nothing(place, code):
@@ -112,7 +124,8 @@ def test_a_worker_whose_wave_is_taken_over_while_it_begins_leaves_the_wave(place
     """It could be, where one host does not see the locks of another."""
     number = next(n for n, each in enumerate(place.seen) if "open" in each and "run.json." in each)
 
-    def take_over(path: str) -> None:
+    def take_over(path: str | None) -> None:
+        assert path is not None
         (Path(path).parent / "epoch").write_text("7 another\n")
 
     code, lines, workdir = place.disturbed(number, take_over)

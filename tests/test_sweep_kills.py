@@ -75,7 +75,7 @@ def test_what_a_worker_killed_at_the_very_end_left_is_removed(tmp_path, capsys):
     assert sweep(file, workdir, "--plan_only") == 0
     kill_in("discard", 9, workdir)
     assert list((workdir / "waves").glob(".removed-*"))
-    assert main(["sweep", "work", str(workdir)]) == 0
+    assert main(["sweep", "work", str(workdir), "--vocabulary=unruly"]) == 0
     assert "Every trial" in capsys.readouterr().err
     assert not list((workdir / "waves").iterdir())
 

@@ -191,6 +191,20 @@ def test_what_a_process_holds_that_was_killed_does_not_block_the_others(tmp_path
     assert not (tmp_path / "held").exists()
 
 
+def test_a_process_that_was_taken_for_dead_while_it_waits_is_known_to_the_others_as_it_claims(
+    tmp_path,
+):
+    with Machine(tmp_path, "one", "heartbeat") as one:
+        (file,) = (tmp_path / "workers").iterdir()
+        written(tmp_path, "two", "heartbeat")
+        (tmp_path / "held").write_text("two-1")
+        file.unlink()  # by the others, while this process was stopped
+        with one.exclusive():
+            (again,) = (tmp_path / "workers").iterdir()
+            assert (tmp_path / "held").read_text() == again.name != file.name
+        assert not (tmp_path / "held").exists()
+
+
 def test_a_process_that_was_taken_for_dead_announces_itself_again(tmp_path):
     with Machine(tmp_path, "one", "heartbeat") as one:
         (file,) = (tmp_path / "workers").iterdir()
@@ -225,11 +239,12 @@ def test_two_hosts_that_do_not_see_each_others_locks_never_compute_the_same(tmp_
     file = write_sweep(tmp_path, base, more="seeds: 2", trials=6)
     workdir, locks = tmp_path / "sweep", tmp_path / "locks"
     assert sweep(file, workdir, "--plan_only") == 0
-    first = on("one", 0, locks, "sweep", "work", str(workdir), "--workers=2")
+    command = "sweep", "work", str(workdir), "--workers=2", "--vocabulary=unruly"
+    first = on("one", 0, locks, *command)
     assert first.stdout is not None
     said = iter(first.stdout.readline, "")
     assert any("trials from" in line for line in said)
-    second = on("two", HOUR, locks, "sweep", "work", str(workdir), "--workers=2")
+    second = on("two", HOUR, locks, *command)
     text = second.communicate(timeout=200)[0]
     assert second.returncode == 2, text
     assert "does not see its locks" in text and "--locks=heartbeat" in text
@@ -238,7 +253,7 @@ def test_two_hosts_that_do_not_see_each_others_locks_never_compute_the_same(tmp_
     assert first.returncode == 0
     other = tmp_path / "other"
     assert sweep(file, other, "--plan_only", "--locks=heartbeat") == 0
-    command = "sweep", "work", str(other), "--workers=2", "--locks=heartbeat"
+    command = "sweep", "work", str(other), *command[3:], "--locks=heartbeat"
     both = [on("one", 0, locks, *command), on("two", HOUR, locks, *command)]
     texts = [each.communicate(timeout=300)[0] for each in both]
     assert [each.returncode for each in both] == [0, 0], texts
@@ -250,7 +265,7 @@ def test_two_hosts_that_do_not_see_each_others_locks_never_compute_the_same(tmp_
     assert hosts == {"one", "two"}
     assert not list((other / "waves").iterdir()) and not (other / "workers").exists()
     (other / "held").touch()  # of a process that was killed
-    assert main(["sweep", "work", str(other), "--locks=heartbeat"]) == 0
+    assert main([*command[:3], "--vocabulary=unruly", "--locks=heartbeat"]) == 0
     assert not (other / "held").exists() and not (other / "workers").exists()
     capsys.readouterr()
     assert main(["sweep", "status", str(other)]) == 0

@@ -7,6 +7,7 @@ become a revision of plan.json, which also records which results were known when
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -72,22 +73,33 @@ def write_extension(
         The plan before, and the revision; see `make_extension`.
 
     Raises:
-        UserError: as `make_extension` raises it, or the folder cannot be written.
+        UserError: as `make_extension` raises it, or the folder cannot be written, or another
+            process extended the sweep meanwhile.
     """
     folder = folder.absolute()
     read_plan(folder)  # before the lock, which would create the folder
     with writing(folder, locks):
         stored = read_plan(folder)
         revision = make_extension(folder, stored, plan, programs)
-        texts = files_of(plan)
-        replace_file(folder / f"sweep.{stored.revision + 1}.yaml", texts["sweep.yaml"].encode())
+        fence = partial(_check_not_extended, folder, stored)
+        texts, file = files_of(plan), folder / f"sweep.{stored.revision + 1}.yaml"
+        replace_file(file, texts["sweep.yaml"].encode(), fence)
         for name in revision["arms"]:
             if name not in stored.arms:
                 file = f"arms/{name}.yaml"
-                replace_file(folder / file, texts[file].encode())
+                replace_file(folder / file, texts[file].encode(), fence)
         packages = dict.fromkeys([*stored.vocabulary, *vocabulary])
-        write_revisions(folder, list(packages), [*stored.revisions, revision])
+        write_revisions(folder, list(packages), [*stored.revisions, revision], fence)
     return stored, revision
+
+
+def _check_not_extended(folder: Path, stored: StoredPlan) -> None:
+    """Checks that the others have kept out: they do not if they took this process for dead."""
+    if read_plan(folder).digest != stored.digest:
+        raise UserError(
+            f"The sweep in {folder} was extended by another process just now. Nothing was added:"
+            " start the same command again to add to that."
+        )
 
 
 def make_extension(

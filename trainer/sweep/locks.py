@@ -104,12 +104,13 @@ class FileLock:
 
     Args:
         file: the file, which has the name of the holder.
-        name: of this process.
+        name: returns the name of this process, which `may_live` may change.
         may_live: name of a process -> whether it may live.
     """
 
-    def __init__(self, file: Path, name: str, may_live: Callable[[str], bool]):
+    def __init__(self, file: Path, name: Callable[[], str], may_live: Callable[[str], bool]):
         self._file, self._name, self._may_live = file, name, may_live
+        self._written = ""
 
     def __enter__(self) -> None:
         while not self._take():
@@ -118,16 +119,17 @@ class FileLock:
 
     def __exit__(self, *raised: object) -> None:
         with contextlib.suppress(OSError):  # the others then see that this process has ended
-            if self._file.read_text() == self._name:
+            if self._file.read_text() == self._written:
                 self._file.unlink()
 
     def _take(self) -> bool:
+        self._written = self._name()
         try:
             descriptor = os.open(self._file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         except FileExistsError:
             return False
         try:
-            os.write(descriptor, self._name.encode())
+            os.write(descriptor, self._written.encode())
             os.fsync(descriptor)
         except OSError:
             self._file.unlink(missing_ok=True)
@@ -145,7 +147,7 @@ class FileLock:
                 return
             time.sleep(_PAUSE)
             unseen += _PAUSE
-        aside = self._file.with_name(f".{self._file.name}-{self._name}")
+        aside = self._file.with_name(f".{self._file.name}-{self._name()}")
         with contextlib.suppress(FileNotFoundError):
             os.rename(self._file, aside)
             if aside.read_text() != holder:  # another process has taken it just now

@@ -10,7 +10,7 @@ and has its new trials only.
 """
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -117,7 +117,10 @@ def files_of(plan: SweepPlan) -> dict[str, str]:
 
 
 def write_revisions(
-    folder: Path, vocabulary: Sequence[str], revisions: Sequence[Mapping[str, Any]]
+    folder: Path,
+    vocabulary: Sequence[str],
+    revisions: Sequence[Mapping[str, Any]],
+    fence: Callable[[], None] | None = None,
 ) -> None:
     """Replaces plan.json.
 
@@ -125,10 +128,12 @@ def write_revisions(
         folder: the folder of the sweep, which `writing` reserves.
         vocabulary: further packages whose public functions the configs may name.
         revisions: all revisions, in order.
+        fence: called just before the file is replaced; an exception of it prevents that.
     """
     lines = ",\n".join(map(canonical, revisions))
     head = f'"format":{FORMAT},"vocabulary":{canonical(list(vocabulary))}'
-    replace_file(folder / "plan.json", f'{{{head},"revisions":[\n{lines}\n]}}\n'.encode())
+    text = f'{{{head},"revisions":[\n{lines}\n]}}\n'
+    replace_file(folder / "plan.json", text.encode(), fence)
 
 
 @contextlib.contextmanager

@@ -247,9 +247,12 @@ class Presence:
             with locks.exclusive(self._sweep):
                 yield
         else:
-            assert self._name is not None, "only a process that is announced keeps others out"
-            with locks.FileLock(self._sweep / "held", self._name, self._may_live):
+            with locks.FileLock(self._sweep / "held", self._announced_name, self._may_live):
                 yield
+
+    def _announced_name(self) -> str:
+        assert self._name is not None, "only a process that is announced keeps others out"
+        return self._name
 
     def _may_live(self, name: str) -> bool:
         self.look()

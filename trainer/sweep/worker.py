@@ -139,8 +139,9 @@ class Worker:
     def _describe(self, error: Exception) -> str:
         """Returns sentences about a disk that cannot be read or written."""
         text, where = str(error).rstrip("."), str(self.folder.path)
-        if isinstance(error, OSError) and error.filename is not None:
-            file = Path(os.fsdecode(error.filename))
+        if isinstance(error, OSError) and error.strerror:
+            # An error of a file that is open does not name it.
+            file = Path(os.fsdecode(error.filename or where))
             text = f"{file}: {error.strerror}"
             where = where if file.is_relative_to(where) else str(file)  # that of a data set
         return (
