@@ -162,7 +162,12 @@ write_plan(Path(sys.argv[1]), plan, find_programs(plan))
         command = [sys.executable, "-c", code, f"sweep{seed}"]
         subprocess.run(command, cwd=folder, env=environment, check=True)
     assert content(folder / "sweep1") == content(folder / "sweep2")
-    assert sorted(content(folder / "sweep1")) == ["arms/base.yaml", "plan.json", "sweep.yaml"]
+    assert sorted(content(folder / "sweep1")) == [
+        "arms/base.yaml",
+        "ledger.jsonl",
+        "plan.json",
+        "sweep.yaml",
+    ]
 
 
 def test_a_plan_is_read_without_jax(folder):

@@ -15,6 +15,7 @@ from trainer.messages import UserError
 from trainer.sweep.differences import config_line, shown
 from trainer.sweep.encoding import canonical, encoded
 from trainer.sweep.final import Point
+from trainer.sweep.ledger import Recorder
 from trainer.sweep.methods import Sampled
 from trainer.sweep.plan import (
     SweepPlan,
@@ -87,6 +88,7 @@ def write_extension(
                 replace_file(folder / file, texts[file].encode())
         packages = dict.fromkeys([*stored.vocabulary, *vocabulary])
         write_revisions(folder, list(packages), [*stored.revisions, revision])
+        Recorder(folder).add_plan(stored.revision + 1, revision["digest"])
     return stored, revision
 
 

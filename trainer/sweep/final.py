@@ -2,10 +2,10 @@
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TypedDict
+from typing import Any, TypedDict
 
 from trainer.config.wording import brief, listing
 from trainer.sweep.outcome import Outcome
@@ -83,12 +83,30 @@ def rank(plan: StoredPlan, outcomes: Mapping[str, Outcome | None]) -> dict[Point
     }
 
 
-def choose_winners(folder: Path, plan: StoredPlan, outcomes: Mapping[str, Outcome | None]) -> None:
+def choose_winners(
+    folder: Path,
+    plan: StoredPlan,
+    outcomes: Mapping[str, Outcome | None],
+    record: Callable[[bytes], None],
+) -> None:
     """Writes final.json: the best point of each search of an arm, and the seeds of its runs.
 
     Args:
         folder: of the sweep.
         plan: its plan, all of whose trials have results.
+        outcomes: folder of a trial -> its outcome.
+        record: takes the content of the file before it is written.
+    """
+    text = json.dumps([*_read(folder), choice_of(plan, outcomes)], indent=1) + "\n"
+    record(text.encode())
+    replace_file(folder / FINAL_FILE, text.encode())
+
+
+def choice_of(plan: StoredPlan, outcomes: Mapping[str, Outcome | None]) -> dict[str, Any]:
+    """Returns what final.json has of a revision of a plan.
+
+    Args:
+        plan: the plan, of that revision, all of whose trials have results.
         outcomes: folder of a trial -> its outcome.
     """
     winners: dict[str, list[_Winner | None]] = {arm: [] for arm in plan.arms}
@@ -97,9 +115,7 @@ def choose_winners(folder: Path, plan: StoredPlan, outcomes: Mapping[str, Outcom
         # A search of which every point diverged has no winner.
         winner = _Winner(number=number, value=value) if math.isfinite(value) else None
         winners[arm].append(winner)
-    content = {"revision": plan.revision, "seeds": list(plan.final_seeds), "winners": winners}
-    file, before = folder / FINAL_FILE, _read(folder)
-    replace_file(file, (json.dumps([*before, content], indent=1) + "\n").encode())
+    return {"revision": plan.revision, "seeds": list(plan.final_seeds), "winners": winners}
 
 
 def read_choices(folder: Path, plan: StoredPlan) -> list[Choice]:

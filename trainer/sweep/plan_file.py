@@ -4,6 +4,7 @@
       sweep.yaml       what the file of the sweep said; its paths are relative to that file
       arms/NAME.yaml   the resolved config of an arm, without the values of trials
       plan.json        the trials and their programs; written last, and then only added to
+      ledger.jsonl     what was planned and computed, with hashes; see ledger.py
 
 plan.json is a list of revisions. The first is the plan of the sweep; each later one is an extension
 and has its new trials only.
@@ -19,6 +20,7 @@ from trainer.config.wording import listing
 from trainer.messages import UserError
 from trainer.sweep.differences import differences
 from trainer.sweep.encoding import canonical
+from trainer.sweep.ledger import Recorder
 from trainer.sweep.plan import SweepPlan
 from trainer.sweep.presence import Mode, Presence
 from trainer.sweep.stored_plan import FORMAT, StoredPlan, StoredProgram, digest_of, read_plan
@@ -87,6 +89,7 @@ def write_plan(
             replace_file(folder / name, text.encode())
         # Last: a folder with a plan.json is that of a sweep.
         write_revisions(folder, vocabulary, [revision])
+        Recorder(folder).add_plan(1, revision["digest"])
 
 
 def program_entry(program: "ProgramGroup | StoredProgram", trials: list[str]) -> dict[str, Any]:
