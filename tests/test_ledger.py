@@ -93,7 +93,7 @@ def test_a_torn_line_is_replaced_and_nothing_else_is(tmp_path):
         file.write_bytes(whole)
     # A line that was changed is not mended by the next one.
     file.write_bytes(whole.replace(b"trials/a/0001/0", b"trials/a/0009/0"))
-    append(tmp_path, [{"event": "final"}])
+    append(tmp_path, [{"event": "final", "files": {}}])
     ledger = read_ledger(tmp_path)
     assert ledger is not None and ledger.damage == "line 2 was changed"
 

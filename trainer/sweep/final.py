@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypedDict
@@ -152,6 +152,50 @@ def read_choices(folder: Path, plan: StoredPlan) -> list[Choice]:
             raise damaged(file, "its searches are not those of the plan", _ADVICE)
         choices.append(Choice(number, tuple(each["seeds"]), winners))
     return choices
+
+
+def wrong_choices(
+    folder: Path, plan: StoredPlan, outcomes: Mapping[str, Outcome | None]
+) -> Iterator[str]:
+    """Yields what in final.json differs from the ranking of the trials, as parts of sentences.
+
+    Args:
+        folder: of the sweep.
+        plan: its plan.
+        outcomes: folder of a trial -> its outcome.
+
+    Raises:
+        DamagedFile: final.json is damaged, or disagrees with the plan.
+        OSError: the disk cannot be read.
+    """
+    read_choices(folder, plan)
+    for each in _read(folder):
+        revisions = plan.revisions[: each["revision"]]
+        trials = plan.trials[: sum(len(revision["trials"]) for revision in revisions)]
+        if any(outcomes.get(trial.folder) is None for trial in trials):
+            continue  # of which one was removed, to be computed again
+        arms = {arm: plan.arms[arm] for arm in revisions[-1]["arms"]}
+        then = replace(plan, arms=arms, trials=trials, revision=each["revision"])
+        for arm, best in choice_of(then, outcomes)["winners"].items():
+            found = each["winners"][arm]
+            named = found if isinstance(found, list) else [found]
+            for search, (ours, theirs) in enumerate(zip(best, named, strict=True)):
+                if not _is_same(ours, theirs):
+                    yield (
+                        f"its winner of {arm} in search {search} of revision {each['revision']} is"
+                        f" {_shown(theirs)}, and the best of the trials is {_shown(ours)}"
+                    )
+
+
+def _is_same(one: _Winner | None, other: _Winner | None) -> bool:
+    if one is None or other is None:
+        return one is other
+    close = math.isclose(one["value"], other["value"], rel_tol=1e-9)
+    return one["number"] == other["number"] and close
+
+
+def _shown(winner: _Winner | None) -> str:
+    return "none" if winner is None else f"point {winner['number']} with {winner['value']:.6g}"
 
 
 def final_trials(folder: Path, plan: StoredPlan) -> list[Trial] | None:

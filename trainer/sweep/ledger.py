@@ -24,7 +24,7 @@ from typing import Any
 
 from trainer.sweep.encoding import canonical
 from trainer.sweep.final import FINAL_FILE
-from trainer.writers.files import after_newline, paths_below
+from trainer.writers.files import after_newline, open_regular, paths_below
 
 LEDGER_FILE = "ledger.jsonl"
 _RECORD = "run.json"  # tells two computations of a trial apart: it has their times
@@ -50,7 +50,7 @@ class Ledger:
     """The ledger of a sweep.
 
     Attributes:
-        entries: its lines as far as they are intact.
+        entries: its lines that are intact.
         damage: a sentence about the first line that is not; "" if all are.
         head: the hash of the last intact line; "" of an empty ledger.
         torn: whether a last line without its end follows, which a killed worker left.
@@ -119,25 +119,24 @@ def read_ledger(folder: Path) -> Ledger | None:
         OSError: the file cannot be read.
     """
     try:
-        text = (folder / LEDGER_FILE).read_bytes()
+        with open_regular(folder / LEDGER_FILE) as file:
+            text = file.read()
     except FileNotFoundError:
         return None
     lines = text.split(b"\n")
     torn = bool(lines.pop())
     entries: list[Entry] = []
-    head = ""
+    head = damage = ""
     for number, line in enumerate(lines, 1):
         content = _checked(line)
         if content is None:
-            damage = f"line {number} was changed"
-        elif content["before"] != head:
-            damage = f"what stood before line {number} was changed or removed"
-        else:
-            head = content["hash"]
-            entries.append(Entry(number, str(content.get("event")), content))
+            damage = damage or f"line {number} was changed"
             continue
-        return Ledger(tuple(entries), damage, head, torn)
-    return Ledger(tuple(entries), "", head, torn)
+        if content["before"] != head and not damage:
+            damage = f"what stood before line {number} was changed or removed"
+        head = content["hash"]
+        entries.append(Entry(number, str(content.get("event")), content))
+    return Ledger(tuple(entries), damage, head, torn)
 
 
 def _checked(line: bytes) -> dict[str, Any] | None:
@@ -148,7 +147,19 @@ def _checked(line: bytes) -> dict[str, Any] | None:
         same = _line({k: v for k, v in rest.items() if k != "before"}, rest["before"])
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
-    return content if same == line + b"\n" else None
+    return content if same == line + b"\n" and _is_event(content) else None
+
+
+def _is_event(content: Mapping[str, Any]) -> bool:
+    """Returns whether a line has what its readers need; anybody can compute its hash."""
+    kinds: dict[str, dict[str, type]] = {
+        "plan": {"revision": int, "digest": str, "files": dict},
+        "trial": {"trial": str, "files": dict},
+        "final": {"files": dict},
+    }
+    wanted = kinds.get(str(content.get("event")))
+    typed = wanted is not None and all(type(content.get(k)) is x for k, x in wanted.items())
+    return typed and all(isinstance(digest, str) for digest in content["files"].values())
 
 
 class Recorder:
@@ -188,7 +199,7 @@ class Recorder:
         event["files"] = dict(_digests_of_plan(self._folder))
         if self._read:
             return append(self._folder, [event])
-        found = sorted(_results(self._folder))
+        found = sorted(results_in(self._folder))
         if found:
             event["found"] = len(found)
         events = [event, *(trial_event(self._folder, name) for name in found)]
@@ -230,7 +241,7 @@ class Recorder:
     def _look(self) -> None:
         """Reads the whole lines that were appended since the last look."""
         try:
-            with open(self._folder / LEDGER_FILE, "rb") as file:
+            with open_regular(self._folder / LEDGER_FILE) as file:
                 size = os.fstat(file.fileno()).st_size
                 if size < self._read:  # it was replaced
                     self._forget()
@@ -272,8 +283,15 @@ def final_event(content: bytes) -> dict[str, Any]:
     return {"event": "final", "files": {FINAL_FILE: _digest(content)}}
 
 
-def _results(folder: Path) -> Iterator[str]:
-    """Yields the trials that have a result, by their folders, those of earlier winners too."""
+def results_in(folder: Path) -> Iterator[str]:
+    """Yields the trials that have a result, by their folders, those of earlier winners too.
+
+    Args:
+        folder: of the sweep.
+
+    Raises:
+        OSError: the disk cannot be read.
+    """
     for name in os.listdir(folder):
         if name == "trials" or name.partition(".")[0] == "final" and name != FINAL_FILE:
             yield from paths_below(folder, name, 3 if name == "trials" else 2)
@@ -295,7 +313,7 @@ def digests(folder: Path) -> Iterator[tuple[str, str]]:
         OSError: a file cannot be read.
     """
     for name in sorted(_files(folder, "")):
-        yield name, file_digest(f"{folder}/{name}")
+        yield name, file_digest(folder / name)
 
 
 def _files(folder: Path, below: str) -> Iterator[str]:
@@ -309,7 +327,7 @@ def _files(folder: Path, below: str) -> Iterator[str]:
                 yield from _files(folder, f"{name}/")
 
 
-def file_digest(path: str | os.PathLike[str]) -> str:
+def file_digest(path: Path) -> str:
     """Returns the SHA-256 of a file in hexadecimal digits.
 
     Args:
@@ -318,8 +336,8 @@ def file_digest(path: str | os.PathLike[str]) -> str:
     Raises:
         OSError: it cannot be read.
     """
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    with open_regular(path) as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()  # type: ignore[arg-type]
 
 
 def _digest(content: bytes) -> str:
