@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.test_sweep_plan import BASE, GOOD, METHOD, RATE, planned
+from tests.test_sweep_plan_file import first_format
 from trainer.__main__ import main
 from trainer.config import load
 from trainer.config.languages import SWEEP
@@ -289,6 +290,17 @@ def test_the_sweep_and_its_folder_are_asked_for(folder, capsys):
         with pytest.raises(SystemExit) as ended:
             main(words)
         assert ended.value.code == 2 and part in capsys.readouterr().err
+
+
+def test_a_plan_of_the_first_format_is_extended(folder):
+    sweep, _ = begun(folder, SWEEP_TEXT)
+    first_format(sweep / "plan.json")
+    old = read_plan(sweep)
+    code, new, _ = extend(folder, SWEEP_TEXT, "trials=5")
+    assert (code, new.revision) == (0, 2)
+    check_kept(old, new)
+    content = json.loads((sweep / "plan.json").read_text())
+    assert content["format"] == 2 and "vocabulary" not in content["revisions"][0]
 
 
 def test_an_edited_or_missing_revision_is_refused(folder):

@@ -79,21 +79,24 @@ def write_extension(
     read_plan(folder)  # before the lock, which would create the folder
     with writing(folder, locks):
         stored = read_plan(folder)
-        revision = make_extension(folder, stored, plan, programs)
+        revision = make_extension(folder, stored, plan, programs, vocabulary)
         texts = files_of(plan)
         replace_file(folder / f"sweep.{stored.revision + 1}.yaml", texts["sweep.yaml"].encode())
         for name in revision["arms"]:
             if name not in stored.arms:
                 file = f"arms/{name}.yaml"
                 replace_file(folder / file, texts[file].encode())
-        packages = dict.fromkeys([*stored.vocabulary, *vocabulary])
-        write_revisions(folder, list(packages), [*stored.revisions, revision])
+        write_revisions(folder, [*stored.revisions, revision])
         Recorder(folder).add_plan(stored.revision + 1, revision["digest"])
     return stored, revision
 
 
 def make_extension(
-    folder: Path, stored: StoredPlan, plan: SweepPlan, programs: Programs
+    folder: Path,
+    stored: StoredPlan,
+    plan: SweepPlan,
+    programs: Programs,
+    vocabulary: Sequence[str] = (),
 ) -> dict[str, Any]:
     """Returns the revision with which a file extends the plan in a folder.
 
@@ -106,6 +109,7 @@ def make_extension(
         stored: its plan.
         plan: the plan of the file with what is new.
         programs: its programs.
+        vocabulary: further packages whose public functions the configs may name.
 
     Returns:
         What plan.json has of a revision: all arms, seeds and the goal as they are now; the new
@@ -163,6 +167,7 @@ def make_extension(
         "programs": entries,
         "reasons": [line for line in programs.reasons if line not in stored.reasons],
         "plan": plan.digest,
+        "vocabulary": list(dict.fromkeys([*stored.vocabulary, *vocabulary])),
     }
     return revision | {"digest": digest_of(revision)}
 

@@ -82,13 +82,14 @@ def write_plan(
             ],
             "reasons": list(programs.reasons),
             "plan": plan.digest,
-            "digest": digest_of(content),
+            "vocabulary": list(vocabulary),
         }
+        revision |= {"digest": digest_of(revision)}
         (folder / "arms").mkdir(exist_ok=True)
         for name, text in files_of(plan).items():
             replace_file(folder / name, text.encode())
         # Last: a folder with a plan.json is that of a sweep.
-        write_revisions(folder, vocabulary, [revision])
+        write_revisions(folder, [revision])
         Recorder(folder).add_plan(1, revision["digest"])
 
 
@@ -119,19 +120,16 @@ def files_of(plan: SweepPlan) -> dict[str, str]:
     return {"sweep.yaml": dump(plan.definition.config.root), **arms}
 
 
-def write_revisions(
-    folder: Path, vocabulary: Sequence[str], revisions: Sequence[Mapping[str, Any]]
-) -> None:
+def write_revisions(folder: Path, revisions: Sequence[Mapping[str, Any]]) -> None:
     """Replaces plan.json.
 
     Args:
         folder: the folder of the sweep, which `writing` reserves.
-        vocabulary: further packages whose public functions the configs may name.
         revisions: all revisions, in order.
     """
     lines = ",\n".join(map(canonical, revisions))
-    head = f'"format":{FORMAT},"vocabulary":{canonical(list(vocabulary))}'
-    replace_file(folder / "plan.json", f'{{{head},"revisions":[\n{lines}\n]}}\n'.encode())
+    text = f'{{"format":{FORMAT},"revisions":[\n{lines}\n]}}\n'
+    replace_file(folder / "plan.json", text.encode())
 
 
 @contextlib.contextmanager
