@@ -209,6 +209,20 @@ def test_the_ledger_of_an_earlier_sweep_begins_with_what_is_there(tmp_path, comp
     assert ledger is not None and ledger.entries[0].content["found"] == 4
 
 
+def test_a_complete_sweep_of_an_earlier_version_gets_a_ledger_from_the_next_worker(
+    tmp_path, computed
+):
+    workdir = tmp_path / "sweep"
+    shutil.copytree(computed, workdir)
+    (workdir / LEDGER_FILE).unlink()
+    work = ["sweep", "work", str(workdir), "--vocabulary=unruly"]
+    assert main(work) == 0
+    found = events(workdir)
+    assert [event for event, _ in found] == ["plan", *["trial"] * 5, "final"]
+    assert main(work) == 0
+    assert events(workdir) == found
+
+
 def test_an_extension_is_in_the_ledger_before_it_is_computed(tmp_path):
     file, workdir = write_sweep(tmp_path), tmp_path / "sweep"
     assert sweep(file, workdir, "--plan_only") == 0

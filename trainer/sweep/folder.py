@@ -191,6 +191,7 @@ class SweepFolder:
         """Removes what killed workers have left of a sweep that is complete, as far as possible."""
         with contextlib.suppress(OSError, UserError), self.presence.exclusive():
             self.presence.tidy()
+            self._ledger.add_plan(self.plan.revision, self.plan.digest)
             clean(self._waves)
             for file, content in self._unfinished():
                 claim = self._hold(file, content)
