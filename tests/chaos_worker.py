@@ -11,13 +11,13 @@ from tests import runs
 
 PHASES = (
     *("start", "claim", "winners", "prepare", "restore", "begin", "step", "save", "keep"),
-    *("alone", "finish", "move", "discard"),
+    *("alone", "finish", "move", "ledger", "discard"),
 )
 # Phase -> about how many file operations it has.
 COMMANDS = {"extend": 13, "report": 36}  # the same of other commands, see chaos_hosts.py
 FUSES = {
     **{"claim": 4, "winners": 2, "begin": 8, "step": 40, "save": 16, "keep": 5, "alone": 40},
-    **{"finish": 40, "move": 8, "discard": 20},
+    **{"finish": 40, "move": 8, "ledger": 3, "discard": 20},
 }
 WIDTH = 16  # bytes of a phase in the file that tells it
 
@@ -70,6 +70,7 @@ def announce(where: Path, fuse: str, number: int, fault: str = "kill") -> None:
     told(wave.Wave, "keep", "keep")
     told(wave.Wave, "finish", "finish")
     told(wave.Wave, "_move", "move")
+    told(folder.SweepFolder, "record", "ledger")
     told(wave.Wave, "discard", "discard")
     told(extension, "write_extension", "extend")
     told(write, "write", "report")

@@ -105,6 +105,50 @@ def test_an_unfinished_sweep_says_what_is_missing(planned, capsys):
     assert (planned / "report" / "index.html").exists()
 
 
+def p_values(folder: Path) -> list[str]:
+    with (folder / "report" / "tables" / "pairs.csv").open() as file:
+        return [row["p"] for row in csv.DictReader(file) if row.get("p")]
+
+
+@pytest.mark.parametrize("ledger", [True, False])
+def test_results_that_were_edited_are_not_judged(computed, tmp_path, capsys, ledger):
+    """Halving one number in summary.json turned the verdict around, with its rows beside it."""
+    folder = tmp_path / "sweep"
+    shutil.copytree(computed, folder, ignore=shutil.ignore_patterns("report"))
+    if not ledger:  # as in sweeps of earlier versions
+        (folder / "ledger.jsonl").unlink()
+    before = report(capsys, folder)
+    assert "not judged" not in before and len(p_values(folder)) == 1
+    name = "final/sgd/10000/summary.json"
+    content = json.loads((folder / name).read_text())
+    content["metrics"]["eval/accuracy"] /= 2
+    (folder / name).write_text(json.dumps(content))
+    said = report(capsys, folder)
+    why = "changed after its line in ledger.jsonl" if ledger else "not that of the rows of metrics"
+    assert said.startswith(
+        f"The results are not judged, because files of the sweep disagree: {name} (it"
+    )
+    assert why in said and f"`python -m trainer sweep check {folder}`" in said
+    assert p_values(folder) == []
+    shutil.copy(computed / name, folder / name)
+    assert report(capsys, folder) == before
+
+
+def test_another_winner_and_seeds_taken_out_of_final_json_are_found(computed, tmp_path, capsys):
+    folder = tmp_path / "sweep"
+    shutil.copytree(computed, folder, ignore=shutil.ignore_patterns("report"))
+    file = folder / "final.json"
+    content = json.loads(file.read_text())
+    best = content[0]["winners"]["sgd"][0]
+    best["number"] = (best["number"] + 1) % 3
+    file.write_text(json.dumps(content))
+    said = report(capsys, folder)
+    assert said.startswith("The results are not judged") and "final.json (it was changed" in said
+    content[0]["seeds"].pop()
+    file.write_text(json.dumps(content))
+    assert "final.json is damaged (its seeds are" in report(capsys, folder, code=2)
+
+
 def test_runs_of_replaced_winners_are_in_the_ledger(computed, tmp_path, capsys):
     folder = tmp_path / "sweep"
     shutil.copytree(computed, folder, ignore=shutil.ignore_patterns("report"))

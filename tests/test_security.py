@@ -21,6 +21,7 @@ from tests import runs
 from trainer import checkpoint, config, writers
 from trainer.__main__ import main
 from trainer.checkpoint import CheckpointError, Checkpoints, file_list, integrity
+from trainer.sweep.stored_plan import digest_of
 from trainer.workdir import Workdir
 
 
@@ -119,7 +120,11 @@ def test_a_sweep_from_elsewhere_imports_no_package_that_the_command_does_not_nam
     begin = ["sweep", f"--config={file}", "--vocabulary=unruly", f"--workdir={sweep}"]
     assert main([*begin, "--plan_only"]) == 0
     plan = sweep / "plan.json"
-    text = plan.read_text().replace('["unruly"]', '["unruly","unruly_bomb"]')
+    content = json.loads(plan.read_text())
+    (revision,) = content["revisions"]
+    revision["vocabulary"].append("unruly_bomb")
+    revision["digest"] = digest_of(revision)
+    text = json.dumps(content)
     plan.write_text(text)
     assert "unruly_bomb" in text
     file.write_text(file.read_text() + "seeds: 2\n")

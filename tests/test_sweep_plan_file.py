@@ -1,5 +1,6 @@
 """The plan in the folder of a sweep: what is written, read again, and refused."""
 
+import hashlib
 import json
 import os
 import stat
@@ -15,9 +16,11 @@ from trainer.config import load
 from trainer.config.languages import SWEEP
 from trainer.config.tree import same
 from trainer.messages import UserError
+from trainer.sweep.encoding import canonical
 from trainer.sweep.plan import SweepPlan
 from trainer.sweep.plan_file import StoredPlan, check_same, read_plan, write_plan
 from trainer.sweep.programs import Programs, find_programs
+from trainer.sweep.stored_plan import digest_of
 
 TREES = """base: base.yaml
 space:
@@ -34,6 +37,11 @@ seeds: [4, 2]
 goal: {metric: loss, target: 0.5}
 final: null
 """
+
+DIGESTED_BEFORE = (
+    *("arms", "seeds", "final_seeds", "goal", "budgets", "checkpoints", "vmap", "looks"),
+    *("skewed", "offsets", "trials"),
+)
 
 TWO_ARMS = f"""base: base.yaml
 arms:
@@ -102,7 +110,7 @@ def test_a_plan_reads_as_it_was_written(folder, text):
     assert (stored.goal.metric, stored.goal.better) == (goal.metric, goal.better)
     assert (stored.goal.select_on, stored.goal.target) == (goal.select_on, goal.target)
     assert (stored.seeds, stored.final_seeds) == (plan.seeds, plan.final_seeds)
-    assert (stored.digest, stored.revision) == (plan.digest, 1)
+    assert (stored.revisions[0]["plan"], stored.revision) == (plan.digest, 1)
     assert (stored.budgets, stored.vocabulary, stored.reasons) == ("equal", (), ())
 
 
@@ -162,7 +170,12 @@ write_plan(Path(sys.argv[1]), plan, find_programs(plan))
         command = [sys.executable, "-c", code, f"sweep{seed}"]
         subprocess.run(command, cwd=folder, env=environment, check=True)
     assert content(folder / "sweep1") == content(folder / "sweep2")
-    assert sorted(content(folder / "sweep1")) == ["arms/base.yaml", "plan.json", "sweep.yaml"]
+    assert sorted(content(folder / "sweep1")) == [
+        "arms/base.yaml",
+        "ledger.jsonl",
+        "plan.json",
+        "sweep.yaml",
+    ]
 
 
 def test_a_plan_is_read_without_jax(folder):
@@ -264,7 +277,7 @@ def test_processes_that_start_a_sweep_together_write_one_plan(folder):
 from pathlib import Path
 from tests.test_sweep_plan import GOOD, planned
 from tests.test_sweep_plan_file import written
-print(written(Path("sweep"), planned(Path(), GOOD)).digest)
+print(written(Path("sweep"), planned(Path(), GOOD)).revisions[0]["plan"])
 """
     command = [sys.executable, "-c", code]
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
@@ -280,12 +293,12 @@ DAMAGES = {
     "no JSON": (lambda text: text[:100], "plan.json is damaged (it is not JSON: "),
     "another kind": (lambda text: "[1]", "is damaged (its content is [1], and not an object): "),
     "no revisions": (
-        lambda text: '{"format":1,"vocabulary":[],"revisions":[]}',
+        lambda text: '{"format":2,"revisions":[]}',
         "plan.json is damaged (IndexError: ",
     ),
     "another format": (
-        lambda text: text.replace('"format":1', '"format":2'),
-        "plan.json has the format 2, and this version of Lockstep reads 1: use the version",
+        lambda text: text.replace('"format":2', '"format":3'),
+        "plan.json has the format 3, and this version of Lockstep reads 1 and 2: use the version",
     ),
     "a value": (
         lambda text: text.replace("0,0,{", "0,1,{"),
@@ -293,7 +306,7 @@ DAMAGES = {
     ),
     "a program": (
         lambda text: text.replace('"base/0002/0"', '"base/0003/0"'),
-        "plan.json is damaged (ValueError: its programs and its trials differ)",
+        "plan.json is damaged (the digest of its revision 1 differs): restore it from a copy",
     ),
 }
 
@@ -307,6 +320,58 @@ def test_a_damaged_plan_is_refused_in_a_sentence(folder, name):
     with pytest.raises(UserError) as refused:
         read_plan(folder / "sweep")
     assert part in str(refused.value) and len(str(refused.value).splitlines()) == 1
+
+
+def first_format(file: Path) -> dict:
+    """Rewrites a plan of one revision as earlier versions wrote it; returns its content."""
+    content = json.loads(file.read_text())
+    (revision,) = content["revisions"]
+    old = {"format": 1, "vocabulary": revision.pop("vocabulary"), "revisions": [revision]}
+    # Their digest covered neither programs nor reasons.
+    text = canonical({key: revision[key] for key in revision if key in DIGESTED_BEFORE})
+    revision["digest"] = hashlib.sha256(text.encode()).hexdigest()
+    file.write_text(json.dumps(old))
+    return old
+
+
+def test_every_field_of_a_plan_is_part_of_its_digest(folder):
+    """FLOPs of a program were not, nor were reasons and the vocabulary."""
+    plan = planned(folder, TWO_ARMS)
+    write_plan(folder / "sweep", plan, find_programs(plan), ["mine"])
+    file = folder / "sweep/plan.json"
+    text = file.read_text()
+    places = [(key,) for key in json.loads(text)["revisions"][0]]
+    stored = read_plan(folder / "sweep").digest
+    places += [("programs", 0, key) for key in json.loads(text)["revisions"][0]["programs"][0]]
+    for place in places:
+        content = json.loads(text)
+        at = content["revisions"][0]
+        for key in place[:-1]:
+            at = at[key]
+        value = at[place[-1]]
+        at[place[-1]] = value + 1 if type(value) is int else [value]
+        file.write_text(json.dumps(content))
+        if place[-1] in ("flops", "steps", "batch_size", "state_bytes"):  # of the same type
+            with pytest.raises(UserError, match="the digest of its revision 1 differs"):
+                read_plan(folder / "sweep")
+        assert digest_of(content["revisions"][0]) != stored or place == ("digest",), place
+    file.write_text(json.dumps(json.loads(text)))
+    assert read_plan(folder / "sweep").vocabulary == ("mine",)
+
+
+def test_a_plan_of_the_first_format_is_read(folder):
+    plan = planned(folder, TWO_ARMS)
+    write_plan(folder / "sweep", plan, find_programs(plan), ["mine"])
+    file = folder / "sweep/plan.json"
+    new = read_plan(folder / "sweep")
+    old = first_format(file)
+    stored = read_plan(folder / "sweep")
+    assert stored.digest == old["revisions"][0]["digest"] == plan.digest
+    assert (stored.vocabulary, stored.programs) == (new.vocabulary, new.programs)
+    old["revisions"][0]["trials"].pop()
+    file.write_text(json.dumps(old))
+    with pytest.raises(UserError, match="the digest of its revision 1 differs"):
+        read_plan(folder / "sweep")
 
 
 def test_a_folder_without_plan_and_a_config_that_was_edited_are_refused(folder):

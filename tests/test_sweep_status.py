@@ -444,7 +444,7 @@ def test_an_arm_without_a_winner_is_named(sweep, capsys):
         finish(sweep, name, end="diverged", why="It diverged.")
         finish(sweep, name.replace("first", "second"))
     reader = SweepReader(sweep)
-    choose_winners(sweep, reader.plan, reader.read().outcomes)
+    choose_winners(sweep, reader.plan, reader.read().outcomes, lambda content: None)
     text = printed(capsys, "sweep", "status", sweep)
     assert "\nfirst has no winner: every trial diverged or failed.\n" in text
     assert re.search(r"second 0000  validation +- +-", text)

@@ -40,7 +40,7 @@ def run(arguments: argparse.Namespace) -> int:
     plan = make_plan(read_sweep(config, vocabulary, search_paths(arguments)))
     programs = find_programs(plan, vocabulary)
     if arguments.dry_run:
-        revision = make_extension(folder, stored, plan, programs)
+        revision = make_extension(folder, stored, plan, programs, vocabulary)
     else:
         stored, revision = write_extension(folder, plan, programs, vocabulary, arguments.locks)
     show(render_extension(folder, stored, revision), end="")

@@ -60,6 +60,10 @@ def add(sweep: argparse.ArgumentParser, config: Parser) -> argparse.ArgumentPars
     trial.add_argument(
         "trial", metavar="TRIAL", help="ARM/NUMBER, ARM/NUMBER/SEED, final/ARM or final/ARM/SEED"
     )
+    check = actions.add_parser(
+        "check", help="name the files of a sweep that disagree with its ledger or with each other"
+    )
+    check.add_argument("folder", type=values.folder, metavar="DIR")
     return work
 
 

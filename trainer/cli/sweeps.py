@@ -44,7 +44,13 @@ def run(arguments: argparse.Namespace) -> int:
     runtime.keep_freed_memory()
     if arguments.action is None:
         return _start(arguments)
-    actions = {"work": _work, "extend": extend_sweep.run, "status": _status, "show": _show}
+    actions = {
+        "work": _work,
+        "extend": extend_sweep.run,
+        "status": _status,
+        "show": _show,
+        "check": _check_results,
+    }
     return actions[arguments.action](arguments)
 
 
@@ -208,6 +214,20 @@ def _show(arguments: argparse.Namespace) -> int:
 
     show(describe(SweepReader(Path(arguments.folder)), arguments.trial), end="")
     return DONE
+
+
+def _check_results(arguments: argparse.Namespace) -> int:
+    """Prints which files of a sweep disagree; returns FAILED if any does."""
+    from trainer.sweep.evidence import examine, report_of
+
+    folder = Path(arguments.folder)
+    try:
+        evidence = examine(folder)
+    except OSError as error:
+        name = error.filename or folder
+        raise UserError(f"{name} cannot be read: {error.strerror}.") from error
+    show("\n".join(report_of(evidence)))
+    return FAILED if evidence.faults else DONE
 
 
 def _log(line: str) -> None:

@@ -28,9 +28,11 @@ from trainer.report.statistics import (
     relevance,
     welch,
 )
+from trainer.report.wording import joined
 
 # Searches of 2 trials call the narrower of two spaces better in 16%; see docs/statistics.md.
 FEWEST_TRIALS = 4
+_NAMED = 3  # the most files that disagree which a sentence lists
 
 
 @dataclass(frozen=True)
@@ -150,6 +152,13 @@ def why_not_judged(workload: Workload) -> str:
     Returns:
         A sentence; "" if nothing speaks against it.
     """
+    if workload.faults:
+        more = len(workload.faults) - _NAMED
+        named = [*workload.faults[:_NAMED], *([f"{plural(more, 'other')}"] if more > 0 else [])]
+        return (
+            f"The results are not judged, because files of the sweep disagree: {joined(named)}."
+            f" `python -m trainer sweep check {workload.path}` names all of them."
+        )
     if unlike := unlike_losses(workload):
         return f"Not judged. {unlike}"
     counts = {arm: trials_of_search(workload, arm) for arm in workload.arms}

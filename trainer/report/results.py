@@ -198,6 +198,7 @@ class Workload:
             extended.
         budgets: "equal", or "unequal" if the file allows it.
         missing: sentences about what is not computed yet.
+        faults: files of the sweep that disagree, each with what is wrong.
         vocabulary: further packages whose functions the configs name.
         configs: arm -> its config, without the values of trials.
     """
@@ -219,6 +220,7 @@ class Workload:
     replaced: tuple[Result, ...] = ()
     budgets: str = "equal"
     missing: tuple[str, ...] = ()
+    faults: tuple[str, ...] = ()
     vocabulary: tuple[str, ...] = ()
     configs: Mapping[str, Call] = field(default_factory=dict)
     _curves: dict[str, Curve] = field(default_factory=dict, repr=False)

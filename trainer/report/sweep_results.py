@@ -14,6 +14,7 @@ from trainer.messages import UserError, plural
 from trainer.report.results import Goal, Result, Revision, Space, Workload
 from trainer.report.wording import joined
 from trainer.sweep.differences import revised, shown
+from trainer.sweep.evidence import examine
 from trainer.sweep.final import Choice, rank, read_choices, trials_of_choice
 from trainer.sweep.outcome import Outcome, read_outcome
 from trainer.sweep.plan import Trial, point_name
@@ -79,9 +80,20 @@ def read_sweep(
         replaced=tuple(_replaced(folder, plan, finals)),
         budgets=plan.budgets,
         missing=tuple(_missing(reader, status, trials, finals)),
+        faults=tuple(_faults(folder, status)),
         vocabulary=plan.vocabulary,
         configs={arm: config.root for arm, config in plan.arms.items()},
     )
+
+
+def _faults(folder: Path, status: Status) -> Iterator[str]:
+    """Yields the files that disagree; the ledger has the digests of most, so that few are read."""
+    try:
+        evidence = examine(folder, status.outcomes, thorough=False)
+    except OSError as error:
+        raise UserError(f"{error.filename or folder} cannot be read: {error.strerror}.") from error
+    for fault in evidence.faults:
+        yield f"{fault.file} ({fault.why})"
 
 
 def _winners(

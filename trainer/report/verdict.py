@@ -17,12 +17,15 @@ def verdict(workload: Workload, pairs: Sequence[Pair]) -> str:
     """Returns the verdict as a paragraph: a claim, and what limits it.
 
     With one search an arm the claim is about the configurations that were found; with several,
-    about the arms. Of a workload of which runs are missing it says what there is so far.
+    about the arms. Of a workload of which runs are missing it says what there is so far, and of one
+    whose files disagree, which they are.
 
     Args:
         workload: the results.
         pairs: from `compare_arms`.
     """
+    if workload.faults:  # nor are the means worth anything
+        return why_not_judged(workload)
     text, goal = _verdict(workload, pairs), workload.goal
     if goal.primary:
         text += (

@@ -16,6 +16,7 @@ from trainer.messages import UserError
 from trainer.sweep.differences import config_line, shown
 from trainer.sweep.encoding import canonical, encoded
 from trainer.sweep.final import Point
+from trainer.sweep.ledger import Recorder
 from trainer.sweep.methods import Sampled
 from trainer.sweep.plan import (
     SweepPlan,
@@ -80,7 +81,7 @@ def write_extension(
     read_plan(folder)  # before the lock, which would create the folder
     with writing(folder, locks):
         stored = read_plan(folder)
-        revision = make_extension(folder, stored, plan, programs)
+        revision = make_extension(folder, stored, plan, programs, vocabulary)
         fence = partial(_check_not_extended, folder, stored)
         texts, file = files_of(plan), folder / f"sweep.{stored.revision + 1}.yaml"
         replace_file(file, texts["sweep.yaml"].encode(), fence)
@@ -88,8 +89,8 @@ def write_extension(
             if name not in stored.arms:
                 file = f"arms/{name}.yaml"
                 replace_file(folder / file, texts[file].encode(), fence)
-        packages = dict.fromkeys([*stored.vocabulary, *vocabulary])
-        write_revisions(folder, list(packages), [*stored.revisions, revision], fence)
+        write_revisions(folder, [*stored.revisions, revision], fence)
+        Recorder(folder).add_plan(stored.revision + 1, revision["digest"])
     return stored, revision
 
 
@@ -103,7 +104,11 @@ def _check_not_extended(folder: Path, stored: StoredPlan) -> None:
 
 
 def make_extension(
-    folder: Path, stored: StoredPlan, plan: SweepPlan, programs: Programs
+    folder: Path,
+    stored: StoredPlan,
+    plan: SweepPlan,
+    programs: Programs,
+    vocabulary: Sequence[str] = (),
 ) -> dict[str, Any]:
     """Returns the revision with which a file extends the plan in a folder.
 
@@ -116,6 +121,7 @@ def make_extension(
         stored: its plan.
         plan: the plan of the file with what is new.
         programs: its programs.
+        vocabulary: further packages whose public functions the configs may name.
 
     Returns:
         What plan.json has of a revision: all arms, seeds and the goal as they are now; the new
@@ -173,6 +179,7 @@ def make_extension(
         "programs": entries,
         "reasons": [line for line in programs.reasons if line not in stored.reasons],
         "plan": plan.digest,
+        "vocabulary": list(dict.fromkeys([*stored.vocabulary, *vocabulary])),
     }
     return revision | {"digest": digest_of(revision)}
 

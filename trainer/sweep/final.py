@@ -2,10 +2,10 @@
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TypedDict
+from typing import Any, TypedDict
 
 from trainer.config.wording import brief, listing
 from trainer.sweep.outcome import Outcome
@@ -83,12 +83,30 @@ def rank(plan: StoredPlan, outcomes: Mapping[str, Outcome | None]) -> dict[Point
     }
 
 
-def choose_winners(folder: Path, plan: StoredPlan, outcomes: Mapping[str, Outcome | None]) -> None:
+def choose_winners(
+    folder: Path,
+    plan: StoredPlan,
+    outcomes: Mapping[str, Outcome | None],
+    record: Callable[[bytes], None],
+) -> None:
     """Writes final.json: the best point of each search of an arm, and the seeds of its runs.
 
     Args:
         folder: of the sweep.
         plan: its plan, all of whose trials have results.
+        outcomes: folder of a trial -> its outcome.
+        record: takes the content of the file before it is written.
+    """
+    text = json.dumps([*_read(folder), choice_of(plan, outcomes)], indent=1) + "\n"
+    record(text.encode())
+    replace_file(folder / FINAL_FILE, text.encode())
+
+
+def choice_of(plan: StoredPlan, outcomes: Mapping[str, Outcome | None]) -> dict[str, Any]:
+    """Returns what final.json has of a revision of a plan.
+
+    Args:
+        plan: the plan, of that revision, all of whose trials have results.
         outcomes: folder of a trial -> its outcome.
     """
     winners: dict[str, list[_Winner | None]] = {arm: [] for arm in plan.arms}
@@ -97,9 +115,7 @@ def choose_winners(folder: Path, plan: StoredPlan, outcomes: Mapping[str, Outcom
         # A search of which every point diverged has no winner.
         winner = _Winner(number=number, value=value) if math.isfinite(value) else None
         winners[arm].append(winner)
-    content = {"revision": plan.revision, "seeds": list(plan.final_seeds), "winners": winners}
-    file, before = folder / FINAL_FILE, _read(folder)
-    replace_file(file, (json.dumps([*before, content], indent=1) + "\n").encode())
+    return {"revision": plan.revision, "seeds": list(plan.final_seeds), "winners": winners}
 
 
 def read_choices(folder: Path, plan: StoredPlan) -> list[Choice]:
@@ -136,6 +152,50 @@ def read_choices(folder: Path, plan: StoredPlan) -> list[Choice]:
             raise damaged(file, "its searches are not those of the plan", _ADVICE)
         choices.append(Choice(number, tuple(each["seeds"]), winners))
     return choices
+
+
+def wrong_choices(
+    folder: Path, plan: StoredPlan, outcomes: Mapping[str, Outcome | None]
+) -> Iterator[str]:
+    """Yields what in final.json differs from the ranking of the trials, as parts of sentences.
+
+    Args:
+        folder: of the sweep.
+        plan: its plan.
+        outcomes: folder of a trial -> its outcome.
+
+    Raises:
+        DamagedFile: final.json is damaged, or disagrees with the plan.
+        OSError: the disk cannot be read.
+    """
+    read_choices(folder, plan)
+    for each in _read(folder):
+        revisions = plan.revisions[: each["revision"]]
+        trials = plan.trials[: sum(len(revision["trials"]) for revision in revisions)]
+        if any(outcomes.get(trial.folder) is None for trial in trials):
+            continue  # of which one was removed, to be computed again
+        arms = {arm: plan.arms[arm] for arm in revisions[-1]["arms"]}
+        then = replace(plan, arms=arms, trials=trials, revision=each["revision"])
+        for arm, best in choice_of(then, outcomes)["winners"].items():
+            found = each["winners"][arm]
+            named = found if isinstance(found, list) else [found]
+            for search, (ours, theirs) in enumerate(zip(best, named, strict=True)):
+                if not _is_same(ours, theirs):
+                    yield (
+                        f"its winner of {arm} in search {search} of revision {each['revision']} is"
+                        f" {_shown(theirs)}, and the best of the trials is {_shown(ours)}"
+                    )
+
+
+def _is_same(one: _Winner | None, other: _Winner | None) -> bool:
+    if one is None or other is None:
+        return one is other
+    close = math.isclose(one["value"], other["value"], rel_tol=1e-9)
+    return one["number"] == other["number"] and close
+
+
+def _shown(winner: _Winner | None) -> str:
+    return "none" if winner is None else f"point {winner['number']} with {winner['value']:.6g}"
 
 
 def final_trials(folder: Path, plan: StoredPlan) -> list[Trial] | None:

@@ -12,10 +12,11 @@ import os
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from trainer.messages import UserError
 from trainer.sweep.final import choose_winners, final_trials
+from trainer.sweep.ledger import Recorder, trial_event
 from trainer.sweep.limits import Limits, useful_width, wave_width
 from trainer.sweep.outcome import read_outcome
 from trainer.sweep.plan import Trial, seed_of_search
@@ -81,6 +82,7 @@ class SweepFolder:
         self.path = path
         self.presence = presence or Presence(path)
         self._log = log
+        self._ledger = Recorder(path)
         self._waves = path / "waves"
         self.limits = Limits(self._waves / "limits.json", self.presence.exclusive)
         self._read_plan()
@@ -174,6 +176,7 @@ class SweepFolder:
         self.presence.look()
         with self.presence.exclusive():
             self.refresh()
+            self._ledger.add_plan(self.plan.revision, self.plan.digest)
             clean(self._waves)
             taken: set[str] = set()
             for file, content in self._unfinished():
@@ -188,6 +191,7 @@ class SweepFolder:
         """Removes what killed workers have left of a sweep that is complete, as far as possible."""
         with contextlib.suppress(OSError, UserError), self.presence.exclusive():
             self.presence.tidy()
+            self._ledger.add_plan(self.plan.revision, self.plan.digest)
             clean(self._waves)
             for file, content in self._unfinished():
                 claim = self._hold(file, content)
@@ -216,7 +220,7 @@ class SweepFolder:
                 f" or damaged{f', and {len(damaged) - 1} more' if len(damaged) > 1 else ''}."
                 " Restore it, or remove the folder, and the trial is computed again."
             )
-        choose_winners(self.path, self.plan, outcomes)
+        choose_winners(self.path, self.plan, outcomes, self._ledger.add_final)
 
     def _new_wave(
         self, taken: Collection[str], workers: int, fits: Callable[[int], int]
@@ -277,6 +281,7 @@ class SweepFolder:
             # the final trials of a winner that is none any more, since the sweep was extended.
             finished = all((self.path / name).exists() for name in content["trials"])
             if finished or not set(content["trials"]) <= set(known):
+                self._ledger.add_trials(self._events(content["trials"]))
                 remove(set_aside(file))
                 return None
             self.presence.hold(file.stem)
@@ -301,6 +306,23 @@ class SweepFolder:
                     return
             self._log(f"{error}")
             remove(set_aside(file))
+
+    def record(self, claim: Claim) -> None:
+        """Adds the trials of a wave that have results to the ledger.
+
+        A worker that is killed before leaves the wave, and the next one does this.
+
+        Args:
+            claim: the wave, of which the trials that ended were moved.
+        """
+        events = list(self._events([trial.folder for trial in claim.trials]))
+        with self.presence.exclusive():
+            self._ledger.add_trials(events)
+
+    def _events(self, trials: Sequence[str]) -> Iterator[dict[str, Any]]:
+        for name in trials:
+            if (self.path / name).exists():
+                yield trial_event(self.path, name)
 
     def remove(self, claim: Claim) -> None:
         """Removes a wave whose trials are finished or are to be claimed again.

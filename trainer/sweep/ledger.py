@@ -5,28 +5,29 @@ so that a line that is changed, removed or moved is found; and the digests of th
 about, so that a file that is changed later is found, too. What it cannot show is that somebody
 wrote all of it anew: keep the last hash elsewhere, such as in a paper, to show that as well.
 
-    plan    a revision of plan.json and the user's code
-    code    other code than before, which the user allowed
-    trial   a trial that ended: its files
+    plan    the last revision of plan.json, and the files beside it
+    trial   a trial that ended: its files but for checkpoints
     final   final.json, which names the winners
 
-Several workers append under the sweep's lock. A line that a killed worker left torn is removed by
-the next one.
+The last line about a trial or a file counts. Several workers append under the sweep's lock. A line
+that a killed worker left torn is removed by the next one.
 """
 
+import contextlib
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from trainer.sweep.encoding import canonical
-from trainer.writers.files import after_newline
+from trainer.sweep.final import FINAL_FILE
+from trainer.writers.files import after_newline, open_regular, paths_below
 
 LEDGER_FILE = "ledger.jsonl"
-_BLOCK = 1 << 20
+_RECORD = "run.json"  # tells two computations of a trial apart: it has their times
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,7 @@ class Entry:
 
     Attributes:
         line: its number, from 1.
-        event: "plan", "code", "trial" or "final".
+        event: "plan", "trial" or "final".
         content: all that it says.
     """
 
@@ -49,7 +50,7 @@ class Ledger:
     """The ledger of a sweep.
 
     Attributes:
-        entries: its lines as far as they are intact.
+        entries: its lines that are intact.
         damage: a sentence about the first line that is not; "" if all are.
         head: the hash of the last intact line; "" of an empty ledger.
         torn: whether a last line without its end follows, which a killed worker left.
@@ -118,25 +119,24 @@ def read_ledger(folder: Path) -> Ledger | None:
         OSError: the file cannot be read.
     """
     try:
-        text = (folder / LEDGER_FILE).read_bytes()
+        with open_regular(folder / LEDGER_FILE) as file:
+            text = file.read()
     except FileNotFoundError:
         return None
     lines = text.split(b"\n")
     torn = bool(lines.pop())
     entries: list[Entry] = []
-    head = ""
+    head = damage = ""
     for number, line in enumerate(lines, 1):
         content = _checked(line)
         if content is None:
-            damage = f"line {number} was changed"
-        elif content["before"] != head:
-            damage = f"what stood before line {number} was changed or removed"
-        else:
-            head = content["hash"]
-            entries.append(Entry(number, str(content.get("event")), content))
+            damage = damage or f"line {number} was changed"
             continue
-        return Ledger(tuple(entries), damage, head, torn)
-    return Ledger(tuple(entries), "", head, torn)
+        if content["before"] != head and not damage:
+            damage = f"what stood before line {number} was changed or removed"
+        head = content["hash"]
+        entries.append(Entry(number, str(content.get("event")), content))
+    return Ledger(tuple(entries), damage, head, torn)
 
 
 def _checked(line: bytes) -> dict[str, Any] | None:
@@ -147,59 +147,197 @@ def _checked(line: bytes) -> dict[str, Any] | None:
         same = _line({k: v for k, v in rest.items() if k != "before"}, rest["before"])
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
-    return content if same == line + b"\n" else None
+    return content if same == line + b"\n" and _is_event(content) else None
 
 
-def trial_event(folder: Path, name: str, end: str, code: str) -> dict[str, Any]:
+def _is_event(content: Mapping[str, Any]) -> bool:
+    """Returns whether a line has what its readers need; anybody can compute its hash."""
+    kinds: dict[str, dict[str, type]] = {
+        "plan": {"revision": int, "digest": str, "files": dict},
+        "trial": {"trial": str, "files": dict},
+        "final": {"files": dict},
+    }
+    wanted = kinds.get(str(content.get("event")))
+    typed = wanted is not None and all(type(content.get(k)) is x for k, x in wanted.items())
+    return typed and all(isinstance(digest, str) for digest in content["files"].values())
+
+
+class Recorder:
+    """Appends what happens in a sweep to its ledger; each method needs the sweep's lock.
+
+    Of a ledger that it has read, it reads what other workers appended only.
+
+    Args:
+        folder: of the sweep.
+    """
+
+    def __init__(self, folder: Path):
+        self._folder = folder
+        self._forget()
+
+    def _forget(self) -> None:
+        self._read = 0  # bytes
+        self._records: dict[str, str] = {}  # trial -> the digest of its run.json
+        self._revision = 0
+
+    def add_plan(self, revision: int, digest: str) -> None:
+        """Adds the revision of the plan, unless the ledger has it.
+
+        The ledger of a sweep that was computed without one begins with the results that are there.
+
+        Args:
+            revision: the number of the last revision.
+            digest: of that revision.
+
+        Raises:
+            OSError: a file cannot be read or written.
+        """
+        self._look()
+        if self._revision >= revision:
+            return
+        event = {"event": "plan", "revision": revision, "digest": digest}
+        event["files"] = dict(_digests_of_plan(self._folder))
+        if self._read:
+            return append(self._folder, [event])
+        found = sorted(results_in(self._folder))
+        if found:
+            event["found"] = len(found)
+        events = [event, *(trial_event(self._folder, name) for name in found)]
+        with contextlib.suppress(FileNotFoundError):
+            events.append(final_event((self._folder / FINAL_FILE).read_bytes()))
+        append(self._folder, events)
+
+    def add_trials(self, events: Iterable[Mapping[str, Any]]) -> None:
+        """Adds trials; those that the ledger has are not added again.
+
+        A trial that was computed again gets a line that says so.
+
+        Args:
+            events: from `trial_event`.
+
+        Raises:
+            OSError: the ledger cannot be read or written.
+        """
+        self._look()
+        new = []
+        for event in events:
+            known = self._records.get(event["trial"])
+            if known is None or known != event["files"].get(_RECORD):
+                new.append(event if known is None else {**event, "again": True})
+        if new:
+            append(self._folder, new)
+
+    def add_final(self, content: bytes) -> None:
+        """Adds the content that final.json is about to get.
+
+        Args:
+            content: its bytes.
+
+        Raises:
+            OSError: the ledger cannot be read or written.
+        """
+        append(self._folder, [final_event(content)])
+
+    def _look(self) -> None:
+        """Reads the whole lines that were appended since the last look."""
+        try:
+            with open_regular(self._folder / LEDGER_FILE) as file:
+                size = os.fstat(file.fileno()).st_size
+                if size < self._read:  # it was replaced
+                    self._forget()
+                file.seek(self._read)
+                text = file.read()
+        except FileNotFoundError:
+            return self._forget()
+        end = text.rfind(b"\n") + 1
+        self._read += end
+        for line in text[:end].splitlines():
+            content = _checked(line)
+            if content is None:
+                continue
+            if content["event"] == "trial":
+                self._records[content["trial"]] = content["files"].get(_RECORD, "")
+            elif content["event"] == "plan":
+                self._revision = content["revision"]
+
+
+def trial_event(folder: Path, name: str) -> dict[str, Any]:
     """Returns the event of a trial that ended.
 
     Args:
         folder: of the sweep.
         name: the folder of the trial in it.
-        end: "done", "diverged" or "failed".
-        code: the digest of the user's code; see `code_digest`.
 
     Raises:
         OSError: a file of the trial cannot be read.
     """
-    return {"event": "trial", "trial": name, "end": end, "code": code} | {
-        "files": dict(digests(folder / name))
-    }
+    return {"event": "trial", "trial": name, "files": dict(digests(folder / name))}
 
 
-def digests(folder: Path, without: Sequence[str] = ()) -> Iterator[tuple[str, str]]:
-    """Yields the path and the SHA-256 of each file below a folder, sorted.
+def final_event(content: bytes) -> dict[str, Any]:
+    """Returns the event of a final.json.
 
     Args:
-        folder: the folder.
-        without: names of folders that are left out.
+        content: its bytes.
+    """
+    return {"event": "final", "files": {FINAL_FILE: _digest(content)}}
+
+
+def results_in(folder: Path) -> Iterator[str]:
+    """Yields the trials that have a result, by their folders, those of earlier winners too.
+
+    Args:
+        folder: of the sweep.
+
+    Raises:
+        OSError: the disk cannot be read.
+    """
+    for name in os.listdir(folder):
+        if name == "trials" or name.partition(".")[0] == "final" and name != FINAL_FILE:
+            yield from paths_below(folder, name, 3 if name == "trials" else 2)
+
+
+def _digests_of_plan(folder: Path) -> Iterator[tuple[str, str]]:
+    """Yields the paths and the digests of the files of the plan."""
+    for file in [folder / "plan.json", *folder.glob("sweep*.yaml"), *folder.glob("arms/*.yaml")]:
+        yield file.relative_to(folder).as_posix(), file_digest(file)
+
+
+def digests(folder: Path) -> Iterator[tuple[str, str]]:
+    """Yields the path and the SHA-256 of each file of a trial but for its checkpoints, sorted.
+
+    Args:
+        folder: of the trial.
 
     Raises:
         OSError: a file cannot be read.
     """
-    for path in sorted(folder.rglob("*")):
-        name = path.relative_to(folder).as_posix()
-        if path.is_file() and name.split("/")[0] not in without:
-            yield name, file_digest(path)
+    for name in sorted(_files(folder, "")):
+        yield name, file_digest(folder / name)
+
+
+def _files(folder: Path, below: str) -> Iterator[str]:
+    # A walk with Path.rglob would take longer than all digests.
+    with os.scandir(f"{folder}/{below}") as entries:
+        for entry in entries:
+            name = below + entry.name
+            if entry.is_file():
+                yield name
+            elif entry.is_dir(follow_symlinks=False) and name != "checkpoints":
+                yield from _files(folder, f"{name}/")
 
 
 def file_digest(path: Path) -> str:
     """Returns the SHA-256 of a file in hexadecimal digits.
 
+    Args:
+        path: the file.
+
     Raises:
         OSError: it cannot be read.
     """
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def code_digest(hashes: Mapping[str, str]) -> str:
-    """Returns a digest of the user's code; "" if the sweep uses none.
-
-    Args:
-        hashes: file -> its hash, from `trainer.workdir.code.hashes`.
-    """
-    return _digest(canonical(dict(sorted(hashes.items()))).encode())[:16] if hashes else ""
+    with open_regular(path) as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()  # type: ignore[arg-type]
 
 
 def _digest(content: bytes) -> str:

@@ -4,6 +4,7 @@
       sweep.yaml       what the file of the sweep said; its paths are relative to that file
       arms/NAME.yaml   the resolved config of an arm, without the values of trials
       plan.json        the trials and their programs; written last, and then only added to
+      ledger.jsonl     what was planned and computed, with hashes; see ledger.py
 
 plan.json is a list of revisions. The first is the plan of the sweep; each later one is an extension
 and has its new trials only.
@@ -19,6 +20,7 @@ from trainer.config.wording import listing
 from trainer.messages import UserError
 from trainer.sweep.differences import differences
 from trainer.sweep.encoding import canonical
+from trainer.sweep.ledger import Recorder
 from trainer.sweep.plan import SweepPlan
 from trainer.sweep.presence import Mode, Presence
 from trainer.sweep.stored_plan import FORMAT, StoredPlan, StoredProgram, digest_of, read_plan
@@ -80,13 +82,15 @@ def write_plan(
             ],
             "reasons": list(programs.reasons),
             "plan": plan.digest,
-            "digest": digest_of(content),
+            "vocabulary": list(vocabulary),
         }
+        revision |= {"digest": digest_of(revision)}
         (folder / "arms").mkdir(exist_ok=True)
         for name, text in files_of(plan).items():
             replace_file(folder / name, text.encode())
         # Last: a folder with a plan.json is that of a sweep.
-        write_revisions(folder, vocabulary, [revision])
+        write_revisions(folder, [revision])
+        Recorder(folder).add_plan(1, revision["digest"])
 
 
 def program_entry(program: "ProgramGroup | StoredProgram", trials: list[str]) -> dict[str, Any]:
@@ -118,7 +122,6 @@ def files_of(plan: SweepPlan) -> dict[str, str]:
 
 def write_revisions(
     folder: Path,
-    vocabulary: Sequence[str],
     revisions: Sequence[Mapping[str, Any]],
     fence: Callable[[], None] | None = None,
 ) -> None:
@@ -126,13 +129,11 @@ def write_revisions(
 
     Args:
         folder: the folder of the sweep, which `writing` reserves.
-        vocabulary: further packages whose public functions the configs may name.
         revisions: all revisions, in order.
         fence: called just before the file is replaced; an exception of it prevents that.
     """
     lines = ",\n".join(map(canonical, revisions))
-    head = f'"format":{FORMAT},"vocabulary":{canonical(list(vocabulary))}'
-    text = f'{{{head},"revisions":[\n{lines}\n]}}\n'
+    text = f'{{"format":{FORMAT},"revisions":[\n{lines}\n]}}\n'
     replace_file(folder / "plan.json", text.encode(), fence)
 
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from shlex import quote
-from typing import Any, Literal, TypedDict
+from typing import Any, Literal, NotRequired, TypedDict
 
 from trainer.config import Config, ConfigError, load
 from trainer.config.wording import brief, listing
@@ -16,8 +16,9 @@ from trainer.sweep.plan import Trial
 from trainer.writers.files import open_regular
 from trainer.writers.json_files import check_json, damaged, read_json
 
-FORMAT = 1
-# What a revision says beside its digest and its programs; only an extension has the last two.
+FORMAT = 2
+# What the digest of a revision covers in files of format 1, of which `write_revisions` keeps the
+# revisions as they are. That of a later one, which names the vocabulary, covers all that it says.
 _DIGESTED = (
     "arms",
     "seeds",
@@ -47,16 +48,17 @@ class _Program(TypedDict):
     state_bytes: int
 
 
-class _Revision(TypedDict):  # the others are a part of the digest
+class _Revision(TypedDict):
     digest: str
     programs: list[_Program]
     reasons: list[str]
     plan: str
+    vocabulary: NotRequired[list[str]]
 
 
 class _Plan(TypedDict):
     format: int
-    vocabulary: list[str]
+    vocabulary: NotRequired[list[str]]  # of format 1
     revisions: list[_Revision]
 
 
@@ -137,10 +139,10 @@ def read_plan(folder: Path) -> StoredPlan:
     file = folder / "plan.json"
     try:
         content = read_json(file, dict[str, Any], _ADVICE)
-        if "format" in content and content["format"] != FORMAT:
+        if "format" in content and content["format"] not in (1, FORMAT):
             raise UserError(
                 f"{file} has the format {brief(content['format'])}, and this version of Lockstep"
-                f" reads {FORMAT}: use the version that wrote it, or another --workdir."
+                f" reads 1 and {FORMAT}: use the version that wrote it, or another --workdir."
             )
         check_json(content, _Plan, file, _ADVICE)
         return _stored(folder, content)
@@ -207,7 +209,9 @@ def digest_of(revision: Mapping[str, Any]) -> str:
     Args:
         revision: its content; that of an extension has what it follows.
     """
-    kept = {key: revision[key] for key in _DIGESTED if key in revision}
+    every = [key for key in revision if key != "digest"]
+    covered = every if "vocabulary" in revision else _DIGESTED
+    kept = {key: revision[key] for key in covered if key in revision}
     return hashlib.sha256(canonical(kept).encode()).hexdigest()
 
 
@@ -255,7 +259,7 @@ def _stored(folder: Path, content: Mapping[str, Any]) -> StoredPlan:
         looks=last.get("looks", "planned"),
         skewed=last.get("skewed", False),
         offsets=tuple(last.get("offsets", (0,))),
-        vocabulary=tuple(content["vocabulary"]),
+        vocabulary=tuple(last["vocabulary"] if "vocabulary" in last else content["vocabulary"]),
         revision=len(revisions),
         digest=last["digest"],
         revisions=tuple(revisions),

@@ -173,6 +173,7 @@ class Wave:
         for trial in self.claim.trials:
             if read_outcome(self.staged(trial)) is not None:
                 self._move(trial)
+        self._folder.record(self.claim)
         sync_file_system(self._folder.path)  # before the wave is removed
         self.discard()
 

@@ -1,0 +1,293 @@
+"""Checks that the results of a sweep are those that were computed; imports no jax.
+
+The files are held against the ledger, the summary of each trial against its rows, and final.json
+against the seeds of the plan and the ranking of the trials.
+"""
+
+import contextlib
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from trainer.messages import UserError
+from trainer.sweep.final import FINAL_FILE, wrong_choices
+from trainer.sweep.ledger import (
+    LEDGER_FILE,
+    Ledger,
+    file_digest,
+    read_ledger,
+    results_in,
+)
+from trainer.sweep.outcome import Outcome, read_outcome
+from trainer.sweep.stored_plan import StoredPlan, read_plan
+from trainer.sweep.wave_file import read_wave
+from trainer.writers import iterate_metrics
+from trainer.writers.json_files import DamagedFile
+from trainer.writers.summary import SUMMARY_FILE
+
+_LOOKS = 3  # at a sweep whose workers append to the ledger meanwhile
+_SAME = 1e-9  # relative
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A file that disagrees with others.
+
+    Attributes:
+        file: its path in the folder of the sweep, or that of a trial's folder.
+        why: what is wrong, as a part of a sentence.
+    """
+
+    file: str
+    why: str
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What a check of a sweep found.
+
+    Attributes:
+        faults: the files that disagree.
+        results: how many trials have a result.
+        files: how many files were held against the ledger.
+        head: the last hash of the ledger; "" if there is none.
+        found: how many results were there when the ledger began.
+    """
+
+    faults: tuple[Fault, ...]
+    results: int
+    files: int
+    head: str
+    found: int
+
+
+def examine(
+    folder: Path, outcomes: Mapping[str, Outcome] | None = None, thorough: bool = True
+) -> Evidence:
+    """Checks the results of a sweep, also while it is computed.
+
+    Args:
+        folder: of the sweep.
+        outcomes: folder of a trial -> its outcome, if they are known; None to read them.
+        thorough: whether to read the rows also of trials whose files the ledger has.
+
+    Raises:
+        UserError: the folder is not that of a sweep.
+        OSError: the disk cannot be read.
+    """
+    for _ in range(_LOOKS):
+        before = _size(folder)
+        found = _Examination(folder, outcomes, thorough).evidence()
+        if not found.faults or _size(folder) == before:
+            break
+    return found
+
+
+def _size(folder: Path) -> int:
+    with contextlib.suppress(OSError):
+        return (folder / LEDGER_FILE).stat().st_size
+    return 0
+
+
+class _Examination:
+    """One look at all files of a sweep."""
+
+    def __init__(self, folder: Path, outcomes: Mapping[str, Outcome] | None, thorough: bool):
+        self._folder, self._thorough = folder, thorough
+        self._faults: list[Fault] = []
+        self._plan = self._read_plan()
+        # Waves first: of those that end meanwhile, the ledger has the trials.
+        self._waved = set(_trials_of_waves(folder))
+        self._results = sorted(results_in(folder))
+        self._outcomes = outcomes
+        self._ledger = read_ledger(folder)
+
+    def _read_plan(self) -> StoredPlan | None:
+        try:
+            return read_plan(self._folder)
+        except UserError as error:
+            if not (self._folder / "plan.json").exists():
+                raise
+            self._fault("plan.json", f"it cannot be used: {str(error).rstrip('.')}")
+            return None
+
+    def evidence(self) -> Evidence:
+        """Returns what the look found."""
+        files, recorded = 0, set[str]()
+        ledger = self._ledger
+        if ledger is not None and self._check_ledger(ledger):
+            recorded, files = self._check_files(ledger)
+        for name in self._results:
+            if self._thorough or name not in recorded:
+                self._check_rows(name)
+        self._check_final()
+        first = ledger.of("plan")[:1] if ledger is not None else []
+        return Evidence(
+            faults=tuple(self._faults),
+            results=len(self._results),
+            files=files,
+            head="" if ledger is None else ledger.head,
+            found=sum(entry.content.get("found", 0) for entry in first),
+        )
+
+    def _fault(self, file: str, why: str) -> None:
+        self._faults.append(Fault(file, why))
+
+    # The ledger.
+
+    def _check_ledger(self, ledger: Ledger) -> bool:
+        """Checks the lines of the ledger; returns whether it is that of this sweep."""
+        if ledger.damage:
+            self._fault(LEDGER_FILE, ledger.damage)
+        if ledger.torn:
+            self._fault(LEDGER_FILE, "its last line is cut off, as by a worker that was killed")
+        seen: set[str] = set()
+        for entry in ledger.of("trial"):
+            name = entry.content["trial"]
+            if name in seen and not entry.content.get("again"):
+                self._fault(LEDGER_FILE, f"line {entry.line} has {name} for a second time")
+            seen.add(name)
+        if self._plan is None:
+            return True
+        revisions = [revision["digest"] for revision in self._plan.revisions]
+        known = 0
+        for entry in ledger.of("plan"):
+            known, digest = entry.content["revision"], entry.content["digest"]
+            if digest not in revisions[known - 1 : known]:
+                self._fault(
+                    LEDGER_FILE,
+                    f"line {entry.line} has a revision {known} of the plan that is not the one of"
+                    " plan.json: one of the two was changed, or is of another sweep",
+                )
+                return False
+        if known != len(revisions) and not ledger.damage:
+            self._fault(LEDGER_FILE, f"it has no line about revision {len(revisions)} of the plan")
+        return True
+
+    def _check_files(self, ledger: Ledger) -> tuple[set[str], int]:
+        """Holds files against the ledger; returns the trials that it has, and how many files."""
+        trials: dict[str, Mapping[str, str]] = {}
+        files: dict[str, str] = {}
+        for entry in ledger.entries:
+            if entry.event == "trial":
+                trials[entry.content["trial"]] = entry.content["files"]
+            else:
+                files |= entry.content["files"]
+        wanted = {f"{name}/{file}": x for name, of in trials.items() for file, x in of.items()}
+        gone = {name for name in trials if not (self._folder / name).exists()}
+        for name in sorted(gone):
+            self._fault(name, "it is missing, and ledger.jsonl has its files")
+        for name, digest in (wanted | files).items():
+            if name.rpartition("/")[0] not in gone:
+                self._check_digest(name, digest)
+        if not ledger.damage:
+            left = [name for name in self._results if name not in trials]
+            if FINAL_FILE not in files and (self._folder / FINAL_FILE).exists():
+                left.append(FINAL_FILE)
+            for name in left:
+                if name not in self._waved:
+                    self._fault(name, "ledger.jsonl has no line about it")
+        return set(trials), len(wanted) + len(files)
+
+    def _check_digest(self, name: str, digest: str) -> None:
+        try:
+            found = file_digest(self._folder / name)
+        except FileNotFoundError:
+            return self._fault(name, "it is missing, and ledger.jsonl has it")
+        except OSError as error:
+            return self._fault(name, f"it cannot be read: {error.strerror}")
+        if found != digest:
+            self._fault(name, "it was changed after its line in ledger.jsonl")
+
+    # Results against each other.
+
+    def _outcome(self, name: str) -> Outcome | None:
+        if self._outcomes is not None and name in self._outcomes:
+            return self._outcomes[name]
+        return read_outcome(self._folder / name)
+
+    def _check_rows(self, name: str) -> None:
+        """Checks the summary of a trial against its rows."""
+        outcome = self._outcome(name)
+        if outcome is None:
+            self._fault(f"{name}/{SUMMARY_FILE}", "it is missing or damaged")
+            return
+        wrong = list(_unlike_rows(self._folder / name, outcome))
+        if wrong:
+            more = f", and {len(wrong) - 1} more" if len(wrong) > 1 else ""
+            self._fault(
+                f"{name}/{SUMMARY_FILE}",
+                f"its {wrong[0]} is not that of the rows of metrics.jsonl{more}",
+            )
+
+    def _check_final(self) -> None:
+        """Checks final.json against the plan and the outcomes."""
+        if self._plan is None or not (self._folder / FINAL_FILE).exists():
+            return
+        trials = {trial.folder: self._outcome(trial.folder) for trial in self._plan.trials}
+        try:
+            for why in wrong_choices(self._folder, self._plan, trials):
+                self._fault(FINAL_FILE, why)
+        except DamagedFile as error:
+            self._fault(FINAL_FILE, error.fault)
+
+
+def _trials_of_waves(folder: Path) -> Iterator[str]:
+    for file in folder.glob("waves/*.json"):
+        with contextlib.suppress(DamagedFile, FileNotFoundError):
+            yield from read_wave(file)["trials"]
+
+
+def _unlike_rows(trial: Path, outcome: Outcome) -> Iterator[str]:
+    """Yields the names of what the summary of a trial has otherwise than its rows."""
+    newest: dict[str, float] = {}
+    finite: dict[str, list[float]] = {name: [] for name in outcome.best}
+    for row in iterate_metrics(trial):
+        newest |= row
+        for name in finite.keys() & row.keys():
+            if math.isfinite(row[name]):
+                finite[name].append(row[name])
+    for name, value in outcome.metrics.items():
+        if not _same(newest.get(name), value):
+            yield name
+    seconds = outcome.seconds
+    if seconds is not None and not _same(newest.get("perf/seconds", 0.0), seconds):
+        yield "perf/seconds"
+    for name, modes in outcome.best.items():
+        of_mode = {"min": min, "max": max}
+        for mode, best in modes.items():
+            if not finite[name] or not _same(of_mode[mode](finite[name]), best.value):
+                yield f"best {name}"
+
+
+def _same(one: float | None, other: float) -> bool:
+    if one is None or math.isnan(other):
+        return one is not None and math.isnan(one)
+    return math.isclose(one, other, rel_tol=_SAME)
+
+
+def report_of(evidence: Evidence) -> list[str]:
+    """Returns the lines that `sweep check` prints.
+
+    Args:
+        evidence: what the check found.
+    """
+    if evidence.faults:
+        return [f"{fault.file}: {fault.why}." for fault in evidence.faults]
+    results = f"{evidence.results:,} results"
+    if not evidence.head:
+        return [
+            f"The {results} agree with their rows and with final.json. There is no ledger.jsonl,"
+            " which would show that no file was changed."
+        ]
+    begun = (
+        f" It began when there were {evidence.found:,} results, and says nothing of what was before"
+        " it."
+        if evidence.found
+        else ""
+    )
+    return [
+        f"The {results} agree with each other, and {evidence.files:,} files with ledger.jsonl,"
+        f" whose last hash is {evidence.head}.{begun}"
+    ]
