@@ -15,13 +15,19 @@ from trainer.sweep.programs import Programs
 _SHOWN_TRIALS = 5
 
 
-def render(plan: SweepPlan, programs: Programs, needs: Sequence[Needs] = ()) -> str:
+def render(
+    plan: SweepPlan,
+    programs: Programs,
+    needs: Sequence[Needs] = (),
+    power: Sequence[str] = (),
+) -> str:
     """Formats a plan: the arms, the programs, what they cost, and the first trials.
 
     Args:
         plan: the plan.
         programs: its programs.
         needs: what each program needs on this machine; empty if it was not measured.
+        power: sentences about the differences that the sweep finds.
 
     Returns:
         Lines of text; the last ends with a newline.
@@ -34,6 +40,7 @@ def render(plan: SweepPlan, programs: Programs, needs: Sequence[Needs] = ()) -> 
         *_totals(plan, programs),
         *_measured(plan, programs, needs),
         _goal(plan),
+        *power,
         *_repeats(plan),
         "",
         *_first_trials(plan),
@@ -43,13 +50,14 @@ def render(plan: SweepPlan, programs: Programs, needs: Sequence[Needs] = ()) -> 
     return "".join(f"{printable(line)}\n" for line in lines)
 
 
-def render_check(file: str, plan: SweepPlan, programs: Programs) -> str:
+def render_check(file: str, plan: SweepPlan, programs: Programs, power: Sequence[str] = ()) -> str:
     """Formats what was checked of a sweep before its programs are compiled, and what was not.
 
     Args:
         file: of the sweep.
         plan: its plan.
         programs: its programs, which were found without a mistake.
+        power: sentences about the differences that the sweep finds.
 
     Returns:
         Lines of text; the last ends with a newline.
@@ -65,6 +73,7 @@ def render_check(file: str, plan: SweepPlan, programs: Programs) -> str:
         f" {goal.metric} of the {goal.select_on} split.",
         "Not checked: whether a step compiles and fits into memory, and how long it takes:"
         " --dry_run compiles and times each program.",
+        *power,
     ]
     return "".join(f"{printable(line)}\n" for line in lines)
 
