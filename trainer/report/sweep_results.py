@@ -81,6 +81,7 @@ def read_sweep(
         missing=tuple(_missing(reader, status, trials, finals)),
         vocabulary=plan.vocabulary,
         configs={arm: config.root for arm, config in plan.arms.items()},
+        warnings=plan.warnings,
     )
 
 

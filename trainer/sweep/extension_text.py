@@ -7,6 +7,7 @@ from typing import Any
 from trainer.messages import printable, table
 from trainer.sweep.differences import revised, shown
 from trainer.sweep.stored_plan import StoredPlan
+from trainer.sweep.warning_text import together, warning_lines
 
 
 def render_extension(
@@ -38,6 +39,9 @@ def render_extension(
         f"known before: the results of {len(known['finished']):,} of {len(stored.trials):,} runs;"
         f" the winners {were} chosen",
         *power,
+        *warning_lines(
+            together(each["warnings"] for each in revision["programs"]), revision["arms"]
+        ),
         "",
         f"plan {revision['digest']}",
     ]

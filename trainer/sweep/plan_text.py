@@ -11,6 +11,7 @@ from trainer.sweep.limits import useful_width, wave_width
 from trainer.sweep.needs import Needs, most_side_by_side
 from trainer.sweep.plan import SweepPlan
 from trainer.sweep.programs import Programs
+from trainer.sweep.warning_text import warning_lines
 
 _SHOWN_TRIALS = 5
 
@@ -42,6 +43,7 @@ def render(
         _goal(plan),
         *power,
         *_repeats(plan),
+        *_warnings(plan, programs),
         "",
         *_first_trials(plan),
         "",
@@ -74,6 +76,7 @@ def render_check(file: str, plan: SweepPlan, programs: Programs, power: Sequence
         "Not checked: whether a step compiles and fits into memory, and how long it takes:"
         " --dry_run compiles and times each program.",
         *power,
+        *_warnings(plan, programs),
     ]
     return "".join(f"{printable(line)}\n" for line in lines)
 
@@ -185,6 +188,10 @@ def _goal(plan: SweepPlan) -> str:
     target = "" if goal.target is None else f"; target {goal.target:g}"
     warning = "" if goal.select_on == "validation" else ": not an independent test of the winners"
     return f"goal: the {best} {goal.metric} of the {goal.select_on} split{warning}{target}"
+
+
+def _warnings(plan: SweepPlan, programs: Programs) -> list[str]:
+    return warning_lines(programs.warnings, [arm.name for arm in plan.definition.arms])
 
 
 def _repeats(plan: SweepPlan) -> list[str]:

@@ -6,7 +6,7 @@ program. One trial of each program is built; the others are compared with it as 
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from trainer.config import Call, ConfigError, Tree, diff, dump, join
@@ -26,6 +26,7 @@ from trainer.sweep.checks import (
 )
 from trainer.sweep.plan import SweepPlan, Trial, refuse_unequal
 from trainer.sweep.reading import ArmConfig
+from trainer.sweep.warning_text import Warnings, together
 
 # Arguments of the root that are inputs of the program, or that do not change what it computes.
 _NOT_STRUCTURE = ("seed", "data_seed", "steps_per_call")
@@ -53,6 +54,7 @@ class ProgramGroup:
         batch_size: examples per batch.
         flops: floating-point operations of a step.
         state_bytes: bytes of the state of a trial, on each device.
+        warnings: arm -> sentences about what is probably a mistake in its config.
     """
 
     trials: tuple[Trial, ...]
@@ -63,6 +65,7 @@ class ProgramGroup:
     batch_size: int
     flops: int
     state_bytes: int
+    warnings: Warnings = field(default_factory=dict)
 
     @property
     def total_steps(self) -> int:
@@ -81,6 +84,11 @@ class Programs:
 
     groups: tuple[ProgramGroup, ...]
     reasons: tuple[str, ...]
+
+    @property
+    def warnings(self) -> dict[str, tuple[str, ...]]:
+        """The warnings of all programs: arm -> sentences."""
+        return together(group.warnings for group in self.groups)
 
 
 def find_programs(plan: SweepPlan, vocabulary: Sequence[str] = ()) -> Programs:
@@ -114,7 +122,12 @@ def _merge(groups: Sequence[ProgramGroup]) -> list[ProgramGroup]:
     for group in groups:
         key = dump(group.structure), group.inputs
         if key in merged:
-            group = dataclasses.replace(group, trials=(*merged[key].trials, *group.trials))
+            first = merged[key]
+            group = dataclasses.replace(
+                group,
+                trials=(*first.trials, *group.trials),
+                warnings=together([first.warnings, group.warnings]),
+            )
         merged[key] = group
     return list(merged.values())
 
@@ -141,13 +154,13 @@ def _group(
             traced = make_plan(program, config)
         except ConfigError as error:
             raise placed(error, arm, f"The trial {first.name}") from error
-        check_goal(plan, arm, program.experiment)
+        warnings = [*traced.warnings, *check_goal(plan, arm, program.experiment)]
         _check_vmap(plan, arm, program)
         inputs = set(traced.inputs)
         keys = [_structural(trial.values, inputs) for trial in rest]
         shared = [trial for trial, key in zip(rest, keys, strict=True) if key == keys[0]]
         rest = [trial for trial, key in zip(rest, keys, strict=True) if key != keys[0]]
-        check_extremes(arm, shared, program.abstract_state().params, vocabulary)
+        warnings += check_extremes(arm, shared, program.abstract_state().params, vocabulary)
         groups.append(
             ProgramGroup(
                 trials=tuple(shared),
@@ -158,6 +171,7 @@ def _group(
                 batch_size=traced.batch_size,
                 flops=traced.flops,
                 state_bytes=traced.state_bytes,
+                warnings=together([{arm.name: warnings}]),
             )
         )
     return _merge(groups)

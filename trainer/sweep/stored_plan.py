@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from shlex import quote
-from typing import Any, Literal, TypedDict
+from typing import Any, Literal, NotRequired, TypedDict
 
 from trainer.config import Config, ConfigError, load
 from trainer.config.wording import brief, listing
@@ -13,6 +13,7 @@ from trainer.messages import UserError
 from trainer.sweep.definition import Goal
 from trainer.sweep.encoding import Decoder, canonical
 from trainer.sweep.plan import Trial
+from trainer.sweep.warning_text import Warnings, together
 from trainer.writers.files import open_regular
 from trainer.writers.json_files import check_json, damaged, read_json
 
@@ -45,6 +46,7 @@ class _Program(TypedDict):
     batch_size: int
     flops: int
     state_bytes: int
+    warnings: NotRequired[dict[str, list[str]]]  # plans of earlier versions have none
 
 
 class _Revision(TypedDict):  # the others are a part of the digest
@@ -72,6 +74,7 @@ class StoredProgram:
         flops: floating-point operations of a step.
         state_bytes: bytes of the state of a trial, on each device.
         revision: the number of the revision that added the trials.
+        warnings: arm -> sentences about what is probably a mistake in its config.
     """
 
     trials: tuple[str, ...]
@@ -81,6 +84,7 @@ class StoredProgram:
     flops: int
     state_bytes: int
     revision: int
+    warnings: Warnings
 
 
 @dataclass(frozen=True)
@@ -123,6 +127,11 @@ class StoredPlan:
     revision: int
     digest: str
     revisions: tuple[Mapping[str, Any], ...]
+
+    @property
+    def warnings(self) -> dict[str, tuple[str, ...]]:
+        """The warnings of all programs: arm -> sentences."""
+        return together(program.warnings for program in self.programs)
 
 
 def read_plan(folder: Path) -> StoredPlan:
@@ -235,6 +244,7 @@ def _stored(folder: Path, content: Mapping[str, Any]) -> StoredPlan:
             each["flops"],
             each["state_bytes"],
             number,
+            each.get("warnings", {}),
         )
         for number, revision in enumerate(revisions, 1)
         for each in revision["programs"]
