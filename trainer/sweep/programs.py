@@ -9,13 +9,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from trainer.config import Call, ConfigError, Tree, diff, dump, join
-from trainer.config.tree import child_trees
+from trainer.config import Call, Config, ConfigError, Source, Tree, diff, dump, join
+from trainer.config.full import complete
+from trainer.config.tree import child_trees, same
 from trainer.config.wording import brief, listing
 from trainer.engine.loading import load_located
 from trainer.engine.plan import make_plan
 from trainer.engine.program import Program
 from trainer.engine.vmapped import batched_kernels
+from trainer.sweep.alike import unlike_loss
 from trainer.sweep.checks import (
     check_extremes,
     check_goal,
@@ -108,12 +110,37 @@ def find_programs(plan: SweepPlan, vocabulary: Sequence[str] = ()) -> Programs:
         trials = plan.of_arm(arm.name)
         check_types(arm, trials, vocabulary)
         by_arm[arm.name] = _group(plan, arm, trials, vocabulary)
+    _refuse_unlike_losses(plan, vocabulary)
     for what, of in (("steps", _steps), ("examples", _examples)):
         budgets = {name: sum(map(of, groups)) for name, groups in by_arm.items()}
         refuse_unequal(plan.definition, what, budgets)
     reasons = [line for name in by_arm for line in _reasons_within(titles[name], by_arm[name])]
     groups = _merge([group for groups in by_arm.values() for group in groups])
     return Programs(tuple(groups), (*reasons, *_reasons_between(by_arm)))
+
+
+def _refuse_unlike_losses(plan: SweepPlan, vocabulary: Sequence[str]) -> None:
+    """Checks that all trials have the same loss, if that is what they are compared by."""
+    if plan.definition.sweep.goal.metric != "loss":
+        return
+    configs: dict[str, Config] = {}
+    searched: dict[str, Source] = {}
+    for arm in plan.definition.arms:
+        first, *others = plan.of_arm(arm.name)
+        configs[arm.name] = with_places(arm, first)
+        for path, value in first.values.items():
+            if not all(same(trial.values[path], value) for trial in others):
+                searched.setdefault(path, arm.source_of(path, value))
+    trees = {name: complete(config, vocabulary)[0] for name, config in configs.items()}
+    found = unlike_loss(trees, searched)
+    if found is None:
+        return
+    # The place of a value that is not that of the first arm; there is none if it is a default.
+    usual = next(iter(found.values.values()), "")
+    unusual = [arm for arm, value in found.values.items() if value != usual]
+    places = [configs[arm].argument_source(found.path) for arm in (*unusual, *found.values)]
+    source = searched.get(found.path) or next((place for place in places if place), None)
+    raise ConfigError(found.text, source)
 
 
 def _merge(groups: Sequence[ProgramGroup]) -> list[ProgramGroup]:
