@@ -623,7 +623,7 @@ def test_losses_that_are_different_functions_are_not_compared(tmp_path):
     text = judged(work)
     assert text.startswith(
         "Not judged. The losses of the arms are not the same function (loss.label_smoothing absent"
-        " (a) and 0.1 (b)), so that they cannot be compared: name a metric that all of them"
+        " (a) and 0.1 (b)), so that they cannot be compared: name a metric that both"
         " compute, such as accuracy."
     )
     assert "better" not in text and "p =" not in text
@@ -633,7 +633,7 @@ def test_losses_that_are_different_functions_are_not_compared(tmp_path):
     ]
     assert "is better than" in judged(replace(accuracy, finals=tuple(finals)))
     searched = {"a": Space("sobol", {"loss.label_smoothing": "uniform 0 to 0.1"})}
-    assert "depends on loss.label_smoothing, which was" in judged(replace(work, spaces=searched))
+    assert "depends on loss.label_smoothing, which is" in judged(replace(work, spaces=searched))
 
 
 def test_a_run_that_is_missing_is_not_compared():

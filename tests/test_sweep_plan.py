@@ -391,7 +391,8 @@ STRUCTURE = [
 
 @pytest.mark.parametrize(("space", "count", "why"), STRUCTURE, ids=lambda x: str(x).split(":")[0])
 def test_what_is_part_of_the_program_makes_more_than_one_and_is_named(folder, space, count, why):
-    plan = planned(folder, f"base: base.yaml\nspace:\n  {space}\n")
+    goal = "goal: {metric: accuracy, mode: max}"  # which a space of the loss does not change
+    plan = planned(folder, f"base: base.yaml\n{goal}\nspace:\n  {space}\n")
     programs = find_programs(plan)
     assert len(programs.groups) == count
     assert sum(len(group.trials) for group in programs.groups) == len(plan.trials)
@@ -648,6 +649,21 @@ MISTAKES = {
         3,
         "different numbers of examples (a 640, b 320)",
     ),
+    "unlike losses": (
+        ARMS,
+        "arms:\n  a: {}\n  b:\n    set:\n      loss.label_smoothing: 0.1\n",
+        6,
+        "The losses of the arms are not the same function (loss.label_smoothing 0.0 (a) and 0.1"
+        " (b)), so that they cannot be compared: name a metric that both compute, such as"
+        " accuracy.",
+    ),
+    "a searched loss": (
+        RATE,
+        "loss.label_smoothing: !space.uniform {low: 0.0, high: 0.2}",
+        3,
+        "The loss of a trial depends on loss.label_smoothing, which is searched, so that losses"
+        " cannot be compared: name a metric that",
+    ),
     "a grid without points": (METHOD, "", 2, "add points, list them with space.values"),
     "a grid of another size": (
         f"{RATE}\ntrials: 4\n{METHOD}",
@@ -737,6 +753,28 @@ def test_a_mistake_in_gin_is_told_with_its_place(folder, capsys, name):
     file.write_text(GIN.replace(old, new, 1))
     code, _, err = dry_run(file, capsys)
     check(code, err, file, line, part)
+
+
+def test_arms_with_unlike_losses_are_compared_by_another_metric(folder, capsys):
+    (folder / "smooth.yaml").write_text(
+        "\nloss: !losses.softmax_cross_entropy {label_smoothing: 0.1}"
+    )
+    arms = "arms:\n  a: {}\n  b: {files: smooth.yaml}\n"
+    file = folder / "sweep.yaml"
+    file.write_text(f"base: base.yaml\n{arms}")
+    code = main(["sweep", f"--config={file}", "--check"])
+    # The place is that in the file of the arm.
+    check(code, capsys.readouterr().err, folder / "smooth.yaml", 2, "are not the same function")
+    accuracy = "--set=goal={metric: accuracy, mode: max}"
+    assert main(["sweep", f"--config={file}", "--check", accuracy]) == 0
+    # One function, spelled with its default and without, and searched values that are all equal.
+    (folder / "smooth.yaml").write_text(
+        "loss: !losses.softmax_cross_entropy {label_smoothing: 0.0}"
+    )
+    assert main(["sweep", f"--config={file}", "--check"]) == 0
+    only = "{space: {loss.label_smoothing: !space.values {values: [0.1]}}}"
+    file.write_text(f"base: base.yaml\narms:\n  a: {only}\n  b: {only}\n")
+    assert main(["sweep", f"--config={file}", "--check"]) == 0
 
 
 def test_unequal_budgets_that_are_asked_for_are_planned_and_shown(folder, capsys):

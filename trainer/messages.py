@@ -63,6 +63,19 @@ def table(rows: Sequence[Sequence[str]], right: Collection[int] = ()) -> list[st
     ]
 
 
+def joined(words: Sequence[str]) -> str:
+    """Returns words as an enumeration.
+
+    Args:
+        words: the words, which may be none.
+
+    Example:
+        >>> joined(["a", "b", "c"])
+        'a, b and c'
+    """
+    return f"{', '.join(words[:-1])} and {words[-1]}" if len(words) > 1 else "".join(words)
+
+
 def plural(count: int, noun: str) -> str:
     """Returns a number with its noun.
 

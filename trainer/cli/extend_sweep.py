@@ -23,6 +23,7 @@ def run(arguments: argparse.Namespace) -> int:
         UserError: the file has a mistake, changes what was planned or adds nothing, the folder is
             not that of a sweep, or its plan names packages that the command does not name.
     """
+    from trainer.report.planned_power import power_of_extension
     from trainer.sweep.extension import make_extension, write_extension
     from trainer.sweep.extension_text import render_extension
     from trainer.sweep.plan import make_plan
@@ -43,7 +44,8 @@ def run(arguments: argparse.Namespace) -> int:
         revision = make_extension(folder, stored, plan, programs, vocabulary)
     else:
         stored, revision = write_extension(folder, plan, programs, vocabulary, arguments.locks)
-    show(render_extension(folder, stored, revision), end="")
+    power = power_of_extension(stored, revision)
+    show(render_extension(folder, stored, revision, power), end="")
     if arguments.dry_run:
         show("Nothing was written: the same command without --dry_run adds it.")
     else:

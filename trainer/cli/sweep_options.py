@@ -35,6 +35,13 @@ def add(sweep: argparse.ArgumentParser, config: Parser) -> argparse.ArgumentPars
         help="the folder of the sweep; default sweeps/<file>-<hash of the plan>. If it has the same"
         " sweep, what is missing is computed",
     )
+    sweep.add_argument(
+        "--pilot",
+        type=values.folder,
+        metavar="SWEEP",
+        help="a finished sweep with several searches and the same goal: the plan then says in units"
+        " of the metric which difference it finds",
+    )
     _workers(sweep)
     _locks(sweep)
     _launcher(sweep)

@@ -3,6 +3,7 @@
 import argparse
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from shlex import join
 from typing import TYPE_CHECKING
@@ -67,14 +68,15 @@ def _start(arguments: argparse.Namespace) -> int:
     config = read_config(arguments, SWEEP)
     plan = make_plan(read_sweep(config, arguments.vocabulary, search_paths(arguments)))
     settings = slurm_settings(arguments)
+    power = _power(arguments, plan)
     if arguments.check or arguments.dry_run:
-        return _check(arguments, plan) if arguments.check else _dry_run(arguments, plan)
+        return (_check if arguments.check else _dry_run)(arguments, plan, power)
     stem = Path(arguments.files[0]).stem[:LONGEST_STEM]
     folder = Path(arguments.workdir or f"sweeps/{stem}-{plan.digest[:8]}").absolute()
     planned = check_same(folder, plan)
     if arguments.plan_only or settings is not None:
         if not planned:
-            show(_write(arguments, plan, folder), end="")
+            show(_write(arguments, plan, folder, power), end="")
         if arguments.plan_only or settings is None:
             return DONE
         return _submit(folder, arguments, settings)
@@ -102,6 +104,7 @@ def _plan_apart(arguments: argparse.Namespace, folder: Path) -> int:
     """
     options = [*config_options(arguments), f"--workdir={folder}", "--plan_only"]
     options.append(f"--locks={arguments.locks}")
+    options += [f"--pilot={arguments.pilot}"] if arguments.pilot else []
     command = [sys.executable, "-m", "trainer", "sweep", *options]
     code = subprocess.run(command, check=False, stdin=subprocess.DEVNULL).returncode
     return code if code >= 0 else FAILED
@@ -117,18 +120,26 @@ def _submit(folder: Path, arguments: argparse.Namespace, settings: SlurmSettings
     return DONE
 
 
-def _check(arguments: argparse.Namespace, plan: "SweepPlan") -> int:
+def _power(arguments: argparse.Namespace, plan: "SweepPlan") -> list[str]:
+    """Returns sentences about the differences that a sweep finds."""
+    from trainer.report.planned_power import power_of_plan, read_pilot
+
+    pilot = read_pilot(arguments.pilot, plan) if arguments.pilot else None
+    return power_of_plan(plan, pilot)
+
+
+def _check(arguments: argparse.Namespace, plan: "SweepPlan", power: Sequence[str]) -> int:
     """Checks a plan as far as shapes go, and prints what was checked."""
     from trainer.sweep.plan_text import render_check
     from trainer.sweep.programs import find_programs
 
     ignore_optimizer_warnings()
     programs = find_programs(plan, arguments.vocabulary)
-    show(render_check(arguments.files[-1], plan, programs), end="")
+    show(render_check(arguments.files[-1], plan, programs, power), end="")
     return DONE
 
 
-def _dry_run(arguments: argparse.Namespace, plan: "SweepPlan") -> int:
+def _dry_run(arguments: argparse.Namespace, plan: "SweepPlan", power: Sequence[str]) -> int:
     """Prints a plan with the memory and the time that it needs."""
     from trainer.sweep.needs import measure
     from trainer.sweep.plan_text import render
@@ -146,11 +157,13 @@ def _dry_run(arguments: argparse.Namespace, plan: "SweepPlan") -> int:
             f" ({group.trials[0].name})."
         )
         needs.append(measure(group, arguments.vocabulary))
-    show(render(plan, programs, needs), end="")
+    show(render(plan, programs, needs, power), end="")
     return DONE
 
 
-def _write(arguments: argparse.Namespace, plan: "SweepPlan", folder: Path) -> str:
+def _write(
+    arguments: argparse.Namespace, plan: "SweepPlan", folder: Path, power: Sequence[str]
+) -> str:
     """Builds the programs of a plan, writes it to a folder, and returns it as text."""
     from trainer.sweep.plan_file import write_plan
     from trainer.sweep.plan_text import render
@@ -159,7 +172,7 @@ def _write(arguments: argparse.Namespace, plan: "SweepPlan", folder: Path) -> st
     ignore_optimizer_warnings()
     programs = find_programs(plan, arguments.vocabulary)
     write_plan(folder, plan, programs, arguments.vocabulary, arguments.locks)
-    return render(plan, programs)
+    return render(plan, programs, power=power)
 
 
 def _work(arguments: argparse.Namespace) -> int:

@@ -79,6 +79,16 @@ def best_row(best_metric: str, metrics: Sequence[str], splits: Collection[str]) 
     return best_metric
 
 
+def smaller_is_better(name: str, metrics: Mapping[str, Any]) -> bool:
+    """Returns whether small values of a metric are known to be the better ones.
+
+    Args:
+        name: of the metric, without a split.
+        metrics: those of the experiment, by name; the class of one may say `smaller_is_better`.
+    """
+    return name == "loss" or getattr(metrics.get(name), "smaller_is_better", False)
+
+
 def ranking_warnings(experiment: Any) -> list[str]:
     """Returns a sentence if the checkpoint that is kept as the best is probably the worst.
 
@@ -87,9 +97,7 @@ def ranking_warnings(experiment: Any) -> list[str]:
             `smaller_is_better = True`, want best_mode "min".
     """
     name = (experiment.best_row or "").partition("/")[2]
-    metric = experiment.metrics.get(name)
-    smaller = name == "loss" or getattr(metric, "smaller_is_better", False)
-    if experiment.best_mode == "min" or not smaller:
+    if experiment.best_mode == "min" or not smaller_is_better(name, experiment.metrics):
         return []
     return [
         f"best_metric is {experiment.best_metric!r}, of which smaller values are better, but "

@@ -22,6 +22,7 @@ from trainer.report.results import Workload
 from trainer.report.spaces import axes_of
 from trainer.report.verdict import verdict
 from trainer.report.wording import joined
+from trainer.sweep.warning_text import by_sentence
 
 
 @dataclass(frozen=True)
@@ -124,6 +125,8 @@ def _verdict_block(parts: Sequence[_Part]) -> Block:
     for part in parts:
         name, goal = f"{part.title}: " if part.title else "", part.workload.goal
         warnings += [f"{name}{sentence}" for sentence in part.workload.missing]
+        found = by_sentence(part.workload.warnings, part.workload.arms)
+        warnings += [f"{name}The plan of {joined(x)} warns: {text}" for text, x in found.items()]
         if goal.report_on == goal.select_on and part.workload.trials and standings(part.workload):
             warnings.append(
                 f"{name}The values are those of the {goal.select_on} split, on which the winners"

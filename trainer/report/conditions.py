@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from trainer import config as configs
-from trainer.config import Call, Tree
-from trainer.config.tree import child_trees, join
-from trainer.config.wording import brief, listing
+from trainer.config import Call
+from trainer.config.tree import child_trees
+from trainer.config.wording import listing
 from trainer.messages import UserError
 from trainer.report.results import Result, Workload
 from trainer.report.wording import joined
+from trainer.sweep.alike import arguments, unlike, unlike_loss, values_text
 
 # Arguments of the root that arms may differ in: what is compared, and what changes no result.
 _MAY_DIFFER = ("optimizer", "seed", "log_every", "save_every", "keep_latest", "best_metric")
@@ -31,7 +32,7 @@ def conditions(workload: Workload) -> list[str]:
     sentences = []
     unlike = unlike_arguments(workload)
     if unlike:
-        listed = "; ".join(f"{path} {_values(values)}" for path, values in unlike.items())
+        listed = "; ".join(f"{path} {values_text(values)}" for path, values in unlike.items())
         sentences.append(f"The arms differ in more than their optimizers: {listed}.")
     sentences += [*_widths(workload), *_machines(workload)]
     return sentences
@@ -71,15 +72,7 @@ def unlike_arguments(workload: Workload) -> dict[str, dict[str, str]]:
     if len(trees) < 2:
         return {}
     searched = {path for space in workload.spaces.values() for path in space.axes}
-    found = {arm: dict(_leaves(tree, searched)) for arm, tree in trees.items()}
-    paths = dict.fromkeys(path for each in found.values() for path in each)
-    unlike: dict[str, dict[str, str]] = {}
-    for path in paths:
-        values = {arm: each.get(path, "absent") for arm, each in found.items()}
-        inside = any(path.startswith(f"{parent}.") for parent in unlike)
-        if len(set(values.values())) > 1 and not inside:
-            unlike[path] = values
-    return unlike
+    return unlike({arm: dict(_leaves(tree, searched)) for arm, tree in trees.items()})
 
 
 def unlike_losses(workload: Workload) -> str:
@@ -94,20 +87,15 @@ def unlike_losses(workload: Workload) -> str:
     """
     if workload.goal.metric != "loss":
         return ""
-    named = "name a metric that all of them compute, such as accuracy"
-    axes = [path for space in workload.spaces.values() for path in space.axes]
-    if searched := [path for path in axes if path.split(".")[0] == "loss"]:
-        return (
-            f"The loss of a trial depends on {searched[0]}, which was searched, so that losses"
-            f" cannot be compared: {named}."
-        )
-    for path, values in unlike_arguments(workload).items():
-        if path.split(".")[0] == "loss":
-            return (
-                f"The losses of the arms are not the same function ({path} {_values(values)}), so"
-                f" that they cannot be compared: {named}."
-            )
-    return ""
+    trees = {arm: tree for arm in workload.arms if (tree := _config_of(workload, arm)) is not None}
+    searched = [
+        path
+        for arm, space in workload.spaces.items()
+        for path in space.axes
+        if len({repr(run.values.get(path)) for run in workload.trials_of(arm)}) != 1
+    ]
+    found = unlike_loss(trees, searched)
+    return found.text if found else ""
 
 
 def _config_of(workload: Workload, arm: str) -> Call | None:
@@ -135,30 +123,6 @@ def _leaves(root: Call, searched: set[str]) -> Iterator[tuple[str, str]]:
     for key, child in child_trees(root).items():
         if key not in _MAY_DIFFER:
             yield from ((p, v) for p, v in arguments(child, key) if p not in searched)
-
-
-def arguments(tree: Tree, path: str) -> Iterator[tuple[str, str]]:
-    """Yields the path and the value of each argument, and the function of each call.
-
-    Args:
-        tree: a part of a config.
-        path: its path.
-    """
-    if isinstance(tree, Call):
-        yield path, tree.name
-    children: Mapping[str, Tree] = child_trees(tree)
-    if not children and not isinstance(tree, Call):
-        yield path, tree if isinstance(tree, str) else brief(tree)
-    for key, value in children.items():
-        yield from arguments(value, join(path, key))
-
-
-def _values(values: Mapping[str, str]) -> str:
-    """Returns values with the arms that have them: "64 (muon) and 128 (adamw, sgd)"."""
-    arms: dict[str, list[str]] = {}
-    for arm, value in values.items():
-        arms.setdefault(value, []).append(arm)
-    return joined([f"{value} ({', '.join(of)})" for value, of in arms.items()])
 
 
 def _machines(workload: Workload) -> list[str]:

@@ -201,6 +201,7 @@ class Workload:
         faults: files of the sweep that disagree, each with what is wrong.
         vocabulary: further packages whose functions the configs name.
         configs: arm -> its config, without the values of trials.
+        warnings: arm -> sentences of its plan about what is probably a mistake in its config.
     """
 
     name: str
@@ -223,6 +224,7 @@ class Workload:
     faults: tuple[str, ...] = ()
     vocabulary: tuple[str, ...] = ()
     configs: Mapping[str, Call] = field(default_factory=dict)
+    warnings: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     _curves: dict[str, Curve] = field(default_factory=dict, repr=False)
 
     def finals_of(self, arm: str) -> list[Result]:

@@ -83,6 +83,7 @@ def read_sweep(
         faults=tuple(_faults(folder, status)),
         vocabulary=plan.vocabulary,
         configs={arm: config.root for arm, config in plan.arms.items()},
+        warnings=plan.warnings,
     )
 
 

@@ -1,11 +1,8 @@
 """Numbers and lists as words, for the sentences of a report."""
 
-from collections.abc import Sequence
+from trainer.messages import joined
 
-
-def joined(words: Sequence[str]) -> str:
-    """Returns words as an enumeration: "a, b and c"."""
-    return f"{', '.join(words[:-1])} and {words[-1]}" if len(words) > 1 else "".join(words)
+__all__ = ["joined", "p_sentence", "p_text", "shown"]
 
 
 def p_text(p: float, level: float = 0.05) -> str:

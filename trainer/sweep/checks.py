@@ -7,7 +7,8 @@ from trainer.config import Builder, Config, ConfigError, Tree, replace
 from trainer.config.wording import known_names
 from trainer.engine.experiment import Experiment, build_experiment
 from trainer.engine.plan import located
-from trainer.engine.splits import split_sizes
+from trainer.engine.plan_matrices import find_matrices
+from trainer.engine.splits import smaller_is_better, split_sizes
 from trainer.sweep.plan import SweepPlan, Trial
 from trainer.sweep.reading import ArmConfig
 from trainer.writers.lines import PREFIXES
@@ -52,7 +53,7 @@ def check_types(arm: ArmConfig, trials: Sequence[Trial], vocabulary: Sequence[st
 
 def check_extremes(
     arm: ArmConfig, trials: Sequence[Trial], params: Any, vocabulary: Sequence[str]
-) -> None:
+) -> list[str]:
     """Builds the trials with the smallest and the largest value of each path.
 
     Args:
@@ -60,6 +61,9 @@ def check_extremes(
         trials: the trials of one program of the arm.
         params: the parameters of the program, a tree of `jax.ShapeDtypeStruct`.
         vocabulary: further packages whose public functions the configs may name.
+
+    Returns:
+        The warnings about the matrices that their optimizers work on.
 
     Raises:
         ConfigError: one does not build, as for a number out of its range.
@@ -71,16 +75,19 @@ def check_extremes(
             for pick in (min, max):
                 trial = pick(numbers, key=lambda trial: trial.values[path])
                 chosen[trial.number] = trial
+    warnings: list[str] = []
     for trial in chosen.values():
         config = with_places(arm, trial)
         try:
             experiment = build_experiment(config, vocabulary)
             try:
                 experiment.optimizer.bind(params).check()
+                warnings += find_matrices(experiment.optimizer, params).warnings
             except (ValueError, TypeError) as error:
                 raise located(error, config) from error
         except ConfigError as error:
             raise placed(error, arm, f"The trial {trial.name}") from error
+    return warnings
 
 
 def with_places(arm: ArmConfig, trial: Trial) -> Config:
@@ -114,13 +121,16 @@ def _without_place(error: ConfigError) -> str:
     return str(error).removeprefix(f"{error.source}: ")
 
 
-def check_goal(plan: SweepPlan, arm: ArmConfig, experiment: Experiment) -> None:
+def check_goal(plan: SweepPlan, arm: ArmConfig, experiment: Experiment) -> list[str]:
     """Checks that an arm writes the metric of the goal.
 
     Args:
         plan: the plan of the sweep.
         arm: the arm.
         experiment: one of the experiments of the arm.
+
+    Returns:
+        A sentence if the best trial by the goal is probably the worst.
 
     Raises:
         ConfigError: the experiment has no such metric, or the data set no such split.
@@ -148,3 +158,9 @@ def check_goal(plan: SweepPlan, arm: ArmConfig, experiment: Experiment) -> None:
             f" data set a {goal.select_on} split{how}.",
             source or arm.source(),
         )
+    if goal.better == "max" and smaller_is_better(goal.metric, experiment.metrics):
+        return [
+            f"The goal is the largest {goal.metric}, of which smaller values are better: the worst"
+            " trial would win. Write mode: min in goal ('min' in Gin)."
+        ]
+    return []

@@ -7,15 +7,19 @@ from typing import Any
 from trainer.messages import printable, table
 from trainer.sweep.differences import revised, shown
 from trainer.sweep.stored_plan import StoredPlan
+from trainer.sweep.warning_text import together, warning_lines
 
 
-def render_extension(folder: Path, stored: StoredPlan, revision: Mapping[str, Any]) -> str:
+def render_extension(
+    folder: Path, stored: StoredPlan, revision: Mapping[str, Any], power: Sequence[str] = ()
+) -> str:
     """Formats a revision: the new trials, programs and what they cost, and what was known.
 
     Args:
         folder: the folder of the sweep.
         stored: its plan before the revision.
         revision: as `extension.make_extension` returns it.
+        power: sentences about the differences that the added units find.
 
     Returns:
         Lines of text; the last ends with a newline.
@@ -34,6 +38,10 @@ def render_extension(folder: Path, stored: StoredPlan, revision: Mapping[str, An
     lines += [
         f"known before: the results of {len(known['finished']):,} of {len(stored.trials):,} runs;"
         f" the winners {were} chosen",
+        *power,
+        *warning_lines(
+            together(each["warnings"] for each in revision["programs"]), revision["arms"]
+        ),
         "",
         f"plan {revision['digest']}",
     ]

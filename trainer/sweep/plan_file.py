@@ -107,6 +107,7 @@ def program_entry(program: "ProgramGroup | StoredProgram", trials: list[str]) ->
         "batch_size": program.batch_size,
         "flops": program.flops,
         "state_bytes": program.state_bytes,
+        "warnings": {arm: list(sentences) for arm, sentences in program.warnings.items()},
     }
 
 

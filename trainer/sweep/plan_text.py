@@ -11,17 +11,24 @@ from trainer.sweep.limits import useful_width, wave_width
 from trainer.sweep.needs import Needs, most_side_by_side
 from trainer.sweep.plan import SweepPlan
 from trainer.sweep.programs import Programs
+from trainer.sweep.warning_text import warning_lines
 
 _SHOWN_TRIALS = 5
 
 
-def render(plan: SweepPlan, programs: Programs, needs: Sequence[Needs] = ()) -> str:
+def render(
+    plan: SweepPlan,
+    programs: Programs,
+    needs: Sequence[Needs] = (),
+    power: Sequence[str] = (),
+) -> str:
     """Formats a plan: the arms, the programs, what they cost, and the first trials.
 
     Args:
         plan: the plan.
         programs: its programs.
         needs: what each program needs on this machine; empty if it was not measured.
+        power: sentences about the differences that the sweep finds.
 
     Returns:
         Lines of text; the last ends with a newline.
@@ -34,7 +41,9 @@ def render(plan: SweepPlan, programs: Programs, needs: Sequence[Needs] = ()) -> 
         *_totals(plan, programs),
         *_measured(plan, programs, needs),
         _goal(plan),
+        *power,
         *_repeats(plan),
+        *_warnings(plan, programs),
         "",
         *_first_trials(plan),
         "",
@@ -43,13 +52,14 @@ def render(plan: SweepPlan, programs: Programs, needs: Sequence[Needs] = ()) -> 
     return "".join(f"{printable(line)}\n" for line in lines)
 
 
-def render_check(file: str, plan: SweepPlan, programs: Programs) -> str:
+def render_check(file: str, plan: SweepPlan, programs: Programs, power: Sequence[str] = ()) -> str:
     """Formats what was checked of a sweep before its programs are compiled, and what was not.
 
     Args:
         file: of the sweep.
         plan: its plan.
         programs: its programs, which were found without a mistake.
+        power: sentences about the differences that the sweep finds.
 
     Returns:
         Lines of text; the last ends with a newline.
@@ -65,6 +75,8 @@ def render_check(file: str, plan: SweepPlan, programs: Programs) -> str:
         f" {goal.metric} of the {goal.select_on} split.",
         "Not checked: whether a step compiles and fits into memory, and how long it takes:"
         " --dry_run compiles and times each program.",
+        *power,
+        *_warnings(plan, programs),
     ]
     return "".join(f"{printable(line)}\n" for line in lines)
 
@@ -176,6 +188,10 @@ def _goal(plan: SweepPlan) -> str:
     target = "" if goal.target is None else f"; target {goal.target:g}"
     warning = "" if goal.select_on == "validation" else ": not an independent test of the winners"
     return f"goal: the {best} {goal.metric} of the {goal.select_on} split{warning}{target}"
+
+
+def _warnings(plan: SweepPlan, programs: Programs) -> list[str]:
+    return warning_lines(programs.warnings, [arm.name for arm in plan.definition.arms])
 
 
 def _repeats(plan: SweepPlan) -> list[str]:

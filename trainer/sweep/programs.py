@@ -6,16 +6,18 @@ program. One trial of each program is built; the others are compared with it as 
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
-from trainer.config import Call, ConfigError, Tree, diff, dump, join
-from trainer.config.tree import child_trees
+from trainer.config import Call, Config, ConfigError, Source, Tree, diff, dump, join
+from trainer.config.full import complete
+from trainer.config.tree import child_trees, same
 from trainer.config.wording import brief, listing
 from trainer.engine.loading import load_located
 from trainer.engine.plan import make_plan
 from trainer.engine.program import Program
 from trainer.engine.vmapped import batched_kernels
+from trainer.sweep.alike import unlike_loss
 from trainer.sweep.checks import (
     check_extremes,
     check_goal,
@@ -26,6 +28,7 @@ from trainer.sweep.checks import (
 )
 from trainer.sweep.plan import SweepPlan, Trial, refuse_unequal
 from trainer.sweep.reading import ArmConfig
+from trainer.sweep.warning_text import Warnings, together
 
 # Arguments of the root that are inputs of the program, or that do not change what it computes.
 _NOT_STRUCTURE = ("seed", "data_seed", "steps_per_call")
@@ -53,6 +56,7 @@ class ProgramGroup:
         batch_size: examples per batch.
         flops: floating-point operations of a step.
         state_bytes: bytes of the state of a trial, on each device.
+        warnings: arm -> sentences about what is probably a mistake in its config.
     """
 
     trials: tuple[Trial, ...]
@@ -63,6 +67,7 @@ class ProgramGroup:
     batch_size: int
     flops: int
     state_bytes: int
+    warnings: Warnings = field(default_factory=dict)
 
     @property
     def total_steps(self) -> int:
@@ -82,6 +87,11 @@ class Programs:
     groups: tuple[ProgramGroup, ...]
     reasons: tuple[str, ...]
 
+    @property
+    def warnings(self) -> dict[str, tuple[str, ...]]:
+        """The warnings of all programs: arm -> sentences."""
+        return together(group.warnings for group in self.groups)
+
 
 def find_programs(plan: SweepPlan, vocabulary: Sequence[str] = ()) -> Programs:
     """Groups the trials of a sweep by their programs, and checks their configs.
@@ -100,6 +110,7 @@ def find_programs(plan: SweepPlan, vocabulary: Sequence[str] = ()) -> Programs:
         trials = plan.of_arm(arm.name)
         check_types(arm, trials, vocabulary)
         by_arm[arm.name] = _group(plan, arm, trials, vocabulary)
+    _refuse_unlike_losses(plan, vocabulary)
     for what, of in (("steps", _steps), ("examples", _examples)):
         budgets = {name: sum(map(of, groups)) for name, groups in by_arm.items()}
         refuse_unequal(plan.definition, what, budgets)
@@ -108,13 +119,42 @@ def find_programs(plan: SweepPlan, vocabulary: Sequence[str] = ()) -> Programs:
     return Programs(tuple(groups), (*reasons, *_reasons_between(by_arm)))
 
 
+def _refuse_unlike_losses(plan: SweepPlan, vocabulary: Sequence[str]) -> None:
+    """Checks that all trials have the same loss, if that is what they are compared by."""
+    if plan.definition.sweep.goal.metric != "loss":
+        return
+    configs: dict[str, Config] = {}
+    searched: dict[str, Source] = {}
+    for arm in plan.definition.arms:
+        first, *others = plan.of_arm(arm.name)
+        configs[arm.name] = with_places(arm, first)
+        for path, value in first.values.items():
+            if not all(same(trial.values[path], value) for trial in others):
+                searched.setdefault(path, arm.source_of(path, value))
+    trees = {name: complete(config, vocabulary)[0] for name, config in configs.items()}
+    found = unlike_loss(trees, searched)
+    if found is None:
+        return
+    # The place of a value that is not that of the first arm; there is none if it is a default.
+    usual = next(iter(found.values.values()), "")
+    unusual = [arm for arm, value in found.values.items() if value != usual]
+    places = [configs[arm].argument_source(found.path) for arm in (*unusual, *found.values)]
+    source = searched.get(found.path) or next((place for place in places if place), None)
+    raise ConfigError(found.text, source)
+
+
 def _merge(groups: Sequence[ProgramGroup]) -> list[ProgramGroup]:
     """Merges the groups of equal structure."""
     merged: dict[tuple, ProgramGroup] = {}
     for group in groups:
         key = dump(group.structure), group.inputs
         if key in merged:
-            group = dataclasses.replace(group, trials=(*merged[key].trials, *group.trials))
+            first = merged[key]
+            group = dataclasses.replace(
+                group,
+                trials=(*first.trials, *group.trials),
+                warnings=together([first.warnings, group.warnings]),
+            )
         merged[key] = group
     return list(merged.values())
 
@@ -141,13 +181,13 @@ def _group(
             traced = make_plan(program, config)
         except ConfigError as error:
             raise placed(error, arm, f"The trial {first.name}") from error
-        check_goal(plan, arm, program.experiment)
+        warnings = [*traced.warnings, *check_goal(plan, arm, program.experiment)]
         _check_vmap(plan, arm, program)
         inputs = set(traced.inputs)
         keys = [_structural(trial.values, inputs) for trial in rest]
         shared = [trial for trial, key in zip(rest, keys, strict=True) if key == keys[0]]
         rest = [trial for trial, key in zip(rest, keys, strict=True) if key != keys[0]]
-        check_extremes(arm, shared, program.abstract_state().params, vocabulary)
+        warnings += check_extremes(arm, shared, program.abstract_state().params, vocabulary)
         groups.append(
             ProgramGroup(
                 trials=tuple(shared),
@@ -158,6 +198,7 @@ def _group(
                 batch_size=traced.batch_size,
                 flops=traced.flops,
                 state_bytes=traced.state_bytes,
+                warnings=together([{arm.name: warnings}]),
             )
         )
     return _merge(groups)

@@ -10,6 +10,7 @@ from trainer.sweep.outcome import Outcome
 from trainer.sweep.running import WaveStatus
 from trainer.sweep.status import ArmStatus, Status, mean
 from trainer.sweep.stored_plan import StoredPlan, work_command
+from trainer.sweep.warning_text import warning_lines
 from trainer.writers.lines import PREFIXES
 
 _SHOWN = 5  # runs that failed or diverged
@@ -85,6 +86,7 @@ def render(status: Status, plan: StoredPlan, folder: Path) -> str:
         list(_bad(status, "diverged")),
         [f"{name} has no summary.json that can be read." for name in status.unreadable[:_SHOWN]],
         list(status.damaged[:_SHOWN]),
+        warning_lines(plan.warnings, plan.arms),
         _winners(status, plan),
         _next(status, plan, folder),
     ]

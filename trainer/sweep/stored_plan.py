@@ -13,6 +13,7 @@ from trainer.messages import UserError
 from trainer.sweep.definition import Goal
 from trainer.sweep.encoding import Decoder, canonical
 from trainer.sweep.plan import Trial
+from trainer.sweep.warning_text import Warnings, together
 from trainer.writers.files import open_regular
 from trainer.writers.json_files import check_json, damaged, read_json
 
@@ -46,6 +47,7 @@ class _Program(TypedDict):
     batch_size: int
     flops: int
     state_bytes: int
+    warnings: NotRequired[dict[str, list[str]]]  # plans of earlier versions have none
 
 
 class _Revision(TypedDict):
@@ -74,6 +76,7 @@ class StoredProgram:
         flops: floating-point operations of a step.
         state_bytes: bytes of the state of a trial, on each device.
         revision: the number of the revision that added the trials.
+        warnings: arm -> sentences about what is probably a mistake in its config.
     """
 
     trials: tuple[str, ...]
@@ -83,6 +86,7 @@ class StoredProgram:
     flops: int
     state_bytes: int
     revision: int
+    warnings: Warnings
 
 
 @dataclass(frozen=True)
@@ -125,6 +129,11 @@ class StoredPlan:
     revision: int
     digest: str
     revisions: tuple[Mapping[str, Any], ...]
+
+    @property
+    def warnings(self) -> dict[str, tuple[str, ...]]:
+        """The warnings of all programs: arm -> sentences."""
+        return together(program.warnings for program in self.programs)
 
 
 def read_plan(folder: Path) -> StoredPlan:
@@ -239,6 +248,7 @@ def _stored(folder: Path, content: Mapping[str, Any]) -> StoredPlan:
             each["flops"],
             each["state_bytes"],
             number,
+            each.get("warnings", {}),
         )
         for number, revision in enumerate(revisions, 1)
         for each in revision["programs"]

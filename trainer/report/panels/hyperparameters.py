@@ -1,8 +1,9 @@
 """The table of the winners' hyperparameters, defaults included."""
 
-from trainer.report.conditions import arguments, read_config
+from trainer.report.conditions import read_config
 from trainer.report.document import Column, Table, column_names
 from trainer.report.results import Workload
+from trainer.sweep.alike import arguments
 
 _ROOT = "optimizer"
 

@@ -273,18 +273,42 @@ def _look(a: NDArray, b: NDArray, level: float, later: bool) -> _Look:
 
 def _t_test(t: NDArray, n: int, level: float) -> tuple[float, NDArray]:
     """Returns the half width of the interval in standard errors, and the two-sided p."""
-    from scipy.special import stdtr, stdtrit
+    from scipy.special import stdtr
 
-    return float(stdtrit(n - 1, 1 - level / 2)), 2 * stdtr(n - 1, -np.abs(t))
+    return limit_of_t(n, level), 2 * stdtr(n - 1, -np.abs(t))
+
+
+def limit_of_t(n: int, level: float) -> float:
+    """Returns the |t| above which the planned t test decides.
+
+    Args:
+        n: the number of differences, at least 2.
+        level: of the test.
+    """
+    from scipy.special import stdtrit
+
+    return float(stdtrit(n - 1, 1 - level / 2))
 
 
 def _e_of_t(t: NDArray, n: int, level: float) -> tuple[float, NDArray]:
     """Returns the same from e-values, whose reciprocals are p values that hold at every look."""
+    return limit_of_e(n, level), 1 / e_of_t(t, n)
+
+
+def limit_of_e(n: int, level: float) -> float:
+    """Returns the |t| above which the e-value of n differences decides; infinite for too few.
+
+    Args:
+        n: the number of differences, at least 2.
+        level: the reciprocal of the e-value that decides.
+
+    >>> round(limit_of_e(8, 0.01), 2), limit_of_e(3, 0.01)
+    (5.66, inf)
+    """
     a = _PRIOR / (n + _PRIOR)
     # e exceeds 1 / level where (1 + u) / (1 + a u) exceeds this ratio, with u = t^2 / (n - 1).
     ratio = (1 / (level * math.sqrt(a))) ** (2 / n)
-    half = math.inf if a * ratio >= 1 else math.sqrt((n - 1) * (ratio - 1) / (1 - a * ratio))
-    return half, 1 / e_of_t(t, n)
+    return math.inf if a * ratio >= 1 else math.sqrt((n - 1) * (ratio - 1) / (1 - a * ratio))
 
 
 def e_of_t(t: ArrayLike, n: int) -> NDArray[np.float64]:

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
+from trainer.report.statistics.decide import limit_of_e, limit_of_t
 from trainer.report.statistics.samples import sample, spread
 
 # An effect that needs more seeds than this is called undecidable.
@@ -32,26 +33,31 @@ def seeds_for_power(effect: float, power: float = 0.8, alpha: float = 0.05) -> i
     return _smallest(lambda n: TTestPower().power(effect, n, alpha), power)
 
 
-def detectable_effect(n: int, power: float = 0.8, alpha: float = 0.05) -> float | None:
+def detectable_effect(
+    n: int, power: float = 0.8, alpha: float = 0.05, later: bool = False
+) -> float | None:
     """Returns the effect that a two-sided paired t test finds with a power.
 
     Args:
         n: the number of pairs.
         power: the probability that the test finds the effect.
         alpha: the level of the test.
+        later: whether an e-value is compared with 1 / alpha in place of the t test, as at every
+            look but the planned one.
 
     Returns:
-        The mean of the differences over their standard deviation; None with fewer than two pairs.
+        The mean of the differences over their standard deviation; None with fewer than two pairs,
+        and where no differences of so few pairs are large enough.
 
     >>> [round(detectable_effect(n, alpha=0.04), 2) for n in (5, 8)]
     [1.79, 1.21]
+    >>> [round(detectable_effect(n, alpha=0.01, later=True), 2) for n in (8, 10, 16)]
+    [2.46, 1.98, 1.38]
     """
-    if n < 2:
+    if n < 2 or math.isinf(limit := (limit_of_e if later else limit_of_t)(n, alpha)):
         return None
     from scipy.optimize import brentq
-    from scipy.special import nctdtr, stdtrit
-
-    limit = float(stdtrit(n - 1, 1 - alpha / 2))
+    from scipy.special import nctdtr
 
     def missed(effect: float) -> float:
         center = effect * math.sqrt(n)

@@ -1,0 +1,256 @@
+"""Says which differences a sweep would find, before it is computed."""
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from trainer.messages import UserError, plural
+from trainer.report.pairs import FEWEST_TRIALS, trials_of_search
+from trainer.report.results import Workload
+from trainer.report.statistics import (
+    Looks,
+    detectable_effect,
+    looks_at_any,
+    looks_of_plan,
+    seeds_for_power,
+)
+from trainer.report.sweep_results import read_sweep
+from trainer.report.wording import joined, shown
+from trainer.sweep.plan import SweepPlan
+from trainer.sweep.stored_plan import StoredPlan, searches_of
+
+POWER = 0.8
+_FEWEST_SEARCHES = 3  # of a pilot
+_DEVIATIONS = "standard deviations of the paired differences"
+
+
+@dataclass(frozen=True)
+class Pilot:
+    """How much the paired differences of a finished sweep vary over its searches.
+
+    Attributes:
+        name: the sweep, as the user named it.
+        searches: how many searches each arm has.
+        trials: the number of trials of each search.
+        final_seeds: the number of final seeds of each search.
+        arms: the two arms whose differences vary most.
+        deviation: the standard deviation of their paired differences, above 0.
+        words: of what, such as "loss on the test split".
+    """
+
+    name: str
+    searches: int
+    trials: int
+    final_seeds: int
+    arms: tuple[str, str]
+    deviation: float
+    words: str
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """The 90% interval of the standard deviation, if the differences are normal."""
+        from scipy.special import chdtri
+
+        n = self.searches - 1
+        low, high = (float(self.deviation * math.sqrt(n / chdtri(n, p))) for p in (0.05, 0.95))
+        return low, high
+
+
+def read_pilot(folder: str, plan: SweepPlan) -> Pilot:
+    """Reads from a finished sweep how much the results of searches vary.
+
+    Of several pairs of arms it takes the one whose differences vary most, among the arms that both
+    sweeps have if these are at least two.
+
+    Args:
+        folder: of the finished sweep.
+        plan: the plan of the sweep that is to be judged in the same way.
+
+    Raises:
+        UserError: the folder is not that of a finished sweep with at least three searches, its goal
+            is another one, this sweep has one search, or no two arms have results that differ.
+    """
+    goal = plan.definition.sweep.goal
+    if len(plan.offsets) == 1:
+        raise UserError(
+            "--pilot tells how much the results of searches vary, and this sweep has one search of"
+            " each arm, whose winners are compared over seeds: write searches: 5, or leave --pilot"
+            " out."
+        )
+    pilot = read_sweep(Path(folder))
+    if pilot.searches < _FEWEST_SEARCHES:
+        raise UserError(
+            f"The pilot {folder} has {plural(pilot.searches, 'search')} of each arm, and how much"
+            f" searches vary is seen from at least {_FEWEST_SEARCHES}: name a sweep with searches:"
+            f" {_FEWEST_SEARCHES} or more, or leave --pilot out."
+        )
+    theirs = (pilot.goal.metric, pilot.goal.better, pilot.goal.select_on)
+    if theirs != (goal.metric, goal.better, goal.select_on):
+        raise UserError(
+            f"The pilot {folder} has another goal, {_goal(*theirs)}, than this sweep,"
+            f" {_goal(goal.metric, goal.better, goal.select_on)}: name a sweep with the same goal,"
+            " or leave --pilot out."
+        )
+    if pilot.completed < len(pilot.revisions):
+        raise UserError(
+            f"The pilot {folder} is not finished. {' '.join(pilot.missing)} Compute the rest of it,"
+            " or leave --pilot out."
+        )
+    deviation, arms = _largest_deviation(pilot, [arm.name for arm in plan.definition.arms])
+    if not deviation:
+        raise UserError(
+            f"No two arms of the pilot {folder} have results of every search that differ from each"
+            " other by more than a constant: name another sweep, or leave --pilot out."
+        )
+    runs = [run for run in pilot.finals if (run.arm, run.search) == (arms[0], 0)]
+    trials = trials_of_search(pilot, arms[0])
+    words = pilot.goal.words
+    return Pilot(folder, pilot.searches, trials, len(runs), arms, deviation, words)
+
+
+def _goal(metric: str, better: str, select_on: str) -> str:
+    best = "smallest" if better == "min" else "largest"
+    return f"the {best} {metric} of the {select_on} split"
+
+
+def _largest_deviation(pilot: Workload, arms: Sequence[str]) -> tuple[float, tuple[str, str]]:
+    common = [arm for arm in pilot.arms if arm in arms]
+    found = [(0.0, ("", ""))]
+    for a, b in itertools.combinations(common if len(common) > 1 else pilot.arms, 2):
+        x, y = (np.array([*pilot.units_of(arm).values()]) for arm in (a, b))
+        if len(x) == len(y) == pilot.searches and np.isfinite([x, y]).all():
+            found.append((float((x - y).std(ddof=1)), (a, b)))
+    return max(found)
+
+
+def power_of_plan(plan: SweepPlan, pilot: Pilot | None = None) -> list[str]:
+    """Says over how many units the arms of a sweep are compared, and what that finds.
+
+    Args:
+        plan: the plan.
+        pilot: a finished sweep, after which the difference is told in units of the metric.
+
+    Returns:
+        Sentences; none for a sweep of one arm.
+    """
+    sweep, searches = plan.definition.sweep, len(plan.offsets)
+    arms = len(plan.definition.arms)
+    if arms < 2:
+        return []
+    fewest = min(plan.counts.values())
+    if searches > 1 and fewest < FEWEST_TRIALS:
+        return [
+            f"power: nothing will be said about the arms, because a search has"
+            f" {plural(fewest, 'trial')}: with fewer than {FEWEST_TRIALS}, a narrow space would win"
+            " too often."
+        ]
+    units = searches if searches > 1 else len(plan.final_seeds or plan.seeds)
+    looks = looks_at_any(units) if sweep.looks == "any" else looks_of_plan(units, (), sweep.skewed)
+    effect = _effect(units, looks, arms)
+    noun = _noun(searches, plan.final_seeds)
+    if effect is None:
+        return [f"power: {plural(units, noun)} of each arm cannot decide anything."]
+    whose = f"{arms} arms" if searches > 1 else f"the configurations that are found for {arms} arms"
+    most = " at most" if sweep.looks == "any" else ""
+    text = (
+        f"power: {whose} are compared over {plural(units, noun)}, in pairs. A difference of{most}"
+        f" {effect:.2g} {_DEVIATIONS} is found with a power of {POWER:g}."
+    )
+    if searches == 1:
+        text += (
+            " One search of each arm says nothing about other searches: `searches: 5` compares the"
+            " arms."
+        )
+    return [text, *(_in_units(plan, pilot, effect, _level(looks, arms)) if pilot else ())]
+
+
+def _in_units(plan: SweepPlan, pilot: Pilot, effect: float, level: float) -> list[str]:
+    low, high = pilot.interval
+    found = effect * pilot.deviation
+    each = f"{plural(pilot.trials, 'trial')} and {plural(pilot.final_seeds, 'final seed')} each"
+    text = (
+        f"pilot: in {pilot.name} ({pilot.searches} searches with {each}), the differences of"
+        f" {joined(pilot.arms)} have a standard deviation of {shown(pilot.deviation)} in the"
+        f" {pilot.words} (90% interval {shown(low)} to {shown(high)}), so that a difference of"
+        f" about {shown(found)} is found."
+    )
+    ours = min(plan.counts.values()), len(plan.final_seeds)
+    if ours != (pilot.trials, pilot.final_seeds):
+        text += (
+            f" Searches with {plural(ours[0], 'trial')} and {plural(ours[1], 'final seed')}, as in"
+            " this sweep, may vary otherwise."
+        )
+    sweep = plan.definition.sweep
+    if (relevant := sweep.goal.relevant) is not None and sweep.looks == "planned":
+        n = seeds_for_power(relevant / pilot.deviation, POWER, level)
+        many = "more than 10,000" if n is None else f"about {n:,}"
+        text += f" The difference that matters, {shown(relevant)}, takes {many} searches."
+    return [text]
+
+
+def power_of_extension(stored: StoredPlan, revision: Mapping[str, Any]) -> list[str]:
+    """Says what units that are added to a sweep after its winners were chosen can still find.
+
+    Args:
+        stored: the plan before.
+        revision: what is added, from `extension.make_extension`.
+
+    Returns:
+        Sentences; none if no units are added to what was judged or will be.
+    """
+    every = [*stored.revisions, revision]
+    planned = [*itertools.takewhile(lambda each: not _winners_known(each), every)][-1]
+    before, now = _units(stored.revisions[-1]), _units(revision)
+    arms, noun = len(revision["arms"]), _noun(searches_of(revision), revision["final_seeds"])
+    if arms < 2 or now <= before or planned is revision or stored.looks == "any":
+        return []
+    if stored.skewed:
+        return [
+            f"power: with skewed: true, only the {plural(_units(planned), noun)} of the plan are"
+            " judged, and the added ones change no verdict."
+        ]
+    looks = looks_of_plan(_units(planned), (now,))
+    first = _effect(_units(planned), looks, arms)
+    later = detectable_effect(now, POWER, looks.later_level / math.comb(arms, 2), later=True)
+    text = f"power: the results are judged again at {plural(now, noun)}, "
+    if later is None:
+        text += "which cannot decide anything"
+    else:
+        text += f"which finds a difference of {later:.2g} {_DEVIATIONS} with a power of {POWER:g}"
+    if first is not None:
+        text += f"; the planned look at {_units(planned):,} finds {first:.2g}"
+    text += "."
+    if now < 2 * _units(planned):
+        text += (
+            f" Fewer than twice the planned number hardly help: extend to at least"
+            f" {2 * _units(planned):,}, or start a fresh sweep."
+        )
+    return [text]
+
+
+def _winners_known(revision: Mapping[str, Any]) -> bool:
+    return bool(revision.get("known", {}).get("final"))
+
+
+def _units(revision: Mapping[str, Any]) -> int:
+    searches = searches_of(revision)
+    return searches if searches > 1 else len(revision["final_seeds"] or revision["seeds"])
+
+
+def _noun(searches: int, final_seeds: Sequence[int]) -> str:
+    return "search" if searches > 1 else "final seed" if final_seeds else "seed"
+
+
+def _level(looks: Looks, arms: int) -> float:
+    level = looks.later_level if looks.planned is None else looks.planned_level
+    return level / math.comb(arms, 2)
+
+
+def _effect(units: int, looks: Looks, arms: int) -> float | None:
+    """Returns the effect that the planned look finds, or with any look the last one."""
+    return detectable_effect(units, POWER, _level(looks, arms), later=looks.planned is None)

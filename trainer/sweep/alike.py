@@ -1,0 +1,109 @@
+"""Compares the configs of arms, and says whether they have the same loss."""
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from trainer.config import Call, Tree
+from trainer.config.tree import child_trees, join
+from trainer.config.wording import brief
+from trainer.messages import joined
+
+
+class UnlikeLoss(NamedTuple):
+    """Why the losses of arms cannot be compared.
+
+    Attributes:
+        path: the argument that differs.
+        text: a sentence.
+        values: arm -> the value, if that is not searched.
+    """
+
+    path: str
+    text: str
+    values: Mapping[str, str]
+
+
+def unlike_loss(trees: Mapping[str, Call], searched: Collection[str]) -> UnlikeLoss | None:
+    """Returns why the losses of arms cannot be compared; None if all are one function.
+
+    Args:
+        trees: arm -> its config, with its defaults.
+        searched: the config paths in which the trials of an arm differ.
+    """
+    which = "both" if len(trees) == 2 else "all of them"
+    named = f"name a metric that {which} compute, such as {_common_metric(trees)}"
+    for path in searched:
+        if path.split(".")[0] == "loss":
+            return UnlikeLoss(
+                path,
+                f"The loss of a trial depends on {path}, which is searched, so that losses cannot"
+                f" be compared: {named}.",
+                {},
+            )
+    found = {arm: dict(arguments(tree.kwargs["loss"], "loss")) for arm, tree in trees.items()}
+    for path, values in unlike(found).items():
+        return UnlikeLoss(
+            path,
+            f"The losses of the arms are not the same function ({path} {values_text(values)}), so"
+            f" that they cannot be compared: {named}.",
+            values,
+        )
+    return None
+
+
+def _common_metric(trees: Mapping[str, Call]) -> str:
+    """Returns the first metric that all arms compute; "accuracy" for an example if none is."""
+    of_arms = [tree.kwargs.get("metrics") for tree in trees.values()]
+    names = [list(child_trees(metrics)) if metrics else [] for metrics in of_arms]
+    common = [name for name in names[0] if all(name in each for each in names)] if names else []
+    return next(iter(common), "accuracy")
+
+
+def unlike(found: Mapping[str, Mapping[str, str]]) -> dict[str, dict[str, str]]:
+    """Returns the arguments in which arms differ.
+
+    Where two arms call different functions, their arguments are left out.
+
+    Args:
+        found: arm -> path -> the value as text, from `arguments`.
+
+    Returns:
+        Path -> arm -> the value; "absent" where the arm has no such argument.
+    """
+    paths = dict.fromkeys(path for each in found.values() for path in each)
+    different: dict[str, dict[str, str]] = {}
+    for path in paths:
+        values = {arm: each.get(path, "absent") for arm, each in found.items()}
+        inside = any(path.startswith(f"{parent}.") for parent in different)
+        if len(set(values.values())) > 1 and not inside:
+            different[path] = values
+    return different
+
+
+def arguments(tree: Tree, path: str) -> Iterator[tuple[str, str]]:
+    """Yields the path and the value of each argument, and the function of each call.
+
+    Args:
+        tree: a part of a config.
+        path: its path.
+    """
+    if isinstance(tree, Call):
+        yield path, tree.name
+    children: Mapping[str, Tree] = child_trees(tree)
+    if not children and not isinstance(tree, Call):
+        yield path, tree if isinstance(tree, str) else brief(tree)
+    for key, value in children.items():
+        yield from arguments(value, join(path, key))
+
+
+def values_text(values: Mapping[str, str]) -> str:
+    """Returns values with the arms that have them: "64 (muon) and 128 (adamw, sgd)".
+
+    Args:
+        values: arm -> the value.
+    """
+    arms: dict[str, list[str]] = {}
+    for arm, value in values.items():
+        arms.setdefault(value, []).append(arm)
+    texts: Sequence[str] = [f"{value} ({', '.join(of)})" for value, of in arms.items()]
+    return joined(texts)
