@@ -12,7 +12,7 @@ from trainer.__main__ import main
 from trainer.report.pairs import compare_arms, looks_of
 from trainer.report.sweep_results import read_sweep
 from trainer.sweep.final import choose_winners, final_trials, read_choices
-from trainer.sweep.plan import seed_of_search
+from trainer.sweep.plan import Trial, seed_of_search
 from trainer.sweep.status import SweepReader
 from trainer.sweep.stored_plan import read_plan
 from trainer.writers.json_files import DamagedFile
@@ -41,20 +41,31 @@ def accuracy(arm: str, search: int, number: int) -> float:
     return 0.5 + 0.1 * best + 0.01 * search + (0.2 if arm == "first" else 0.0)
 
 
+def end(sweep: Path, trial: Trial, value: float | None = None) -> None:
+    """Writes the result of a trial, and its rows, if it has none."""
+    if (sweep / trial.folder).exists():
+        return
+    if value is None:
+        value = accuracy(trial.arm, trial.search, trial.number)
+    finish(sweep, trial.folder, value)
+    row = {"step": 20, "validation/accuracy": value, "eval/accuracy": value}
+    (sweep / trial.folder / "metrics.jsonl").write_text(json.dumps(row) + "\n")
+    # Results that no worker wrote are compared with their rows.
+    (sweep / "ledger.jsonl").unlink(missing_ok=True)
+
+
 def finish_search(sweep: Path) -> None:
     for trial in read_plan(sweep).trials:
-        if not (sweep / trial.folder).exists():
-            finish(sweep, trial.folder, accuracy(trial.arm, trial.search, trial.number))
+        end(sweep, trial)
     reader = SweepReader(sweep)
-    choose_winners(sweep, reader.plan, reader.read().outcomes)
+    choose_winners(sweep, reader.plan, reader.read().outcomes, lambda content: None)
 
 
 def finish_finals(sweep: Path, fewer: int = 0) -> None:
     trials = final_trials(sweep, read_plan(sweep))
     assert trials is not None
     for trial in trials[: len(trials) - fewer]:
-        if not (sweep / trial.folder).exists():
-            finish(sweep, trial.folder, accuracy(trial.arm, trial.search, trial.number))
+        end(sweep, trial)
 
 
 def test_each_search_has_points_and_seeds_of_its_own_which_all_arms_share(folder):
@@ -153,7 +164,7 @@ def test_a_new_winner_of_an_extension_is_not_judged_before_all_of_its_runs_ended
     extend(folder, text.replace("trials: 4", "trials: 8"))
     for trial in read_plan(sweep).trials[8:]:
         best = trial.name.startswith("first/0006")
-        finish(sweep, trial.folder, 0.9 if best else 0.1)
+        end(sweep, trial, 0.9 if best else 0.1)
     finish_search(sweep)
     work = read_sweep(sweep)
     assert work.revisions[1].new_winners == ("first",) and work.completed == 1
