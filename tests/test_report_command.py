@@ -204,7 +204,7 @@ def test_another_metric_of_a_sweep_is_a_second_outcome(computed, tmp_path, capsy
     said = report(capsys, computed, "--metric=loss", "--mode=min", f"--output={tmp_path / 'out'}")
     assert "loss on the test split" in said and "second outcome" in said.lower()
     said = report(capsys, computed, "--metric=los", "--mode=min", code=2)
-    assert "No run of the sweep" in said and "Did you mean loss?" in said
+    assert "No run of the sweep" in said and "Did you mean 'loss'?" in said
 
 
 def test_a_metric_that_no_run_has(computed, capsys):

@@ -253,7 +253,7 @@ def test_the_winners_run_again_on_fresh_seeds(tmp_path):
     losses = {int(trial.parent.name): rows(trial)[-1]["eval/loss"] for trial in trials}
     best = min(losses, key=lambda number: losses[number])
     content = json.loads((tmp_path / "sweep" / "final.json").read_text())
-    assert content[0]["winners"] == {"base": {"number": best, "value": losses[best]}}
+    assert content[0]["winners"] == {"base": [{"number": best, "value": losses[best]}]}
     final = sorted((tmp_path / "sweep").glob("final/base/*"))
     assert [path.name for path in final] == ["10000", "10001"]
     rate = f"learning_rate: {[1e-5, 3e-2, 1e-4][best]}"
@@ -274,7 +274,7 @@ def test_a_trial_that_diverges_is_a_result_and_ranks_last(tmp_path, capsys):
     assert ends == ["done"] * 2 + ["diverged", "done", "diverged"]
     assert "trials/base/0000/0 diverged. At step" in said
     content = json.loads((tmp_path / "sweep" / "final.json").read_text())
-    assert content[0]["winners"]["base"]["number"] == 1
+    assert content[0]["winners"]["base"][0]["number"] == 1
     diverged = next((tmp_path / "sweep").glob("trials/base/0000/0"))
     alone = solo(diverged, tmp_path / "alone")
     assert rows(diverged) == rows(alone)

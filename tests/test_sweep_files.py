@@ -162,8 +162,8 @@ def test_a_report_of_damaged_results_says_which_ones(copied, value):
 @pytest.mark.parametrize(
     ("change", "why"),
     [
-        (lambda text: text.replace('"number": 0', '"number": 7'), "has no point 7"),
-        (lambda text: text.replace('"low"', '"lo"'), "lo has no point"),
+        (lambda text: text.replace('"number": 0', '"number": 7'), "low has no point 0007"),
+        (lambda text: text.replace('"low"', '"lo"'), "its arms are lo, high"),
         (lambda text: text.replace("10000", "10007"), "its seeds are [10007, 10001]"),
         (lambda text: text.replace('"number"', '"n"'), "has no 'number'"),
         (lambda text: "5", "its content is 5, and not a list"),

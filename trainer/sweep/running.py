@@ -155,12 +155,12 @@ def _held(lock: Path, files: Sequence[Path]) -> set[Path]:
     A worker takes them only while it holds the lock of the sweep. That lock is shared here
     meanwhile, because a look at the lock of a wave takes it for a moment.
     """
-    if not (files and lock.exists()):  # --locks=heartbeat makes none
+    if not files:
         return set()
     with contextlib.ExitStack() as stack:
         try:
             descriptor = os.open(lock, _TO_LOCK)
-        except FileNotFoundError:  # no worker has claimed a wave since it was removed
+        except FileNotFoundError:  # none has claimed a wave, or --locks=heartbeat, which has none
             return set()
         stack.callback(os.close, descriptor)
         until = time.monotonic() + _PATIENCE
