@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.test_sweep_plan import BASE, planned
+from tests.test_sweep_plan_file import first_format
 from trainer.__main__ import main
 from trainer.engine.loading import load as load_program
 from trainer.engine.plan import make_plan as make_run_plan
@@ -89,7 +90,7 @@ def test_a_plan_of_an_earlier_version_has_no_warnings(folder, capsys):
     where = [f"--config={folder / 'sweep.yaml'}", f"--workdir={folder / 'runs'}"]
     assert main(["sweep", *where, "--plan_only"]) == 0
     file = folder / "runs" / "plan.json"
-    content = json.loads(file.read_text())
+    content = first_format(file)
     for program in content["revisions"][0]["programs"]:
         del program["warnings"]
     file.write_text(json.dumps(content))
