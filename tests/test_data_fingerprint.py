@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from tests import runs
-from tests.test_sweep import folders, replaced, sweep, write_sweep
+from tests.test_sweep import folders, replaced, write_sweep
 from trainer.data.absent import DeclaredData
 from trainer.engine.contracts import ComponentError
 from trainer.engine.data_fingerprint import data_fingerprint, describe_fingerprint
@@ -162,7 +162,8 @@ def test_data_that_are_not_known_are_no_difference_of_two_runs():
 def test_the_trials_of_a_sweep_have_the_fingerprint_of_their_data(folder):
     assert train(folder, "--until=2") == 75
     file = write_sweep(folder, replaced("data", "!stored.Stored"), trials=1)
-    assert sweep(file, folder / "sweep", "--vocabulary=stored") == 0
+    options = f"--config={file}", f"--workdir={folder / 'sweep'}", "--vocabulary=stored"
+    assert runs.sweep(*options) == 0
     found = {record(trial)["fingerprint"]["data"] for trial in folders(folder / "sweep")}
     assert found == {record(folder / "run")["fingerprint"]["data"]}
 

@@ -538,7 +538,8 @@ def test_a_kill_is_recognized_by_the_lineage(tmp_path):
         ([{"exit": "killed"}, {"exit": None}], True),
         ([{"exit": "killed"}, {"exit": "stopped"}, {"exit": None}], False),
     ):
-        file.write_text(json.dumps({"lineage": lineage}))
+        content = {"format": 1, "fingerprint": {}, "lineage": lineage}
+        file.write_text(json.dumps(content))
         assert was_killed(file) is killed
 
 
