@@ -150,7 +150,7 @@ def test_no_trial_of_a_sweep_has_failed_when_its_shards_have_changed(
     kept = file.read_bytes()
     (tmp_path / "run.yaml").write_text(CONFIG.format(folder=tmp_path))
     (tmp_path / "sweep.yaml").write_text(SWEEP)
-    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{runs.ROOT}")  # of the process that computes
     workdir = tmp_path / "sweep"
     command = ["sweep", f"--config={tmp_path / 'sweep.yaml'}", f"--workdir={workdir}"]
     monkeypatch.setenv("CHANGE", f"cut 6 {file}")

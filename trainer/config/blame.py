@@ -41,8 +41,8 @@ def cause(error: BaseException) -> str:
         >>> try:
         ...     fail()
         ... except ValueError as error:
-        ...     print(cause(error))
-        ValueError: It is too large (nets.py:12).
+        ...     print(cause(error))  # doctest: +ELLIPSIS
+        ValueError: It is too large (...:2)
     """
     text = f"{type(error).__name__}: {error}"
     where = location(error) or location(error, "")
