@@ -10,6 +10,8 @@ from tests.test_sweep_plan import BASE, planned
 from tests.test_sweep_status import finish, printed, refused
 from trainer.__main__ import main
 from trainer.report.pairs import compare_arms, looks_of
+from trainer.report.panels.ledger import ledger_block
+from trainer.report.panels.methods import methods_block
 from trainer.report.sweep_results import read_sweep
 from trainer.sweep.final import choose_winners, final_trials, read_choices
 from trainer.sweep.plan import Trial, seed_of_search
@@ -153,6 +155,55 @@ def test_searches_can_be_added(folder):
     assert after.completed == 2 and after.revisions[1].units == 5
     looks = looks_of(after, ("first", "second"), 5)
     assert looks is not None and (looks.planned, looks.later) == (3, (5,))
+
+
+def test_methods_and_the_table_of_spaces_say_which_points_are_from_which_space(folder):
+    text = SWEEP.replace("searches: 3\n", "")
+    sweep, _ = begun(folder, text)
+    finish_search(sweep)
+    finish_finals(sweep)
+    wider = text.replace("high: 1e-2", "high: 1e-1").replace("trials: 4", "trials: 6")
+    extend(folder, wider)
+    finish_search(sweep)
+    extend(folder, wider.replace("seeds: 2", "seeds: 4"))
+    finish_search(sweep)  # chooses the winners again
+    finish_finals(sweep)
+    work = read_sweep(sweep)
+    (methods,) = methods_block(work, [], "").text
+    rate = "optimizer.learning_rate log_uniform"
+    assert (
+        " The first plan had 4 points for first and 4 points for second, from the spaces: first:"
+        f" {rate} 0.0001 to 0.01; second: {rate} 0.001 to 0.1. Revision 2, made when 8 runs of the"
+        " search had a result and the winners had been chosen, added 2 points for first and 2"
+        f" points for second, from the spaces: first: {rate} 0.0001 to 0.1; second: {rate} 0.001 to"
+        " 0.1. Revision 3, made when"
+        " 12 runs of the search had a result and the winners had been chosen, added no points"
+        " (final seeds: "
+    ) in methods
+    table = next(each for each in ledger_block(work, "").tables if each.name == "spaces")
+    names = [column.name for column in table.columns]
+    rows = [dict(zip(names, row, strict=True)) for row in table.rows]
+    assert [(row["arm"], row["revision"], row["points"], row["space"]) for row in rows] == [
+        ("first", 1, 4, "log_uniform 0.0001 to 0.01"),
+        ("first", 2, 2, "log_uniform 0.0001 to 0.1"),
+        ("second", 1, 4, "log_uniform 0.001 to 0.1"),
+        ("second", 2, 2, "log_uniform 0.001 to 0.1"),
+    ]
+
+
+def test_methods_count_the_points_and_seeds_of_each_search(folder):
+    sweep, _ = begun(folder, SWEEP)
+    finish_search(sweep)
+    finish_finals(sweep)
+    (methods,) = methods_block(read_sweep(sweep), [], "").text
+    assert (
+        "For each search the point with the largest accuracy on the validation split was run again"
+        " with 2 fresh seeds, on which we report the accuracy on the test split."
+    ) in methods
+    assert (
+        "Hyperparameters were tuned with 4 points for each arm, in each of 3 independent searches,"
+        " chosen by sobol, seed 0, with 1 seed for each. The search spaces were: first:"
+    ) in methods
 
 
 def test_a_new_winner_of_an_extension_is_not_judged_before_all_of_its_runs_ended(folder):

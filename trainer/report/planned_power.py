@@ -223,7 +223,8 @@ def power_of_extension(stored: StoredPlan, revision: Mapping[str, Any]) -> list[
     else:
         text += f"which finds a difference of {later:.2g} {_DEVIATIONS} with a power of {POWER:g}"
     if first is not None:
-        text += f"; the planned look at {_units(planned):,} finds {first:.2g}"
+        unit = f" {_DEVIATIONS}" if later is None else ""
+        text += f"; the planned look at {_units(planned):,} finds {first:.2g}{unit}"
     text += "."
     if now < 2 * _units(planned):
         text += (

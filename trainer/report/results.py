@@ -161,6 +161,8 @@ class Revision:
         arms: the arms that it has.
         units: how many units it has: searches, or final seeds if each arm is searched once.
         new_winners: the arms of which another configuration is compared than before.
+        points: arm -> how many points it added to the searches of the arm; absent if none.
+        spaces: arm -> the space which those points are from.
     """
 
     number: int
@@ -172,6 +174,8 @@ class Revision:
     arms: tuple[str, ...] = ()
     units: int = 0
     new_winners: tuple[str, ...] = ()
+    points: Mapping[str, int] = field(default_factory=dict)
+    spaces: Mapping[str, Space] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

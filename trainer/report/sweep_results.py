@@ -66,10 +66,7 @@ def read_sweep(
         arms=tuple(plan.arms),
         trials=trials,
         finals=finals,
-        spaces={
-            arm: Space(entry["method"], entry["space"])
-            for arm, entry in plan.revisions[-1]["arms"].items()
-        },
+        spaces=_spaces(plan.revisions[-1]),
         winners=winners,
         revisions=tuple(_revision(plan, n, choices) for n in range(1, plan.revision + 1)),
         completed=_completed(plan, choices, trials, finals),
@@ -231,16 +228,16 @@ def _arms_of(program: StoredProgram) -> set[str]:
 
 def _revision(plan: StoredPlan, number: int, choices: Sequence[Choice]) -> Revision:
     revisions: Sequence[Mapping[str, Any]] = plan.revisions
-    content = revisions[number - 1]
+    before, content = revisions[: number - 1], revisions[number - 1]
     searches = searches_of(content)
     known = content.get("known")
-    changes = [] if number == 1 else revised(revisions[number - 2], content)
-    for name, arm in content["arms"].items() if number > 1 else ():
-        before = revisions[number - 2]["arms"].get(name)
-        if before is None:
+    changes = revised(before[-1], content) if before else []
+    for name, arm in content["arms"].items() if before else ():
+        old = before[-1]["arms"].get(name)
+        if old is None:
             changes.append(f"arm {name} added")
-        elif before["space"] != arm["space"]:
-            changes.append(f"space of {name}: {shown(before['space'])} -> {shown(arm['space'])}")
+        elif old["space"] != arm["space"]:
+            changes.append(f"space of {name}: {shown(old['space'])} -> {shown(arm['space'])}")
     return Revision(
         number=number,
         digest=content["digest"],
@@ -251,7 +248,26 @@ def _revision(plan: StoredPlan, number: int, choices: Sequence[Choice]) -> Revis
         arms=tuple(content["arms"]),
         units=searches if searches > 1 else len(content["final_seeds"] or content["seeds"]),
         new_winners=_new_winners(number, choices),
+        points=_added(before, content),
+        spaces=_spaces(content),
     )
+
+
+def _added(before: Sequence[Mapping[str, Any]], revision: Mapping[str, Any]) -> dict[str, int]:
+    """Returns how many points a revision added to each arm; seeds of earlier points are none."""
+    new = Counter(arm for arm, _ in _points(revision).difference(*map(_points, before)))
+    return {arm: new[arm] for arm in revision["arms"] if arm in new}
+
+
+def _points(revision: Mapping[str, Any]) -> set[tuple[str, str]]:
+    """Returns the points to which a revision added runs: the arm, and the name of the point."""
+    return {
+        (arm, point_name(sum(search), number)) for arm, number, _, _, *search in revision["trials"]
+    }
+
+
+def _spaces(revision: Mapping[str, Any]) -> dict[str, Space]:
+    return {arm: Space(each["method"], each["space"]) for arm, each in revision["arms"].items()}
 
 
 def _new_winners(number: int, choices: Sequence[Choice]) -> tuple[str, ...]:

@@ -83,24 +83,40 @@ def _cost(runs: Sequence[Result]) -> tuple[Cell, ...]:
 
 
 def _spaces(workload: Workload, prefix: str) -> Table:
+    """Returns what was searched: a row for each axis, and for each revision that added points."""
     rows: list[tuple[Cell, ...]] = []
-    for arm, space in workload.spaces.items():
+    several, many = workload.searches > 1, len(workload.revisions) > 1
+    for arm, last in workload.spaces.items():
         first = [run for run in workload.trials_of(arm) if run.search == 0]
         points, seeds = (len(set(x)) for x in ([r.number for r in first], [r.seed for r in first]))
-        searches = workload.searches if workload.searches > 1 else None
-        for path, text in space.axes.items() or [("–", "–")]:
-            rows.append((arm, searches, points, seeds, space.method, path, text))
-    several = workload.searches > 1
+        parts = [(None, points, last)]
+        if many:
+            parts = [
+                (each.number, each.points[arm], each.spaces[arm])
+                for each in workload.revisions
+                if each.points.get(arm)
+            ]
+        for revision, count, space in parts:
+            for path, text in space.axes.items() or [("–", "–")]:
+                searches = workload.searches if several else None
+                rows.append((arm, revision, searches, count, seeds, space.method, path, text))
     columns = (
         Column("arm", "arm"),
+        Column("revision", "revision", "integer"),
         Column("searches", "searches", "integer"),
-        Column("points", "points of each" if several else "points", "integer"),
+        Column("points", "points of each" if several and not many else "points", "integer"),
         Column("seeds", "seeds", "integer"),
         Column("method", "method"),
         Column("path", "path", "code"),
         Column("space", "space"),
     )
-    return Table(f"{prefix}spaces", "What was searched", columns, tuple(rows)).compact()
+    note = (
+        "Points are those that a revision of the plan added, over all searches of the arm, with the"
+        " space which they are from."
+        if many
+        else ""
+    )
+    return Table(f"{prefix}spaces", "What was searched", columns, tuple(rows), note).compact()
 
 
 def _revisions(workload: Workload, prefix: str) -> Table:

@@ -1,15 +1,16 @@
 """The panel of methods: a paragraph for a paper, and what the results depend on."""
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 
 from trainer.config import Call, Tree
 from trainer.config.wording import brief
 from trainer.messages import plural
 from trainer.report.conditions import fingerprint_rows
 from trainer.report.document import Block, Column, Table
-from trainer.report.pairs import Pair, standings
+from trainer.report.pairs import Pair
 from trainer.report.panels.hyperparameters import hyperparameters_table
-from trainer.report.results import Result, Workload
+from trainer.report.results import Result, Revision, Space, Workload
 from trainer.report.wording import joined
 
 
@@ -71,47 +72,87 @@ def _call(value: Tree) -> str:
 def _search(workload: Workload) -> list[str]:
     if not workload.trials:
         return []
-    counts = {arm: len({run.number for run in workload.trials_of(arm)}) for arm in workload.arms}
-    seeds = len({run.seed for run in workload.trials})
+    first = [run for run in workload.trials if run.search == 0]
+    counts = {arm: len({r.number for r in first if r.arm == arm}) for arm in workload.arms}
+    seeds = len({run.seed for run in first})
     methods = list(dict.fromkeys(space.method for space in workload.spaces.values()))
-    spaces = [
-        f"{arm}: " + ", ".join(f"{path} {text}" for path, text in space.axes.items())
-        for arm, space in workload.spaces.items()
-        if space.axes
-    ]
     each = set(counts.values())
     many = (
         f"{plural(each.pop(), 'point')} for each arm"
         if len(each) == 1
         else joined([f"{plural(n, 'point')} for {arm}" for arm, n in counts.items()])
     )
+    if workload.searches > 1:
+        many += f", in each of {workload.searches} independent searches"
     sentences = [
         f"Hyperparameters were tuned with {many}, chosen by {joined(methods)}, with"
         f" {plural(seeds, 'seed')} for each."
     ]
-    if spaces:
-        sentences.append(f"The search spaces were: {'; '.join(spaces)}.")
+    if len(workload.revisions) > 1:
+        return [*sentences, *_search_by_revision(workload.revisions)]
+    if spaces := _axes(workload.spaces):
+        sentences.append(f"The search spaces were: {spaces}.")
     return sentences
 
 
+def _axes(spaces: Mapping[str, Space]) -> str:
+    """Returns the axes of arms, such as "adamw: learning_rate log_uniform 0.001 to 0.1"."""
+    return "; ".join(
+        f"{arm}: " + ", ".join(f"{path} {text}" for path, text in space.axes.items())
+        for arm, space in spaces.items()
+        if space.axes
+    )
+
+
+def _search_by_revision(revisions: Sequence[Revision]) -> list[str]:
+    """Returns a sentence for each revision: what was known, and its points with their spaces."""
+    sentences, before = [], {}
+    for each in revisions:
+        spaces = {arm: each.spaces[arm] for arm in each.points}
+        same = all(before.get(arm) == space for arm, space in spaces.items())
+        points = joined([f"{plural(n, 'point')} for {arm}" for arm, n in each.points.items()])
+        if not points:
+            added = f"no points ({'; '.join(each.changes)})"
+        else:
+            added = f"{points}, from the {'same spaces' if same else f'spaces: {_axes(spaces)}'}"
+        plan = "The first plan had" if each.number == 1 else f"{_made(each)} added"
+        sentences.append(f"{plan} {added}.")
+        before |= spaces
+    return sentences
+
+
+def _made(revision: Revision) -> str:
+    """Returns a revision of the plan, and which results were known when it was made."""
+    known = plural(revision.known, "run") if revision.known else "none"
+    chosen = "" if revision.winners_known else "not "
+    return (
+        f"Revision {revision.number}, made when {known} of the search had a result and the winners"
+        f" had {chosen}been chosen,"
+    )
+
+
 def _final(workload: Workload) -> list[str]:
-    goal, ordered = workload.goal, standings(workload)
-    if not ordered:
+    goal = workload.goal
+    ended = Counter((run.arm, run.search) for run in workload.finals if run.end != "missing")
+    if not ended:
         return []
-    seeds = sorted({len(each.values) for each in ordered})
-    many = joined([str(n) for n in seeds])
+    counts = sorted(set(ended.values()))
+    noun = "seed" if counts == [1] else "seeds"
+    many = joined([str(n) for n in counts])
     best = "smallest" if goal.better == "min" else "largest"
     search = {run.name for run in workload.trials}
     if not workload.trials:
-        return [f"Each config was run with {many} seeds; we report the {goal.words}."]
+        return [f"Each config was run with {many} {noun}; we report the {goal.words}."]
+    which = "search" if workload.searches > 1 else "arm"
+    point = f"point with the {best} {goal.metric} on the {goal.select_on} split"
     if any(run.name in search for run in workload.finals):
         return [
-            f"For each arm we report the point with the {best} {goal.metric} on the"
-            f" {goal.select_on} split, over the {many} seeds on which it was selected."
+            f"For each {which} we report the {point}, over the {many} {noun} on which it was"
+            " selected."
         ]
     return [
-        f"The point of each arm with the {best} {goal.metric} on the {goal.select_on} split was run"
-        f" again with {many} fresh seeds, on which we report the {goal.words}."
+        f"For each {which} the {point} was run again with {many} fresh {noun}, on which we report"
+        f" the {goal.words}."
     ]
 
 
