@@ -1,4 +1,4 @@
-"""The house rules and the pages, compared with the syntax trees of trainer and optim."""
+"""The house rules and the pages, compared with the syntax trees of the three packages."""
 
 import ast
 import importlib.metadata
@@ -38,6 +38,7 @@ ORDER = [
     {"trainer.report"},
     {"trainer.cli"},
     {"trainer.__main__"},
+    {"lockstep"},
 ]
 
 # The only modules of trainer/ that are not in one of its packages.
@@ -92,7 +93,7 @@ def _sources(*folders: str) -> list[Path]:
     return [path for folder in folders for path in sorted((ROOT / folder).rglob("*.py"))]
 
 
-MODULES = [_read(path) for path in _sources("optim", "trainer")]
+MODULES = [_read(path) for path in _sources("optim", "trainer", "lockstep")]
 NAMES = {module.name for module in MODULES}
 
 
@@ -133,7 +134,8 @@ def _dotted(node: ast.AST) -> str:
 
 def _package(name: str) -> str:
     """Returns the entry of ORDER that a dotted name would be in: "optim", "trainer.engine"."""
-    return ".".join(name.split(".")[: 1 if _inside(name, "optim") else 2])
+    top = name.partition(".")[0]
+    return top if top in {"optim", "lockstep"} else ".".join(name.split(".")[:2])
 
 
 def _rank(package: str) -> int:
@@ -148,7 +150,7 @@ def imports_point_one_way(module: Module) -> Iterator[str]:
         root = name.partition(".")[0]
         if home == "optim" and root not in {*OPTIM_KNOWS, *sys.stdlib_module_names}:
             yield f"{line}: optim knows jax, optax and numpy only, not {name}."
-        elif root in {"optim", "trainer"} and (target := _package(name)) != home:
+        elif root in {"optim", "trainer", "lockstep"} and (target := _package(name)) != home:
             if home == "trainer.config" and target != "trainer.messages":
                 yield f"{line}: trainer.config finds functions by name and imports none: {name}."
             elif _rank(target) >= _rank(home):
@@ -278,6 +280,7 @@ def test_every_module_keeps_the_rules_of_style_and_imports(
         (imports_point_one_way, "trainer.diagnose.verify", "from trainer.cli import terminal"),
         (imports_point_one_way, "trainer.cli.commands", "from trainer.__main__ import main"),
         (imports_point_one_way, "trainer", "from trainer.train.run import Run"),
+        (imports_point_one_way, "trainer.cli.commands", "from lockstep.runs import Run"),
         (every_file_is_in_a_package_with_a_place, "trainer.plots", "x = 1"),
         (every_file_is_in_a_package_with_a_place, "trainer.tools.plots", "x = 1"),
         (packages_have_one_keeper, "trainer.train.loop", "import orbax.checkpoint as ocp"),
@@ -315,6 +318,7 @@ def test_a_rule_detects_an_offence(
         (imports_point_one_way, "trainer.config.tree", "from trainer.messages import UserError"),
         (imports_point_one_way, "trainer.writers", "import optim\nfrom trainer import config"),
         (imports_point_one_way, "trainer.cli.commands", "from trainer import report, diagnose"),
+        (imports_point_one_way, "lockstep.runs", "import optim\nfrom trainer.cli import options"),
         (imports_point_one_way, "trainer.diagnose.replay", "from trainer.train import nonfinite"),
         (every_file_is_in_a_package_with_a_place, "trainer.losses", "x = 1"),
         (every_file_is_in_a_package_with_a_place, "trainer.report.plots", "x = 1"),
@@ -369,7 +373,7 @@ def test_pyproject_declares_exactly_the_imported_packages() -> None:
     for module in MODULES:
         for name, line in imports(module):
             root = name.partition(".")[0]
-            if root in sys.stdlib_module_names or root in {"trainer", "optim", "__future__"}:
+            if root in {*sys.stdlib_module_names, "trainer", "optim", "lockstep", "__future__"}:
                 continue
             names = {canonicalize_name(owner) for owner in owners.get(root, [root])}
             assert names & declared, f"{module.path}:{line} imports {root}, not in pyproject.toml."
@@ -381,7 +385,7 @@ def test_pyproject_declares_exactly_the_imported_packages() -> None:
 def test_files_have_at_most_600_lines() -> None:
     lengths = {
         str(path.relative_to(ROOT)): len(path.read_text(encoding="utf-8").splitlines())
-        for path in _sources("optim", "trainer", "benchmarks", "experiments")
+        for path in _sources("lockstep", "optim", "trainer", "benchmarks", "experiments")
     }
     long = sorted(path for path, length in lengths.items() if length > 600)
     assert long == [], "A file that passes 600 lines wants to be two."
@@ -402,8 +406,9 @@ def _page(name: str, part: str = "") -> str:
 
 
 def test_the_drawing_of_the_packages_has_them_in_the_order_of_their_imports() -> None:
-    drawn = _page("docs/architecture.md", "packages").splitlines()
-    rows = [set(re.findall(r"\btrainer\.\w+|\boptim\b", line)) for line in drawn if line.strip()]
+    drawn = [line.strip() for line in _page("docs/architecture.md", "packages").splitlines()]
+    package = r"\btrainer\.\w+|\boptim\b|^lockstep\b"
+    rows = [set(re.findall(package, line)) for line in drawn if line]
     assert rows == ORDER[::-1]
 
 

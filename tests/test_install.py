@@ -55,7 +55,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A wheel built from a copy, so that no old build directory can lend it files."""
     source = tmp_path_factory.mktemp("source") / "lockstep"
     source.mkdir()
-    for package in ("trainer", "optim"):
+    for package in ("lockstep", "trainer", "optim"):
         copytree(ROOT / package, source / package, ignore=ignore_patterns("__pycache__"))
     (source / "tests").mkdir()
     (source / "tests" / "__init__.py").touch()  # what must not be packed, though it is a package
@@ -83,21 +83,22 @@ def elsewhere(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return python
 
 
-def test_the_wheel_holds_both_packages_whole_and_nothing_else(wheel: Path) -> None:
+def test_the_wheel_holds_the_packages_whole_and_nothing_else(wheel: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
     tops = {name.partition("/")[0] for name in names}
     version = PYPROJECT["project"]["version"]
-    assert tops == {"trainer", "optim", f"lockstep-{version}.dist-info"}
+    assert tops == {"lockstep", "trainer", "optim", f"lockstep-{version}.dist-info"}
     sources = {
         str(path.relative_to(ROOT))
-        for package in ("trainer", "optim")
+        for package in ("lockstep", "trainer", "optim")
         for path in (ROOT / package).rglob("*.py")
     }
     assert sources == {name for name in names if name.endswith(".py")}
     others = {name for name in names if not name.endswith(".py") and ".dist-info/" not in name}
     scripts = ("page.js", "figures.js", "filter.js", "selection.js", "trials.js")
     page = {f"trainer/report/html/{name}" for name in ("page.css", *scripts)}
-    typed = {"trainer/py.typed", "optim/py.typed"}  # type checkers read our annotations
+    # Type checkers read our annotations.
+    typed = {f"{package}/py.typed" for package in ("lockstep", "trainer", "optim")}
     assert others == typed | page | {"trainer/data/shakespeare.txt.bz2"}
 
 
@@ -178,15 +179,33 @@ def test_help_and_version_answer_beside_a_package_of_the_users(
 
 
 @pytest.mark.parametrize("inside", ["", "cli/__init__.py"])
-def test_help_answers_where_python_takes_a_package_of_the_users_for_trainer(
+def test_help_answers_beside_a_package_trainer_that_has_modules_of_our_names(
     inside: str, tmp_path: Path
 ) -> None:
-    """In an editable install `python -m trainer` is ours with the user's package `trainer`."""
     for name in ("__init__.py", inside or "x.py"):
         (tmp_path / "trainer" / name).parent.mkdir(exist_ok=True, parents=True)
         (tmp_path / "trainer" / name).write_text("x = 1\n")
-    done = _run(sys.executable, "-m", "trainer", "sweep", "--help", cwd=tmp_path)
+    command = Path(sys.executable).with_name("lockstep")
+    done = _run(command, "sweep", "--help", cwd=tmp_path)
     assert "--dry_run" in done.stdout and done.stderr == ""
+
+
+@pytest.mark.parametrize("editable", [True, False])
+def test_the_library_is_imported_from_another_folder(
+    editable: bool, elsewhere: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "optim").mkdir()  # empty, so that it does not hide the package
+    python = sys.executable if editable else elsewhere
+    config = f"ls.load_config({str(CONFIG)!r})"
+    code = f"import lockstep as ls; print({config}['model'].name, ls.optim.muon.__name__)"
+    done = _run(python, "-c", code, cwd=tmp_path)
+    assert done.stdout == "models.mlp muon\n"
+    (tmp_path / "lockstep").mkdir()  # as a clone of this repository beside the user's script
+    assert _run(python, "-c", code, cwd=tmp_path).stdout == done.stdout
+    (tmp_path / "optim.py").write_text("")
+    (tmp_path / "optim").rmdir()
+    failed = subprocess.run([python, "-c", code], cwd=tmp_path, capture_output=True, text=True)
+    assert failed.stderr.splitlines()[-1].startswith("ImportError: Lockstep needs its own package")
 
 
 @pytest.mark.parametrize("way", WAYS)

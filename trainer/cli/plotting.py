@@ -2,7 +2,6 @@
 
 import argparse
 from collections.abc import Mapping
-from pathlib import Path
 
 import numpy as np
 
@@ -29,11 +28,12 @@ def run(arguments: argparse.Namespace) -> int:
     """
     metric, x = arguments.metric, arguments.x
     try:
+        groups = runs.groups_in(arguments.workdirs, metric, each_run=arguments.each_run)
         lines = {
             name: curves.combine(
                 [curves.read_points(run, metric, x) for run in several], arguments.smoothing
             )
-            for name, several in _groups(arguments).items()
+            for name, several in groups.items()
         }
     except (OSError, ValueError) as error:
         raise UserError(str(error)) from error
@@ -52,29 +52,6 @@ def run(arguments: argparse.Namespace) -> int:
     if left_out:
         show(left_out)
     return DONE
-
-
-def _groups(arguments: argparse.Namespace) -> dict[str, list[str]]:
-    """Returns the runs to draw: name -> the runs whose mean is drawn."""
-    from trainer.sweep.curves import best_runs
-
-    found: dict[str, list[str]] = {}
-    plain: list[str] = []
-    for workdir in dict.fromkeys(arguments.workdirs):
-        folder = Path(workdir)
-        if not (folder / "plan.json").exists():
-            plain += runs.runs_in(folder, arguments.metric) or [workdir]
-            continue
-        best = {name: list(map(str, paths)) for name, paths in best_runs(folder).items()}
-        if arguments.each_run:
-            plain += [run for each in best.values() for run in each]
-            continue
-        prefix = f"{folder.absolute().name} " if len(arguments.workdirs) > 1 else ""
-        found |= {f"{prefix}{name}": several for name, several in best.items()}
-    named = runs.names_of(plain)
-    if arguments.each_run or len(named) == 1:
-        return found | {name: [run] for name, run in named.items()}
-    return found | runs.group_by_seed(named)
 
 
 def _seeds(lines: Mapping[str, Line]) -> str:

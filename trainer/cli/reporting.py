@@ -4,14 +4,10 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 from shlex import join as quoted
-from typing import TYPE_CHECKING
 
 from trainer.cli.terminal import show
-from trainer.messages import DONE, UserError, plural
+from trainer.messages import DONE, plural
 from trainer.report.wording import joined
-
-if TYPE_CHECKING:
-    from trainer.report.results import Workload
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -28,11 +24,13 @@ def run(arguments: argparse.Namespace) -> int:
     """
     import trainer
     from trainer.report import FORMATS
-    from trainer.report.comparison import make_report
+    from trainer.report.comparison import default_folder, make_report, read_workloads
     from trainer.report.write import write
 
-    workloads = _read(arguments)
-    folder = _folder(arguments)
+    workloads = read_workloads(
+        arguments.folders, arguments.metric, arguments.mode, arguments.target
+    )
+    folder = Path(arguments.output or default_folder(arguments.folders))
     made = f"Lockstep {trainer.__version__}: {_command(arguments)}"
     made_report = make_report(workloads, folder, made)
     files = write(made_report, folder, arguments.formats or FORMATS)
@@ -53,49 +51,6 @@ def _command(arguments: argparse.Namespace) -> str:
         value = getattr(arguments, name)
         words += [] if value is None else [f"--{name}={value}"]
     return quoted(words)
-
-
-def _read(arguments: argparse.Namespace) -> "list[Workload]":
-    from trainer.report.comparison import check_different
-    from trainer.report.run_results import read_runs
-    from trainer.report.sweep_results import read_sweep
-
-    folders = list(dict.fromkeys(arguments.folders))
-    sweeps = [each for each in folders if (Path(each) / "plan.json").exists()]
-    better = arguments.mode or ("min" if arguments.metric in (None, "loss") else None)
-    if better is None:
-        raise UserError(
-            f"--mode is missing for the metric {arguments.metric!r}: write --mode=max if larger"
-            " values are better, or else --mode=min."
-        )
-    if not sweeps:
-        return [read_runs(folders, arguments.metric or "loss", better, arguments.target)]
-    if len(sweeps) < len(folders):
-        run = next(each for each in folders if each not in sweeps)
-        raise UserError(
-            f"{run} is not the folder of a sweep, and {sweeps[0]} is: a report is about sweeps or"
-            " about runs. Report them apart."
-        )
-    if arguments.mode and not arguments.metric:
-        raise UserError(
-            "--mode goes with --metric, which reports a second outcome: whether small or large"
-            " values of a sweep's goal are better is in its file."
-        )
-    workloads = [
-        read_sweep(Path(each), arguments.target, arguments.metric, better) for each in folders
-    ]
-    check_different(workloads)
-    return workloads
-
-
-def _folder(arguments: argparse.Namespace) -> Path:
-    """Returns where the report goes: into the sweep, or the folder `report` for several."""
-    if arguments.output:
-        return Path(arguments.output)
-    only = arguments.folders[0] if len(set(arguments.folders)) == 1 else None
-    if only and (Path(only) / "plan.json").exists():
-        return Path(only) / "report"
-    return Path("report")
 
 
 def _counted(files: Sequence[Path]) -> str:

@@ -16,7 +16,7 @@ from trainer.config.nodes import (
     with_children,
 )
 from trainer.config.resolved import Config
-from trainer.config.tree import Call, ConfigError, Key, Source, Tree, join, longest_key
+from trainer.config.tree import Call, ConfigError, Key, Source, Tree, join, longest_key, split_path
 from trainer.config.wording import describe, known_names, listing, nearest, shorten
 
 
@@ -88,6 +88,51 @@ def replace(config: Config, values: Mapping[str, Tree], source: Source) -> Confi
     for path, value in values.items():
         root = _replace(root, path, _with_source(value, source), source, "")
     return _edited(config, root)
+
+
+def without(config: Config, path: str) -> Config:
+    """Returns the config without the value at a path; an argument then has its default.
+
+    Args:
+        config: the config.
+        path: the path of the value; as in `override`.
+
+    Returns:
+        The edited config; `config` itself is not changed.
+
+    Raises:
+        KeyError: the path does not exist.
+
+    Example:
+        >>> from trainer import config
+        >>> read = config.load(["configs/muon_vit.yaml"])
+        >>> "best_metric" in without(read, "best_metric").root.kwargs
+        False
+    """
+    keys = split_path(config.root, path)
+    if not keys:
+        raise KeyError(path)
+    return _edited(config, _without(to_node(config), keys))
+
+
+def _without(node: Node, keys: Sequence[Key]) -> Node:
+    items, key = dict(children(node)), keys[0]
+    if len(keys) > 1:
+        return with_children(node, {**items, key: _without(items[key], keys[1:])})
+    return with_children(node, {each: item for each, item in items.items() if each != key})
+
+
+def of_tree(root: Call, source: Source) -> Config:
+    """Returns the config of a tree that was not read from a file.
+
+    Args:
+        root: the call of `experiment`.
+        source: where the tree comes from, for messages.
+
+    Raises:
+        ConfigError: a config cannot contain one of the values.
+    """
+    return to_config(_with_source(root, source))
 
 
 def _edited(config: Config, root: Node) -> Config:

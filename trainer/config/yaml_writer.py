@@ -102,6 +102,20 @@ def scalar_text(value: Tree) -> str:
     return dump(Call("value", {"": value})).partition(": ")[2][:-1]
 
 
+def value_text(value: Tree) -> str:
+    """Returns a tree as `dump` writes it behind its key, for a setting such as `--set path=VALUE`.
+
+    Args:
+        value: any tree; calls, dicts and lists may take several lines.
+
+    Example:
+        >>> print(value_text(Call("losses.huber", {"delta": 2.0})), end="")
+         !losses.huber
+          delta: 2.0
+    """
+    return dump(Call("value", {"": value})).partition(":")[2]
+
+
 def computed(root: Call) -> Call:
     """Returns a tree without the arguments of its root that do not change what a run computes.
 

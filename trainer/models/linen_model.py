@@ -99,7 +99,7 @@ def from_linen(
         )
         return outputs, {**model_state, **nn.unbox(changed)}
 
-    return Model(init, apply, lambda train: {**fields, **mode(train)})
+    return Model(init, apply, lambda train: {**fields, **mode(train)}, module=module)
 
 
 def from_our_linen(module: nn.Module, inputs: str | Sequence[str]) -> Model:

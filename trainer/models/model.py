@@ -48,6 +48,7 @@ class Model(NamedTuple):
             `deterministic`, by name, for the plan; None if the module has none.
         language: how to continue a text, for a language model; None for any other model.
         width_scaling: how it is scaled with its width, for the plan; None if it is not.
+        module: the flax linen module that it calls; None for any other model.
     """
 
     init: Callable[..., Any]
@@ -55,6 +56,7 @@ class Model(NamedTuple):
     mode: Callable[[bool], Mapping[str, Any]] | None = None
     language: LanguageModel | None = None
     width_scaling: WidthScaling | None = None
+    module: Any = None
 
 
 def pick_inputs(batch: Mapping[str, Any], inputs: str | Sequence[str]) -> tuple[Any, ...]:

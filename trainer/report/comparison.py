@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal
 
 from trainer.messages import UserError
 from trainer.report.document import Block, Panel, Report
@@ -19,7 +20,9 @@ from trainer.report.panels.trials import trials_of
 from trainer.report.panels.tuning import tuning_block
 from trainer.report.panels.workloads import workloads_block
 from trainer.report.results import Workload
+from trainer.report.run_results import read_runs
 from trainer.report.spaces import axes_of
+from trainer.report.sweep_results import read_sweep
 from trainer.report.verdict import verdict
 from trainer.report.wording import joined
 from trainer.sweep.warning_text import by_sentence
@@ -154,3 +157,57 @@ def check_different(workloads: Sequence[Workload]) -> None:
         raise UserError(
             f"Two sweeps have the name {twice[0]!r}: rename the folder of one, or name each once."
         )
+
+
+def read_workloads(
+    folders: Sequence[str],
+    metric: str | None = None,
+    mode: Literal["min", "max"] | None = None,
+    target: float | None = None,
+) -> list[Workload]:
+    """Reads what a report is about: sweeps, each a workload, or single runs as one workload.
+
+    Args:
+        folders: of sweeps; or of runs, or of folders with runs.
+        metric: the metric that is compared; None for the goal of a sweep, and the loss of runs.
+        mode: "min" or "max", whichever values of the metric are better; needed with a metric other
+            than the loss.
+        target: a value of the metric whose first step is compared; None for that of a sweep's file.
+
+    Raises:
+        UserError: a folder is not that of a sweep or run, or they do not belong into one report.
+    """
+    folders = list(dict.fromkeys(folders))
+    sweeps = [each for each in folders if (Path(each) / "plan.json").exists()]
+    better = mode or ("min" if metric in (None, "loss") else None)
+    if better is None:
+        raise UserError(
+            f"--mode is missing for the metric {metric!r}: write --mode=max if larger values are"
+            " better, or else --mode=min."
+        )
+    if not sweeps:
+        return [read_runs(folders, metric or "loss", better, target)]
+    if len(sweeps) < len(folders):
+        run = next(each for each in folders if each not in sweeps)
+        raise UserError(
+            f"{run} is not the folder of a sweep, and {sweeps[0]} is: a report is about sweeps or"
+            " about runs. Report them apart."
+        )
+    if mode and not metric:
+        raise UserError(
+            "--mode goes with --metric, which reports a second outcome: whether small or large"
+            " values of a sweep's goal are better is in its file."
+        )
+    workloads = [read_sweep(Path(each), target, metric, better) for each in folders]
+    check_different(workloads)
+    return workloads
+
+
+def default_folder(folders: Sequence[str]) -> Path:
+    """Returns where a report goes: into the sweep, or the folder `report` for several.
+
+    Args:
+        folders: of the sweeps or runs.
+    """
+    only = Path(folders[0]) if len(set(folders)) == 1 else None
+    return only / "report" if only and (only / "plan.json").exists() else Path("report")

@@ -7,6 +7,7 @@ from pathlib import Path
 from trainer import config as configs
 from trainer.config import Call
 from trainer.messages import UserError
+from trainer.sweep.curves import best_runs
 from trainer.writers import read_metrics
 
 _SEEDS = ("seed", "data_seed")
@@ -25,6 +26,38 @@ def runs_in(folder: Path, name: str) -> list[str]:
         file for depth in ("*", "*/*", "*/*/*") for file in folder.glob(f"{depth}/metrics.jsonl")
     )
     return [str(file.parent) for file in files if any(name in row for row in read_metrics(file))]
+
+
+def groups_in(
+    workdirs: Sequence[str], metric: str, *, each_run: bool = False
+) -> dict[str, list[str]]:
+    """Returns the runs to draw, in groups that differ in their seeds only.
+
+    Args:
+        workdirs: folders of runs, of folders with runs, or of sweeps, whose best trials are drawn.
+        metric: a metric; runs without it that are not named themselves are left out.
+        each_run: whether each run is a group of its own.
+
+    Returns:
+        Name -> folders.
+    """
+    found: dict[str, list[str]] = {}
+    plain: list[str] = []
+    for workdir in dict.fromkeys(workdirs):
+        folder = Path(workdir)
+        if not (folder / "plan.json").exists():
+            plain += runs_in(folder, metric) or [workdir]
+            continue
+        best = {name: list(map(str, paths)) for name, paths in best_runs(folder).items()}
+        if each_run:
+            plain += [run for each in best.values() for run in each]
+            continue
+        prefix = f"{folder.absolute().name} " if len(workdirs) > 1 else ""
+        found |= {f"{prefix}{name}": several for name, several in best.items()}
+    named = names_of(plain)
+    if each_run or len(named) == 1:
+        return found | {name: [run] for name, run in named.items()}
+    return found | group_by_seed(named)
 
 
 def names_of(workdirs: Sequence[str]) -> dict[str, str]:

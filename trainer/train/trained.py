@@ -209,6 +209,22 @@ def _metrics(folder: Path, read: Config) -> dict[int, float | None]:
     return known
 
 
+def choose_step(folder: Path, read: Config, step: str | int) -> int:
+    """Returns the number of a checkpoint.
+
+    Args:
+        folder: of the run.
+        read: its config.
+        step: "latest", "best" by the `best_metric` of the run, or a number.
+
+    Raises:
+        UserError: there is no such checkpoint.
+        CheckpointError: there are no checkpoints.
+        OSError: the folder cannot be read.
+    """
+    return _choose(folder, read, step, _metrics(folder, read))
+
+
 def _choose(folder: Path, read: Config, step: str | int, known: dict[int, float | None]) -> int:
     """Returns the number of the checkpoint that `step` names."""
     there = ", ".join(map(str, known))

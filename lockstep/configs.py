@@ -1,0 +1,214 @@
+"""`Config`: a config that can be edited, and written as YAML."""
+
+import copy
+import html
+from collections.abc import Iterator, Mapping, Sequence
+from os import PathLike, fspath
+from typing import Any
+
+from lockstep.calls import tree_of
+from trainer import config as configs
+from trainer.config import Call, Source
+from trainer.config.edit import of_tree, without
+from trainer.config.tree import child_trees, split_path
+from trainer.config.wording import known_names, nearest
+from trainer.messages import UserError
+
+
+class Config:
+    """The config of a run, which can be read and edited by paths.
+
+    A path consists of the keys from the root to a value, joined by dots. Two configs are equal if
+    they name the same functions with the same arguments.
+
+    Args:
+        resolved: the resolved config, from `trainer.config.load`.
+
+    Example:
+        >>> import lockstep as ls
+        >>> config = ls.load_config("configs/muon_vit.yaml", set={"steps": 200})
+        >>> config["model.width"]
+        64
+        >>> config["model.width"] = 32
+        >>> "model.width" in config, config["steps"]
+        (True, 200)
+        >>> config.to_yaml().splitlines()[0]
+        'best_metric: accuracy'
+    """
+
+    def __init__(self, resolved: configs.Config):
+        self._resolved = resolved
+
+    @property
+    def resolved(self) -> configs.Config:
+        """The tree of calls with the place of each value."""
+        return self._resolved
+
+    def __getitem__(self, path: str) -> Any:
+        """Returns a copy of the value at a path: a value, a list, a dict, or a call.
+
+        Raises:
+            UserError: the path does not exist.
+        """
+        try:
+            return copy.deepcopy(self._resolved.at(path))
+        except KeyError:
+            raise UserError(self._unknown(path)) from None
+
+    def __setitem__(self, path: str, value: Any) -> None:
+        """Replaces the value at a path, or adds an argument or key to a call or dict.
+
+        Raises:
+            UserError: the path does not exist, or a config cannot contain the value.
+        """
+        source = Source(f"config[{path!r}]")
+        self._resolved = configs.replace(self._resolved, {path: tree_of(value)}, source)
+
+    def __delitem__(self, path: str) -> None:
+        """Removes an argument, which then has its default, or an element of a list or dict.
+
+        Raises:
+            UserError: the path does not exist.
+        """
+        try:
+            self._resolved = without(self._resolved, path)
+        except KeyError:
+            raise UserError(self._unknown(path)) from None
+
+    def __contains__(self, path: object) -> bool:
+        try:
+            split_path(self._resolved.root, str(path))
+        except KeyError:
+            return False
+        return True
+
+    def __iter__(self) -> Iterator[str]:
+        """Yields the paths of all values, in order."""
+        return (path for path, _ in configs.leaves(self._resolved.root))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Config) and self._resolved.root == other._resolved.root
+
+    __hash__ = None  # type: ignore[assignment]  # it can be edited
+
+    def copy(self) -> "Config":
+        """Returns a config that can be edited without changing this one."""
+        return Config(self._resolved)
+
+    def to_yaml(self) -> str:
+        """Returns the config as canonical YAML, which `load_config` and the command line read."""
+        return configs.dump(self._resolved.root)
+
+    def save(self, file: str | PathLike[str]) -> None:
+        """Writes the config into a file.
+
+        Args:
+            file: its name ends in .yaml.
+
+        Raises:
+            UserError: the file has another suffix, or cannot be written.
+        """
+        name = fspath(file)
+        if not name.endswith((".yaml", ".yml")):
+            raise UserError(f"The file {name!r} does not end in .yaml, the format of save.")
+        try:
+            with open(name, "w", encoding="utf-8") as opened:
+                opened.write(self.to_yaml())
+        except OSError as error:
+            raise UserError(f"{name} cannot be written: {error.strerror}.") from error
+
+    def __repr__(self) -> str:
+        return self.to_yaml().rstrip("\n")
+
+    def _repr_html_(self) -> str:
+        return "".join(_html(key, tree, 1) for key, tree in self._resolved.root.kwargs.items())
+
+    def _unknown(self, path: str) -> str:
+        """Returns a sentence about a path that does not exist."""
+        known = [*self, *(path for path, _ in _inner(self._resolved.root, ""))]
+        near = nearest(path, known)
+        if near:
+            return f"The config has no {path!r}. Did you mean {near!r}?"
+        first = path.split(".")[0]
+        keys = list(map(str, self._resolved.root.kwargs))
+        return f"The config has no {path!r}. {known_names(first, keys, 'Its keys are')}"
+
+
+def load_config(
+    files: str | PathLike[str] | Sequence[str | PathLike[str]],
+    set: Mapping[str, Any] | None = None,
+    *,
+    bindings: Sequence[str] = (),
+    search_paths: Sequence[str] = (),
+) -> Config:
+    """Reads a config, without executing or importing anything that it names.
+
+    Args:
+        files: a Gin or YAML file, or several of one format, of which later ones override.
+        set: path -> value, which override the files.
+        bindings: Gin statements that override the files; for Gin files only.
+        search_paths: folders for files that are not found otherwise.
+
+    Raises:
+        UserError: a file cannot be read, or the config contains a mistake.
+
+    Example:
+        >>> import lockstep as ls
+        >>> ls.load_config("configs/muon_vit.gin", set={"steps": 200})["steps"]
+        200
+    """
+    names = [files] if isinstance(files, str | PathLike) else files
+    config = Config(configs.load(names, bindings, search_paths=search_paths))
+    for path, value in (set or {}).items():
+        config[path] = value
+    return config
+
+
+def make_config(**arguments: Any) -> Config:
+    """Returns a config that is written in Python.
+
+    Args:
+        arguments: those of the root of a config, such as model, data, loss, optimizer and steps;
+            functions are written with `ls.call`.
+
+    Raises:
+        UserError: a config cannot contain a value.
+
+    Example:
+        >>> import lockstep as ls
+        >>> config = ls.make_config(
+        ...     model=ls.call.models.mlp(width=32),
+        ...     data=ls.call.data.digits(batch_size=64),
+        ...     loss=ls.call.losses.softmax_cross_entropy(),
+        ...     optimizer=ls.call.optax.adamw(learning_rate=1e-3),
+        ...     steps=100,
+        ... )
+        >>> config["optimizer.learning_rate"]
+        0.001
+    """
+    root = Call("experiment", {key: tree_of(value) for key, value in arguments.items()})
+    return Config(of_tree(root, Source("make_config(...)")))
+
+
+def _inner(tree: Any, path: str) -> Iterator[tuple[str, Any]]:
+    """Yields the paths and nodes below a tree that have children."""
+    for key, child in child_trees(tree).items():
+        if child_trees(child):
+            at = configs.join(path, key)
+            yield at, child
+            yield from _inner(child, at)
+
+
+def _html(key: Any, tree: Any, depth: int) -> str:
+    """Returns a node of a config as HTML; deep ones are closed at first."""
+    children = child_trees(tree)
+    name = f"<b>{html.escape(str(key))}</b>"
+    if isinstance(tree, Call):
+        kind = "partial: " if tree.partial else ""
+        name += f" <code>{html.escape(kind + tree.name)}</code>"
+    if not children:
+        value = "" if isinstance(tree, Call) else f" {html.escape(str(tree))}"
+        return f"<div style='margin-left:1.2em'>{name}{value}</div>"
+    inner = "".join(_html(each, child, depth + 1) for each, child in children.items())
+    opened = " open" if depth < 3 else ""
+    return f"<details style='margin-left:1.2em'{opened}><summary>{name}</summary>{inner}</details>"

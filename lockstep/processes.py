@@ -1,0 +1,184 @@
+"""Runs a command of Lockstep in a process of its own, and relays what it prints."""
+
+import os
+import queue
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from typing import IO
+
+from trainer.cli.terminal import show
+from trainer.messages import DONE, MISTAKE, STOPPED, UserError
+
+
+class Stopped(RuntimeError):  # noqa: N818
+    """A run or sweep was stopped after a checkpoint; the same call goes on with it."""
+
+
+class RunFailed(RuntimeError):  # noqa: N818
+    """A run could not be computed to its end, or some trials of a sweep could not."""
+
+
+Translate = Callable[[str], str]
+"""Returns a line of a message with places that the user knows."""
+
+
+# Of the process: it prints at once, and finds packages where this process does, not in the current
+# folder before.
+_ENVIRONMENT = {"PYTHONUNBUFFERED": "1", "PYTHONSAFEPATH": "1"}
+
+
+def run_command(words: Sequence[str], translate: Translate, quiet: bool = False) -> None:
+    """Runs `python -m trainer WORDS` in a process of its own, until it ends.
+
+    A process of its own, because a signal to stop, the allocation of memory and the flags of jax
+    belong to a whole process: those of a notebook would change the run, and a run would change
+    them. Its output appears line by line in this process's. An interrupt of this process sends one
+    SIGINT to it, after which it saves a checkpoint and ends; a second interrupt ends it at once.
+
+    Args:
+        words: the words of the command, after `trainer`.
+        translate: applied to the lines of messages.
+        quiet: whether its output is not shown.
+
+    Raises:
+        UserError: the command ended with the message of a mistake.
+        Stopped: it ended after a checkpoint, because it was asked to stop.
+        RunFailed: it ended otherwise.
+    """
+    _check_memory()
+    # A session of its own: Ctrl-C in a terminal would reach it twice, and end it at once.
+    child = subprocess.Popen(
+        [sys.executable, "-m", "trainer", *words],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        encoding="utf-8",
+        errors="backslashreplace",
+        env=os.environ | _ENVIRONMENT | {"PYTHONPATH": _search_path()},
+        start_new_session=True,
+    )
+    lines: queue.Queue[tuple[str, str] | None] = queue.Queue()
+    assert child.stdout is not None and child.stderr is not None
+    readers = [
+        threading.Thread(target=_read, args=(name, stream, lines), daemon=True)
+        for name, stream in (("stdout", child.stdout), ("stderr", child.stderr))
+    ]
+    for reader in readers:
+        reader.start()
+    said: list[str] = []
+    open_streams = 2
+    while open_streams:
+        try:
+            read = lines.get()
+            if read is None:
+                open_streams -= 1
+                continue
+            name, line = read
+            said += [line] if name == "stderr" else []
+            if not quiet:
+                show(translate(line), getattr(sys, name), end="")
+        except KeyboardInterrupt:
+            child.send_signal(signal.SIGINT)
+    code = child.wait()
+    for reader in readers:
+        reader.join()
+    _raise(code, [translate(line) for line in said])
+
+
+def _read(name: str, stream: IO[str], lines: "queue.Queue[tuple[str, str] | None]") -> None:
+    with stream:
+        for line in stream:
+            lines.put((name, line))
+    lines.put(None)
+
+
+def _search_path() -> str:
+    """Returns what the process finds packages in: what this one does, in the same order."""
+    folders = [os.path.abspath(each or ".") for each in sys.path]
+    return os.pathsep.join(dict.fromkeys(folders))
+
+
+def _raise(code: int, said: Sequence[str]) -> None:
+    """Raises the exception of an exit code, with the last message of the process."""
+    if code == DONE:
+        return
+    starts = [number for number, line in enumerate(said) if line.startswith("error: ")]
+    message = "".join(said[starts[-1] :]).removeprefix("error: ") if starts else ""
+    last = message.strip() or (said[-1].strip() if said else "")
+    if code == MISTAKE:
+        raise UserError(last)
+    if code == STOPPED:
+        raise Stopped(last or "It was stopped after a checkpoint: the same call goes on with it.")
+    if code < 0:
+        name = signal.Signals(-code).name
+        raise RunFailed(f"Its process was ended by {name}. {last}".strip())
+    raise RunFailed(last or f"Its process ended with the exit code {code}.")
+
+
+def _check_memory() -> None:
+    """Raises UserError if this process has reserved the memory of a GPU that the child needs."""
+    bridge = sys.modules.get("jax._src.xla_bridge")
+    if bridge is None or not bridge.backends_are_initialized():
+        return
+    import jax
+
+    setting = os.environ.get("XLA_PYTHON_CLIENT_PREALLOCATE", "true").lower()
+    if jax.default_backend() == "gpu" and setting not in ("false", "0"):
+        raise UserError(
+            "This process has reserved most of the memory of the GPU, so that a run in a process of"
+            " its own would not find enough. Set os.environ['XLA_PYTHON_CLIENT_PREALLOCATE'] ="
+            " 'false' before jax is first used here, in a notebook after a restart of the kernel;"
+            " or train with inline=True, in this process."
+        )
+
+
+def run_here(words: Sequence[str], translate: Translate) -> None:
+    """Runs a command in this process.
+
+    Args:
+        words: the words of the command, after `trainer`.
+        translate: applied to messages of errors.
+
+    Raises:
+        UserError: as `run_command`, or this is not the main thread.
+        Stopped: as `run_command`.
+        RunFailed: as `run_command`.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        raise UserError(
+            "inline=True trains in the main thread, which alone receives signals, and this is"
+            f" {threading.current_thread().name}. Leave inline out."
+        )
+    from trainer.cli import commands, options
+    from trainer.train.signals import StopSignals
+
+    arguments = options.parser().parse_args([*words])
+    try:
+        with StopSignals() as arguments.signals:
+            code = commands.find(arguments.command)(arguments)
+    except UserError as error:
+        raise UserError(translate(str(error))) from error
+    _raise(code, [])
+
+
+def check_vocabulary(vocabulary: Sequence[str]) -> None:
+    """Checks the names of packages.
+
+    Args:
+        vocabulary: the names.
+
+    Raises:
+        UserError: it is a single text, or names the notebook or script itself.
+    """
+    if isinstance(vocabulary, str):
+        raise UserError(f"vocabulary is a list of packages: write vocabulary=[{vocabulary!r}].")
+    if "__main__" in vocabulary:
+        raise UserError(
+            "A config cannot name functions of '__main__', the notebook or script itself: another"
+            " process does not have them. Put them into a file, such as my_lab.py, and write"
+            " vocabulary=['my_lab']."
+        )

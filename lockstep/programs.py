@@ -1,0 +1,182 @@
+"""`compile`: a program that initializes, updates and evaluates a state, for loops of one's own."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, cast
+
+import jax
+import jax.numpy as jnp
+
+from lockstep.configs import Config
+from trainer.cli.loading import make_program
+from trainer.config.wording import known_names
+from trainer.engine.program import Program as _Program
+from trainer.engine.splits import eval_batches, split_sizes
+from trainer.engine.step import State
+from trainer.messages import UserError
+
+
+def load_program(config: Config, vocabulary: Sequence[str], declared: bool = False) -> _Program:
+    """Builds the program of a config.
+
+    Args:
+        config: the config.
+        vocabulary: further packages whose public functions the config may name.
+        declared: whether a data set that is not on this machine is replaced by its shapes.
+
+    Raises:
+        UserError: the config has a mistake.
+    """
+    return make_program(config.resolved, vocabulary, declared=declared)
+
+
+class Program:
+    """A compiled config, which does not change any more.
+
+    Args:
+        program: the program of `trainer.engine`.
+
+    Attributes:
+        experiment: the model, data, loss, optimizer and settings that were built from the config.
+    """
+
+    def __init__(self, program: _Program):
+        self._program = program
+        self._copy: Any = None
+        self.experiment = program.experiment
+
+    def init(self, seed: int | None = None) -> State:
+        """Returns the state before the first step.
+
+        Args:
+            seed: of the parameters; None for that of the config.
+
+        Returns:
+            A tuple with `step`, `params`, `model_state`, `opt_state` and more; all of it is what a
+            checkpoint saves.
+        """
+        return self._program.init(seed)
+
+    def batches(self, start: int = 0) -> Iterator[Mapping[str, Any]]:
+        """Yields the training batches of the run, without end.
+
+        Args:
+            start: the index of the first batch: that of the step which trains on it, from 0.
+        """
+        return self._program.feed.batches(start)
+
+    def step(
+        self, state: State, batch: Mapping[str, Any], *, donate: bool = False
+    ) -> tuple[State, dict[str, float]]:
+        """Computes one update, with the bits of a run.
+
+        Args:
+            state: the state before it.
+            batch: numpy arrays by name, as from `batches`, which are sent to the devices.
+            donate: whether the memory of `state` is used for the result. That saves a copy of the
+                state, and `state` cannot be used any more.
+
+        Returns:
+            The state after the update, and the row of metrics of the step: "train/loss",
+            "grad_norm" and more.
+
+        Raises:
+            UserError: the batch has other names, shapes or dtypes than those of the data; or the
+                state was donated before.
+        """
+        if any(map(_is_deleted, jax.tree.leaves(state))):
+            raise UserError(
+                "This state was given to step(..., donate=True) before, so that its memory has been"
+                " used for another one. Go on with the state that step returned."
+            )
+        if not donate:
+            state = self._copied(state)
+        sent = self._program.feed.to_devices(dict(batch))
+        state, metrics = self._program.step(state, sent)
+        return state, {name: float(metrics[name]) for name in metrics}
+
+    def evaluate(self, state: State, split: str | None = None) -> dict[str, float]:
+        """Evaluates a state.
+
+        Args:
+            state: the state; it is not changed.
+            split: "validation", "test" or another split of the data; None for all of them.
+
+        Returns:
+            The metrics of the split, such as "loss" and "accuracy"; of all splits by their names in
+            metrics.jsonl, such as "eval/accuracy".
+
+        Raises:
+            UserError: the data have no such split.
+        """
+        if split is None:
+            return self._program.evaluation.run_splits(state)
+        return self._program.evaluation.run(state, split_batches(self.experiment.data, split))
+
+    def params(self, state: State) -> Any:
+        """Returns the parameters that are evaluated: averages, where the config has some.
+
+        Args:
+            state: the state; it is not changed.
+        """
+        return self._program.evaluation.params(state)
+
+    def _copied(self, state: State) -> State:
+        if self._copy is None:
+            untyped: Any = jax
+            shardings = jax.tree.map(_sharding, state)
+            self._copy = untyped.jit(_copied, out_shardings=shardings)
+        return cast(State, self._copy(state))
+
+
+def _copied(state: State) -> State:
+    return jax.tree.map(jnp.copy, state)
+
+
+def _is_deleted(x: Any) -> bool:
+    return isinstance(x, jax.Array) and x.is_deleted()
+
+
+def _sharding(x: Any) -> Any:
+    return x.sharding
+
+
+def split_batches(data: Any, split: str) -> Iterator[Mapping[str, Any]]:
+    """Yields the batches of a split.
+
+    Args:
+        data: the data set.
+        split: the name of the split.
+
+    Raises:
+        UserError: the data have no such split.
+    """
+    splits = list(split_sizes(data))
+    if split not in splits:
+        hint = known_names(split, splits, "It has")
+        raise UserError(f"The data set has no split {split!r} to evaluate. {hint}")
+    return eval_batches(data, split)
+
+
+def compile(config: Config, *, vocabulary: Sequence[str] = ()) -> Program:
+    """Builds and compiles the program of a config.
+
+    Args:
+        config: the config; later changes of it do not change the program.
+        vocabulary: further packages whose public functions the config may name.
+
+    Raises:
+        UserError: the config has a mistake, or its parts do not fit together.
+
+    Example:
+        >>> import lockstep as ls
+        >>> config = ls.load_config("experiments/muon_mlp/mlp.yaml")
+        >>> program = ls.compile(config)
+        >>> state = program.init()
+        >>> for batch, _ in zip(program.batches(), range(2)):
+        ...     state, row = program.step(state, batch)
+        >>> int(state.step), row["train/loss"] < 4.0
+        (2, True)
+    """
+    program = load_program(config, vocabulary)
+    program.trace(program.abstract_state())
+    return Program(program)

@@ -1,0 +1,278 @@
+"""`report`, `compare` and `plot`: what runs and sweeps came to, shown here and saved to files."""
+
+import contextlib
+import html
+import io
+import tempfile
+from collections.abc import Mapping, Sequence
+from os import PathLike, fspath
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from lockstep.configs import Config
+from lockstep.runs import Run
+from lockstep.sweeps import Sweep
+from trainer.messages import UserError
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+Place = Run | Sweep | str | PathLike[str]
+
+
+class Report:
+    """A report about sweeps or runs; a notebook shows its page.
+
+    Args:
+        content: the report of `trainer.report`.
+        default: the folder in which `save` writes it by default.
+
+    Attributes:
+        verdict: sentences, one for each workload.
+        warnings: what limits them.
+    """
+
+    def __init__(self, content: Any, default: Path):
+        self._content = content
+        self._default = default
+        self.verdict: Sequence[str] = tuple(content.verdict)
+        first = content.panels[:1]
+        self.warnings: Sequence[str] = tuple(
+            each for panel in first for block in panel.blocks for each in block.warnings
+        )
+
+    @property
+    def tables(self) -> "Mapping[str, DataFrame]":
+        """The tables by their names, such as "pairs"."""
+        from pandas import DataFrame
+
+        return {
+            table.name: DataFrame([*table.rows], columns=[each.name for each in table.columns])
+            for table in self._content.tables
+        }
+
+    def save(
+        self, folder: str | PathLike[str] | None = None, formats: Sequence[str] | None = None
+    ) -> list[Path]:
+        """Writes the report: a page, Markdown, CSV, LaTeX, and the figures as PDF and PNG.
+
+        Args:
+            folder: replaced as a whole, if it has a report; by default the folder of the command.
+            formats: of "html", "markdown", "csv", "latex", "pdf" and "png"; default all.
+
+        Returns:
+            The paths of the files, the page first.
+
+        Raises:
+            UserError: the folder is not that of a report, or cannot be written.
+        """
+        from trainer.report import FORMATS
+        from trainer.report.write import write
+
+        unknown = sorted({*(formats or ())} - {*FORMATS})
+        if unknown:
+            raise UserError(f"There is no format {unknown[0]!r}. There are {', '.join(FORMATS)}.")
+        return write(self._content, Path(folder or self._default), formats or FORMATS)
+
+    def __repr__(self) -> str:
+        notes = [f"Note: {warning}" for warning in self.warnings]
+        return "\n".join([*self.verdict, *notes])
+
+    def _repr_html_(self) -> str:
+        from trainer.report.html.page import page
+
+        text = html.escape(page(self._content.shown()), quote=True)
+        return (
+            f'<iframe srcdoc="{text}" style="width: 100%; height: 40em; border: 1px solid #8888"'
+            ' title="report"></iframe>'
+        )
+
+
+class Comparison:
+    """How two configs or runs differ, as the command `compare` prints it.
+
+    Attributes:
+        text: what the command prints.
+    """
+
+    def __init__(self, text: str):
+        self.text = text
+
+    def save(self, file: str | PathLike[str]) -> None:
+        """Writes the text into a file."""
+        _write(file, self.text)
+
+    def __repr__(self) -> str:
+        return self.text.rstrip("\n")
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{html.escape(self.text)}</pre>"
+
+
+class Plot:
+    """A metric of runs, drawn; a notebook shows it as SVG.
+
+    Attributes:
+        lines: name -> what is drawn, with `x`, `y` and, for several seeds, the band `low`, `high`.
+        title: above the drawing.
+    """
+
+    def __init__(self, lines: Mapping[str, Any], title: str, labels: tuple[str, str], log: Any):
+        self.lines = lines
+        self.title = title
+        self._labels = labels
+        self._log = log
+
+    def save(self, file: str | PathLike[str]) -> None:
+        """Draws into a file.
+
+        Args:
+            file: its name ends in .png, .pdf or .svg.
+
+        Raises:
+            UserError: the file has another suffix, or cannot be written.
+        """
+        from trainer.report.plots import save_figure
+
+        try:
+            save_figure(self.lines, fspath(file), self.title, *self._labels, *self._log)
+        except (OSError, ValueError) as error:
+            reason = getattr(error, "strerror", None) or str(error).rstrip(".")
+            raise UserError(f"{fspath(file)} cannot be written: {reason}.") from error
+
+    def __repr__(self) -> str:
+        from trainer.report.terminal_plot import draw_in_terminal
+
+        drawn = {name: line.curve for name, line in self.lines.items()}
+        axes = {"log_x": self._log[0], "log_y": self._log[1]}
+        return draw_in_terminal(drawn, self.title, **axes).rstrip("\n")
+
+    def _repr_svg_(self) -> str:
+        with tempfile.TemporaryDirectory() as folder:
+            file = Path(folder) / "plot.svg"
+            self.save(file)
+            return file.read_text(encoding="utf-8")
+
+
+def report(
+    what: Place | Sequence[Place],
+    *,
+    metric: str | None = None,
+    mode: Literal["min", "max"] | None = None,
+    target: float | None = None,
+) -> Report:
+    """Reports on sweeps, each a workload, or on runs, which are grouped by their configs.
+
+    Args:
+        what: a sweep, several sweeps, or runs; or their folders.
+        metric: a metric other than the goal of the sweep, or the loss of runs.
+        mode: whether the smallest or the largest value of that metric is the best.
+        target: a value of the metric, to which steps and times are compared.
+
+    Raises:
+        UserError: a folder is not that of a sweep or run, or they do not belong into one report.
+    """
+    import trainer
+    from trainer.report.comparison import default_folder, make_report, read_workloads
+
+    folders = [_folder(each) for each in _listed(what)]
+    workloads = read_workloads(folders, metric, mode, target)
+    folder = default_folder(folders)
+    made = f"Lockstep {trainer.__version__}: lockstep.report"
+    return Report(make_report(workloads, folder, made), folder)
+
+
+def compare(
+    a: Run | Config | str | PathLike[str],
+    b: Run | Config | str | PathLike[str],
+    *,
+    program: bool = True,
+    vocabulary: Sequence[str] = (),
+) -> Comparison:
+    """Shows how two configs or runs differ: config, program of a step, and metrics.
+
+    Args:
+        a: a config, a run, or the path of one.
+        b: the other.
+        program: whether the programs of a step are compared, which takes a moment.
+        vocabulary: further packages whose public functions the configs may name.
+
+    Raises:
+        UserError: one of them cannot be read, or they are of two kinds.
+    """
+    from trainer.cli import comparing, options
+
+    words = [f"--vocabulary={each}" for each in vocabulary]
+    words += [] if program else ["--no_program"]
+    with tempfile.TemporaryDirectory(prefix="lockstep-") as folder:
+        names: list[str] = []
+        for name, each in (("a", a), ("b", b)):
+            if isinstance(each, Config):
+                file = Path(folder) / f"{name}.yaml"
+                each.save(file)
+                names.append(str(file))
+            else:
+                names.append(_folder(each))
+        arguments = options.parser().parse_args(["compare", *names, *words])
+        said = io.StringIO()
+        with contextlib.redirect_stdout(said):
+            comparing.run(arguments)
+    text = said.getvalue()
+    for name in ("a", "b"):
+        text = text.replace(str(Path(folder) / f"{name}.yaml"), f"config {name}")
+    return Comparison(text)
+
+
+def plot(
+    what: Place | Sequence[Place],
+    metric: str,
+    *,
+    x: Literal["step", "examples", "tokens", "epochs", "seconds"] = "step",
+    smoothing: float = 0.0,
+    each_run: bool = False,
+    log_x: bool = False,
+    log_y: bool = False,
+) -> Plot:
+    """Draws a metric of runs, or of the best trials of sweeps.
+
+    Args:
+        what: runs, sweeps, or their folders. Runs that differ in their seeds only are one line,
+            their mean.
+        metric: its name in metrics.jsonl, such as "eval/accuracy".
+        x: what the horizontal axis shows.
+        smoothing: the weight of an exponential average, from 0 to below 1.
+        each_run: whether each run is a line of its own.
+        log_x: whether the horizontal axis is logarithmic.
+        log_y: whether the vertical axis is logarithmic.
+
+    Raises:
+        UserError: a run does not have the metric.
+    """
+    from trainer.report import curves, runs
+
+    folders = [_folder(each) for each in _listed(what)]
+    try:
+        lines = {
+            name: curves.combine([curves.read_points(f, metric, x) for f in several], smoothing)
+            for name, several in runs.groups_in(folders, metric, each_run=each_run).items()
+        }
+    except (OSError, ValueError) as error:
+        raise UserError(str(error)) from error
+    band = curves.describe_bands(list(lines.values()))
+    title = f"{metric}\n{band}" if band else metric
+    return Plot(lines, title, (x, metric), (log_x, log_y))
+
+
+def _listed(what: Place | Sequence[Place]) -> list[Place]:
+    return [what] if isinstance(what, Run | Sweep | str | PathLike) else list(what)
+
+
+def _folder(place: Place) -> str:
+    return str(place.folder) if isinstance(place, Run | Sweep) else fspath(place)
+
+
+def _write(file: str | PathLike[str], text: str) -> None:
+    try:
+        Path(file).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"{fspath(file)} cannot be written: {error.strerror}.") from error

@@ -1,0 +1,159 @@
+"""`sweep` and `load_sweep`: sweeps, and their trials as a table."""
+
+from collections.abc import Mapping, Sequence
+from os import PathLike, fspath
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lockstep.processes import check_vocabulary, run_command
+from lockstep.runs import Run
+from trainer.writers.lines import PREFIXES
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+
+class Sweep:
+    """A sweep in its folder, finished or not.
+
+    Args:
+        folder: of the sweep.
+        vocabulary: further packages whose functions its configs name.
+
+    Attributes:
+        folder: the folder of the sweep.
+
+    Raises:
+        UserError: the folder is not that of a sweep.
+    """
+
+    def __init__(self, folder: str | PathLike[str], vocabulary: Sequence[str] = ()):
+        from trainer.sweep.stored_plan import read_plan
+
+        self.folder = Path(folder)
+        self._vocabulary = tuple(vocabulary)
+        read_plan(self.folder)
+
+    def trials(self) -> "DataFrame":
+        """Returns the runs of the searches as a table with a row for each.
+
+        Returns:
+            Its columns are name, arm, search, number, seed, end ("done", "diverged", "failed" or
+            "missing"), step, seconds, each hyperparameter by its path, and each metric by its name
+            in metrics.jsonl. Values of the test split are left out where a validation split
+            selects, because nothing else may.
+        """
+        workload = self._workload()
+        hidden = "" if workload.goal.select_on == "test" else PREFIXES["test"]
+        return _frame(workload.trials, hidden)
+
+    def finals(self) -> "DataFrame":
+        """Returns the runs of the winners on fresh seeds, as `trials` returns those of the search.
+
+        Values of the test split are part of it.
+        """
+        return _frame(self._workload().finals, "")
+
+    @property
+    def winners(self) -> Mapping[tuple[str, int], int]:
+        """Arm and search -> the number of its best point."""
+        return self._workload().winners
+
+    def status(self) -> str:
+        """Returns what the sweep has computed, as `python -m trainer sweep status` prints it."""
+        from trainer.sweep.status import SweepReader
+        from trainer.sweep.status_text import render
+
+        reader = SweepReader(self.folder)
+        return render(reader.read(), reader.plan, self.folder)
+
+    def run(self, name: str) -> Run:
+        """Returns a trial as a run.
+
+        Args:
+            name: of the column `name` of `trials` or `finals`, with or without "trials/".
+
+        Raises:
+            UserError: there is no such trial.
+        """
+        place = self.folder / name
+        return Run(place if place.is_dir() else self.folder / "trials" / name, self._vocabulary)
+
+    def __repr__(self) -> str:
+        return self.status().rstrip("\n")
+
+    def _workload(self) -> Any:
+        from trainer.report.sweep_results import read_sweep
+
+        return read_sweep(self.folder)
+
+
+def _frame(runs: Sequence[Any], hidden: str) -> "DataFrame":
+    from pandas import DataFrame
+
+    return DataFrame([_row(run, hidden) for run in runs])
+
+
+def _row(run: Any, hidden: str) -> dict[str, Any]:
+    row: dict[str, Any] = {
+        "name": run.name,
+        "arm": run.arm,
+        "search": run.search,
+        "number": run.number,
+        "seed": run.seed,
+        "end": run.end,
+        "step": run.step,
+        "seconds": run.seconds,
+    }
+    row |= run.values
+    return row | {k: x for k, x in run.metrics.items() if not (hidden and k.startswith(hidden))}
+
+
+def load_sweep(folder: str | PathLike[str], *, vocabulary: Sequence[str] = ()) -> Sweep:
+    """Returns the sweep in a folder.
+
+    Args:
+        folder: of the sweep, which may not have ended.
+        vocabulary: further packages whose public functions its configs name.
+
+    Raises:
+        UserError: the folder is not that of a sweep.
+    """
+    return Sweep(folder, vocabulary)
+
+
+def sweep(
+    file: str | PathLike[str],
+    workdir: str | PathLike[str],
+    *,
+    set: Mapping[str, Any] | None = None,
+    workers: int = 1,
+    vocabulary: Sequence[str] = (),
+    quiet: bool = False,
+) -> Sweep:
+    """Computes a sweep, from where it was stopped if it was begun before.
+
+    It is the command `python -m trainer sweep`, in a process of its own whose output is shown here.
+
+    Args:
+        file: the file of the sweep.
+        workdir: the folder of the sweep.
+        set: path -> value, which override the file of the sweep.
+        workers: how many processes compute at once.
+        vocabulary: further packages whose public functions the configs may name.
+        quiet: whether the output is not shown.
+
+    Raises:
+        UserError: the file has a mistake, or the folder is that of another sweep.
+        Stopped: it was interrupted; the trials that had ended are kept.
+        RunFailed: some trials could not be computed.
+    """
+    from lockstep.calls import tree_of
+    from trainer.config.yaml_writer import value_text
+
+    check_vocabulary(vocabulary)
+    words = ["sweep", f"--config={fspath(file)}", f"--workdir={fspath(workdir)}"]
+    words += [f"--workers={workers}", *(f"--vocabulary={each}" for each in vocabulary)]
+    words += [f"--set={path}={value_text(tree_of(x))}" for path, x in (set or {}).items()]
+    run_command(words, str, quiet)
+    return Sweep(workdir, vocabulary)
