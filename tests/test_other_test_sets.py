@@ -209,6 +209,15 @@ def test_what_is_not_decided_has_its_interval_in_the_table_only(tmp_path):
     assert float(row["examples_error"]) > float(row["units_error"]) > 0
 
 
+def test_an_unfinished_sweep_has_no_interval_for_other_test_sets(tmp_path):
+    """Nor those that are not judged for another reason: whoever looks at it would judge."""
+    work = kept(tmp_path, shared(gap=0.04, of_examples=0.05))
+    pair, said = judged(replace(work, completed=0))
+    assert pair.elsewhere is None and not pair.looks and said.startswith("Not")
+    pair, _ = judged(replace(work, faults=("final.json (it was changed)",)))
+    assert pair.elsewhere is None
+
+
 def test_the_first_examples_are_called_so(tmp_path):
     _, said = judged(kept(tmp_path, shared(gap=0.04, of_examples=0.5), complete=False))
     assert "over the first 200 examples)." in said

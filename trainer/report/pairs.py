@@ -57,7 +57,8 @@ class Pair:
         improvement: the probability that a unit of the better arm has the better value.
         needed: in a fresh sweep, how many units would find a difference of this size, at least;
             None if unknown.
-        elsewhere: what is known of the difference on another test set; None if nothing is.
+        elsewhere: what is known of the difference on another test set; None if nothing is, or the
+            pair was not judged.
     """
 
     better: str
@@ -232,12 +233,15 @@ def _pair(a: Standing, b: Standing, workload: Workload, comparisons: int, judge:
         return _pair(b, a, workload, comparisons, judge)
     pair = _described(a.arm, b.arm, x, y)
     if not pair.valueless:
-        elsewhere = other_test_sets(
-            workload, a.arm, b.arm, dict(zip(common[:n], x - y, strict=True))
-        )
-        deviation = mean_interval(x - y).deviation or None
-        pair = replace(pair, deviation=deviation, elsewhere=elsewhere)
-    return pair if looks is None else _judged(pair, x, y, looks, workload.goal, comparisons)
+        pair = replace(pair, deviation=mean_interval(x - y).deviation or None)
+    if looks is None:
+        return pair
+    pair = _judged(pair, x, y, looks, workload.goal, comparisons)
+    if pair.valueless:
+        return pair
+    differences = dict(zip(common[:n], x - y, strict=True))
+    elsewhere = other_test_sets(workload, pair.better, pair.worse, differences)
+    return replace(pair, elsewhere=elsewhere)
 
 
 def _is_worse(x: NDArray, y: NDArray, sign: int) -> bool:
