@@ -11,13 +11,13 @@ from tests import runs
 
 PHASES = (
     *("start", "claim", "winners", "prepare", "restore", "begin", "step", "save", "keep"),
-    *("alone", "finish", "move", "ledger", "discard"),
+    *("alone", "examples", "finish", "move", "ledger", "discard"),
 )
 # Phase -> about how many file operations it has.
 COMMANDS = {"extend": 13, "report": 36}  # the same of other commands, see chaos_hosts.py
 FUSES = {
     **{"claim": 4, "winners": 2, "begin": 8, "step": 40, "save": 16, "keep": 5, "alone": 40},
-    **{"finish": 40, "move": 8, "ledger": 3, "discard": 20},
+    **{"examples": 4, "finish": 40, "move": 8, "ledger": 3, "discard": 20},
 }
 WIDTH = 16  # bytes of a phase in the file that tells it
 
@@ -25,7 +25,7 @@ WIDTH = 16  # bytes of a phase in the file that tells it
 def announce(where: Path, fuse: str, number: int, fault: str = "kill") -> None:
     """Tells the phase through a file; with a fuse, kills this process or lets a call fail in it."""
     from trainer.report import write
-    from trainer.sweep import extension, folder, lockstep, wave, worker
+    from trainer.sweep import alone, extension, folder, lockstep, turn, wave, worker
 
     file = os.open(where, os.O_WRONLY | os.O_CREAT)
     phases = ["start"]
@@ -67,6 +67,8 @@ def announce(where: Path, fuse: str, number: int, fault: str = "kill") -> None:
     told(lockstep.Lockstep, "_advance", "step")
     told(lockstep.Lockstep, "_save", "save")
     told(worker, "run_alone", "alone")
+    told(turn, "keep_examples", "examples")
+    told(alone, "keep_examples", "examples")
     told(wave.Wave, "keep", "keep")
     told(wave.Wave, "finish", "finish")
     told(wave.Wave, "_move", "move")

@@ -54,7 +54,7 @@ def test_the_tables_of_the_page_are_what_the_simulation_prints() -> None:
 
 
 def test_no_error_of_the_page_exceeds_its_bound_and_no_power_falls_below() -> None:
-    errors, searches, powers, _ = re.split(r"\n\s*\n", documented())
+    errors, searches, powers, _, test_sets = re.split(r"\n\s*\n", documented())
     checked = 0
     for part, sign in ((errors, 1), (searches, 1), (powers, -1)):
         for line in part.splitlines()[2:]:
@@ -62,7 +62,11 @@ def test_no_error_of_the_page_exceeds_its_bound_and_no_power_falls_below() -> No
             for value in values[-6:] if part is errors else values[-1:]:
                 assert sign * float(value) <= sign * float(bound), name
                 checked += 1
-    assert checked > 170
+    for line in test_sets.splitlines()[2:]:
+        *_, both, alone, floor = (float(cell) for cell in line.strip("| ").split(" | ")[1:])
+        assert both >= floor and alone <= both
+        checked += 1
+    assert checked > 176
     assert "normal | 0.04" in errors and "skewed: true" in errors
 
 

@@ -247,3 +247,38 @@ def test_a_table_without_spread_or_with_a_single_row_has_no_two_way_interval() -
     assert two_way([[1.0, 2.0]]).low is None
     with pytest.raises(ValueError, match="table"):
         two_way([1.0, 2.0])
+
+
+def test_weighted_examples_have_the_interval_of_a_ratio() -> None:
+    """Sequences of 1 to 60 tokens: the mean over tokens varies with the lengths, too."""
+    rng = np.random.default_rng(3)
+    covered = unweighted = 0
+    for _ in range(1000):
+        lengths = rng.integers(1, 60, 300)
+        # A difference that is larger for short sequences. Its mean over all tokens is 0: there are
+        # 30 in a sequence on average.
+        of_example = 6 / lengths - 6 / 30
+        of_example = of_example + 0.5 * rng.standard_normal(300)
+        table = of_example + 0.03 * rng.standard_normal((5, 1))
+        table = table + 0.3 * rng.standard_normal((5, 300))
+        result = two_way(table, weights=lengths)
+        assert result.low is not None and result.high is not None
+        np.testing.assert_allclose(
+            result.difference, np.average(table, axis=1, weights=lengths).mean(), atol=1e-12
+        )
+        covered += result.low < 0 < result.high
+        plain = two_way(table)
+        assert plain.low is not None and plain.high is not None
+        unweighted += plain.low < 0 < plain.high
+    assert 0.93 <= covered / 1000 <= 0.985
+    assert unweighted / 1000 < 0.5
+
+
+def test_equal_weights_change_nothing_and_others_must_fit() -> None:
+    table = np.random.default_rng(0).standard_normal((3, 20))
+    plain, weighted = two_way(table), two_way(table, weights=np.full(20, 7.0))
+    for name, value in vars(plain).items():
+        assert vars(weighted)[name] == pytest.approx(value), name
+    for wrong in (np.ones(19), np.zeros(20), np.full(20, math.nan)):
+        with pytest.raises(ValueError, match="20 positive weights"):
+            two_way(table, weights=wrong)

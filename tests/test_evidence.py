@@ -69,14 +69,14 @@ def test_a_finished_sweep_agrees_with_itself_in_one_line(computed, capsys):
     ledger = read_ledger(computed)
     assert ledger is not None
     assert capsys.readouterr().out == (
-        "The 8 results agree with each other, and 45 files with ledger.jsonl, whose last hash is"
+        "The 8 results agree with each other, and 49 files with ledger.jsonl, whose last hash is"
         f" {ledger.head}.\n"
     )
 
 
 def test_any_byte_of_any_result_file_that_is_edited_is_found(copied):
     files = [x for x in sorted(copied.rglob("*")) if x.is_file() and x != copied / "lock"]
-    assert len(files) == 46 and not faults(copied)
+    assert len(files) == 50 and not faults(copied)
     for file in files:
         content = file.read_bytes()
         for at in {0, len(content) // 3, len(content) // 2, len(content) - 2, len(content) - 1}:

@@ -339,6 +339,12 @@ def test_tokens_on_several_devices_have_equal_weights_and_are_divided():
     for name in ("loss", "perplexity", "z_loss", "kernel", "eval"):
         np.testing.assert_allclose(one[name], many[name], rtol=1e-5, atol=1e-6, err_msg=name)
     assert many["operations"] < 0.3 * one["operations"]
+    # What is kept of single sequences, of which the last batch does not divide over the devices.
+    examples = one["examples"], many["examples"]
+    assert examples[0]["sha256"] == examples[1]["sha256"]
+    assert len(examples[0]["loss"]) == int(TEST["mask"].any(1).sum())
+    for name in ("loss", "accuracy", "weights"):
+        np.testing.assert_allclose(examples[0][name], examples[1][name], rtol=1e-5)
 
 
 # Mistakes.

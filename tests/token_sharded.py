@@ -25,6 +25,8 @@ def steps(devices: int) -> dict[str, object]:
         train_metrics={"perplexity": metrics.perplexity()},
     )
     kernel, values = one_step(program)
+    state, batches = program.init(), program.experiment.data.evaluate("test")
+    examples = program.evaluation.run_examples(state, batches, 100)
     return {
         "devices": program.mesh.size,
         "loss": values["train/loss"],
@@ -33,6 +35,12 @@ def steps(devices: int) -> dict[str, object]:
         "kernel": kernel.tolist(),
         "eval": list(program.evaluation.run_splits(program.init()).values()),
         "operations": operations(devices),
+        "examples": {
+            "sha256": examples.sha256,
+            "loss": examples.values["loss"].tolist(),
+            "accuracy": examples.values["accuracy"].tolist(),
+            "weights": examples.weights["loss"].tolist(),
+        },
     }
 
 

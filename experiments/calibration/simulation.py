@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from trainer.report.statistics import mean_interval, two_way
 from trainer.report.statistics.decide import (
     Looks,
     decide,
@@ -183,6 +184,42 @@ def sentences(draws: int = DRAWS) -> Iterator[tuple[float, dict[str, float]]]:
         kinds[found.decided[:, 0] > 0] = "worse"
         names = ("more", "better", "less", "equivalent", "open", "worse")
         yield true, {name: float((kinds == name).mean()) for name in names}
+
+
+# Other test sets.
+
+_EXAMPLES = 360
+_MOST_TABLES = 2_000  # a table of examples has thousands of numbers
+# What is drawn -> the standard deviations of the difference of an example, of a unit, and of both.
+TEST_SETS = {
+    "examples differ by 0.5, units by 0.02, both together by 0.3": (0.5, 0.02, 0.3),
+    "examples differ by 0.2, units by 0.02, both together by 0.3": (0.2, 0.02, 0.3),
+    "examples differ by 0.05, units by 0.02, both together by 0.3": (0.05, 0.02, 0.3),
+}
+
+
+def coverages(draws: int = DRAWS) -> Iterator[tuple[Rate, Rate]]:
+    """Yields how often intervals include the true difference on all units and all examples.
+
+    Args:
+        draws: of each cell, at most 2,000.
+
+    Yields:
+        The two-way interval, and that over the means of units alone.
+    """
+    draws = min(draws, _MOST_TABLES)
+    for name, (own, of_unit, rest) in TEST_SETS.items():
+        for units in UNITS:
+            rng = np.random.default_rng(0)
+            counts = [0, 0]
+            for _ in range(draws):
+                table = own * rng.standard_normal(_EXAMPLES)
+                table = table + of_unit * rng.standard_normal((units, 1))
+                table = table + rest * rng.standard_normal((units, _EXAMPLES))
+                for at, found in enumerate((two_way(table), mean_interval(table.mean(1)))):
+                    counts[at] += found.low is not None and found.low < 0 < (found.high or 0.0)
+            both, alone = (Rate(name, units, 2, count / draws, 0.93) for count in counts)
+            yield both, alone
 
 
 # Searches drawn from runs that were computed.

@@ -11,13 +11,10 @@ from jax.sharding import Mesh
 
 from trainer.data.absent import DeclaredData
 from trainer.engine import sharding
-from trainer.engine.contracts import (
-    Batch,
-    calling,
-    check_eval_batch,
-)
+from trainer.engine.contracts import Batch, calling, check_eval_batch
+from trainer.engine.examples import ExampleCollector, Examples, ExampleSums
 from trainer.engine.experiment import Experiment
-from trainer.engine.losses import compute_losses
+from trainer.engine.losses import Losses, compute_losses
 from trainer.engine.metrics import MetricAccumulator
 from trainer.engine.padding import pad, padded_shapes, resized, size_of, without_padding
 from trainer.engine.splits import eval_batches, split_sizes
@@ -49,6 +46,7 @@ class Evaluation:
         self._insert = insert
         self._metric_accumulator = MetricAccumulator(experiment.metrics)
         self._evaluate = jax.jit(self._accumulate, static_argnames="size")
+        self._sum_examples = jax.jit(self._of_examples, static_argnames="size")
         self._averages = jax.jit(self._eval_params)
         self._aux: tuple[str, ...] | None = None  # None until the evaluation was traced
         self._zeros: dict[tuple[str, ...], Any] = {}  # names of aux values -> empty sums
@@ -92,6 +90,32 @@ class Evaluation:
             # Without this, all batches would queue on the devices and fill their memory.
             jax.block_until_ready(total)
         return self._metric_accumulator.results(total)
+
+    def run_examples(self, state: State, batches: Iterable[Batch], most: int) -> Examples:
+        """Computes the loss and the metrics of each example of a split.
+
+        Metrics that are not means over examples are left out. The weighted means of the others
+        are those of `run`, up to rounding.
+
+        Args:
+            state: the state; it is not donated.
+            batches: the evaluation batches of the only process, as those of `run`.
+            most: how many examples to keep, the first ones.
+
+        Raises:
+            ComponentError: a mask does not fit, or a metric cannot be computed.
+        """
+        params, collected = self._averages(state), ExampleCollector(most)
+        for batch in batches:
+            size = size_of(check_eval_batch(batch))
+            if collected.is_full(batch):
+                break
+            sent = sharding.to_devices(self._mesh, pad(self._mesh, batch))
+            found = self._sum_examples(
+                params, state.model_state, state.hyperparams, sent, size=size
+            )
+            collected.add(batch, jax.device_get(found))
+        return collected.result()
 
     def run_splits(
         self, state: State, through: Callable[[Iterator[Batch]], Iterator[Batch]] = iter
@@ -165,6 +189,19 @@ class Evaluation:
     def _accumulate(
         self, total: Any, params: Any, model_state: Any, hyperparams: Any, batch: Batch, size: int
     ) -> Any:
+        computed = self._apply(params, model_state, hyperparams, batch, size)
+        return self._metric_accumulator.add(total, *computed)
+
+    def _of_examples(
+        self, params: Any, model_state: Any, hyperparams: Any, batch: Batch, size: int
+    ) -> dict[str, ExampleSums]:
+        computed = self._apply(params, model_state, hyperparams, batch, size)
+        return self._metric_accumulator.of_examples(*computed)
+
+    def _apply(
+        self, params: Any, model_state: Any, hyperparams: Any, batch: Batch, size: int
+    ) -> tuple[Any, Batch, Losses]:
+        """Returns the outputs, the batch and its losses, all without padding."""
         # The loss may have inputs, such as label_smoothing.
         experiment = self._insert(hyperparams)
 
@@ -176,5 +213,4 @@ class Evaluation:
             shapes = resized(batch, size)
             outputs = without_padding(outputs, jax.eval_shape(outputs_of, shapes))
             batch = without_padding(batch, shapes)
-        losses = compute_losses(experiment.loss, outputs, batch)
-        return self._metric_accumulator.add(total, outputs, batch, losses)
+        return outputs, batch, compute_losses(experiment.loss, outputs, batch)

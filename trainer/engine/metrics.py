@@ -10,7 +10,10 @@ from clu import metrics as clu_metrics
 
 from trainer.config import ConfigError, blame, build_errors
 from trainer.engine.contracts import Batch, ComponentError, calling, check_metrics, describe
+from trainer.engine.examples import ExampleSums
 from trainer.engine.losses import Losses, mask_mean
+
+_MASKS = 2**24  # the most elements of the masks of single examples at a time
 
 
 def _check_names(aux: Mapping[str, Any], metrics: Mapping[str, Any], field: str) -> None:
@@ -166,6 +169,34 @@ class MetricAccumulator:
                 for name, metric in metrics.items()
             }
 
+    def of_examples(self, outputs: Any, batch: Batch, losses: Losses) -> dict[str, ExampleSums]:
+        """Returns what each example of a batch adds to the loss and to the metrics that are means.
+
+        Those are of clu's Average, and compute it as it does. Each example is computed from the
+        outputs of the whole batch, with a mask that is 0 for all others.
+
+        Args:
+            outputs: the model's outputs for the batch.
+            batch: the batch, with its mask.
+            losses: what the loss returned for the batch.
+        """
+        means = {name: metric for name, metric in self._metrics.items() if _is_mean(metric)}
+        values, mask = losses.values.astype(jnp.float32), batch["mask"]
+        places = jnp.arange(mask.shape[0])
+
+        def only(place: Any) -> dict[str, Any]:
+            own = (places == place).astype(mask.dtype).reshape(-1, *[1] * (mask.ndim - 1))
+            return _of_batch(means, "metrics", outputs, {**batch, "mask": mask * own}, values)
+
+        # Each mask has the size of the batch, so that those of a large one are not made at once.
+        at_once = max(1, _MASKS // mask.size)
+        alone = jax.lax.map(only, places, batch_size=min(at_once, len(places)))
+        whole = _of_batch(means, "metrics", outputs, batch, values)
+        return {
+            name: ExampleSums(alone[name].total, alone[name].count, each.total, each.count)
+            for name, each in whole.items()
+        }
+
     def results(self, total: Mapping[str, Any]) -> dict[str, float]:
         """Computes the values; raises ComponentError if no example was counted."""
         if int(total["loss"].count) == 0:
@@ -177,6 +208,15 @@ class MetricAccumulator:
         aux = [name for name in total if name not in self._metrics]
         with calling("metrics"):
             return {name: float(total[name].compute()) for name in [*self._metrics, *aux]}
+
+
+def _is_mean(metric: type) -> bool:
+    """Returns whether a metric is a total over a count, both of which are sums over examples."""
+    average = clu_metrics.Average
+    same = ("compute", "merge")
+    return issubclass(metric, average) and all(
+        getattr(metric, name) is getattr(average, name) for name in same
+    )
 
 
 def _mean_of(value: Any, weight: Any) -> clu_metrics.Average:

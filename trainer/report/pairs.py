@@ -28,6 +28,7 @@ from trainer.report.statistics import (
     relevance,
     welch,
 )
+from trainer.report.test_sets import OtherTestSets, other_test_sets
 from trainer.report.wording import joined
 
 # Searches of 2 trials call the narrower of two spaces better in 16%; see docs/statistics.md.
@@ -56,6 +57,8 @@ class Pair:
         improvement: the probability that a unit of the better arm has the better value.
         needed: in a fresh sweep, how many units would find a difference of this size, at least;
             None if unknown.
+        elsewhere: what is known of the difference on another test set; None if nothing is, or the
+            pair was not judged.
     """
 
     better: str
@@ -73,6 +76,7 @@ class Pair:
     relevance: str | None = None
     improvement: Improvement | None = None
     needed: int | None = None
+    elsewhere: OtherTestSets | None = None
 
     @property
     def valueless(self) -> bool:
@@ -230,7 +234,14 @@ def _pair(a: Standing, b: Standing, workload: Workload, comparisons: int, judge:
     pair = _described(a.arm, b.arm, x, y)
     if not pair.valueless:
         pair = replace(pair, deviation=mean_interval(x - y).deviation or None)
-    return pair if looks is None else _judged(pair, x, y, looks, workload.goal, comparisons)
+    if looks is None:
+        return pair
+    pair = _judged(pair, x, y, looks, workload.goal, comparisons)
+    if pair.valueless:
+        return pair
+    differences = dict(zip(common[:n], x - y, strict=True))
+    elsewhere = other_test_sets(workload, pair.better, pair.worse, differences)
+    return replace(pair, elsewhere=elsewhere)
 
 
 def _is_worse(x: NDArray, y: NDArray, sign: int) -> bool:

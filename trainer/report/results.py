@@ -10,6 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainer.config import Call, Tree
+from trainer.engine.examples import Examples
+from trainer.sweep.per_example_file import read_examples
 from trainer.writers import iterate_metrics
 from trainer.writers.lines import PREFIXES
 
@@ -230,6 +232,7 @@ class Workload:
     configs: Mapping[str, Call] = field(default_factory=dict)
     warnings: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     _curves: dict[str, Curve] = field(default_factory=dict, repr=False)
+    _examples: dict[str, Examples | None] = field(default_factory=dict, repr=False)
 
     def finals_of(self, arm: str) -> list[Result]:
         """Returns the compared runs of an arm that have ended, by seed."""
@@ -288,6 +291,12 @@ class Workload:
         if run.name not in self._curves:
             self._curves[run.name] = read_curve(run.folder, self.goal.selected)
         return self._curves[run.name]
+
+    def examples(self, run: Result) -> Examples | None:
+        """Returns what a run has of single test examples, if anything; each is read once."""
+        if run.name not in self._examples:
+            self._examples[run.name] = read_examples(run.folder)
+        return self._examples[run.name]
 
 
 def read_curve(folder: Path, row: str) -> Curve:

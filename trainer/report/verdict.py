@@ -107,7 +107,8 @@ class _Writer:
             parts = [self._better(against), self._cost(against[0])]
         else:
             parts = [self._open(first, others, against)]
-        parts += [*conditions(self._workload), self._lookings(involved[0])]
+        parts += [*self._elsewhere(against), *conditions(self._workload)]
+        parts.append(self._lookings(involved[0]))
         parts.append(self._one_search(against))
         return " ".join(part for part in parts if part)
 
@@ -196,16 +197,18 @@ class _Writer:
             return f"mean {words}{of} is equal to that of {pair.worse} ({test})"
         interval = ""
         if pair.low is not None and pair.high is not None:
-            # The difference is better minus worse, and the improvement of a loss is its negative.
-            smaller = self._goal.sign > 0
-            ends = (-pair.high, -pair.low) if smaller else (pair.low, pair.high)
-            interval = f"simultaneous 95% interval {shown(ends[0])} to {shown(ends[1])}; "
+            interval = f"simultaneous 95% interval {self._ends(pair.low, pair.high)}; "
         times = ""
         if self._goal.relevant is None and pair.deviation:
             times = f", {size / pair.deviation:.2g} standard deviations"
         return (
             f"mean {words}{of} is {self._smaller}{than} by {shown(size)}{times} ({interval}{test})"
         )
+
+    def _ends(self, low: float, high: float) -> str:
+        """Returns the interval of an improvement from that of better minus worse."""
+        ends = (-high, -low) if self._goal.sign > 0 else (low, high)
+        return f"{shown(ends[0])} to {shown(ends[1])}"
 
     def _would_decide(self, pair: Pair) -> str:
         """Says how many units would find the difference, if that can be said."""
@@ -228,6 +231,30 @@ class _Writer:
         if 1 / 1.05 < ratio < 1.05:
             return ""
         return f"A step of {pair.better} takes {ratio:.2f} times the FLOPs of one of {pair.worse}."
+
+    def _elsewhere(self, against: Sequence[Pair]) -> list[str]:
+        """Says for which claims the order may change on another test set."""
+        sentences, unlike = [], False
+        for pair in against:
+            known = pair.elsewhere
+            unlike |= known is not None and known.found is None
+            if known is None or known.found is None:
+                continue
+            low, high, examples = known.found.low, known.found.high, known.found.examples
+            if low is None or high is None or not low <= 0 <= high:
+                continue
+            of = f" of {joined(list(_arms(pair)))}" if len(against) > 1 else ""
+            over = f"{'' if known.complete else 'the first '}{plural(examples, 'example')}"
+            sentences.append(
+                f"On another test set of this size the order{of} may change (two-way interval"
+                f" {self._ends(low, high)} over {over})."
+            )
+        if unlike:
+            sentences.append(
+                "The arms were not scored on the same test examples, so that nothing can be said"
+                " about another test set."
+            )
+        return sentences
 
     def _lookings(self, pair: Pair) -> str:
         """Says when the results were judged, unless that was once, as planned."""

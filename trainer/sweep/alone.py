@@ -3,13 +3,15 @@
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from trainer.checkpoint import CheckpointError, check_not_lost
+from trainer.checkpoint import CheckpointError, Checkpoints, check_not_lost
 from trainer.engine.program import Program
 from trainer.messages import DONE, FAILED, STOPPED
 from trainer.sweep.outcome import outcome_of
+from trainer.sweep.per_example import keep_examples
 from trainer.sweep.turn import asked_writers
 from trainer.sweep.wave import Wave
 from trainer.sweep.wave_check import check_rows
+from trainer.train.restoring import restore
 from trainer.train.results import Results
 from trainer.train.rollback import MOST_ROLLBACKS, read_rollbacks
 from trainer.train.run import Run
@@ -27,6 +29,7 @@ def run_alone(
     log: Callable[[str], None],
     vocabulary: Sequence[str],
     slow_lines: SlowLines,
+    per_example: bool = False,
 ) -> int:
     """Computes the one trial of a wave by `Run`, in the trial's folder.
 
@@ -37,6 +40,7 @@ def run_alone(
         log: takes a line for the user.
         vocabulary: further packages whose public functions the config may name.
         slow_lines: limits the lines about slow steps.
+        per_example: whether to keep the results on single test examples.
 
     Returns:
         DONE: the trial has a result. STOPPED: saved. FAILED: the disk cannot be written.
@@ -67,6 +71,11 @@ def run_alone(
         end = Ended("diverged", FAILED, results.step, f"It went back {rollbacks} times.")
     else:
         return FAILED
+    if code == DONE and per_example:
+        with Checkpoints(staged / "checkpoints", read_only=True) as checkpoints:
+            state = restore(program, checkpoints, experiment.steps)
+        fence = wave.workdir.check_fence
+        keep_examples(program, state, staged, fence, lambda line: log(f"{trial.folder}: {line}"))
     # Before its checkpoints are removed, because a run without them begins anew.
     wave.keep(trial, outcome_of(results.summary(end, experiment)))
     wave.finish({})

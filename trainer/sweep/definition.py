@@ -171,9 +171,13 @@ class Final:
     Attributes:
         seeds: the number of seeds, counted from 10,000 after the first seed of the trials, so that
             trials with more seeds never use them; or a list of seeds.
+        per_example: whether each run keeps its loss and metrics on every test example, or the first
+            100,000, from which the report computes whether another test set may turn the order
+            around. It takes one more evaluation of the test split.
     """
 
     seeds: int | Sequence[int] = 8
+    per_example: bool = True
 
     def __post_init__(self) -> None:
         _check_seeds(self.seeds)

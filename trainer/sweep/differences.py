@@ -38,10 +38,10 @@ def differences(stored: StoredPlan, plan: SweepPlan) -> list[str]:
 
 
 def _of_the_rule(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-    """Lists how the rule of the comparison differs, of which a plan has what is not the default."""
+    """Lists differences in what a plan has only where it is not the default."""
     searches = [len(each.get("offsets", [0])) for each in (old, new)]
     lines = [f"searches: {searches[0]} -> {searches[1]}"] if searches[0] != searches[1] else []
-    for key, usual in (("looks", "planned"), ("skewed", False)):
+    for key, usual in (("looks", "planned"), ("skewed", False), ("per_example", True)):
         before, after = old.get(key, usual), new.get(key, usual)
         if before != after:
             lines.append(f"{key}: {shown(before)} -> {shown(after)}")

@@ -179,6 +179,7 @@ class Lockstep:
                 log=self._log,
                 vocabulary=self._vocabulary,
                 clock=self._clock,
+                per_example=self._folder.plan.keeps_examples(trial),
             )
             self._turns.append(turn)
         for turn in list(self._turns):

@@ -121,6 +121,7 @@ class SweepPlan:
         relevant = {} if goal.relevant is None else {"relevant": goal.relevant}
         rule = {"looks": sweep.looks} if sweep.looks != "planned" else {}
         rule |= {"skewed": True} if sweep.skewed else {}
+        rule |= {"per_example": False} if sweep.final and not sweep.final.per_example else {}
         rule |= {"offsets": list(self.offsets)} if len(self.offsets) > 1 else {}
         return {
             "arms": {arm.name: _described(arm) for arm in arms},

@@ -106,6 +106,7 @@ class StoredPlan:
         vmap: how many trials are computed at once by vmap; None for one after another.
         looks, skewed: how the results are judged; see `definition.Sweep`.
         offsets: for each search, what its seeds are larger by than those of search 0, modulo 2^32.
+        per_example: whether final runs keep their results on single test examples.
         vocabulary: further packages whose public functions the configs may name.
         revision: the number of the last revision, from 1.
         digest: the SHA-256 of the last revision and, through it, of those before.
@@ -125,6 +126,7 @@ class StoredPlan:
     looks: Literal["planned", "any"]
     skewed: bool
     offsets: tuple[int, ...]
+    per_example: bool
     vocabulary: tuple[str, ...]
     revision: int
     digest: str
@@ -134,6 +136,14 @@ class StoredPlan:
     def warnings(self) -> dict[str, tuple[str, ...]]:
         """The warnings of all programs: arm -> sentences."""
         return together(program.warnings for program in self.programs)
+
+    def keeps_examples(self, trial: Trial) -> bool:
+        """Returns whether a trial keeps its results on single test examples.
+
+        Args:
+            trial: of the search, or a final one.
+        """
+        return self.per_example and bool(trial.final)
 
 
 def read_plan(folder: Path) -> StoredPlan:
@@ -269,6 +279,7 @@ def _stored(folder: Path, content: Mapping[str, Any]) -> StoredPlan:
         looks=last.get("looks", "planned"),
         skewed=last.get("skewed", False),
         offsets=tuple(last.get("offsets", (0,))),
+        per_example=last.get("per_example", True),
         vocabulary=tuple(last["vocabulary"] if "vocabulary" in last else content["vocabulary"]),
         revision=len(revisions),
         digest=last["digest"],

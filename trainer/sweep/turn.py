@@ -13,10 +13,12 @@ from trainer.engine.step import State
 from trainer.messages import DONE, FAILED
 from trainer.sweep.definition import Goal
 from trainer.sweep.outcome import Outcome, outcome_of
+from trainer.sweep.per_example import keep_examples
 from trainer.sweep.plan import Trial
 from trainer.train.hooks import Hooks
 from trainer.train.loop import Loop
 from trainer.train.nonfinite import NonFiniteLog
+from trainer.train.restoring import with_hyperparams
 from trainer.train.results import Results
 from trainer.train.rollback import GoBack, RollbackLog
 from trainer.train.services import Ended, Halted
@@ -147,6 +149,7 @@ class Turn:
         log: takes a line for the user.
         vocabulary: the user's packages, for the command that an error suggests.
         clock: of the wave; runs while its steps are computed, and adds up the share of one trial.
+        per_example: whether to keep the results on single test examples.
 
     Attributes:
         trial: the trial.
@@ -172,6 +175,7 @@ class Turn:
         log: Callable[[str], None],
         vocabulary: Sequence[str],
         clock: Clock,
+        per_example: bool = False,
     ):
         self.trial = trial
         self.program = program
@@ -186,6 +190,8 @@ class Turn:
         def warn(line: str) -> None:
             log(f"{trial.folder}: {line}")
 
+        self._folder, self._fence, self._warn, self._clock = folder, fence, warn, clock
+        self._per_example, self._watchdog = per_example, watchdog
         self._results = Results()
         self._writer = writers.create(
             asked_writers(trial.config),
@@ -267,10 +273,19 @@ class Turn:
         if isinstance(end, Ended) and end.code != DONE:
             raise OSError(f"{self.trial.folder}: {self.lines[-1]}")
         self._writer.finish(isinstance(end, Ended))
+        if self._per_example and isinstance(end, Ended):
+            self._keep_examples()
         self.close()
         if isinstance(end, Halted):
             end = end.ended()
         return outcome_of(self._results.summary(end, self._experiment))
+
+    def _keep_examples(self) -> None:
+        assert self.checkpoints.state is not None, "the loop hands over the last state"
+        state = with_hyperparams(self.program, self.checkpoints.state)
+        watch = self._watchdog.other
+        with self._clock.paused():
+            keep_examples(self.program, state, self._folder, self._fence, self._warn, watch)
 
     def failed(self, why: str) -> Outcome:
         """Returns the outcome of a trial that an error ended.

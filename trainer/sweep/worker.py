@@ -235,7 +235,13 @@ class Worker:
             (trial,) = claim.trials
             program = self._program_of(prepared, trial)
             return run_alone(
-                wave, program, self._signals, self._log, self._vocabulary, self._slow_lines
+                wave,
+                program,
+                self._signals,
+                self._log,
+                self._vocabulary,
+                self._slow_lines,
+                self.folder.plan.keeps_examples(trial),
             )
         lockstep = Lockstep(
             prepared.program,

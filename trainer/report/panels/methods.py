@@ -13,6 +13,11 @@ from trainer.report.panels.hyperparameters import hyperparameters_table
 from trainer.report.results import Result, Revision, Space, Workload
 from trainer.report.wording import joined
 
+_ELSEWHERE = (
+    "Differences on single test examples gave intervals for other test sets of the same size, by"
+    " the variances over runs and over examples, with Satterthwaite's degrees of freedom."
+)
+
 
 def methods_block(workload: Workload, pairs: Sequence[Pair], prefix: str) -> Block:
     """Returns the panel of methods.
@@ -161,10 +166,12 @@ def _tests(pairs: Sequence[Pair]) -> list[str]:
     if not tests:
         return []
     over = f", over all {len(pairs)} pairs" if len(pairs) > 1 else ""
+    elsewhere = any(pair.elsewhere and pair.elsewhere.found for pair in pairs)
     return [
         f"Arms were compared by the {joined(tests)}, with a probability of at most 5% that any"
         f" claim is false{over} and all looks at the results; the intervals of differences hold at"
-        " the same time."
+        " the same time.",
+        *([_ELSEWHERE] if elsewhere else []),
     ]
 
 

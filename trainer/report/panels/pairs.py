@@ -29,6 +29,16 @@ _TESTS = (
     Column("improvement_low", "95% from", "number"),
     Column("improvement_high", "to", "number"),
 )
+_TEST_SETS = (
+    Column("arm", "better"),
+    Column("than", "than"),
+    Column("examples", "test examples", "integer"),
+    Column("difference", "difference", "number"),
+    Column("low", "95% from", "number"),
+    Column("high", "to", "number"),
+    Column("units_error", "standard error over units", "number"),
+    Column("examples_error", "over examples", "number"),
+)
 _KINDS = {
     "more": "better, by more than matters",
     "less": "better, by less than matters",
@@ -70,8 +80,42 @@ def pairs_block(workload: Workload, pairs: Sequence[Pair], prefix: str) -> Block
         " better value, with the interval of this single pair; above 0.75 it is called meaningful"
         f" (arXiv:2103.03098), which {noether()} {units} would show with error rates of 5%.",
     )
-    tables = (decisions.compact(), tests.compact())
-    return Block(figures=(figure,) if figure else (), tables=tables)
+    tables = [decisions.compact(), tests.compact(), *_test_sets(pairs, prefix, units)]
+    return Block(figures=(figure,) if figure else (), tables=tuple(tables))
+
+
+def _test_sets(pairs: Sequence[Pair], prefix: str, units: str) -> list[Table]:
+    """Returns the table of what is known about other test sets, if anything is."""
+    known = [
+        (pair, each.found, each.complete)
+        for pair in pairs
+        if (each := pair.elsewhere) is not None and each.found is not None
+    ]
+    if not known:
+        return []
+    which = "of the test split"
+    if not all(complete for _, _, complete in known):
+        which = "at the beginning of the test split"
+    note = (
+        f"Each interval holds for other {units} and other test examples at once, with a probability"
+        f" of 95% for its pair; it is computed from the differences on the single examples {which}."
+        " Where it includes 0, the order may change on another test set of this size."
+    )
+    rows = tuple(
+        (
+            pair.better,
+            pair.worse,
+            found.examples,
+            found.difference,
+            found.low,
+            found.high,
+            found.units_deviation,
+            found.examples_deviation,
+        )
+        for pair, found, _ in known
+    )
+    title = "Pairs of arms on other test sets"
+    return [Table(f"{prefix}pairs_test_sets", title, _TEST_SETS, rows, note)]
 
 
 def _decided(pair: Pair) -> tuple[Cell, ...]:

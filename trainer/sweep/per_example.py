@@ -1,0 +1,57 @@
+"""Keeps the loss and the metrics of a final run on each example of the test split."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import jax
+
+from trainer.engine.contracts import Batch, ComponentError
+from trainer.engine.program import Program
+from trainer.engine.splits import eval_batches, split_sizes
+from trainer.engine.step import State
+from trainer.sweep.per_example_file import MOST_EXAMPLES, PER_EXAMPLE_FILE, encode
+from trainer.writers.files import replace_file
+
+
+def keep_examples(
+    program: Program,
+    state: State,
+    folder: Path,
+    fence: Callable[[], None],
+    log: Callable[[str], None],
+    watch: Callable[[str], None] = lambda _: None,
+) -> None:
+    """Writes per_example.npz of a run that ended; nothing if it has no mean over test examples.
+
+    This is one more pass over the test split. It changes nothing else of the run, and a mistake in
+    it, such as of a metric that cannot be computed in this way, is logged only.
+
+    Args:
+        program: of the run.
+        state: after its last step; it is not donated.
+        folder: of the run.
+        fence: called before the file is written.
+        log: takes a line for the user.
+        watch: is told before each batch what begins.
+
+    Raises:
+        UserError: a file of the data set was changed.
+        OSError: the file cannot be written.
+    """
+    data = program.experiment.data
+    if "test" not in split_sizes(data):
+        return
+
+    def watched(batches: Iterator[Batch]) -> Iterator[Batch]:
+        for batch in batches:
+            watch("the evaluation of single test examples")
+            yield batch
+
+    try:
+        batches = watched(eval_batches(data, "test"))
+        found = program.evaluation.run_examples(state, batches, MOST_EXAMPLES)
+    except (ComponentError, MemoryError, jax.errors.JaxRuntimeError) as error:
+        log(f"The results on single test examples are not kept. {error}")
+        return
+    if found.values:
+        replace_file(folder / PER_EXAMPLE_FILE, encode(found), fence)

@@ -1,0 +1,96 @@
+"""per_example.npz: the loss and the metrics of a final run on each example of the test split.
+
+    value/loss      float16, or float32 where that would change the mean; bool for 0 and 1
+    weight/loss     what each example counts, such as its number of tokens; absent if all count 1
+    sha256          of the examples, in their order
+    complete        whether they are all examples of the split, and not the first 100,000
+
+The same for every metric that is a mean over examples. `numpy.load` reads the file.
+"""
+
+import io
+import zipfile
+import zlib
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainer.engine.examples import Examples
+from trainer.writers.files import open_regular
+
+PER_EXAMPLE_FILE = "per_example.npz"
+MOST_EXAMPLES = 100_000
+_VALUE, _WEIGHT = "value/", "weight/"
+# By which float16 may change a mean, as a share of that of absolute values: rounding changes it by
+# 0.0005 at most, and values that float16 does not have by more.
+_MEAN_CHANGES = 1e-3
+_MOST_BYTES = 16 * MOST_EXAMPLES  # of an array that is read, which someone else may have written
+
+
+def encode(examples: Examples) -> bytes:
+    """Returns the content of the file; equal examples give equal bytes.
+
+    Args:
+        examples: those of a run, at most 100,000.
+    """
+    arrays: dict[str, NDArray] = {}
+    for name, values in examples.values.items():
+        arrays[_VALUE + name] = _compact(values)
+        if (weights := examples.weights[name]).min() != 1 or weights.max() != 1:
+            arrays[_WEIGHT + name] = weights.astype(np.float32)
+    arrays["sha256"] = np.frombuffer(bytes.fromhex(examples.sha256), np.uint8)
+    arrays["complete"] = np.array(examples.complete)
+    file = io.BytesIO()
+    np.savez_compressed(file, allow_pickle=False, **arrays)
+    return file.getvalue()
+
+
+def _compact(values: NDArray) -> NDArray:
+    if np.isin(values, (0.0, 1.0)).all():
+        return values.astype(np.bool_)
+    with np.errstate(over="ignore"):
+        half = values.astype(np.float16)
+    changed = abs(float(half.astype(float).mean() - values.mean()))
+    close = changed <= _MEAN_CHANGES * float(np.abs(values).mean())  # not of infinities
+    return half if close else values.astype(np.float32)
+
+
+def read_examples(folder: Path) -> Examples | None:
+    """Reads what a run has of single examples; imports no jax.
+
+    Args:
+        folder: of the run.
+
+    Returns:
+        The values as they are stored; None if there is no such file, or it is damaged.
+    """
+    try:
+        with open_regular(folder / PER_EXAMPLE_FILE) as file, zipfile.ZipFile(file) as archive:
+            if any(each.file_size > _MOST_BYTES for each in archive.infolist()):
+                return None
+            arrays = {
+                name.removesuffix(".npy"): _array(archive, name) for name in archive.namelist()
+            }
+        return _examples(arrays)
+    except (OSError, EOFError, LookupError, ValueError, zipfile.BadZipFile, zlib.error):
+        return None
+
+
+def _array(archive: zipfile.ZipFile, name: str) -> NDArray:
+    return np.lib.format.read_array(io.BytesIO(archive.read(name)), allow_pickle=False)
+
+
+def _examples(arrays: dict[str, NDArray]) -> Examples:
+    values = {name.removeprefix(_VALUE): x for name, x in arrays.items() if name.startswith(_VALUE)}
+    ones = np.ones(1, np.float32)
+    weights = {
+        name: arrays.get(_WEIGHT + name, np.broadcast_to(ones, x.shape))
+        for name, x in values.items()
+    }
+    for name, x in values.items():
+        weight = weights[name]
+        if x.ndim != 1 or x.shape != weight.shape or not np.isfinite(x).all() or min(weight) <= 0:
+            raise ValueError(name)
+    sha256 = arrays["sha256"].tobytes().hex()
+    return Examples(values, weights, sha256, bool(arrays["complete"]))
