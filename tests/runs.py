@@ -122,6 +122,13 @@ def findings(module: str) -> tuple[list[dict[str, Any]], subprocess.CompletedPro
     return [json.loads(line) for line in done.stdout.splitlines()], done
 
 
+def findings_by(key: str, module: str) -> dict[str, dict[str, Any]]:
+    """Returns the findings of a module of tests/ by the value that each has for a key."""
+    lines, done = findings(module)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return {line.pop(key): line for line in lines}
+
+
 def environment(**more: str) -> dict[str, str]:
     return os.environ | {"PYTHONPATH": f"{ROOT}:{LAB}"} | more
 

@@ -12,10 +12,7 @@ from tests.laws_table import ROWS
 
 @pytest.fixture(scope="module")
 def cases():
-    lines, done = runs.findings("tests.explicit_cases")
-    found = {line.pop("case"): line for line in lines}
-    assert done.returncode == 0, done.stderr[-3000:]
-    return found
+    return runs.findings_by("case", "tests.explicit_cases")
 
 
 @pytest.mark.parametrize("row", ["optax.adamw", "optax.lbfgs (zoom)", "optim.muon"])
@@ -64,9 +61,8 @@ def test_an_init_that_multiplies_parameters_works_on_explicit_axes(cases):
 
 @pytest.fixture(scope="module")
 def laws():
-    lines, done = runs.findings("tests.laws_explicit")
-    found = {line.pop("row"): line for line in lines}
-    assert set(found) == {row.name for row in ROWS}, done.stderr[-2000:]
+    found = runs.findings_by("row", "tests.laws_explicit")
+    assert set(found) == {row.name for row in ROWS}
     return found
 
 
