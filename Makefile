@@ -21,17 +21,19 @@ endef
 # PYTHON=... was given, and is not what the environment was made with: make it anew.
 OTHER_PYTHON := $(if $(PYTHON),$(shell [ "$$($(PYTHON) -V 2>&1)" = "$$($(RUN) -V 2>&1)" ] || echo anew))
 
-.PHONY: help train test chaos chaos_sweep chaos_distributed fuzz_sweep power_loss fashion_mnist benchmarks experiments lint torch lock wheel clean anew
+.PHONY: help train test chaos chaos_sweep chaos_distributed fuzz_sweep power_loss laws fashion_mnist benchmarks experiments lint torch lock wheel clean anew
 
 help:
 	@echo 'make train   train configs/muon_vit.gin (CONFIG=... another; ARGS="--set steps=100" more)'
 	@echo 'make test    lint, then run the tests (ARGS="-k groups" some of them)'
 	@echo 'make chaos   kill a run 100 times, stop it 30 times, compare its bits (ten minutes)'
 	@echo 'make chaos_sweep  kill the workers of sweeps 200 times, and disturb those of two hosts in every'
-	@echo '                  way at once; compare every trial (six minutes)'
+	@echo '                  way at once; compare every trial'
 	@echo 'make chaos_distributed  kill, stop or break one of three processes (six minutes)'
 	@echo 'make fuzz_sweep  damage files of sweeps 5,000 times, read them with every command (an hour)'
 	@echo 'make power_loss  cut the power of a run at 220 moments and restart it from what is left (20 minutes)'
+	@echo 'make laws    the tests of which `make test` takes a part: eager updates of every optimizer on'
+	@echo '             explicit axes, and errors of the disk in four times as many file operations'
 	@echo 'make lint    ruff and pyright'
 	@echo 'make fashion_mnist  prepare the data of configs/fashion_vit.gin'
 	@echo 'make benchmarks     what the README says of speed, measured here'
@@ -86,6 +88,10 @@ fuzz_sweep: $(VENV)/.test
 
 power_loss: $(VENV)/.test
 	$(RUN) -m tests.power_loss $(ARGS)
+
+laws: $(VENV)/.test
+	LAWS=all $(RUN) -m pytest -n auto --maxprocesses=8 --dist=loadfile -m laws \
+		tests/test_explicit_axes.py tests/test_sweep_faults.py $(ARGS)
 
 lint: $(VENV)/.test
 	$(RUN) -m ruff check .

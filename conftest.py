@@ -90,6 +90,14 @@ def strict_promotion() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="module")
+def lab() -> Iterator[None]:
+    """Lets configs and imports find the packages of tests/lab."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(Path(__file__).parent / "tests" / "lab")
+        yield
+
+
 @pytest.fixture
 def torch() -> Any:
     """The torch module, for tests that take a known answer from it; they are skipped without it."""

@@ -10,7 +10,6 @@ moments or at one of their file operations, or have an operation fail. Only root
 disk; for others it is never full.
 """
 
-import argparse
 import collections
 import contextlib
 import json
@@ -21,7 +20,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -302,15 +300,8 @@ def chaos(folder: Path, sweeps: int, seed: int) -> tuple[collections.Counter[str
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--sweeps", type=int, default=2)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--folder", type=Path, help="keep everything there")
-    arguments = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="lockstep-chaos-") as temporary:
-        folder = arguments.folder or Path(temporary)
-        folder.mkdir(exist_ok=True)
-        counts, wrong = chaos(folder, arguments.sweeps, arguments.seed)
+    with chaos_sweep.command(__doc__, sweeps=2, seed=0) as (folder, numbers):
+        counts, wrong = chaos(folder, *numbers)
     for what, count in sorted(counts.items()):
         print(f"{count:5d}  {what}")
     print(*wrong[:20], sep="\n")

@@ -10,6 +10,7 @@ operation of a phase. A worker that was killed is started again at once.
 
 import argparse
 import collections
+import contextlib
 import json
 import os
 import random
@@ -20,7 +21,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from tests import runs
@@ -326,17 +327,28 @@ def chaos(folder: Path, kills: int, workers: int, seed: int) -> tuple[collection
     return counts, wrong
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--kills", type=int, default=200)
-    parser.add_argument("--workers", type=int, default=4)
-    parser.add_argument("--seed", type=int, default=0)
+@contextlib.contextmanager
+def command(description: str | None, **defaults: int) -> Iterator[tuple[Path, list[int]]]:
+    """Reads the command line; yields the folder, and the value of each option in turn.
+
+    Args:
+        description: of the command.
+        defaults: option -> its default.
+    """
+    parser = argparse.ArgumentParser(description=description)
+    for name, default in defaults.items():
+        parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--folder", type=Path, help="keep everything there")
-    arguments = parser.parse_args()
+    given = vars(parser.parse_args())
     with tempfile.TemporaryDirectory(prefix="lockstep-chaos-") as temporary:
-        folder = arguments.folder or Path(temporary)
+        folder = given["folder"] or Path(temporary)
         folder.mkdir(exist_ok=True)
-        counts, wrong = chaos(folder, arguments.kills, arguments.workers, arguments.seed)
+        yield folder, [given[name] for name in defaults]
+
+
+def main() -> None:
+    with command(__doc__, kills=200, workers=4, seed=0) as (folder, numbers):
+        counts, wrong = chaos(folder, *numbers)
     for phase in PHASES:
         print(f"{counts[phase]:5d} {counts[phase + '*']:5d}*  {phase}")
     print(f"{counts.total()} kills (* by the worker itself, before a file operation of the phase)")

@@ -43,6 +43,37 @@ FAST = {name: value for name, value in _OPTIONS.items() if _known(name, value)}
 NEIGHBOUR = partial(optax.adam, learning_rate=0.03)
 
 
+def tree_to_split(row: Row, rows: int, columns: int) -> dict[str, Any]:
+    """Makes parameters of a row that several devices can share.
+
+    Args:
+        row: the row.
+        rows: a number that divides the first axes.
+        columns: the length of the second axes.
+
+    Returns:
+        Its own parameters, a neighbour's and a frozen one.
+    """
+    shapes: dict[str, tuple[int, ...]] = {"kernel": (8, columns), "bias": (rows,), "scale": ()}
+    if row.params == "matrices":
+        shapes = {"kernel": (8, columns), "stack": (rows, columns, 2)}
+    if row.params == "no scalar":
+        del shapes["scale"]
+    keys = iter(jax.random.split(jax.random.key(3), 4))
+    own = {name: 0.5 + jax.random.normal(next(keys), shape) for name, shape in shapes.items()}
+    if row.params == "complex":
+        own = {name: x * (1 + 0.5j) for name, x in own.items()}
+    other = jnp.arange(float(rows))
+    return {"own": own, "other": {"w": other}, "frozen": {"w": jnp.ones(rows)}}
+
+
+def split_close(row: Row) -> Callable[[Any, Any], None]:
+    """Returns what asserts that arrays of a sharded update are those of one device."""
+    # Inverse roots of small eigenvalues magnify another order of sums.
+    far = 5e-3 if row.name == "optim.shampoo" else 2e-4
+    return partial(np.testing.assert_allclose, rtol=far, atol=far / 10)
+
+
 def loss(params: Any) -> Any:
     """Couples all parameters, smoothly, neither quadratic nor convex; at least float32."""
     # Without empty ones, which have no mean.

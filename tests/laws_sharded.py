@@ -13,7 +13,6 @@ os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=4"
 
 import traceback
 import warnings
-from functools import partial
 from typing import Any
 
 import jax
@@ -22,25 +21,19 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from optim.paths import flatten, path_name
-from tests.laws_harness import FAST, compilations_of, make_optimizer, numbers, step, to_host
+from tests.laws_harness import (
+    FAST,
+    compilations_of,
+    make_optimizer,
+    numbers,
+    split_close,
+    step,
+    to_host,
+    tree_to_split,
+)
 from tests.laws_table import ROWS, Row
 
 STEPS = 3
-LOOSE = {"optim.shampoo": 5e-3}  # inverse roots of small eigenvalues magnify another order of sums
-
-
-def tree(row: Row) -> dict[str, Any]:
-    """Makes parameters that four devices can share: the first axis is split."""
-    shapes: dict[str, tuple[int, ...]] = {"kernel": (8, 3), "bias": (4,), "scale": ()}
-    if row.params == "matrices":
-        shapes = {"kernel": (8, 3), "stack": (4, 3, 2)}
-    if row.params == "no scalar":
-        del shapes["scale"]
-    keys = iter(jax.random.split(jax.random.key(3), 4))
-    own = {name: 0.5 + jax.random.normal(next(keys), shape) for name, shape in shapes.items()}
-    if row.params == "complex":
-        own = {name: x * (1 + 0.5j) for name, x in own.items()}
-    return {"own": own, "other": {"w": jnp.arange(4.0)}, "frozen": {"w": jnp.ones(4)}}
 
 
 def shard(mesh: Mesh, params: Any) -> Any:
@@ -66,7 +59,7 @@ def shard_state(mesh: Mesh, state: Any, params: Any) -> Any:
 
 def run(row: Row, mesh: Mesh) -> dict[str, Any]:
     """Runs a row unsharded, under jit with named shardings, and in shard_map."""
-    optimizer, start = make_optimizer(row), tree(row)
+    optimizer, start = make_optimizer(row), tree_to_split(row, rows=4, columns=3)
     state = to_host(optimizer.init(start))
     host = to_host(start)
 
@@ -159,9 +152,7 @@ def _constant(params: Any) -> Any:
 
 
 def _compare(row: Row, found: Any, wanted: Any) -> None:
-    far = LOOSE.get(row.name, 2e-4)
-    close = partial(np.testing.assert_allclose, rtol=far, atol=far / 10)
-    jax.tree.map(close, numbers(to_host(found[0])), numbers(to_host(wanted[0])))
+    jax.tree.map(split_close(row), numbers(to_host(found[0])), numbers(to_host(wanted[0])))
 
 
 def main() -> None:

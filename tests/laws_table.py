@@ -6,6 +6,7 @@ here, no row that contains it, and no reason in `NOT_ROWS` fails `test_every_fac
 
 import ast
 import inspect
+import os
 import sys
 import textwrap
 from collections.abc import Callable, Iterator, Mapping
@@ -339,6 +340,24 @@ ROWS = [
         base_optimizer=partial(optax.adamw, learning_rate=0.05, weight_decay=0.1),
     ),
     _row(optim.rprop, learning_rate=0.02, fixed=("learning_rate",)),
+]
+
+# The rows whose updates outside of jit are tested on explicit axes, which takes longest there: one
+# of each kind of state, parameters and further arguments. `make laws` tests all of them.
+EAGER = [
+    row
+    for row in ROWS
+    if os.environ.get("LAWS") == "all"
+    or row.name
+    in (
+        *("optax.adamw", "optax.adafactor (factored)", "optax.noisy_sgd", "optax.polyak_sgd"),
+        *("optax.chain (sgd, backtracking line search)", "optax.chain (sgd, reduce_on_plateau)"),
+        *("optax.lookahead", "optax.MultiSteps", "optax.conditionally_mask", "optax.partition"),
+        *("optax.contrib.sophia", "optax.contrib.sam (opaque)", "optax.contrib.dpsgd"),
+        *("optax.contrib.schedule_free_adamw", "optax.contrib.prodigy", "optax.contrib.galore"),
+        *("optax.contrib.split_real_and_imaginary", "optim.muon", "optim.shampoo", "optim.mars"),
+        "optim.cautious",
+    )
 ]
 
 # What no law can be kept with: the row, and the words of the error that the user gets.

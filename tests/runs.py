@@ -1,6 +1,7 @@
 """Runs of the trainer's own command line, in this process or in one of their own."""
 
 import json
+import math
 import os
 import signal
 import socket
@@ -41,6 +42,26 @@ schedules.warmup_cosine.peak_value = 0.01
 schedules.warmup_cosine.warmup_steps = '10%'
 """
 
+# The config of a run, in YAML, that the tests of sweeps vary.
+SWEPT = """
+model: !models.mlp {width: 8, num_classes: 3}
+data: !unruly.points
+loss: !losses.softmax_cross_entropy
+metrics: {accuracy: !metrics.accuracy }
+optimizer: !optax.adamw {learning_rate: 1e-2}
+steps: 12
+log_every: 3
+eval_every: 5
+save_every: 4
+writers: []
+"""
+
+
+def replaced(name: str, value: str, text: str = SWEPT) -> str:
+    """Replaces a line of a config."""
+    kept = [line for line in text.splitlines() if not line.startswith(f"{name}:")]
+    return "\n".join([*kept, f"{name}: {value}"])
+
 
 def write_config(folder: Path, more: str = "") -> Path:
     """Writes the config of these tests, and the Gin statements that override it."""
@@ -62,6 +83,12 @@ def options(config: Path, workdir: Path, *more: str) -> list[str]:
 def train(config: Path, workdir: Path, *more: str) -> int:
     """Trains in this process."""
     return main(options(config, workdir, *more))
+
+
+def stopped(folder: Path, step: int) -> Path:
+    """Trains until a step; returns the workdir, beside the config."""
+    assert train(write_config(folder), folder / "run", f"--until={step}") == 75
+    return folder / "run"
 
 
 def sweep(*words: str) -> int:
@@ -106,6 +133,18 @@ def ends(processes: Iterable[subprocess.Popen[bytes]], seconds: float = 150) -> 
             process.kill()
 
 
+class Signals:
+    """Reports a signal after so many questions, by default none."""
+
+    def __init__(self, after: float = math.inf):
+        self.left = after
+
+    @property
+    def received(self) -> str | None:
+        self.left -= 1
+        return "SIGTERM" if self.left < 0 else None
+
+
 def findings(module: str) -> tuple[list[dict[str, Any]], subprocess.CompletedProcess[str]]:
     """Runs a module of tests/ that needs simulated devices, in a process of its own.
 
@@ -122,16 +161,25 @@ def findings(module: str) -> tuple[list[dict[str, Any]], subprocess.CompletedPro
     return [json.loads(line) for line in done.stdout.splitlines()], done
 
 
+def findings_by(key: str, module: str) -> dict[str, dict[str, Any]]:
+    """Returns the findings of a module of tests/ by the value that each has for a key."""
+    lines, done = findings(module)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return {line.pop(key): line for line in lines}
+
+
 def environment(**more: str) -> dict[str, str]:
     return os.environ | {"PYTHONPATH": f"{ROOT}:{LAB}"} | more
 
 
-def process(*arguments: str, **more: Any) -> subprocess.Popen[str]:
-    """Starts the trainer in a process of its own."""
+def process(
+    *arguments: str, module: str = "trainer", stderr: int = subprocess.STDOUT, **more: Any
+) -> subprocess.Popen[str]:
+    """Starts the trainer, or another module, in a process of its own."""
     return subprocess.Popen(
-        [sys.executable, "-m", "trainer", *arguments],
+        [sys.executable, "-m", module, *arguments],
         stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
+        stderr=stderr,
         text=True,
         cwd=ROOT,
         env=environment(),

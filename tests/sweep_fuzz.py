@@ -30,20 +30,8 @@ from typing import Any
 from tests import runs
 from tests.sweep_results import compare
 
-BASE = """
-model: !models.mlp {width: 4, num_classes: 3}
-data: !unruly.points
-loss: !losses.softmax_cross_entropy
-metrics: {accuracy: !metrics.accuracy }
-optimizer: !optax.adamw {learning_rate: 1e-2}
-steps: 12
-log_every: 3
-eval_every: 4
-save_every: 4
-steps_per_call: 1
-watchdog: null
-writers: []
-"""
+SMALL = runs.replaced("model", "!models.mlp {width: 4, num_classes: 3}")
+BASE = runs.replaced("eval_every", "4", SMALL) + "\nsteps_per_call: 1\nwatchdog: null\n"
 RATE = "optimizer.learning_rate: !space.values"
 COMPLETE = f"""
 base: base.yaml
@@ -70,18 +58,6 @@ TEXTS = {"complete": COMPLETE, "stopped": STOPPED, "alone": ALONE}
 VOCABULARY = "--vocabulary=unruly"
 NUMBERS = ("1e400", "-1e400", "1" + "0" * 400, "1" * 5000, "-1", "0.5", str(2**70), "NaN")
 VALUES = (*NUMBERS, "5", "null", "true", "[]", "{}", '""', '"x"', '"\\ud800"', '"\\u0000"', "[[1]]")
-
-
-class Stop:
-    """Reports a signal after so many questions."""
-
-    def __init__(self, after: int):
-        self.left = after
-
-    @property
-    def received(self) -> str | None:
-        self.left -= 1
-        return "SIGTERM" if self.left < 0 else None
 
 
 class Answer:
@@ -146,7 +122,7 @@ class Place:
         from trainer.sweep.worker import Worker
 
         lines: list[str] = []
-        found = Worker(self.folder / name, 1, Stop(after), lines.append).run()
+        found = Worker(self.folder / name, 1, runs.Signals(after), lines.append).run()
         assert found == code, (name, found, lines)
 
     def _share_programs(self, replace: Callable[[Any, str, Any], None]) -> None:

@@ -12,9 +12,7 @@ OPTIMIZERS = ["muon", "scion", "soap", "shampoo"]
 
 @pytest.fixture(scope="module")
 def found():
-    lines, done = runs.findings("tests.division_cases")
-    assert done.returncode == 0, done.stderr[-2000:]
-    return {line.pop("case"): line for line in lines}
+    return runs.findings_by("case", "tests.division_cases")
 
 
 CASES = [*(("muon", mesh) for mesh in MESHES), *((name, MESHES[-1]) for name in OPTIMIZERS[1:])]

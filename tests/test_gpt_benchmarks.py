@@ -35,7 +35,7 @@ def test_three_steps_of_torch_give_our_parameters(torch, optimizer):
 
 
 @pytest.mark.parametrize(
-    ("workload", "optimizer", "waves"), [("gpt", "muon", [1, 2]), ("vit", "adamw", [2])]
+    ("workload", "optimizer", "waves"), [("gpt", "muon", [2]), ("vit", "adamw", [1, 2])]
 )
 def test_the_benchmark_of_accelerators_runs_small(workload, optimizer, waves, monkeypatch, capsys):
     arguments = f"gpu --small --json --rounds=2 --steps=1 --sides=ours,hand --workloads={workload}"

@@ -1,6 +1,7 @@
 """Widths of models.gpt: with base_width, activations keep their size as the width grows (muP)."""
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import flax.linen as nn
@@ -11,6 +12,7 @@ import optax
 import pytest
 
 import optim
+from tests.laws_harness import FAST
 from trainer import models
 from trainer.__main__ import main
 from trainer.engine.plan_widths import width_warnings
@@ -21,16 +23,20 @@ WIDTHS = (64, 128, 256, 512)
 BATCH = {"tokens": np.random.default_rng(0).integers(0, 64, (8, 32)).astype(np.int32)}
 
 
+# In half of the time, because these programs compute for a moment only.
+compiled = functools.partial(jax.jit, compiler_options=FAST)
+
+
 def gpt(width: int, base_width: int | None, **more: Any) -> models.Model:
     # Without qk-norm, which would hide what the scale of the attention scores is for.
     arguments = {"depth": 2, "num_heads": 4, "qk_norm": False, "scan_layers": False} | more
     return models.gpt(64, width, remat="none", base_width=base_width, **arguments)
 
 
-def activations(model: models.Model, params: Any) -> dict[str, np.ndarray]:
-    """Returns what attention and perceptrons add, and the logits."""
+def activations_of(model: models.Model) -> Callable[[Any], dict[str, np.ndarray]]:
+    """Compiles what gives, for parameters, what attention and perceptrons add, and the logits."""
 
-    @jax.jit
+    @compiled
     def forward(params: Any) -> dict[str, jax.Array]:
         seen: dict[str, Any] = {}
 
@@ -44,7 +50,7 @@ def activations(model: models.Model, params: Any) -> dict[str, np.ndarray]:
             outputs = model.apply(params, {}, BATCH, key=None, train=False)[0]
         return {**seen, "logits": outputs.whole()}
 
-    return {name: np.asarray(x) for name, x in forward(params).items()}
+    return lambda params: {name: np.asarray(x) for name, x in forward(params).items()}
 
 
 def size(x: np.ndarray) -> float:
@@ -73,15 +79,16 @@ def train(
         chosen = jnp.asarray(BATCH["tokens"])[:, 1:, None]
         return -jnp.take_along_axis(jax.nn.log_softmax(logits[:, :-1]), chosen, -1).mean()
 
-    @jax.jit
+    @compiled
     def step(params: Any, state: Any) -> Any:
         return tx.update(jax.grad(loss)(params), state, params)
 
-    params = jax.jit(model.init)(jax.random.key(0), BATCH)[0]
-    first, state = activations(model, params), tx.init(params)
+    params = compiled(model.init)(jax.random.key(0), BATCH)[0]
+    activations = activations_of(model)
+    first, state = activations(params), tx.init(params)
     for _ in range(steps):
         params, state = step(params, state)
-    last = activations(model, params)
+    last = activations(params)
     return {x: (size(first[x]), size(last[x] - first[x]), size(last[x])) for x in first}
 
 
@@ -185,7 +192,7 @@ def test_base_width_changes_nothing_at_that_width():
     plain, same = (gpt(64, base) for base in (None, 64))
     params, other = (jax.jit(x.init)(jax.random.key(0), BATCH)[0] for x in (plain, same))
     jax.tree.map(np.testing.assert_array_equal, params, other)
-    found, expected = (activations(x, params) for x in (same, plain))
+    found, expected = (activations_of(x)(params) for x in (same, plain))
     for name, x in expected.items():
         np.testing.assert_array_equal(found[name], x)
 

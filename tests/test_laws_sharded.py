@@ -11,9 +11,8 @@ pytestmark = [pytest.mark.laws, pytest.mark.timeout(1500)]
 
 @pytest.fixture(scope="module")
 def found():
-    lines, done = runs.findings("tests.laws_sharded")
-    by_row = {line.pop("row"): line for line in lines}
-    assert set(by_row) == {row.name for row in ROWS}, done.stderr[-2000:]
+    by_row = runs.findings_by("row", "tests.laws_sharded")
+    assert set(by_row) == {row.name for row in ROWS}
     return by_row
 
 

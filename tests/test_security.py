@@ -24,19 +24,12 @@ from trainer.checkpoint import CheckpointError, Checkpoints, file_list, integrit
 from trainer.sweep.stored_plan import digest_of
 from trainer.workdir import Workdir
 
-
-@pytest.fixture(autouse=True)
-def lab(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(runs.LAB)
+pytestmark = pytest.mark.usefixtures("lab")
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("run")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(runs.LAB)
-        assert runs.train(runs.write_config(folder), folder / "run", "--until=4") == 75
-    return folder / "run"
+def run(lab: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return runs.stopped(tmp_path_factory.mktemp("run"), 4)
 
 
 class Bomb:

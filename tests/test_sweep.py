@@ -15,6 +15,7 @@ import jax
 import pytest
 
 from tests import runs
+from tests.runs import SWEPT, replaced
 from trainer import checkpoint
 from trainer.__main__ import main
 from trainer.sweep.folder import SweepFolder
@@ -24,18 +25,6 @@ from trainer.sweep.plan_file import read_plan
 from trainer.sweep.wave_file import WaveContent, wave_name
 from trainer.workdir import read_record
 
-BASE = """
-model: !models.mlp {width: 8, num_classes: 3}
-data: !unruly.points
-loss: !losses.softmax_cross_entropy
-metrics: {accuracy: !metrics.accuracy }
-optimizer: !optax.adamw {learning_rate: 1e-2}
-steps: 12
-log_every: 3
-eval_every: 5
-save_every: 4
-writers: []
-"""
 RATES = "optimizer.learning_rate: !space.log_uniform {low: 1e-3, high: 1e-1}"
 GROUPS = """!optim.optimizer
   groups:
@@ -52,19 +41,11 @@ PEAK = (
 GOAL = "{metric: loss, select_on: test}"
 
 
-@pytest.fixture(autouse=True)
-def vocabulary(monkeypatch):
-    monkeypatch.syspath_prepend(runs.LAB)
-
-
-def replaced(name: str, value: str, text: str = BASE) -> str:
-    """Replaces a line of a config."""
-    kept = [line for line in text.splitlines() if not line.startswith(f"{name}:")]
-    return "\n".join([*kept, f"{name}: {value}"])
+pytestmark = pytest.mark.usefixtures("lab")
 
 
 def write_sweep(
-    folder: Path, base: str = BASE, space: str = RATES, more: str = "", trials: int = 3
+    folder: Path, base: str = SWEPT, space: str = RATES, more: str = "", trials: int = 3
 ) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "base.yaml").write_text(base)
@@ -132,7 +113,7 @@ SEARCH = "!optax.lbfgs {learning_rate: 0.5, memory_size: 3}"
 FREE = "!optax.contrib.schedule_free_adamw {learning_rate: 1e-2}"
 POISONED = "!unruly.poisoned {at: [4]}"
 CASES = {
-    "adamw": (BASE, RATES),
+    "adamw": (SWEPT, RATES),
     "single steps": (replaced("steps_per_call", "1"), RATES),
     "muon": (replaced("optimizer", GROUPS.format(matrices="muon")), PEAK),
     "soap": (replaced("optimizer", GROUPS.format(matrices="soap")), PEAK),
@@ -340,17 +321,8 @@ def test_a_trial_whose_program_raises_fails_after_three_errors_with_the_error(tm
 
 
 def start(file: Path, workdir: Path, *more: str) -> "subprocess.Popen[str]":
-    return subprocess.Popen(
-        [
-            *(sys.executable, "-m", "trainer", "sweep", f"--config={file}"),
-            *("--vocabulary=unruly", f"--workdir={workdir}", *more),
-        ],
-        cwd=runs.ROOT,
-        env=runs.environment(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    words = ["sweep", f"--config={file}", "--vocabulary=unruly", f"--workdir={workdir}", *more]
+    return runs.process(*words, stderr=subprocess.PIPE)
 
 
 def wait_for_progress(workdir: Path, process: Any, step: int) -> None:

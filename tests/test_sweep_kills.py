@@ -1,5 +1,6 @@
 """What a killed or stopped worker of a sweep leaves, and how another one goes on with it."""
 
+import math
 import subprocess
 import sys
 import threading
@@ -20,10 +21,7 @@ from trainer.sweep.outcome import read_outcome
 from trainer.sweep.wave import Wave
 from trainer.sweep.worker import Worker
 
-
-@pytest.fixture(autouse=True)
-def vocabulary(monkeypatch):
-    monkeypatch.syspath_prepend(runs.LAB)
+pytestmark = pytest.mark.usefixtures("lab")
 
 
 def kill_in(phase: str, number: int, workdir: Path) -> None:
@@ -46,13 +44,22 @@ def results(workdir: Path) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize(("phase", "number"), [("finish", 5), ("move", 8), ("discard", 9)])
-def test_a_worker_killed_at_the_end_of_a_wave_costs_nothing(tmp_path, capsys, phase, number):
-    """The trials that it moved are not computed again, and no wave is left that blocks others."""
+@pytest.fixture(scope="module")
+def long(lab: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A sweep of some hundred steps, which is computed beside the file, undisturbed."""
+    folder = tmp_path_factory.mktemp("long")
     base = replaced("steps", "400", replaced("log_every", "100"))
-    file = write_sweep(tmp_path, base, more="checkpoints: final")
+    base = replaced("eval_every", "100", replaced("save_every", "100", base))
+    file = write_sweep(folder, base, more="checkpoints: final")
+    assert sweep(file, folder / "undisturbed") == 0
+    return file
+
+
+@pytest.mark.parametrize(("phase", "number"), [("finish", 5), ("move", 8), ("discard", 9)])
+def test_a_worker_killed_at_the_end_of_a_wave_costs_nothing(tmp_path, capsys, long, phase, number):
+    """The trials that it moved are not computed again, and no wave is left that blocks others."""
     workdir = tmp_path / "sweep"
-    assert sweep(file, workdir, "--plan_only") == 0
+    assert sweep(long, workdir, "--plan_only") == 0
     kill_in(phase, number, workdir)
     moved = {trial: (trial / "summary.json").stat().st_ino for trial in folders(workdir)}
     assert bool(moved) == (phase != "finish")
@@ -64,8 +71,7 @@ def test_a_worker_killed_at_the_end_of_a_wave_costs_nothing(tmp_path, capsys, ph
     assert ("3 trials from" in said) == (phase == "finish")
     assert {trial: (trial / "summary.json").stat().st_ino for trial in moved} == moved
     assert not list((workdir / "waves").iterdir())
-    assert sweep(file, tmp_path / "other") == 0
-    assert results(workdir) == results(tmp_path / "other")
+    assert results(workdir) == results(long.parent / "undisturbed")
 
 
 def test_what_a_worker_killed_at_the_very_end_left_is_removed(tmp_path, capsys):
@@ -95,18 +101,6 @@ def test_a_wave_is_removed_while_no_other_worker_looks(tmp_path):
     assert not claim.file.exists()
 
 
-class Signals:
-    """Reports a signal after so many questions."""
-
-    def __init__(self, after: int):
-        self.left = after
-
-    @property
-    def received(self) -> str | None:
-        self.left -= 1
-        return "SIGTERM" if self.left < 0 else None
-
-
 def test_a_trial_that_diverges_after_a_stop_has_the_metrics_from_before_it(tmp_path):
     base = replaced("data", POISONED.replace("4", "7"), replaced("steps_per_call", "1"))
     file = write_sweep(tmp_path, base)
@@ -114,7 +108,7 @@ def test_a_trial_that_diverges_after_a_stop_has_the_metrics_from_before_it(tmp_p
     for after in (1000, 8):  # of which the second comes after step 7: rows are of 3, 5 and 6
         workdir = tmp_path / str(after)
         assert sweep(file, workdir, "--plan_only") == 0
-        code = Worker(workdir, 1, Signals(after), print).run()  # type: ignore[arg-type]
+        code = Worker(workdir, 1, runs.Signals(after), print).run()  # type: ignore[arg-type]
         assert code == (75 if after == 8 else 0)
         if code == 75:
             assert main(["sweep", "work", str(workdir), "--vocabulary=unruly"]) == 0
@@ -133,7 +127,7 @@ def test_a_checkpoint_of_a_wave_without_a_manifest_is_set_aside(tmp_path):
     workdir, lines = tmp_path / "sweep", []
     assert sweep(file, workdir, "--plan_only") == 0
     for after, code in ((6, 75), (8, 75), (1000, 0)):
-        worker = Worker(workdir, 1, Signals(after), lines.append)  # type: ignore[arg-type]
+        worker = Worker(workdir, 1, runs.Signals(after), lines.append)  # type: ignore[arg-type]
         assert worker.run() == code
         for manifest in [*workdir.glob("waves/*/checkpoints/*/integrity/manifest.json")][:1]:
             manifest.unlink()
@@ -188,11 +182,11 @@ def test_the_progress_of_a_trial_alone_is_that_of_its_run(tmp_path):
 # Processes that are watched.
 
 
-def watched(text: str, count: int, after: int = 10**9) -> tuple[int, list[str]]:
+def watched(text: str, count: int, after: float = math.inf) -> tuple[int, list[str]]:
     """Runs workers that are lines of Python; returns the exit code and the log."""
     lines: list[str] = []
     command = [sys.executable, "-S", "-c", f"import os, signal, time\n{text}"]
-    return local.run_workers(command, count, Signals(after), lines.append), lines  # type: ignore[arg-type]
+    return local.run_workers(command, count, runs.Signals(after), lines.append), lines  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("count", [1, 2])

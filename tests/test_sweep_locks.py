@@ -219,23 +219,14 @@ def test_a_process_that_was_taken_for_dead_announces_itself_again(tmp_path):
 
 def on(host: str, ahead: float, locks: Path, *command: str) -> "subprocess.Popen[str]":
     """Starts a command on a host whose clock is ahead, and whose locks no other one sees."""
-    return subprocess.Popen(
-        [
-            *(sys.executable, "-m", "tests.hosts", host, str(ahead), str(locks), "20", "150"),
-            *command,
-        ],
-        cwd=runs.ROOT,
-        env=runs.environment(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
+    return runs.process(host, str(ahead), str(locks), "20", "150", *command, module="tests.hosts")
 
 
 @pytest.mark.laws
 def test_two_hosts_that_do_not_see_each_others_locks_never_compute_the_same(tmp_path, capsys):
     """The clock of one is an hour ahead of that of the other."""
     base = replaced("steps", "300", replaced("log_every", "50"))
+    base = replaced("eval_every", "50", replaced("save_every", "25", base))
     file = write_sweep(tmp_path, base, more="seeds: 2", trials=6)
     workdir, locks = tmp_path / "sweep", tmp_path / "locks"
     assert sweep(file, workdir, "--plan_only") == 0

@@ -14,10 +14,7 @@ from trainer.__main__ import main
 from trainer.engine.loading import load
 from trainer.train.warm_start import count_warm_starts
 
-
-@pytest.fixture(autouse=True)
-def lab(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(runs.LAB)
+pytestmark = pytest.mark.usefixtures("lab")
 
 
 def params(workdir: Path, step: int, prefix: str = "params") -> dict[str, np.ndarray]:
@@ -25,12 +22,8 @@ def params(workdir: Path, step: int, prefix: str = "params") -> dict[str, np.nda
 
 
 @pytest.fixture(scope="module")
-def other(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("other")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(runs.LAB)
-        assert runs.train(runs.write_config(folder), folder / "run", "--until=8") == 75
-    return folder / "run"
+def other(lab: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return runs.stopped(tmp_path_factory.mktemp("other"), 8)
 
 
 def warm(folder: Path, other: Path, entries: str, *more: str) -> int:

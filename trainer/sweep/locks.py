@@ -24,19 +24,13 @@ def lock(descriptor: int, *, wait: bool) -> bool:
     Raises:
         UserError: the file system has no locks.
     """
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-    except BlockingIOError:
-        return False
-    except OSError as error:
-        if error.errno not in holders.UNSUPPORTED:
-            raise
-        # Not an error of the disk, which may be gone at a later start.
+    locked = holders.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+    if locked is None:  # not an error of the disk, which may be gone at a later start
         raise UserError(
             "The file system of the sweep's folder has no locks, which keep two workers from the"
             " same trials: add --locks=heartbeat, or choose a --workdir on another file system."
-        ) from None
-    return True
+        )
+    return locked
 
 
 def is_locked(file: Path) -> bool:
@@ -64,14 +58,7 @@ def share(descriptor: int) -> bool:
     Args:
         descriptor: of the file.
     """
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError as error:
-        if error.errno not in holders.UNSUPPORTED:
-            raise
-    return True
+    return holders.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB) is not False
 
 
 @contextlib.contextmanager

@@ -160,17 +160,12 @@ class Lock:
 
 def _flock(descriptor: int) -> bool:
     """Takes the lock of an open file without waiting; returns whether it could."""
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError as e:
-        if e.errno not in holders.UNSUPPORTED:
-            raise
-        # The file system has no locks: find out by its process id whether the holder is alive.
-        holder = holders.parse(os.pread(descriptor, 4096, 0))
-        return not holder or holders.has_ended(holder)
-    return True
+    locked = holders.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    if locked is not None:
+        return locked
+    # The file system has no locks: find out by its process id whether the holder is alive.
+    holder = holders.parse(os.pread(descriptor, 4096, 0))
+    return not holder or holders.has_ended(holder)
 
 
 def _same_file(descriptor: int, path: Path) -> bool:

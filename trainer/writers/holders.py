@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import datetime
 import errno
+import fcntl
 import json
 import os
 import socket
@@ -22,7 +23,25 @@ BEAT = 2.0  # seconds between two counts
 _WIDTH = 510  # bytes of a record, so that a new one covers the one before
 
 # The errors of flock on file systems that have no locks.
-UNSUPPORTED = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EINVAL}
+_UNSUPPORTED = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EINVAL}
+
+
+def flock(descriptor: int, operation: int) -> bool | None:
+    """Locks an open file; returns whether it could, or None on a file system without locks.
+
+    Args:
+        descriptor: of the file.
+        operation: of `fcntl.flock`; with LOCK_NB it does not wait for the holder of the lock.
+    """
+    try:
+        fcntl.flock(descriptor, operation)
+    except BlockingIOError:
+        return False
+    except OSError as error:
+        if error.errno not in _UNSUPPORTED:
+            raise
+        return None
+    return True
 
 
 def this_process() -> dict[str, Any]:
