@@ -73,8 +73,7 @@ def test_the_parameters_that_are_evaluated_are_exported_with_the_config(run, tmp
     assert {path.name for path in tmp_path.iterdir()} == {"net.safetensors", "net.yaml"}
 
 
-def test_torch_reads_it(run, tmp_path):
-    pytest.importorskip("torch")
+def test_torch_reads_it(run, tmp_path, torch):
     import safetensors.torch
 
     assert export(run, tmp_path / "net.safetensors") == 0
