@@ -41,4 +41,4 @@ def __getattr__(name: str) -> str:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib.metadata import version
 
-    return version("lockstep")
+    return version("lockstep-jax")

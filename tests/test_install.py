@@ -87,7 +87,7 @@ def test_the_wheel_holds_the_packages_whole_and_nothing_else(wheel: Path) -> Non
     names = zipfile.ZipFile(wheel).namelist()
     tops = {name.partition("/")[0] for name in names}
     version = PYPROJECT["project"]["version"]
-    assert tops == {"lockstep", "trainer", "optim", f"lockstep-{version}.dist-info"}
+    assert tops == {"lockstep", "trainer", "optim", f"lockstep_jax-{version}.dist-info"}
     sources = {
         str(path.relative_to(ROOT))
         for package in ("lockstep", "trainer", "optim")
@@ -105,7 +105,7 @@ def test_the_wheel_holds_the_packages_whole_and_nothing_else(wheel: Path) -> Non
 def test_the_wheel_names_its_license_and_holds_it(wheel: Path) -> None:
     version = PYPROJECT["project"]["version"]
     with zipfile.ZipFile(wheel) as packed:
-        folder = f"lockstep-{version}.dist-info"
+        folder = f"lockstep_jax-{version}.dist-info"
         metadata = email.message_from_bytes(packed.read(f"{folder}/METADATA"))
         text = packed.read(f"{folder}/licenses/LICENSE").decode()
     assert metadata["License-Expression"] == "Apache-2.0"

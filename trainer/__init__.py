@@ -7,4 +7,4 @@ def __getattr__(name: str) -> str:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib.metadata import version
 
-    return version("lockstep")
+    return version("lockstep-jax")

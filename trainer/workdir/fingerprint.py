@@ -18,7 +18,6 @@ from typing import Any, NamedTuple
 from trainer.workdir import git
 
 _PACKAGES = (
-    "lockstep",
     "jax",
     "jaxlib",
     "numpy",
@@ -180,9 +179,11 @@ def _versions() -> dict[str, str]:
     found = {"python": platform.python_version()}
     # XLA's compiler for GPUs is in these packages.
     plugins = (f"jax-cuda{n}-{part}" for n in (12, 13) for part in ("plugin", "pjrt"))
-    for name in (*_PACKAGES, *plugins):
+    names = {each: each for each in (*_PACKAGES, *plugins)}
+    # The key is that of runs from before the distribution had its present name.
+    for key, name in {"lockstep": "lockstep-jax", **names}.items():
         try:
-            found[name] = importlib.metadata.version(name)
+            found[key] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
             continue
     return found

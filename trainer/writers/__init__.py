@@ -56,7 +56,7 @@ def check_names(names: Sequence[str]) -> None:
         if name.startswith("clu.") and not _has_tensorflow():
             raise ConfigError(
                 f"The writer {name!r} is clu's own and needs TensorFlow, which is not installed. "
-                "Install the extra with `pip install lockstep[tensorflow]`, or use the writer "
+                "Install the extra with `pip install lockstep-jax[tensorflow]`, or use the writer "
                 "'tensorboard', which writes the same files without it."
             )
 
@@ -85,7 +85,7 @@ def create_clu(name: str, logdir: str | os.PathLike[str]) -> Any:
     except ImportError as e:
         raise ConfigError(
             f"The writer {name!r} is clu's own, and clu's writers cannot be imported: {e}. "
-            "Install the extra with `pip install lockstep[tensorflow]`."
+            "Install the extra with `pip install lockstep-jax[tensorflow]`."
         ) from e
     logdir = os.fspath(logdir)
     if name == "clu.LoggingWriter":
