@@ -68,7 +68,9 @@ def add(sweep: argparse.ArgumentParser, config: Parser) -> argparse.ArgumentPars
         "trial", metavar="TRIAL", help="ARM/NUMBER, ARM/NUMBER/SEED, final/ARM or final/ARM/SEED"
     )
     check = actions.add_parser(
-        "check", help="name the files of a sweep that disagree with its ledger or with each other"
+        "check",
+        help="name the files of a sweep that disagree with its ledger or with each other; the exit"
+        " code is 2 if there are any",
     )
     check.add_argument("folder", type=values.folder, metavar="DIR")
     return work

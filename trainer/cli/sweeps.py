@@ -19,7 +19,7 @@ from trainer.cli.loading import (
 )
 from trainer.cli.terminal import show
 from trainer.config.languages import SWEEP
-from trainer.messages import DONE, FAILED, STOPPED, UserError
+from trainer.messages import DONE, FAILED, MISTAKE, STOPPED, UserError
 from trainer.sweep.slurm_settings import SlurmSettings, read_settings
 from trainer.sweep.stored_plan import check_vocabulary, work_command
 
@@ -230,7 +230,7 @@ def _show(arguments: argparse.Namespace) -> int:
 
 
 def _check_results(arguments: argparse.Namespace) -> int:
-    """Prints which files of a sweep disagree; returns FAILED if any does."""
+    """Prints which files of a sweep disagree; returns MISTAKE if any does."""
     from trainer.sweep.evidence import examine, report_of
 
     folder = Path(arguments.folder)
@@ -240,7 +240,7 @@ def _check_results(arguments: argparse.Namespace) -> int:
         name = error.filename or folder
         raise UserError(f"{name} cannot be read: {error.strerror}.") from error
     show("\n".join(report_of(evidence)))
-    return FAILED if evidence.faults else DONE
+    return MISTAKE if evidence.faults else DONE
 
 
 def _log(line: str) -> None:
