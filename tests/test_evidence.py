@@ -126,7 +126,7 @@ LEDGERS: dict[str, tuple[Callable[[list[dict[str, Any]]], Any], str]] = {
     ),
     "a trial twice": (
         lambda lines: lines.append(lines[2]),
-        "ledger.jsonl: line 11 has trials/.* for a second time",
+        "ledger.jsonl: line 12 has trials/.* for a second time",
     ),
     "of another sweep": (
         lambda lines: lines[0].update(digest="0" * 64),
@@ -158,7 +158,7 @@ def test_a_ledger_may_hold_anything(copied, capsys, content):
 def test_a_forged_line_without_content_is_found(copied, capsys):
     append(copied, [{"event": "trial", "trial": 5, "files": {}}])
     assert main(["sweep", "check", str(copied)]) == 2
-    assert capsys.readouterr().out == "ledger.jsonl: line 11 was changed.\n"
+    assert capsys.readouterr().out == "ledger.jsonl: line 12 was changed.\n"
 
 
 def test_a_sweep_without_a_ledger_is_checked_against_its_rows(copied, capsys):

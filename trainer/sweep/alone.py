@@ -51,7 +51,9 @@ def run_alone(
     wave.begins(newest)
     run = Run(trial.config, program, signals, log, vocabulary, compiled=True, slow_lines=slow_lines)
     # Not its summary.json: a run that failed is tried again, and a trial with a result is not.
-    code = run.start(staged, summarize=False, take_over=wave.take_over)
+    # The wave has compared the code with that of the process that began it.
+    allowed = ["code"]
+    code = run.start(staged, allow_changed=allowed, summarize=False, take_over=wave.take_over)
     if warm_starts := count_warm_starts(staged):  # the record of the trial is that of the wave
         wave.workdir.record(warm_starts=warm_starts)
     if code == FAILED:
