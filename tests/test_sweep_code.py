@@ -303,6 +303,19 @@ def test_a_wave_that_other_code_began_goes_on_if_that_is_allowed(fresh):
     assert "2 trials were resumed with code that had changed." in page, page
 
 
+def test_a_wave_whose_state_is_another_one_with_the_allowed_code_begins_anew(fresh):
+    fresh.plan()
+    fresh.begin(8)
+    (fresh.lab / "nets.py").write_text(NETS.replace("optax.sgd(", "optax.adam("))
+    answer = fresh.work(ALLOW)
+    assert answer.code == 0 and "Traceback" not in answer.said, answer.said
+    assert "The code was changed. The checkpoint " in answer.said
+    assert "does not fit this program. The wave is removed, and its trials are computed" in (
+        answer.said
+    )
+    assert "resumed with code" not in fresh.report()
+
+
 def test_a_wave_that_other_code_began_is_refused_with_the_option_that_continues_it(fresh):
     """The sweep has gone over to other code, and the wave has not."""
     fresh.plan()
@@ -318,7 +331,8 @@ def test_a_wave_that_other_code_began_is_refused_with_the_option_that_continues_
     assert fresh.work(ALLOW).code == 0
 
 
-def test_a_trial_alone_that_other_code_began_goes_on_if_that_is_allowed(fresh):
+@pytest.mark.parametrize("state", ["the same", "another"])
+def test_a_trial_alone_that_other_code_began_goes_on_if_that_is_allowed(fresh, state):
     poisoned = BASE.replace("!the_lab.data.points", "!the_lab.data.poisoned {at: [6]}")
     (fresh.folder / "base.yaml").write_text(f"{poisoned}on_nonfinite: rollback\n")
     text = SWEEP.replace("trials: 2", "trials: 1").replace("{seeds: 2}", "null")
@@ -327,8 +341,12 @@ def test_a_trial_alone_that_other_code_began_goes_on_if_that_is_allowed(fresh):
     fresh.begin(16)
     assert any(json.loads(x.read_text()).get("alone") for x in fresh.sweep.glob("waves/*.json"))
     fresh.edit()
+    if state == "another":
+        (fresh.lab / "nets.py").write_text(NETS.replace("optax.sgd(", "optax.adam("))
     refused(fresh.work(), "nets")
-    assert fresh.work(ALLOW).code == 0
+    answer = fresh.work(ALLOW)
+    assert answer.code == 0 and "Traceback" not in answer.said, answer.said
+    assert ("The wave is removed" in answer.said) == (state == "another")
 
 
 def test_a_module_that_a_later_wave_imports_is_compared_when_it_is_imported(place):
@@ -379,7 +397,9 @@ def other_process(place: Place, *words: str) -> int:
 
 def test_a_killed_worker_is_followed_by_one_that_refuses_other_code(fresh):
     base = (fresh.folder / "base.yaml").read_text()
-    (fresh.folder / "base.yaml").write_text(base.replace("steps: 12", "steps: 4000"))
+    for old, new in (("steps: 12", "steps: 1000000"), ("_every: 4", "_every: 1000")):
+        base = base.replace(old, new)
+    (fresh.folder / "base.yaml").write_text(base)
     fresh.plan()
     paths = f"{runs.ROOT}:{runs.LAB}:{fresh.lab.parent}"
     command = [sys.executable, "-m", "trainer", "sweep", "work", str(fresh.sweep), VOCABULARY]

@@ -3,13 +3,14 @@
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from trainer.checkpoint import CheckpointError, check_not_lost
+from trainer.checkpoint import CheckpointError, UnlikeCheckpoint, check_not_lost, misfits
 from trainer.engine.program import Program
 from trainer.messages import DONE, FAILED, STOPPED
 from trainer.sweep.outcome import outcome_of
 from trainer.sweep.turn import asked_writers
 from trainer.sweep.wave import Wave
 from trainer.sweep.wave_check import check_rows
+from trainer.train.restoring import to_save
 from trainer.train.results import Results
 from trainer.train.rollback import MOST_ROLLBACKS, read_rollbacks
 from trainer.train.run import Run
@@ -48,6 +49,8 @@ def run_alone(
     newest = wave.newest()
     if newest is not None:
         check_rows(staged, newest - 1, experiment)  # the evaluation after it may be repeated
+        if wrong := misfits(staged, newest, to_save(program.abstract_state())):
+            raise UnlikeCheckpoint(f"The checkpoint of step {newest} does not fit: {wrong[0]}")
     wave.begins(newest)
     run = Run(trial.config, program, signals, log, vocabulary, compiled=True, slow_lines=slow_lines)
     # Not its summary.json: a run that failed is tried again, and a trial with a result is not.

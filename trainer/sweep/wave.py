@@ -287,6 +287,11 @@ class Wave:
             return errors[0] if errors else "It killed its worker again and again."
         return ""
 
+    def code_changed(self) -> bool:
+        """Returns whether other code of the user began the wave."""
+        lines = [line for entry in self.workdir.lineage for line in entry["changed"]]
+        return any(line.startswith("code: ") for line in lines)
+
     # Progress.
 
     def report(self, **progress: float) -> None:

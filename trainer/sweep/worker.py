@@ -14,6 +14,7 @@ from typing import Any
 
 import jax
 
+from trainer.checkpoint import UnlikeCheckpoint
 from trainer.config import blame
 from trainer.config.wording import listing
 from trainer.data.shard_reader import DataChanged
@@ -213,8 +214,13 @@ class Worker:
                 wave.leave(end)
 
     def _is_thrown_away(self, wave: Wave | None, claim: Claim, error: Exception) -> bool:
-        """Removes a wave whose folder is damaged, once; returns whether it did."""
+        """Removes a wave that cannot be resumed, once; returns whether it did.
+
+        Its folder is damaged, or the user allowed code whose state is another one.
+        """
         damage = damage_in(claim.path, error)
+        if wave is not None and wave.code_changed() and isinstance(error, UnlikeCheckpoint):
+            damage = f"The code was changed. {str(error).splitlines()[0].rstrip(':.')}"
         if not damage or claim.name in self._thrown_away:
             return False
         self._thrown_away.add(claim.name)
