@@ -1,6 +1,7 @@
 """The user's code is one for the whole sweep, or the ledger and the report say where it changed."""
 
 import fcntl
+import importlib
 import json
 import signal
 import subprocess
@@ -377,6 +378,9 @@ def test_a_worker_keeps_the_code_that_it_has_imported(fresh):
             words += [f"--config={fresh.folder / 'more.yaml'}"]
             for more in ([], [ALLOW]):
                 codes.append(other_process(fresh, *words, *more))
+            # A module that is new does not have the others compared again.
+            (fresh.lab / "later.py").write_text("")
+            importlib.import_module("the_lab.later")
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(SweepFolder, "record", recording)
@@ -384,7 +388,9 @@ def test_a_worker_keeps_the_code_that_it_has_imported(fresh):
     assert answer.code == 0, answer.said
     assert codes == [2, 0]
     assert [code["the_lab/nets.py"] for code in fresh.trials().values()] == [ours] * 10
-    assert fresh.lines()[-1]["code"]["the_lab/nets.py"] != ours
+    *_, change, later = fresh.lines()
+    assert change["code"]["the_lab/nets.py"] != ours
+    assert list(later["code"]) == ["the_lab/later.py"]
     assert "had changed" not in fresh.report()
     assert not examine(fresh.sweep).faults
 

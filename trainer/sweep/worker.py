@@ -149,8 +149,10 @@ class Worker:
     def _note_code(self) -> Mapping[str, str]:
         """Adds what this process has imported of the user's code to the ledger, and returns it."""
         found = code.hashes(self._vocabulary)
-        if found != self._noted:
-            changed = self.folder.note_code(found, self._allow_changed)
+        # Others may go over to changed code meanwhile; what this process has imported stays.
+        new = {name: hash for name, hash in found.items() if name not in self._noted}
+        if new:
+            changed = self.folder.note_code(new, self._allow_changed)
             if changed:
                 self._log(f"The code was changed, as is allowed: {listing(changed)}.")
             self._noted = found
