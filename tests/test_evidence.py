@@ -89,11 +89,11 @@ def test_any_byte_of_any_result_file_that_is_edited_is_found(copied):
     assert not faults(copied)
 
 
-def test_the_files_are_named_and_the_exit_code_is_1(copied, capsys):
+def test_the_files_are_named_and_the_exit_code_is_2(copied, capsys):
     trial = trial_of(copied)
     edit(copied / trial / "summary.json", lambda x: x["metrics"].update({"eval/loss": 0.01}))
     shutil.rmtree(copied / "final" / "two" / "10001")
-    assert main(["sweep", "check", str(copied)]) == 1
+    assert main(["sweep", "check", str(copied)]) == 2
     lines = capsys.readouterr().out.splitlines()
     assert lines[:3] == [
         "final/two/10001: it is missing, and ledger.jsonl has its files.",
@@ -126,7 +126,7 @@ LEDGERS: dict[str, tuple[Callable[[list[dict[str, Any]]], Any], str]] = {
     ),
     "a trial twice": (
         lambda lines: lines.append(lines[2]),
-        "ledger.jsonl: line 11 has trials/.* for a second time",
+        "ledger.jsonl: line 12 has trials/.* for a second time",
     ),
     "of another sweep": (
         lambda lines: lines[0].update(digest="0" * 64),
@@ -143,7 +143,7 @@ LEDGERS: dict[str, tuple[Callable[[list[dict[str, Any]]], Any], str]] = {
 def test_a_ledger_that_was_written_anew_is_found_by_what_it_lacks(copied, capsys, name):
     change, said = LEDGERS[name]
     rewritten(copied, change)
-    assert main(["sweep", "check", str(copied)]) == 1
+    assert main(["sweep", "check", str(copied)]) == 2
     (line,) = capsys.readouterr().out.splitlines()
     assert re.match(said, line), line
 
@@ -151,14 +151,14 @@ def test_a_ledger_that_was_written_anew_is_found_by_what_it_lacks(copied, capsys
 @pytest.mark.parametrize("content", ["[]", "1", '{"event": "trial"}', "\x00", ""])
 def test_a_ledger_may_hold_anything(copied, capsys, content):
     (copied / LEDGER_FILE).write_text(f"{content}\n")
-    assert main(["sweep", "check", str(copied)]) == 1
+    assert main(["sweep", "check", str(copied)]) == 2
     assert "ledger.jsonl: line 1 was changed." in capsys.readouterr().out
 
 
 def test_a_forged_line_without_content_is_found(copied, capsys):
     append(copied, [{"event": "trial", "trial": 5, "files": {}}])
-    assert main(["sweep", "check", str(copied)]) == 1
-    assert capsys.readouterr().out == "ledger.jsonl: line 11 was changed.\n"
+    assert main(["sweep", "check", str(copied)]) == 2
+    assert capsys.readouterr().out == "ledger.jsonl: line 12 was changed.\n"
 
 
 def test_a_sweep_without_a_ledger_is_checked_against_its_rows(copied, capsys):

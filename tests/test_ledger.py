@@ -133,7 +133,13 @@ def computed(tmp_path_factory) -> Path:
 
 def test_a_sweep_has_a_line_for_its_plan_each_trial_and_the_winners(computed):
     found, every = events(computed), names(computed)
-    assert [event for event, _ in found] == ["plan", *["trial"] * 3, "final", *["trial"] * 2]
+    assert [event for event, _ in found] == [
+        "plan",
+        "code",
+        *["trial"] * 3,
+        "final",
+        *["trial"] * 2,
+    ]
     assert sorted(trial for event, trial in found if event == "trial") == sorted(every)
     ledger = read_ledger(computed)
     assert ledger is not None
@@ -159,7 +165,8 @@ def test_a_worker_that_is_killed_leaves_a_wave_for_which_the_next_one_writes(
     kill_in(phase, number, workdir)
     assert list((workdir / "waves").glob("*.json"))
     found = events(workdir)
-    assert found == [("plan", "")] if phase != "discard" else len(found) == 4
+    planned = [("plan", ""), ("code", "")]
+    assert found == planned if phase != "discard" else len(found) == 5
     assert main(["sweep", "work", str(workdir), "--vocabulary=unruly"]) == 0
     trials = [trial for event, trial in events(workdir) if event == "trial"]
     assert sorted(trials) == sorted(names(workdir))
@@ -203,7 +210,7 @@ def test_the_ledger_of_an_earlier_sweep_begins_with_what_is_there(tmp_path, comp
     shutil.rmtree(workdir / lost)
     assert main(["sweep", "work", str(workdir), "--vocabulary=unruly"]) == 0
     found = events(workdir)
-    assert [event for event, _ in found] == ["plan", *["trial"] * 4, "final", "trial"]
+    assert [event for event, _ in found] == ["plan", *["trial"] * 4, "final", "code", "trial"]
     assert found[-1] == ("trial", lost)
     ledger = read_ledger(workdir)
     assert ledger is not None and ledger.entries[0].content["found"] == 4

@@ -11,9 +11,10 @@ from scipy import stats
 
 from tests.report_cases import RATE, curve, run, workload
 from trainer.report.comparison import make_report
+from trainer.report.conditions import changed_code
 from trainer.report.document import Block, Report
 from trainer.report.pairs import compare_arms, standings
-from trainer.report.results import Goal, Revision, Space, Workload
+from trainer.report.results import Goal, Result, Revision, Space, Workload
 from trainer.report.spaces import axes_of
 from trainer.report.statistics.decide import e_of_t
 from trainer.report.verdict import verdict
@@ -575,6 +576,72 @@ def test_runs_with_other_conditions_are_named():
         "The runs were made under different conditions: jax 0.10.2 (final runs of a) and 0.12.0"
         " (final runs of a)."
     )
+
+
+def with_code(codes: dict[str, str], began: dict[str, str] | None = None, **more: Any) -> list[str]:
+    """Returns the sentences about two arms whose runs had these hashes of lab/nets.py."""
+    points = {arm: [(0.1, 1.0), (0.2, 2.0)] for arm in "ab"}
+    work = workload({"a": [1.0], "b": [2.0]}, points, **more)
+
+    def had(run: Result) -> Result:
+        hash = codes.get(run.name, "first")
+        code = {"lab/__init__.py": "0", "lab/nets.py": hash} if hash else {"lab/__init__.py": "0"}
+        time = (began or {}).get(hash, "")
+        return replace(run, fingerprint={"code": code}, began=time)
+
+    trials, finals = (tuple(map(had, runs)) for runs in (work.trials, work.finals))
+    return list(changed_code(replace(work, trials=trials, finals=finals)))
+
+
+def test_the_runs_of_each_arm_that_ran_after_a_change_of_the_code_are_counted():
+    assert with_code({}) == []
+    # A run that did not import the file.
+    assert with_code({"trials/a/0001/0": ""}) == []
+    edited = {"trials/a/0001/0": "new", "final/a/0": "new", "final/b/0": "new"}
+    text = "1 of a's 2 trials, 1 of a's 1 final run and 1 of b's 1 final run ran after lab/nets.py"
+    assert with_code(edited, code={"lab/nets.py": ["first", "new"]}) == [f"{text} had changed."]
+    # Without a ledger, the order is that in which the runs began.
+    assert with_code(edited, {"first": "2026-01-01", "new": "2026-01-02"}) == [
+        f"{text} had changed."
+    ]
+    (other,) = with_code(edited, {"first": "2026-01-02", "new": "2026-01-01"})
+    assert other == "1 of a's 2 trials and all of b's 2 trials ran after lab/nets.py had changed."
+    # What a ledger lacks was computed before it began.
+    assert with_code(edited, code={"lab/nets.py": ["first"]}) == [other]
+    # A change that nothing ran with.
+    assert with_code({}, code={"lab/nets.py": ["first", "new"]}) == []
+
+
+def test_code_that_changed_several_times_is_told_apart():
+    edited = {"trials/a/0001/0": "second", "final/a/0": "third"}
+    assert with_code(edited, code={"lab/nets.py": ["first", "second", "third"]}) == [
+        "1 of a's 2 trials ran after lab/nets.py had changed for the 1st time.",
+        "1 of a's 1 final run ran after lab/nets.py had changed for the 2nd time.",
+    ]
+
+
+def test_runs_that_were_resumed_with_changed_code_are_counted():
+    work = workload({"a": [1.0, 1.1], "b": [2.0, 2.1]})
+    finals = tuple(
+        replace(each, fingerprint={"code": {"a.py": "1"}}, code_changed=each.seed == 0)
+        for each in work.finals
+    )
+    (text,) = changed_code(replace(work, finals=finals))
+    assert text == (
+        "1 of a's 2 final runs and 1 of b's 2 final runs were resumed with code that had changed."
+    )
+
+
+def test_processors_whose_names_begin_alike_are_told_apart():
+    work = workload({"a": [1.0, 1.1]})
+    names = ("Intel(R) Xeon(R) Gold 6148", "Intel(R) Xeon(R) Platinum 8480")
+    finals = [
+        replace(each, fingerprint={"cpu": name, "commit": "0123456789" * 4})
+        for each, name in zip(work.finals, names, strict=True)
+    ]
+    (verdict,) = reported(replace(work, finals=tuple(finals))).verdict
+    assert all(f"{name} (final runs of a)" in verdict for name in names)
+    assert "commit" not in verdict
 
 
 BASE = """\

@@ -1,6 +1,7 @@
 """The code of --vocabulary packages is part of a run's identity."""
 
 import hashlib
+import importlib
 import json
 import shutil
 import subprocess
@@ -65,6 +66,21 @@ def test_a_single_file_is_a_vocabulary_too(lab):
     import the_module  # noqa: F401  # type: ignore[import-not-found]
 
     assert list(code.hashes(["the_module"])) == ["helper.py", "the_module.py"]
+
+
+def test_a_file_that_is_edited_after_its_import_keeps_the_hash_of_what_was_imported(lab):
+    importlib.import_module("the_lab.optimizers")
+
+    before = code.hashes(["the_lab"])
+    (lab / "helper.py").write_text(HELPER + "x = 1\n")
+    (lab / "the_lab" / "optimizers.py").unlink()
+    assert code.hashes(["the_lab"]) == before
+    (lab / "the_lab" / "optimizers.py").write_text(OPTIMIZERS)
+    forget()
+    importlib.import_module("the_lab.optimizers")
+
+    after = code.hashes(["the_lab"])
+    assert {name for name in after if after[name] != before[name]} == {"the_lab/optimizers.py"}
 
 
 def test_a_library_is_hashed_without_the_modules_that_it_imports():

@@ -4,7 +4,7 @@ Only this package imports orbax, tensorstore and safetensors, and does so when a
 written, read or exported.
 """
 
-from trainer.checkpoint.errors import CheckpointError, CorruptCheckpoint
+from trainer.checkpoint.errors import CheckpointError, CorruptCheckpoint, UnlikeCheckpoint
 from trainer.checkpoint.export import export
 from trainer.checkpoint.folders import check_not_lost, holds_results
 from trainer.checkpoint.inspection import (
@@ -26,6 +26,7 @@ __all__ = [
     "Checkpoints",
     "CorruptCheckpoint",
     "Info",
+    "UnlikeCheckpoint",
     "check",
     "check_not_lost",
     "diff",

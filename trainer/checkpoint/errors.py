@@ -13,6 +13,10 @@ class CheckpointError(ValueError):
     """Raised if a checkpoint cannot be used or does not exist."""
 
 
+class UnlikeCheckpoint(CheckpointError):
+    """Raised if a checkpoint has other leaves than the program."""
+
+
 class CorruptCheckpoint(CheckpointError):
     """Raised if the files of a checkpoint are not as they were saved.
 

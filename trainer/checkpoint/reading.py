@@ -16,7 +16,13 @@ import numpy as np
 from optim.paths import flatten
 from trainer.checkpoint import integrity
 from trainer.checkpoint.agreement import all_agree
-from trainer.checkpoint.errors import ABSENT, CheckpointError, CorruptCheckpoint, reason
+from trainer.checkpoint.errors import (
+    ABSENT,
+    CheckpointError,
+    CorruptCheckpoint,
+    UnlikeCheckpoint,
+    reason,
+)
 from trainer.checkpoint.file_list import FILES, file_problems
 from trainer.writers.files import open_regular
 
@@ -92,7 +98,7 @@ def read_for(step_directory: Path, targets: Mapping[str, Any]) -> dict[str, np.n
         Path -> array; a typed key as its key data.
 
     Raises:
-        CheckpointError: leaves differ from the targets; the error names them.
+        UnlikeCheckpoint: leaves differ from the targets; the error names them.
         CorruptCheckpoint: the step is damaged.
         OSError: the disk cannot be read.
     """
@@ -101,7 +107,7 @@ def read_for(step_directory: Path, targets: Mapping[str, Any]) -> dict[str, np.n
     if wrong:
         more = [f"... and {len(wrong) - 4} more leaves"] if len(wrong) > 5 else []
         shown = wrong[: 4 if more else 5] + more
-        raise CheckpointError(
+        raise UnlikeCheckpoint(
             f"The checkpoint {step_directory} does not fit this program:\n  " + "\n  ".join(shown)
         )
     return read_arrays(step_directory, manifest)

@@ -4,7 +4,12 @@ import argparse
 from pathlib import Path
 from shlex import join
 
-from trainer.cli.loading import ignore_optimizer_warnings, read_config, search_paths
+from trainer.cli.loading import (
+    allowed_changes,
+    ignore_optimizer_warnings,
+    read_config,
+    search_paths,
+)
 from trainer.cli.terminal import show
 from trainer.config.languages import SWEEP
 from trainer.messages import DONE
@@ -21,9 +26,11 @@ def run(arguments: argparse.Namespace) -> int:
 
     Raises:
         UserError: the file has a mistake, changes what was planned or adds nothing, the folder is
-            not that of a sweep, or its plan names packages that the command does not name.
+            not that of a sweep, its code was changed, or its plan names packages that the command
+            does not name.
     """
     from trainer.report.planned_power import power_of_extension
+    from trainer.sweep.code_changes import refuse_changed_code
     from trainer.sweep.extension import make_extension, write_extension
     from trainer.sweep.extension_text import render_extension
     from trainer.sweep.plan import make_plan
@@ -31,6 +38,7 @@ def run(arguments: argparse.Namespace) -> int:
     from trainer.sweep.programs import find_programs
     from trainer.sweep.reading import read_sweep
     from trainer.sweep.stored_plan import check_vocabulary, work_command
+    from trainer.workdir import code
 
     ignore_optimizer_warnings()
     folder = Path(arguments.folder).absolute()
@@ -40,15 +48,20 @@ def run(arguments: argparse.Namespace) -> int:
     config = read_config(arguments, SWEEP)
     plan = make_plan(read_sweep(config, vocabulary, search_paths(arguments)))
     programs = find_programs(plan, vocabulary)
+    found, allowed = code.hashes(vocabulary), arguments.allow_changed
     if arguments.dry_run:
+        refuse_changed_code(folder, found, allowed)
         revision = make_extension(folder, stored, plan, programs, vocabulary)
     else:
-        stored, revision = write_extension(folder, plan, programs, vocabulary, arguments.locks)
+        stored, revision = write_extension(
+            folder, plan, programs, vocabulary, arguments.locks, found, allowed
+        )
     power = power_of_extension(stored, revision)
     show(render_extension(folder, stored, revision, power), end="")
     if arguments.dry_run:
         show("Nothing was written: the same command without --dry_run adds it.")
     else:
-        command = join(work_command(Path(arguments.folder), stored.vocabulary))
+        words = work_command(Path(arguments.folder), stored.vocabulary)
+        command = join([*words, *allowed_changes(arguments)])
         show(f"Workers of this sweep compute it; to start one: python {command}")
     return DONE

@@ -91,6 +91,15 @@ def config_options(arguments: argparse.Namespace) -> list[str]:
     return [f"{name}={value}" for name, values in given.items() for value in values]
 
 
+def allowed_changes(arguments: argparse.Namespace) -> list[str]:
+    """Returns the options `--allow_changed`, for another process of the sweep.
+
+    Args:
+        arguments: the parsed options of a command that takes them.
+    """
+    return [f"--allow_changed={name}" for name in dict.fromkeys(arguments.allow_changed)]
+
+
 def default_workdir(files: Sequence[str], read: Config) -> str:
     """Returns the folder of a run without --workdir, such as runs/muon_vit-1a2b3c4d.
 

@@ -44,6 +44,7 @@ def add(sweep: argparse.ArgumentParser, config: Parser) -> argparse.ArgumentPars
     )
     _workers(sweep)
     _locks(sweep)
+    _allow_changed(sweep)
     _launcher(sweep)
     # For this command itself, which plans a sweep in a process of its own.
     sweep.add_argument("--plan_only", action="store_true", help=argparse.SUPPRESS)
@@ -52,6 +53,7 @@ def add(sweep: argparse.ArgumentParser, config: Parser) -> argparse.ArgumentPars
     work.add_argument("folder", type=values.folder, metavar="DIR")
     _workers(work)
     _locks(work)
+    _allow_changed(work)
     # For the workers of one command, which shows how far they are.
     work.add_argument("--watched", action="store_true", help=argparse.SUPPRESS)
     extend = actions.add_parser(
@@ -59,6 +61,7 @@ def add(sweep: argparse.ArgumentParser, config: Parser) -> argparse.ArgumentPars
     )
     extend.add_argument("folder", type=values.folder, metavar="DIR")
     _locks(extend)
+    _allow_changed(extend)
     extend.add_argument("--dry_run", action="store_true", help="print it, and write nothing")
     status = actions.add_parser("status", help="print what a sweep has computed")
     status.add_argument("folder", type=values.folder, metavar="DIR")
@@ -68,7 +71,9 @@ def add(sweep: argparse.ArgumentParser, config: Parser) -> argparse.ArgumentPars
         "trial", metavar="TRIAL", help="ARM/NUMBER, ARM/NUMBER/SEED, final/ARM or final/ARM/SEED"
     )
     check = actions.add_parser(
-        "check", help="name the files of a sweep that disagree with its ledger or with each other"
+        "check",
+        help="name the files of a sweep that disagree with its ledger or with each other; the exit"
+        " code is 2 if there are any",
     )
     check.add_argument("folder", type=values.folder, metavar="DIR")
     return work
@@ -92,6 +97,17 @@ def _locks(parser: argparse.ArgumentParser) -> None:
         help="what keeps two processes from the same trials: locks of the file system (flock, the"
         " default), or files in which each process counts up (heartbeat), where these locks are"
         " missing or seen by one machine only; the same for all workers of a sweep",
+    )
+
+
+def _allow_changed(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--allow_changed",
+        action="append",
+        choices=("code",),
+        default=[],
+        help="go on although files of the --vocabulary packages differ from those with which the"
+        " sweep ran before; its ledger and its report then say which trials ran after the change",
     )
 
 

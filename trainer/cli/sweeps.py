@@ -12,6 +12,7 @@ from trainer.cli import extend_sweep
 from trainer.cli.live import LiveView
 from trainer.cli.loading import (
     LONGEST_STEM,
+    allowed_changes,
     config_options,
     ignore_optimizer_warnings,
     read_config,
@@ -19,9 +20,9 @@ from trainer.cli.loading import (
 )
 from trainer.cli.terminal import show
 from trainer.config.languages import SWEEP
-from trainer.messages import DONE, FAILED, STOPPED, UserError
+from trainer.messages import DONE, FAILED, MISTAKE, STOPPED, UserError
 from trainer.sweep.slurm_settings import SlurmSettings, read_settings
-from trainer.sweep.stored_plan import check_vocabulary, work_command
+from trainer.sweep.stored_plan import check_vocabulary, read_plan, work_command
 
 if TYPE_CHECKING:
     from trainer.sweep.plan import SweepPlan
@@ -74,6 +75,8 @@ def _start(arguments: argparse.Namespace) -> int:
     stem = Path(arguments.files[0]).stem[:LONGEST_STEM]
     folder = Path(arguments.workdir or f"sweeps/{stem}-{plan.digest[:8]}").absolute()
     planned = check_same(folder, plan)
+    if planned:
+        _refuse_changed_code(folder, arguments)
     if arguments.plan_only or settings is not None:
         if not planned:
             show(_write(arguments, plan, folder, power), end="")
@@ -89,12 +92,22 @@ def _start(arguments: argparse.Namespace) -> int:
     except (UserError, OSError) as error:  # the end of the sweep does not depend on its table
         _log(f"The results cannot be shown: {error}")
     if code == STOPPED:
-        command = join(work_command(folder, arguments.vocabulary))
+        words = work_command(folder, arguments.vocabulary)
+        command = join([*words, *allowed_changes(arguments)])
         _log(
             "Stopped; the finished trials and the states of the others are saved. Start the same"
             f" command again to go on, or python {command}."
         )
     return code
+
+
+def _refuse_changed_code(folder: Path, arguments: argparse.Namespace) -> None:
+    """Refuses changed code before workers are started, which would each refuse it."""
+    from trainer.sweep.code_changes import import_code, refuse_changed_code
+    from trainer.workdir import code
+
+    import_code(read_plan(folder).arms.values(), arguments.vocabulary)
+    refuse_changed_code(folder, code.hashes(arguments.vocabulary), arguments.allow_changed)
 
 
 def _plan_apart(arguments: argparse.Namespace, folder: Path) -> int:
@@ -168,10 +181,12 @@ def _write(
     from trainer.sweep.plan_file import write_plan
     from trainer.sweep.plan_text import render
     from trainer.sweep.programs import find_programs
+    from trainer.workdir import code
 
     ignore_optimizer_warnings()
     programs = find_programs(plan, arguments.vocabulary)
-    write_plan(folder, plan, programs, arguments.vocabulary, arguments.locks)
+    found = code.hashes(arguments.vocabulary)
+    write_plan(folder, plan, programs, arguments.vocabulary, arguments.locks, found)
     return render(plan, programs, power=power)
 
 
@@ -187,7 +202,14 @@ def _work(arguments: argparse.Namespace) -> int:
     ignore_optimizer_warnings()
     folder = Path(arguments.folder).absolute()
     with LiveView(folder, table=False, quiet=arguments.watched) as view:
-        worker = Worker(folder, arguments.workers, arguments.signals, view.log, arguments.locks)
+        worker = Worker(
+            folder,
+            arguments.workers,
+            arguments.signals,
+            view.log,
+            arguments.locks,
+            arguments.allow_changed,
+        )
         check_vocabulary(folder, worker.folder.plan, arguments.vocabulary)
         return worker.run()
 
@@ -203,7 +225,8 @@ def _compute_in_workers(folder: Path, arguments: argparse.Namespace, view: LiveV
 def _worker_words(folder: Path, arguments: argparse.Namespace) -> list[str]:
     """Returns the words of the command of a worker, after that of Python."""
     words = work_command(folder, arguments.vocabulary)
-    return [*words, f"--workers={arguments.workers}", f"--locks={arguments.locks}"]
+    words += [f"--workers={arguments.workers}", f"--locks={arguments.locks}"]
+    return [*words, *allowed_changes(arguments)]
 
 
 def _status(arguments: argparse.Namespace) -> int:
@@ -217,7 +240,7 @@ def _status_of(folder: Path) -> str:
     from trainer.sweep.status_text import render
 
     reader = SweepReader(folder)
-    return render(reader.read(), reader.plan, folder)
+    return render(reader.read(), reader.plan, folder, reader.code_changes())
 
 
 def _show(arguments: argparse.Namespace) -> int:
@@ -230,7 +253,7 @@ def _show(arguments: argparse.Namespace) -> int:
 
 
 def _check_results(arguments: argparse.Namespace) -> int:
-    """Prints which files of a sweep disagree; returns FAILED if any does."""
+    """Prints which files of a sweep disagree; returns MISTAKE if any does."""
     from trainer.sweep.evidence import examine, report_of
 
     folder = Path(arguments.folder)
@@ -240,7 +263,7 @@ def _check_results(arguments: argparse.Namespace) -> int:
         name = error.filename or folder
         raise UserError(f"{name} cannot be read: {error.strerror}.") from error
     show("\n".join(report_of(evidence)))
-    return FAILED if evidence.faults else DONE
+    return MISTAKE if evidence.faults else DONE
 
 
 def _log(line: str) -> None:

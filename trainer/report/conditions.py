@@ -2,6 +2,7 @@
 
 import math
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from trainer import config as configs
 from trainer.config import Call
 from trainer.config.tree import child_trees
 from trainer.config.wording import listing
-from trainer.messages import UserError
+from trainer.messages import UserError, plural
 from trainer.report.results import Result, Workload
 from trainer.report.wording import joined
 from trainer.sweep.alike import arguments, unlike, unlike_loss, values_text
@@ -19,7 +20,8 @@ from trainer.sweep.alike import arguments, unlike, unlike_loss, values_text
 _MAY_DIFFER = ("optimizer", "seed", "log_every", "save_every", "keep_latest", "best_metric")
 _MAY_DIFFER += ("best_mode", "hooks", "writers", "watchdog", "steps_per_call")
 # What differs between runs of one comparison by purpose.
-_OF_A_RUN = ("config", "seed", "data_seed")
+_OF_A_RUN = ("config", "seed", "data_seed", "code")  # of the code, see `changed_code`
+_ENDINGS = {1: "st", 2: "nd", 3: "rd"}
 _LOG_UNIFORM = re.compile(r"log_uniform (\S+) to (\S+)")
 
 
@@ -34,7 +36,7 @@ def conditions(workload: Workload) -> list[str]:
     if unlike:
         listed = "; ".join(f"{path} {values_text(values)}" for path, values in unlike.items())
         sentences.append(f"The arms differ in more than their optimizers: {listed}.")
-    sentences += [*_widths(workload), *_machines(workload)]
+    sentences += [*_widths(workload), *changed_code(workload), *_machines(workload)]
     return sentences
 
 
@@ -128,17 +130,17 @@ def _leaves(root: Call, searched: set[str]) -> Iterator[tuple[str, str]]:
 def _machines(workload: Workload) -> list[str]:
     """Says which versions, machines and settings differ between runs although they may matter."""
     seen: dict[str, dict[str, list[str]]] = {}
-    for run in (*workload.trials, *workload.finals):
-        what = f"{'final runs' if run.name.startswith('final') else 'trials'} of {run.arm}"
+    for what, run in _kinds(workload):
         for key, value in run.fingerprint.items():
             if key not in _OF_A_RUN:
-                seen.setdefault(key, {}).setdefault(fingerprint_text(value)[:16], []).append(what)
+                values = seen.setdefault(key, {})
+                values.setdefault(fingerprint_text(value), []).append(f"{what} of {run.arm}")
     parts = []
     for key, values in seen.items():
         if len(values) > 1:
             listed = joined(
                 [
-                    f"{value} ({listing(list(dict.fromkeys(runs)), 4)})"
+                    f"{_short(value)} ({listing(list(dict.fromkeys(runs)), 4)})"
                     for value, runs in values.items()
                 ]
             )
@@ -149,6 +151,67 @@ def _machines(workload: Workload) -> list[str]:
     return [f"The runs were made under different conditions: {'; '.join(parts)}."]
 
 
+def _kinds(workload: Workload) -> Iterator[tuple[str, Result]]:
+    """Yields each run that has ended once, with what it is: "trials", "final runs" or "runs"."""
+    searched = {run.name for run in workload.trials}
+    for run in workload.trials:
+        yield "trials", run
+    for run in workload.finals:
+        if run.name not in searched:
+            yield "final runs" if run.name.startswith("final") else "runs", run
+
+
+def _short(value: str) -> str:
+    """Returns a value of a fingerprint, or the beginning of a hash."""
+    return value[:16] if re.fullmatch("[0-9a-f]{40,}", value) else value
+
+
+def changed_code(workload: Workload) -> Iterator[str]:
+    """Says which runs of which arms ran after files of the user's code had changed.
+
+    Args:
+        workload: the results.
+    """
+    runs = [(what, run) for what, run in _kinds(workload) if "code" in run.fingerprint]
+    totals = Counter((what, run.arm) for what, run in runs)
+    same: dict[tuple[str, tuple[str, ...]], list[str]] = {}  # the files of which it is said
+    for file, hashes in sorted(_versions(workload, [run for _, run in runs]).items()):
+        for number, hash in enumerate(hashes[1:], 1):
+            after = [run.name for _, run in runs if run.fingerprint["code"].get(file) == hash]
+            again = f" for the {number}{_ENDINGS.get(number, 'th')} time" if len(hashes) > 2 else ""
+            same.setdefault((again, tuple(after)), []).append(file)
+    for (again, after), files in same.items():
+        if after:
+            who = _counted([each for each in runs if each[1].name in after], totals)
+            yield f"{who} ran after {listing(files, 4)} had changed{again}."
+    resumed = [each for each in runs if each[1].code_changed]
+    if resumed:
+        yield f"{_counted(resumed, totals)} were resumed with code that had changed."
+
+
+def _versions(workload: Workload, runs: Sequence[Result]) -> dict[str, list[str]]:
+    """Returns the hashes of each file of the user's code, in the order in which runs had them."""
+    found: dict[str, list[str]] = {}
+    for run in sorted(runs, key=lambda run: run.began):
+        for file, hash in run.fingerprint["code"].items():
+            # Those of a ledger come last: what it lacks was computed before it began.
+            if hash not in (*found.setdefault(file, []), *workload.code.get(file, ())):
+                found[file].append(hash)
+    return {file: [*hashes, *workload.code.get(file, ())] for file, hashes in found.items()}
+
+
+def _counted(runs: Sequence[tuple[str, Result]], totals: Mapping[tuple[str, str], int]) -> str:
+    """Counts runs of each arm: "12 of muon's 40 trials and all of adamw's 8 final runs"."""
+    counts = Counter((what, run.arm) for what, run in runs)
+    parts = []
+    for (what, arm), count in counts.items():
+        total = totals[what, arm]
+        shown = "all" if count == total > 1 else f"{count:,}"
+        parts.append(f"{shown} of {arm}'s {plural(total, what[:-1])}")
+    text = joined(parts)
+    return f"{text[:1].upper()}{text[1:]}"
+
+
 def fingerprint_rows(runs: Sequence[Result]) -> list[tuple[str, str]]:
     """Returns what the bits of runs depend on, as names and values; "differs" where they differ.
 
@@ -157,7 +220,7 @@ def fingerprint_rows(runs: Sequence[Result]) -> list[tuple[str, str]]:
     """
     rows = []
     for key, value in runs[0].fingerprint.items():
-        if key not in _OF_A_RUN and key != "isa":
+        if key not in ("config", "seed", "data_seed", "isa"):
             every = {fingerprint_text(run.fingerprint.get(key)) for run in runs}
             rows.append((key, fingerprint_text(value) if len(every) == 1 else "differs"))
     return rows

@@ -1,7 +1,7 @@
 """The results that a report compares: those of a sweep, or of single runs grouped by config."""
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -57,6 +57,8 @@ class Result:
         search: the number of the search that it belongs to, from 0.
         side_by_side: how many trials shared its wave.
         load: how many processes wanted a core, for each core, when it ended; None if unknown.
+        began: when its first process began, in UTC; "" if unknown.
+        code_changed: whether it was resumed with changed code of the user.
     """
 
     name: str
@@ -77,6 +79,8 @@ class Result:
     search: int = 0
     side_by_side: int = 1
     load: float | None = None
+    began: str = ""
+    code_changed: bool = False
 
     def value(self, row: str) -> float | None:
         """Returns the last value of a metric.
@@ -205,6 +209,8 @@ class Workload:
         budgets: "equal", or "unequal" if the file allows it.
         missing: sentences about what is not computed yet.
         faults: files of the sweep that disagree, each with what is wrong.
+        code: file of the user's code -> the hashes that it had, in order, as far as a ledger has
+            them.
         vocabulary: further packages whose functions the configs name.
         configs: arm -> its config, without the values of trials.
         warnings: arm -> sentences of its plan about what is probably a mistake in its config.
@@ -228,6 +234,7 @@ class Workload:
     budgets: str = "equal"
     missing: tuple[str, ...] = ()
     faults: tuple[str, ...] = ()
+    code: Mapping[str, Sequence[str]] = field(default_factory=dict)
     vocabulary: tuple[str, ...] = ()
     configs: Mapping[str, Call] = field(default_factory=dict)
     warnings: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
@@ -297,6 +304,23 @@ class Workload:
         if run.name not in self._examples:
             self._examples[run.name] = read_examples(run.folder)
         return self._examples[run.name]
+
+
+def code_history(record: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the fields of a `Result` by which changes of the user's code are found.
+
+    Args:
+        record: the content of run.json; empty if it is not known.
+    """
+    lineage = record.get("lineage", ())
+    return {
+        "began": next((entry.get("began", "") for entry in lineage), ""),
+        "code_changed": any(
+            line.startswith("code: ") and " differs" in line
+            for entry in lineage
+            for line in entry.get("changed", ())
+        ),
+    }
 
 
 def read_curve(folder: Path, row: str) -> Curve:

@@ -7,7 +7,7 @@ from typing import Literal
 from trainer import config as configs
 from trainer.config import Call
 from trainer.messages import UserError, plural
-from trainer.report.results import Goal, Result, Workload
+from trainer.report.results import Goal, Result, Workload, code_history
 from trainer.report.runs import group_by_seed, names_of, runs_in
 from trainer.report.wording import joined
 from trainer.writers.lines import PREFIXES
@@ -139,6 +139,7 @@ def _result(folder: Path, name: str, arm: str) -> Result:
         metrics=summary.metrics,
         retries=max(0, len(record.get("lineage", ())) - 1),
         fingerprint=print_,
+        **code_history(record),
     )
 
 

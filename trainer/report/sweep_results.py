@@ -11,10 +11,10 @@ from typing import Any, Literal
 
 from trainer.config.wording import known_names
 from trainer.messages import UserError, plural
-from trainer.report.results import Goal, Result, Revision, Space, Workload
+from trainer.report.results import Goal, Result, Revision, Space, Workload, code_history
 from trainer.report.wording import joined
 from trainer.sweep.differences import revised, shown
-from trainer.sweep.evidence import examine
+from trainer.sweep.evidence import Evidence, examine
 from trainer.sweep.final import Choice, rank, read_choices, trials_of_choice
 from trainer.sweep.outcome import Outcome, read_outcome
 from trainer.sweep.plan import Trial, point_name
@@ -58,6 +58,7 @@ def read_sweep(
     if metric is not None and metric != plan.goal.metric:
         _check_metric(folder, metric, (*trials, *finals))
     searches = len(plan.offsets)
+    evidence = _evidence(folder, status)
     units = range(searches) if searches > 1 else plan.final_seeds or plan.seeds
     return Workload(
         name=folder.absolute().name,
@@ -77,21 +78,20 @@ def read_sweep(
         replaced=tuple(_replaced(folder, plan, finals)),
         budgets=plan.budgets,
         missing=tuple(_missing(reader, status, trials, finals)),
-        faults=tuple(_faults(folder, status)),
+        faults=tuple(f"{fault.file} ({fault.why})" for fault in evidence.faults),
+        code=evidence.code,
         vocabulary=plan.vocabulary,
         configs={arm: config.root for arm, config in plan.arms.items()},
         warnings=plan.warnings,
     )
 
 
-def _faults(folder: Path, status: Status) -> Iterator[str]:
-    """Yields the files that disagree; the ledger has the digests of most, so that few are read."""
+def _evidence(folder: Path, status: Status) -> Evidence:
+    """Looks for files that disagree; the ledger has the digests of most, so that few are read."""
     try:
-        evidence = examine(folder, status.outcomes, thorough=False)
+        return examine(folder, status.outcomes, thorough=False)
     except OSError as error:
         raise UserError(f"{error.filename or folder} cannot be read: {error.strerror}.") from error
-    for fault in evidence.faults:
-        yield f"{fault.file} ({fault.why})"
 
 
 def _winners(
@@ -197,6 +197,7 @@ def _ended(result: Result, outcome: Outcome) -> Result:
         fingerprint=record.get("fingerprint", {}),
         side_by_side=last.get("trials", 1),
         load=last.get("load"),
+        **code_history(record),
     )
 
 

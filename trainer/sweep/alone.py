@@ -3,7 +3,13 @@
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from trainer.checkpoint import CheckpointError, Checkpoints, check_not_lost
+from trainer.checkpoint import (
+    CheckpointError,
+    Checkpoints,
+    UnlikeCheckpoint,
+    check_not_lost,
+    misfits,
+)
 from trainer.engine.program import Program
 from trainer.messages import DONE, FAILED, STOPPED
 from trainer.sweep.outcome import outcome_of
@@ -11,7 +17,7 @@ from trainer.sweep.per_example import keep_examples
 from trainer.sweep.turn import asked_writers
 from trainer.sweep.wave import Wave
 from trainer.sweep.wave_check import check_rows
-from trainer.train.restoring import restore
+from trainer.train.restoring import restore, to_save
 from trainer.train.results import Results
 from trainer.train.rollback import MOST_ROLLBACKS, read_rollbacks
 from trainer.train.run import Run
@@ -52,10 +58,14 @@ def run_alone(
     newest = wave.newest()
     if newest is not None:
         check_rows(staged, newest - 1, experiment)  # the evaluation after it may be repeated
+        if wrong := misfits(staged, newest, to_save(program.abstract_state())):
+            raise UnlikeCheckpoint(f"The checkpoint of step {newest} does not fit: {wrong[0]}")
     wave.begins(newest)
     run = Run(trial.config, program, signals, log, vocabulary, compiled=True, slow_lines=slow_lines)
     # Not its summary.json: a run that failed is tried again, and a trial with a result is not.
-    code = run.start(staged, summarize=False, take_over=wave.take_over)
+    # The wave has compared the code with that of the process that began it.
+    allowed = ["code"]
+    code = run.start(staged, allow_changed=allowed, summarize=False, take_over=wave.take_over)
     if warm_starts := count_warm_starts(staged):  # the record of the trial is that of the wave
         wave.workdir.record(warm_starts=warm_starts)
     if code == FAILED:

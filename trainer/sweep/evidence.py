@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trainer.messages import UserError
+from trainer.sweep.code_changes import CodeChange, changes_in, code_of, sentences, versions_in
 from trainer.sweep.final import FINAL_FILE, wrong_choices
 from trainer.sweep.ledger import (
     LEDGER_FILE,
@@ -53,6 +54,8 @@ class Evidence:
         files: how many files were held against the ledger.
         head: the last hash of the ledger; "" if there is none.
         found: how many results were there when the ledger began.
+        changes: of the user's code, which were allowed.
+        code: file of the user's code -> the hashes that it had, in order.
     """
 
     faults: tuple[Fault, ...]
@@ -60,6 +63,8 @@ class Evidence:
     files: int
     head: str
     found: int
+    changes: tuple[CodeChange, ...]
+    code: Mapping[str, tuple[str, ...]]
 
 
 def examine(
@@ -118,6 +123,8 @@ class _Examination:
         ledger = self._ledger
         if ledger is not None and self._check_ledger(ledger):
             recorded, files = self._check_files(ledger)
+            if self._thorough:
+                self._check_code(ledger)
         for name in self._results:
             if self._thorough or name not in recorded:
                 self._check_rows(name)
@@ -129,6 +136,8 @@ class _Examination:
             files=files,
             head="" if ledger is None else ledger.head,
             found=sum(entry.content.get("found", 0) for entry in first),
+            changes=tuple(changes_in(ledger)),
+            code=versions_in(ledger),
         )
 
     def _fault(self, file: str, why: str) -> None:
@@ -172,7 +181,7 @@ class _Examination:
         for entry in ledger.entries:
             if entry.event == "trial":
                 trials[entry.content["trial"]] = entry.content["files"]
-            else:
+            elif entry.event != "code":  # whose files are not in the folder
                 files |= entry.content["files"]
         wanted = {f"{name}/{file}": x for name, of in trials.items() for file, x in of.items()}
         gone = {name for name in trials if not (self._folder / name).exists()}
@@ -189,6 +198,17 @@ class _Examination:
                 if name not in self._waved:
                     self._fault(name, "ledger.jsonl has no line about it")
         return set(trials), len(wanted) + len(files)
+
+    def _check_code(self, ledger: Ledger) -> None:
+        """Checks that the ledger has the code of each trial, since it has any."""
+        versions, begun = versions_in(ledger), False
+        for entry in ledger.entries:
+            begun |= entry.event == "code"
+            name = entry.content.get("trial", "")
+            for file, hash in code_of(self._folder / name).items() if begun and name else ():
+                if hash not in versions.get(file, ()):
+                    self._fault(f"{name}/run.json", f"ledger.jsonl lacks its code, {file} {hash}")
+                    break
 
     def _check_digest(self, name: str, digest: str) -> None:
         try:
@@ -289,5 +309,6 @@ def report_of(evidence: Evidence) -> list[str]:
     )
     return [
         f"The {results} agree with each other, and {evidence.files:,} files with ledger.jsonl,"
-        f" whose last hash is {evidence.head}.{begun}"
+        f" whose last hash is {evidence.head}.{begun}",
+        *sentences(evidence.changes),
     ]

@@ -13,6 +13,7 @@ from typing import Any
 
 from trainer.config.wording import listing
 from trainer.messages import UserError
+from trainer.sweep.code_changes import check_code, note_code
 from trainer.sweep.differences import config_line, shown
 from trainer.sweep.encoding import canonical, encoded
 from trainer.sweep.final import Point
@@ -58,6 +59,8 @@ def write_extension(
     programs: Programs,
     vocabulary: Sequence[str] = (),
     locks: Mode = "flock",
+    code: Mapping[str, str] | None = None,
+    allow_changed: Sequence[str] = (),
 ) -> tuple[StoredPlan, dict[str, Any]]:
     """Adds a revision to the plan in a folder.
 
@@ -69,18 +72,21 @@ def write_extension(
         programs: its programs.
         vocabulary: further packages whose public functions the configs may name.
         locks: what keeps others from the folder meanwhile; see `Presence`.
+        code: the user's code that planned it, file -> hash.
+        allow_changed: what may differ from the processes before: "code" or nothing.
 
     Returns:
         The plan before, and the revision; see `make_extension`.
 
     Raises:
-        UserError: as `make_extension` raises it, or the folder cannot be written, or another
-            process extended the sweep meanwhile.
+        UserError: as `make_extension` raises it, or the code was changed, or the folder cannot be
+            written, or another process extended the sweep meanwhile.
     """
     folder = folder.absolute()
     read_plan(folder)  # before the lock, which would create the folder
     with writing(folder, locks):
-        stored = read_plan(folder)
+        stored, ledger = read_plan(folder), Recorder(folder)
+        check_code(folder, ledger, code or {}, allow_changed)
         revision = make_extension(folder, stored, plan, programs, vocabulary)
         fence = partial(_check_not_extended, folder, stored)
         texts, file = files_of(plan), folder / f"sweep.{stored.revision + 1}.yaml"
@@ -90,7 +96,8 @@ def write_extension(
                 file = f"arms/{name}.yaml"
                 replace_file(folder / file, texts[file].encode(), fence)
         write_revisions(folder, [*stored.revisions, revision], fence)
-        Recorder(folder).add_plan(stored.revision + 1, revision["digest"])
+        ledger.add_plan(stored.revision + 1, revision["digest"])
+        note_code(folder, ledger, code or {}, allow_changed)
     return stored, revision
 
 

@@ -9,12 +9,13 @@ import contextlib
 import json
 import math
 import os
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from trainer.messages import UserError
+from trainer.sweep.code_changes import note_code
 from trainer.sweep.final import choose_winners, final_trials
 from trainer.sweep.ledger import Recorder, trial_event
 from trainer.sweep.limits import Limits, useful_width, wave_width
@@ -155,6 +156,24 @@ class SweepFolder:
         """Returns the files of the waves that are not finished."""
         files = [self.path / name for name in paths_below(self.path, "waves", 1)]
         return sorted(x for x in files if x.suffix == ".json" and x != self.limits.path)
+
+    def note_code(self, found: Mapping[str, str], allowed: Sequence[str]) -> list[str]:
+        """Adds the user's code that this process has imported to the ledger, as far as it is new.
+
+        Args:
+            found: file -> its hash.
+            allowed: what may differ from before: "code" or nothing.
+
+        Returns:
+            The files that differ from those with which the sweep ran before.
+
+        Raises:
+            CodeChanged: a file differs, and that is not allowed.
+        """
+        with self.presence.exclusive():
+            self.refresh()
+            self._ledger.add_plan(self.plan.revision, self.plan.digest)
+            return note_code(self.path, self._ledger, found, allowed)
 
     # Claims.
 

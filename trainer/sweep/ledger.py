@@ -6,11 +6,13 @@ about, so that a file that is changed later is found, too. What it cannot show i
 wrote all of it anew: keep the last hash elsewhere, such as in a paper, to show that as well.
 
     plan    the last revision of plan.json, and the files beside it
+    code    files of the user's code that are new or were changed: their hashes, and those before
     trial   a trial that ended: its files but for checkpoints
     final   final.json, which names the winners
 
-The last line about a trial or a file counts. Several workers append under the sweep's lock. A line
-that a killed worker left torn is removed by the next one.
+The last line about a trial or a file counts. The run.json of a trial says with which code it ran.
+Several workers append under the sweep's lock. A line that a killed worker left torn is removed by
+the next one.
 """
 
 import contextlib
@@ -20,7 +22,7 @@ import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from trainer.sweep.encoding import canonical
 from trainer.sweep.final import FINAL_FILE
@@ -36,13 +38,25 @@ class Entry:
 
     Attributes:
         line: its number, from 1.
-        event: "plan", "trial" or "final".
+        event: "plan", "code", "trial" or "final".
         content: all that it says.
     """
 
     line: int
     event: str
     content: Mapping[str, Any]
+
+
+class KnownFile(NamedTuple):
+    """A file of the user's code, as the last line about it has it.
+
+    Attributes:
+        hash: of its content.
+        after: how many trials had ended before that line.
+    """
+
+    hash: str
+    after: int
 
 
 @dataclass(frozen=True)
@@ -154,12 +168,14 @@ def _is_event(content: Mapping[str, Any]) -> bool:
     """Returns whether a line has what its readers need; anybody can compute its hash."""
     kinds: dict[str, dict[str, type]] = {
         "plan": {"revision": int, "digest": str, "files": dict},
+        "code": {"code": dict, "changed": dict},
         "trial": {"trial": str, "files": dict},
         "final": {"files": dict},
     }
-    wanted = kinds.get(str(content.get("event")))
-    typed = wanted is not None and all(type(content.get(k)) is x for k, x in wanted.items())
-    return typed and all(isinstance(digest, str) for digest in content["files"].values())
+    wanted = kinds.get(str(content.get("event")), {})
+    typed = bool(wanted) and all(type(content.get(k)) is x for k, x in wanted.items())
+    hashes = [content[name] for name, kind in wanted.items() if kind is dict] if typed else []
+    return typed and all(isinstance(each, str) for of in hashes for each in of.values())
 
 
 class Recorder:
@@ -178,6 +194,7 @@ class Recorder:
     def _forget(self) -> None:
         self._read = 0  # bytes
         self._records: dict[str, str] = {}  # trial -> the digest of its run.json
+        self._code: dict[str, KnownFile] = {}
         self._revision = 0
 
     def add_plan(self, revision: int, digest: str) -> None:
@@ -206,6 +223,29 @@ class Recorder:
         with contextlib.suppress(FileNotFoundError):
             events.append(final_event((self._folder / FINAL_FILE).read_bytes()))
         append(self._folder, events)
+
+    def code(self) -> Mapping[str, KnownFile]:
+        """Returns the files of the user's code that the sweep ran with last, by their names.
+
+        It needs no lock.
+
+        Raises:
+            OSError: the ledger cannot be read.
+        """
+        self._look()
+        return self._code
+
+    def add_code(self, code: Mapping[str, str], changed: Mapping[str, str]) -> None:
+        """Adds files of the user's code that are new or were changed.
+
+        Args:
+            code: file -> its hash.
+            changed: file -> the hash that it had before, for those that were changed.
+
+        Raises:
+            OSError: the ledger cannot be read or written.
+        """
+        append(self._folder, [{"event": "code", "code": dict(code), "changed": dict(changed)}])
 
     def add_trials(self, events: Iterable[Mapping[str, Any]]) -> None:
         """Adds trials; those that the ledger has are not added again.
@@ -259,6 +299,9 @@ class Recorder:
                 self._records[content["trial"]] = content["files"].get(_RECORD, "")
             elif content["event"] == "plan":
                 self._revision = content["revision"]
+            elif content["event"] == "code":
+                after = len(self._records)
+                self._code |= {k: KnownFile(x, after) for k, x in content["code"].items()}
 
 
 def trial_event(folder: Path, name: str) -> dict[str, Any]:

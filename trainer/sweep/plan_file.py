@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from trainer.config import dump
 from trainer.config.wording import listing
 from trainer.messages import UserError
+from trainer.sweep.code_changes import note_code
 from trainer.sweep.differences import differences
 from trainer.sweep.encoding import canonical
 from trainer.sweep.ledger import Recorder
@@ -52,6 +53,7 @@ def write_plan(
     programs: "Programs",
     vocabulary: Sequence[str] = (),
     locks: Mode = "flock",
+    code: Mapping[str, str] | None = None,
 ) -> None:
     """Writes the plan of a sweep into its folder; equal plans give equal bytes.
 
@@ -64,6 +66,7 @@ def write_plan(
         programs: its programs.
         vocabulary: further packages whose public functions the configs may name.
         locks: what keeps others from the folder meanwhile; see `Presence`.
+        code: the user's code that planned it, file -> hash, for the ledger.
 
     Raises:
         UserError: the folder has another sweep or other files, or cannot be written.
@@ -90,7 +93,9 @@ def write_plan(
             replace_file(folder / name, text.encode())
         # Last: a folder with a plan.json is that of a sweep.
         write_revisions(folder, [revision])
-        Recorder(folder).add_plan(1, revision["digest"])
+        ledger = Recorder(folder)
+        ledger.add_plan(1, revision["digest"])
+        note_code(folder, ledger, code or {}, [])
 
 
 def program_entry(program: "ProgramGroup | StoredProgram", trials: list[str]) -> dict[str, Any]:

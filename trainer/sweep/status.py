@@ -1,5 +1,6 @@
 """What a sweep has computed, read from its folder by any process; imports no jax."""
 
+import contextlib
 import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -7,8 +8,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from trainer.messages import UserError
+from trainer.sweep.code_changes import CodeChange, changes_in
 from trainer.sweep.final import Point, final_trials, rank
 from trainer.sweep.folder import SweepFolder
+from trainer.sweep.ledger import read_ledger
 from trainer.sweep.outcome import Outcome, read_outcome
 from trainer.sweep.plan import Trial, point_name
 from trainer.sweep.running import WaveStatus, read_waves
@@ -115,8 +118,13 @@ class SweepReader:
         Raises:
             UserError: plan.json or final.json is damaged, or the disk cannot be read.
         """
-        try:
+        with self._readable():
             return self._read()
+
+    @contextlib.contextmanager
+    def _readable(self) -> Iterator[None]:
+        try:
+            yield
         except OSError as error:
             name = error.filename or self.path
             raise UserError(f"{name} cannot be read: {error.strerror}.") from error
@@ -153,6 +161,15 @@ class SweepReader:
             complete=none_follow and all(t.folder in ended for t in (*self.plan.trials, *final)),
             seconds=self._seconds(waves, in_wave, {*outcomes, *unreadable}, final),
         )
+
+    def code_changes(self) -> tuple[CodeChange, ...]:
+        """Returns the changes of the user's code, from the ledger.
+
+        Raises:
+            UserError: the disk cannot be read.
+        """
+        with self._readable():
+            return tuple(changes_in(read_ledger(self.path)))
 
     def program_of(self, trial: Trial) -> StoredProgram:
         """Returns the program of a trial."""

@@ -5,7 +5,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from shlex import join, quote
 
-from trainer.messages import duration, plural, table
+from trainer.messages import duration, plural, printable, table
+from trainer.sweep.code_changes import CodeChange, sentences
 from trainer.sweep.outcome import Outcome
 from trainer.sweep.running import WaveStatus
 from trainer.sweep.status import ArmStatus, Status, mean
@@ -68,13 +69,16 @@ def in_a_line(status: Status) -> str:
     return text
 
 
-def render(status: Status, plan: StoredPlan, folder: Path) -> str:
+def render(
+    status: Status, plan: StoredPlan, folder: Path, changes: Sequence[CodeChange] = ()
+) -> str:
     """Formats the status of a sweep: arms, waves, failures and the results of the winners.
 
     Args:
         status: of the sweep.
         plan: its plan.
         folder: of the sweep, as the commands that are named take it.
+        changes: of the user's code.
 
     Returns:
         Lines of text; the last ends with a newline.
@@ -87,6 +91,7 @@ def render(status: Status, plan: StoredPlan, folder: Path) -> str:
         [f"{name} has no summary.json that can be read." for name in status.unreadable[:_SHOWN]],
         list(status.damaged[:_SHOWN]),
         warning_lines(plan.warnings, plan.arms),
+        [printable(sentence) for sentence in sentences(changes)],
         _winners(status, plan),
         _next(status, plan, folder),
     ]

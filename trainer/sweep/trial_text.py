@@ -7,6 +7,7 @@ from shlex import quote
 from trainer.config import diff, dump
 from trainer.config.wording import known_names, listing
 from trainer.messages import UserError, printable
+from trainer.sweep.code_changes import code_of
 from trainer.sweep.outcome import Outcome
 from trainer.sweep.plan import Trial, point_name
 from trainer.sweep.status import Status, SweepReader, mean
@@ -37,6 +38,7 @@ def describe(reader: SweepReader, name: str) -> str:
         lines.append(f"mean of {goal.row}: {shown(mean(values))}")
     elif outcomes[0] is not None:
         lines += _result(outcomes[0])
+    lines += _code(reader, trials)
     lines += ["", f"What differs from the config of {first.arm}:"]
     lines += diff(first.base.root, first.config.root) or ["nothing"]
     lines += ["", *_commands(reader, first, name)]
@@ -106,6 +108,19 @@ def _result(outcome: Outcome) -> Iterator[str]:
     yield from [outcome.why] if outcome.why else []
     for name, value in sorted(outcome.metrics.items()):
         yield f"{name} {value:.6g}"
+
+
+def _code(reader: SweepReader, trials: Sequence[Trial]) -> Iterator[str]:
+    """Says which trials ran after a change of the user's code, if it changed."""
+    changes = reader.code_changes()
+    for trial in trials if changes else ():
+        code = code_of(reader.path / trial.folder)
+        changed = [
+            name for each in changes for name, x in each.files.items() if code.get(name) == x
+        ]
+        if changed:
+            which = "It" if len(trials) == 1 else trial.folder
+            yield f"{which} ran after {listing(list(dict.fromkeys(changed)))} had changed."
 
 
 def _commands(reader: SweepReader, trial: Trial, name: str) -> Iterator[str]:

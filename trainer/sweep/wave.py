@@ -31,12 +31,13 @@ from trainer.sweep.outcome import Outcome, read_outcome
 from trainer.sweep.plan import Trial
 from trainer.sweep.wave_check import check_folder
 from trainer.train.runtime import use_openblas_threads
-from trainer.workdir import Workdir, code, fingerprint
+from trainer.workdir import Workdir, fingerprint
+from trainer.workdir.code import commits
 from trainer.workdir.record import now
 from trainer.writers.durable import make_folder, sync_file_system
 from trainer.writers.files import remove_temporaries, replace_file, temporary_beside
 from trainer.writers.lines import sync_rows
-from trainer.writers.run_record import FORMAT
+from trainer.writers.run_record import FORMAT, read_record
 from trainer.writers.summary import SUMMARY_FILE
 
 # Kills without progress, while a wave computes or at all, after which it is split, as it is after
@@ -56,7 +57,9 @@ class Wave:
         vocabulary: further packages whose public functions the configs may name.
         data: the data set of its trials.
         data_fingerprint: that of the data set.
+        code: returns the user's code that this process has imported, file -> hash.
         config_files: writes the configs of its trials.
+        allow_changed: what may differ from the process that began the wave: "code" or nothing.
         log: takes a line for the user.
         take_over: whether the lock of the folder says nothing about who has the wave.
 
@@ -79,7 +82,9 @@ class Wave:
         vocabulary: Sequence[str],
         data: Any,
         data_fingerprint: str,
+        code: Callable[[], Mapping[str, str]],
         config_files: ConfigFiles,
+        allow_changed: Sequence[str],
         log: Callable[[str], None],
         take_over: bool = False,
     ):
@@ -89,6 +94,7 @@ class Wave:
         self.path = claim.path
         self._folder = folder
         self._config_files = config_files
+        self._code = code
         first = claim.trials[0].config
         others = itertools.islice(folder.path.glob("trials/*/*/*/run.json"), 1)
         threads = use_openblas_threads(claim.path, *(record.parent for record in others))
@@ -96,7 +102,7 @@ class Wave:
         self._common = fingerprint(
             data=data_fingerprint,
             batch_size=data.batch_size,
-            code=code.hashes(vocabulary),
+            code=code(),
             openblas_threads=threads,
         )
         self.workdir = Workdir(
@@ -104,12 +110,22 @@ class Wave:
             first.root,
             plan=plan,
             files=[dataclasses.asdict(file) for file in first.files],
-            fingerprint=self._fingerprint(first),
-            commits=code.commits(vocabulary),
+            fingerprint=self._fingerprint(first) | {"code": self._comparable(self._common["code"])},
+            commits=commits(vocabulary),
+            allow_changed=allow_changed,
             log=log,
             take_over=take_over,
         )
         self._reported = 0.0
+
+    def _comparable(self, found: Mapping[str, str]) -> Mapping[str, str]:
+        """Returns the code of the files with which the wave was begun.
+
+        The process that began it may have imported other modules in the waves before.
+        """
+        record = read_record(self.path / "run.json")
+        before = {} if record is None else record["fingerprint"].get("code", {})
+        return {name: found.get(name, before[name]) for name in before} or found
 
     def _fingerprint(self, config: Config) -> dict[str, Any]:
         seed = config.root.kwargs.get("seed", 0)
@@ -160,6 +176,7 @@ class Wave:
             outcomes: of the trials that ended since the last call of `keep`.
         """
         self.workdir.check_fence()
+        self._common["code"] = self._code()  # with what was imported during the wave
         self.workdir.record(exit="done", ended=now())
         for trial in self.claim.trials:
             if trial in outcomes or read_outcome(self.staged(trial)) is not None:
@@ -269,6 +286,11 @@ class Wave:
         if len(errors) >= MOST_ERRORS or begun >= kills or len(without) >= _STARTS:
             return errors[0] if errors else "It killed its worker again and again."
         return ""
+
+    def code_changed(self) -> bool:
+        """Returns whether other code of the user began the wave."""
+        lines = [line for entry in self.workdir.lineage for line in entry["changed"]]
+        return any(line.startswith("code: ") for line in lines)
 
     # Progress.
 

@@ -6,7 +6,7 @@ import math
 import os
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -14,7 +14,9 @@ from typing import Any
 
 import jax
 
+from trainer.checkpoint import UnlikeCheckpoint
 from trainer.config import blame
+from trainer.config.wording import listing
 from trainer.data.shard_reader import DataChanged
 from trainer.engine.loading import load_located
 from trainer.engine.plan import located_fingerprint, make_plan
@@ -24,6 +26,7 @@ from trainer.engine.vmapped import Vmapped
 from trainer.messages import DONE, FAILED, STOPPED, UserError
 from trainer.sweep.alone import run_alone
 from trainer.sweep.checks import is_number
+from trainer.sweep.code_changes import ALLOWED, CodeChanged, import_code
 from trainer.sweep.config_files import ConfigFiles
 from trainer.sweep.faults import (
     damage_in,
@@ -40,6 +43,7 @@ from trainer.sweep.presence import Mode, Presence
 from trainer.sweep.wave import Wave
 from trainer.train.signals import StopSignals
 from trainer.train.watchdog import SlowLines
+from trainer.workdir import code
 from trainer.workdir.changes import RunChanged
 
 _KEPT_PROGRAMS = 4  # waves of several arms take turns
@@ -67,6 +71,7 @@ class Worker:
         signals: reports when to stop.
         log: takes a line for the user.
         locks: what keeps others from the trials of this process; see `Presence`.
+        allow_changed: what may differ from the processes before: "code" or nothing.
 
     Raises:
         UserError: the folder is not that of a sweep.
@@ -79,10 +84,13 @@ class Worker:
         signals: StopSignals,
         log: Callable[[str], None],
         locks: Mode = "flock",
+        allow_changed: Sequence[str] = (),
     ):
         self.folder = SweepFolder(path, Presence(path, locks), log)
         self._vocabulary = self.folder.plan.vocabulary
         self._config_files = ConfigFiles(self._vocabulary)
+        self._allow_changed = allow_changed
+        self._noted: Mapping[str, str] = {}  # the code of this process that the ledger has
         self._workers = workers
         self._signals = signals
         self._log = log
@@ -98,8 +106,8 @@ class Worker:
             the disk cannot be read or written.
 
         Raises:
-            UserError: the locks of the folder are not seen by all machines, or its files are
-                damaged.
+            UserError: the locks of the folder are not seen by all machines, its files are damaged,
+                or code was changed.
         """
         try:
             return self._compute_waves()
@@ -122,6 +130,8 @@ class Worker:
             return self._work()
 
     def _work(self) -> int:
+        import_code(self.folder.plan.arms.values(), self._vocabulary)
+        self._note_code()  # before it claims a wave
         while not self._signals.received:
             claim = self.folder.claim(self._workers, self._fits)
             if claim is None:
@@ -135,6 +145,18 @@ class Worker:
             if code in (STOPPED, FAILED):
                 return code
         return STOPPED
+
+    def _note_code(self) -> Mapping[str, str]:
+        """Adds what this process has imported of the user's code to the ledger, and returns it."""
+        found = code.hashes(self._vocabulary)
+        # Others may go over to changed code meanwhile; what this process has imported stays.
+        new = {name: hash for name, hash in found.items() if name not in self._noted}
+        if new:
+            changed = self.folder.note_code(new, self._allow_changed)
+            if changed:
+                self._log(f"The code was changed, as is allowed: {listing(changed)}.")
+            self._noted = found
+        return found
 
     def _describe(self, error: Exception) -> str:
         """Returns sentences about a disk that cannot be read or written."""
@@ -168,10 +190,14 @@ class Worker:
                 return DONE
             if isinstance(error, RunChanged):  # by other code or settings, since the wave began
                 end = "failed"
+                more = f", go on with {ALLOWED}" if error.keys == ("code",) else ""
                 raise UserError(
-                    f"{error.changes}Restore the old value; or remove {claim.path}, and its trials"
-                    " are computed from the beginning."
+                    f"{error.changes}Restore the old value{more}; or remove {claim.path}, and its"
+                    " trials are computed from the beginning."
                 ) from error
+            if isinstance(error, CodeChanged):  # of a module that was imported during the wave
+                end = "failed"
+                raise
             if is_of_the_disk(error):
                 end = "failed"
                 raise
@@ -190,8 +216,13 @@ class Worker:
                 wave.leave(end)
 
     def _is_thrown_away(self, wave: Wave | None, claim: Claim, error: Exception) -> bool:
-        """Removes a wave whose folder is damaged, once; returns whether it did."""
+        """Removes a wave that cannot be resumed, once; returns whether it did.
+
+        Its folder is damaged, or the user allowed code whose state is another one.
+        """
         damage = damage_in(claim.path, error)
+        if wave is not None and wave.code_changed() and isinstance(error, UnlikeCheckpoint):
+            damage = f"The code was changed. {str(error).splitlines()[0].rstrip(':.')}"
         if not damage or claim.name in self._thrown_away:
             return False
         self._thrown_away.add(claim.name)
@@ -209,7 +240,9 @@ class Worker:
             vocabulary=self._vocabulary,
             data=prepared.program.experiment.data,
             data_fingerprint=prepared.data_fingerprint,
+            code=self._note_code,
             config_files=self._config_files,
+            allow_changed=self._allow_changed,
             log=self._log,
             take_over=self.folder.presence.mode == "heartbeat",
         )
@@ -297,6 +330,7 @@ class Worker:
             jax.clear_caches()
         first = next(iter(claim.trials))
         program = load_located(first.config, self._vocabulary)
+        self._note_code()  # before the time that it takes to compile
         plan = make_plan(program, first.config)
         data = located_fingerprint(program, first.config)
         start = time.perf_counter()

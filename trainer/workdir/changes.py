@@ -20,14 +20,16 @@ class RunChanged(UserError):
     Args:
         changes: what would change, as lines.
         advice: what the user can do.
+        keys: which keys of the fingerprint differ.
 
     Attributes:
-        changes: as given.
+        changes, keys: as given.
     """
 
-    def __init__(self, changes: str, advice: str):
+    def __init__(self, changes: str, advice: str, keys: Sequence[str]):
         super().__init__(changes + advice)
         self.changes = changes
+        self.keys = tuple(keys)
 
 
 def covered(path: str, allowed: Sequence[str]) -> bool:
@@ -106,6 +108,7 @@ def refuse(path: Path, changes: Sequence[Change], allowed: Sequence[str]) -> Non
             "Restore the old value, choose another --workdir, or resume with --allow_changed="
             + ",".join(change.key for change in refused)
             + ".",
+            [change.key for change in refused],
         )
 
 

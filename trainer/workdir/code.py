@@ -6,14 +6,29 @@ import ast
 import hashlib
 import importlib.util
 import sys
+import weakref
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from types import ModuleType
+from typing import Any, NamedTuple
 
 from trainer.workdir import git
 
 _OURS = {"trainer", "optim"}
 _INSTALLED = {"site-packages", "dist-packages"}
+
+
+class _Source(NamedTuple):
+    """The source of a loaded module: its file, the hash of that, and the names that it imports."""
+
+    file: Path
+    hash: str
+    imports: tuple[str, ...]
+
+
+# Of modules that were hashed once. A file that is edited afterwards does not change what this
+# process computes.
+_sources: weakref.WeakKeyDictionary[ModuleType, _Source] = weakref.WeakKeyDictionary()
 
 
 def hashes(packages: Sequence[str]) -> dict[str, str]:
@@ -22,6 +37,10 @@ def hashes(packages: Sequence[str]) -> dict[str, str]:
     The files are those of all loaded modules of the packages, and of the modules that they import
     from the same folder, such as a helper.py next to a my_lab.py. Installed libraries are recorded
     by their versions instead (see `fingerprint`), unless one is among the packages itself.
+
+    The hashes are of the bytes of the files, so that a changed comment counts. A file is read when
+    its module is first seen: one that is edited later keeps its hash, as the loaded module keeps
+    its code.
 
     Args:
         packages: names given by --vocabulary, already imported.
@@ -37,15 +56,14 @@ def hashes(packages: Sequence[str]) -> dict[str, str]:
     seen: set[str] = set()
     while waiting:
         name = waiting.pop()
-        file = _file(name)
-        if name in seen or file is None:
+        source = None if name in seen else _source(name)
+        if source is None:
             continue
         seen.add(name)
-        content = file.read_bytes()
-        found[file.relative_to(_folder(name, file)).as_posix()] = _digest(content)
+        found[source.file.relative_to(_folder(name, source.file)).as_posix()] = source.hash
         waiting += [
             other
-            for other in _imports(name, content)
+            for other in source.imports
             if other.partition(".")[0] not in {*_OURS, *tops} and _is_in(other, folders)
         ]
     return dict(sorted(found.items()))
@@ -72,8 +90,19 @@ def commits(packages: Sequence[str]) -> dict[str, dict[str, Any]]:
     return found
 
 
-def _digest(content: bytes) -> str:
-    return hashlib.sha256(content).hexdigest()[:16]
+def _source(name: str) -> _Source | None:
+    """Returns the source of a loaded module, if it has one."""
+    module = sys.modules.get(name)
+    if not isinstance(module, ModuleType):
+        return None
+    if module not in _sources:
+        file = _file(name)
+        if file is None:
+            return None
+        content = file.read_bytes()
+        digest = hashlib.sha256(content).hexdigest()[:16]
+        _sources[module] = _Source(file, digest, tuple(_imports(name, content)))
+    return _sources[module]
 
 
 def _file(name: str) -> Path | None:

@@ -22,6 +22,7 @@ class _Rows(TypedDict):
 
 class _Entry(TypedDict):
     began: NotRequired[str]
+    changed: NotRequired[list[str]]
     exit: NotRequired[str | None]
     error: NotRequired[str]
     host: NotRequired[str]

@@ -1,0 +1,210 @@
+"""The user's code that a sweep runs with: changed code is refused, or noted in the ledger.
+
+The ledger has the hash of each file of the `--vocabulary` packages that a process of the sweep has
+imported, from the planning on. A file that no process had imported before is added; one that
+differs is refused, unless the user allows it.
+"""
+
+import contextlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from trainer.config import Call, Config
+from trainer.config.tree import Tree, child_trees
+from trainer.config.vocabulary import Vocabulary
+from trainer.config.wording import listing
+from trainer.messages import UserError, plural
+from trainer.sweep.ledger import Ledger, Recorder
+from trainer.writers.json_files import DamagedFile
+from trainer.writers.run_record import read_record
+
+ALLOWED = "--allow_changed=code"
+_SHOWN = 4
+
+
+class CodeChanged(UserError):
+    """Raised if a process would compute trials of a sweep with other code than the ones before."""
+
+
+class CodeChange(NamedTuple):
+    """A change of the user's code that was allowed.
+
+    Attributes:
+        files: file -> its hash from then on.
+        after: how many trials had ended.
+    """
+
+    files: Mapping[str, str]
+    after: int
+
+
+def import_code(configs: Iterable[Config], vocabulary: Sequence[str]) -> None:
+    """Imports the modules of the user's packages that configs name, without building anything.
+
+    Args:
+        configs: of arms.
+        vocabulary: the user's packages.
+
+    Raises:
+        ConfigError: a package or a module cannot be imported, or does not have a function.
+    """
+    known = Vocabulary(vocabulary)
+    for config in configs:
+        for name in dict.fromkeys(_names(config.root)):
+            if not known.is_ours(name):
+                known.function(name)
+
+
+def _names(tree: Tree) -> Iterator[str]:
+    if isinstance(tree, Call):
+        yield tree.name
+    for child in child_trees(tree).values():
+        yield from _names(child)
+
+
+def check_code(
+    folder: Path, ledger: Recorder, found: Mapping[str, str], allowed: Sequence[str]
+) -> dict[str, str]:
+    """Refuses code that differs from that with which the sweep ran before.
+
+    Files that only one of the two has are not compared: a process may not have imported them.
+
+    Args:
+        folder: of the sweep.
+        ledger: of the sweep.
+        found: the code of this process, file -> hash, as `trainer.workdir.code.hashes` returns it.
+        allowed: what may differ: "code" or nothing.
+
+    Returns:
+        The hashes before of the files that differ.
+
+    Raises:
+        CodeChanged: a file differs, and that is not allowed.
+        OSError: the ledger cannot be read.
+    """
+    known = ledger.code()
+    changed = {x: known[x] for x, hash in found.items() if x in known and known[x].hash != hash}
+    if changed and "code" not in allowed:
+        lines = [f"  {name} (since {_since(file.after)})" for name, file in changed.items()]
+        if len(lines) > _SHOWN:
+            lines[_SHOWN - 1 :] = [f"  and {len(lines) - _SHOWN + 1} more"]
+        raise CodeChanged(
+            f"The code of the sweep in {folder} was changed, so that its trials would not be"
+            " compared under equal conditions:\n"
+            + "\n".join(lines)
+            + "\nRestore the code, or start"
+            f" a sweep with the new one in another --workdir; or go on with {ALLOWED}: the ledger"
+            " notes it, and the report says which trials ran after the change. The bytes of the"
+            " files are compared, so that a changed comment counts."
+        )
+    return {name: file.hash for name, file in changed.items()}
+
+
+def refuse_changed_code(folder: Path, found: Mapping[str, str], allowed: Sequence[str]) -> None:
+    """Refuses changed code before anything is done in the folder of a sweep.
+
+    Args:
+        folder: of the sweep.
+        found: the code of this process, file -> hash.
+        allowed: what may differ: "code" or nothing.
+
+    Raises:
+        UserError: a file differs, and that is not allowed; or the ledger cannot be read.
+    """
+    try:
+        check_code(folder, Recorder(folder), found, allowed)
+    except OSError as error:
+        name = error.filename or folder
+        raise UserError(f"{name} cannot be read: {error.strerror}.") from error
+
+
+def _since(after: int) -> str:
+    return f"{plural(after, 'trial')} had ended" if after else "the sweep was begun"
+
+
+def note_code(
+    folder: Path, ledger: Recorder, found: Mapping[str, str], allowed: Sequence[str]
+) -> list[str]:
+    """Adds the code of this process to the ledger, as far as it is new; the sweep must be locked.
+
+    Args:
+        folder: of the sweep.
+        ledger: of the sweep.
+        found: the code of this process, file -> hash.
+        allowed: what may differ: "code" or nothing.
+
+    Returns:
+        The files that differ from those with which the sweep ran before.
+
+    Raises:
+        CodeChanged: a file differs, and that is not allowed.
+        OSError: the ledger cannot be read or written.
+    """
+    changed = check_code(folder, ledger, found, allowed)
+    known = ledger.code()
+    new = {name: hash for name, hash in found.items() if name not in known or name in changed}
+    if new:
+        ledger.add_code(new, changed)
+    return list(changed)
+
+
+def changes_in(ledger: Ledger | None) -> Iterator[CodeChange]:
+    """Yields the changes of the code that a ledger has, in order.
+
+    Args:
+        ledger: of a sweep; None if it has none.
+    """
+    ended = set[str]()
+    for entry in () if ledger is None else ledger.entries:
+        content: Mapping[str, Any] = entry.content
+        if entry.event == "trial":
+            ended.add(content["trial"])
+        elif entry.event == "code" and content["changed"]:
+            files = {name: x for name, x in content["code"].items() if name in content["changed"]}
+            yield CodeChange(files, len(ended))
+
+
+def versions_in(ledger: Ledger | None) -> dict[str, tuple[str, ...]]:
+    """Returns the hashes that each file of the code had, in order.
+
+    Args:
+        ledger: of a sweep; None if it has none.
+    """
+    found: dict[str, tuple[str, ...]] = {}
+    for entry in () if ledger is None else ledger.of("code"):
+        for name, hash in entry.content["code"].items():
+            found[name] = tuple(dict.fromkeys([*found.get(name, ()), hash]))
+    return found
+
+
+def code_of(trial: Path) -> Mapping[str, str]:
+    """Returns the code with which a trial ran, file -> hash; empty if that is not known.
+
+    Args:
+        trial: its folder.
+    """
+    with contextlib.suppress(DamagedFile, OSError):
+        record = read_record(trial / "run.json") or {"fingerprint": {}}
+        return record["fingerprint"].get("code", {})
+    return {}
+
+
+def sentences(changes: Sequence[CodeChange]) -> list[str]:
+    """Returns a sentence about each change.
+
+    Args:
+        changes: of the code of a sweep.
+
+    Example:
+        >>> sentences([CodeChange({"lab/nets.py": "0f"}, 12)])
+        ['The code was changed after 12 trials had ended, as was allowed: lab/nets.py.']
+    """
+    return [
+        f"The code was changed {_when(after)}, as was allowed: {listing(list(files))}."
+        for files, after in changes
+    ]
+
+
+def _when(after: int) -> str:
+    return f"after {plural(after, 'trial')} had ended" if after else "before a trial had ended"
