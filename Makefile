@@ -58,6 +58,7 @@ benchmarks: $(VENV)/.project
 	$(RUN) -m benchmarks.step
 	$(RUN) -m benchmarks.loop
 	$(RUN) -m benchmarks.start
+	$(RUN) -m benchmarks.library
 	$(RUN) -m benchmarks.optimizer
 	$(RUN) -m benchmarks.checkpointing
 	$(RUN) -m benchmarks.nonfinite

@@ -129,6 +129,7 @@ def sweep(
     set: Mapping[str, Any] | None = None,
     workers: int = 1,
     vocabulary: Sequence[str] = (),
+    allow_changed: Sequence[str] = (),
     quiet: bool = False,
 ) -> Sweep:
     """Computes a sweep, from where it was stopped if it was begun before.
@@ -141,6 +142,8 @@ def sweep(
         set: path -> value, which override the file of the sweep.
         workers: how many processes compute at once.
         vocabulary: further packages whose public functions the configs may name.
+        allow_changed: ["code"] goes on although files of these packages were edited since the sweep
+            was planned; the report says which trials ran after that.
         quiet: whether the output is not shown.
 
     Raises:
@@ -154,6 +157,7 @@ def sweep(
     check_vocabulary(vocabulary)
     words = ["sweep", f"--config={fspath(file)}", f"--workdir={fspath(workdir)}"]
     words += [f"--workers={workers}", *(f"--vocabulary={each}" for each in vocabulary)]
+    words += [f"--allow_changed={each}" for each in allow_changed]
     words += [f"--set={path}={value_text(tree_of(x))}" for path, x in (set or {}).items()]
     run_command(words, str, quiet)
     return Sweep(workdir, vocabulary)
