@@ -175,8 +175,8 @@ class Run:
             self._program = load_program(self.config, self._vocabulary)
         try:
             number = choose_step(self.folder, self.config.resolved, step)
-            checkpoints = Checkpoints(self.folder / "checkpoints", read_only=True)
-            state = restore(self._program, checkpoints, number)
+            with Checkpoints(self.folder / "checkpoints", read_only=True) as checkpoints:
+                state = restore(self._program, checkpoints, number)
         except (CheckpointError, OSError) as error:
             raise UserError(str(error)) from error
         return Program(self._program).evaluate(state, split)
