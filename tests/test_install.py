@@ -99,7 +99,11 @@ def test_the_wheel_holds_the_packages_whole_and_nothing_else(wheel: Path) -> Non
     page = {f"trainer/report/html/{name}" for name in ("page.css", *scripts)}
     # Type checkers read our annotations.
     typed = {f"{package}/py.typed" for package in ("lockstep", "trainer", "optim")}
-    assert others == typed | page | {"trainer/data/shakespeare.txt.bz2"}
+    shipped = {
+        f"trainer/shipped/{file.relative_to(ROOT / 'configs')}"
+        for file in (ROOT / "configs").rglob("*.*")
+    }
+    assert others == typed | page | shipped | {"trainer/data/shakespeare.txt.bz2"}
 
 
 def test_the_wheel_names_its_license_and_holds_it(wheel: Path) -> None:
@@ -188,6 +192,36 @@ def test_help_answers_beside_a_package_trainer_that_has_modules_of_our_names(
     command = Path(sys.executable).with_name("lockstep")
     done = _run(command, "sweep", "--help", cwd=tmp_path)
     assert "--dry_run" in done.stdout and done.stderr == ""
+
+
+@pytest.mark.parametrize("editable", [True, False])
+def test_shipped_configs_are_named_from_every_folder(
+    editable: bool, elsewhere: Path, tmp_path: Path
+) -> None:
+    python = sys.executable if editable else elsewhere
+    shipped = _run(
+        python, "-m", "trainer", "config", "--config=lockstep:muon_vit.gin", cwd=tmp_path
+    )
+    path = ROOT / "configs" / "muon_vit.gin"
+    assert (
+        shipped.stdout
+        == _run(python, "-m", "trainer", "config", f"--config={path}", cwd=tmp_path).stdout
+    )
+    (tmp_path / "mine.yaml").write_text("include: lockstep:muon_vit.yaml\nsteps: 7\n")
+    mine = _run(python, "-m", "trainer", "config", "--config=mine.yaml", cwd=tmp_path).stdout
+    assert "steps: 7\n" in mine and "!optim.muon" in mine
+    (tmp_path / "sweep.yaml").write_text(
+        "base: lockstep:muon_vit.yaml\nspace: {steps: !space.values {values: [1, 2]}}\n"
+        "goal: {select_on: test}\nfinal: null\n"
+    )
+    checked = _run(python, "-m", "trainer", "sweep", "--config=sweep.yaml", "--check", cwd=tmp_path)
+    assert "2 runs" in checked.stdout
+    command = [python, "-m", "trainer", "config", "--config=lockstep:muon_vti.gin"]
+    wrong = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert wrong.returncode == 2
+    assert (
+        "No shipped config is called 'muon_vti.gin'. Did you mean 'muon_vit.gin'?" in wrong.stderr
+    )
 
 
 @pytest.mark.parametrize("editable", [True, False])

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from trainer import config as configs
 from trainer.cli import values
 from trainer.config import Config
+from trainer.config.includes import SHIPPED
 from trainer.config.languages import RUN, Language
 from trainer.messages import UserError
 
@@ -115,5 +116,5 @@ def default_workdir(files: Sequence[str], read: Config) -> str:
             f"Without --workdir the run's folder is created in the current one, but {values.GONE}."
         )
     # The digest gives a changed config another folder, and lets the same command resume.
-    stem = Path(files[0]).stem[:LONGEST_STEM]
+    stem = Path(files[0].removeprefix(SHIPPED)).stem[:LONGEST_STEM]
     return f"runs/{stem}-{configs.digest(read.root)[:8]}"

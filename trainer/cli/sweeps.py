@@ -19,6 +19,7 @@ from trainer.cli.loading import (
     search_paths,
 )
 from trainer.cli.terminal import show
+from trainer.config.includes import SHIPPED
 from trainer.config.languages import SWEEP
 from trainer.messages import DONE, FAILED, MISTAKE, STOPPED, UserError
 from trainer.sweep.slurm_settings import SlurmSettings, read_settings
@@ -72,7 +73,7 @@ def _start(arguments: argparse.Namespace) -> int:
     power = _power(arguments, plan)
     if arguments.check or arguments.dry_run:
         return (_check if arguments.check else _dry_run)(arguments, plan, power)
-    stem = Path(arguments.files[0]).stem[:LONGEST_STEM]
+    stem = Path(arguments.files[0].removeprefix(SHIPPED)).stem[:LONGEST_STEM]
     folder = Path(arguments.workdir or f"sweeps/{stem}-{plan.digest[:8]}").absolute()
     planned = check_same(folder, plan)
     if planned:

@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from trainer.config.tree import ConfigError, Source
-from trainer.config.wording import listing, nearest
+from trainer.config.wording import known_names, listing, nearest
 
 MAX_BYTES = 256 * 1024
+SHIPPED = "lockstep:"  # how the names of the configs begin that are part of this program
 EMPTY = "is empty: a config names a model, data, an optimizer and more"
 _GIN = (".gin",)
 _YAML = (".yaml", ".yml")
@@ -44,11 +45,12 @@ class SearchPath:
             The path that was found; `file` if there is none.
 
         Raises:
-            ConfigError: two search paths contain different files of this name.
+            ConfigError: two search paths contain different files of this name; or there is no such
+                shipped config.
         """
-        found = file
+        found = shipped_file(file, Source(file)) or file
         # lexists: a broken link is an error of its own, and not replaced by a file elsewhere.
-        if not os.path.lexists(file) and not os.path.isabs(file):
+        if not os.path.lexists(found) and not os.path.isabs(found):
             found = self._only([os.path.join(each, file) for each in self._search_paths], file)
         self.allow_quotes(os.path.dirname(found))
         return found
@@ -62,8 +64,12 @@ class SearchPath:
             included_at: where the include statement is.
 
         Raises:
-            ConfigError: two of the folders contain different files of this name.
+            ConfigError: two of the folders contain different files of this name; or there is no
+                such shipped config.
         """
+        if found := shipped_file(file, included_at):
+            self.allow_quotes(os.path.dirname(found))
+            return found
         first = os.path.join(beside, file)
         if os.path.isabs(file):
             return first
@@ -108,6 +114,31 @@ class SearchPath:
                     included_at or Source(otherwise),
                 )
         return found[0] if found else otherwise
+
+
+def shipped_file(name: str, source: Source) -> str | None:
+    """Returns the path of a config that is part of this program.
+
+    Args:
+        name: such as "lockstep:muon_vit.gin".
+        source: where it is named.
+
+    Returns:
+        The path; None if the name does not begin with "lockstep:".
+
+    Raises:
+        ConfigError: there is no such config.
+    """
+    if not name.startswith(SHIPPED):
+        return None
+    folder = Path(__file__).parent.parent / "shipped"
+    files = [file for file in sorted(folder.rglob("*.*")) if file.suffix in (*_GIN, *_YAML)]
+    names = [file.relative_to(folder).as_posix() for file in files]
+    wanted = name.removeprefix(SHIPPED)
+    if wanted not in names:
+        hint = known_names(wanted, names, "There are")
+        raise ConfigError(f"No shipped config is called {wanted!r}. {hint}", source)
+    return str(folder / wanted)
 
 
 def _same(one: str, other: str) -> bool:

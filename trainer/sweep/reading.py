@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from trainer.config import Builder, Call, Config, ConfigError, Source, Tree, join, load
+from trainer.config.includes import SHIPPED
 from trainer.config.nodes import Node, children, to_config, to_node, with_children
 from trainer.config.tree import child_trees, same
 from trainer.sweep.definition import Arm, Sweep
@@ -222,7 +223,7 @@ class _Reader:
         for at, name in named.items():
             file = self._config.sources[at].file
             beside = "" if file.startswith("--") else os.path.dirname(file)
-            found.append(os.path.join(beside, name))
+            found.append(name if name.startswith(SHIPPED) else os.path.join(beside, name))
         return found
 
     def _places(self, space: Mapping[str, Space], method: Method, at: str) -> dict[str, str]:
