@@ -36,7 +36,8 @@ def run_command(words: Sequence[str], translate: Translate, quiet: bool = False)
     A process of its own, because a signal to stop, the allocation of memory and the flags of jax
     belong to a whole process: those of a notebook would change the run, and a run would change
     them. Its output appears line by line in this process's. An interrupt of this process sends one
-    SIGINT to it, after which it saves a checkpoint and ends; a second interrupt ends it at once.
+    SIGINT to it, after which it saves a checkpoint and ends; a second interrupt ends it at once. If
+    this process ends, such as by a restart of a notebook's kernel, it saves and ends as well.
 
     Args:
         words: the words of the command, after `trainer`.
@@ -51,8 +52,8 @@ def run_command(words: Sequence[str], translate: Translate, quiet: bool = False)
     _check_memory()
     # A session of its own: Ctrl-C in a terminal would reach it twice, and end it at once.
     child = subprocess.Popen(
-        [sys.executable, "-m", "trainer", *words],
-        stdin=subprocess.DEVNULL,
+        [sys.executable, "-m", "trainer", *words, "--watched"],
+        stdin=subprocess.PIPE,  # closed when this process ends, and then the run saves and ends
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -62,7 +63,7 @@ def run_command(words: Sequence[str], translate: Translate, quiet: bool = False)
         start_new_session=True,
     )
     lines: queue.Queue[tuple[str, str] | None] = queue.Queue()
-    assert child.stdout is not None and child.stderr is not None
+    assert child.stdin is not None and child.stdout is not None and child.stderr is not None
     readers = [
         threading.Thread(target=_read, args=(name, stream, lines), daemon=True)
         for name, stream in (("stdout", child.stdout), ("stderr", child.stderr))
@@ -84,6 +85,7 @@ def run_command(words: Sequence[str], translate: Translate, quiet: bool = False)
         except KeyboardInterrupt:
             child.send_signal(signal.SIGINT)
     code = child.wait()
+    child.stdin.close()
     for reader in readers:
         reader.join()
     _raise(code, [translate(line) for line in said])

@@ -6,6 +6,8 @@ import signal
 import subprocess
 import sys
 import textwrap
+import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -303,11 +305,14 @@ def test_a_run_in_this_process_is_the_same(trained: ls.Run, tmp_path: Path):
         ls.train(config, tmp_path / "bad", inline=True)
 
 
-def test_an_interrupt_leaves_a_run_that_the_same_call_finishes(trained: ls.Run, tmp_path: Path):
+@pytest.fixture
+def long_run(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
+    """A script in tmp_path whose `ls.train` is at its first steps."""
     script = tmp_path / "script.py"
     script.write_text(
-        "import sys\n"
+        "import signal\n"
         "import lockstep as ls\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in the background\n"
         "config = ls.load_config('mlp.yaml', set={'steps': 200_000, 'writers': ['console']})\n"
         "try:\n"
         "    ls.train(config, 'run')\n"
@@ -315,24 +320,28 @@ def test_an_interrupt_leaves_a_run_that_the_same_call_finishes(trained: ls.Run, 
         "    print('stopped:', stopped)\n"
     )
     (tmp_path / "mlp.yaml").write_text(MLP)
-    env = os.environ | {"PYTHONPATH": str(runs.ROOT)}
     started = subprocess.Popen(
         [sys.executable, "-u", str(script)],
         cwd=tmp_path,
-        env=env,
+        env=os.environ | {"PYTHONPATH": str(runs.ROOT)},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
     )
-    try:
+    with started:
         for line in started.stdout:
             if line.startswith("step "):
                 break
-        started.send_signal(signal.SIGINT)  # to this process alone, as a notebook's button does
-        out, err = started.communicate(timeout=120)
-    finally:
+        yield started
         started.kill()
-    assert started.returncode == 0, err
+
+
+def test_an_interrupt_leaves_a_run_that_the_same_call_finishes(
+    long_run: subprocess.Popen[str], tmp_path: Path
+):
+    long_run.send_signal(signal.SIGINT)  # to this process alone, as a notebook's button does
+    out, err = long_run.communicate(timeout=120)
+    assert long_run.returncode == 0, err
     assert "stopped:" in out and "SIGINT: stopping after a checkpoint" in err
     assert ls.load_run(tmp_path / "run").summary.end == "stopped"
     step = ls.load_run(tmp_path / "run").summary.step
@@ -345,6 +354,19 @@ def test_an_interrupt_leaves_a_run_that_the_same_call_finishes(trained: ls.Run, 
         )
     rows = ls.load_run(tmp_path / "run").metrics("train/loss")
     assert rows["step"].tolist() == [*range(1, step + 25)]
+
+
+def test_a_run_saves_and_ends_with_the_process_that_started_it(
+    long_run: subprocess.Popen[str], tmp_path: Path
+):
+    """As with the restart of a notebook's kernel."""
+    long_run.kill()
+    run = ls.load_run(tmp_path / "run")
+    until = time.monotonic() + 100
+    while run.summary is None and time.monotonic() < until:
+        time.sleep(0.1)
+    assert run.summary is not None and run.summary.end == "stopped"
+    assert run.params()["head"]
 
 
 # Programs.

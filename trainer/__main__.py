@@ -81,9 +81,11 @@ def _shadow() -> str:
 def _run(arguments: argparse.Namespace) -> int:
     if arguments.command not in ("train", "sweep"):
         return _call(arguments)
-    from trainer.train.signals import StopSignals
+    from trainer.train.signals import StopSignals, stop_with_the_caller
 
     with StopSignals() as arguments.signals:  # first, so that no signal is lost
+        if arguments.watched:
+            stop_with_the_caller()
         return _call(arguments)
 
 

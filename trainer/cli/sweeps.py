@@ -193,12 +193,9 @@ def _write(
 
 def _work(arguments: argparse.Namespace) -> int:
     """Computes trials of a sweep that was begun, as one of its workers."""
-    from trainer.sweep.local import stop_with_the_command
     from trainer.sweep.worker import Worker
     from trainer.train import runtime
 
-    if arguments.watched:
-        stop_with_the_command()
     runtime.keep_compiled_programs()
     ignore_optimizer_warnings()
     folder = Path(arguments.folder).absolute()

@@ -1,6 +1,5 @@
 """Starts the workers of a sweep on this machine, and starts those again that die."""
 
-import contextlib
 import math
 import os
 import signal
@@ -91,7 +90,7 @@ class _Worker:
         self.code, self._began = None, time.monotonic()
         self._process = subprocess.Popen(
             self._command,
-            stdin=subprocess.PIPE,  # of which the worker sees the end; see `stop_with_the_command`
+            stdin=subprocess.PIPE,  # of which the worker sees the end; see `stop_with_the_caller`
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
             env=self._environment,
@@ -172,14 +171,3 @@ def _share_of_gpus(index: int, workers: int) -> Mapping[str, str]:
             "XLA_PYTHON_CLIENT_MEM_FRACTION", f"{share:.2f}"
         )
     return settings
-
-
-def stop_with_the_command() -> None:
-    """Lets this worker save and end when the process that started it has ended."""
-
-    def wait() -> None:
-        with contextlib.suppress(OSError):
-            os.read(0, 1)  # nothing is written there
-        os.kill(os.getpid(), signal.SIGTERM)
-
-    threading.Thread(target=wait, name="end of the command", daemon=True).start()

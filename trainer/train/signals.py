@@ -66,3 +66,17 @@ def _print_to_stderr(line: str) -> None:
 
 def _do_nothing(number: int, frame: FrameType | None) -> None:
     """Replaces the default handler, which would end the process."""
+
+
+def stop_with_the_caller() -> None:
+    """Lets this process save and end when the process that started it has ended.
+
+    That one holds the other end of a pipe which is the standard input here.
+    """
+
+    def wait() -> None:
+        with contextlib.suppress(OSError):
+            os.read(0, 1)  # nothing is written there
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=wait, name="end of the caller", daemon=True).start()
