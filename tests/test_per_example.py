@@ -355,7 +355,7 @@ def test_a_byte_of_the_file_that_is_edited_is_found(tmp_path, capsys):
     content[60] ^= 1
     kept.write_bytes(bytes(content))
     capsys.readouterr()
-    assert main(["sweep", "check", str(tmp_path / "sweep")]) == 1
+    assert main(["sweep", "check", str(tmp_path / "sweep")]) == 2
     assert f"{PER_EXAMPLE_FILE}: it was changed after its line" in capsys.readouterr().out
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from tests import runs
-from tests.sweep_fuzz import Answer, Stop
+from tests.sweep_fuzz import Answer
 from trainer.sweep.evidence import examine
 from trainer.sweep.folder import SweepFolder
 from trainer.sweep.ledger import LEDGER_FILE, append, read_ledger
@@ -105,7 +105,7 @@ class Place:
         """Has a worker look for a signal so often, and stop then."""
         forget()
         lines: list[str] = []
-        assert Worker(self.sweep, 1, Stop(after), lines.append).run() == 75, lines
+        assert Worker(self.sweep, 1, runs.Signals(after), lines.append).run() == 75, lines
 
     def edit(self, name: str = "nets", text: str = "# A comment.\n") -> None:
         with open(self.lab / f"{name}.py", "a") as file:

@@ -748,7 +748,7 @@ def test_without_tensorflow_the_extra_is_named(
     name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setitem(sys.modules, "tensorflow", None)
-    with pytest.raises(ConfigError, match=r"pip install lockstep\[tensorflow\]"):
+    with pytest.raises(ConfigError, match=r"pip install lockstep-jax\[tensorflow\]"):
         writers.create([name], tmp_path)
     assert list(tmp_path.iterdir()) == []
 

@@ -1,5 +1,6 @@
 """One trial among those of a wave: the loop of a run, which is advanced by a block at a time."""
 
+import contextlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -270,12 +271,14 @@ class Turn:
         Raises:
             OSError: the results could not be written.
         """
-        if isinstance(end, Ended) and end.code != DONE:
-            raise OSError(f"{self.trial.folder}: {self.lines[-1]}")
-        self._writer.finish(isinstance(end, Ended))
-        if self._per_example and isinstance(end, Ended):
-            self._keep_examples()
-        self.close()
+        try:
+            if isinstance(end, Ended) and end.code != DONE:
+                raise OSError(f"{self.trial.folder}: {self.lines[-1]}")
+            self._writer.finish(isinstance(end, Ended))
+            if self._per_example and isinstance(end, Ended):
+                self._keep_examples()
+        finally:
+            self.close()
         if isinstance(end, Halted):
             end = end.ended()
         return outcome_of(self._results.summary(end, self._experiment))
@@ -297,10 +300,10 @@ class Turn:
         return outcome_of(self._results.summary(end, self._experiment))
 
     def close(self) -> None:
-        """Closes the files."""
-        self._run.close()
-        self._writer.close()
-        self.checkpoints.close()
+        """Closes the files, all of them also where one cannot be written."""
+        with contextlib.ExitStack() as stack:
+            for each in (self.checkpoints, self._writer, self._run):
+                stack.callback(each.close)
 
 
 def asked_writers(config: Config) -> list[str]:

@@ -219,7 +219,10 @@ class RecordFile:
             flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
             # Without a buffer, which would keep the bytes of a failed write for the next one.
             file = open(os.open(self.path, flags, 0o644), "r+b", buffering=0)
-            self._attach(file, self._whole_records(file) if self._whole_records else 0)
+            with contextlib.ExitStack() as stack:
+                stack.enter_context(file)  # closed if the disk fails
+                self._attach(file, self._whole_records(file) if self._whole_records else 0)
+                stack.pop_all()
             return file
         return self._file
 
