@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import shutil
 import stat
 import subprocess
 import sys
@@ -21,6 +22,7 @@ from trainer.sweep.plan import SweepPlan
 from trainer.sweep.plan_file import StoredPlan, check_same, read_plan, write_plan
 from trainer.sweep.programs import Programs, find_programs
 from trainer.sweep.stored_plan import digest_of
+from trainer.workdir import strangers
 
 TREES = """base: base.yaml
 space:
@@ -269,6 +271,20 @@ def test_a_folder_that_a_killed_process_left_is_completed(folder):
     (cut / "slurm-1.out").write_text("a log")
     written(cut, plan)
     assert content(cut) == {**content(whole), "slurm-1.out": b"a log"}
+
+
+def test_a_plan_that_another_process_writes_meanwhile_is_no_stranger(folder, monkeypatch):
+    plan, real = planned(folder, GOOD), strangers.unknown_names
+    written(folder / "other", plan)
+
+    def late(sweep, known):
+        shutil.copytree(folder / "other", sweep, dirs_exist_ok=True)
+        return real(sweep, known)
+
+    (folder / "sweep").mkdir()
+    monkeypatch.setattr(strangers, "unknown_names", late)
+    assert (folder / "other" / "ledger.jsonl").exists()
+    assert check_same(folder / "sweep", plan)
 
 
 def test_processes_that_start_a_sweep_together_write_one_plan(folder):

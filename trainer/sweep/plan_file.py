@@ -184,8 +184,17 @@ def check_same(folder: Path, plan: SweepPlan) -> bool:
     if folder.exists() and not folder.is_dir():
         raise UserError(f"The workdir {folder} is a file. Choose another --workdir.")
     if not (folder / "plan.json").exists():
-        _check_no_strangers(folder, plan)
-        return False
+        strangers = _strangers(folder, plan)
+        # Another process of the sweep may have written it meanwhile, and its ledger.
+        if not (folder / "plan.json").exists():
+            if strangers:
+                raise UserError(
+                    f"The workdir {folder} is not the folder of a sweep: it holds"
+                    f" {listing(strangers, 4)}, and no plan.json. Nothing was written there. Name a"
+                    " folder that is empty or does not exist, such as"
+                    f" --workdir={folder / 'sweep'}."
+                )
+            return False
     stored = read_plan(folder)
     if plan.digest in [revision["plan"] for revision in stored.revisions]:
         return True
@@ -204,17 +213,16 @@ def _content(file: Path) -> bytes:
         return stream.read()
 
 
-def _check_no_strangers(folder: Path, plan: SweepPlan) -> None:
-    """Checks that a folder without plan.json has at most what a killed process of the sweep left.
+def _strangers(folder: Path, plan: SweepPlan) -> list[str]:
+    """Returns the names of a folder that a killed process of the sweep cannot have left there.
 
     A file of the same name and another content may be the user's own, and is not replaced.
     """
     if not folder.exists():
-        return
+        return []
     from trainer.workdir.strangers import unknown_names
 
     try:
-        # Another process may have written plan.json since it was looked for.
         strangers = unknown_names(folder, _OWN_NAMES)
         strangers += [
             name
@@ -225,9 +233,4 @@ def _check_no_strangers(folder: Path, plan: SweepPlan) -> None:
         raise UserError(
             f"The workdir {folder} cannot be read: {error.strerror}. Choose another --workdir."
         ) from error
-    if strangers:
-        raise UserError(
-            f"The workdir {folder} is not the folder of a sweep: it holds {listing(strangers, 4)},"
-            " and no plan.json. Nothing was written there. Name a folder that is empty or does not"
-            f" exist, such as --workdir={folder / 'sweep'}."
-        )
+    return strangers
