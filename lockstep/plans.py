@@ -27,6 +27,7 @@ class Plan:
     def __init__(self, plan: Any):
         from trainer.engine.plan_text import render
 
+        self._plan = plan
         self.parameters: Mapping[str, Any] = {row.path: row for row in plan.rows}
         self.groups: Mapping[str, tuple[int, int]] = dict(plan.groups)
         self.warnings: Sequence[str] = tuple(plan.warnings)
@@ -45,29 +46,14 @@ class Plan:
         return f"{self.text}{drawn}".rstrip("\n")
 
     def _repr_html_(self) -> str:
-        head = ("parameter", "shape", "dtype", "group", "optimizer", "peak lr", "decay")
-        rows = [
-            (
-                row.path,
-                "x".join(map(str, row.shape)) or "scalar",
-                row.dtype,
-                row.group,
-                row.optimizer,
-                "-" if row.peak_learning_rate is None else f"{row.peak_learning_rate:.6g}",
-                "-" if row.weight_decay is None else f"{row.weight_decay:.6g}",
-            )
-            for row in self.parameters.values()
-        ]
-        groups = [(name, f"{n:,}", f"{size:,}") for name, (n, size) in self.groups.items()]
+        from trainer.engine.plan_text import group_cells, parameter_cells
+
+        tables = html_table(parameter_cells(self._plan)) + html_table(group_cells(self._plan))
         warned = "".join(f"<p><b>warning:</b> {html.escape(each)}</p>" for each in self.warnings)
         return (
-            f"{html_table([head, *rows])}{html_table([_GROUPS, *groups])}{warned}"
-            f"<p>{self.steps:,} steps; {self.flops:,} FLOPs a step; state {self.state_bytes:,}"
-            " bytes</p>"
+            f"{tables}{warned}<p>{self.steps:,} steps; {self.flops:,} FLOPs a step;"
+            f" state {self.state_bytes:,} bytes</p>"
         )
-
-
-_GROUPS = ("group", "parameters", "optimizer bytes")
 
 
 def explain(config: Config, *, vocabulary: Sequence[str] = ()) -> Plan:

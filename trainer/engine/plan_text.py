@@ -15,9 +15,30 @@ def render(plan: Plan) -> str:
     Returns:
         Lines of text; the last ends with a newline.
     """
+    total = sum(count for count, _ in plan.groups.values())
+    lines = [
+        *table(parameter_cells(plan)),
+        "",
+        *table(group_cells(plan), right=(1, 2)),
+        "",
+        f"{total:,} parameters; state {plan.state_bytes:,} bytes; {plan.flops:,} FLOPs a step "
+        f"(matrix products and convolutions)",
+        f"{steps_text(plan)}{_tokens(plan)} on {plan.devices}",
+        _block(plan),
+        _examples(plan),
+        *(line for line in (plan.fingerprint, plan.mode) if line),
+        *plan.matrices.lines,
+        *_hyperparameters(plan),
+        *_inputs(plan),
+        *(f"warning: {printable(text)}" for text in plan.warnings),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def parameter_cells(plan: Plan) -> list[tuple[str, ...]]:
+    """Returns the table of the parameters; its first row is the heading."""
     head = ("parameter", "shape", "dtype", "group", "optimizer", "peak lr", "decay", "sharding")
-    matrices = plan.matrices
-    head += ("matrices",) if matrices.cells else ()
+    matrices = plan.matrices.cells
     body = [
         (
             row.path,
@@ -28,29 +49,17 @@ def render(plan: Plan) -> str:
             _number(row.peak_learning_rate),
             _number(row.weight_decay),
             row.sharding or "-",
-            *([matrices.cells.get(row.path, "-")] if matrices.cells else []),
+            *([matrices.get(row.path, "-")] if matrices else []),
         )
         for row in plan.rows
     ]
+    return [(*head, "matrices") if matrices else head, *body]
+
+
+def group_cells(plan: Plan) -> list[tuple[str, ...]]:
+    """Returns the table of the groups; its first row is the heading."""
     groups = [(name, f"{count:,}", f"{size:,}") for name, (count, size) in plan.groups.items()]
-    total = sum(count for count, _ in plan.groups.values())
-    lines = [
-        *table([head, *body]),
-        "",
-        *table([("group", "parameters", "optimizer bytes"), *groups], right=(1, 2)),
-        "",
-        f"{total:,} parameters; state {plan.state_bytes:,} bytes; {plan.flops:,} FLOPs a step "
-        f"(matrix products and convolutions)",
-        f"{steps_text(plan)}{_tokens(plan)} on {plan.devices}",
-        _block(plan),
-        _examples(plan),
-        *(line for line in (plan.fingerprint, plan.mode) if line),
-        *matrices.lines,
-        *_hyperparameters(plan),
-        *_inputs(plan),
-        *(f"warning: {printable(text)}" for text in plan.warnings),
-    ]
-    return "\n".join(lines) + "\n"
+    return [("group", "parameters", "optimizer bytes"), *groups]
 
 
 def steps_text(plan: Plan) -> str:
