@@ -1,8 +1,6 @@
 """`report`, `compare` and `plot`: what runs and sweeps came to, shown here and saved to files."""
 
-import contextlib
 import html
-import io
 import tempfile
 from collections.abc import Mapping, Sequence
 from os import PathLike, fspath
@@ -36,10 +34,7 @@ class Report:
         self._content = content
         self._default = default
         self.verdict: Sequence[str] = tuple(content.verdict)
-        first = content.panels[:1]
-        self.warnings: Sequence[str] = tuple(
-            each for panel in first for block in panel.blocks for each in block.warnings
-        )
+        self.warnings: Sequence[str] = content.warnings
 
     @property
     def tables(self) -> "Mapping[str, DataFrame]":
@@ -134,11 +129,7 @@ class Plot:
         """
         from trainer.report.plots import save_figure
 
-        try:
-            save_figure(self.lines, fspath(file), self.title, *self._labels, *self._log)
-        except (OSError, ValueError) as error:
-            reason = getattr(error, "strerror", None) or str(error).rstrip(".")
-            raise UserError(f"{fspath(file)} cannot be written: {reason}.") from error
+        save_figure(self.lines, file, self.title, *self._labels, *self._log)
 
     def __repr__(self) -> str:
         from trainer.report.terminal_plot import draw_in_terminal
@@ -200,27 +191,16 @@ def compare(
     Raises:
         UserError: one of them cannot be read, or they are of two kinds.
     """
-    from trainer.cli import comparing, options
+    from trainer.cli.comparing import differences
+    from trainer.diagnose.compare import Side, read_side
 
-    words = [f"--vocabulary={each}" for each in vocabulary]
-    words += [] if program else ["--no_program"]
-    with tempfile.TemporaryDirectory(prefix="lockstep-") as folder:
-        names: list[str] = []
-        for name, each in (("a", a), ("b", b)):
-            if isinstance(each, Config):
-                file = Path(folder) / f"{name}.yaml"
-                each.save(file)
-                names.append(str(file))
-            else:
-                names.append(_folder(each))
-        arguments = options.parser().parse_args(["compare", *names, *words])
-        said = io.StringIO()
-        with contextlib.redirect_stdout(said):
-            comparing.run(arguments)
-    text = said.getvalue()
-    for name in ("a", "b"):
-        text = text.replace(str(Path(folder) / f"{name}.yaml"), f"config {name}")
-    return Comparison(text)
+    def side(name: str, what: Run | Config | str | PathLike[str]) -> Side:
+        if isinstance(what, Config):
+            return Side(f"config {name}", what.resolved, False, {}, ())
+        return read_side(_folder(what))
+
+    texts = differences(side("a", a), side("b", b), vocabulary, program=program)
+    return Comparison("\n".join(texts) + "\n")
 
 
 def plot(
@@ -248,19 +228,13 @@ def plot(
     Raises:
         UserError: a run does not have the metric.
     """
-    from trainer.report import curves, runs
+    from trainer.report.curves import describe_bands
+    from trainer.report.runs import read_lines
 
     folders = [_folder(each) for each in _listed(what)]
-    try:
-        lines = {
-            name: curves.combine([curves.read_points(f, metric, x) for f in several], smoothing)
-            for name, several in runs.groups_in(folders, metric, each_run=each_run).items()
-        }
-    except (OSError, ValueError) as error:
-        raise UserError(str(error)) from error
-    band = curves.describe_bands(list(lines.values()))
-    title = f"{metric}\n{band}" if band else metric
-    return Plot(lines, title, (x, metric), (log_x, log_y))
+    lines = read_lines(folders, metric, x, smoothing, each_run=each_run)
+    band = describe_bands(lines.values())
+    return Plot(lines, f"{metric}\n{band}" if band else metric, (x, metric), (log_x, log_y))
 
 
 def _listed(what: Place | Sequence[Place]) -> list[Place]:

@@ -715,11 +715,15 @@ def test_runs_with_the_same_folder_name_are_plotted_as_two_curves(tmp_path, caps
         ("", [], "has no metric 'train/loss'; it has no rows."),
         ("torn", [], "has no metric 'train/loss'; it has no rows."),
         ('{"step": 1, "a": 2}\n', [], "has no metric 'train/loss'; it has a."),
-        ('{"step": 1, "a": 2}\n', ["--metric=a", "--png=no/a.png"], "--figure=no/a.png cannot be"),
+        (
+            '{"step": 1, "a": 2}\n',
+            ["--metric=a", "--png=no/a.png"],
+            "no/a.png cannot be written: No such",
+        ),
         (
             '{"step": 1, "a": 2}\n',
             ["--metric=a", "--png=a.xyz"],
-            "--figure=a.xyz cannot be written",
+            "a.xyz cannot be written: its suffix",
         ),
     ],
 )

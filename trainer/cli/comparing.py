@@ -1,7 +1,7 @@
 """The command compare: shows how two configs or runs differ."""
 
 import argparse
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -40,30 +40,61 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.no_program and arguments.diff:
         raise UserError("--diff writes the difference of the programs; --no_program leaves it out.")
     a, b = (read_side(path, search_paths(arguments)) for path in (arguments.a, arguments.b))
-    check_sides(a, b)
-    _print_lines(table([("A", *_described(a)), ("B", *_described(b))]))
-    _section("Config", _config_lines(a, b, arguments.vocabulary))
-    if a.fingerprint and b.fingerprint:
-        changes = compare_fingerprints(a, b)
-        _section("Versions, machine and data (A -> B)", changes or ["They are equal."])
-    if not arguments.no_program:
-        _section("Program of a step", _program_lines(a, b, arguments))
-    if a.rows or b.rows:
-        differences = compare_rows(a.rows, b.rows)
-        _section("Metrics", _row_lines(differences))
-        _draw(a, b, arguments.metric or to_draw(differences.metrics), differences.metrics)
-    elif a.is_run or b.is_run or arguments.metric:
-        _section("Metrics", ["Neither A nor B has rows of metrics."])
+    for text in differences(
+        a,
+        b,
+        arguments.vocabulary,
+        program=not arguments.no_program,
+        longest=arguments.lines,
+        diff=arguments.diff,
+        metrics=arguments.metric,
+    ):
+        show(text)
     return DONE
 
 
-def _print_lines(lines: Sequence[str]) -> None:
-    show("\n".join(lines))
+def differences(
+    a: Side,
+    b: Side,
+    vocabulary: Sequence[str] = (),
+    *,
+    program: bool = True,
+    longest: int = 40,
+    diff: str | None = None,
+    metrics: Sequence[str] | None = None,
+) -> Iterator[str]:
+    """Yields what two configs or runs differ in: a text for each subject, as soon as it is known.
+
+    Args:
+        a: one side.
+        b: the other side, of the same kind.
+        vocabulary: further packages whose public functions the configs may name.
+        program: whether the programs of a step are compared, which takes a moment.
+        longest: lines of their difference that are shown.
+        diff: a file for all of these lines.
+        metrics: those that are drawn; by default the ones that differ first.
+
+    Raises:
+        UserError: they are the same or of two kinds, or the file cannot be written.
+    """
+    check_sides(a, b)
+    yield "\n".join(table([("A", *_described(a)), ("B", *_described(b))]))
+    yield _section("Config", _config_lines(a, b, vocabulary))
+    if a.fingerprint and b.fingerprint:
+        changes = compare_fingerprints(a, b)
+        yield _section("Versions, machine and data (A -> B)", changes or ["They are equal."])
+    if program:
+        yield _section("Program of a step", _program_lines(a, b, vocabulary, longest, diff))
+    if a.rows or b.rows:
+        rows = compare_rows(a.rows, b.rows)
+        yield _section("Metrics", _row_lines(rows))
+        yield from _drawings(a, b, metrics or to_draw(rows.metrics), rows.metrics)
+    elif a.is_run or b.is_run or metrics:
+        yield _section("Metrics", ["Neither A nor B has rows of metrics."])
 
 
-def _section(title: str, lines: Sequence[str]) -> None:
-    show(f"\n{title}")
-    _print_lines([f"  {line}".rstrip() for line in lines])
+def _section(title: str, lines: Sequence[str]) -> str:
+    return "\n".join([f"\n{title}", *(f"  {line}".rstrip() for line in lines)])
 
 
 def _described(side: Side) -> tuple[str, str]:
@@ -82,7 +113,9 @@ def _config_lines(a: Side, b: Side, vocabulary: Sequence[str]) -> list[str]:
     return [*lines, *found.notes]
 
 
-def _program_lines(a: Side, b: Side, arguments: argparse.Namespace) -> list[str]:
+def _program_lines(
+    a: Side, b: Side, vocabulary: Sequence[str], longest: int, diff: str | None
+) -> list[str]:
     if a.is_sweep:
         return ["A sweep has many programs; compare two of its trials."]
     from trainer.diagnose import compare_programs
@@ -92,7 +125,7 @@ def _program_lines(a: Side, b: Side, arguments: argparse.Namespace) -> list[str]
     lines = []
     for name, side in (("A", a), ("B", b)):
         try:
-            programs.append(compare_programs.lower_step(side.config, arguments.vocabulary))
+            programs.append(compare_programs.lower_step(side.config, vocabulary))
         except UserError as error:
             lines += f"The program of {name} cannot be built: {error}".splitlines()
     if lines:
@@ -111,25 +144,23 @@ def _program_lines(a: Side, b: Side, arguments: argparse.Namespace) -> list[str]
         for name, x, y in compare_programs.counts(first, second)
     ]
     lines = ["The programs differ.", *table([*head, *counted], right=(1, 2, 3)), ""]
-    return lines + _diff_lines(compare_programs.unified_diff(first, second), arguments)
+    return lines + _diff_lines(compare_programs.unified_diff(first, second), longest, diff)
 
 
-def _diff_lines(diff: Sequence[str], arguments: argparse.Namespace) -> list[str]:
-    if not diff:
+def _diff_lines(found: Sequence[str], longest: int, file: str | None) -> list[str]:
+    if not found:
         return ["Their operations are equal line by line, but take other values."]
     where = "--diff=FILE writes all"
-    if arguments.diff:
+    if file:
         try:
-            Path(arguments.diff).write_text("\n".join(diff) + "\n")
+            Path(file).write_text("\n".join(found) + "\n")
         except OSError as error:
-            raise UserError(
-                f"--diff={arguments.diff} cannot be written: {error.strerror}."
-            ) from error
-        where = f"all are in {arguments.diff}"
-    shown = [line[:_LONGEST] + ("..." if len(line) > _LONGEST else "") for line in diff]
-    if len(diff) <= arguments.lines:
+            raise UserError(f"--diff={file} cannot be written: {error.strerror}.") from error
+        where = f"all are in {file}"
+    shown = [line[:_LONGEST] + ("..." if len(line) > _LONGEST else "") for line in found]
+    if len(found) <= longest:
         return shown
-    return [*shown[: arguments.lines], f"... and {len(diff) - arguments.lines:,} lines; {where}."]
+    return [*shown[:longest], f"... and {len(found) - longest:,} lines; {where}."]
 
 
 def _row_lines(found: RowDifferences) -> list[str]:
@@ -165,8 +196,8 @@ def _final_cells(final: Final) -> tuple[str, ...]:
     return final.name, *cells, difference, "-" if final.first is None else f"{final.first:,}"
 
 
-def _draw(a: Side, b: Side, names: Sequence[str], metrics: Sequence[Final]) -> None:
-    """Draws metrics of both sides, or of the side that has them."""
+def _drawings(a: Side, b: Side, names: Sequence[str], metrics: Sequence[Final]) -> Iterator[str]:
+    """Yields drawings of metrics of both sides, or of the side that has them."""
     from trainer.report.terminal_plot import draw_in_terminal
 
     known = {final.name: final for final in metrics}
@@ -182,9 +213,9 @@ def _draw(a: Side, b: Side, names: Sequence[str], metrics: Sequence[Final]) -> N
             common = ", ".join(
                 printable(each) for each, final in known.items() if final.a and final.b
             )
-            show(f"\n{lacks} {has} the metric {name!r}. Both have: {common or 'none'}.")
+            yield f"\n{lacks} {has} the metric {name!r}. Both have: {common or 'none'}."
         if curves:
-            show("\n" + draw_in_terminal(curves, f"{name} by step"), end="")
+            yield "\n" + draw_in_terminal(curves, f"{name} by step").rstrip("\n")
 
 
 def _with(side: Side, name: str) -> list[Mapping[str, float]]:

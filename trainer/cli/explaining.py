@@ -27,10 +27,10 @@ def run(arguments: argparse.Namespace) -> int:
     Raises:
         UserError: the config cannot be used, or the figure cannot be written.
     """
-    from trainer.cli.plotting import write_figure
     from trainer.engine.plan import make_plan
     from trainer.engine.plan_text import render
     from trainer.report.curves import Line
+    from trainer.report.plots import save_figure
     from trainer.report.terminal_plot import draw_in_terminal
     from trainer.train.warm_start import WarmStart
 
@@ -47,7 +47,7 @@ def run(arguments: argparse.Namespace) -> int:
         show(draw_in_terminal(plan.schedules, "learning rate by step"), end="")
         if arguments.figure:
             lines = {name: Line(*curve) for name, curve in plan.schedules.items()}
-            write_figure(lines, arguments.figure, "Learning rates", "step", "learning rate")
+            save_figure(lines, arguments.figure, "Learning rates", "step", "learning rate")
             show(f"The schedules are drawn in {arguments.figure}.")
     if arguments.compile:
         show("\n".join(_compile(program, plan.devices)))

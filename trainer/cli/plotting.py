@@ -7,9 +7,9 @@ import numpy as np
 
 from trainer.cli.terminal import show
 from trainer.messages import DONE, UserError
-from trainer.report import curves, runs
-from trainer.report.curves import Line
+from trainer.report.curves import Line, describe_bands
 from trainer.report.plots import save_figure
+from trainer.report.runs import read_lines
 from trainer.report.terminal_plot import draw_in_terminal
 
 
@@ -27,22 +27,15 @@ def run(arguments: argparse.Namespace) -> int:
             be written.
     """
     metric, x = arguments.metric, arguments.x
-    try:
-        groups = runs.groups_in(arguments.workdirs, metric, each_run=arguments.each_run)
-        lines = {
-            name: curves.combine(
-                [curves.read_points(run, metric, x) for run in several], arguments.smoothing
-            )
-            for name, several in groups.items()
-        }
-    except (OSError, ValueError) as error:
-        raise UserError(str(error)) from error
+    lines = read_lines(
+        arguments.workdirs, metric, x, arguments.smoothing, each_run=arguments.each_run
+    )
     left_out = _left_out(lines, arguments)
     title = metric + _seeds(lines) + _smoothed(arguments)
     if arguments.figure:
-        band = curves.describe_bands(list(lines.values()))
+        band = describe_bands(lines.values())
         title = f"{title}\n{band}" if band else title
-        write_figure(lines, arguments.figure, title, x, metric, arguments.log_x, arguments.log_y)
+        save_figure(lines, arguments.figure, title, x, metric, arguments.log_x, arguments.log_y)
         show(f"{metric} is drawn in {arguments.figure}.")
     else:
         drawn = {name: line.curve for name, line in lines.items()}
@@ -97,33 +90,3 @@ def _left_out(lines: Mapping[str, Line], arguments: argparse.Namespace) -> str:
             " not positive."
         )
     return " ".join(words)
-
-
-def write_figure(
-    lines: Mapping[str, Line],
-    file: str,
-    title: str,
-    x_label: str,
-    y_label: str,
-    log_x: bool = False,
-    log_y: bool = False,
-) -> None:
-    """Draws curves into a file for the option --figure; see `plots.save_figure`.
-
-    Args:
-        lines: name -> what is drawn.
-        file: path of the PNG, PDF or SVG.
-        title: the text above the drawing.
-        x_label: the label of the x axis.
-        y_label: the label of the y axis.
-        log_x: whether the x axis is logarithmic.
-        log_y: whether the y axis is logarithmic.
-
-    Raises:
-        UserError: the file cannot be written.
-    """
-    try:
-        save_figure(lines, file, title, x_label, y_label, log_x, log_y)
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or str(error).rstrip(".")
-        raise UserError(f"--figure={file} cannot be written: {reason}.") from error

@@ -36,10 +36,8 @@ def run(arguments: argparse.Namespace) -> int:
     files = write(made_report, folder, arguments.formats or FORMATS)
     for sentence in made_report.verdict:
         show(sentence)
-    for panel in made_report.panels[:1]:
-        for block in panel.blocks:
-            for warning in block.warnings:
-                show(f"Note: {warning}")
+    for warning in made_report.warnings:
+        show(f"Note: {warning}")
     show(f"\n{folder}: {_counted(files)}")
     return DONE
 

@@ -1,7 +1,7 @@
 """Curves of metrics: reads them from runs, smooths them, and combines those of several seeds."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -144,7 +144,7 @@ def _band(y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return y.mean(0) - half, y.mean(0) + half
 
 
-def describe_bands(lines: Sequence[Line]) -> str:
+def describe_bands(lines: Iterable[Line]) -> str:
     """Returns what the bands of lines are, such as "band: 95% t interval of the mean".
 
     Args:

@@ -259,6 +259,11 @@ class Report:
             panels.insert(at, Panel("trials", "Trials", "describes", ()))
         return panels
 
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What limits the verdict: the warnings of its panel."""
+        return tuple(w for panel in self.panels[:1] for b in panel.blocks for w in b.warnings)
+
     def shown(self) -> "Report":
         """Returns the report without the columns that are in CSV only."""
         trials = tuple(replace(each, table=each.table.shown()) for each in self.trials)

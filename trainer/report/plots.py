@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from trainer.messages import printable
+from trainer.messages import UserError, printable
 from trainer.report.curves import Curve, Line
 from trainer.report.figures.style import Style, missing_glyphs_ignored, style
 
@@ -59,12 +59,12 @@ def save_figure(
         log_y: the same for the y axis.
 
     Raises:
-        OSError: the file cannot be written.
-        ValueError: the suffix of the file is another one.
+        UserError: the suffix of the file is another one, or the file cannot be written.
     """
     suffix = Path(file).suffix.removeprefix(".").lower()
     if suffix not in FORMATS:
-        raise ValueError(f"its suffix is not one of .{', .'.join(FORMATS)}")
+        known = ", .".join(FORMATS)
+        raise UserError(f"{file} cannot be written: its suffix is not one of .{known}.")
     # Not pyplot, which chooses a backend for the display and keeps every figure.
     from matplotlib import rc_context
     from matplotlib.figure import Figure
@@ -90,7 +90,10 @@ def save_figure(
         axes.spines[["top", "right"]].set_visible(False)
         if len(lines) > 1:
             _add_legend(figure, list(lines))
-        figure.savefig(file, metadata=_METADATA[suffix])
+        try:
+            figure.savefig(file, metadata=_METADATA[suffix])
+        except OSError as error:
+            raise UserError(f"{file} cannot be written: {error.strerror}.") from error
 
 
 def _draw(axes: "Axes", line: Line, look: Style, lines: int) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from trainer import config as configs
 from trainer.config import Call
 from trainer.messages import UserError
+from trainer.report.curves import Line, combine, read_points
 from trainer.sweep.curves import best_runs
 from trainer.writers import read_metrics
 
@@ -58,6 +59,38 @@ def groups_in(
     if each_run or len(named) == 1:
         return found | {name: [run] for name, run in named.items()}
     return found | group_by_seed(named)
+
+
+def read_lines(
+    workdirs: Sequence[str],
+    metric: str,
+    x: str = "step",
+    smoothing: float = 0.0,
+    *,
+    each_run: bool = False,
+) -> dict[str, Line]:
+    """Reads a metric of runs; those that differ in their seeds only are one line, their mean.
+
+    Args:
+        workdirs: folders of runs, of folders with runs, or of sweeps, whose best trials are read.
+        metric: its name in metrics.jsonl.
+        x: what the horizontal axis shows.
+        smoothing: the weight of an exponential average, from 0 to below 1.
+        each_run: whether each run is a line of its own.
+
+    Returns:
+        Name -> line.
+
+    Raises:
+        UserError: a run does not have the metric, or cannot be read.
+    """
+    try:
+        return {
+            name: combine([read_points(run, metric, x) for run in several], smoothing)
+            for name, several in groups_in(workdirs, metric, each_run=each_run).items()
+        }
+    except (OSError, ValueError) as error:
+        raise UserError(str(error)) from error
 
 
 def names_of(workdirs: Sequence[str]) -> dict[str, str]:
