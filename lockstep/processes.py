@@ -105,7 +105,7 @@ def _search_path() -> str:
 
 
 def _raise(code: int, said: Sequence[str]) -> None:
-    """Raises the exception of an exit code, with the last message of the process."""
+    """Raises the exception of an exit code, with the last message of the command."""
     if code == DONE:
         return
     starts = [number for number, line in enumerate(said) if line.startswith("error: ")]
@@ -118,7 +118,7 @@ def _raise(code: int, said: Sequence[str]) -> None:
     if code < 0:
         name = signal.Signals(-code).name
         raise RunFailed(f"Its process was ended by {name}. {last}".strip())
-    raise RunFailed(last or f"Its process ended with the exit code {code}.")
+    raise RunFailed(last or f"It ended with the exit code {code}.")
 
 
 def _check_memory() -> None:

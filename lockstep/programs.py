@@ -72,8 +72,8 @@ class Program:
         Args:
             state: the state before it.
             batch: numpy arrays by name, as from `batches`, which are sent to the devices.
-            donate: whether the memory of `state` is used for the result. That saves a copy of the
-                state, and `state` cannot be used any more.
+            donate: whether the memory of `state` is used for the result. No copy of the state is
+                made then, and `state` cannot be used any more.
 
         Returns:
             The state after the update, and the row of metrics of the step: "train/loss",
@@ -158,7 +158,7 @@ def split_batches(data: Any, split: str) -> Iterator[Mapping[str, Any]]:
 
 
 def compile(config: Config, *, vocabulary: Sequence[str] = ()) -> Program:
-    """Builds and compiles the program of a config.
+    """Builds the program of a config, which is compiled at its first step.
 
     Args:
         config: the config; later changes of it do not change the program.

@@ -167,16 +167,15 @@ class Run:
             UserError: there is no such checkpoint or split, or the data are not on this machine.
         """
         from lockstep.programs import Program, load_program
-        from trainer.checkpoint import CheckpointError, Checkpoints
-        from trainer.train.restoring import restore
+        from trainer.checkpoint import CheckpointError
+        from trainer.train.restoring import restore_of
         from trainer.train.trained import choose_step
 
         if self._program is None:
             self._program = load_program(self.config, self._vocabulary)
         try:
             number = choose_step(self.folder, self.config.resolved, step)
-            with Checkpoints(self.folder / "checkpoints", read_only=True) as checkpoints:
-                state = restore(self._program, checkpoints, number)
+            state = restore_of(self._program, self.folder, number)
         except (CheckpointError, OSError) as error:
             raise UserError(str(error)) from error
         return Program(self._program).evaluate(state, split)

@@ -13,8 +13,7 @@ from trainer.config.includes import SHIPPED
 from trainer.config.languages import RUN, Language
 from trainer.messages import UserError
 
-# Characters of the name of a file after which a folder is named, which has at most 255 bytes.
-LONGEST_STEM = 60
+_LONGEST_STEM = 60  # characters; the name of a folder has at most 255 bytes
 
 if TYPE_CHECKING:
     from trainer.engine.program import Program
@@ -116,5 +115,15 @@ def default_workdir(files: Sequence[str], read: Config) -> str:
             f"Without --workdir the run's folder is created in the current one, but {values.GONE}."
         )
     # The digest gives a changed config another folder, and lets the same command resume.
-    stem = Path(files[0].removeprefix(SHIPPED)).stem[:LONGEST_STEM]
-    return f"runs/{stem}-{configs.digest(read.root)[:8]}"
+    return f"runs/{folder_name(files, configs.digest(read.root))}"
+
+
+def folder_name(files: Sequence[str], digest: str) -> str:
+    """Returns the name of a folder without --workdir, such as muon_vit-1a2b3c4d.
+
+    Args:
+        files: the config files; the folder is named after the first.
+        digest: of what they say.
+    """
+    stem = Path(files[0].removeprefix(SHIPPED)).stem[:_LONGEST_STEM]
+    return f"{stem}-{digest[:8]}"

@@ -139,7 +139,7 @@ def _vocabulary(parser: argparse.ArgumentParser) -> None:
 
 
 def _train(train: argparse.ArgumentParser) -> None:
-    values.add_watched(train)
+    sweep_options.add_watched(train)
     train.add_argument(
         "--workdir",
         type=values.folder,

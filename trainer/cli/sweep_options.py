@@ -48,14 +48,14 @@ def add(sweep: argparse.ArgumentParser, config: Parser) -> argparse.ArgumentPars
     _launcher(sweep)
     # For this command itself, which plans a sweep in a process of its own.
     sweep.add_argument("--plan_only", action="store_true", help=argparse.SUPPRESS)
-    values.add_watched(sweep)
+    add_watched(sweep)
     actions = sweep.add_subparsers(dest="action", metavar="action", action=Actions)
     work = actions.add_parser("work", help="compute trials of a sweep that was begun")
     work.add_argument("folder", type=values.folder, metavar="DIR")
     _workers(work)
     _locks(work)
     _allow_changed(work)
-    values.add_watched(work)  # for the workers of one command, which shows how far they are
+    add_watched(work)  # for the workers of one command, which shows how far they are
     extend = actions.add_parser(
         "extend", parents=[config], help="add trials, seeds, arms or a wider space to a sweep"
     )
@@ -133,3 +133,12 @@ def _launcher(sweep: argparse.ArgumentParser) -> None:
         help="with --launcher=slurm: a YAML file of such settings, which --slurm overrides, and of"
         " setup, lines of bash that run before each worker",
     )
+
+
+def add_watched(parser: argparse.ArgumentParser) -> None:
+    """Adds the option of a process that ends, after a checkpoint, with the one that started it.
+
+    Args:
+        parser: of a command that another process starts, to which its standard input is a pipe.
+    """
+    parser.add_argument("--watched", action="store_true", help=argparse.SUPPRESS)

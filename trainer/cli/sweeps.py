@@ -11,15 +11,14 @@ from typing import TYPE_CHECKING
 from trainer.cli import extend_sweep
 from trainer.cli.live import LiveView
 from trainer.cli.loading import (
-    LONGEST_STEM,
     allowed_changes,
     config_options,
+    folder_name,
     ignore_optimizer_warnings,
     read_config,
     search_paths,
 )
 from trainer.cli.terminal import show
-from trainer.config.includes import SHIPPED
 from trainer.config.languages import SWEEP
 from trainer.messages import DONE, FAILED, MISTAKE, STOPPED, UserError
 from trainer.sweep.slurm_settings import SlurmSettings, read_settings
@@ -73,8 +72,8 @@ def _start(arguments: argparse.Namespace) -> int:
     power = _power(arguments, plan)
     if arguments.check or arguments.dry_run:
         return (_check if arguments.check else _dry_run)(arguments, plan, power)
-    stem = Path(arguments.files[0].removeprefix(SHIPPED)).stem[:LONGEST_STEM]
-    folder = Path(arguments.workdir or f"sweeps/{stem}-{plan.digest[:8]}").absolute()
+    name = folder_name(arguments.files, plan.digest)
+    folder = Path(arguments.workdir or f"sweeps/{name}").absolute()
     planned = check_same(folder, plan)
     if planned:
         _refuse_changed_code(folder, arguments)

@@ -135,12 +135,3 @@ def current_folder_exists() -> bool:
         return bool(os.getcwd())
     except OSError:
         return False
-
-
-def add_watched(parser: argparse.ArgumentParser) -> None:
-    """Adds the option of a process that ends, after a checkpoint, with the one that started it.
-
-    Args:
-        parser: of a command that another process starts, to which its standard input is a pipe.
-    """
-    parser.add_argument("--watched", action="store_true", help=argparse.SUPPRESS)

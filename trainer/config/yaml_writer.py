@@ -99,7 +99,7 @@ def scalar_text(value: Tree) -> str:
     """
     if type(value) is int:
         return str(value)
-    return dump(Call("value", {"": value})).partition(": ")[2][:-1]
+    return value_text(value)[1:-1]
 
 
 def value_text(value: Tree) -> str:

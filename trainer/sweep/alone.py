@@ -5,7 +5,6 @@ from pathlib import Path
 
 from trainer.checkpoint import (
     CheckpointError,
-    Checkpoints,
     UnlikeCheckpoint,
     check_not_lost,
     misfits,
@@ -17,7 +16,7 @@ from trainer.sweep.per_example import keep_examples
 from trainer.sweep.turn import asked_writers
 from trainer.sweep.wave import Wave
 from trainer.sweep.wave_check import check_rows
-from trainer.train.restoring import restore, to_save
+from trainer.train.restoring import restore_of, to_save
 from trainer.train.results import Results
 from trainer.train.rollback import MOST_ROLLBACKS, read_rollbacks
 from trainer.train.run import Run
@@ -82,8 +81,7 @@ def run_alone(
     else:
         return FAILED
     if code == DONE and per_example:
-        with Checkpoints(staged / "checkpoints", read_only=True) as checkpoints:
-            state = restore(program, checkpoints, experiment.steps)
+        state = restore_of(program, staged, experiment.steps)
         fence = wave.workdir.check_fence
         keep_examples(program, state, staged, fence, lambda line: log(f"{trial.folder}: {line}"))
     # Before its checkpoints are removed, because a run without them begins anew.

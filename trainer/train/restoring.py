@@ -42,6 +42,18 @@ def restore(program: Program, checkpoints: Checkpoints, step: int | None = None)
     return with_hyperparams(program, checkpoints.restore(to_save(program.abstract_state()), step))
 
 
+def restore_of(program: Program, folder: Path, step: int) -> State:
+    """Reads a checkpoint of a run, which is not changed; see `restore`.
+
+    Args:
+        program: the program.
+        folder: of the run.
+        step: the step to read.
+    """
+    with Checkpoints(folder / "checkpoints", read_only=True) as checkpoints:
+        return restore(program, checkpoints, step)
+
+
 def with_hyperparams(program: Program, saved: State) -> State:
     """Adds the hyperparameters of a program to what a checkpoint has of a state.
 

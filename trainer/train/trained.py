@@ -13,14 +13,14 @@ import jax
 from optim.evaluation import may_keep_averages
 from trainer import checkpoint, writers
 from trainer import config as configs
-from trainer.checkpoint import CheckpointError, Checkpoints, CorruptCheckpoint
+from trainer.checkpoint import CheckpointError, CorruptCheckpoint
 from trainer.config import Call, Config
 from trainer.engine.experiment import Experiment, as_model
 from trainer.engine.loading import load
 from trainer.messages import UserError
 from trainer.models.model import LanguageModel
 from trainer.protocols import Tokenizer
-from trainer.train.restoring import restore
+from trainer.train.restoring import restore_of
 from trainer.workdir import check_files
 from trainer.workdir.record import check_tokenizer
 from trainer.workdir.regular import TOKENIZER_FILE
@@ -255,9 +255,7 @@ def _of_optimizer(folder: Path, read: Config, step: int, vocabulary: Sequence[st
     """Returns the parameters that the optimizer of a run evaluates."""
     try:
         program = load(read, vocabulary)
-        checkpoints = Checkpoints(folder / "checkpoints", read_only=True)
-        state = restore(program, checkpoints, step)
-        return jax.device_get(program.evaluation.params(state))
+        return jax.device_get(program.evaluation.params(restore_of(program, folder, step)))
     except (CheckpointError, ValueError) as error:
         raise UserError(
             "The optimizer of the run keeps averages of the parameters for evaluation, and they "
