@@ -1,12 +1,14 @@
 """`compile`: a program that initializes, updates and evaluates a state, for loops of one's own."""
 
-from collections.abc import Iterator, Mapping, Sequence
+import contextlib
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
 
 from lockstep.configs import Config
+from optim.paths import names
 from trainer.cli.loading import make_program
 from trainer.config.wording import known_names
 from trainer.engine.program import Program as _Program
@@ -80,18 +82,17 @@ class Program:
             "grad_norm" and more.
 
         Raises:
-            UserError: the batch has other names, shapes or dtypes than those of the data; or the
-                state was donated before.
+            UserError: the batch has other names, shapes or dtypes than those of the data; the state
+                was donated before, or is that of another program.
         """
         if any(map(_is_deleted, jax.tree.leaves(state))):
             raise UserError(
                 "This state was given to step(..., donate=True) before, so that its memory has been"
                 " used for another one. Go on with the state that step returned."
             )
-        if not donate:
-            state = self._copied(state)
         sent = self._program.feed.to_devices(dict(batch))
-        state, metrics = self._program.step(state, sent)
+        with self._given(state):
+            state, metrics = self._program.step(state if donate else self._copied(state), sent)
         return state, {name: float(metrics[name]) for name in metrics}
 
     def evaluate(self, state: State, split: str | None = None) -> dict[str, float]:
@@ -106,11 +107,12 @@ class Program:
             metrics.jsonl, such as "eval/accuracy".
 
         Raises:
-            UserError: the data have no such split.
+            UserError: the data have no such split, or the state is that of another program.
         """
-        if split is None:
-            return self._program.evaluation.run_splits(state)
-        return self._program.evaluation.run(state, split_batches(self.experiment.data, split))
+        with self._given(state):
+            if split is None:
+                return self._program.evaluation.run_splits(state)
+            return self._program.evaluation.run(state, split_batches(self.experiment.data, split))
 
     def params(self, state: State) -> Any:
         """Returns the parameters that are evaluated: averages, where the config has some.
@@ -119,6 +121,26 @@ class Program:
             state: the state; it is not changed.
         """
         return self._program.evaluation.params(state)
+
+    @contextlib.contextmanager
+    def _given(self, state: State) -> Generator[None, None, None]:
+        """Says of an error that it is due to a state of another program, if it is."""
+        try:
+            yield
+        except (TypeError, ValueError, UserError) as error:
+            wanted, found = _kinds(self._program.abstract_state()), _kinds(state)
+            wrong = [
+                f"  {path}: {found.get(path, 'absent')}, and here {wanted.get(path, 'absent')}"
+                for path in {**wanted, **found}
+                if found.get(path) != wanted.get(path)
+            ]
+            if not wrong:
+                raise
+            more = [f"  and {len(wrong) - 4} more"] if len(wrong) > 4 else []
+            raise UserError(
+                "This is not a state of this program; use one that its init or step returned. It"
+                " has other arrays:\n" + "\n".join([*wrong[:4], *more])
+            ) from error
 
     def _copied(self, state: State) -> State:
         if self._copy is None:
@@ -130,6 +152,12 @@ class Program:
 
 def _copied(state: State) -> State:
     return jax.tree.map(jnp.copy, state)
+
+
+def _kinds(state: Any) -> dict[str, str]:
+    """Returns path -> dtype and shape of each array, such as "float32[64,10]"."""
+    kinds = [jax.typeof(x).str_short() for x in jax.tree.leaves(state)]
+    return dict(zip(names(state), kinds, strict=True))
 
 
 def _is_deleted(x: Any) -> bool:

@@ -403,6 +403,21 @@ def test_a_repeated_step_keeps_the_state_unless_it_is_donated():
         program.step(after, {"image": batch["image"]})
 
 
+def test_a_state_of_another_program_is_refused():
+    wider = mlp()
+    wider["model.width"] = 24
+    program, state = ls.compile(mlp()), ls.compile(wider).init()
+    batch = next(program.batches())
+    said = "params/embed/bias: float32\\[24\\], and here float32\\[16\\]"
+    for use in (lambda: program.step(state, batch), lambda: program.evaluate(state, "test")):
+        with pytest.raises(ls.UserError, match=said) as caught:
+            use()
+        assert len(str(caught.value).splitlines()) == 6
+    with pytest.raises(ls.UserError, match="no split 'tset'"):
+        program.evaluate(program.init(), "tset")
+    assert int(state.step) == 0  # nothing of it was donated
+
+
 # Sweeps and results.
 
 
