@@ -1,6 +1,7 @@
 """`import lockstep as ls`: configs, plans, programs, runs and sweeps from Python."""
 
 import functools
+import io
 import os
 import re
 import signal
@@ -325,6 +326,22 @@ def test_mistakes_of_a_run_are_raised_with_the_places_of_the_user(
         with pytest.raises(ls.UserError, match=said):
             ls.train(config, tmp_path / "run", vocabulary=words)
     assert not (tmp_path / "run").exists()
+
+
+def test_in_a_notebook_messages_are_not_shown_as_errors(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+):
+    """A notebook shows what is written to stderr on a red ground, also when all is well."""
+
+    class OutStream(io.StringIO):
+        __module__ = "ipykernel.iostream"
+
+    config = mlp()
+    config["model.widht"] = 3
+    with monkeypatch.context() as patch, pytest.raises(ls.UserError):
+        patch.setattr(sys, "stderr", red := OutStream())
+        ls.train(config, tmp_path / "run")
+    assert "Did you mean 'width'?" in capsys.readouterr().out and not red.getvalue()
 
 
 def test_a_run_that_diverges_has_failed(tmp_path: Path):
