@@ -17,9 +17,9 @@ class Recorder:
     Example:
         >>> import lockstep as ls
         >>> ls.call.models.gpt(width=128, depth=2)
-        Call(name='models.gpt', kwargs={'width': 128, 'depth': 2}, partial=False)
-        >>> ls.call.losses.huber.partial(delta=2.0).partial
-        True
+        models.gpt(width=128, depth=2)
+        >>> ls.call.losses.huber.partial(delta=2.0)
+        losses.huber.partial(delta=2.0)
     """
 
     def __init__(self, name: str = ""):

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Sequence
-from typing import IO
+from typing import IO, TextIO
 
 from trainer.cli.terminal import show
 from trainer.messages import DONE, MISTAKE, STOPPED, UserError
@@ -81,7 +81,7 @@ def run_command(words: Sequence[str], translate: Translate, quiet: bool = False)
             name, line = read
             said += [line] if name == "stderr" else []
             if not quiet:
-                show(translate(line), getattr(sys, name), end="")
+                show(translate(line), _stream(name), end="")
         except KeyboardInterrupt:
             child.send_signal(signal.SIGINT)
     code = child.wait()
@@ -89,6 +89,12 @@ def run_command(words: Sequence[str], translate: Translate, quiet: bool = False)
     for reader in readers:
         reader.join()
     _raise(code, [translate(line) for line in said])
+
+
+def _stream(name: str) -> TextIO:
+    """Returns where the lines of a stream of the process are shown."""
+    in_notebook = type(sys.stderr).__module__.startswith("ipykernel")
+    return sys.stdout if in_notebook else getattr(sys, name)  # stderr would be red there
 
 
 def _read(name: str, stream: IO[str], lines: "queue.Queue[tuple[str, str] | None]") -> None:

@@ -78,7 +78,8 @@ MISTAKES = {
         ("@models.mlp()", "@my_lab.zoo.net()"),
         ("!models.mlp", "!my_lab.zoo.net"),
         "my_lab",
-        "for a package of yours, add --vocabulary=my_lab to the command",
+        "for a package of yours, add --vocabulary=my_lab to the command"
+        " (from Python: vocabulary=['my_lab'])",
     ),
     "unknown argument": (
         ("learning_rate = 1e-3", "lerning_rate = 1e-3"),

@@ -1,5 +1,7 @@
 """`import lockstep as ls`: configs, plans, programs, runs and sweeps from Python."""
 
+import functools
+import io
 import os
 import re
 import signal
@@ -22,6 +24,7 @@ from flax.training.train_state import TrainState
 
 import lockstep as ls
 from tests import runs
+from trainer import models
 from trainer.__main__ import main
 from trainer.config import Call
 
@@ -258,6 +261,43 @@ def test_parameters_in_a_notebook_give_the_metrics_of_the_run(trained: ls.Run):
         again.evaluate("tset")
 
 
+@pytest.mark.parametrize("name", ["vit", "gpt"])
+@pytest.mark.parametrize("stacked", [True, False])
+def test_the_attention_weights_of_our_transformers_can_be_captured(name: str, stacked: bool):
+    """With them, numpy computes what a layer of attention returns."""
+    random = np.random.default_rng(0)
+    kwargs: dict[str, Any] = {"width": 16, "depth": 2, "num_heads": 4, "scan_layers": stacked}
+    if name == "vit":
+        model = models.vit(**kwargs, dropout=0.5)
+        batch = {"image": random.normal(size=(3, 8, 8, 1)).astype("float32")}
+        inputs: dict[str, Any] = {"images": batch["image"], "train": False}
+    else:
+        model = models.gpt(11, **kwargs, num_kv_heads=2)
+        documents = np.repeat([[0, 0, 0, 1, 1, 1, 1]], 3, axis=0)
+        batch = {"tokens": random.integers(11, size=(3, 7)), "documents": documents}
+        inputs = batch
+    params, _ = model.init(jax.random.key(0), batch)
+    apply = functools.partial(model.module.apply, {"params": params}, **inputs)
+    outputs, kept = apply(mutable=["intermediates"], capture_intermediates=True)
+    for x, y in zip(jax.tree.leaves(outputs), jax.tree.leaves(apply()), strict=True):
+        np.testing.assert_array_equal(x, y)
+
+    layer: Any = kept["intermediates"]["blocks" if stacked else "block_1"]["attn"]
+    kernel = params["blocks" if stacked else "block_1"]["attn"]["out"]["kernel"]
+    layer, kernel = jax.tree.map(lambda x: np.asarray(x[1] if stacked else x), (layer, kernel))
+    weights, returned = layer["weights"][0], layer["__call__"][0]
+    batch_size, tokens, width = returned.shape
+    assert weights.shape == (batch_size, 4, tokens, tokens)
+    value = layer["qkv" if name == "vit" else "kv"]["__call__"][0]
+    value = value.reshape(batch_size, tokens, -1, 4)[:, :, -4 if name == "vit" else -2 :]
+    value = np.repeat(value, 4 // value.shape[2], axis=2)
+    mixed = np.einsum("bhqk,bkhd->bqhd", weights, value).reshape(batch_size, tokens, width)
+    np.testing.assert_allclose(mixed @ kernel, returned, atol=1e-6)
+    np.testing.assert_allclose(weights.sum(-1), 1.0, atol=1e-6)
+    if name == "gpt":
+        assert not np.triu(weights, 1).any() and not weights[:, :, 3:, :3].any()
+
+
 def test_folders_that_are_no_runs_are_named(tmp_path: Path):
     (tmp_path / "plan.json").write_text("{}")
     with pytest.raises(ls.UserError, match="is the folder of a sweep: read it with ls.load_sweep"):
@@ -286,6 +326,22 @@ def test_mistakes_of_a_run_are_raised_with_the_places_of_the_user(
         with pytest.raises(ls.UserError, match=said):
             ls.train(config, tmp_path / "run", vocabulary=words)
     assert not (tmp_path / "run").exists()
+
+
+def test_in_a_notebook_messages_are_not_shown_as_errors(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+):
+    """A notebook shows what is written to stderr on a red ground, also when all is well."""
+
+    class OutStream(io.StringIO):
+        __module__ = "ipykernel.iostream"
+
+    config = mlp()
+    config["model.widht"] = 3
+    with monkeypatch.context() as patch, pytest.raises(ls.UserError):
+        patch.setattr(sys, "stderr", red := OutStream())
+        ls.train(config, tmp_path / "run")
+    assert "Did you mean 'width'?" in capsys.readouterr().out and not red.getvalue()
 
 
 def test_a_run_that_diverges_has_failed(tmp_path: Path):

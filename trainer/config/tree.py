@@ -59,6 +59,12 @@ class Call:
         kwargs: the arguments, each a tree.
         partial: whether the call stands for the function with these arguments bound, instead of
             its result.
+
+    Example:
+        >>> Call("optax.adamw", {"learning_rate": Call("optax.cosine_decay_schedule", {})})
+        optax.adamw(learning_rate=optax.cosine_decay_schedule())
+        >>> Call("losses.huber", {"delta": 2.0}, partial=True)
+        losses.huber.partial(delta=2.0)
     """
 
     name: str
@@ -69,6 +75,10 @@ class Call:
         return isinstance(other, Call) and same(self, other)
 
     __hash__ = None  # type: ignore[assignment]  # kwargs is a dict
+
+    def __repr__(self) -> str:
+        arguments = ", ".join(f"{name}={value!r}" for name, value in self.kwargs.items())
+        return f"{self.name}{'.partial' if self.partial else ''}({arguments})"
 
 
 def join(path: str, key: Key) -> str:

@@ -144,6 +144,7 @@ class Vocabulary:
         hint += f"A name begins with {listing(roots, 12)}"
         if steps and not near and steps[0] not in sys.stdlib_module_names:
             hint += f"; for a package of yours, add --vocabulary={steps[0]} to the command"
+            hint += f" (from Python: vocabulary=[{steps[0]!r}])"
         hint += "."
         raise ConfigError(f"There is no function {name!r}. {hint}", source)
 

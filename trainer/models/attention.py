@@ -40,6 +40,9 @@ class Qkv(nn.Module):
 class CausalAttention(nn.Module):
     """Self-attention of each token over itself and the tokens before it.
 
+    If the collection `intermediates` is mutable, it gets the weights, float32 [batch, heads,
+    queries, keys], as `weights`.
+
     Attributes:
         num_heads: number of heads of the queries.
         num_kv_heads: number of heads of the keys and values.
@@ -79,11 +82,15 @@ class CausalAttention(nn.Module):
         query, key = rotate(query, angles), rotate(key, angles)
         if start is None:
             mixed = attend(query, key, value, mask, self.scale, self.implementation)
+            if self.is_mutable_collection("intermediates"):  # `attend` keeps no array of them
+                causal = jnp.tri(tokens, dtype=bool)
+                seen = causal if mask is None else mask & causal
+                self.sow("intermediates", "weights", _weights(query, key, seen, self.scale))
         else:
             key, value = self._remember("key", key, start), self._remember("value", value, start)
             # [tokens, places of the cache]: the places behind a token are empty, or its future.
             seen = jnp.arange(key.shape[1]) <= start + jnp.arange(tokens)[:, None]
-            mixed = _attend_cached(query, key, value, seen[None, None], self.scale)
+            mixed = _attend_cached(query, key, value, seen, self.scale)
         mixed = mixed.reshape(batch, tokens, width)
         return Linear(width, use_bias=False, initial=self.last, name="out")(mixed)
 
@@ -195,10 +202,15 @@ def _choose(query: jax.Array) -> str:
     return "xla"
 
 
-def _attend_cached(
-    query: jax.Array, key: jax.Array, value: jax.Array, mask: jax.Array, scale: float
-) -> jax.Array:
-    """Computes attention to the keys of a cache, where `mask`, broadcast to the scores, is True."""
+def _weights(query: jax.Array, key: jax.Array, mask: jax.Array, scale: float) -> jax.Array:
+    """Returns the weights of the keys, float32 [batch, heads, queries, keys].
+
+    Args:
+        query: [batch, queries, heads, head_dim].
+        key: [batch, keys, kv_heads, head_dim].
+        mask: bool, broadcast to the weights, False where a query must not attend.
+        scale: the factor of the products of queries and keys.
+    """
     batch, tokens, heads, head_dim = query.shape
     kv_heads = key.shape[2]
     # The heads that share keys are rows of one product: [batch, kv_heads, group * tokens, head_dim]
@@ -206,7 +218,16 @@ def _attend_cached(
     rows = rows.reshape(batch, kv_heads, -1, head_dim)
     scores = (rows @ key.transpose(0, 2, 3, 1)).astype(jnp.float32) * scale
     scores = scores.reshape(batch, heads, tokens, -1)
-    weights = jax.nn.softmax(jnp.where(mask, scores, -jnp.inf)).astype(value.dtype)
+    return jax.nn.softmax(jnp.where(mask, scores, -jnp.inf))
+
+
+def _attend_cached(
+    query: jax.Array, key: jax.Array, value: jax.Array, mask: jax.Array, scale: float
+) -> jax.Array:
+    """Computes attention to the keys of a cache, where `mask`, broadcast to the scores, is True."""
+    batch, tokens, _, head_dim = query.shape
+    kv_heads = key.shape[2]
+    weights = _weights(query, key, mask, scale).astype(value.dtype)
     weights = weights.reshape(batch, kv_heads, -1, key.shape[1])
     mixed = (weights @ value.transpose(0, 2, 1, 3)).reshape(batch, kv_heads, -1, tokens, head_dim)
     return mixed.transpose(0, 3, 1, 2, 4).reshape(query.shape)

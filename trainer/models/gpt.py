@@ -53,7 +53,9 @@ def gpt(
     with its number there. Positions enter as rotations of queries and keys (RoPE, Su et al.,
     arXiv:2104.09864), norms are RMSNorm (Zhang and Sennrich, arXiv:1910.07467). The outputs are a
     `trainer.logits.ChunkedLogits`. The model computes in the dtype of its parameters, except norms,
-    rotations, softmax and logits, which are float32.
+    rotations, softmax and logits, which are float32. `module.apply` with
+    `mutable=["intermediates"]` also returns the attention weights of each layer, as
+    `blocks/attn/weights`.
 
     The parameters are `embed/embedding` [vocab_size, width], `norm/scale`, `head/kernel` [width,
     vocab_size] unless `tied`, and, each with a leading axis of length `depth`,

@@ -193,9 +193,9 @@ def run_stack(
         call: `call(layer, x)` applies it; the result has the shape and dtype of x.
         x: the input of the first layer.
         depth: number of layers.
-        scan_layers: True scans over one layer `blocks`, whose parameters, and keys and values in
-            the collection `cache`, have a leading layer axis; False makes layers `block_0`,
-            `block_1`, ...
+        scan_layers: True scans over one layer `blocks`, whose parameters, and arrays in the
+            collections `cache` and `intermediates`, have a leading layer axis; False makes layers
+            `block_0`, `block_1`, ...
         remat: a name in REMAT; None is "products" for a scan and "none" for layers apart.
 
     Returns:
@@ -216,7 +216,7 @@ def run_stack(
     # pass, and the barriers against that are unnecessary.
     scan = nn.scan(
         step if policy is None else nn.remat(step, policy=policy, prevent_cse=False),
-        variable_axes={"params": 0, "cache": 0},
+        variable_axes={"params": 0, "cache": 0, "intermediates": 0},
         split_rngs={"params": True, "dropout": True},
         length=depth,
     )

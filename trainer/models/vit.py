@@ -25,7 +25,11 @@ from trainer.models.model import Model
 
 
 class Attention(nn.Module):
-    """Multi-head self-attention over the tokens [batch, tokens, width]."""
+    """Multi-head self-attention over the tokens [batch, tokens, width].
+
+    If the collection `intermediates` is mutable, it gets the weights, [batch, heads, queries,
+    keys], as `weights`.
+    """
 
     num_heads: int
     dropout: float
@@ -43,6 +47,7 @@ class Attention(nn.Module):
         # [batch, heads, queries, keys]
         scores = jnp.einsum("bqhd,bkhd->bhqk", query, key).astype(jnp.float32)
         weights = jax.nn.softmax(scores * query.shape[-1] ** -0.5).astype(x.dtype)
+        self.sow("intermediates", "weights", weights)
         weights = nn.Dropout(self.dropout, deterministic=not train)(weights)
         mixed = jnp.einsum("bhqk,bkhd->bqhd", weights, value)
         return Linear(width, use_bias=False, name="out")(mixed.reshape(batch, tokens, width))
@@ -168,7 +173,9 @@ def vit(
     `blocks/attn_norm/scale` and `blocks/mlp_norm/scale` [width]; with `qk_norm` also
     `blocks/attn/q_norm/scale` and `blocks/attn/k_norm/scale` [width / num_heads]. The model
     computes in the dtype of its parameters, except norms, softmax and pooling, which are float32.
-    The number of positions follows from the size of the images in the batch.
+    The number of positions follows from the size of the images in the batch. `module.apply` with
+    `mutable=["intermediates"]` also returns the attention weights of each layer, as
+    `blocks/attn/weights`.
 
     Dosovitskiy et al., "An Image is Worth 16x16 Words" (arXiv:2010.11929).
 
