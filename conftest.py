@@ -1,4 +1,4 @@
-"""Settings and fixtures of all tests: the CPU, a compilation cache, counts of compilations, torch.
+"""Settings and fixtures of all tests: the CPU, a compilation cache, counts, torch, loggers.
 
 It stands at the root, so that the doctests of trainer and optim run under the same rules.
 """
@@ -15,7 +15,9 @@ os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
 
 import contextlib
 import functools
+import importlib.util
 import shutil
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -104,8 +106,35 @@ def torch() -> Any:
     return pytest.importorskip("torch", reason="torch is not installed: `make torch` adds it.")
 
 
+@pytest.fixture(scope="session")
+def empty_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The file of an MLflow store without runs, whose tables take ten seconds to create."""
+    for package in ("wandb", "mlflow", "sqlalchemy"):
+        if importlib.util.find_spec(package) is None:
+            pytest.skip(f"{package} is not installed: `make loggers` adds it.")
+    file = tmp_path_factory.mktemp("mlflow") / "mlflow.db"
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # in MLflow's own code
+        importlib.import_module("mlflow").MlflowClient(f"sqlite:///{file}")
+    return file
+
+
+@pytest.fixture
+def loggers(empty_store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lets W&B and MLflow write into files of the test; it is skipped without their packages."""
+    shutil.copy(empty_store, tmp_path / "mlflow.db")
+    for name in os.environ:
+        if name.startswith(("WANDB_", "MLFLOW_")):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_ERROR_REPORTING", "false")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
+    monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Marks the tests that ask for the fixture `torch`, so that `-m torch` selects just those."""
+    """Marks the tests that ask for the fixtures `torch` and `loggers`, for `-m torch`."""
     for item in items:
-        if isinstance(item, pytest.Function) and "torch" in item.fixturenames:
-            item.add_marker(pytest.mark.torch)
+        for name in ("torch", "loggers"):
+            if isinstance(item, pytest.Function) and name in item.fixturenames:
+                item.add_marker(name)

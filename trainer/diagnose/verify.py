@@ -69,6 +69,9 @@ def verify(
     # A larger log_every would not make the blocks longer, and write no row.
     every = {"log_every": min(experiment.log_every, half), "save_every": half, "eval_every": half}
     sets = [f"--set={name}={value}" for name, value in every.items()]
+    kept = [name for name in experiment.writers if name not in writers.LOGGERS]
+    if len(kept) < len(experiment.writers):  # its runs are none for a logger
+        sets.append(f"--set=writers=[{', '.join(kept)}]")
     command = [sys.executable, "-m", "trainer", "train", *config_options, *sets, "--trace_blocks"]
     command += [f"--until={2 * half}"]
     with _folder(workdir) as folder:

@@ -93,8 +93,8 @@ class Experiment:
             them (name -> float), and the parameters after it. A hook must copy the parameters that
             it keeps. Objects with a method `bind` are hooks, too, such as `hooks.samples`, which
             continues a text after each evaluation; see `trainer.hooks.HookContext`.
-        writers: destinations of the metrics besides metrics.jsonl: "tensorboard", "console", or a
-            writer of clu, such as "clu.SummaryWriter".
+        writers: destinations of the metrics besides metrics.jsonl: "tensorboard", "console",
+            "wandb", "mlflow", or a writer of clu, such as "clu.SummaryWriter".
 
     Raises:
         ValueError: a field is out of its range, or does not fit another.

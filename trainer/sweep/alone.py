@@ -24,6 +24,7 @@ from trainer.train.services import Ended
 from trainer.train.signals import StopSignals
 from trainer.train.warm_start import count_warm_starts
 from trainer.train.watchdog import SlowLines
+from trainer.writers import RunIdentity
 from trainer.writers.json_files import damaged
 
 
@@ -34,6 +35,7 @@ def run_alone(
     log: Callable[[str], None],
     vocabulary: Sequence[str],
     slow_lines: SlowLines,
+    identity: Callable[[], RunIdentity],
     per_example: bool = False,
 ) -> int:
     """Computes the one trial of a wave by `Run`, in the trial's folder.
@@ -45,6 +47,7 @@ def run_alone(
         log: takes a line for the user.
         vocabulary: further packages whose public functions the config may name.
         slow_lines: limits the lines about slow steps.
+        identity: returns what loggers call the trial.
         per_example: whether to keep the results on single test examples.
 
     Returns:
@@ -60,7 +63,16 @@ def run_alone(
         if wrong := misfits(staged, newest, to_save(program.abstract_state())):
             raise UnlikeCheckpoint(f"The checkpoint of step {newest} does not fit: {wrong[0]}")
     wave.begins(newest)
-    run = Run(trial.config, program, signals, log, vocabulary, compiled=True, slow_lines=slow_lines)
+    run = Run(
+        trial.config,
+        program,
+        signals,
+        log,
+        vocabulary,
+        compiled=True,
+        slow_lines=slow_lines,
+        identity=identity,
+    )
     # Not its summary.json: a run that failed is tried again, and a trial with a result is not.
     # The wave has compared the code with that of the process that began it.
     allowed = ["code"]

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from trainer.config import hparams
 from trainer.messages import UserError
 from trainer.sweep.code_changes import note_code
 from trainer.sweep.final import choose_winners, final_trials
@@ -25,6 +26,7 @@ from trainer.sweep.presence import Presence
 from trainer.sweep.removal import clean, remove, set_aside
 from trainer.sweep.stored_plan import read_plan
 from trainer.sweep.wave_file import WaveContent, read_wave, wave_name
+from trainer.writers import RunIdentity, identity_of_trial
 from trainer.writers.base import Log, to_stderr
 from trainer.writers.files import paths_below, replace_file
 from trainer.writers.json_files import DamagedFile
@@ -146,6 +148,16 @@ class SweepFolder:
     def program_of(self, trial: Trial) -> int:
         """Returns the index in the plan of a trial's program."""
         return self._program_of[trial.name if not trial.final else self._tuning_name(trial)]
+
+    def identity_of(self, trial: Trial) -> Callable[[], RunIdentity]:
+        """Returns a function that returns what loggers call a trial; it may read or write a file.
+
+        Args:
+            trial: the trial.
+        """
+        return lambda: identity_of_trial(
+            self.path, trial.folder, trial.arm, hparams(trial.config.root)
+        )
 
     def _tuning_name(self, trial: Trial) -> str:
         # A final trial differs from the winner in its seed only.

@@ -34,6 +34,7 @@ from trainer.train.signals import StopSignals
 from trainer.train.stopwatch import Clock
 from trainer.train.warm_start import WarmStart
 from trainer.train.watchdog import SlowLines, Watchdog
+from trainer.writers import Reporter
 from trainer.writers.durable import sync_file_system
 
 End = Ended | GoBack | Halted
@@ -50,6 +51,7 @@ class Lockstep:
         signals: reports when to stop.
         log: takes a line for the user.
         slow_lines: limits the lines about slow steps.
+        reporter: reports on the loggers of this process.
         vocabulary: further packages whose public functions the configs may name.
         vmapped: computes a block of all trials at once; None computes one after another.
     """
@@ -63,6 +65,7 @@ class Lockstep:
         signals: StopSignals,
         log: Callable[[str], None],
         slow_lines: SlowLines,
+        reporter: Reporter,
         vocabulary: Sequence[str] = (),
         vmapped: Vmapped | None = None,
     ):
@@ -78,6 +81,7 @@ class Lockstep:
         self._log = log
         self._slow_lines = slow_lines
         self._vocabulary = vocabulary
+        self._reporter = reporter
         self._round = Round()
         self._turns: list[Turn] = []
         self._ended: dict[Trial, Outcome] = {}  # not yet on the disk
@@ -179,6 +183,8 @@ class Lockstep:
                 log=self._log,
                 vocabulary=self._vocabulary,
                 clock=self._clock,
+                identity=self._folder.identity_of(trial),
+                reporter=self._reporter,
                 per_example=self._folder.plan.keeps_examples(trial),
             )
             self._turns.append(turn)
@@ -286,7 +292,10 @@ class Lockstep:
         if not saved and checkpoints.latest() != step:
             self._log(f"The wave could not be saved at step {step}: {checkpoints.error}.")
             return FAILED
-        self._log(f"Stopped at step {step:,} by {stop}; saved.")
+        text = f"Stopped at step {step:,} by {stop}; saved."
+        self._log(text)
+        for turn in self._turns:
+            turn.stopped(text)
         return STOPPED
 
 

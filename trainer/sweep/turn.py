@@ -11,7 +11,7 @@ from trainer.config import Config, hparams
 from trainer.engine.block import Block, Computed
 from trainer.engine.program import Program
 from trainer.engine.step import State
-from trainer.messages import DONE, FAILED
+from trainer.messages import DONE, FAILED, STOPPED
 from trainer.sweep.definition import Goal
 from trainer.sweep.outcome import Outcome, outcome_of
 from trainer.sweep.per_example import keep_examples
@@ -25,6 +25,7 @@ from trainer.train.rollback import GoBack, RollbackLog
 from trainer.train.services import Ended, Halted
 from trainer.train.stopwatch import Clock
 from trainer.train.watchdog import Watchdog
+from trainer.writers import Reporter, RunIdentity
 from trainer.writers.files import replace_file
 
 
@@ -150,6 +151,8 @@ class Turn:
         log: takes a line for the user.
         vocabulary: the user's packages, for the command that an error suggests.
         clock: of the wave; runs while its steps are computed, and adds up the share of one trial.
+        identity: returns what loggers call the trial.
+        reporter: reports on the loggers of this process.
         per_example: whether to keep the results on single test examples.
 
     Attributes:
@@ -176,6 +179,8 @@ class Turn:
         log: Callable[[str], None],
         vocabulary: Sequence[str],
         clock: Clock,
+        identity: Callable[[], RunIdentity],
+        reporter: Reporter,
         per_example: bool = False,
     ):
         self.trial = trial
@@ -203,6 +208,8 @@ class Turn:
             log=warn,
             fence=fence,
             also=[self._results],
+            identity=identity,
+            reporter=reporter,
         )
         if restored is None:
             self._writer.write_hparams(hparams(trial.config.root))
@@ -274,11 +281,12 @@ class Turn:
         try:
             if isinstance(end, Ended) and end.code != DONE:
                 raise OSError(f"{self.trial.folder}: {self.lines[-1]}")
-            self._writer.finish(isinstance(end, Ended))
+            self._finish(end if isinstance(end, Ended) else end.ended())
             if self._per_example and isinstance(end, Ended):
                 self._keep_examples()
         finally:
-            self.close()
+            with self._clock.paused():  # a logger may take a while
+                self.close()
         if isinstance(end, Halted):
             end = end.ended()
         return outcome_of(self._results.summary(end, self._experiment))
@@ -289,6 +297,17 @@ class Turn:
         watch = self._watchdog.other
         with self._clock.paused():
             keep_examples(self.program, state, self._folder, self._fence, self._warn, watch)
+
+    def _finish(self, end: Ended) -> None:
+        self._writer.finish(self._results.summary(end, self._experiment))
+
+    def stopped(self, why: str) -> None:
+        """Says that the trial is stopped, and continues later.
+
+        Args:
+            why: a sentence.
+        """
+        self._finish(Ended("stopped", STOPPED, self.step, why))
 
     def failed(self, why: str) -> Outcome:
         """Returns the outcome of a trial that an error ended.

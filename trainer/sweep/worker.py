@@ -45,6 +45,7 @@ from trainer.train.signals import StopSignals
 from trainer.train.watchdog import SlowLines
 from trainer.workdir import code
 from trainer.workdir.changes import RunChanged
+from trainer.writers import Reporter
 
 _KEPT_PROGRAMS = 4  # waves of several arms take turns
 _PAUSE = 1.0  # seconds between two looks at the folder while others compute the last trials
@@ -95,6 +96,7 @@ class Worker:
         self._signals = signals
         self._log = log
         self._slow_lines = SlowLines(math.inf)  # other workers may keep this machine busy
+        self._reporter = Reporter(log)
         self._thrown_away: set[str] = set()  # names of waves whose folders were damaged
         self._prepared: dict[int, _Prepared] = {}  # the one used last is the last
 
@@ -274,6 +276,7 @@ class Worker:
                 self._log,
                 self._vocabulary,
                 self._slow_lines,
+                self.folder.identity_of(trial),
                 self.folder.plan.keeps_examples(trial),
             )
         lockstep = Lockstep(
@@ -284,6 +287,7 @@ class Worker:
             self._signals,
             self._log,
             self._slow_lines,
+            self._reporter,
             self._vocabulary,
             self._vmap(prepared, wave),
         )

@@ -13,7 +13,7 @@ from trainer.train import multihost
 from trainer.train.results import Results
 from trainer.train.services import Ended
 from trainer.workdir import Workdir
-from trainer.writers import MultiWriter
+from trainer.writers import MultiWriter, Reporter, RunIdentity
 
 
 class Logged(NamedTuple):
@@ -95,15 +95,23 @@ class Rows:
         folder: the run's folder, whose run.json records the rows and which of them were lost.
         experiment: determines which steps have a row.
         log: takes a line for the user.
+        identity: returns what loggers call the run.
 
     Attributes:
         results: those of the rows, from the last `open` on.
     """
 
-    def __init__(self, folder: Workdir, experiment: Experiment, log: Callable[[str], None]):
+    def __init__(
+        self,
+        folder: Workdir,
+        experiment: Experiment,
+        log: Callable[[str], None],
+        identity: Callable[[], RunIdentity],
+    ):
         self._folder = folder
         self._experiment = experiment
         self._log = log
+        self._identity, self._reporter = identity, Reporter(log)
         self.results = Results()
 
     def open(self, restored: int | None) -> MultiWriter:
@@ -134,6 +142,8 @@ class Rows:
                 fence=self._folder.check_fence,
                 lost=self._folder.lose_rows,
                 also=[self.results],
+                identity=self._identity,
+                reporter=self._reporter,
             )
             self.results.read(self._folder.path)
         except OSError as error:

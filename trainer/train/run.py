@@ -4,11 +4,13 @@ import contextlib
 import dataclasses
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import jax
 
 from trainer import config as configs
+from trainer import writers
 from trainer.checkpoint import CheckpointError, Checkpoints, check_not_lost
 from trainer.config import Config
 from trainer.engine.plan import Plan, located_fingerprint, make_plan
@@ -31,6 +33,7 @@ from trainer.train.trained import tokenizer_text
 from trainer.train.warm_start import WarmStart
 from trainer.train.watchdog import SlowLines, Watchdog
 from trainer.workdir import Workdir, WorkdirTakenOver, check_name, code, fingerprint
+from trainer.writers import RunIdentity
 
 
 class Run:
@@ -44,6 +47,7 @@ class Run:
         vocabulary: the user's packages that the config names.
         compiled: whether the program is compiled already.
         slow_lines: limits the lines about slow steps; None for one a minute.
+        identity: returns what loggers call the run; None names it after its folder.
 
     Raises:
         ConfigError: the config does not fit the program; see `plan.make_plan`.
@@ -58,6 +62,7 @@ class Run:
         vocabulary: Sequence[str] = (),
         compiled: bool = False,
         slow_lines: SlowLines | None = None,
+        identity: Callable[[], RunIdentity] | None = None,
     ):
         self.read = read
         self.program = program
@@ -70,6 +75,7 @@ class Run:
         self._profile: Profile | None = None
         self._compiled = compiled
         self._slow_lines = slow_lines or SlowLines()
+        self._identity = identity
 
     def start(
         self,
@@ -187,7 +193,9 @@ class Run:
         summarize: bool,
     ) -> int:
         """Runs in an open folder, and writes summary.json at the end."""
-        services = make_services(folder, self.program, self.signals, self.log)
+        of_folder = partial(writers.identity_of_run, folder.path, configs.hparams(self.read.root))
+        identity = self._identity or of_folder
+        services = make_services(folder, self.program, self.signals, self.log, identity)
         try:
             ended = self._attempts(services, until, observe, began)
         except Exception as error:
@@ -251,7 +259,9 @@ class Run:
             if restored == self.experiment.steps and not unevaluated:
                 checkpoints.prune()
                 self.log(f"Nothing to do: the run has its {plural(self.experiment.steps, 'step')}.")
-                return rows.end(Ended("done", DONE, self.experiment.steps))
+                done = Ended("done", DONE, self.experiment.steps)
+                writer.finish(rows.results.summary(done, self.experiment))  # for what loggers lack
+                return rows.end(done)
             self._compile(state)
             watchdog = Watchdog(self.experiment.watchdog, self.log, self._slow_lines)
             loop = Loop(
@@ -276,8 +286,9 @@ class Run:
                 advance = self._profile.watch(self.program, done, profile, watchdog.other)
             with watchdog:
                 outcome = _compute(advance, loop.run(state, began, unevaluated=unevaluated))
-            if isinstance(outcome, Halted) or isinstance(outcome, Ended) and outcome.end == "done":
-                writer.finish(isinstance(outcome, Ended))
+            if not isinstance(outcome, GoBack):
+                ended = outcome if isinstance(outcome, Ended) else outcome.ended()
+                writer.finish(rows.results.summary(ended, self.experiment))
             if isinstance(outcome, Ended):
                 writer.flush()  # puts back rows that another program removed from metrics.jsonl
                 return rows.end(outcome)

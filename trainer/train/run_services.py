@@ -17,6 +17,7 @@ from trainer.train.services import Ended
 from trainer.train.signals import StopSignals
 from trainer.train.unmoved import Unmoved
 from trainer.workdir import Workdir, WorkdirTakenOver
+from trainer.writers import RunIdentity
 from trainer.writers.summary import SUMMARY_FILE
 
 # Errors whose text is a sentence for the user.
@@ -63,7 +64,11 @@ class RunServices(NamedTuple):
 
 
 def make_services(
-    folder: Workdir, program: Program, signals: StopSignals, log: Callable[[str], None]
+    folder: Workdir,
+    program: Program,
+    signals: StopSignals,
+    log: Callable[[str], None],
+    identity: Callable[[], RunIdentity],
 ) -> RunServices:
     """Makes what a run needs in its folder.
 
@@ -72,6 +77,7 @@ def make_services(
         program: of the run.
         signals: reports when to stop.
         log: takes a line for the user.
+        identity: returns what loggers call the run.
     """
     experiment = program.experiment
     return RunServices(
@@ -92,7 +98,7 @@ def make_services(
         ),
         nonfinite_log=NonFiniteLog(folder.path, folder.write, experiment, log),
         rollback_log=RollbackLog(folder.path, folder.write, log),
-        rows=Rows(folder, experiment, log),
+        rows=Rows(folder, experiment, log, identity),
         unmoved=Unmoved(program, log),
         experiment=experiment,
         log=log,

@@ -8,6 +8,7 @@ from pathlib import Path
 from trainer.writers.files import other_kind
 from trainer.writers.json_files import DamagedFile
 from trainer.writers.lines import ROW_FILES
+from trainer.writers.loggers import ID_FILE
 from trainer.writers.summary import SUMMARY_FILE
 
 TOKENIZER_FILE = "tokenizer.json"
@@ -22,6 +23,7 @@ NAMES = (
     "rollbacks.json",
     "trace.jsonl",
     TOKENIZER_FILE,
+    ID_FILE,
     "lock",
     "epoch",
 )

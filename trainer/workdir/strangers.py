@@ -14,17 +14,18 @@ from trainer.config.wording import listing
 from trainer.messages import UserError
 from trainer.workdir.regular import NAMES, TOKENIZER_FILE
 from trainer.writers.lines import SAMPLES_FILE
+from trainer.writers.loggers import ID_FILE
 from trainer.writers.summary import SUMMARY_FILE
 
 # Names that may exist before a run begins: files of a run that was killed at once, hidden files,
 # and logs of the run's launcher (Slurm, or `... | tee WORKDIR/log.txt`).
 _NO_STRANGER = re.compile(
-    r"checkpoints|events\.out\..*|\..*|lost\+found|.*\.(log|out|err)|log(\W.*)?"
+    r"checkpoints|events\.out\..*|\..*|lost\+found|wandb|.*\.(log|out|err)|log(\W.*)?"
 )
 _AFTER_CONFIG = {"config_full.yaml", TOKENIZER_FILE}
 _AFTER_RECORD = {SUMMARY_FILE, SAMPLES_FILE}
 # What a run has before its first step.
-_BEFORE_STEPS = {"config.yaml", "plan.txt", "run.json", "lock", "epoch", SUMMARY_FILE}
+_BEFORE_STEPS = {"config.yaml", "plan.txt", "run.json", "lock", "epoch", SUMMARY_FILE, ID_FILE}
 _BEFORE_STEPS |= _AFTER_CONFIG
 
 

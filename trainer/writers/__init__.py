@@ -1,7 +1,7 @@
-"""Where metrics go: metrics.jsonl, TensorBoard, the console, and clu's own writers by name.
+"""Where metrics go: metrics.jsonl, TensorBoard, the console, loggers, and clu's writers by name.
 
 A run calls only methods that clu's MetricWriter has too, so that any of clu's writers plugs in.
-Only this package imports tensorboardX and clu's writers, and neither before it is used.
+Only this package imports tensorboardX, wandb, mlflow and clu's writers, none before it is used.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ import importlib
 import importlib.util
 import os
 from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 from trainer.config.tree import ConfigError
@@ -18,25 +20,39 @@ from trainer.writers.base import Log, MultiWriter, Writer, to_stderr
 from trainer.writers.console import ConsoleWriter
 from trainer.writers.jsonl import JsonlWriter, Lost
 from trainer.writers.lines import iterate_metrics, read_metrics, truncate_after
+from trainer.writers.loggers import (
+    LOGGERS,
+    Logger,
+    LoggerWriter,
+    Reporter,
+    RunIdentity,
+    identity_of_run,
+    identity_of_trial,
+)
 from trainer.writers.tensorboard import TensorBoardWriter
 
 __all__ = [
+    "LOGGERS",
     "NAMES",
     "ConsoleWriter",
     "JsonlWriter",
     "MultiWriter",
+    "Reporter",
+    "RunIdentity",
     "TensorBoardWriter",
     "Writer",
     "check_names",
     "create",
     "create_clu",
+    "identity_of_run",
+    "identity_of_trial",
     "iterate_metrics",
     "read_metrics",
     "truncate_after",
 ]
 
 CLU = ("AsyncMultiWriter", "LoggingWriter", "SummaryWriter", "create_default_writer")
-NAMES = ("jsonl", "tensorboard", "console", *(f"clu.{name}" for name in CLU))
+NAMES = ("jsonl", "tensorboard", "console", *LOGGERS, *(f"clu.{name}" for name in CLU))
 
 
 def check_names(names: Sequence[str]) -> None:
@@ -53,7 +69,12 @@ def check_names(names: Sequence[str]) -> None:
             near = difflib.get_close_matches(name, NAMES, 1, 0.4)
             hint = f" Did you mean {near[0]!r}?" if near else ""
             raise ConfigError(f"There is no writer {name!r}.{hint} There are {', '.join(NAMES)}.")
-        if name.startswith("clu.") and not _has_tensorflow():
+        if name in LOGGERS and not _has(LOGGERS[name]):
+            raise ConfigError(
+                f"The writer {name!r} needs the package {LOGGERS[name]}, which is not installed. "
+                f"Install the extra with `pip install lockstep-jax[{name}]`, or remove the writer."
+            )
+        if name.startswith("clu.") and not _has("tensorflow"):
             raise ConfigError(
                 f"The writer {name!r} is clu's own and needs TensorFlow, which is not installed. "
                 "Install the extra with `pip install lockstep-jax[tensorflow]`, or use the writer "
@@ -61,10 +82,10 @@ def check_names(names: Sequence[str]) -> None:
             )
 
 
-def _has_tensorflow() -> bool:
+def _has(package: str) -> bool:
     try:
         # Not imported to find out: clu's writers import TensorFlow, which takes 9.6 s and 694 MB.
-        return importlib.util.find_spec("tensorflow") is not None
+        return importlib.util.find_spec(package) is not None
     except ValueError:  # sys.modules marks it as absent
         return False
 
@@ -106,6 +127,8 @@ def create(
     fence: Callable[[], None] | None = None,
     lost: Lost | None = None,
     also: Sequence[Writer] = (),
+    identity: Callable[[], RunIdentity] | None = None,
+    reporter: Reporter | None = None,
 ) -> MultiWriter:
     """Returns the writers of a run; metrics.jsonl is always the first of them.
 
@@ -120,6 +143,8 @@ def create(
         fence: called before every write; raises if this process must not write any more.
         lost: called with a sentence and a number of rows of metrics.jsonl if they are lost.
         also: further writers.
+        identity: returns what loggers call the run; None for a single run without a config.
+        reporter: reports on the loggers of all runs of this process; None for this one alone.
 
     Raises:
         ConfigError: a name is not a writer, or its package is not installed.
@@ -146,6 +171,22 @@ def create(
             writers.append(TensorBoardWriter(workdir, purge_step=purge, log=log, fence=fence))
         elif name == "console":
             writers.append(ConsoleWriter(total_steps, batch_size, first_step=resumed or 0))
+        elif name in LOGGERS:
+            identity = identity or (lambda: identity_of_run(Path(workdir), {}))
+            reporter = reporter or Reporter(log)
+            make = partial(_make_logger, name, identity, reporter)
+            rows, last = jsonl.path, resumed or 0
+            writers.append(LoggerWriter(name, make, reporter, rows=rows, resumed=last, fence=fence))
         elif name != "jsonl":
             writers.append(create_clu(name, workdir))
     return MultiWriter([*writers, *also])
+
+
+def _make_logger(name: str, identity: Callable[[], RunIdentity], reporter: Reporter) -> Logger:
+    if name == "wandb":
+        from trainer.writers.wandb_logger import WandbLogger
+
+        return WandbLogger(identity(), reporter)
+    from trainer.writers.mlflow_logger import MlflowLogger
+
+    return MlflowLogger(identity(), reporter)

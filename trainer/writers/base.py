@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from trainer.messages import printable
+from trainer.writers.summary import Summary
 
 Log = Callable[[str], None]
 
@@ -73,14 +74,14 @@ class MultiWriter(Writer):
         for show_progress in self._progress:
             show_progress(step)
 
-    def finish(self, success: bool) -> None:
-        """Passes the end of a run to the writers that record it.
+    def finish(self, summary: Summary) -> None:
+        """Passes the end of a run, or of this process's part of it, to the writers that record it.
 
         Args:
-            success: whether the run is done; False if it diverged.
+            summary: of the run.
         """
         for finish in self._finish:
-            finish(success)
+            finish(summary)
 
     @property
     def error(self) -> str | None:

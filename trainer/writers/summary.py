@@ -62,6 +62,26 @@ class Summary:
     seconds: float | None = None
     best: Mapping[str, Mapping[str, Best]] = field(default_factory=dict)
 
+    def flat(self) -> dict[str, float | str]:
+        """Returns all of it by name, as loggers have it: the best values as "min/eval/loss"."""
+        known = {
+            "end": self.end,
+            "why": self.why,
+            "exit": self.exit,
+            "step": self.step,
+            "steps": self.steps,
+            "examples": self.examples,
+            "tokens": self.tokens,
+            "perf/seconds": self.seconds,
+        }
+        best = {
+            f"{mode}/{name}": best.value
+            for name, modes in self.best.items()
+            for mode, best in modes.items()
+        }
+        given = {name: value for name, value in known.items() if value not in (None, "")}
+        return {**self.metrics, **best, **given}
+
     def text(self) -> str:
         """Returns the content of summary.json."""
         content = {

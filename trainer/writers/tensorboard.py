@@ -17,6 +17,7 @@ from numpy.typing import ArrayLike
 
 from trainer.writers.base import Log, Writer, number, to_stderr
 from trainer.writers.record_file import RecordFile
+from trainer.writers.summary import Summary
 
 _PREFIX = "events.out.tfevents."
 _STAMP = re.compile(re.escape(_PREFIX) + r"(\d+)(?:\.(\d+))?")
@@ -106,24 +107,29 @@ class TensorBoardWriter(Writer):
         _, start, _ = summary.hparams(plain, {})
         self._add(0, [start])
 
-    def finish(self, success: bool) -> None:
-        """Writes how the run ended, for the tab HParams.
+    def finish(self, summary: Summary) -> None:
+        """Writes how the run ended, for the tab HParams, unless it goes on.
+
+        A process that wrote no values found the run ended.
 
         Args:
-            success: whether it is done.
+            summary: of the run.
         """
+        if summary.end not in ("done", "diverged") or not self._started:
+            return
+        success = summary.end == "done"
         hparams, api = _proto("plugin_hparams"), _proto("api")
         status = api.STATUS_SUCCESS if success else api.STATUS_FAILURE
         end = hparams.SessionEndInfo(status=status, end_time_secs=time.time())
         content = hparams.HParamsPluginData(session_end_info=end, version=0)
-        summary = _proto("summary")
-        data = summary.SummaryMetadata.PluginData(
+        messages = _proto("summary")
+        data = messages.SummaryMetadata.PluginData(
             plugin_name="hparams", content=content.SerializeToString()
         )
-        value = summary.Summary.Value(
-            tag="_hparams_/session_end_info", metadata=summary.SummaryMetadata(plugin_data=data)
+        value = messages.Summary.Value(
+            tag="_hparams_/session_end_info", metadata=messages.SummaryMetadata(plugin_data=data)
         )
-        self._add(0, [summary.Summary(value=[value])])
+        self._add(0, [messages.Summary(value=[value])])
 
     def flush(self) -> None:
         """Tries again to write values that an earlier call could not write."""

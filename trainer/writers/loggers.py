@@ -1,0 +1,371 @@
+"""Sends the metrics of a run to loggers, W&B and MLflow, by threads that no step waits for.
+
+metrics.jsonl is what counts: a logger gets the rows that it lacks, each once, also after a run was
+killed and resumed. A logger that fails is reported once, and the run goes on without it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import queue
+import secrets
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+from numpy.typing import ArrayLike
+
+from trainer.config.wording import shorten
+from trainer.writers.base import Log, Writer, number
+from trainer.writers.lines import iterate_metrics
+from trainer.writers.outage import Outage
+from trainer.writers.summary import Summary
+
+# Each name of a logger, and the package that it needs, which the extra of that name installs.
+LOGGERS = {"wandb": "wandb", "mlflow": "mlflow"}
+ID_FILE = "logger_id"
+
+_MOST_WAITING = 10_000  # rows, of a logger that is slower than the run
+_PAUSE = 60.0  # seconds between a failure and the next try
+# Seconds for which the end of a run waits for the last rows: of a logger that works; of one that
+# failed before; and after a signal, whose sender does not wait for long.
+_LONGEST_WAIT, _WAIT_AFTER_FAILURE, _WAIT_AFTER_SIGNAL = 90.0, 2.0, 10.0
+
+
+@dataclass(frozen=True)
+class RunIdentity:
+    """What a logger calls a run.
+
+    Attributes:
+        id: 16 characters; the same for every process that computes the run.
+        name: what a user reads, such as "muon_vit-1a2b3c4d" or "trials/muon/0007/0".
+        folder: for files of loggers that keep some.
+        config: path -> value; see `trainer.config.hparams`.
+        group: the runs with which it is compared, such as "muon_vs_adamw/muon"; "" for none.
+    """
+
+    id: str
+    name: str
+    folder: Path
+    config: Mapping[str, Any] = field(default_factory=dict)
+    group: str = ""
+
+
+def identity_of_run(folder: Path, config: Mapping[str, Any]) -> RunIdentity:
+    """Returns what loggers call a single run.
+
+    Args:
+        folder: of the run; it keeps the id.
+        config: path -> value.
+
+    Raises:
+        OSError: the id cannot be read or written.
+    """
+    return RunIdentity(_stable_id(folder), folder.resolve().name, folder, config)
+
+
+def identity_of_trial(sweep: Path, trial: str, arm: str, config: Mapping[str, Any]) -> RunIdentity:
+    """Returns what loggers call a trial of a sweep.
+
+    Args:
+        sweep: the folder of the sweep, which keeps an id.
+        trial: the folder of the trial in it, which names the trial also if it is computed again.
+        arm: the arm of the trial.
+        config: path -> value.
+
+    Raises:
+        OSError: the id cannot be read or written.
+    """
+    id = hashlib.sha256(f"{_stable_id(sweep)} {trial}".encode()).hexdigest()[:16]
+    return RunIdentity(id, trial, sweep, config, f"{sweep.resolve().name}/{arm}")
+
+
+def _stable_id(folder: Path) -> str:
+    """Returns the id that a folder keeps; the first of several processes determines it."""
+    file = folder / ID_FILE
+    if not file.exists():
+        temporary = folder / f".{ID_FILE}.{secrets.token_hex(8)}"
+        temporary.write_text(f"{secrets.token_hex(8)}\n")
+        try:
+            os.link(temporary, file)  # all of it or nothing, and never over another one
+        except FileExistsError:
+            pass
+        finally:
+            temporary.unlink()
+    return file.read_text().strip()
+
+
+class Row(NamedTuple):
+    """The metrics of a step.
+
+    Attributes:
+        step: number of finished steps.
+        values: name -> value.
+    """
+
+    step: int
+    values: dict[str, int | float]
+
+
+class Logger(Protocol):
+    """What is logged in a service; all methods are called in one thread, and may raise anything."""
+
+    def open(self) -> int:
+        """Finds the run, or the place for a new one.
+
+        Returns:
+            The last step of which the logger has a row; -1 if it has none.
+        """
+        ...
+
+    def write(self, rows: Sequence[Row]) -> None:
+        """Adds complete rows; their steps increase from call to call."""
+        ...
+
+    def close(self, summary: Summary | None) -> None:
+        """Ends the work of this process on the run.
+
+        Args:
+            summary: how the run ended; None if an error ended it.
+        """
+        ...
+
+
+class Reporter:
+    """Reports on the loggers of a process, which may compute many runs at once.
+
+    Args:
+        log: takes a line for the user.
+    """
+
+    def __init__(self, log: Log):
+        self._log = log
+        self._outages = {name: Outage(log) for name in LOGGERS}
+        self._said: set[str] = set()
+        self._lock = threading.Lock()
+
+    def failing(self, name: str) -> bool:
+        """Returns whether a logger has failed, and not worked since."""
+        return self._outages[name].error is not None
+
+    def failed(self, name: str, why: str) -> None:
+        """Logs the first of several failures in a row.
+
+        Args:
+            name: of the logger.
+            why: what failed, without a full stop.
+        """
+        with self._lock:
+            self._outages[name].failed(
+                f"warning: the writer {name!r} failed: {why}",
+                "The run goes on, and metrics.jsonl has every row.",
+            )
+
+    def works(self, name: str) -> None:
+        """Logs the first success after failures."""
+        with self._lock:
+            self._outages[name].ended(f"The writer {name!r} works again.")
+
+    def once(self, line: str) -> None:
+        """Logs a line that was not logged before."""
+        with self._lock:
+            new = line not in self._said
+            self._said.add(line)
+        if new:
+            self._log(line)
+
+
+class LoggerWriter(Writer):
+    """Sends the rows of a run to a logger, in a thread.
+
+    A row is sent once it is complete: when that of a later step begins, or the run has ended. Rows
+    that the logger has are not sent again, and the rows of metrics.jsonl that it lacks are.
+
+    Args:
+        name: of the logger.
+        make: returns it; called in the thread, because the import of its package takes long.
+        reporter: reports failures.
+        rows: the metrics.jsonl of the run.
+        resumed: the last step whose row the file has; this process writes the later ones.
+        fence: called before every write; raises if this process must not write any more.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        make: Callable[[], Logger],
+        reporter: Reporter,
+        *,
+        rows: Path,
+        resumed: int,
+        fence: Callable[[], None] | None = None,
+    ):
+        self._name, self._make, self._reporter = name, make, reporter
+        self._fence = fence
+        self._summary: Summary | None = None
+        self._queue: queue.SimpleQueue[Row | None] = queue.SimpleQueue()
+        self._given = 0  # rows that this process has queued
+        self._overflowed = self._closed = False
+        self._feed = _Feed(name, make, reporter)
+        arguments = (rows, resumed)
+        # A daemon: the process must not wait for a server that does not answer.
+        self._thread = threading.Thread(target=self._follow, args=arguments, daemon=True, name=name)
+        self._thread.start()
+
+    def write_scalars(self, step: int, scalars: Mapping[str, ArrayLike]) -> None:
+        """Queues scalars of a step; see `Writer.write_scalars`.
+
+        Raises:
+            ValueError: a value is not one real number.
+            Exception: any exception of `fence`.
+        """
+        if self._fence is not None:
+            self._fence()
+        values = {name: number(name, value) for name, value in scalars.items()}
+        if self._overflowed:
+            return
+        if self._given - self._feed.done >= _MOST_WAITING:
+            # Not any of the later rows either: the next process sends the rest from metrics.jsonl.
+            self._overflowed = True
+            why = f"it takes rows more slowly than the run writes them, and {_MOST_WAITING:,} wait"
+            self._reporter.failed(self._name, why)
+            return
+        self._given += 1
+        self._queue.put(Row(int(step), values))
+
+    def finish(self, summary: Summary) -> None:
+        """Says how the run ended, or stopped.
+
+        Args:
+            summary: of the run.
+        """
+        self._summary = summary
+
+    def close(self) -> None:
+        """Sends the last rows, and waits for that as long as it may take at the end of a run."""
+        if self._closed:
+            return
+        self._closed = True
+        self._queue.put(None)
+        longest = _LONGEST_WAIT
+        if self._summary is not None and self._summary.end == "stopped":
+            longest = _WAIT_AFTER_SIGNAL
+        if self._reporter.failing(self._name):
+            longest = _WAIT_AFTER_FAILURE
+        self._thread.join(longest)
+        if self._thread.is_alive():
+            why = f"it has not taken the last rows within {longest:g} seconds"
+            self._reporter.failed(self._name, why)
+
+    def _follow(self, rows: Path, resumed: int) -> None:
+        """Sends the rows of the file, and then those of the queue, until it is closed."""
+        feed = self._feed
+        feed.prepare()
+        try:
+            for values in iterate_metrics(rows):
+                if values["step"] <= resumed:  # the main thread writes the later ones meanwhile
+                    feed.add(Row(values.pop("step"), values))
+        except Exception as error:
+            return self._reporter.failed(self._name, f"{rows} cannot be read: {error}")
+        more = True
+        while more:
+            more = self._take(feed)
+            if more:
+                feed.send()
+        # Without the last rows it does not get the end of the run, with which it would be complete.
+        feed.end(None if self._overflowed else self._summary)
+
+    def _take(self, feed: _Feed) -> bool:
+        """Waits for a row and takes all that are there; returns whether more may follow."""
+        row = self._queue.get()
+        while row is not None:
+            feed.add(row)
+            feed.taken += 1
+            if self._queue.empty():
+                return True
+            row = self._queue.get()
+        return False
+
+
+class _Feed:
+    """The rows that a logger has not got yet, in its thread."""
+
+    def __init__(self, name: str, make: Callable[[], Logger], reporter: Reporter):
+        self.taken = 0  # rows of the queue
+        self.done = 0  # those of them that the logger has; the main thread reads it
+        self._name, self._make, self._reporter = name, make, reporter
+        self._made: Logger | None = None
+        self._is_open = False
+        self._sent = -1  # the last step of which the logger has a row
+        self._complete: list[Row] = []
+        self._newest: Row | None = None  # to which more values may come
+        self._again_at = 0.0
+
+    def prepare(self) -> None:
+        """Imports the logger's package, while the program is compiled."""
+        self._try(self._logger)
+
+    def add(self, row: Row) -> None:
+        """Adds a row, or values to the newest one."""
+        if self._newest is not None and self._newest.step == row.step:
+            self._newest.values.update(row.values)
+            return
+        self._complete_newest()
+        self._newest = Row(row.step, dict(row.values))
+
+    def send(self) -> None:
+        """Sends the complete rows, unless the logger failed a moment ago."""
+        if self._complete and time.monotonic() >= self._again_at:
+            self._try(self._write)
+
+    def end(self, summary: Summary | None) -> None:
+        """Sends the last rows, and ends the work on the run."""
+        # A run that continues may evaluate its last state again, and add to the newest row.
+        ended = summary is not None and summary.end in ("done", "diverged")
+        if ended:
+            self._complete_newest()
+        # A run without a row, such as one that is stopped at once, is none for the logger.
+        if self._complete or ended or self._is_open:
+            self._try(lambda: self._close(summary))
+
+    def _complete_newest(self) -> None:
+        if self._newest is not None:
+            self._complete.append(self._newest)
+            self._newest = None
+
+    def _logger(self) -> Logger:
+        if self._made is None:
+            self._made = self._make()
+        return self._made
+
+    def _write(self) -> None:
+        logger = self._logger()
+        if not self._is_open:
+            self._sent = logger.open()
+            self._is_open = True
+        new = [row for row in self._complete if row.step > self._sent]
+        if new:
+            logger.write(new)
+            self._sent = new[-1].step
+        self._complete.clear()
+        self.done = self.taken
+        self._reporter.works(self._name)
+
+    def _close(self, summary: Summary | None) -> None:
+        self._write()
+        self._logger().close(summary)
+
+    def _try(self, action: Callable[[], object]) -> None:
+        try:
+            action()
+        except Exception as error:
+            # The next one asks which of the rows the logger has got.
+            self._made, self._is_open = None, False
+            self._again_at = time.monotonic() + _PAUSE
+            text = shorten(" ".join(str(error).split()), 200).rstrip(".")
+            kind = type(error).__name__
+            self._reporter.failed(self._name, f"{kind}: {text}" if text else kind)

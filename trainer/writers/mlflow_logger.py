@@ -1,0 +1,176 @@
+"""Logs runs to MLflow; the only file that imports mlflow."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import importlib
+import os
+import posixpath
+import re
+import time
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from trainer.writers.holders import flock
+from trainer.writers.loggers import Reporter, Row, RunIdentity
+from trainer.writers.summary import Summary
+
+EXPERIMENT = "lockstep"  # unless MLFLOW_EXPERIMENT_NAME or MLFLOW_EXPERIMENT_ID names one
+ID_TAG, GROUP_TAG = "lockstep.id", "lockstep.group"
+# A metric of every row, whose newest value is thus the last step that was logged.
+STEP = "step"
+_MOST_METRICS, _MOST_PARAMS, _LONGEST_NAME, _LONGEST_VALUE = 1000, 100, 250, 5000
+_NOT_ALLOWED = re.compile(r"[^\w\-. :/]")
+# By default it tries for minutes; a run tries again by itself.
+_SETTINGS = {
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2",
+    "MLFLOW_LOGGING_LEVEL": "WARNING",
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+}
+_SQLITE = "sqlite:///"
+_STATUS = {"done": "FINISHED", "stopped": "KILLED"}
+
+
+class MlflowLogger:
+    """Logs a run to an MLflow server or store, that of MLFLOW_TRACKING_URI or MLflow's default.
+
+    It calls the client with the id of the run, and not MLflow's active run, of which there is one:
+    the trials of a wave are computed at the same time.
+
+    Args:
+        identity: of the run.
+        reporter: is told where the run is found.
+    """
+
+    def __init__(self, identity: RunIdentity, reporter: Reporter):
+        for name, value in _SETTINGS.items():
+            os.environ.setdefault(name, value)
+        # Of its own use of SQLAlchemy and Alembic.
+        warnings.filterwarnings("ignore", module=r"(mlflow|sqlalchemy|alembic)(\.|$)")
+        self._mlflow: Any = importlib.import_module("mlflow")
+        self._entities: Any = importlib.import_module("mlflow.entities")
+        self._identity, self._reporter = identity, reporter
+        self._client: Any = None
+        self._run_id = ""
+
+    def open(self) -> int:
+        """Finds the run by its tag, or creates it; returns the last step that was logged."""
+        with _alone_in(self._mlflow.get_tracking_uri()):
+            self._client = self._mlflow.MlflowClient()
+        identity = self._identity
+        experiment = self._experiment()
+        wanted = f"tags.`{ID_TAG}` = '{identity.id}'"
+        found = self._client.search_runs([experiment], wanted, max_results=1)
+        if found:
+            (run,) = found
+            self._run_id = run.info.run_id
+            if run.info.status != "RUNNING":
+                self._client.update_run(self._run_id, status="RUNNING")
+            step = int(run.data.metrics.get(STEP, -1))
+        else:
+            tags = {ID_TAG: identity.id, GROUP_TAG: identity.group}
+            tags = {name: value for name, value in tags.items() if value}
+            run = self._client.create_run(experiment, run_name=identity.name, tags=tags)
+            self._run_id, step = run.info.run_id, -1
+        self._log_config(run.data.params)
+        if not identity.group:
+            place = re.sub(r"//[^/@]*@", "//", self._client.tracking_uri)  # without a password
+            self._reporter.once(f"mlflow: the run {self._run_id} in {place}")
+        return step
+
+    def write(self, rows: Sequence[Row]) -> None:
+        """Adds rows, several in a request."""
+        batch: list[Any] = []
+        for row in rows:
+            metrics = list(self._metrics(row))
+            if len(batch) + len(metrics) > _MOST_METRICS:
+                self._log(batch)
+                batch = []
+            while len(metrics) > _MOST_METRICS:  # the step, which is the last, with the last part
+                self._log(metrics[:_MOST_METRICS])
+                metrics = metrics[_MOST_METRICS:]
+            batch += metrics
+        self._log(batch)
+
+    def close(self, summary: Summary | None) -> None:
+        """Adds the summary, and sets the status of the run."""
+        # Of a run that continues, the newest row is not complete, and follows.
+        if summary is not None and summary.end in ("done", "diverged"):
+            self._log_summary(summary)
+        status = "FAILED" if summary is None else _STATUS.get(summary.end, "FAILED")
+        self._client.set_terminated(self._run_id, status)
+
+    def _experiment(self) -> str:
+        """Returns the id of the experiment, which is created where it does not exist."""
+        if id := os.environ.get("MLFLOW_EXPERIMENT_ID"):
+            return id
+        name = os.environ.get("MLFLOW_EXPERIMENT_NAME") or EXPERIMENT
+        found = self._client.get_experiment_by_name(name)
+        if found is None:
+            try:
+                return self._client.create_experiment(name)
+            except self._mlflow.MlflowException:  # another process may have created it just now
+                found = self._client.get_experiment_by_name(name)
+                if found is None:
+                    raise
+        return found.experiment_id
+
+    def _log_config(self, known: Mapping[str, str]) -> None:
+        """Adds the config; what changed since the run began is a tag, because a param cannot."""
+        config = {_name(k): str(x)[:_LONGEST_VALUE] for k, x in self._identity.config.items()}
+        new = [self._entities.Param(k, x) for k, x in config.items() if k not in known]
+        for first in range(0, len(new), _MOST_PARAMS):
+            self._client.log_batch(self._run_id, params=new[first : first + _MOST_PARAMS])
+        for name, value in config.items():
+            if name in known and known[name] != value:
+                self._client.set_tag(self._run_id, f"changed.{name}", value)
+
+    def _metrics(self, row: Row) -> Iterator[Any]:
+        now = int(time.time() * 1000)
+        for name, value in (row.values | {STEP: row.step}).items():
+            yield self._entities.Metric(_name(name), float(value), now, row.step)
+
+    def _log(self, metrics: Sequence[Any]) -> None:
+        if metrics:
+            self._client.log_batch(self._run_id, metrics=metrics)
+
+    def _log_summary(self, summary: Summary) -> None:
+        known = self._client.get_run(self._run_id).data.metrics
+        flat = summary.flat()
+        numbers = {k: x for k, x in flat.items() if not isinstance(x, str)}
+        # Those of the rows are the newest values already.
+        new = {k: x for k, x in numbers.items() if k not in summary.metrics}
+        new = {k: x for k, x in new.items() if known.get(_name(k)) != x}
+        self.write([Row(summary.step, new)] if new else [])
+        for name, value in flat.items():
+            if isinstance(value, str):
+                self._client.set_tag(self._run_id, f"lockstep.{name}", value[:_LONGEST_VALUE])
+
+
+@contextlib.contextmanager
+def _alone_in(uri: str) -> Iterator[None]:
+    """Keeps others from the file of a SQLite store, whose tables two clients cannot create at once.
+
+    Threads of this process are others, too. SQLite's own locks are of another kind.
+    """
+    if not uri.startswith(_SQLITE):
+        yield
+        return
+    with open(uri.removeprefix(_SQLITE), "ab") as file:
+        flock(file.fileno(), fcntl.LOCK_EX)
+        yield
+
+
+def _name(name: str) -> str:
+    """Returns a name that MLflow allows: the same, or one with a hash of it at the end."""
+    cleaned = _NOT_ALLOWED.sub("_", name)
+    if posixpath.normpath(cleaned) != cleaned or cleaned.startswith(("/", "..")):
+        cleaned = cleaned.replace("/", "_")
+    if cleaned == name and len(name) <= _LONGEST_NAME:
+        return name
+    mark = hashlib.sha256(name.encode()).hexdigest()[:8]
+    return f"{cleaned[: _LONGEST_NAME - 9]}-{mark}"
