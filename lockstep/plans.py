@@ -94,4 +94,8 @@ def html_table(rows: Sequence[Sequence[str]]) -> str:
     lines = "".join(
         "<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>" for row in body
     )
-    return f"<table><thead><tr>{cells}</tr></thead><tbody>{lines}</tbody></table>"
+    # The class of pandas' tables, which notebooks and pages style; the padding is for all others.
+    return (
+        f'<table class="dataframe" cellpadding="6"><thead><tr>{cells}</tr></thead>'
+        f"<tbody>{lines}</tbody></table>"
+    )

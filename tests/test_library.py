@@ -210,6 +210,7 @@ def test_a_plan_has_the_parameters_groups_and_warnings():
     assert set(plan.groups) == {"matrices", "rest"} and plan.steps == 24
     assert "embed/kernel" in repr(plan) and "learning rate by step" in repr(plan)
     assert "<td>embed/kernel</td>" in plan._repr_html_()
+    assert '<table class="dataframe"' in plan._repr_html_()  # what themes of pages style
     config = mlp()
     config["model.widht"] = 3
     with pytest.raises(ls.UserError, match="config\\['model.widht'\\]: .* Did you mean 'width'"):
