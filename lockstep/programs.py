@@ -72,8 +72,8 @@ class Program:
         Args:
             state: the state before it.
             batch: numpy arrays by name, as from `batches`, which are sent to the devices.
-            donate: whether the memory of `state` is used for the result. That saves a copy of the
-                state, and `state` cannot be used any more.
+            donate: whether the memory of `state` is used for the result. That avoids a copy of
+                the state, and `state` cannot be used any more.
 
         Returns:
             The state after the update, and the row of metrics of the step: "train/loss",
