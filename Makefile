@@ -21,11 +21,12 @@ endef
 # PYTHON=... was given, and is not what the environment was made with: make it anew.
 OTHER_PYTHON := $(if $(PYTHON),$(shell [ "$$($(PYTHON) -V 2>&1)" = "$$($(RUN) -V 2>&1)" ] || echo anew))
 
-.PHONY: help train test chaos chaos_sweep chaos_distributed fuzz_sweep power_loss laws fashion_mnist benchmarks experiments lint torch loggers lock wheel clean anew
+.PHONY: help train test docs chaos chaos_sweep chaos_distributed fuzz_sweep power_loss laws fashion_mnist benchmarks experiments lint torch loggers lock wheel clean anew
 
 help:
 	@echo 'make train   train configs/muon_vit.gin (CONFIG=... another; ARGS="--set steps=100" more)'
 	@echo 'make test    lint, then run the tests (ARGS="-k groups" some of them)'
+	@echo 'make docs    build the pages in docs/_build/html; needs no network once it is installed'
 	@echo 'make chaos   kill a run 100 times, stop it 30 times, compare its bits (ten minutes)'
 	@echo 'make chaos_sweep  kill the workers of sweeps 200 times, and disturb those of two hosts in every'
 	@echo '                  way at once; compare every trial'
@@ -36,7 +37,7 @@ help:
 	@echo '             explicit axes, and errors of the disk in four times as many file operations'
 	@echo 'make lint    ruff and pyright'
 	@echo 'make fashion_mnist  prepare the data of configs/fashion_vit.gin'
-	@echo 'make benchmarks     what the README says of speed, measured here'
+	@echo 'make benchmarks     what docs/speed.md says of speed, measured here'
 	@echo 'make experiments    short forms of the studies in experiments/, compared with expected numbers'
 	@echo 'make torch   add torch and optimizers for it, without which the tests that compare with them are skipped'
 	@echo 'make loggers  add W&B and MLflow, without which the tests of their writers are skipped'
@@ -50,6 +51,12 @@ train: $(VENV)/.project
 
 test: lint
 	$(RUN) -m pytest -n auto --maxprocesses=8 --dist=loadfile $(ARGS)
+
+# Every warning is an error: a dead link, a page that no table of contents has, a notebook that fails.
+docs: $(VENV)/.docs
+	$(RUN) -m sphinx --fresh-env --fail-on-warning --keep-going -q \
+		docs docs/_build/html $(ARGS)
+	@echo "The pages are in docs/_build/html/index.html."
 
 # From the network, or from Debian's package dataset-fashion-mnist.
 fashion_mnist: $(VENV)/.project
@@ -106,9 +113,9 @@ lock:
 	@python=$$($(FIND_PYTHON)) && "$$python" .ci/lock.py
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build dist docs/_build *.egg-info .pytest_cache .ruff_cache .hypothesis
 
-# The environment in three layers: the locked packages, the project itself, what the tests need.
+# The environment in layers: the locked packages, the project itself, what tests and pages need.
 $(VENV)/.locked: requirements.lock $(OTHER_PYTHON)
 	@python=$$($(FIND_PYTHON)) && "$$python" -m venv --clear $(VENV)
 	@echo "Installing the locked packages in $(VENV) for $$($(RUN) -V) (about a minute)."
@@ -122,6 +129,11 @@ $(VENV)/.project: $(VENV)/.locked pyproject.toml
 $(VENV)/.test: $(VENV)/.project requirements-test.lock
 	@echo "Installing what the tests need."
 	@$(PIP) install -r requirements-test.lock
+	@touch $@
+
+$(VENV)/.docs: $(VENV)/.project requirements-docs.lock
+	@echo "Installing what building the pages needs."
+	@$(PIP) install -r requirements-docs.lock
 	@touch $@
 
 # Not in the lock: 150 MB, for those who log with them. Nothing that is locked changes for it.

@@ -1,4 +1,4 @@
-"""Writes requirements.lock and requirements-test.lock: what pip resolves pyproject.toml to today.
+"""Writes requirements*.lock: what pip resolves pyproject.toml to today.
 
 Every Python that pyproject.toml allows resolves by itself, since one may need an older jax than
 another; where the answers differ, a line carries a marker. Run it as `make lock`, on Linux, with
@@ -60,9 +60,10 @@ def main() -> None:
     project = pyproject["project"]
     # With the build backend in the environment, `pip install --editable` needs no other one.
     default = [*project["dependencies"], *pyproject["build-system"]["requires"]]
-    test = project["optional-dependencies"]["test"]
+    extras = project["optional-dependencies"]
     defaults: dict[str, dict[str, str]] = {}
     tests: dict[str, dict[str, str]] = {}
+    docs: dict[str, dict[str, str]] = {}
     for python in PYTHONS:
         with tempfile.TemporaryDirectory() as folder:
             try:
@@ -75,11 +76,15 @@ def main() -> None:
             print(f"Resolving for Python {python}.")
             pip = [f"{folder}/bin/python", "-m", "pip", "--disable-pip-version-check"]
             defaults[python] = resolve(pip, default, {})
-            both = resolve(pip, [*default, *test], defaults[python])
-            tests[python] = {n: v for n, v in both.items() if n not in defaults[python]}
+            run = defaults[python]
+            both = resolve(pip, [*default, *extras["test"]], run)
+            tests[python] = {n: v for n, v in both.items() if n not in run}
+            built = resolve(pip, [*default, *extras["docs"]], both)  # beside those of the tests
+            docs[python] = {n: v for n, v in built.items() if n not in run}
     for name, what, answers in (
         ("requirements.lock", "What a run needs.", defaults),
         ("requirements-test.lock", "What the tests need besides.", tests),
+        ("requirements-docs.lock", "What building the pages needs besides.", docs),
     ):
         lines = merge(answers)
         (ROOT / name).write_text(HEADER.format(what=what) + "\n".join(lines) + "\n")

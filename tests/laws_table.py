@@ -1,7 +1,8 @@
 """The table of optimizers that the laws are tested on: a row an optimizer, a column a law.
 
-`python -m tests.laws_table` prints it for the README. A public factory of optax that has no row
-here, no row that contains it, and no reason in `NOT_ROWS` fails `test_every_factory_has_a_row`.
+`python -m tests.reference_pages` writes it into docs/laws.md. A public factory of optax that has
+no row here, no row that contains it, and no reason in `NOT_ROWS` fails
+`test_every_factory_has_a_row`.
 """
 
 import ast
@@ -55,7 +56,7 @@ class Row:
         tolerance: how far it may be from its reference, where rounding inside it counts.
         fixed: float arguments that cannot follow a schedule.
         exempt: law, or (law, dtype) -> why it cannot hold.
-        notes: what the README says about it.
+        notes: what the table says about it.
     """
 
     name: str
@@ -479,13 +480,9 @@ def tree_of(row: Row, dtype: str) -> dict[str, Any]:
     return {"own": own, "other": {"w": other.astype(low)}, "frozen": {"w": jnp.ones(2, low)}}
 
 
-BEGIN, END = "<!-- laws: begin -->", "<!-- laws: end -->"
-
-
 def markdown() -> str:
-    """Writes the table for the README, between its markers."""
+    """Writes the table for docs/laws.md."""
     lines = [
-        BEGIN,
         "| optimizer | needs | laws | remarks |",
         "| --- | --- | --- | --- |",
     ]
@@ -494,7 +491,7 @@ def markdown() -> str:
         kept = [str(law) for law in LAWS if law not in broken]
         lines.append(_line(row, "all" if not broken else ", ".join(kept)))
     lines += [_line(row, "refused") for row, _ in REFUSED]
-    return "\n".join([*lines, END]) + "\n"
+    return "\n".join(lines) + "\n"
 
 
 def _line(row: Row, laws: str) -> str:
@@ -508,7 +505,3 @@ def _line(row: Row, laws: str) -> str:
     remarks += [] if row.empty else ["no parameters without elements"]
     remarks += ["full batches only"] if needs_full_batch(row.recipe) else []
     return f"| {row.name} | {', '.join(needs)} | {laws} | {'; '.join(filter(None, remarks))} |"
-
-
-if __name__ == "__main__":
-    print(markdown(), end="")

@@ -1,6 +1,5 @@
 """Every shipped config: it builds, its plan holds, its header tells the number to expect."""
 
-import itertools
 import json
 import re
 from pathlib import Path
@@ -71,14 +70,12 @@ def test_the_gin_and_the_yaml_version_of_a_config_train_bit_for_bit_alike(tmp_pa
 
 
 def _example(name: str) -> str:
-    """Returns the code block of README.md that begins with the comment "# <name>"."""
-    lines = (ROOT / "README.md").read_text().splitlines()
-    start = lines.index(f"    # {name}")
-    block = itertools.takewhile(lambda line: line.startswith("    "), lines[start:])
-    return "\n".join(line[4:] for line in block) + "\n"
+    """Returns the code block of the page that begins with the comment "# <name>"."""
+    page = (ROOT / "docs" / "config_language.md").read_text()
+    return page.partition(f"\n# {name}\n")[2].partition("```")[0]
 
 
-def test_the_yaml_and_the_gin_example_of_the_readme_are_the_same_config_and_its_plan_holds(
+def test_the_yaml_and_the_gin_example_of_the_page_are_the_same_config_and_its_plan_holds(
     tmp_path,
 ):
     read = {}

@@ -322,6 +322,7 @@ def test_the_lock_pins_the_packages_of_pyproject(python: str) -> None:
             *PYPROJECT["build-system"]["requires"],
         ],
         "requirements-test.lock": PYPROJECT["project"]["optional-dependencies"]["test"],
+        "requirements-docs.lock": PYPROJECT["project"]["optional-dependencies"]["docs"],
     }
     for lock, lines in wanted.items():
         pinned: dict[str, str] = {}

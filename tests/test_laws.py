@@ -5,7 +5,6 @@ Law 7, shardings, runs on simulated devices in test_laws_sharded.py.
 
 import itertools
 import warnings
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -186,16 +185,6 @@ def test_an_optimizer_that_cannot_keep_the_laws_is_refused(row, words):
     with pytest.raises(optim.GroupError, match=words) as caught:
         jax.eval_shape(lambda p: step(optimizer, row, p, optimizer.init(p)), params)
     assert caught.value.group == "own"
-
-
-def test_the_readme_shows_the_table():
-    readme = Path(__file__).parent.parent / "README.md"
-    text = readme.read_text(encoding="utf-8") if readme.exists() else ""
-    if laws_table.BEGIN not in text:
-        pytest.skip("README.md has no place for the table yet.")
-    begin, end = text.index(laws_table.BEGIN), text.index(laws_table.END) + len(laws_table.END)
-    wanted = laws_table.markdown()
-    assert text[begin:end] + "\n" == wanted, "Paste what `python -m tests.laws_table` prints."
 
 
 def test_a_checkpoint_keeps_the_states_of_all_optimizers(tmp_path):

@@ -3,7 +3,6 @@
 import functools
 import io
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -537,24 +536,6 @@ def test_reports_comparisons_and_plots_show_and_save_themselves(
         drawn.save(tmp_path / "plot.xyz")
     with pytest.raises(ls.UserError, match="has no metric 'train/los'"):
         ls.plot(trained, "train/los")
-
-
-def test_the_code_of_the_readme_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    page = (runs.ROOT / "README.md").read_text()
-    section = page.partition("\n## From Python\n")[2].partition("\n## ")[0]
-    blocks = re.findall(r"```python\n(.*?)```", section, re.DOTALL)
-    assert len(blocks) == 3
-    (tmp_path / "experiments").symlink_to(runs.ROOT / "experiments")
-    monkeypatch.chdir(tmp_path)
-    names: dict[str, Any] = {}
-    for block in blocks:
-        exec(
-            block.replace('"steps": 200', '"steps": 20').replace('"trials": 4', '"trials": 2'),
-            names,
-        )
-    assert names["logits"].shape == (128, 10) and names["scores"]["eval/loss"] > 0
-    assert len(names["trials"]) == 4 and names["report"].verdict
-    assert (tmp_path / "loss.png").stat().st_size > 1000
 
 
 # The optimizer in loops of one's own.

@@ -423,7 +423,7 @@ def test_an_unknown_keyword_of_a_metric_gets_a_list_of_keywords_and_fields(metri
     assert "None is called 'label'. The argument `labels` of metrics.accuracy names" in text
 
 
-def test_the_readme_lists_the_keywords_of_metrics():
+def test_the_page_lists_the_keywords_of_metrics():
     seen = {}
 
     def note(**given):
@@ -432,7 +432,7 @@ def test_the_readme_lists_the_keywords_of_metrics():
 
     program = Program(experiment(metrics={"acc": clu_metrics.Average.from_fun(note)}))
     program.evaluation.check(program.abstract_state())
-    page = (Path(__file__).parent.parent / "README.md").read_text()
+    page = (Path(__file__).parent.parent / "docs" / "protocols.md").read_text()
     table = page.partition("`from_model_output` is called with these keywords:")[2].split("\n\n")[1]
     listed = re.findall(r"`(\w+)`", "".join(row.split("|")[1] for row in table.splitlines()))
     assert listed == list(seen)

@@ -68,7 +68,7 @@ def test_a_warm_start_renames_and_omits_parameters(tmp_path, other, monkeypatch)
     entries = (
         r"'rename': {'embed/(.*)': r'embed/\1', 'head/.*': None}, 'fresh': ['head/.*'], 'step': 4"
     )
-    monkeypatch.chdir(other.parent)  # 'from' may be relative, as in the README
+    monkeypatch.chdir(other.parent)  # 'from' may be relative, as in the docs
     assert warm(tmp_path, Path(other.name), entries, "--set", "model.num_classes=5") == 75
     theirs, ours = params(other, 4), params(tmp_path / "run", 0)
     np.testing.assert_array_equal(ours["embed/kernel"], theirs["embed/kernel"])
@@ -108,15 +108,10 @@ def test_fresh_parameters_are_not_those_that_another_run_of_this_seed_began_with
 
 
 @pytest.mark.parametrize("language", ["yaml", "gin"])
-def test_the_example_of_the_readme_is_read(tmp_path, language):
-    readme = (runs.ROOT / "README.md").read_text()
-    text = {
-        "yaml": readme.split("A warm start, in YAML:")[1].split("And in Gin:")[0],
-        "gin": readme.split("A warm start, in YAML:")[1].split("And in Gin:")[1],
-    }[language]
-    lines = [x[4:] for x in text.split("\n\n")[1].splitlines()]
+def test_the_example_of_the_page_is_read(tmp_path, language):
+    page = (runs.ROOT / "docs" / "checkpoints.md").read_text().partition("\n## A warm start\n")[2]
     file = tmp_path / f"a.{language}"
-    file.write_text("\n".join(lines) + "\n")
+    file.write_text(page.partition(f"```{language}\n")[2].partition("```")[0])
     found = config.load([str(file)]).root.kwargs["warm_start"]
     assert found == {
         "from": "runs/pretrained",

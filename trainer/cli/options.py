@@ -161,7 +161,7 @@ def _train(train: argparse.ArgumentParser) -> None:
     train.add_argument(
         "--distributed",
         action="store_true",
-        help="this process is one of several of the run; see trainer/train/multihost.py",
+        help="this process is one of several of the run, each of which is started by this command",
     )
     train.add_argument(
         "--join_timeout",
@@ -219,7 +219,7 @@ def _verify(verify: argparse.ArgumentParser) -> None:
 
 
 def _replay(replay: argparse.ArgumentParser) -> None:
-    replay.add_argument("workdir", type=values.folder, metavar="WORKDIR")
+    replay.add_argument("workdir", type=values.folder, metavar="WORKDIR", help="a run's folder")
     replay.add_argument(
         "--step",
         type=values.positive,

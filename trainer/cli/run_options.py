@@ -23,7 +23,7 @@ def add_checkpoint(checkpoint: argparse.ArgumentParser) -> argparse.ArgumentPars
     diff = actions.add_parser("diff", help="name the leaves in which two checkpoints differ")
     export = actions.add_parser("export", help="write parameters as a safetensors file")
     for action in (listing, check, diff, export):
-        action.add_argument("workdir", type=values.folder, metavar="WORKDIR")
+        action.add_argument("workdir", type=values.folder, metavar="WORKDIR", help="a run's folder")
     diff.add_argument(
         "other", nargs="?", type=values.folder, metavar="OTHER", help="default the same WORKDIR"
     )
@@ -63,7 +63,7 @@ def add_sample(sample: argparse.ArgumentParser) -> None:
     Args:
         sample: the parser of the command.
     """
-    sample.add_argument("workdir", type=values.folder, metavar="RUN")
+    sample.add_argument("workdir", type=values.folder, metavar="RUN", help="a run's folder")
     text = sample.add_mutually_exclusive_group()
     text.add_argument(
         "--prompt",

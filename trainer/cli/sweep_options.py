@@ -51,7 +51,7 @@ def add(sweep: argparse.ArgumentParser, config: Parser) -> argparse.ArgumentPars
     add_watched(sweep)
     actions = sweep.add_subparsers(dest="action", metavar="action", action=Actions)
     work = actions.add_parser("work", help="compute trials of a sweep that was begun")
-    work.add_argument("folder", type=values.folder, metavar="DIR")
+    work.add_argument("folder", type=values.folder, metavar="DIR", help="the folder of the sweep")
     _workers(work)
     _locks(work)
     _allow_changed(work)
@@ -59,14 +59,14 @@ def add(sweep: argparse.ArgumentParser, config: Parser) -> argparse.ArgumentPars
     extend = actions.add_parser(
         "extend", parents=[config], help="add trials, seeds, arms or a wider space to a sweep"
     )
-    extend.add_argument("folder", type=values.folder, metavar="DIR")
+    extend.add_argument("folder", type=values.folder, metavar="DIR", help="the folder of the sweep")
     _locks(extend)
     _allow_changed(extend)
     extend.add_argument("--dry_run", action="store_true", help="print it, and write nothing")
     status = actions.add_parser("status", help="print what a sweep has computed")
-    status.add_argument("folder", type=values.folder, metavar="DIR")
+    status.add_argument("folder", type=values.folder, metavar="DIR", help="the folder of the sweep")
     trial = actions.add_parser("show", help="print the config and the result of a trial")
-    trial.add_argument("folder", type=values.folder, metavar="DIR")
+    trial.add_argument("folder", type=values.folder, metavar="DIR", help="the folder of the sweep")
     trial.add_argument(
         "trial", metavar="TRIAL", help="ARM/NUMBER, ARM/NUMBER/SEED, final/ARM or final/ARM/SEED"
     )
@@ -75,7 +75,7 @@ def add(sweep: argparse.ArgumentParser, config: Parser) -> argparse.ArgumentPars
         help="name the files of a sweep that disagree with its ledger or with each other; the exit"
         " code is 2 if there are any",
     )
-    check.add_argument("folder", type=values.folder, metavar="DIR")
+    check.add_argument("folder", type=values.folder, metavar="DIR", help="the folder of the sweep")
     return work
 
 
