@@ -19,7 +19,7 @@ from trainer.sweep.config_files import ConfigFiles
 from trainer.sweep.plan import Trial
 
 ROOT = Path(__file__).parent.parent
-FILES = sorted(file for file in (ROOT / "configs").rglob("*") if file.is_file())
+FILES = sorted((ROOT / "configs").rglob("*.[gy]*"))
 
 # optax's dpsgd warns of its own argument.
 pytestmark = pytest.mark.filterwarnings("ignore:.*seed:DeprecationWarning")

@@ -13,7 +13,7 @@ from trainer.engine.plan import make_plan
 
 ROOT = Path(__file__).parent.parent
 CONFIGS = ROOT / "configs"
-FILES = sorted(file for file in CONFIGS.rglob("*") if file.is_file())
+FILES = sorted(file for file in CONFIGS.rglob("*") if file.suffix in (".gin", ".yaml"))
 OPTIMIZERS = sorted((CONFIGS / "optimizers").iterdir())
 
 

@@ -35,6 +35,8 @@ def find(command: str) -> Callable[[argparse.Namespace], int]:
             from trainer.cli.comparing import run
         case "explain":
             from trainer.cli.explaining import run
+        case "schema":
+            from trainer.cli.schemas import run
         case "sample":
             from trainer.cli.sampling import run
         case "plot":

@@ -75,6 +75,15 @@ def parser() -> argparse.ArgumentParser:
         commands.add_parser("checkpoint", help="list, check, compare or export checkpoints")
     )
     _vocabulary(export)
+    schema = commands.add_parser(
+        "schema", help="print a JSON schema of YAML configs, for editors that check and complete"
+    )
+    schema.add_argument(
+        "--custom_tags",
+        action="store_true",
+        help="print instead the tags that a config may have, for yaml.customTags of the editor",
+    )
+    _vocabulary(schema)
     sample = commands.add_parser("sample", help="continue a text with the model of a run")
     run_options.add_sample(sample)
     _vocabulary(sample)

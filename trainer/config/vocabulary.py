@@ -81,6 +81,20 @@ class Vocabulary:
                 found.append(self.function(full, source))
         return found or [self.function(name, source)]
 
+    def names(self, package: str) -> list[str]:
+        """Returns the full names of the functions that a config may name of a package.
+
+        Args:
+            package: how their names begin, such as "models", "optax.contrib" or "my_lab.zoo".
+
+        Raises:
+            ConfigError: there is no such package.
+        """
+        module, rest = self._root(f"{package}.x", [*package.split("."), "x"][:-1], None)
+        for step in rest:
+            module = self._step_into(module, step, package, None)
+        return [f"{package}.{name}" for name in _public_names(module)]
+
     def is_ours(self, name: str) -> bool:
         """Returns whether a function belongs to Lockstep or optax, and not to the user.
 
