@@ -26,7 +26,7 @@ from trainer.engine.plan import make_plan
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = ["README.md", *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))]
-SHOWN = ("mermaid", "text", "{toctree}")
+SHOWN = ("json", "latex", "mermaid", "text")  # and directives, such as {note}
 MARK = re.compile(r"<!-- not run: (?P<why>\w.*) -->")
 
 
@@ -84,7 +84,7 @@ def run(page: list[Block]) -> None:
     """Runs the blocks of a page, in the current folder."""
     names: dict[str, Any] = {}
     for block in page:
-        if block.language in SHOWN or block.why:
+        if block.language in SHOWN or block.language.startswith("{") or block.why:
             continue
         assert block.language in RUNNERS, f"{block.place}: write the language of the block."
         if block.file:
@@ -107,7 +107,7 @@ def run_config(block: Block, names: dict[str, Any]) -> None:
     suffix = block.language
     file = Path(block.file or f"fragment.{suffix}")
     file.write_text(block.text)
-    if re.search(r"^(sweep|base|arms)\b", block.text, re.MULTILINE):
+    if re.search(r"^(sweep|base|arms|searches|trials)\b", block.text, re.MULTILINE):
         assert main(["sweep", f"--config={file}", "--check"]) == 0
         return
     if not is_whole(file):
@@ -127,9 +127,29 @@ def is_whole(file: Path) -> bool:
     return {"model", "data", "loss", "optimizer", "steps"} <= set(read.root.kwargs)
 
 
+HERE = re.compile(r"^cat > (?P<file>\S+) <<'(?P<end>\w+)'\n(?P<text>.*?)^(?P=end)\n", re.M | re.S)
+
+
 def run_bash(block: Block, names: dict[str, Any]) -> None:
-    for line in block.text.replace("\\\n", " ").splitlines():
+    rest = block.text
+    while rest:
+        written = HERE.match(rest)
+        if written:
+            rest = rest[written.end() :]
+            run_written(block, Path(written["file"]), written["text"])
+            continue
+        line, _, rest = rest.partition("\n")
+        while line.endswith("\\"):
+            more, _, rest = rest.partition("\n")
+            line = f"{line[:-1]} {more}"
         run_command(shlex.split(line, comments=True))
+
+
+def run_written(block: Block, file: Path, text: str) -> None:
+    """Writes a file that a command writes, and checks it if it is a config."""
+    file.write_text(text)
+    if file.suffix in (".gin", ".yaml"):
+        run_config(Block(block.page, block.line, file.suffix[1:], f"# {file}\n{text}"), {})
 
 
 def run_console(block: Block, names: dict[str, Any]) -> None:
@@ -150,7 +170,7 @@ RUNNERS: dict[str, Callable[[Block, dict[str, Any]], None]] = {
 
 
 def run_command(words: list[str]) -> None:
-    """Runs a command of a page, or what of it takes no training.
+    """Runs a command of a page, or the part of it that takes no training.
 
     Options and configs of all commands are read; explain, config, compare and the check of a sweep
     run. What reads a run or the results of a sweep is not computed here.
@@ -165,7 +185,13 @@ def run_command(words: list[str]) -> None:
         case ["make", target, *_]:
             makefile = (ROOT / "Makefile").read_text()
             assert re.search(rf"^{re.escape(target)}:", makefile, re.MULTILINE), target
-        case [".", *_] | ["cd", *_]:
+        case ["mkdir", *folders]:
+            for folder in folders:
+                Path(folder).mkdir()
+        case ["touch", *files]:
+            for file in files:
+                Path(file).touch()
+        case [".", *_] | ["cd" | "ls" | "cat", *_]:
             pass
         case _:
             raise AssertionError(f"{shlex.join(words)}: mark the block with why it is not run.")
@@ -229,6 +255,7 @@ WRONG = {
     "```bash\npython -m trainer explain --config=configs/muon_vit.gin --set steps=x\n```": "steps",
     "```bash\npython -m trainer --config=configs/muon_vit.gin --set model.widt=8\n```": "widt",
     "```bash\npython -m benchmarks.nothing\n```": "benchmarks.nothing",
+    "```bash\ncat > a.yaml <<'END'\nmodel: !models.mlq {width: 8}\nEND\n```": "models.mlq",
     "```bash\nmake coffee\n```": "coffee",
     "```bash\nsquashfs a\n```": "squashfs a",
     "```console\npython -m trainer\n```": "No line begins",
