@@ -160,7 +160,7 @@ def _alone_in(uri: str) -> Iterator[None]:
     if not uri.startswith(_SQLITE):
         yield
         return
-    with open(uri.removeprefix(_SQLITE), "ab") as file:
+    with open(uri.removeprefix(_SQLITE).partition("?")[0], "ab") as file:
         flock(file.fileno(), fcntl.LOCK_EX)
         yield
 
