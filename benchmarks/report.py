@@ -22,7 +22,9 @@ import numpy as np
 
 from benchmarks.interleave import interleave, report
 from trainer.engine.examples import Examples
-from trainer.sweep.final import final_trials
+from trainer.sweep.final import choose_winners, final_trials
+from trainer.sweep.ledger import Recorder, trial_event
+from trainer.sweep.outcome import read_outcome
 from trainer.sweep.per_example_file import PER_EXAMPLE_FILE, encode
 from trainer.sweep.plan_file import read_plan
 
@@ -45,6 +47,11 @@ final: {{seeds: 1}}
 SEARCHES = 8
 SECONDS = 10  # target of the whole command, with 1,000 trials
 RATE = "optimizer.groups.matrices.optimizer.learning_rate.peak_value"
+RECORD = {
+    "format": 1,
+    "fingerprint": {"jax": "0", "cpu": "a", "devices": "1 x cpu"},
+    "lineage": [{"began": "2026-01-01T00:00:00+00:00", "host": "a", "pid": 1, "exit": 0}],
+}
 PARSE = """import json, sys, pathlib, scipy.stats, matplotlib.figure
 for file in pathlib.Path(sys.argv[1]).glob("*/*/*/*/metrics.jsonl"):
     for line in file.open():
@@ -66,20 +73,20 @@ def make_sweep(folder: Path, trials: int, rows: int, examples: int) -> Path:
     file.write_text(SWEEP.format(base=base, path=RATE, trials=trials // (2 * SEARCHES)))
     command = ["-m", "trainer", "sweep", f"--config={file}", f"--workdir={sweep}", "--plan_only"]
     subprocess.run([sys.executable, *command], check=True, stdout=subprocess.DEVNULL)
-    plan = read_plan(sweep)
-    (revision,) = plan.revisions
-    winners = {arm: [{"number": 0, "value": 0.1}] * SEARCHES for arm in revision["arms"]}
-    content = [{"revision": 1, "seeds": revision["final_seeds"], "winners": winners}]
-    (sweep / "final.json").write_text(json.dumps(content))
+    plan, ledger = read_plan(sweep), Recorder(sweep)
     for trial in plan.trials:
         _write_trial(sweep / trial.folder, rows)
+    outcomes = {trial.folder: read_outcome(sweep / trial.folder) for trial in plan.trials}
+    choose_winners(sweep, plan, outcomes, ledger.add_final)
     dice = np.random.default_rng(0)
-    for trial in final_trials(sweep, plan) or []:
+    finals = final_trials(sweep, plan) or []
+    for trial in finals:
         _write_trial(sweep / trial.folder, rows)
         values = {"loss": dice.gamma(0.5, size=examples), "accuracy": dice.random(examples) < 0.9}
         ones = {name: np.ones(examples) for name in values}
         kept = Examples({name: x.astype(float) for name, x in values.items()}, ones, 64 * "0", True)
         (sweep / trial.folder / PER_EXAMPLE_FILE).write_bytes(encode(kept))
+    ledger.add_trials(trial_event(sweep, trial.folder) for trial in (*plan.trials, *finals))
     return sweep
 
 
@@ -104,7 +111,7 @@ def _write_trial(folder: Path, rows: int) -> None:
     (folder / "metrics.jsonl").write_text("".join(lines))
     summary = {"end": "done", "step": 5 * rows, "metrics": metrics, "why": ""}
     (folder / "summary.json").write_text(json.dumps(summary))
-    (folder / "run.json").write_text(json.dumps({"fingerprint": {"jax": "0"}, "lineage": [{}]}))
+    (folder / "run.json").write_text(json.dumps(RECORD))
 
 
 class Process:

@@ -175,6 +175,8 @@ def run_command(words: list[str]) -> None:
     Options and configs of all commands are read; explain, config, compare and the check of a sweep
     run. What reads a run or the results of a sweep is not computed here.
     """
+    if ">" in words:
+        words = words[: words.index(">")]
     match words:
         case [] | ["#", *_]:
             pass

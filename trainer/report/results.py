@@ -335,7 +335,7 @@ def read_curve(folder: Path, row: str) -> Curve:
     """
     points: list[tuple[float, float, float]] = []
     try:
-        for line in iterate_metrics(folder):
+        for line in iterate_metrics(folder, about=row):
             if row in line:
                 points.append((line["step"], line[row], line.get(SECONDS, math.nan)))
     except OSError:

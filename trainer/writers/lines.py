@@ -67,8 +67,11 @@ def _decode(line: bytes) -> dict[str, Any] | None:
 
 def _values(row: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the numbers of a row; a file that was edited may have other values."""
-    numbers = ((name, _number(value)) for name, value in row.items())
-    return {name: value for name, value in numbers if value is not None}
+    return {
+        name: number
+        for name, value in row.items()
+        if (number := value if type(value) is float else _number(value)) is not None
+    }
 
 
 def _number(value: Any) -> float | None:
