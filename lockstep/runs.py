@@ -140,18 +140,24 @@ class Run:
 
     @property
     def module(self) -> Any:
-        """The flax linen module of the model.
+        """The flax module of the model.
+
+        A linen module, to be applied to `variables()`; or an nnx module with the parameters and
+        statistics of the newest checkpoint, in evaluation mode: `run.module(x)`.
 
         Raises:
-            UserError: the model is not a linen module.
+            UserError: the model is neither; or there is no checkpoint of the nnx module.
         """
         module = getattr(self.model, "module", None)
-        if module is None:
+        if module is not None:
+            return module
+        bind = getattr(self.model, "bind", None)
+        if bind is None:
             raise UserError(
-                f"The model of the run in {self.folder} is not a flax linen module: call"
+                f"The model of the run in {self.folder} is not a flax module: call"
                 " run.model.apply(params, model_state, batch, key=None, train=False)."
             )
-        return module
+        return bind(self.params(), self.model_state())
 
     def evaluate(self, split: str | None = None, step: Step = "latest") -> dict[str, float]:
         """Evaluates a checkpoint on the data of the run.

@@ -298,6 +298,40 @@ def test_the_attention_weights_of_our_transformers_can_be_captured(name: str, st
         assert not np.triu(weights, 1).any() and not weights[:, :, 3:, :3].any()
 
 
+NNX = """
+from flax import nnx
+
+class Net(nnx.Module):
+    def __init__(self, *, rngs):
+        self.norm = nnx.BatchNorm(64, rngs=rngs)
+        self.dropout = nnx.Dropout(0.5, rngs=rngs)
+        self.layers = nnx.List([nnx.Linear(64, 10, rngs=rngs)])
+
+    def __call__(self, image):
+        image = image.reshape(len(image), -1)
+        return self.layers[0](self.dropout(self.norm(image)))
+"""
+
+
+def test_the_module_of_an_nnx_model_has_the_values_of_the_run(tmp_path: Path, monkeypatch):
+    (tmp_path / "nets_of_mine.py").write_text(NNX)
+    monkeypatch.syspath_prepend(tmp_path)
+    config = mlp()
+    net = ls.call.nets_of_mine.Net.partial()
+    config["model"] = ls.call.models.from_nnx(constructor=net, inputs="image")
+    config["steps"] = 12
+    run = ls.train(config, tmp_path / "run", vocabulary=["nets_of_mine"], quiet=True)
+    images = next(ls.compile(config, vocabulary=["nets_of_mine"]).batches())["image"][:3]
+    module, state = run.module, run.model_state()
+    wide = images.reshape(3, -1)
+    normal = (wide - state["norm"]["mean"]) / np.sqrt(state["norm"]["var"] + 1e-5)
+    params = run.params()
+    normal = normal * params["norm"]["scale"] + params["norm"]["bias"]
+    layer = params["layers"]["0"]
+    wanted = normal @ layer["kernel"] + layer["bias"]
+    np.testing.assert_allclose(module(images), wanted, atol=1e-4)  # without dropout
+
+
 def test_folders_that_are_no_runs_are_named(tmp_path: Path):
     (tmp_path / "plan.json").write_text("{}")
     with pytest.raises(ls.UserError, match="is the folder of a sweep: read it with ls.load_sweep"):

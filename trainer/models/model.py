@@ -49,6 +49,8 @@ class Model(NamedTuple):
         language: how to continue a text, for a language model; None for any other model.
         width_scaling: how it is scaled with its width, for the plan; None if it is not.
         module: the flax linen module that it calls; None for any other model.
+        bind: `bind(params, model_state)` returns the flax nnx module that it calls, with these
+            values, in evaluation mode; None for any other model.
     """
 
     init: Callable[..., Any]
@@ -57,6 +59,7 @@ class Model(NamedTuple):
     language: LanguageModel | None = None
     width_scaling: WidthScaling | None = None
     module: Any = None
+    bind: Callable[..., Any] | None = None
 
 
 def pick_inputs(batch: Mapping[str, Any], inputs: str | Sequence[str]) -> tuple[Any, ...]:

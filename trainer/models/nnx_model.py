@@ -111,16 +111,15 @@ def from_nnx(
         _, params, _, _, rest = nnx.split(module, *kinds)
         return _to_dict(params), _to_dict(rest)
 
-    def apply(
+    def bind(
         params: Mapping[str, Any],
         model_state: Mapping[str, Any],
-        batch: Mapping[str, jax.Array],
         *,
-        key: jax.Array | None,
-        train: bool,
-    ) -> tuple[Any, Mapping[str, Any]]:
+        key: jax.Array | None = None,
+        train: bool = False,
+    ) -> Any:
         graph, params_like, streams, sown, rest_like = structure()
-        module: Any = nnx.merge(
+        module = nnx.merge(
             graph,
             _filled(params_like, params),
             # Merging needs a key for every stream, also in evaluation, where none is used.
@@ -129,12 +128,23 @@ def from_nnx(
             _filled(rest_like, model_state),
         )
         _set_mode(module, train)
+        return module
+
+    def apply(
+        params: Mapping[str, Any],
+        model_state: Mapping[str, Any],
+        batch: Mapping[str, jax.Array],
+        *,
+        key: jax.Array | None,
+        train: bool,
+    ) -> tuple[Any, Mapping[str, Any]]:
+        module = bind(params, model_state, key=key, train=train)
         outputs = module(*pick_inputs(batch, inputs), **mode_of(module)(train))
         if not train:
             return outputs, model_state
         return outputs, _to_dict(nnx.split(module, *kinds)[4])
 
-    return Model(init, apply, mode)
+    return Model(init, apply, mode, bind=bind)
 
 
 def _set_mode(module: Any, train: bool) -> dict[str, bool]:
