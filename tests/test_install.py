@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 import sysconfig
+import tarfile
 import tomllib
 import types
 import zipfile
@@ -51,21 +52,30 @@ CONFIG = ROOT / "configs" / "mlp_lbfgs.yaml"
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A wheel built from a copy, so that no old build directory can lend it files."""
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy to build from, so that no old build directory can lend it files."""
     source = tmp_path_factory.mktemp("source") / "lockstep"
     source.mkdir()
     for package in ("lockstep", "trainer", "optim"):
         copytree(ROOT / package, source / package, ignore=ignore_patterns("__pycache__"))
     (source / "tests").mkdir()
-    (source / "tests" / "__init__.py").touch()  # what must not be packed, though it is a package
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
+    for name in ("__init__.py", "test_it.py"):  # what must not be packed, though it is a package
+        (source / "tests" / name).touch()
+    for name in ("pyproject.toml", "README.md", "LICENSE", "MANIFEST.in"):
         (source / name).write_bytes((ROOT / name).read_bytes())
-    target = tmp_path_factory.mktemp("dist")
+    return source
+
+
+def build(source: Path, target: Path) -> Path:
     options = ["--no-deps", "--no-build-isolation", "--no-index", "--wheel-dir", target]
     _run(sys.executable, "-m", "pip", "wheel", "-qq", *options, source, cwd=target)
     (built,) = target.glob("*.whl")
     return built
+
+
+@pytest.fixture(scope="module")
+def wheel(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build(source, tmp_path_factory.mktemp("dist"))
 
 
 @pytest.fixture(scope="module")
@@ -104,6 +114,21 @@ def test_the_wheel_holds_the_packages_whole_and_nothing_else(wheel: Path) -> Non
         for file in (ROOT / "configs").rglob("*.*")
     }
     assert others == typed | page | shipped | {"trainer/data/shakespeare.txt.bz2"}
+
+
+def test_the_source_distribution_holds_no_tests_and_builds_the_same_wheel(
+    source: Path, wheel: Path, tmp_path: Path
+) -> None:
+    code = "import setuptools.build_meta as b, sys; b.build_sdist(sys.argv[1])"
+    _run(sys.executable, "-c", code, tmp_path, cwd=source)
+    (packed,) = tmp_path.glob("*.tar.gz")
+    with tarfile.open(packed) as archive:
+        archive.extractall(tmp_path, filter="data")
+    unpacked = tmp_path / packed.name.removesuffix(".tar.gz")
+    assert not (unpacked / "tests").exists()
+    ours, theirs = (zipfile.ZipFile(each) for each in (wheel, build(unpacked, tmp_path)))
+    contents = [{name: each.read(name) for name in each.namelist()} for each in (ours, theirs)]
+    assert contents[0] == contents[1]
 
 
 def test_the_wheel_names_its_license_and_holds_it(wheel: Path) -> None:
