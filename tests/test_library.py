@@ -362,6 +362,23 @@ def test_mistakes_of_a_run_are_raised_with_the_places_of_the_user(
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize("setting", ["", "true", "false"])
+def test_a_notebook_that_holds_the_memory_of_a_gpu_is_told_how_to_share_it(
+    setting: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """By default jax reserves most of the memory, and a run in another process finds none."""
+    jax.devices()
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    monkeypatch.delenv("XLA_PYTHON_CLIENT_PREALLOCATE", raising=False)
+    if setting:
+        monkeypatch.setenv("XLA_PYTHON_CLIENT_PREALLOCATE", setting)
+    config = mlp()
+    config["model.widht"] = 3
+    said = "Did you mean 'width'" if setting == "false" else "XLA_PYTHON_CLIENT_PREALLOCATE.*inline"
+    with pytest.raises(ls.UserError, match=said):
+        ls.train(config, tmp_path / "run", quiet=True)
+
+
 def test_in_a_notebook_messages_are_not_shown_as_errors(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ):
