@@ -10,11 +10,12 @@ import jax.numpy as jnp
 from lockstep.configs import Config
 from optim.paths import names
 from trainer.cli.loading import make_program
-from trainer.config.wording import known_names
+from trainer.config.wording import known_names, listing
 from trainer.engine.program import Program as _Program
 from trainer.engine.splits import eval_batches, split_sizes
 from trainer.engine.step import State
 from trainer.messages import UserError
+from trainer.workdir import code
 
 
 def load_program(config: Config, vocabulary: Sequence[str], declared: bool = False) -> _Program:
@@ -28,7 +29,31 @@ def load_program(config: Config, vocabulary: Sequence[str], declared: bool = Fal
     Raises:
         UserError: the config has a mistake.
     """
-    return make_program(config.resolved, vocabulary, declared=declared)
+    program = make_program(config.resolved, vocabulary, declared=declared)
+    check_code(vocabulary)
+    return program
+
+
+def check_code(vocabulary: Sequence[str]) -> dict[str, str]:
+    """Checks that the user's packages are those of their files.
+
+    Args:
+        vocabulary: packages that are imported.
+
+    Returns:
+        File -> its hash.
+
+    Raises:
+        UserError: a file was edited after this process imported it.
+    """
+    used = code.hashes(vocabulary)
+    if edited := code.edited(vocabulary):
+        raise UserError(
+            f"{listing(edited, 4)} {'were' if len(edited) > 1 else 'was'} edited after this process"
+            " imported the module, and it still has the functions of before: restart the kernel"
+            " of the notebook, or the process."
+        )
+    return used
 
 
 class Program:

@@ -1,6 +1,7 @@
 """`train` and `load_run`: runs, and what they have learned."""
 
 import tempfile
+import warnings
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from os import PathLike, fspath
@@ -129,13 +130,16 @@ class Run:
         `apply` returns the outputs and the new model state.
 
         Raises:
-            UserError: the config names packages that were not given as the vocabulary.
+            UserError: the config names packages that were not given as the vocabulary, or a file of
+                them was edited after this process imported it.
         """
         if self._model is None:
             from trainer.engine.experiment import as_model
 
             builder = configs.Builder(self.config.resolved, self._vocabulary)
-            self._model = as_model(builder.build("model"))
+            model = as_model(builder.build("model"))
+            self._check_code()
+            self._model = model
         return self._model
 
     @property
@@ -179,6 +183,7 @@ class Run:
 
         if self._program is None:
             self._program = load_program(self.config, self._vocabulary)
+            self._check_code()
         try:
             number = choose_step(self.folder, self.config.resolved, step)
             state = restore_of(self._program, self.folder, number)
@@ -191,6 +196,26 @@ class Run:
         if summary is None:
             return f"Run({str(self.folder)!r}), not ended"
         return f"Run({str(self.folder)!r}), {summary.end} at step {summary.step:,}"
+
+    def _check_code(self) -> None:
+        """Warns if the run was computed with other files of the user's packages."""
+        from lockstep.programs import check_code
+        from trainer.workdir import read_record
+        from trainer.writers.json_files import DamagedFile
+
+        now = check_code(self._vocabulary)
+        try:
+            record = read_record(self.folder / "run.json") or {}
+        except (DamagedFile, OSError):
+            return
+        then = record.get("fingerprint", {}).get("code", {})
+        if changed := [name for name, x in now.items() if then.get(name, x) != x]:
+            warnings.warn(
+                f"The run in {self.folder} was computed with another content of"
+                f" {', '.join(changed)}: with the functions of now, its parameters may give other"
+                " outputs and metrics than in the run.",
+                stacklevel=3,
+            )
 
     def _trained(self, step: Step, *, raw: bool) -> Any:
         from trainer.train.trained import read_trained

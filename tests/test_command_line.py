@@ -435,6 +435,15 @@ def test_a_run_resumes_from_its_latest_checkpoint_and_refuses_another_config(tmp
     assert {p: p.stat().st_mtime_ns for p in workdir.iterdir() if p.is_file()} == before
     assert run(tmp_path, GOOD)[0] == 0
     assert "Nothing to do" in capsys.readouterr().err
+    # It has no step to make by the other config, whose values its folder must not claim.
+    before = {p: p.read_bytes() for p in workdir.iterdir() if p.is_file()}
+    other = "--set", "optimizer.groups.rest.optimizer.learning_rate=0.5"
+    assert run(tmp_path, GOOD, *other, "--allow_changed=learning_rate")[0] == 2
+    said = capsys.readouterr().err
+    assert "so that this config would change none of its results" in said
+    assert "optimizer.groups.rest.optimizer.learning_rate: 0.01 -> 0.5" in said
+    assert {p: p.read_bytes() for p in workdir.iterdir() if p.is_file()} == before
+    assert run(tmp_path, GOOD, "--set", "writers=[console]", "--allow_changed=writers")[0] == 0
 
 
 def test_a_workdir_that_cannot_be_created_is_an_error(tmp_path, capsys):

@@ -234,6 +234,8 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(ROOT / "tests" / "lab")
     monkeypatch.syspath_prepend(tmp_path)
+    for name in [each for each in sys.modules if each.partition(".")[0] == "my_lab"]:
+        monkeypatch.delitem(sys.modules, name)  # pages have a package of this name, too
     before = set(sys.modules)
     yield tmp_path
     checked_sweep.cache_clear()

@@ -332,6 +332,53 @@ def test_the_module_of_an_nnx_model_has_the_values_of_the_run(tmp_path: Path, mo
     np.testing.assert_allclose(module(images), wanted, atol=1e-4)  # without dropout
 
 
+EDITED = """
+import pathlib, sys, warnings
+import lockstep as ls
+net = pathlib.Path("net_of_mine.py")
+net.write_text(SOURCE)
+config = ls.load_config("mlp.yaml", set={"steps": 4})
+config["model"] = ls.call.models.from_linen(module=ls.call.net_of_mine.Net(), inputs="image")
+first = ls.train(config, "a", vocabulary=["net_of_mine"], quiet=True)
+before = first.evaluate("test")
+net.write_text(SOURCE.replace("relu", "tanh"))
+assert first.evaluate("test") == before  # by the functions that trained it
+second = ls.train(config, "b", vocabulary=["net_of_mine"], quiet=True)  # in a new process
+for use in (second.evaluate, lambda: second.module, lambda: second.module):
+    try:
+        use()
+    except ls.UserError as error:
+        print("refused:", error)
+del sys.modules["net_of_mine"]
+with warnings.catch_warnings(record=True) as told:
+    warnings.simplefilter("always")
+    ls.load_run("a", vocabulary=["net_of_mine"]).evaluate("test")
+    print(*(str(each.message) for each in told if "computed" in str(each.message)))
+    told.clear()
+    again = ls.load_run("b", vocabulary=["net_of_mine"]).evaluate("test")["loss"]
+    assert again == second.summary.metrics["eval/loss"], told
+"""
+
+NET = """
+import flax.linen as nn
+
+class Net(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        return nn.Dense(10)(nn.relu(nn.Dense(8)(x.reshape(len(x), -1))))
+"""
+
+
+def test_a_model_whose_code_was_edited_is_not_evaluated_in_silence(tmp_path: Path):
+    (tmp_path / "mlp.yaml").write_text(MLP)
+    done = python(f"SOURCE = {NET!r}\n{EDITED}", tmp_path, tmp_path)
+    assert done.returncode == 0, done.stderr
+    refused = "net_of_mine.py was edited after this process imported the module"
+    lines = [line for line in done.stdout.splitlines() if "net_of_mine.py" in line]
+    assert [refused in line for line in lines] == [True, True, True, False]
+    assert "a was computed with another content of net_of_mine.py" in lines[3]
+
+
 def test_folders_that_are_no_runs_are_named(tmp_path: Path):
     (tmp_path / "plan.json").write_text("{}")
     with pytest.raises(ls.UserError, match="is the folder of a sweep: read it with ls.load_sweep"):

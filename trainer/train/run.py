@@ -33,7 +33,9 @@ from trainer.train.trained import tokenizer_text
 from trainer.train.warm_start import WarmStart
 from trainer.train.watchdog import SlowLines, Watchdog
 from trainer.workdir import Workdir, WorkdirTakenOver, check_name, code, fingerprint
+from trainer.workdir.changes import covered, listed
 from trainer.writers import RunIdentity
+from trainer.writers.summary import read_summary
 
 
 class Run:
@@ -148,12 +150,33 @@ class Run:
                 f"The run in {workdir} has made {newest:,} steps, and this config asks for "
                 f"{self.experiment.steps:,}. Ask for more, or choose another --workdir."
             )
+        if changed and newest == self.experiment.steps:
+            self._refuse_a_config_without_steps(workdir)
         if self._profile is not None:
             end = min(self.experiment.steps, until or self.experiment.steps)
             self._profile.choose(newest or 0, end)
         # Read before the folder is created, so that a mistake in its rules leaves nothing behind.
         if self.experiment.warm_start and newest is None:
             self._warm_start = WarmStart(self.program, self.read)
+
+    def _refuse_a_config_without_steps(self, workdir: Path) -> None:
+        """Raises UserError if the run has ended: the config in its folder is that of its steps."""
+        file = workdir / "config.yaml"
+        try:
+            summary = read_summary(workdir)
+        except OSError:
+            return  # the same error follows, with advice
+        if summary is None or summary.end != "done" or not file.exists():
+            return
+        old = configs.load([file]).root
+        lines = configs.diff(configs.computed(old), configs.computed(self.read.root))
+        # A logger that is added gets the rows that there are.
+        if changes := [x for x in lines if not covered(x.partition(":")[0], ["writers"])]:
+            raise UserError(
+                f"The run in {workdir} has made all of its {self.experiment.steps:,} steps, so that"
+                " this config would change none of its results. The differences, old -> new:\n"
+                f"{listed(changes)}Ask for more steps, or choose another --workdir."
+            )
 
     def _open(self, workdir: str | Path, allow_changed: Sequence[str], take_over: bool) -> Workdir:
         data = self.experiment.data

@@ -49,10 +49,36 @@ def hashes(packages: Sequence[str]) -> dict[str, str]:
         File -> the first 16 hex digits of its SHA-256; a file is named from the folder that the
         import starts from, as "my_lab/nets.py", sorted.
     """
+    return {name: source.hash for name, source in sorted(_used(packages).items())}
+
+
+def edited(packages: Sequence[str]) -> list[str]:
+    """Returns the files of packages that were edited since `hashes` first saw their modules.
+
+    This process still has the functions of before.
+
+    Args:
+        packages: as for `hashes`.
+
+    Returns:
+        The names of the files, sorted; one that was removed is among them.
+    """
+    return sorted(name for name, x in _used(packages).items() if _digest(x.file) != x.hash)
+
+
+def _digest(file: Path) -> str | None:
+    try:
+        return hashlib.sha256(file.read_bytes()).hexdigest()[:16]
+    except OSError:
+        return None
+
+
+def _used(packages: Sequence[str]) -> dict[str, _Source]:
+    """Returns the sources of packages and of what they import beside them; see `hashes`."""
     tops = {package.partition(".")[0] for package in packages}
     folders = {folder for top in tops for folder in _folders(top)}
     waiting = [name for name in sys.modules if name.partition(".")[0] in tops]
-    found: dict[str, str] = {}
+    found: dict[str, _Source] = {}
     seen: set[str] = set()
     while waiting:
         name = waiting.pop()
@@ -60,13 +86,13 @@ def hashes(packages: Sequence[str]) -> dict[str, str]:
         if source is None:
             continue
         seen.add(name)
-        found[source.file.relative_to(_folder(name, source.file)).as_posix()] = source.hash
+        found[source.file.relative_to(_folder(name, source.file)).as_posix()] = source
         waiting += [
             other
             for other in source.imports
             if other.partition(".")[0] not in {*_OURS, *tops} and _is_in(other, folders)
         ]
-    return dict(sorted(found.items()))
+    return found
 
 
 def commits(packages: Sequence[str]) -> dict[str, dict[str, Any]]:
