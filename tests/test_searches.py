@@ -9,7 +9,9 @@ from tests.test_sweep_extend import added, begun, check_kept, extend
 from tests.test_sweep_plan import BASE, planned
 from tests.test_sweep_status import finish, printed, refused
 from trainer.__main__ import main
+from trainer.config import dump
 from trainer.report.pairs import compare_arms, looks_of
+from trainer.report.panels.hyperparameters import hyperparameters_table
 from trainer.report.panels.ledger import ledger_block
 from trainer.report.panels.methods import methods_block
 from trainer.report.sweep_results import read_sweep
@@ -296,3 +298,22 @@ def test_search_0_is_the_sweep_without_searches(folder):
     several = planned(folder, SWEEP)
     first = [trial for trial in several.trials if trial.search == 0]
     assert [(t.name, t.values) for t in first] == [(t.name, t.values) for t in alone.trials]
+
+
+def test_the_hyperparameters_of_a_report_are_those_of_all_winners(folder):
+    sweep, _ = begun(folder, SWEEP)
+    finish_search(sweep)
+    finish_finals(sweep)
+    trials = final_trials(sweep, read_plan(sweep))
+    assert trials is not None
+    rates: dict[str, list[float]] = {"first": [], "second": []}
+    for trial in trials:
+        (sweep / trial.folder / "config.yaml").write_text(dump(trial.config.root))
+        rates[trial.arm] += trial.values.values()
+    table = hyperparameters_table(read_sweep(sweep), "")
+    assert table is not None and "the smallest and the largest" in table.note
+    (row,) = (row for row in table.rows if row[0] == "optimizer.learning_rate")
+    for cell, values in zip(row[1:], rates.values(), strict=True):
+        assert len(set(values)) == 3
+        assert list(map(float, cell.split(" to "))) == [min(values), max(values)]
+    assert all(" to " not in str(cell) for each in table.rows for cell in each if each != row)

@@ -1,5 +1,7 @@
 """The table of the winners' hyperparameters, defaults included."""
 
+from collections.abc import Sequence
+
 from trainer.report.conditions import read_config
 from trainer.report.document import Column, Table, column_names
 from trainer.report.results import Workload
@@ -20,11 +22,19 @@ def hyperparameters_table(workload: Workload, prefix: str) -> Table | None:
         there is a single arm; None if no config can be read.
     """
     arms: dict[str, dict[str, str]] = {}
+    ranges = False
     for arm in workload.arms:
-        runs = workload.finals_of(arm)
-        root = read_config(runs[0].folder) if runs else None
-        if root is not None and _ROOT in root.kwargs:
-            arms[arm] = dict(arguments(root.kwargs[_ROOT], _ROOT))
+        roots = [read_config(run.folder) for run in workload.finals_of(arm)]
+        found = [
+            dict(arguments(root.kwargs[_ROOT], _ROOT))
+            for root in roots
+            if root is not None and _ROOT in root.kwargs
+        ]
+        if found:
+            every = dict.fromkeys(path for each in found for path in each)
+            of_path = {path: {each.get(path, "–"): None for each in found} for path in every}
+            arms[arm] = {path: _cell(list(values)) for path, values in of_path.items()}
+            ranges |= any(len(values) > 1 for values in of_path.values())
     paths = dict.fromkeys(path for arguments in arms.values() for path in arguments)
     rows = tuple(
         (path, *values)
@@ -41,5 +51,25 @@ def hyperparameters_table(workload: Workload, prefix: str) -> Table | None:
         "Defaults included; – is an argument that the arm's optimizer does not have. What is equal"
         " in all arms is left out: config_full.yaml in the folder of a run has everything."
     )
+    if ranges:
+        note += (
+            " Where the winners of an arm's searches differ, the smallest and the largest of their"
+            " values are shown."
+        )
     title = "Hyperparameters of the compared runs"
     return Table(f"{prefix}hyperparameters", title, tuple(columns), rows, note)
+
+
+def _cell(values: Sequence[str]) -> str:
+    """Returns the one value, the smallest and the largest of several, or all that are no numbers.
+
+    Args:
+        values: different ones.
+    """
+    if len(values) == 1:
+        return values[0]
+    try:
+        ordered = sorted(values, key=float)
+    except ValueError:
+        return " or ".join(values)
+    return f"{ordered[0]} to {ordered[-1]}"
