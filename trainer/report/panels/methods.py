@@ -61,7 +61,7 @@ def _paragraph(workload: Workload, pairs: Sequence[Pair], runs: Sequence[Result]
     sentences += _tests(pairs)
     versions = _versions(runs)
     if versions:
-        sentences.append(f"All runs used Lockstep {versions}.")
+        sentences.append(f"All runs used {versions}.")
     return " ".join(sentences)
 
 
@@ -165,12 +165,12 @@ def _tests(pairs: Sequence[Pair]) -> list[str]:
     tests = list(dict.fromkeys(pair.test for pair in pairs if pair.test))
     if not tests:
         return []
-    over = f", over all {len(pairs)} pairs" if len(pairs) > 1 else ""
+    over = f"all {len(pairs)} pairs and all looks" if len(pairs) > 1 else "all looks"
     elsewhere = any(pair.elsewhere and pair.elsewhere.found for pair in pairs)
     return [
         f"Arms were compared by the {joined(tests)}, with a probability of at most 5% that any"
-        f" claim is false{over} and all looks at the results; the intervals of differences hold at"
-        " the same time.",
+        f" claim is false, over {over} at the results; the intervals of differences hold at the"
+        " same time.",
         *([_ELSEWHERE] if elsewhere else []),
     ]
 
@@ -179,13 +179,15 @@ def _versions(runs: Sequence[Result]) -> str:
     if not runs:
         return ""
 
-    def of(key: str) -> str:
-        return joined(list(dict.fromkeys(str(run.fingerprint.get(key, "")) for run in runs)))
+    def of(key: str, length: int | None = None) -> str:
+        found = dict.fromkeys(str(run.fingerprint.get(key) or "")[:length] for run in runs)
+        return joined([each for each in found if each])
 
-    commits = joined(list(dict.fromkeys(str(r.fingerprint.get("commit", ""))[:12] for r in runs)))
     edited = any(run.fingerprint.get("uncommitted", "none") != "none" for run in runs)
     changes = " with uncommitted changes" if edited else ""
-    parts = [f"{of('lockstep')} at commit {commits}{changes}"]
+    commits = of("commit", 12)  # not known of a package that was installed
+    at = f"at commit {commits}{changes}" if commits else ""
+    parts = [" ".join(filter(None, ["Lockstep", of("lockstep"), at]))]
     parts += [f"{name} {of(name)}" for name in ("jax", "optax") if name in runs[0].fingerprint]
     return f"{', '.join(parts)}, on {of('devices')}"
 
