@@ -287,12 +287,8 @@ class Loop:
         self.checkpoints.prune()
         if step < self.experiment.steps or not evaluated:
             text = f"Stopped at step {step} by {self.consensus.stop or '--until'}; saved."
-            how = (
-                "Start the same command again"
-                if self.consensus.stop
-                else "Start it without --until"
-            )
-            self.log(f"{text} {how} to resume.")
+            again = "the same command again" if self.consensus.stop else "it without --until"
+            self.log(f"{text} Start {again} to resume.")
             return Ended("stopped", STOPPED, step, text)
         self.log(f"Done: {plural(step, 'step')}. {self._evaluations.describe()}")
         return Ended("done", DONE, step)
