@@ -133,7 +133,7 @@ def loggers(empty_store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Marks the tests that ask for the fixtures `torch` and `loggers`, for `-m torch`."""
+    """Marks the tests that ask for the fixtures `torch` and `loggers` by markers of these names."""
     for item in items:
         for name in ("torch", "loggers"):
             if isinstance(item, pytest.Function) and name in item.fixturenames:

@@ -34,26 +34,21 @@ def load_program(config: Config, vocabulary: Sequence[str], declared: bool = Fal
     return program
 
 
-def check_code(vocabulary: Sequence[str]) -> dict[str, str]:
+def check_code(vocabulary: Sequence[str]) -> None:
     """Checks that the user's packages are those of their files.
 
     Args:
         vocabulary: packages that are imported.
 
-    Returns:
-        File -> its hash.
-
     Raises:
         UserError: a file was edited after this process imported it.
     """
-    used = code.hashes(vocabulary)
     if edited := code.edited(vocabulary):
         raise UserError(
             f"{listing(edited, 4)} {'were' if len(edited) > 1 else 'was'} edited after this process"
             " imported the module, and it still has the functions of before: restart the kernel"
             " of the notebook, or the process."
         )
-    return used
 
 
 class Program:

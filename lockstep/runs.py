@@ -134,11 +134,13 @@ class Run:
                 them was edited after this process imported it.
         """
         if self._model is None:
+            from lockstep.programs import check_code
             from trainer.engine.experiment import as_model
 
             builder = configs.Builder(self.config.resolved, self._vocabulary)
             model = as_model(builder.build("model"))
-            self._check_code()
+            check_code(self._vocabulary)
+            self._warn_of_other_code()
             self._model = model
         return self._model
 
@@ -183,7 +185,7 @@ class Run:
 
         if self._program is None:
             self._program = load_program(self.config, self._vocabulary)
-            self._check_code()
+            self._warn_of_other_code()
         try:
             number = choose_step(self.folder, self.config.resolved, step)
             state = restore_of(self._program, self.folder, number)
@@ -197,18 +199,13 @@ class Run:
             return f"Run({str(self.folder)!r}), not ended"
         return f"Run({str(self.folder)!r}), {summary.end} at step {summary.step:,}"
 
-    def _check_code(self) -> None:
+    def _warn_of_other_code(self) -> None:
         """Warns if the run was computed with other files of the user's packages."""
-        from lockstep.programs import check_code
-        from trainer.workdir import read_record
-        from trainer.writers.json_files import DamagedFile
+        from trainer.sweep.code_changes import code_of
+        from trainer.workdir import code
 
-        now = check_code(self._vocabulary)
-        try:
-            record = read_record(self.folder / "run.json") or {}
-        except (DamagedFile, OSError):
-            return
-        then = record.get("fingerprint", {}).get("code", {})
+        then = code_of(self.folder)
+        now = code.hashes(self._vocabulary)
         if changed := [name for name, x in now.items() if then.get(name, x) != x]:
             warnings.warn(
                 f"The run in {self.folder} was computed with another content of"

@@ -18,6 +18,7 @@ from tests import laws_table
 from trainer import protocols
 from trainer.cli import options
 from trainer.config.languages import SWEEP
+from trainer.config.schema import argument_docs
 from trainer.config.signatures import Function, Parameter, home
 from trainer.config.vocabulary import Vocabulary
 from trainer.engine.experiment import Experiment
@@ -170,7 +171,7 @@ def keys(node: type) -> str:
     Args:
         node: the dataclass, whose docstring describes each field under "Attributes".
     """
-    described = attributes(inspect.getdoc(node) or "")
+    described = argument_docs(node)
     fields = dataclasses.fields(node)
     assert [field.name for field in fields] == list(described), node
     rows = [(code(x.name), _field_default(x), plain(described[x.name])) for x in fields]
@@ -187,18 +188,6 @@ def sweep_keys() -> str:
     ):
         text += f"\n{title}\n\n{keys(node)}"
     return text
-
-
-def attributes(docstring: str) -> dict[str, str]:
-    """Returns what a docstring in Google style says of each attribute.
-
-    Args:
-        docstring: the docstring, without its indentation.
-    """
-    section = re.search(r"^Attributes:\n((?:(?: .*)?\n?)*)", docstring, re.MULTILINE)
-    assert section, docstring
-    items = re.findall(r"^    (\w+): (.*(?:\n(?:      .*)?)*)", section[1], re.MULTILINE)
-    return {name: " ".join(text.split()) for name, text in items}
 
 
 def _field_default(field: dataclasses.Field[Any]) -> str:

@@ -92,8 +92,9 @@ def save_figure(
             _add_legend(figure, list(lines))
         try:
             figure.savefig(file, metadata=_METADATA[suffix])
-        except OSError as error:
-            raise UserError(f"{file} cannot be written: {error.strerror}.") from error
+        except (OSError, ValueError) as error:
+            reason = getattr(error, "strerror", None) or str(error).rstrip(".")
+            raise UserError(f"{file} cannot be written: {reason}.") from error
 
 
 def _draw(axes: "Axes", line: Line, look: Style, lines: int) -> None:

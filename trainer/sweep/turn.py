@@ -27,6 +27,7 @@ from trainer.train.stopwatch import Clock
 from trainer.train.watchdog import Watchdog
 from trainer.writers import Reporter, RunIdentity
 from trainer.writers.files import replace_file
+from trainer.writers.summary import Summary
 
 
 class Round:
@@ -281,15 +282,14 @@ class Turn:
         try:
             if isinstance(end, Ended) and end.code != DONE:
                 raise OSError(f"{self.trial.folder}: {self.lines[-1]}")
-            self._finish(end if isinstance(end, Ended) else end.ended())
+            summary = self._summary(end if isinstance(end, Ended) else end.ended())
+            self._writer.finish(summary)
             if self._per_example and isinstance(end, Ended):
                 self._keep_examples()
         finally:
             with self._clock.paused():  # a logger may take a while
                 self.close()
-        if isinstance(end, Halted):
-            end = end.ended()
-        return outcome_of(self._results.summary(end, self._experiment))
+        return outcome_of(summary)
 
     def _keep_examples(self) -> None:
         assert self.checkpoints.state is not None, "the loop hands over the last state"
@@ -298,8 +298,8 @@ class Turn:
         with self._clock.paused():
             keep_examples(self.program, state, self._folder, self._fence, self._warn, watch)
 
-    def _finish(self, end: Ended) -> None:
-        self._writer.finish(self._results.summary(end, self._experiment))
+    def _summary(self, end: Ended) -> Summary:
+        return self._results.summary(end, self._experiment)
 
     def stopped(self, why: str) -> None:
         """Says that the trial is stopped, and continues later.
@@ -307,7 +307,7 @@ class Turn:
         Args:
             why: a sentence.
         """
-        self._finish(Ended("stopped", STOPPED, self.step, why))
+        self._writer.finish(self._summary(Ended("stopped", STOPPED, self.step, why)))
 
     def failed(self, why: str) -> Outcome:
         """Returns the outcome of a trial that an error ended.
@@ -315,8 +315,7 @@ class Turn:
         Args:
             why: a sentence.
         """
-        end = Ended("failed", FAILED, self.step, why)
-        return outcome_of(self._results.summary(end, self._experiment))
+        return outcome_of(self._summary(Ended("failed", FAILED, self.step, why)))
 
     def close(self) -> None:
         """Closes the files, all of them also where one cannot be written."""

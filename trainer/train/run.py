@@ -4,13 +4,11 @@ import contextlib
 import dataclasses
 import time
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
 
 import jax
 
 from trainer import config as configs
-from trainer import writers
 from trainer.checkpoint import CheckpointError, Checkpoints, check_not_lost
 from trainer.config import Config
 from trainer.engine.plan import Plan, located_fingerprint, make_plan
@@ -33,8 +31,8 @@ from trainer.train.trained import tokenizer_text
 from trainer.train.warm_start import WarmStart
 from trainer.train.watchdog import SlowLines, Watchdog
 from trainer.workdir import Workdir, WorkdirTakenOver, check_name, code, fingerprint
-from trainer.workdir.changes import covered, listed
-from trainer.writers import RunIdentity
+from trainer.workdir.changes import config_changes, covered, listed
+from trainer.writers import RunIdentity, identity_of_run
 from trainer.writers.summary import read_summary
 
 
@@ -168,8 +166,7 @@ class Run:
             return  # the same error follows, with advice
         if summary is None or summary.end != "done" or not file.exists():
             return
-        old = configs.load([file]).root
-        lines = configs.diff(configs.computed(old), configs.computed(self.read.root))
+        lines = config_changes(file, self.read.root)
         # A logger that is added gets the rows that there are.
         if changes := [x for x in lines if not covered(x.partition(":")[0], ["writers"])]:
             raise UserError(
@@ -216,7 +213,10 @@ class Run:
         summarize: bool,
     ) -> int:
         """Runs in an open folder, and writes summary.json at the end."""
-        of_folder = partial(writers.identity_of_run, folder.path, configs.hparams(self.read.root))
+
+        def of_folder() -> RunIdentity:
+            return identity_of_run(folder.path, configs.hparams(self.read.root))
+
         identity = self._identity or of_folder
         services = make_services(folder, self.program, self.signals, self.log, identity)
         try:

@@ -112,6 +112,19 @@ def refuse(path: Path, changes: Sequence[Change], allowed: Sequence[str]) -> Non
         )
 
 
+def config_changes(file: Path, config: Call) -> list[str]:
+    """Returns the differences between the config in a folder and another one, of what is computed.
+
+    Args:
+        file: the config.yaml of a run.
+        config: the other config.
+
+    Returns:
+        Lines such as "steps: 10 -> 20".
+    """
+    return configs.diff(configs.computed(configs.load([file]).root), configs.computed(config))
+
+
 def listed(lines: Sequence[str]) -> str:
     """Indents lines for an error, at most four.
 

@@ -63,14 +63,18 @@ def edited(packages: Sequence[str]) -> list[str]:
     Returns:
         The names of the files, sorted; one that was removed is among them.
     """
-    return sorted(name for name, x in _used(packages).items() if _digest(x.file) != x.hash)
+    return sorted(name for name, source in _used(packages).items() if _differs(source))
 
 
-def _digest(file: Path) -> str | None:
+def _differs(source: _Source) -> bool:
     try:
-        return hashlib.sha256(file.read_bytes()).hexdigest()[:16]
+        return _digest(source.file.read_bytes()) != source.hash
     except OSError:
-        return None
+        return True
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()[:16]
 
 
 def _used(packages: Sequence[str]) -> dict[str, _Source]:
@@ -126,8 +130,7 @@ def _source(name: str) -> _Source | None:
         if file is None:
             return None
         content = file.read_bytes()
-        digest = hashlib.sha256(content).hexdigest()[:16]
-        _sources[module] = _Source(file, digest, tuple(_imports(name, content)))
+        _sources[module] = _Source(file, _digest(content), tuple(_imports(name, content)))
     return _sources[module]
 
 

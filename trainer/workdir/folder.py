@@ -14,7 +14,13 @@ from trainer.checkpoint import holds_results
 from trainer.config.tree import Call
 from trainer.messages import UserError
 from trainer.workdir import place
-from trainer.workdir.changes import as_changes, check_allowed, refuse, refuse_config
+from trainer.workdir.changes import (
+    as_changes,
+    check_allowed,
+    config_changes,
+    refuse,
+    refuse_config,
+)
 from trainer.workdir.fingerprint import Change, compare
 from trainer.workdir.lock import Lock, WorkdirTakenOver
 from trainer.workdir.record import begin, now, refuse_trial
@@ -291,8 +297,7 @@ class Workdir:
                     "they were made with is unknown. Choose another --workdir."
                 )
             return []
-        old = configs.load([self.config_file]).root
-        return configs.diff(configs.computed(old), configs.computed(config))
+        return config_changes(self.config_file, config)
 
     def _save_record(self) -> None:
         self.write("run.json", json.dumps(self._record, indent=1) + "\n")

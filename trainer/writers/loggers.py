@@ -204,7 +204,7 @@ class LoggerWriter(Writer):
         resumed: int,
         fence: Callable[[], None] | None = None,
     ):
-        self._name, self._make, self._reporter = name, make, reporter
+        self._name, self._reporter = name, reporter
         self._fence = fence
         self._summary: Summary | None = None
         self._queue: queue.SimpleQueue[Row | None] = queue.SimpleQueue()
