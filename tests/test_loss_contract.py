@@ -132,6 +132,15 @@ def test_without_a_mask_every_position_counts():
     assert values["train/loss"] == pytest.approx(by_position.mean(), rel=1e-5)
 
 
+def test_the_dtypes_of_numpy_are_taken_without_a_warning():
+    """Warnings are errors in tests: jax has one about each field of float64 or int64."""
+    wide = {name: x.astype(np.float64) for name, x in TRAIN.items() if name != "mask"}
+    wide["label"] = np.maximum(TRAIN["label"], 0).astype(np.int64)
+    _, values = one_step(program(data=data.ArrayDataset(wide, wide, batch_size=None)))
+    by_position, *_ = by_hand(wide)
+    assert values["train/loss"] == pytest.approx(by_position.mean(), rel=1e-5)
+
+
 def probing() -> optax.GradientTransformationExtraArgs:
     """Moves each parameter by how far value_fn is from value, at the parameters of the step."""
 

@@ -134,6 +134,14 @@ def test_losses_of_bfloat16_outputs_are_computed_in_float32(loss: Any, batch: An
         (lambda: value(losses.softmax_cross_entropy(), image=LABELS), ["'label'", "'image'"]),
         (lambda: value(losses.softmax_cross_entropy(), label=TARGETS[:, :3]), ["(6, 5)", "(6, 3)"]),
         (lambda: value(losses.squared_error(), target=LABELS), ["(6, 5)", "(6,)"]),
+        (
+            lambda: value(losses.softmax_cross_entropy(), label=LABELS.astype(np.float32)),
+            ["Labels that are numbers of classes are integers, and these are float32."],
+        ),
+        (
+            lambda: value(losses.softmax_cross_entropy(), LOGITS[:, None, None], label=LABELS),
+            ["outputs of shape (6, 1, 1, 5)", "inputs that the model does not flatten."],
+        ),
         (lambda: metrics.top_k_accuracy(0), ["k", "0"]),
         (lambda: counted(metrics.top_k_accuracy(6)), ["6", "5"]),
     ],

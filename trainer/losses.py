@@ -73,16 +73,22 @@ def softmax_cross_entropy(label_smoothing: Input = 0.0, labels: str = "label") -
                     f"ChunkedLogits, but {labels!r} is {target.dtype}. Compute the loss from "
                     "`outputs.whole()` in a loss of your own."
                 )
-            _check_shape(target.shape, outputs.shape[:-1], labels, "losses.softmax_cross_entropy")
+            _check_shape(
+                target, outputs.shape[:-1], outputs.shape, labels, "losses.softmax_cross_entropy"
+            )
             return _chunked(outputs, target, label_smoothing, batch.get("mask"))
         log_probabilities = jax.nn.log_softmax(outputs.astype(jnp.float32), axis=-1)
         if jnp.issubdtype(target.dtype, jnp.integer):
-            _check_shape(target.shape, outputs.shape[:-1], labels, "losses.softmax_cross_entropy")
+            _check_shape(
+                target, outputs.shape[:-1], outputs.shape, labels, "losses.softmax_cross_entropy"
+            )
             log_likelihood = jnp.take_along_axis(log_probabilities, target[..., None], axis=-1)[
                 ..., 0
             ]
         else:
-            _check_shape(target.shape, outputs.shape, labels, "losses.softmax_cross_entropy")
+            _check_shape(
+                target, outputs.shape, outputs.shape, labels, "losses.softmax_cross_entropy"
+            )
             log_likelihood = jnp.sum(target.astype(jnp.float32) * log_probabilities, axis=-1)
         if not is_known or label_smoothing:
             uniform = jnp.mean(log_probabilities, axis=-1)
@@ -129,7 +135,9 @@ def sigmoid_binary_cross_entropy(labels: str = "label") -> Loss:
         target = pick(batch, labels, "losses.sigmoid_binary_cross_entropy")
         if jnp.issubdtype(target.dtype, jnp.integer) and target.shape == outputs.shape[:-1]:
             target = jax.nn.one_hot(target, outputs.shape[-1])
-        _check_shape(target.shape, outputs.shape, labels, "losses.sigmoid_binary_cross_entropy")
+        _check_shape(
+            target, outputs.shape, outputs.shape, labels, "losses.sigmoid_binary_cross_entropy"
+        )
         logits, target = outputs.astype(jnp.float32), target.astype(jnp.float32)
         # log_sigmoid(-x) is log(1 - sigmoid(x)), without its cancellation for large x.
         likelihood = target * jax.nn.log_sigmoid(logits)
@@ -160,7 +168,7 @@ def squared_error(targets: str = "target") -> Loss:
     def loss(outputs: jax.Array, batch: Mapping[str, jax.Array]) -> jax.Array:
         check_array(outputs, "losses.squared_error")
         target = pick(batch, targets, "losses.squared_error")
-        _check_shape(target.shape, outputs.shape, targets, "losses.squared_error")
+        _check_shape(target, outputs.shape, outputs.shape, targets, "losses.squared_error")
         return over_features(jnp.square(outputs.astype(jnp.float32) - target.astype(jnp.float32)))
 
     return loss
@@ -197,7 +205,7 @@ def huber(delta: float = 1.0, targets: str = "target") -> Loss:
     def loss(outputs: jax.Array, batch: Mapping[str, jax.Array]) -> jax.Array:
         check_array(outputs, "losses.huber")
         target = pick(batch, targets, "losses.huber")
-        _check_shape(target.shape, outputs.shape, targets, "losses.huber")
+        _check_shape(target, outputs.shape, outputs.shape, targets, "losses.huber")
         error = jnp.abs(outputs.astype(jnp.float32) - target.astype(jnp.float32))
         # Without a branch: e²/2 up to delta, and delta²/2 + delta (|e| - delta) above it.
         quadratic = jnp.minimum(error, delta)
@@ -241,12 +249,21 @@ def check_array(outputs: Any, name: str) -> None:
         )
 
 
-def _check_shape(shape: tuple[int, ...], wanted: tuple[int, ...], key: str, name: str) -> None:
-    if shape != wanted:
-        raise ValueError(
-            f"{name} needs {key!r} of shape {wanted} to fit the model's outputs, but the batch has "
-            f"{shape}."
-        )
+def _check_shape(
+    target: jax.Array, wanted: tuple[int, ...], outputs: tuple[int, ...], key: str, name: str
+) -> None:
+    """Raises ValueError if a target has another shape than the outputs of the model ask for."""
+    if target.shape == wanted:
+        return
+    hint = ""
+    if target.shape == outputs[:-1]:
+        hint = f" Labels that are numbers of classes are integers, and these are {target.dtype}."
+    elif len(outputs) > target.ndim + 1:
+        hint = " Axes too many of the outputs come from inputs that the model does not flatten."
+    raise ValueError(
+        f"{name} needs {key!r} of shape {wanted} for outputs of shape {outputs}, but the batch has"
+        f" {target.shape}.{hint}"
+    )
 
 
 def per_position(values: jax.Array) -> jax.Array:

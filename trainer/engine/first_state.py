@@ -76,7 +76,9 @@ class FirstState:
     def _compute(self, run_state: dict[str, Any], hyperparams: Any, draw: Any) -> State:
         experiment = self._experiment
         batch = {
-            name: jnp.zeros(x.shape, x.dtype) for name, x in experiment.data.element_spec.items()
+            # numpy's float64 becomes float32 here as it does in batches, without jax's warning.
+            name: jnp.zeros(x.shape, jax.dtypes.canonicalize_dtype(x.dtype))
+            for name, x in experiment.data.element_spec.items()
         }
         key = jax.random.fold_in(jax.random.key(run_state["seed"]), draw)
         with calling("model"):
