@@ -74,7 +74,7 @@ def tree_of(value: Any) -> Any:
         return Call(value.name, {k: tree_of(v) for k, v in value.kwargs.items()}, value.partial)
     if isinstance(value, Mapping):
         return {key: tree_of(each) for key, each in value.items()}  # type: ignore[misc]
-    if isinstance(value, list | tuple):
+    if isinstance(value, list) or type(value) is tuple:
         return [tree_of(each) for each in value]  # type: ignore[misc]
     if isinstance(value, Recorder):
         raise UserError(f"{value!r} is not called. Write {value!r}(), or {value!r}.partial().")
@@ -87,20 +87,50 @@ def tree_of(value: Any) -> Any:
 
 
 def _refusal(value: Any) -> str:
+    """Says what to write in place of a value that a config cannot contain."""
     name = getattr(value, "__qualname__", None)
     if name is None:
         return (
-            f"A config cannot contain {value!r}, a {type(value).__name__}: it has texts, numbers,"
-            " lists, dicts and calls, which ls.call writes."
+            f"A config cannot contain {_shown(value)}: it has texts, numbers, lists, dicts and"
+            " calls. Write the call that makes the object, such as"
+            " ls.call.optax.adamw(learning_rate=1e-3), which runs nothing."
         )
-    module = getattr(value, "__module__", "")
-    if module in ("__main__", "builtins") or "<" in name:
+    module = getattr(value, "__module__", None) or ""
+    outer, _, within = name.partition(".<locals>")
+    if module == "__main__" or not outer.replace(".", "").isidentifier():
         return (
-            f"A config names functions of modules, and {name} was defined in a notebook or script:"
-            " put it into a file, such as my_lab.py, and write"
-            f" ls.call.my_lab.{name.split('.')[-1]}() with vocabulary=['my_lab']."
+            f"A config names functions of modules, and {name} was defined in a notebook or script,"
+            " or without a name: put it into a file, such as my_lab.py, and write"
+            f" ls.call.my_lab.{outer if outer.isidentifier() else 'my_function'}() with"
+            " vocabulary=['my_lab']."
+        )
+    path, options = _in_config(module, outer)
+    if path is None:
+        return f"A config cannot name {name}, a function of the module {module}."
+    if within:  # what a function returned
+        return (
+            f"A config cannot contain a function that {path} returned: write the call itself,"
+            f" ls.call.{path}(...){options}."
         )
     return (
-        f"A config names functions, and {name} is a function itself: write"
-        f" ls.call.{module}.{name}(), with vocabulary=[{module.split('.')[0]!r}]."
+        f"A config names functions, and {name} is a function itself: write ls.call.{path}(...), or"
+        f" ls.call.{path}.partial() for the function in place of its result{options}."
     )
+
+
+def _shown(value: Any) -> str:
+    """Returns a value in a sentence: its type alone if it prints long."""
+    text, kind = repr(value), type(value).__name__
+    return f"a value of the type {kind}" + (f", {text}" if len(text) <= 40 else "")
+
+
+def _in_config(module: str, name: str) -> tuple[str | None, str]:
+    """Returns the name of a function in a config, and what it takes for a config to name it."""
+    steps = [step for step in module.removeprefix("trainer.").split(".") if step[0] != "_"]
+    if steps[0] in RUN.modules:
+        # optax and our rooms have their public functions at the top.
+        top = f"{steps[0]}.contrib" if steps[:2] == ["optax", "contrib"] else steps[0]
+        return f"{top}.{name}", ""
+    if module.partition(".")[0] in ("builtins", "trainer", "lockstep"):
+        return None, ""
+    return f"{module}.{name}", f", with vocabulary=[{steps[0]!r}]"

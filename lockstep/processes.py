@@ -2,6 +2,7 @@
 
 import os
 import queue
+import re
 import signal
 import subprocess
 import sys
@@ -118,13 +119,37 @@ def _raise(code: int, said: Sequence[str]) -> None:
     message = "".join(said[starts[-1] :]).removeprefix("error: ") if starts else ""
     last = message.strip() or (said[-1].strip() if said else "")
     if code == MISTAKE:
-        raise UserError(last)
+        raise UserError(_with_arguments(last))
     if code == STOPPED:
         raise Stopped(last or "It was stopped after a checkpoint: the same call goes on with it.")
     if code < 0:
         name = signal.Signals(-code).name
         raise RunFailed(f"Its process was ended by {name}. {last}".strip())
     raise RunFailed(last or f"It ended with the exit code {code}.")
+
+
+_ARGUMENTS = "workdir|until|workers|allow_changed|vocabulary"
+_LISTS = ("allow_changed", "vocabulary")
+
+
+def _with_arguments(message: str) -> str:
+    """Replaces options of the command in a message by the arguments of the function.
+
+    Args:
+        message: such as "Choose another --workdir, or resume with --allow_changed=code."
+    """
+
+    def argument(option: re.Match[str]) -> str:
+        name, value = option["name"], option["value"]
+        if value is None:
+            return name
+        if name in _LISTS:
+            return f"{name}=[{', '.join(x if x == '...' else repr(x) for x in value.split(','))}]"
+        return f"{name}={value if value.isdecimal() else repr(value)}"
+
+    value = r"[\w.,/-]*(?:\w|,\.\.\.)"
+    text = re.sub(rf"--(?P<name>{_ARGUMENTS})(?:=(?P<value>{value}))?(?!\w)", argument, message)
+    return text if text == message else text.replace(" to the command", " to the call")
 
 
 def _check_memory() -> None:
@@ -169,7 +194,7 @@ def run_here(words: Sequence[str], translate: Translate) -> None:
         with StopSignals() as arguments.signals:
             code = commands.find(arguments.command)(arguments)
     except UserError as error:
-        raise UserError(translate(str(error))) from error
+        raise UserError(_with_arguments(translate(str(error)))) from error
     _raise(code, [])
 
 

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from lockstep.processes import check_vocabulary, run_command
 from lockstep.runs import Run
+from trainer.config.wording import known_names
+from trainer.messages import UserError, joined
 from trainer.writers.lines import PREFIXES
 
 if TYPE_CHECKING:
@@ -71,13 +73,29 @@ class Sweep:
         """Returns a trial as a run.
 
         Args:
-            name: of the column `name` of `trials` or `finals`, with or without "trials/".
+            name: of the column `name` of `trials` or `finals`, with or without "trials/": arm,
+                number and seed, such as "muon/0007/0". With several searches the number has that of
+                the search before it, as "muon/2.0007/51340000". The seed may be left out if the
+                point has one.
 
         Raises:
-            UserError: there is no such trial.
+            UserError: there is no such trial, or the point has several seeds.
         """
-        place = self.folder / name
-        return Run(place if place.is_dir() else self.folder / "trials" / name, self._vocabulary)
+        for place in (self.folder / name, self.folder / "trials" / name):
+            if (place / "config.yaml").exists():
+                return Run(place, self._vocabulary)
+            # In an arm's folder are its points, of which a name says one.
+            seeds = sorted(x.parent for x in place.glob("*/config.yaml")) if "/" in name else []
+            if len(seeds) == 1:
+                return Run(seeds[0], self._vocabulary)
+            if seeds:
+                names = joined([repr(f"{name.rstrip('/')}/{each.name}") for each in seeds])
+                raise UserError(f"{name!r} has several runs: name one of {names}.")
+        workload = self._workload()
+        known = [run.name for run in (*workload.trials, *workload.finals)]
+        raise UserError(
+            f"The sweep in {self.folder} has no run {name!r}. {known_names(name, known, 'It has')}"
+        )
 
     def __repr__(self) -> str:
         return self.status().rstrip("\n")

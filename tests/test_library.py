@@ -192,7 +192,20 @@ def my_model(width: int) -> Any: ...
         (lambda c: c.__setitem__("model", ls.call.models.mlp), "is not called. Write ls.call."),
         (lambda c: c.__setitem__("model", object()), "a config cannot contain"),
         (lambda c: c.__setitem__("model", my_model), "is a function itself: write ls.call."),
-        (lambda c: c.__setitem__("loss", lambda x: x), "put it into a file, such as my_lab.py"),
+        (lambda c: c.__setitem__("loss", lambda x: x), "write ls.call.my_lab.my_function() with"),
+        (lambda c: c.__setitem__("loss", print), "cannot name print, a function of the module bu"),
+        (
+            lambda c: c.__setitem__("optimizer", optax.adam(1e-3)),
+            "cannot contain a value of the type GradientTransformationExtraArgs",
+        ),
+        (
+            lambda c: c.__setitem__("optimizer", optax.adamw),
+            "is a function itself: write ls.call.optax.adamw(...), or ls.call.optax.adamw.partial(",
+        ),
+        (
+            lambda c: c.__setitem__("optimizer.clip_norm", optax.cosine_decay_schedule(1.0, 9)),
+            "that optax.cosine_decay_schedule returned: write the call itself, ls.call.optax.cosi",
+        ),
         (lambda c: ls.call.models.mlp(3), "write ls.call.models.mlp(name=3)"),
         (lambda c: c.save("config.gin"), "does not end in .yaml"),
     ],
@@ -257,6 +270,8 @@ def test_parameters_in_a_notebook_give_the_metrics_of_the_run(trained: ls.Run):
     assert best == pytest.approx(max(scores[1], scores[2]), abs=1e-6) or scores[0] > best
     with pytest.raises(ls.UserError, match="no checkpoint of step 7"):
         again.params(step=7)
+    with pytest.raises(ls.UserError, match="'bestt' is neither 'latest' nor 'best', nor"):
+        again.params(step="bestt")  # type: ignore[arg-type]
     with pytest.raises(ls.UserError, match="no split 'tset' to evaluate. Did you mean 'test'"):
         again.evaluate("tset")
 
@@ -400,8 +415,11 @@ def test_mistakes_of_a_run_are_raised_with_the_places_of_the_user(
     assert str(caught.value).startswith(f"{file}:2: models.mlp has no argument 'widht'.")
     config = mlp()
     config["steps"] = 30
-    with pytest.raises(ls.UserError, match="another config.*\n  steps: 24 -> 30"):
+    with pytest.raises(ls.UserError, match="another config.*\n  steps: 24 -> 30") as caught:
         ls.train(config, trained.folder)
+    said = str(caught.value).splitlines()[-1]
+    assert said.startswith("Choose another workdir, or resume with allow_changed=['steps']")
+    assert caught.value._render_traceback_() == [f"UserError: {caught.value}"]  # of notebooks
     assert "steps: 24 -> 30" in capsys.readouterr().err
     for words, said in ((["__main__"], "Put them into a file"), ("lab", "vocabulary=\\['lab'\\]")):
         with pytest.raises(ls.UserError, match=said):
@@ -607,8 +625,15 @@ def test_trials_are_rows_with_paths_and_metrics(swept: ls.Sweep):
         if arm == "low"
     )
     assert len(values) == 3
-    run = swept.run("low/0001/0")
-    assert run.config["optimizer.clip_norm"] == 1.0 and run.summary.end == "done"
+    for name in ("low/0001/0", "trials/low/0001/0", "low/0001"):  # its only seed may be left out
+        run = swept.run(name)
+        assert run.config["optimizer.clip_norm"] == 1.0 and run.summary.end == "done"
+    seed = finals["seed"][0]
+    assert swept.run(finals["name"][0]).folder == swept.folder / "final" / "low" / str(seed)
+    with pytest.raises(ls.UserError, match="has several runs: name one of 'final/low/"):
+        swept.run("final/low")
+    with pytest.raises(ls.UserError, match="has no run 'low/0009/0'. Did you mean 'trials/low/"):
+        swept.run("low/0009/0")
     assert "low" in repr(ls.load_sweep(swept.folder))
 
 

@@ -23,6 +23,10 @@ class UserError(ValueError):
         lines = [_shown(line) for line in message.splitlines() if line.strip()]
         super().__init__("\n".join(lines[:_MAX_LINES]))
 
+    def _render_traceback_(self) -> list[str]:
+        """Returns what a notebook prints in place of a hundred lines of traceback."""
+        return [f"{type(self).__name__}: {self}"]
+
 
 def printable(text: str, keep: str = "") -> str:
     r"""Escapes the characters of a text that are not printable, such as "\x1b".

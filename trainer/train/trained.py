@@ -242,6 +242,11 @@ def _choose(folder: Path, read: Config, step: str | int, known: dict[int, float 
         sign = -1 if read.root.kwargs.get("best_mode", Experiment.best_mode) == "max" else 1
         # The first of equal ones, as `checkpoint.retention` keeps it and summary.json names it.
         return min(finite, key=lambda number: (sign * finite[number], number))
+    if isinstance(step, str):
+        raise UserError(
+            f"The step {step!r} is neither 'latest' nor 'best', nor the number of a checkpoint of"
+            f" {folder}; there are {there}."
+        )
     if step not in known:
         raise UserError(f"{folder} has no checkpoint of step {step}; there are {there}.")
     return int(step)
