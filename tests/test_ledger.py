@@ -230,13 +230,18 @@ def test_a_complete_sweep_of_an_earlier_version_gets_a_ledger_from_the_next_work
     assert events(workdir) == found
 
 
-def test_an_extension_is_in_the_ledger_before_it_is_computed(tmp_path):
+def test_an_extension_is_in_the_ledger_before_it_is_computed(tmp_path, capsys):
     file, workdir = write_sweep(tmp_path), tmp_path / "sweep"
     assert sweep(file, workdir, "--plan_only") == 0
+    plan = capsys.readouterr().out.splitlines()[-1]  # the hash that a paper would quote
+    assert plan == f"plan {read_plan(workdir).digest}"
     file.write_text(file.read_text().replace("trials: 3", "trials: 4"))
     assert main(["sweep", "extend", str(workdir), f"--config={file}", "--vocabulary=unruly"]) == 0
     ledger = read_ledger(workdir)
     assert ledger is not None
+    assert [plan, f"plan {read_plan(workdir).digest}"] == [
+        f"plan {each.content['digest']}" for each in ledger.of("plan")
+    ]
     assert [each.content["revision"] for each in ledger.of("plan")] == [1, 2]
     assert ledger.entries[-1].content["digest"] == read_plan(workdir).digest
     assert "sweep.2.yaml" in ledger.entries[-1].content["files"]

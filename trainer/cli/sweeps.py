@@ -170,7 +170,7 @@ def _dry_run(arguments: argparse.Namespace, plan: "SweepPlan", power: Sequence[s
             f" ({group.trials[0].name})."
         )
         needs.append(measure(group, arguments.vocabulary))
-    show(render(plan, programs, needs, power), end="")
+    show(render(plan, programs, arguments.vocabulary, needs, power), end="")
     return DONE
 
 
@@ -187,7 +187,7 @@ def _write(
     programs = find_programs(plan, arguments.vocabulary)
     found = code.hashes(arguments.vocabulary)
     write_plan(folder, plan, programs, arguments.vocabulary, arguments.locks, found)
-    return render(plan, programs, power=power)
+    return render(plan, programs, arguments.vocabulary, power=power)
 
 
 def _work(arguments: argparse.Namespace) -> int:

@@ -39,6 +39,7 @@ __all__ = [
     "StoredProgram",
     "check_same",
     "files_of",
+    "first_revision",
     "program_entry",
     "read_plan",
     "write_plan",
@@ -76,18 +77,7 @@ def write_plan(
     with writing(folder, locks):
         if check_same(folder, plan):
             return
-        content = plan.content()
-        revision = {
-            **content,
-            "programs": [
-                program_entry(group, [trial.name for trial in group.trials])
-                for group in programs.groups
-            ],
-            "reasons": list(programs.reasons),
-            "plan": plan.digest,
-            "vocabulary": list(vocabulary),
-        }
-        revision |= {"digest": digest_of(revision)}
+        revision = first_revision(plan, programs, vocabulary)
         (folder / "arms").mkdir(exist_ok=True)
         for name, text in files_of(plan).items():
             replace_file(folder / name, text.encode())
@@ -96,6 +86,34 @@ def write_plan(
         ledger = Recorder(folder)
         ledger.add_plan(1, revision["digest"])
         note_code(folder, ledger, code or {}, [])
+
+
+def first_revision(
+    plan: SweepPlan, programs: "Programs", vocabulary: Sequence[str]
+) -> dict[str, Any]:
+    """Returns what plan.json has of a plan, before it is extended.
+
+    Args:
+        plan: the plan.
+        programs: its programs.
+        vocabulary: further packages whose public functions the configs may name.
+
+    Returns:
+        What `SweepPlan.content` has, and: "programs", "reasons"; "plan", the hash of what the
+        sweep's file says; "vocabulary"; "digest", the hash of all this, which the ledger and
+        reports have.
+    """
+    revision = {
+        **plan.content(),
+        "programs": [
+            program_entry(group, [trial.name for trial in group.trials])
+            for group in programs.groups
+        ],
+        "reasons": list(programs.reasons),
+        "plan": plan.digest,
+        "vocabulary": list(vocabulary),
+    }
+    return revision | {"digest": digest_of(revision)}
 
 
 def program_entry(program: "ProgramGroup | StoredProgram", trials: list[str]) -> dict[str, Any]:

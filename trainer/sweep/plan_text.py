@@ -10,6 +10,7 @@ from trainer.messages import duration, plural, printable, table
 from trainer.sweep.limits import useful_width, wave_width
 from trainer.sweep.needs import Needs, most_side_by_side
 from trainer.sweep.plan import SweepPlan
+from trainer.sweep.plan_file import first_revision
 from trainer.sweep.programs import Programs
 from trainer.sweep.warning_text import warning_lines
 
@@ -19,6 +20,7 @@ _SHOWN_TRIALS = 5
 def render(
     plan: SweepPlan,
     programs: Programs,
+    vocabulary: Sequence[str],
     needs: Sequence[Needs] = (),
     power: Sequence[str] = (),
 ) -> str:
@@ -27,6 +29,7 @@ def render(
     Args:
         plan: the plan.
         programs: its programs.
+        vocabulary: further packages whose public functions the configs may name.
         needs: what each program needs on this machine; empty if it was not measured.
         power: sentences about the differences that the sweep finds.
 
@@ -47,7 +50,7 @@ def render(
         "",
         *_first_trials(plan),
         "",
-        f"plan {plan.digest}",
+        f"plan {first_revision(plan, programs, vocabulary)['digest']}",
     ]
     return "".join(f"{printable(line)}\n" for line in lines)
 
