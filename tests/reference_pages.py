@@ -235,10 +235,10 @@ def vocabulary() -> str:
 
 
 def listed(*prefixes: str) -> list[str]:
-    """Returns the functions that a config may name and that begin with one of some prefixes.
+    """Returns the functions and classes that a config may name, of some modules.
 
     Args:
-        prefixes: such as "models".
+        prefixes: the names of the modules in a config, such as "models".
     """
     import importlib
 
@@ -248,7 +248,7 @@ def listed(*prefixes: str) -> list[str]:
         found += [
             f"{prefix}.{name}"
             for name in module.__all__
-            if isinstance(getattr(module, name), types.FunctionType)
+            if isinstance(getattr(module, name), types.FunctionType | type)
         ]
     return found
 

@@ -240,6 +240,25 @@ def test_a_difference_is_held_against_the_one_that_matters(relevant, shift, text
     assert text in found and "standard deviations" not in found
 
 
+@pytest.mark.parametrize(
+    ("relevant", "shift", "said"),
+    [
+        # scipy's noncentral t at the level .04, with Student's deviation of 1.229995: the power of
+        # 52 is .793 and of 53 .801; that of 9 is .754 and of 10 .811.
+        (0.5, 1.5, " The difference that matters, 0.5, takes about 53 seeds of a fresh sweep"),
+        (1.3, 0.8, " The difference that matters, 1.3, takes about 10 seeds of a fresh sweep"),
+        (1e-3, 1.5, " The difference that matters, 0.001, takes more than 10,000 seeds of a fresh"),
+    ],
+)
+def test_what_would_decide_is_told_for_the_difference_that_matters(relevant, shift, said):
+    """Else an observed difference of nothing asks for hundreds of seeds that nobody needs."""
+    values = {"drug_1": DRUG_1, "drug_2": [x - shift for x in DRUG_2]}
+    text = judged(workload(values, goal=replace(LARGER, relevant=relevant)))
+    assert text.startswith("Not decided between")
+    assert said in text and "of this size" not in text
+    assert (", and this one has 10." in text) == (relevant == 1.3)
+
+
 def test_runs_of_different_seeds_are_not_paired():
     # R's t.test(extra ~ group): t = -1.8608, df = 17.776, p-value = 0.07939, -3.3654832, 0.2054832.
     seeds = {"drug_1": 0, "drug_2": 100}
@@ -420,6 +439,10 @@ def test_the_best_point_at_an_edge_of_the_space_is_warned_about():
     work = workload({"a": [1.0, 1.1]}, {"a": points})
     (warning,) = block(reported(work), "learning_rate").warnings
     assert warning.startswith("The best matrices.learning_rate of a, 1, lies at the high edge")
+    sentence = "The best matrices.learning_rate of a lies at an edge of its space, and a wider one"
+    assert [x.startswith(sentence) for x in reported(work).warnings] == [True]
+    inner = workload({"a": [1.0, 1.1]}, {"a": [*points[:-1], (1.0, 2.0)]})
+    assert not reported(inner).warnings
     assert "space.log_uniform {low: 0.0001, high: 10}" in warning
     assert "python -m trainer sweep extend /nowhere --config=FILE" in warning
 

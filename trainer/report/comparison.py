@@ -11,7 +11,7 @@ from trainer.report.pairs import Pair, compare_arms, standings
 from trainer.report.panels.arms import arms_block
 from trainer.report.panels.axes import axes_block
 from trainer.report.panels.curves import curves_block
-from trainer.report.panels.learning_rate import learning_rate_block
+from trainer.report.panels.learning_rate import edge_sentence, learning_rate_block
 from trainer.report.panels.ledger import ledger_block
 from trainer.report.panels.methods import methods_block
 from trainer.report.panels.pairs import pairs_block
@@ -85,7 +85,7 @@ def _panels(parts: Sequence[_Part], names: Mapping[str, str]) -> Iterator[Panel]
 
     workloads = [part.workload for part in parts]
     searched = any(each.trials for each in workloads)
-    yield Panel("verdict", "Verdict", "tests", (_verdict_block(parts),))
+    yield Panel("verdict", "Verdict", "tests", (_verdict_block(parts, names),))
     costs = blocks(lambda part: ledger_block(part.workload, part.prefix))
     yield Panel("ledger", "Cost", "describes", costs)
     arms = blocks(lambda part: arms_block(part.workload, part.prefix))
@@ -121,7 +121,7 @@ def _prefixes(names: Sequence[str]) -> list[str]:
     ]
 
 
-def _verdict_block(parts: Sequence[_Part]) -> Block:
+def _verdict_block(parts: Sequence[_Part], names: Mapping[str, str]) -> Block:
     """Returns the verdicts, with what limits them."""
     workloads = [part.workload for part in parts]
     warnings = []
@@ -130,6 +130,8 @@ def _verdict_block(parts: Sequence[_Part]) -> Block:
         warnings += [f"{name}{sentence}" for sentence in part.workload.missing]
         found = by_sentence(part.workload.warnings, part.workload.arms)
         warnings += [f"{name}The plan of {joined(x)} warns: {text}" for text, x in found.items()]
+        if edges := edge_sentence(part.workload, names):
+            warnings.append(f"{name}{edges}")
         if goal.report_on == goal.select_on and part.workload.trials and standings(part.workload):
             warnings.append(
                 f"{name}The values are those of the {goal.select_on} split, on which the winners"

@@ -55,8 +55,8 @@ class Pair:
         relevance: the kind of the difference, if the goal says which one is relevant; see
             `statistics.relevance`.
         improvement: the probability that a unit of the better arm has the better value.
-        needed: in a fresh sweep, how many units would find a difference of this size, at least;
-            None if unknown.
+        needed: in a fresh sweep, how many units would find the difference that matters, or one of
+            the observed size if the goal does not say which one does; None if unknown.
         elsewhere: what is known of the difference on another test set; None if nothing is, or the
             pair was not judged.
     """
@@ -278,7 +278,9 @@ def _judged(pair: Pair, x: NDArray, y: NDArray, looks: Looks, goal: Goal, compar
         decided=found.decided[0] == -goal.sign,
         relevance=_relevance(goal, low, high),
         improvement=probability_of_improvement(x, y, True, 0.95, goal.better),
-        needed=None if pair.valueless else needed(x - y, alpha=PLANNED_LEVEL / comparisons),
+        needed=None
+        if pair.valueless
+        else needed(x - y, alpha=PLANNED_LEVEL / comparisons, size=goal.relevant),
     )
 
 
@@ -302,7 +304,7 @@ def _unpaired(a: Standing, b: Standing, workload: Workload, comparisons: int, ju
         p=min(1.0, result.p * LEVEL / level),
         decided=result.p < level,
         relevance=_relevance(goal, result.low, result.high),
-        needed=needed_unpaired(x, y, alpha=level),
+        needed=needed_unpaired(x, y, alpha=level, size=goal.relevant),
     )
 
 

@@ -214,11 +214,19 @@ class _Writer:
         """Says how many units would find the difference, if that can be said."""
         if pair.p is None:
             return " Signs are counted from six units on." if pair.valueless else ""
-        if pair.low is None or not pair.difference:
+        relevant = self._goal.relevant
+        if pair.low is None or not (pair.difference or relevant):
             return ""
         units = "searches" if self._workload.searches > 1 else "seeds"
-        many = "more than 10,000" if pair.needed is None else f"at least {pair.needed:,}"
-        return f" A difference of this size takes {many} {units} of a fresh sweep (power 0.8)."
+        many = "more than 10,000" if pair.needed is None else f"{pair.needed:,}"
+        known = "" if pair.needed is None else "at least " if relevant is None else "about "
+        size = "A difference of this size"
+        if relevant is not None:
+            size = f"The difference that matters, {shown(relevant)},"
+        text = f" {size} takes {known}{many} {units} of a fresh sweep (power 0.8)"
+        if relevant is not None and pair.needed is not None and pair.needed <= pair.n:
+            text += f", and this one has {pair.n:,}"
+        return f"{text}."
 
     # What limits it.
 

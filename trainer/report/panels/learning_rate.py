@@ -11,9 +11,11 @@ from trainer.report.results import Workload
 from trainer.report.spaces import Scan, number_of, scans, spans_decades
 from trainer.report.statistics import mean_interval
 from trainer.report.statistics.sensitivity import edge, sensitivity
+from trainer.report.wording import joined
 from trainer.sweep.spaces import Bounds, bounds
 from trainer.writers import iterate_metrics
 
+_NAMED = 4  # the most axes that a sentence lists
 _COLUMNS = (
     Column("arm", "arm"),
     Column("axis", "axis"),
@@ -49,7 +51,7 @@ def learning_rate_block(workload: Workload, prefix: str, names: Mapping[str, str
     """
     every = [scan for arm in workload.arms for scan in scans(workload, arm)]
     rates = [scan for scan in every if "learning_rate" in scan.path and min(scan.at) > 0]
-    warnings = [text for scan in every if (text := _edge(workload, scan, names))]
+    warnings = [text for scan in every if (text := _warning(workload, scan, names[scan.path]))]
     if not rates:
         text = "No arm searched a learning rate." if workload.trials else "There is no search."
         return Block(text=(text,), warnings=tuple(warnings))
@@ -184,19 +186,47 @@ def _initial(workload: Workload, rates: list[Scan]) -> float:
     return workload.goal.sign * max(finite) if finite else math.nan
 
 
-def _edge(workload: Workload, scan: Scan, names: Mapping[str, str]) -> str | None:
-    """Warns about an arm whose best point lies on an edge of its space."""
+def edge_sentence(workload: Workload, names: Mapping[str, str]) -> str:
+    """Names the arms whose best points lie at an edge of their spaces, which limits a verdict.
+
+    Args:
+        workload: the results.
+        names: config path -> the name of the axis.
+
+    Returns:
+        A sentence; "" if there are none.
+    """
+    every = [scan for arm in workload.arms for scan in scans(workload, arm)]
+    found = [f"{names[x.path]} of {x.arm}" for x in every if _edge(workload, x)]
+    if not found:
+        return ""
+    listed = [*found[:_NAMED], *([f"{len(found) - _NAMED} others"] if len(found) > _NAMED else [])]
+    what = "lie at edges of their spaces" if len(found) > 1 else "lies at an edge of its space"
+    return (
+        f"The best {joined(listed)} {what}, and a wider one may have a better point; the section"
+        ' "Sensitivity to the learning rate" says how to look there.'
+    )
+
+
+def _edge(workload: Workload, scan: Scan) -> tuple[float, Bounds, str] | None:
+    """Returns the best value, the bounds, and the edge, of an arm with its best point at one."""
     text = workload.spaces[scan.arm].axes[scan.path]
     space = bounds(text) or Bounds("values", min(scan.at), max(scan.at))
     best = min(range(len(scan.at)), key=lambda i: workload.goal.sign * scan.values[i])
     if not math.isfinite(scan.values[best]) or len(set(scan.at)) < 3 or workload.path is None:
         return None
     where = edge(scan.at, best, space.low, space.high, space.log)
-    if where is None:
+    return None if where is None else (scan.at[best], space, where)
+
+
+def _warning(workload: Workload, scan: Scan, name: str) -> str | None:
+    """Warns about an arm whose best point lies on an edge of its space."""
+    if (found := _edge(workload, scan)) is None:
         return None
+    best, space, where = found
     warning = (
-        f"The best {names[scan.path]} of {scan.arm}, {scan.at[best]:.4g}, lies at the {where} edge"
-        f" of its space ({text}): a better one may lie beyond."
+        f"The best {name} of {scan.arm}, {best:.4g}, lies at the {where} edge of its space"
+        f" ({workload.spaces[scan.arm].axes[scan.path]}): a better one may lie beyond."
     )
     return (
         f"{warning} To look there, write {_wider(space, where)} and a larger number of trials into"

@@ -71,7 +71,7 @@ def _common(workload: Workload, arms: Sequence[str], key: str) -> str:
 
 
 def _call(value: Tree) -> str:
-    return brief(value, 120) if value is not None else "the default"
+    return brief(value, 1000) if value is not None else "the default"
 
 
 def _search(workload: Workload) -> list[str]:

@@ -7,21 +7,21 @@ from trainer.report.document import Axis, Block, Cell, Column, Figure, Series, T
 from trainer.report.pairs import Pair, standings
 from trainer.report.results import Workload
 from trainer.report.statistics import noether
+from trainer.report.wording import shown
 
+_ARMS = (Column("arm", "arm"), Column("than", "against"))
 _DECISIONS = (
-    Column("arm", "better"),
-    Column("than", "than"),
+    *_ARMS,
     Column("difference", "difference", "number"),
     Column("low", "95% from", "number"),
     Column("high", "to", "number"),
     Column("deviations", "in standard deviations", "number"),
     Column("p", "p", "p"),
     Column("decision", "decision"),
-    Column("units_needed", "at least, in a fresh sweep", "integer"),
+    Column("units_needed", "needed, in a fresh sweep", "integer"),
 )
 _TESTS = (
-    Column("arm", "better"),
-    Column("than", "than"),
+    *_ARMS,
     Column("units", "units", "integer"),
     Column("test", "test"),
     Column("looks", "judged at"),
@@ -30,8 +30,7 @@ _TESTS = (
     Column("improvement_high", "to", "number"),
 )
 _TEST_SETS = (
-    Column("arm", "better"),
-    Column("than", "than"),
+    *_ARMS,
     Column("examples", "test examples", "integer"),
     Column("difference", "difference", "number"),
     Column("low", "95% from", "number"),
@@ -60,16 +59,20 @@ def pairs_block(workload: Workload, pairs: Sequence[Pair], prefix: str) -> Block
         return Block(text=("There are no two arms to compare.",))
     words, figure = workload.goal.words, _pairs_figure(workload, pairs, prefix)
     units = "searches" if workload.searches > 1 else "seeds"
+    size, relevant = "a difference of this size", workload.goal.relevant
+    if relevant is not None:
+        size = f"the difference that matters, {shown(relevant)},"
     decisions = Table(
         f"{prefix}pairs",
         f"Pairs of arms, {words}",
         _DECISIONS,
         tuple(_decided(pair) for pair in pairs),
-        "Differences are better minus worse. The intervals hold with a probability of 95% for all"
-        " pairs and all looks at the results at once; an arm is better where its interval excludes"
-        f" 0, and p is below 0.05 exactly then. The last column is the number of {units} at which a"
-        " fresh sweep would find a difference of this size with a power of 0.8, if it is the true"
-        " one.",
+        "The arm with the better mean stands first (the one that is better more often, where a run"
+        " has no value), and a difference is its mean minus the other one. The intervals hold with"
+        " a probability of 95% for all pairs and all looks at the results at once; an arm is better"
+        " where its interval excludes 0, and p is below 0.05 exactly then. The last column is the"
+        f" number of {units} at which a"
+        f" fresh sweep would find {size} with a power of 0.8, if it is the true one.",
     )
     tests = Table(
         f"{prefix}pairs_tests",

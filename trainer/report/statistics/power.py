@@ -69,37 +69,47 @@ def detectable_effect(
     return float(root)
 
 
-def needed(differences: ArrayLike, power: float = 0.8, alpha: float = 0.05) -> int | None:
-    """Returns the number of pairs that would decide, were the observed effect the true one.
+def needed(
+    differences: ArrayLike, power: float = 0.8, alpha: float = 0.05, size: float | None = None
+) -> int | None:
+    """Returns the number of pairs at which a paired t test finds a difference of some size.
 
-    The observed effect is itself uncertain: with few pairs this number is a rough guide for
-    planning, and it says nothing that the p-value does not.
+    The standard deviation of the differences, and their mean, are themselves uncertain: with few
+    pairs this number is a rough guide for planning, and for the observed size it says nothing that
+    the p-value does not.
 
     Args:
         differences: one number a pair.
-        power: the probability that a paired t test finds the effect.
+        power: the probability that the test finds the difference.
         alpha: the level of the test.
+        size: the true mean of the differences; None for the observed one.
 
     Returns:
-        The number of pairs in all; None if the observed effect is 0, needs more than 10,000, or
-        cannot be told (one pair, no spread, values that are not finite).
+        The number of pairs in all; None if the size is 0, needs more than 10,000, or cannot be told
+        (one pair, no spread, values that are not finite).
     """
     values = sample(differences)
     if len(values) < 2 or not np.isfinite(values).all() or not (deviation := spread(values)):
         return None
-    return seeds_for_power(float(values.mean()) / deviation, power, alpha)
+    mean = float(values.mean()) if size is None else size
+    return seeds_for_power(mean / deviation, power, alpha)
 
 
 def needed_unpaired(
-    a: ArrayLike, b: ArrayLike, power: float = 0.8, alpha: float = 0.05
+    a: ArrayLike,
+    b: ArrayLike,
+    power: float = 0.8,
+    alpha: float = 0.05,
+    size: float | None = None,
 ) -> int | None:
     """Returns the number of runs in each arm that would decide with different seeds; see `needed`.
 
     Args:
         a: the numbers of one arm.
         b: the numbers of the other arm.
-        power: the probability that a two-sample t test finds the effect.
+        power: the probability that a two-sample t test finds the difference.
         alpha: the level of the test.
+        size: the true difference of the means; None for the observed one.
     """
     from statsmodels.stats.power import TTestIndPower
 
@@ -109,7 +119,7 @@ def needed_unpaired(
     pooled = math.hypot(spread(first), spread(second)) / math.sqrt(2)
     if not pooled:
         return None
-    effect = abs(float(first.mean() - second.mean())) / pooled
+    effect = abs(float(first.mean() - second.mean()) if size is None else size) / pooled
     return _smallest(lambda n: TTestIndPower().power(effect, n, alpha), power)
 
 
