@@ -21,12 +21,13 @@ endef
 # PYTHON=... was given, and is not what the environment was made with: make it anew.
 OTHER_PYTHON := $(if $(PYTHON),$(shell [ "$$($(PYTHON) -V 2>&1)" = "$$($(RUN) -V 2>&1)" ] || echo anew))
 
-.PHONY: help train test docs chaos chaos_sweep chaos_distributed fuzz_sweep power_loss laws fashion_mnist benchmarks experiments lint torch loggers lock wheel clean anew
+.PHONY: help train test docs golden chaos chaos_sweep chaos_distributed fuzz_sweep power_loss laws fashion_mnist benchmarks experiments lint torch loggers lock wheel clean anew
 
 help:
 	@echo 'make train   train configs/muon_vit.gin (CONFIG=... another; ARGS="--set steps=100" more)'
 	@echo 'make test    lint, then run the tests (ARGS="-k groups" some of them)'
 	@echo 'make docs    build the pages in docs/_build/html; needs no network once it is installed'
+	@echo 'make golden  compare all that the working tree computes with COMMIT (a quarter of an hour)'
 	@echo 'make chaos   kill a run 100 times, stop it 30 times, compare its bits (ten minutes)'
 	@echo 'make chaos_sweep  kill the workers of sweeps 200 times, and disturb those of two hosts in every'
 	@echo '                  way at once; compare every trial'
@@ -81,6 +82,9 @@ benchmarks: $(VENV)/.project
 
 experiments: $(VENV)/.project
 	$(RUN) -m experiments.check $(ARGS)
+
+golden: $(VENV)/.test
+	$(RUN) -m tests.golden $(or $(COMMIT),HEAD)
 
 chaos: $(VENV)/.test
 	$(RUN) -m tests.chaos $(ARGS)
