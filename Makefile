@@ -43,7 +43,7 @@ help:
 	@echo 'make torch   add torch and optimizers for it, without which the tests that compare with them are skipped'
 	@echo 'make loggers  add W&B and MLflow, without which the tests of their writers are skipped'
 	@echo 'make lock    resolve the dependencies anew (needs Python 3.11, 3.12 and 3.13)'
-	@echo 'make wheel   build dist/lockstep-*.whl'
+	@echo 'make wheel   build dist/lockstep_jax-*.whl'
 	@echo 'make clean   remove the environment and what was built'
 	@echo 'PYTHON=...   which Python makes the environment (3.11 to 3.13)'
 

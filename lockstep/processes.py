@@ -147,6 +147,8 @@ def _with_arguments(message: str) -> str:
             return f"{name}=[{', '.join(x if x == '...' else repr(x) for x in value.split(','))}]"
         return f"{name}={value if value.isdecimal() else repr(value)}"
 
+    if "(from Python" in message:
+        return message
     value = r"[\w.,/-]*(?:\w|,\.\.\.)"
     text = re.sub(rf"--(?P<name>{_ARGUMENTS})(?:=(?P<value>{value}))?(?!\w)", argument, message)
     return text if text == message else text.replace(" to the command", " to the call")

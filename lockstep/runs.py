@@ -42,8 +42,8 @@ class Run:
         self.folder = Path(folder)
         if (self.folder / "plan.json").exists():
             raise UserError(
-                f"{folder} is the folder of a sweep: read it with ls.load_sweep, and one of its"
-                " runs with ls.load_run, such as load_sweep(...).run('muon/0000/0')."
+                f"{folder} is the folder of a sweep: read it with ls.load_sweep, whose trials()"
+                " names its runs, and whose run(name) returns one of them."
             )
         self._vocabulary = tuple(vocabulary)
         self.config = Config(read_run(self.folder))

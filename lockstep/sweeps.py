@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from lockstep.processes import check_vocabulary, run_command
 from lockstep.runs import Run
-from trainer.config.wording import known_names
-from trainer.messages import UserError, joined
+from trainer.config.wording import listing
+from trainer.messages import UserError
 from trainer.writers.lines import PREFIXES
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ class Sweep:
 
     @property
     def winners(self) -> Mapping[tuple[str, int], int]:
-        """Arm and search -> the number of its best point."""
+        """Arm and search -> the number of its best point, of which `finals` has further runs."""
         return self._workload().winners
 
     def status(self) -> str:
@@ -75,27 +75,21 @@ class Sweep:
         Args:
             name: of the column `name` of `trials` or `finals`, with or without "trials/": arm,
                 number and seed, such as "muon/0007/0". With several searches the number has that of
-                the search before it, as "muon/2.0007/51340000". The seed may be left out if the
-                point has one.
+                the search before it, as "muon/2.0007/51340000". Zeros may be left out, and the seed
+                if the point has one: the winner of a search is run(f"{arm}/{search}.{number}").
 
         Raises:
-            UserError: there is no such trial, or the point has several seeds.
+            UserError: there is no such trial, it has not ended, or the point has several seeds.
         """
-        for place in (self.folder / name, self.folder / "trials" / name):
-            if (place / "config.yaml").exists():
-                return Run(place, self._vocabulary)
-            # In an arm's folder are its points, of which a name says one.
-            seeds = sorted(x.parent for x in place.glob("*/config.yaml")) if "/" in name else []
-            if len(seeds) == 1:
-                return Run(seeds[0], self._vocabulary)
-            if seeds:
-                names = joined([repr(f"{name.rstrip('/')}/{each.name}") for each in seeds])
-                raise UserError(f"{name!r} has several runs: name one of {names}.")
-        workload = self._workload()
-        known = [run.name for run in (*workload.trials, *workload.finals)]
-        raise UserError(
-            f"The sweep in {self.folder} has no run {name!r}. {known_names(name, known, 'It has')}"
-        )
+        from trainer.sweep.status import SweepReader
+        from trainer.sweep.trial_text import find_trials
+
+        reader = SweepReader(self.folder)
+        found = find_trials(reader, reader.read(), str(name))
+        if len(found) > 1:
+            names = listing([repr(trial.folder) for trial in found], 4)
+            raise UserError(f"{name!r} has several runs, {names}: name one of them.")
+        return Run(self.folder / found[0].folder, self._vocabulary)
 
     def __repr__(self) -> str:
         return self.status().rstrip("\n")

@@ -625,14 +625,20 @@ def test_trials_are_rows_with_paths_and_metrics(swept: ls.Sweep):
         if arm == "low"
     )
     assert len(values) == 3
-    for name in ("low/0001/0", "trials/low/0001/0", "low/0001"):  # its only seed may be left out
+    for name in ("low/0001/0", "trials/low/0001/0", "low/0001", "low/1", "low/0.1"):
         run = swept.run(name)
         assert run.config["optimizer.clip_norm"] == 1.0 and run.summary.end == "done"
+    with pytest.raises(
+        ls.UserError, match="a sweep keeps those of its trials only if its file has"
+    ):
+        run.params()
     seed = finals["seed"][0]
     assert swept.run(finals["name"][0]).folder == swept.folder / "final" / "low" / str(seed)
-    with pytest.raises(ls.UserError, match="has several runs: name one of 'final/low/"):
+    with pytest.raises(ls.UserError, match="has several runs, 'final/low/10000', "):
         swept.run("final/low")
-    with pytest.raises(ls.UserError, match="has no run 'low/0009/0'. Did you mean 'trials/low/"):
+    with pytest.raises(
+        ls.UserError, match="There is no trial 'low/0009/0': there are low/0000 to low/0002"
+    ):
         swept.run("low/0009/0")
     assert "low" in repr(ls.load_sweep(swept.folder))
 

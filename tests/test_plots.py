@@ -306,7 +306,7 @@ def test_runs_that_differ_in_their_seeds_only_are_drawn_as_one(tmp_path, capsys)
     runs += [write_run(tmp_path / f"fast_{seed}", seed, rate=0.5) for seed in range(2)]
     runs.append(write_run(tmp_path / "other"))  # without a config.yaml
     text = plotted(capsys, *runs)
-    assert "loss by step, mean of 1 to 3 seeds" in text and "* sgd   o fast   + other\n" in text
+    assert "loss by step, mean of 1 to 3 runs" in text and "* sgd   o fast   + other\n" in text
     assert "* sgd_10   o sgd_11   + sgd_12   x fast_0" in plotted(capsys, *runs, "--each_run")
 
 
@@ -322,7 +322,7 @@ def test_the_x_axis_can_be_another_value_of_the_rows(tmp_path, capsys) -> None:
     text = plotted(capsys, run, "--x=epochs")
     assert text.startswith("loss by epochs\n") and re.search(r"\n +0\.5 +1\.5\n", text)
     said = refused(capsys, run, "--x=perf/seconds")
-    assert "has no metric 'perf/seconds'; it has epochs, loss." in said
+    assert "has no metric 'perf/seconds'. It has: epochs, loss." in said
 
 
 def test_points_that_a_logarithmic_axis_cannot_show_are_counted(tmp_path, capsys) -> None:
@@ -354,5 +354,6 @@ def test_a_figure_of_seeds_says_what_its_band_is(tmp_path, capsys) -> None:
     file = tmp_path / "a.svg"
     assert "is drawn in" in plotted(capsys, *runs, f"--figure={file}", "--smoothing=0.5")
     svg = file.read_text()
-    assert "loss, mean of 3 seeds, smoothed by 0.5" in svg
+    assert "loss, mean of 3 runs, smoothed by 0.5" in svg
     assert "band: 95% t interval of the mean" in svg
+    assert "\\n" not in svg  # the end of a line, and not its two characters

@@ -61,8 +61,8 @@ def test_the_verdict_has_the_numbers_of_students_sleep_data():
     assert judged(work) == (
         "The configuration found for drug_2 (best of 12 trials) is better than that found for"
         " drug_1: its mean loss on the test split is larger by 1.58, 1.3 standard deviations"
-        " (simultaneous 95% interval 0.6471 to 2.513; paired t test over 10 seeds, p = 0.0035), on"
-        " this data set and model." + NOT_SHOWN
+        " (simultaneous 95% interval 0.6471 to 2.513; paired t test over 10 seeds, p = 0.0035"
+        " adjusted for all looks), on this data set and model." + NOT_SHOWN
     )
 
 
@@ -71,9 +71,9 @@ def test_a_smaller_value_is_better_where_the_goal_says_so():
     assert judged(work) == (
         "The configuration of drug_1 is better than that of drug_2: its mean loss on the test split"
         " is smaller by 1.58, 1.3 standard deviations (simultaneous 95% interval 0.6471 to 2.513;"
-        " paired t test over 10 seeds, p = 0.0035), on this data set and model. Nothing was"
-        " searched for: this does not show that drug_1 is better than drug_2 with other"
-        " hyperparameters."
+        " paired t test over 10 seeds, p = 0.0035 adjusted for all looks), on this data set and"
+        " model. Nothing was searched for: this does not show that drug_1 is better than drug_2"
+        " with other hyperparameters."
     )
 
 
@@ -89,8 +89,8 @@ def test_a_claim_about_arms_needs_several_searches():
     assert judged(several_searches(10)) == (
         "drug_2, best of 4 trials in its space, is better than drug_1, best of 4 in its space: its"
         " mean loss on the test split is larger by 1.58, 1.3 standard deviations (simultaneous 95%"
-        " interval 0.6471 to 2.513; paired t test over 10 searches, p = 0.0035), on this data set"
-        " and model."
+        " interval 0.6471 to 2.513; paired t test over 10 searches, p = 0.0035 adjusted"
+        " for all looks), on this data set and model."
     )
     undecided = judged(several_searches(3))
     assert undecided.startswith(
@@ -272,7 +272,7 @@ def test_runs_of_different_seeds_are_not_paired():
     assert text.startswith(
         "Not decided between the configurations of drug_2 and drug_1. The mean loss on the test"
     )
-    assert "Welch's t test over 10 seeds, p = 0.099)" in text
+    assert "Welch's t test over 10 seeds, p = 0.099 adjusted for all looks)" in text
 
 
 def test_the_error_is_divided_over_all_pairs():
@@ -316,7 +316,8 @@ def test_signs_decide_who_is_better_where_runs_have_no_value():
     assert pair.p == pytest.approx(1.25 * stats.binomtest(11, 12).pvalue)
     assert judged(work).startswith(
         "The configuration of a is better than that of b: its runs are better more often; 1 of a"
-        " and 0 of b have no value and are the worst (test of signs over 12 seeds, p = 0.0079)"
+        " and 0 of b have no value and are the worst (test of signs over 12 seeds, p = 0.0079"
+        " adjusted for all looks)"
     )
     assert math.isnan(pair.difference) and pair.needed is None
 
@@ -345,7 +346,7 @@ def test_equal_arms_and_constant_differences():
     text = judged(workload({"a": [1.0] * 8, "b": [1.0] * 8}))
     assert "is equal to that of b" in text and "would decide" not in text
     text = judged(workload({"a": [0.9] * 8, "b": [0.8] * 8}, goal=LARGER))
-    assert "is larger by 0.1 (test of signs over 8 seeds, p = 0.0098)" in text
+    assert "is larger by 0.1 (test of signs over 8 seeds, p = 0.0098 adjusted for" in text
     assert "no value" not in text
 
 

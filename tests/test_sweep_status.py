@@ -201,7 +201,7 @@ def test_plot_draws_the_mean_of_the_final_runs_of_each_winner(computed, capsys, 
     winners = json.loads((computed / "final.json").read_text())[0]["winners"]
     numbers = {arm: winner["number"] for arm, [winner] in winners.items()}
     assert f"* adamw {numbers['adamw']:04d}   o sgd {numbers['sgd']:04d}" in text
-    assert "eval/loss by step, mean of 2 seeds" in text
+    assert "eval/loss by step, mean of 2 runs" in text
     from trainer.sweep.curves import best_runs
 
     for arm, folders in zip(winners, best_runs(computed).values(), strict=True):
@@ -213,7 +213,7 @@ def test_plot_draws_the_mean_of_the_final_runs_of_each_winner(computed, capsys, 
 def test_plot_draws_the_trials_of_an_arm_and_several_trials(computed, capsys, tmp_path):
     text = printed(capsys, "plot", computed / "trials" / "sgd", "--metric=validation/accuracy")
     # The third point diverged before its first evaluation.
-    assert "by step, mean of 2 seeds\n" in text and "* 0000   o 0001\n" in text
+    assert "by step, mean of 2 runs\n" in text and "* 0000   o 0001\n" in text
     text = printed(
         capsys, "plot", computed / "trials/sgd", "--metric=validation/accuracy", "--each_run"
     )

@@ -244,6 +244,12 @@ def _steps(directory: str | os.PathLike[str], step: int | None = None) -> dict[i
         return found
     if step in found:
         return {step: found[step]}
+    if not found and any((each / "plan.json").exists() for each in root.absolute().parents):
+        raise CheckpointError(
+            f"There is no checkpoint in {home}: a sweep keeps those of its trials only if its file "
+            "has `checkpoints: final` or `best`. The config in the folder trains the same "
+            "parameters again, in a workdir of its own."
+        )
     if not found:
         raise CheckpointError(
             f"There is no checkpoint in {home}: the run has not saved yet, or its checkpoints were "

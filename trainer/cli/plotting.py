@@ -31,7 +31,7 @@ def run(arguments: argparse.Namespace) -> int:
         arguments.workdirs, metric, x, arguments.smoothing, each_run=arguments.each_run
     )
     left_out = _left_out(lines, arguments)
-    title = metric + _seeds(lines) + _smoothed(arguments)
+    title = metric + _runs(lines) + _smoothed(arguments)
     if arguments.figure:
         band = describe_bands(lines.values())
         title = f"{title}\n{band}" if band else title
@@ -40,17 +40,17 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         drawn = {name: line.curve for name, line in lines.items()}
         axes = {"log_x": arguments.log_x, "log_y": arguments.log_y}
-        title = f"{metric} by {x}{_seeds(lines)}{_smoothed(arguments)}"
+        title = f"{metric} by {x}{_runs(lines)}{_smoothed(arguments)}"
         show(draw_in_terminal(drawn, title, **axes), end="")
     if left_out:
         show(left_out)
     return DONE
 
 
-def _seeds(lines: Mapping[str, Line]) -> str:
+def _runs(lines: Mapping[str, Line]) -> str:
     counts = [line.runs for line in lines.values()]
     low, high = min(counts), max(counts)
-    return f", mean of {f'{low} to ' if low < high else ''}{high} seeds" if high > 1 else ""
+    return f", mean of {f'{low} to ' if low < high else ''}{high} runs" if high > 1 else ""
 
 
 def _smoothed(arguments: argparse.Namespace) -> str:

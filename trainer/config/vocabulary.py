@@ -150,16 +150,17 @@ class Vocabulary:
             package = max(fitting, key=len)
             return _import(package, source), steps[package.count(".") + 1 :]
         roots = [*modules, *self._packages]
-        near = nearest(steps[0], roots) if steps else None
+        near, hint = nearest(steps[0], roots) if steps else None, ""
         if near:
             hint = f"Did you mean {near + name[len(steps[0]) :]!r}? "
-        else:
-            hint = self._elsewhere(name)
-        hint += f"A name begins with {listing(roots, 12)}"
-        if steps and not near and steps[0] not in sys.stdlib_module_names:
-            hint += f"; for a package of yours, add --vocabulary={steps[0]} to the command"
-            hint += f" (from Python: vocabulary=[{steps[0]!r}])"
-        hint += "."
+        elif steps and steps[0] not in sys.stdlib_module_names:
+            hint = (
+                f"If {steps[0]} is a package of yours, add --vocabulary={steps[0]} to the command"
+                f" (from Python: vocabulary=[{steps[0]!r}]). "
+            )
+        if not near:
+            hint += self._elsewhere(name)
+        hint += f"A name begins with {listing(roots, 12)}."
         raise ConfigError(f"There is no function {name!r}. {hint}", source)
 
     def _step_into(

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 
+from trainer.config.wording import known_names
 from trainer.writers import read_metrics
 
 Curve = tuple[ArrayLike, ArrayLike]  # x values, y values
@@ -78,8 +79,8 @@ def read_points(workdir: str | os.PathLike[str], name: str, x: str = "step") -> 
     for key in (name, x):
         if not any(key in row for row in rows):
             names = sorted({key for row in rows for key in row} - {"step"})
-            has = f"it has {', '.join(names)}" if names else "it has no rows"
-            raise ValueError(f"{file} has no metric {key!r}; {has}.")
+            has = known_names(key, names, "It has") if names else "It has no rows."
+            raise ValueError(f"{file} has no metric {key!r}. {has}")
     found = [(row["step"], row[x], row[name]) for row in rows if name in row and x in row]
     if not found:
         raise ValueError(f"{file} has no row with both {name!r} and {x!r}.")

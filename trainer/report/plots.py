@@ -69,7 +69,8 @@ def save_figure(
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 
-    title, x_label, y_label = map(printable, (title, x_label, y_label))
+    title = printable(title, keep="\n")
+    x_label, y_label = printable(x_label), printable(y_label)
     with rc_context(_SETTINGS), missing_glyphs_ignored():
         figure = Figure(figsize=(7, 4), dpi=150, layout="constrained")
         axes = figure.add_subplot()

@@ -186,9 +186,9 @@ class _Writer:
         units, words = plural(pair.n, unit(self._workload)), self._goal.words
         test = f"no test with {units}"
         if pair.p is not None:
+            all_pairs = f"all {count} pairs and " if (count := len(self._pairs)) > 1 else ""
             test = f"{pair.test} over {units}, {p_sentence(pair.p)}"
-            if (count := len(self._pairs)) > 1:
-                test += f" over all {count} pairs"
+            test += f" adjusted for {all_pairs}all looks"
         if pair.valueless:
             bad = joined([f"{n} of {a}" for n, a in zip(pair.diverged, _arms(pair), strict=True)])
             return f"runs{of} are better more often; {bad} have no value and are the worst ({test})"

@@ -29,7 +29,7 @@ def describe(reader: SweepReader, name: str) -> str:
         UserError: there is no such trial.
     """
     status = reader.read()
-    trials = _find((*reader.plan.trials, *(status.final or ())), name, reader)
+    trials = find_trials(reader, status, name)
     first, goal = trials[0], reader.plan.goal
     lines = [f"{trial.folder}: {_state(reader, status, trial)}" for trial in trials]
     outcomes = [status.outcomes.get(trial.folder) for trial in trials]
@@ -46,7 +46,21 @@ def describe(reader: SweepReader, name: str) -> str:
     return f"{head}\n{dump(first.config.root)}"
 
 
-def _find(trials: Sequence[Trial], name: str, reader: SweepReader) -> list[Trial]:
+def find_trials(reader: SweepReader, status: Status, name: str) -> list[Trial]:
+    """Returns the trials that a name means: those of a point, or one of them.
+
+    Args:
+        reader: of the sweep.
+        status: from `reader.read`.
+        name: see `describe`; "muon/7" is "muon/0007", and "muon/2.7" is "muon/2.0007".
+
+    Returns:
+        At least one trial.
+
+    Raises:
+        UserError: there is no such trial.
+    """
+    trials = (*reader.plan.trials, *(status.final or ()))
     known: dict[str, list[Trial]] = {}
     for trial in trials:
         point = f"{trial.final}/{trial.arm}" if trial.final else f"{trial.arm}/{trial.point}"
@@ -54,8 +68,8 @@ def _find(trials: Sequence[Trial], name: str, reader: SweepReader) -> list[Trial
             known.setdefault(key, []).append(trial)
     asked = name.strip("/")
     for each in (asked, asked.removeprefix("trials/")):
-        # "muon/7" is "muon/0007", and "muon/2.7" is "muon/2.0007".
-        padded = re.sub(r"(?<=/)(\d+\.)?(\d+)", _padded, each, count=1)
+        # The names of search 0 do not have its number.
+        padded = re.sub(r"(?<=/)(?:0\.)?(\d+\.)?(\d+)", _padded, each, count=1)
         if found := known.get(each) or known.get(padded):
             return found
     raise UserError(_unknown(reader, asked, trials))

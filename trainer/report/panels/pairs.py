@@ -16,7 +16,7 @@ _DECISIONS = (
     Column("low", "95% from", "number"),
     Column("high", "to", "number"),
     Column("deviations", "in standard deviations", "number"),
-    Column("p", "p", "p"),
+    Column("p", "adjusted p", "p"),
     Column("decision", "decision"),
     Column("units_needed", "needed, in a fresh sweep", "integer"),
 )
@@ -70,7 +70,8 @@ def pairs_block(workload: Workload, pairs: Sequence[Pair], prefix: str) -> Block
         "The arm with the better mean stands first (the one that is better more often, where a run"
         " has no value), and a difference is its mean minus the other one. The intervals hold with"
         " a probability of 95% for all pairs and all looks at the results at once; an arm is better"
-        " where its interval excludes 0, and p is below 0.05 exactly then. The last column is the"
+        " where its interval excludes 0, and p, which is adjusted for all pairs and looks, is below"
+        " 0.05 exactly then. The last column is the"
         f" number of {units} at which a"
         f" fresh sweep would find {size} with a power of 0.8, if it is the true one.",
     )
