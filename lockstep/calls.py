@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from trainer.config import Call
-from trainer.config.languages import RUN
+from trainer.config.vocabulary import RUN
 from trainer.messages import UserError
 
 

@@ -18,8 +18,7 @@ import jax
 import numpy as np
 
 from trainer.config import Builder, Units, load
-from trainer.config.languages import RUN, SWEEP
-from trainer.config.vocabulary import Vocabulary, _public_names
+from trainer.config.vocabulary import RUN, SWEEP, Vocabulary, _public_names
 from trainer.sweep import methods, spaces
 
 ACTS = ("open", "os.", "shutil.", "socket.", "subprocess.", "tempfile.", "glob.", "pathlib.")

@@ -17,10 +17,9 @@ from typing import Any
 from tests import laws_table
 from trainer import protocols
 from trainer.cli import options
-from trainer.config.languages import SWEEP
 from trainer.config.schema import argument_docs
 from trainer.config.signatures import Function, Parameter, home
-from trainer.config.vocabulary import Vocabulary
+from trainer.config.vocabulary import SWEEP, Vocabulary
 from trainer.engine.experiment import Experiment
 from trainer.sweep.definition import Arm, Final, Goal, Sweep
 

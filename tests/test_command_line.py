@@ -15,7 +15,7 @@ import pytest
 
 from trainer.__main__ import main
 from trainer.cli import commands, options
-from trainer.config import ConfigError, diff, hints, load
+from trainer.config import ConfigError, diff, load, wording
 from trainer.engine.experiment import Experiment
 from trainer.messages import UserError
 from trainer.train import rendezvous
@@ -335,7 +335,7 @@ def test_the_hint_to_args_knows_the_functions_of_optax_that_take_a_list():
         )
         and not function.__module__.startswith("optax.tree_utils")
     }
-    assert found == {name for name in hints._LISTS if name.startswith("optax.")}
+    assert found == {name for name in wording._LISTS if name.startswith("optax.")}
 
 
 def test_a_list_given_to_another_function_gets_a_hint_to_name_the_argument(tmp_path, capsys):

@@ -14,11 +14,10 @@ from hypothesis import strategies as st
 from tests.gin_engine import FUNCTIONS, engine
 from trainer.config import Call, ConfigError, Source, Tree, diff, dump, load
 from trainer.config.gin_reader import read
-from trainer.config.gin_scopes import resolve
-from trainer.config.gin_tables import Statement
-from trainer.config.languages import RUN
+from trainer.config.gin_scopes import Statement, resolve
 from trainer.config.nodes import plain
 from trainer.config.tree import same
+from trainer.config.vocabulary import RUN
 from trainer.config.yaml_reader import read as yaml_read
 
 CORPUS = Path(__file__).parent / "gin_corpus"

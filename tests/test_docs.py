@@ -21,7 +21,7 @@ from tests import reference_pages
 from trainer import config as configs
 from trainer.__main__ import main
 from trainer.cli import loading, options
-from trainer.config.languages import RUN, SWEEP
+from trainer.config.vocabulary import RUN, SWEEP
 from trainer.engine.plan import make_plan
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -14,7 +14,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from trainer.config.languages import SWEEP
+from trainer.config.vocabulary import SWEEP
 
 ROOT = Path(__file__).resolve().parent.parent
 

@@ -9,8 +9,8 @@ from tests.test_sweep_plan import BASE, GOOD, METHOD, RATE, planned
 from tests.test_sweep_plan_file import first_format
 from trainer.__main__ import main
 from trainer.config import load
-from trainer.config.languages import SWEEP
 from trainer.config.tree import same
+from trainer.config.vocabulary import SWEEP
 from trainer.messages import UserError
 from trainer.sweep import extension
 from trainer.sweep.plan import SweepPlan

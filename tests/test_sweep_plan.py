@@ -15,7 +15,7 @@ from scipy.stats import qmc
 from tests.test_configs import _example
 from trainer.__main__ import main
 from trainer.config import ConfigError, diff, dump, load
-from trainer.config.languages import SWEEP
+from trainer.config.vocabulary import SWEEP
 from trainer.engine.loading import load as load_program
 from trainer.engine.plan import make_plan as make_run_plan
 from trainer.sweep import methods, spaces
@@ -271,7 +271,7 @@ def test_the_hash_depends_on_what_the_files_say_and_on_nothing_else(folder, monk
     assert len(digests | {digest}) == len(changes) + 1
     # Another process, another order of hashes, another current folder.
     planned(folder, GOOD)
-    code = "from trainer.config import load; from trainer.config.languages import SWEEP\n"
+    code = "from trainer.config import load; from trainer.config.vocabulary import SWEEP\n"
     code += (
         "from trainer.sweep.reading import read_sweep; from trainer.sweep.plan import make_plan\n"
     )

@@ -14,8 +14,8 @@ import pytest
 
 from tests.test_sweep_plan import BASE, BASE_GIN, GIN, GOOD, METHOD, RATE, ROOT, planned
 from trainer.config import load
-from trainer.config.languages import SWEEP
 from trainer.config.tree import same
+from trainer.config.vocabulary import SWEEP
 from trainer.messages import UserError
 from trainer.sweep.encoding import canonical
 from trainer.sweep.plan import SweepPlan
@@ -159,7 +159,7 @@ def test_equal_plans_give_equal_bytes_in_processes_with_other_hashes(folder):
 import sys
 from pathlib import Path
 from trainer.config import load
-from trainer.config.languages import SWEEP
+from trainer.config.vocabulary import SWEEP
 from trainer.sweep.plan import make_plan
 from trainer.sweep.plan_file import write_plan
 from trainer.sweep.programs import find_programs

@@ -17,8 +17,7 @@ import pytest
 from tests import audit, photos_builder, runs
 from trainer import data
 from trainer.config import ConfigError
-from trainer.config.languages import SWEEP
-from trainer.config.vocabulary import Vocabulary
+from trainer.config.vocabulary import SWEEP, Vocabulary
 from trainer.data.shards import write_shards
 
 OURS = {root: home for root, home in SWEEP.modules.items() if root != "optax"}

@@ -11,7 +11,7 @@ from trainer.cli.loading import (
     search_paths,
 )
 from trainer.cli.terminal import show
-from trainer.config.languages import SWEEP
+from trainer.config.vocabulary import SWEEP
 from trainer.messages import DONE
 
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from trainer import config as configs
 from trainer.cli import values
 from trainer.config import Config
-from trainer.config.includes import SHIPPED
-from trainer.config.languages import RUN, Language
+from trainer.config.files import SHIPPED
+from trainer.config.vocabulary import RUN, Language
 from trainer.messages import UserError
 
 _LONGEST_STEM = 60  # characters; the name of a folder has at most 255 bytes

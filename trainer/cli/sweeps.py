@@ -19,7 +19,7 @@ from trainer.cli.loading import (
     search_paths,
 )
 from trainer.cli.terminal import show
-from trainer.config.languages import SWEEP
+from trainer.config.vocabulary import SWEEP
 from trainer.messages import DONE, FAILED, MISTAKE, STOPPED, UserError
 from trainer.sweep.slurm_settings import SlurmSettings, read_settings
 from trainer.sweep.stored_plan import check_vocabulary, read_plan, work_command

@@ -11,12 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 from trainer.config.edit import override, replace
 from trainer.config.files import load
-from trainer.config.resolved import Config
-from trainer.config.tree import Call, ConfigError, Source, Tree, hparams, join, leaves
+from trainer.config.tree import Call, Config, ConfigError, Source, Tree, hparams, join, leaves
 
 if TYPE_CHECKING:
-    from trainer.config.build import Builder
-    from trainer.config.floats import Floats
+    from trainer.config.build import Builder, Floats
     from trainer.config.full import full_text
     from trainer.config.units import Units
     from trainer.config.yaml_writer import computed, diff, digest, dump
@@ -46,7 +44,7 @@ __all__ = [
 # Names that reading a config does not need: __getattr__ imports their modules when first used.
 _LATER = {
     "Builder": "build",
-    "Floats": "floats",
+    "Floats": "build",
     "Units": "units",
     "computed": "yaml_writer",
     "diff": "yaml_writer",

@@ -1,13 +1,16 @@
-"""Interprets type annotations: which values fit one, and how to describe it in a message."""
+"""Interprets type annotations: which values and results fit one, and how messages describe it."""
 
 import collections.abc
 import functools
 import inspect
+import re
 import types
 import typing
+import warnings
 from typing import Any
 
 from trainer.config.units import is_steps
+from trainer.config.wording import nearest
 
 SEQUENCES = (
     collections.abc.Sequence,
@@ -272,3 +275,145 @@ def describe(hint: Any) -> str:
     if "a float" in found:  # jax.typing.ArrayLike is a long union
         found = [word for word in found if word in ("a float", "null", "a function", "a string")]
     return " or ".join(dict.fromkeys(found))
+
+
+def takes_result(hint: Any, returns: Any) -> bool:
+    """Returns whether the result of a function may fit an annotation.
+
+    Only numbers, strings, booleans and optimizers are compared: other objects are accepted for
+    what they do, not for their class.
+
+    Args:
+        hint: the annotation of the argument.
+        returns: the annotation of what the function returns.
+    """
+    parts = union_members(hint)
+    if accepts_anything(hint) or returns is inspect.Parameter.empty or accepts_anything(returns):
+        return True
+    if all(is_optimizer(part) for part in union_members(returns)):
+        # The argument is not one for optimizers, which `returns_optimizer` compares.
+        return any(is_protocol(part) for part in parts)
+    if not all(is_scalar(part) for part in parts):
+        return True
+    # As for Python's own annotations, an int fits a float.
+    return any(part in parts or (part is int and float in parts) for part in union_members(returns))
+
+
+def returns_optimizer(hint: Any, returns: Any) -> bool:
+    """Returns whether a function may return an optimizer, or another value that fits.
+
+    Args:
+        hint: the annotation of the argument, which accepts an optimizer.
+        returns: the annotation of what the function returns.
+    """
+    if returns is inspect.Parameter.empty or accepts_anything(returns):
+        return True
+    wanted = tuple(part for part in union_members(hint) if inspect.isclass(part))
+    if any(is_protocol(part) for part in wanted):
+        return True
+    return any(
+        is_optimizer(part) or (inspect.isclass(part) and issubclass(part, wanted))
+        for part in union_members(returns)
+    )
+
+
+def returns_factory(hint: Any, returns: Any) -> bool:
+    """Returns whether a function has to be called to get a value that fits an annotation.
+
+    This is the case if the annotation accepts a class, or a function that does not itself return a
+    function, and the function is annotated to return a function or a class.
+
+    Args:
+        hint: the annotation of the argument.
+        returns: the annotation of what the function returns.
+    """
+    if returns is inspect.Parameter.empty or accepts_anything(returns):
+        return False
+    wanted = [part for part in union_members(hint) if _is_function(part)]
+    if (
+        accepts_anything(hint)
+        or not wanted
+        or not all(_is_function(part) for part in union_members(returns))
+    ):
+        return False
+    return not any(_may_return_function(part) for part in wanted)
+
+
+def _may_return_function(wanted: Any) -> bool:
+    if (typing.get_origin(wanted) or wanted) is type:
+        return False
+    result = (typing.get_args(wanted) or (Any,))[-1]
+    return accepts_anything(result) or any(_is_function(part) for part in union_members(result))
+
+
+def _is_function(part: Any) -> bool:
+    origin = typing.get_origin(part) or part
+    if is_protocol(origin):
+        return "__call__" in dir(origin)
+    return origin in (collections.abc.Callable, type)
+
+
+# The names that messages list; jax takes others as well, such as "half" and "f4".
+NAMES = (
+    *("bfloat16", "float16", "float32", "float64"),
+    *("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
+    *("bool", "complex64", "complex128"),
+)
+_SHORT = re.compile(r"(bf|fp|f)_?(\d+)")  # spellings of other libraries, such as bf16
+_UNKNOWN = re.compile(r"data type '([^']*)' not understood")  # a message of numpy
+
+
+def exists(value: Any) -> bool:
+    """Returns whether a value is the name of a dtype that jax supports.
+
+    Args:
+        value: any value of a config.
+
+    Example:
+        >>> exists("bfloat16"), exists("bf16")
+        (True, False)
+    """
+    import jax
+    import jax.numpy as jnp
+
+    if not isinstance(value, str):
+        return False
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about float64 if x64 is disabled
+            # jnp.dtype alone also accepts 'datetime64' and 'U8', of which jax has no arrays.
+            jax.eval_shape(lambda: jnp.zeros((), jnp.dtype(value)))
+    except TypeError:
+        return False
+    return True
+
+
+def hint(value: Any) -> str:
+    """Returns advice for a value that is not the name of a dtype.
+
+    Args:
+        value: any value of a config.
+
+    Returns:
+        The nearest name, if one is near, and a list of the names.
+    """
+    text = str(value).lower()
+    short = _SHORT.fullmatch(text)
+    if short:
+        text = ("bfloat" if short[1] == "bf" else "float") + short[2]
+    near = text if text in NAMES else nearest(text, NAMES)
+    names = f"The dtypes are {', '.join(NAMES)}, and float8 types such as float8_e4m3fn."
+    return f"Did you mean {near!r}? {names}" if near else names
+
+
+def hint_in(message: str) -> str:
+    """Returns advice for an exception of numpy about the name of a dtype.
+
+    Args:
+        message: the message of any exception.
+
+    Returns:
+        The advice of `hint`; "" for other messages.
+    """
+    found = _UNKNOWN.search(message)
+    return hint(found[1]) if found else ""

@@ -1,22 +1,63 @@
-"""Checks a tree against the functions that it names, and builds it."""
+"""Checks a tree against the functions that it names, replaces floats in it, and builds it."""
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
-from trainer.config import annotations, blame, build_errors, conversion, dtypes, results
-from trainer.config.conversion import TypeMismatch
-from trainer.config.floats import Floats
-from trainer.config.languages import LANGUAGES
-from trainer.config.resolved import Config, Unused
-from trainer.config.signatures import Function
-from trainer.config.slots import Slot
-from trainer.config.tree import Call, ConfigError, Key, Source, Tree, child_trees, join, split_path
+from trainer.config import annotations, build_errors, signatures, wording
+from trainer.config.signatures import Function, Slot, TypeMismatch
+from trainer.config.tree import (
+    Call,
+    Config,
+    ConfigError,
+    Key,
+    Source,
+    Tree,
+    Unused,
+    child_trees,
+    join,
+    split_path,
+)
 from trainer.config.units import Units, is_steps, looks_like_quantity, quantity
-from trainer.config.vocabulary import Vocabulary
+from trainer.config.vocabulary import LANGUAGES, Vocabulary
 
-__all__ = ["Builder", "Units"]
+__all__ = ["Builder", "Floats", "Units"]
+
+
+class Floats(NamedTuple):
+    """What to build with in the place of floats.
+
+    Attributes:
+        replace: called with the path of a float, such as "optimizer.clip_norm", its value and the
+            annotation of its argument; returns what to use in its place, or the value itself.
+        function: called with every function that the config names; returns the function to call in
+            its place, or the function itself.
+    """
+
+    replace: Callable[[str, float, Any], Any]
+    function: Callable[[Callable[..., Any]], Callable[..., Any]] = lambda call: call
+
+    def within(
+        self, function: Function, values: Mapping[str, Any], path: str
+    ) -> tuple[Function, dict[str, Any]]:
+        """Returns a function and its arguments, the defaults that were replaced among them.
+
+        Args:
+            function: the function of a call.
+            values: its arguments by name, as the config has them, built.
+            path: the path of the call.
+        """
+        found = dict(values)
+        for name, parameter in function.parameters.items():
+            default = parameter.default
+            # A default that is a float is an input of the program as well: which floats are inputs
+            # must not depend on whether the config repeats a default.
+            if name not in values and type(default) is float:
+                value = self.replace(join(path, name), default, parameter.hint)
+                if value is not default:
+                    found[name] = value
+        return replace(function, call=self.function(function.call)), found
 
 
 class Builder:
@@ -165,7 +206,7 @@ class _Traversal:
             ) from None
 
     def _leaf(self, value: Tree, slot: Slot, path: str) -> Any:
-        if slot.takes_dtype and value is not None and not dtypes.exists(value):
+        if slot.takes_dtype and value is not None and not annotations.exists(value):
             raise TypeMismatch
         if isinstance(value, str) and slot.takes_steps:
             if quantity(value) is not None:
@@ -173,7 +214,7 @@ class _Traversal:
             # An annotation that takes strings too would let '3 epoks' pass.
             if is_steps(slot.hint) or looks_like_quantity(value):
                 raise TypeMismatch
-        return conversion.leaf(value, slot.hint, slot.default)
+        return signatures.leaf(value, slot.hint, slot.default)
 
     def _steps(self, value: str, source: Source | None) -> int:
         if self._calling:
@@ -211,12 +252,12 @@ class _Traversal:
         # A schedule may stand for any float of an optimizer, although no annotation says so.
         is_schedule = slot.in_factory and annotations.takes_float(slot.hint)
         if is_factory:
-            fits = results.returns_optimizer(slot.hint, function.returns)
+            fits = annotations.returns_optimizer(slot.hint, function.returns)
         elif call.partial:
             fits = annotations.takes_function(slot.hint)
-            fits &= not results.returns_factory(slot.hint, function.returns)
+            fits &= not annotations.returns_factory(slot.hint, function.returns)
         else:
-            fits = is_schedule or results.takes_result(slot.hint, function.returns)
+            fits = is_schedule or annotations.takes_result(slot.hint, function.returns)
         if not fits:
             raise TypeMismatch
         values = {
@@ -246,7 +287,7 @@ class _Traversal:
             source = self._config.source_of_error(path, said)
             # An error of the user's code that is not a ValueError may be a bug: name its line.
             if not isinstance(error, ValueError) and not self._vocabulary.is_ours(name):
-                said = blame.summary(error, name)
+                said = wording.summary(error, name)
             text = said if said.startswith(f"{name} ") else f"{name} refuses its arguments: {said}"
             if changed := [x for x in self._config.overridden(path) if x != str(source)]:
                 text = f"{text.rstrip('.: ')}. Its arguments were changed by {', '.join(changed)}."

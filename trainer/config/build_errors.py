@@ -3,13 +3,11 @@
 import difflib
 from collections.abc import Iterable, Sequence
 
-from trainer.config import annotations, dtypes
-from trainer.config.languages import LANGUAGES
-from trainer.config.signatures import Function
-from trainer.config.slots import Slot
+from trainer.config import annotations
+from trainer.config.signatures import Function, Slot
 from trainer.config.tree import Call, Key, Tree
 from trainer.config.units import quantity
-from trainer.config.vocabulary import Vocabulary
+from trainer.config.vocabulary import LANGUAGES, Vocabulary
 from trainer.config.wording import brief, describe, known_names, listing, nearest
 from trainer.config.yaml_reader import PARTIAL
 
@@ -24,7 +22,7 @@ def exception_text(error: Exception) -> str:
         The message on one line.
     """
     text = " ".join(str(error).split())
-    text = f"{text.rstrip('.')}. {hint}" if (hint := dtypes.hint_in(text)) else text
+    text = f"{text.rstrip('.')}. {hint}" if (hint := annotations.hint_in(text)) else text
     return text if isinstance(error, ValueError) and text else f"{type(error).__name__}: {text}"
 
 
@@ -156,7 +154,7 @@ def type_mismatch(tree: Tree, slot: Slot) -> str:
             " parameters by path, use a group: optim.group(match, optimizer)."
         )
     elif slot.takes_dtype:
-        text += f" {dtypes.hint(tree)}"
+        text += f" {annotations.hint(tree)}"
     elif isinstance(tree, str) and (near := nearest(tree, annotations.choices(slot.hint))):
         text += f" Did you mean {near!r}?"
     elif isinstance(tree, str) and slot.takes_steps:

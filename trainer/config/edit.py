@@ -15,8 +15,17 @@ from trainer.config.nodes import (
     to_node,
     with_children,
 )
-from trainer.config.resolved import Config
-from trainer.config.tree import Call, ConfigError, Key, Source, Tree, join, longest_key, split_path
+from trainer.config.tree import (
+    Call,
+    Config,
+    ConfigError,
+    Key,
+    Source,
+    Tree,
+    join,
+    longest_key,
+    split_path,
+)
 from trainer.config.wording import describe, known_names, listing, nearest, shorten
 
 
@@ -207,7 +216,7 @@ def _hint_for_function_path(root: Node, path: str, value: str) -> str:
         path: the path of a setting, such as "optim.muon.learning_rate".
         value: the setting's value, as it was written.
     """
-    from trainer.config.languages import RUN
+    from trainer.config.vocabulary import RUN
 
     path = path[path.rfind("/", 0, path.find(".")) + 1 :]  # the tree contains no scopes of Gin
     head, _, below = path.partition(".")

@@ -7,13 +7,10 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from trainer.config import annotations, conversion, dtypes
+from trainer.config import annotations, signatures
 from trainer.config.build import Builder
-from trainer.config.conversion import TypeMismatch
-from trainer.config.resolved import Config
-from trainer.config.signatures import Function, Parameter
-from trainer.config.slots import Slot
-from trainer.config.tree import Call, Tree, join
+from trainer.config.signatures import Function, Parameter, Slot, TypeMismatch
+from trainer.config.tree import Call, Config, Tree, join
 from trainer.config.units import quantity
 from trainer.config.yaml_writer import dump
 
@@ -145,10 +142,10 @@ def _spelled(default: Any, slot: Slot) -> Tree:
 def _leaf(default: Any, slot: Slot) -> Tree:
     misread = isinstance(default, float) and math.isnan(default)
     mask = slot.takes_mask and not (default is None or isinstance(default, bool))
-    dtype = slot.takes_dtype and default is not None and not dtypes.exists(default)
+    dtype = slot.takes_dtype and default is not None and not annotations.exists(default)
     if misread or mask or dtype:
         raise TypeMismatch
-    built = conversion.leaf(default, slot.hint, slot.default)
+    built = signatures.leaf(default, slot.hint, slot.default)
     # An integer in the place of a float would be converted, and be an input of the program.
     if type(built) is not type(default) or built != default:
         raise TypeMismatch

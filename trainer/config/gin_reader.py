@@ -12,7 +12,7 @@ from typing import Any
 
 from gin import config_parser
 
-from trainer.config import hints
+from trainer.config import wording
 from trainer.config.nodes import MAX_DEPTH, Node, check_argument, check_leaf, is_name
 from trainer.config.tree import ConfigError, Source
 
@@ -157,7 +157,7 @@ def _line(parser: config_parser.ConfigParser | None) -> int:
 def _unreadable(reason: str, line: int, text: str, source: Source) -> ConfigError:
     lines = text.split("\n")
     shown = lines[min(line, len(lines)) - 1].strip()[:80]
-    reason, hint = hints.in_gin(shown, " ".join(reason.split())[:200].rstrip("."))
+    reason, hint = wording.in_gin(shown, " ".join(reason.split())[:200].rstrip("."))
     return ConfigError(f"Gin cannot read {shown!r}: {reason}. {hint}".rstrip(), _at(source, line))
 
 

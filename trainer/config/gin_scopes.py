@@ -5,19 +5,179 @@ of a, then those of a/b; later ones override. `@s/fn()` sets the scope of the ca
 below it; `@fn()` inherits the scope. A macro is a function of one argument: the value of the macro
 is evaluated in a scope with the name of the macro. `@fn` is called by the function that receives
 it, in the scope of that function.
+
+`Table` looks up which binding applies, `resolve` makes the tree, and `UnusedBindings` finds the
+bindings that nothing reads, and decides which of them are mistakes.
 """
 
-from collections.abc import Sequence
-from functools import partial
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
 
-from trainer.config.gin_reader import MACRO, Binding, Pairs, Reference
-from trainer.config.gin_tables import Bindings, Calls, Scope, Statement, Table
-from trainer.config.gin_unused import UnusedBindings
-from trainer.config.languages import LANGUAGES, Language
+from trainer.config.gin_reader import MACRO, Binding, Block, Pairs, Reference
 from trainer.config.nodes import Budget, Node, check_key, plain
-from trainer.config.resolved import Unused
-from trainer.config.tree import Call, ConfigError, Key, Source
-from trainer.config.wording import known_names, listing
+from trainer.config.tree import Call, ConfigError, Key, Source, Unused
+from trainer.config.vocabulary import LANGUAGES, Language
+from trainer.config.wording import known_names, listing, nearest
+
+Scope = tuple[str, ...]
+Calls = Mapping[str, set[Scope]]
+"""The scopes in which each function is called. The key MACRO has the macros that are read."""
+
+
+@dataclass(frozen=True)
+class Statement:
+    """A binding or the head of a block, and its position.
+
+    Attributes:
+        content: the binding, or the head of a block.
+        section: the number of the section. Each file, include, end of an include, and option
+            begins a new section; a binding overrides those of earlier sections.
+        included: whether the file is included by another file.
+    """
+
+    content: Binding | Block
+    section: int
+    included: bool = False
+
+
+def references(value: Node) -> Iterator[Reference]:
+    """Yields the references and macros in the value of a binding.
+
+    Args:
+        value: the value; references inside its lists and dicts are found as well.
+    """
+    if isinstance(value.value, Reference):
+        yield value.value
+    elif isinstance(value.value, list):
+        for item in value.value:
+            yield from references(item)
+    elif isinstance(value.value, Pairs):
+        for pair in value.value.items:
+            for item in pair:
+                yield from references(item)
+
+
+def suffixes(name: str) -> Iterator[str]:
+    """Yields the shorter spellings of a dotted name.
+
+    Args:
+        name: the full name of a function.
+
+    Example:
+        >>> list(suffixes("optax.contrib.muon"))
+        ['contrib.muon', 'muon']
+    """
+    while "." in name:
+        name = name.partition(".")[2]
+        yield name
+
+
+class Bindings:
+    """All bindings of a config, in the order of the text.
+
+    Args:
+        statements: the statements in the order of the text.
+        root: the name of the call at the root of the tree.
+
+    Attributes:
+        bindings: the statements that are bindings.
+        blocks: the statements that are heads of blocks.
+        full: the names that a reference spells in full. A binding of another name applies to the
+            called function whose name ends with it.
+    """
+
+    def __init__(self, statements: Sequence[Statement], root: str):
+        self.bindings = [each for each in statements if isinstance(each.content, Binding)]
+        self.blocks = [each for each in statements if isinstance(each.content, Block)]
+        self.full = {root, MACRO}
+        for each in self.bindings:
+            assert isinstance(each.content, Binding)
+            self.full |= {reference.name for reference in references(each.content.value)}
+
+    def at_end(self) -> "Table":
+        """Returns the bindings in force at the end of the text."""
+        return Table(self, None)
+
+    def before(self) -> list[tuple[int, "Table"]]:
+        """Returns the bindings in force before each later section, the latest first.
+
+        The table of a section holds for each argument the last binding up to that section, or else
+        the first one after it.
+        """
+        sections = sorted({each.section for each in self.bindings})
+        return [(section, Table(self, section)) for section in reversed(sections[:-1])]
+
+
+class Table:
+    """The bindings that are in force; see `Bindings`.
+
+    Attributes:
+        in_force: the statements of these bindings, in the order of the text. Two bindings that
+            spell the name of one function differently are both listed, though only one is read.
+    """
+
+    def __init__(self, all_bindings: Bindings, last: int | None):
+        self._full = all_bindings.full
+        self._entries: dict[tuple[Scope, str], dict[str, tuple[int, Statement]]] = {}
+        for position, each in enumerate(all_bindings.bindings, 1):
+            binding = each.content
+            assert isinstance(binding, Binding)
+            # The highest rank wins. Up to the section `last` that is the last binding; later ones
+            # have negative ranks, of which the first is the highest, and count only if there is no
+            # earlier one.
+            rank = position if last is None or each.section <= last else -position
+            entries = self._entries.setdefault((binding.scopes, binding.name), {})
+            if binding.argument not in entries or rank > entries[binding.argument][0]:
+                entries[binding.argument] = rank, each
+        ranked = [entry for entries in self._entries.values() for entry in entries.values()]
+        self.in_force = [each for _, each in sorted(ranked, key=lambda entry: abs(entry[0]))]
+        self._names = {name for _, name in self._entries}
+        self._spellings: dict[str, list[str]] = {}
+
+    def bound(self, name: str, scope: Scope) -> dict[str, Binding]:
+        """Returns the bindings of a function in exactly one scope.
+
+        A binding may spell only the last parts of the function's name, as in adamw.b2.
+
+        Args:
+            name: the full name of the function.
+            scope: the scope; bindings of outer scopes are not included.
+
+        Returns:
+            Argument -> binding.
+
+        Raises:
+            ConfigError: two bindings of one section bind the same argument.
+        """
+        if name not in self._spellings:
+            short = [each for each in suffixes(name) if each not in self._full]
+            self._spellings[name] = [each for each in [name, *short] if each in self._names]
+        found: dict[str, tuple[int, Statement]] = {}
+        for spelling in self._spellings[name]:
+            for argument, entry in self._entries.get((scope, spelling), {}).items():
+                if argument in found:
+                    first, second = sorted([found[argument], entry], key=lambda each: each[0])
+                    # In a later section, another spelling of the same argument overrides this one.
+                    if first[1].section == second[1].section:
+                        raise ConfigError(
+                            f"This binds {argument!r} of {name} for the second time; the first is"
+                            f" {first[1].content} at {first[1].content.source}. Remove one.",
+                            second[1].content.source,
+                        )
+                    entry = second
+                found[argument] = entry
+        return {argument: _binding(each) for argument, (_, each) in found.items()}
+
+    def macros(self) -> list[str]:
+        """Returns the names of the macros that are defined."""
+        return ["/".join(scopes) for scopes, function in self._entries if function == MACRO]
+
+
+def _binding(statement: Statement) -> Binding:
+    assert isinstance(statement.content, Binding)
+    return statement.content
+
 
 # Gin defines this macro for values that another file or a binding must provide.
 _REQUIRED = ("REQUIRED", "gin.REQUIRED")
@@ -177,3 +337,188 @@ class _Resolver:
             for scopes, function in steps
         ]
         return f"The config contains a cycle: {listing(shown)}. Remove one of these references."
+
+
+class UnusedBindings:
+    """Classifies the bindings of a config that no call reads.
+
+    Args:
+        bindings: all bindings.
+        called: the scopes of the calls that the config makes, by function.
+        where: the place of the first call of each function.
+        calls_of: returns the calls that the config would make with another table.
+    """
+
+    def __init__(
+        self,
+        bindings: Bindings,
+        called: Calls,
+        where: dict[str, Source],
+        calls_of: Callable[[Table], Calls],
+    ):
+        self._bindings = bindings
+        self._called = called
+        self._where = where
+        self._calls_of = calls_of
+        self._functions: dict[str, list[str]] = {name: [name] for name in bindings.full}
+        for name in sorted(called):
+            for short in suffixes(name):
+                if short not in bindings.full:
+                    self._functions.setdefault(short, []).append(name)
+
+    def refuse_ambiguous(self, statement: Statement) -> None:
+        """Checks that the name of a function stands for one function.
+
+        Args:
+            statement: a binding, or the head of a block.
+
+        Raises:
+            ConfigError: the name is short, and matches several functions that the config calls.
+        """
+        functions = self._functions.get(statement.content.name, [])
+        if len(functions) > 1:
+            raise ConfigError(
+                f"{statement.content.name} may be any of {listing(functions)}, which this config"
+                " calls. Write the name in full.",
+                statement.content.source,
+            )
+
+    def refuse_block(self, statement: Statement) -> None:
+        """Checks that the function of a block is called, whether or not the block has bindings.
+
+        Args:
+            statement: the head of the block.
+
+        Raises:
+            ConfigError: the function is never called, and the block is not in an included file.
+        """
+        name = statement.content.name
+        if not statement.included and not self._scopes_since(statement):
+            raise ConfigError(self._never_called(name), statement.content.source)
+
+    def classify(self, statement: Statement, in_force: Sequence[Statement]) -> Unused:
+        """Returns why a binding without effect is not a mistake.
+
+        Args:
+            statement: a binding that no call reads.
+            in_force: the bindings in force at the end of the text, which may override it.
+
+        Returns:
+            The binding and the reason.
+
+        Raises:
+            ConfigError: the binding is a mistake.
+        """
+        binding = statement.content
+        assert isinstance(binding, Binding)
+        name, why, unknown = binding.name, "", None
+        if name == MACRO:
+            if binding.scopes not in self._named_macros:
+                raise ConfigError(self._why_macro(binding), binding.source)
+            why = "Only bindings without effect read it."
+        elif any(_covers(binding.scopes, scope) for scope in self._scopes(name)):
+            why = f"{self._overriding(binding, in_force)} it wherever {self._full(name)} is called."
+        elif any(_covers(binding.scopes, scope) for scope in self._scopes_since(statement)):
+            why = "A later file or binding replaces the call that would read it."
+        elif self._scopes(name):
+            # Called, but in no scope that would take this binding: most likely a misspelt scope,
+            # also if the file is included.
+            raise ConfigError(self._why_scope(binding), binding.source)
+        elif statement.included:
+            why, unknown = f"This config never calls {name}.", name
+        else:
+            raise ConfigError(self._never_called(name), binding.source)
+        return Unused(str(binding), unknown, binding.argument, binding.source, why)
+
+    # The calls of the config.
+
+    def _full(self, name: str) -> str:
+        """Returns the full name of a called function."""
+        return self._functions.get(name, [name])[0]
+
+    def _scopes(self, name: str) -> set[Scope]:
+        return self._called.get(self._full(name), set())
+
+    def _scopes_since(self, statement: Statement) -> set[Scope]:
+        """Returns the scopes of the calls, including calls that later sections replaced."""
+        earlier = [calls for section, calls in self._earlier if section >= statement.section]
+        name = statement.content.name
+        return self._scopes(name).union(*(calls.get(name, ()) for calls in earlier))
+
+    @cached_property
+    def _earlier(self) -> list[tuple[int, Calls]]:
+        """Returns, for each section but the last, the calls of the config up to it, by spelling."""
+        earlier = []
+        for section, table in self._bindings.before():
+            calls: dict[str, set[Scope]] = {}
+            for name, scopes in self._calls_of(table).items():
+                for spelling in [name, *suffixes(name)]:
+                    calls.setdefault(spelling, set()).update(scopes)
+            earlier.append((section, calls))
+        return earlier
+
+    @cached_property
+    def _named_macros(self) -> set[Scope]:
+        """Returns the macros that bindings of functions name, and those that these macros name."""
+        macros: dict[Scope, list[Binding]] = {}
+        waiting: list[Binding] = []
+        for each in self._bindings.bindings:
+            assert isinstance(each.content, Binding)
+            is_macro = each.content.name == MACRO
+            (macros.setdefault(each.content.scopes, []) if is_macro else waiting).append(
+                each.content
+            )
+        named: set[Scope] = set()
+        while waiting:  # each macro is popped below, so that a cycle of macros ends
+            for reference in references(waiting.pop().value):
+                # A macro %a/b also reads the value of %a, because its scope is inside of a.
+                for length in range(1, len(reference.scopes) + 1 if reference.name == MACRO else 0):
+                    named.add(reference.scopes[:length])
+                    waiting += macros.pop(reference.scopes[:length], [])
+        return named
+
+    # Messages.
+
+    def _overriding(self, binding: Binding, in_force: Sequence[Statement]) -> str:
+        others = [
+            str(each.content.source)
+            for each in in_force
+            if isinstance(each.content, Binding)
+            and each.content is not binding
+            and each.content.argument == binding.argument
+            and self._full(each.content.name) == self._full(binding.name)
+            and _covers(binding.scopes, each.content.scopes)
+        ]
+        return f"{listing(others, 3)} override{'s' if len(others) == 1 else ''}"
+
+    def _never_called(self, name: str) -> str:
+        names = sorted(set(self._called) - {MACRO})
+        last = name.rpartition(".")[2]
+        tails = [each for each in names if each.rpartition(".")[2] == last]  # optix.adamw
+        near = nearest(name, names) or next(iter(tails), None)
+        hint = known_names(name, names, "It calls")
+        if near is not None:
+            hint = f"It calls {near} ({self._where[near]}): is one of the two misspelled?"
+        return f"This config never calls {name}, so nothing reads this. {hint}"
+
+    def _why_macro(self, binding: Binding) -> str:
+        used = ["/".join(scopes) for scopes in self._called.get(MACRO, ()) if scopes]
+        macro = "/".join(binding.scopes)
+        near = known_names(macro, used, "Macros that are used")
+        return f"Nothing reads {binding}. Use it as %{macro}, or remove it. {near}"
+
+    def _why_scope(self, binding: Binding) -> str:
+        within = sorted(self._scopes(binding.name))
+        shown = listing([repr("/".join(called)) if called else "no scope" for called in within])
+        words = "/".join(binding.scopes)
+        every = {"/".join(called[:n]) for called in within for n in range(1, len(called) + 1)}
+        hint = known_names(words, every) if nearest(words, every) else ""
+        return (
+            f"Nothing reads {binding}: {self._full(binding.name)} is never called in the scope"
+            f" {words!r}; it is called in {shown}. {hint}"
+        )
+
+
+def _covers(outer: Scope, inner: Scope) -> bool:
+    """Returns whether a call in the scope `inner` takes the bindings of the scope `outer`."""
+    return inner[: len(outer)] == outer

@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from trainer.config.resolved import Config
-from trainer.config.tree import Call, ConfigError, Key, Source, Tree, child_trees, join
+from trainer.config.tree import Call, Config, ConfigError, Key, Source, Tree, child_trees, join
 from trainer.config.wording import brief, describe
 
 # PyYAML parses an alias bomb of a few lines in a millisecond; it explodes when it is copied.

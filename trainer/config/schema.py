@@ -15,11 +15,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from trainer.config import annotations, dtypes
-from trainer.config.languages import RUN, SWEEP, Language
-from trainer.config.signatures import Function, Parameter
-from trainer.config.slots import Slot
-from trainer.config.vocabulary import Vocabulary
+from trainer.config import annotations
+from trainer.config.signatures import Function, Parameter, Slot
+from trainer.config.vocabulary import RUN, SWEEP, Language, Vocabulary
 from trainer.config.wording import listing
 from trainer.config.yaml_reader import PARTIAL
 
@@ -185,7 +183,7 @@ class _Schemas:
 
     def _options(self, slot: Slot, kind: str) -> Iterator[dict[str, Any]]:
         if slot.takes_dtype:
-            yield {"type": ["string", "null"], "examples": list(dtypes.NAMES)}
+            yield {"type": ["string", "null"], "examples": list(annotations.NAMES)}
             return
         if annotations.accepts_anything(slot.hint) or slot.takes_mask:
             yield self._calls(kind) if kind else {}

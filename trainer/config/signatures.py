@@ -1,15 +1,30 @@
-"""Reads the signatures of functions."""
+"""Reads the signatures of functions, and converts values of a config to their annotated types."""
 
+import collections.abc
 import functools
 import inspect
+import os
+import pathlib
+import re
 import sys
 import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from trainer.config.tree import ConfigError, Source
+from trainer.config import annotations
+from trainer.config.annotations import (
+    MAPPINGS,
+    SEQUENCES,
+    SETS,
+    accepts_anything,
+    is_literal,
+    takes_dtype,
+    union_members,
+)
+from trainer.config.tree import ConfigError, Key, Source, Tree
+from trainer.config.units import is_steps, names_steps, quantity
 
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
@@ -160,3 +175,249 @@ def _evaluated(hint: Any, call: Any) -> Any:
         return typing.get_type_hints(holder, names, include_extras=True)["hint"]
     except Exception:  # a name that is imported for type checkers only
         return Any
+
+
+_FLOATS = ("learning_rate", "weight_decay")  # of optimizers, whatever their annotation
+
+
+@dataclass(frozen=True)
+class Slot:
+    """The argument, list element or dict entry that a node is the value of.
+
+    Attributes:
+        hint: the annotation.
+        default: the default of the parameter, if the node is an argument.
+        owner: the name of the function that receives it.
+        argument: the argument of the function, "writers", or an element or entry of it, as in
+            "writers[0]" or "groups.rest".
+        in_factory: the function is an optimizer factory, so a schedule may replace any float.
+        counts_steps: whether integers are numbers of steps, by the argument's name or default.
+    """
+
+    hint: Any = Any
+    default: Any = None
+    owner: str = ""
+    argument: str = ""
+    in_factory: bool = False
+    counts_steps: bool = False
+
+    @property
+    def takes_steps(self) -> bool:
+        """Whether the value is a number of steps, which may have a unit."""
+        named = self.counts_steps and annotations.takes_int(self.hint)
+        return named or is_steps(self.hint)
+
+    @property
+    def takes_dtype(self) -> bool:
+        """Whether the value is the name of a dtype; optax annotates few of them."""
+        named = self.owner.startswith(("optax.", "optim.")) and "dtype" in self.argument.split("_")
+        return named or annotations.takes_dtype(self.hint)
+
+    @property
+    def takes_mask(self) -> bool:
+        """Whether the value is a mask of optax: a function of parameters, or booleans."""
+        name = re.split(r"[.\[]", self.argument)[0]
+        is_optax = annotations.takes_callable(self.hint) or self.owner.startswith("optax.")
+        return (name == "mask" or name.endswith("_mask")) and is_optax
+
+    def of_argument(self, function: Function, name: str, is_factory: bool) -> "Slot":
+        """Returns the slot of an argument of a function that is called here.
+
+        Args:
+            function: the function.
+            name: the name of the argument, one of its parameters.
+            is_factory: whether the function is the factory of an optimizer; then `learning_rate`
+                and `weight_decay` accept a float, whatever their annotation.
+        """
+        parameter = function.parameters[name]
+        hint, default = (
+            annotations.or_type_of_default(parameter.hint, parameter.default),
+            parameter.default,
+        )
+        if is_factory and name in _FLOATS:
+            hint = annotations.widen_to_float(parameter.hint, default)
+        # A default such as '5%' also says that the argument counts steps.
+        counts = names_steps(name) or isinstance(default, str) and quantity(default) is not None
+        return Slot(hint, default, function.name, name, is_factory, counts)
+
+    def of_elements(self, count: int) -> tuple[list["Slot"], type]:
+        """Returns the slots of a list's elements, and the sequence type.
+
+        Args:
+            count: the length of the list.
+
+        Raises:
+            TypeMismatch: the annotation does not accept a list of this length.
+        """
+        found = items(self.hint, count)
+        if found is None:
+            raise TypeMismatch
+        hints, kind = found
+        slots: list[Slot] = [
+            replace(self, hint=hint, default=None, argument=f"{self.argument}[{index}]")
+            for index, hint in enumerate(hints)
+        ]
+        return slots, kind
+
+    def of_keys(self) -> "Slot":
+        """Returns the slot of the keys of a dict; raises TypeMismatch."""
+        return replace(self, hint=self._entries()[0], default=None)
+
+    def of_entry(self, key: Key) -> "Slot":
+        """Returns the slot of a value of a dict.
+
+        Args:
+            key: the key of the value.
+
+        Raises:
+            TypeMismatch: the annotation does not accept a dict.
+        """
+        name = f"{self.argument}.{key}"
+        return replace(self, hint=self._entries()[1], default=None, argument=name)
+
+    def _entries(self) -> tuple[Any, Any]:
+        found = entries(self.hint)
+        if found is None:
+            raise TypeMismatch
+        return found
+
+
+class TypeMismatch(Exception):
+    """A value does not fit an annotation."""
+
+
+def leaf(value: Tree, hint: Any, default: Any = None) -> Any:
+    """Converts a leaf to the annotated type: 3 to 3.0, a string to a Path.
+
+    Args:
+        value: a string, number, boolean or None.
+        hint: the annotation.
+        default: the default of the parameter; an integer becomes a float if this is one.
+
+    Returns:
+        The value, converted where necessary.
+
+    Raises:
+        TypeMismatch: the value does not fit the annotation.
+
+    Example:
+        >>> leaf(3, float | None)
+        3.0
+    """
+    parts = union_members(hint)
+    if accepts_anything(hint) or collections.abc.Hashable in parts:  # every leaf is hashable
+        return value
+    for part in parts:
+        # 1 == 1.0 == True in Python, so that the types are compared as well.
+        if is_literal(part) and any(
+            type(value) is type(choice) and value == choice for choice in typing.get_args(part)
+        ):
+            return value
+    if value is None and type(None) in parts:
+        return value
+    # Before the numbers: True is an instance of int.
+    if isinstance(value, bool):
+        return _bool(value, parts)
+    if isinstance(value, int | float):
+        return _number(value, parts, default)
+    if isinstance(value, str):
+        return _string(value, parts)
+    raise TypeMismatch
+
+
+def _bool(value: bool, parts: list[Any]) -> bool:
+    # jax.typing.ArrayLike accepts bool, but a config that writes true for a float is mistaken
+    if bool in parts and float not in parts:
+        return value
+    raise TypeMismatch
+
+
+def _number(value: int | float, parts: list[Any], default: Any) -> int | float:
+    if isinstance(value, int):
+        # optax annotates floats as ArrayLike, which includes int. A 1 in the place of 0.9 becomes
+        # 1.0, because only floats follow schedules and are inputs of the program.
+        if int in parts and not isinstance(default, float):
+            return value
+        if float in parts or _holds_numbers(parts):
+            return float(value)
+    elif float in parts or complex in parts or _holds_numbers(parts):
+        return value
+    raise TypeMismatch
+
+
+def _holds_numbers(parts: list[Any]) -> bool:
+    return any(
+        getattr(part, "__name__", "") in ("Array", "ndarray", "number", "Real", "Number")
+        for part in parts
+    )
+
+
+def _string(value: str, parts: list[Any]) -> Any:
+    # jax takes a dtype by its name.
+    if str in parts or any(takes_dtype(part) for part in parts):
+        return value
+    if any((typing.get_origin(part) or part) in (pathlib.Path, os.PathLike) for part in parts):
+        return pathlib.Path(value)
+    raise TypeMismatch
+
+
+def items(hint: Any, count: int) -> tuple[list[Any], type] | None:
+    """Returns an annotation for each element of a list, and the sequence type.
+
+    Args:
+        hint: the annotation of the list.
+        count: the length of the list.
+
+    Returns:
+        The annotations and the type; None if the annotation does not accept a list.
+
+    Raises:
+        TypeMismatch: the annotation accepts lists, but none of this length.
+    """
+    if accepts_anything(hint):
+        return [Any] * count, list
+    wrong_length = False
+    elements: list[Any] = []
+    kinds: list[type] = []
+    for part in union_members(hint):
+        origin = typing.get_origin(part) or part
+        args = typing.get_args(part)
+        if origin is tuple and args and args[-1] is not Ellipsis:
+            if len(args) == count:
+                return list(args), tuple
+            wrong_length = True
+        elif origin in (list, tuple, *SEQUENCES, *SETS):
+            kind = list if origin in (list, collections.abc.MutableSequence) else tuple
+            kind = origin if origin in (set, frozenset) else kind
+            kind = frozenset if origin is collections.abc.Set else kind
+            kinds.append(kind)
+            elements.append(args[0] if args else Any)
+    if not elements and wrong_length:
+        raise TypeMismatch
+    return ([typing.Union[tuple(elements)]] * count, kinds[0]) if elements else None  # noqa: UP007
+
+
+def entries(hint: Any) -> tuple[Any, Any] | None:
+    """Returns the annotations of a dict's keys and values.
+
+    Args:
+        hint: the annotation of the dict.
+
+    Returns:
+        The two annotations; None if the annotation does not accept a dict.
+
+    Example:
+        >>> entries(dict[str, float] | None)
+        (<class 'str'>, <class 'float'>)
+    """
+    if accepts_anything(hint):
+        return Any, Any
+    found = [
+        (str, Any) if typing.is_typeddict(part) else typing.get_args(part) or (Any, Any)
+        for part in union_members(hint)
+        if (typing.get_origin(part) or part) in MAPPINGS or typing.is_typeddict(part)
+    ]
+    if not found:
+        return None
+    keys, values = zip(*found, strict=True)
+    return typing.Union[keys], typing.Union[values]  # noqa: UP007  # the number of members varies

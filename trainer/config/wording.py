@@ -1,7 +1,11 @@
-"""Builds the parts of messages: descriptions of values, and suggestions."""
+"""Builds the parts of messages: descriptions of values and exceptions, and suggestions."""
 
 import difflib
+import re
+import sys
+import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from trainer.config.tree import Call, Key, Tree
@@ -134,3 +138,174 @@ def _brief(tree: Tree) -> str:
 def _items(items: Mapping[Any, Tree], sign: str, spell: Callable[[Any], str]) -> str:
     some = list(items.items())[:9]
     return ", ".join(f"{spell(key)}{sign}{_brief(value)}" for key, value in some)
+
+
+_NAME = r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)+"
+_WORDS = {"true": "True", "false": "False", "null": "None", "none": "None"}
+# (pattern of a whole line, advice) for each; the first pattern that matches is used.
+_IN_GIN = [
+    (r"\s*[\w./]+\s*:\s+\S.*|\s*-\s.*", "This looks like YAML, whose files end in .yaml."),
+    (
+        r".*=.*\b[0-9][0-9_.]*[KMBT]?\s*(%|(step|epoch|example|token)s?\b).*",
+        "Put a number of steps with a unit in quotes, as in '5%'.",
+    ),
+    (rf".*!{_NAME}.*", "A call is written @name.of.function() in Gin."),
+    (
+        rf".*@{_NAME}\(\s*\w.*",
+        "Write arguments on lines of their own, as in models.mlp.width = 64, not in the call.",
+    ),
+]
+_IN_YAML = [
+    (r"\s*[\w./]+\s*=\s*\S.*|experiment\s*:\s*", "This looks like Gin, whose files end in .gin."),
+    (
+        rf".*!{_NAME}\(.*",
+        "Write arguments in braces, as in !optax.adamw {learning_rate: 1e-3}.",
+    ),
+    (rf".*!{_NAME}\{{.*", "Add a space before the brace."),
+    (
+        rf".*!{_NAME}\s+[\w']+:\s.*",
+        "Write arguments in braces, as in !models.mlp {width: 64}, or on lines of their own below.",
+    ),
+    (
+        rf".*[:,\[]\s+{_NAME}\s*\{{.*",
+        "A call begins with an exclamation mark, as in !models.mlp {width: 64}.",
+    ),
+]
+
+
+def in_gin(line: str, reason: str) -> tuple[str, str]:
+    """Returns why Gin's parser cannot read a line, and advice.
+
+    Args:
+        line: the line.
+        reason: the message of the parser.
+    """
+    word = re.search(r"malformed node.*Failed to parse token '(.*?)'", reason)
+    if word is None:
+        if reason.startswith("Expected indentation"):
+            return reason, "Indent the bindings of a block below its first line."
+        return reason, _first(_IN_GIN, line)
+    wrong = f"{word[1]!r} is not a value"
+    if word[1].lower() in _WORDS:
+        return wrong, f"In Gin it is written {_WORDS[word[1].lower()]}."
+    if re.search(rf"(?<![@\w]){re.escape(word[1])}[\w.]*\(", line):
+        return wrong, "A call is written @name.of.function() in Gin."
+    return wrong, f"Put a string in quotes, {word[1]!r}; a macro is read with %{word[1]}."
+
+
+def in_yaml(text: str, line: int = 0) -> str:
+    """Returns advice for a text that is not valid YAML; "" if there is none.
+
+    Args:
+        text: the whole text.
+        line: the line of the error, counted from 0.
+    """
+    lines = text.split("\n")
+    first = next((each for each in lines if each.strip() and not each.startswith("#")), "")
+    return _first(_IN_YAML, lines[line]) or _first(_IN_YAML[:1], first)
+
+
+# Functions with one argument that is a list. That of optax's *args is called args in a config.
+_LISTS = {
+    "optax.chain": "args",
+    "optax.named_chain": "args",
+    "space.values": "values",
+    "method.explicit": "trials",
+}
+
+
+def list_for_call(tag: str) -> str:
+    """Returns the message for a list in place of arguments, as in "!optax.chain [a, b]".
+
+    Args:
+        tag: the tag, such as "!optax.chain".
+    """
+    name = _LISTS.get(tag.lstrip("!").removeprefix("partial:"))
+    hint = ", with the argument's name" if name is None else ""
+    return (
+        f"{tag} takes its arguments by name, and was given a list: write {tag}"
+        f" {{{name or 'argument'}: [...]}}{hint}."
+    )
+
+
+def _first(hints: list[tuple[str, str]], line: str) -> str:
+    # The bound on the line bounds the time that the patterns take to backtrack.
+    return next((hint for pattern, hint in hints if re.fullmatch(pattern, line[:200])), "")
+
+
+# A traceback in the message of an error, and what follows its last frame.
+_IN_TEXT = re.compile(
+    r'.*^  File "(.+?)", line (\d+), in [^\n]*\n(?:    [^\n]*\n)*(.*)', re.M | re.S
+)
+
+
+def summary(error: BaseException, package: str) -> str:
+    """Returns the message of an exception, and the last line of a package in its traceback.
+
+    Args:
+        error: the exception.
+        package: the name of the package, or of a module or function in it.
+    """
+    text = f"{type(error).__name__}: {' '.join(str(error).split())}".rstrip(": ")
+    # The file of a syntax error was never executed, so it is not in the traceback.
+    if isinstance(error, SyntaxError) and error.filename:
+        return f"{type(error).__name__}: {error.msg} ({_shown(error.filename)}:{error.lineno or 0})"
+    where = location(error, package)
+    return f"{text.rstrip('.')}{where}" if where else text
+
+
+def cause(error: BaseException) -> str:
+    """Returns the type and the message of an exception on one line, and where it was raised.
+
+    That is the last line of the user's code, or the last line if the user's code has no part in it.
+
+    Args:
+        error: the exception. jax passes on that of a host callback as text, with its traceback; the
+            result is then about the latter.
+
+    Example:
+        >>> def fail():
+        ...     raise ValueError("It is too large.")
+        >>> try:
+        ...     fail()
+        ... except ValueError as error:
+        ...     print(cause(error))  # doctest: +ELLIPSIS
+        ValueError: It is too large (...:2)
+    """
+    text = f"{type(error).__name__}: {error}"
+    where = location(error) or location(error, "")
+    if found := _IN_TEXT.fullmatch(str(error)):
+        file, line, text = found.groups()
+        where = f" ({_shown(file)}:{line})"
+    return f"{' '.join(text.split()).rstrip('.: ')}{where}"
+
+
+def location(error: BaseException, package: str | None = None) -> str:
+    """Returns the last matching line of a traceback, as " (nets.py:12)"; "" if there is none.
+
+    Args:
+        error: the exception.
+        package: the package whose lines match; "" matches all lines, and None code of the user,
+            which is neither part of Lockstep nor installed.
+    """
+    for frame, line in reversed(list(traceback.walk_tb(error.__traceback__))):
+        root = str(frame.f_globals.get("__name__", "")).split(".")[0]
+        file = Path(frame.f_code.co_filename)
+        wanted = root == package.split(".")[0] if package else _is_the_users(root, file)
+        if wanted or package == "":
+            return f" ({_shown(file)}:{line})"
+    return ""
+
+
+def _is_the_users(root: str, file: Path) -> bool:
+    installed = {"site-packages", "dist-packages"} & set(file.parts)
+    known = root in ("trainer", "optim") or root in sys.stdlib_module_names
+    return not known and not installed and file.exists()
+
+
+def _shown(file: str | Path) -> str:
+    path = Path(file)
+    try:
+        return str(path.relative_to(Path.cwd()))
+    except (ValueError, OSError):  # outside of the current folder, or that folder was removed
+        return str(path)

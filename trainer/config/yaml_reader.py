@@ -9,7 +9,7 @@ from yaml.nodes import MappingNode, ScalarNode, SequenceNode
 from yaml.scanner import ScannerError
 from yaml.tokens import TagToken
 
-from trainer.config import hints
+from trainer.config import wording
 from trainer.config.nodes import Budget, Node, check_argument, check_leaf, is_name
 from trainer.config.tree import Call, ConfigError, Key, Source
 
@@ -114,7 +114,7 @@ class _Lines:
 
 def _hint(error: yaml.MarkedYAMLError, text: str, line: int) -> str:
     if "cannot start any token" not in (error.problem or ""):
-        return hints.in_yaml(text, line)
+        return wording.in_yaml(text, line)
     if r"'\t'" in (error.problem or ""):
         return "Write spaces in place of this tab: YAML neither indents nor separates with tabs."
     return (
@@ -169,7 +169,7 @@ class _Reader:
         if isinstance(node, ScalarNode) and not node.value and not node.style:
             return Call(name, {}, partial)
         if isinstance(node, SequenceNode):
-            raise ConfigError(hints.list_for_call(node.tag), source)
+            raise ConfigError(wording.list_for_call(node.tag), source)
         if not isinstance(node, MappingNode):
             raise ConfigError(
                 f"{node.tag} takes its arguments by name, as in {node.tag} {{argument: value}}, and"

@@ -6,8 +6,8 @@ from typing import Any
 
 import yaml
 
-from trainer.config.languages import LANGUAGES
 from trainer.config.tree import Call, Tree, join, same
+from trainer.config.vocabulary import LANGUAGES
 from trainer.config.wording import brief
 from trainer.config.yaml_reader import PARTIAL, Loader
 

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 from trainer import config as configs
 from trainer.config import Builder, Call, Config, ConfigError, Tree
 from trainer.config.full import complete
-from trainer.config.languages import RUN, SWEEP
 from trainer.config.tree import child_trees, join, same
+from trainer.config.vocabulary import RUN, SWEEP
 from trainer.config.wording import brief
 from trainer.messages import UserError
 from trainer.workdir import check_files, compare, read_record

@@ -12,7 +12,7 @@ import numpy as np
 from clu import metrics as clu_metrics
 
 from trainer import protocols
-from trainer.config import Call, ConfigError, Source, Tree, blame, build_errors
+from trainer.config import Call, ConfigError, Source, Tree, build_errors, wording
 from trainer.protocols import Batch
 
 
@@ -41,7 +41,7 @@ def calling(component: str) -> Iterator[None]:
     except ConfigError:
         raise
     except Exception as error:
-        text = f"{build_errors.exception_text(error)}{blame.location(error)}"
+        text = f"{build_errors.exception_text(error)}{wording.location(error)}"
         raise ComponentError(component, text) from error
 
 

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from clu import metrics as clu_metrics
 
-from trainer.config import ConfigError, blame, build_errors
+from trainer.config import ConfigError, build_errors, wording
 from trainer.engine.contracts import Batch, ComponentError, calling, check_metrics, describe
 from trainer.engine.examples import ExampleSums
 from trainer.engine.losses import Losses, mask_mean
@@ -113,7 +113,7 @@ def train_rows(computed: TrainMetrics) -> dict[str, Any]:
             raise ComponentError(
                 "train_metrics",
                 f"The metric {name!r} cannot be computed in a training step, in which jax traces "
-                f"its compute(): {said}{blame.location(error)}.",
+                f"its compute(): {said}{wording.location(error)}.",
             ) from error
         if value.shape != ():
             raise ComponentError(
@@ -239,7 +239,7 @@ def _metric_error(name: str, metric: Any, keywords: Mapping[str, Any], error: Ex
     reads = [each.name for each in parameters if each.kind is not each.VAR_KEYWORD]
     shown = f"{metric.__module__}.{metric.__qualname__}"
     said = build_errors.exception_text(error).rstrip(".")
-    text = f"The metric {name!r} cannot be computed: {said}{blame.location(error)}."
+    text = f"The metric {name!r} cannot be computed: {said}{wording.location(error)}."
     if reads and "<locals>" not in shown:
         text += f"\n{shown} reads the keywords {', '.join(reads)}."
     outputs, batch = keywords["outputs"], keywords["batch"]

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from trainer.checkpoint import CheckpointError, Checkpoints, CorruptCheckpoint
-from trainer.config import blame
+from trainer.config import wording
 from trainer.engine.feed import Feed
 from trainer.engine.program import Program
 from trainer.engine.step import State
@@ -262,7 +262,7 @@ class Lockstep:
         if turn in self._turns:
             self._turns.remove(turn)
         turn.close()
-        why = blame.cause(error)
+        why = wording.cause(error)
         if self._folder.limits.has_failed(trial.folder):
             self._log(f"{trial.folder} failed. {why}")
             self._ended[trial] = turn.failed(why)

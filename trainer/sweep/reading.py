@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from trainer.config import Builder, Call, Config, ConfigError, Source, Tree, join, load
-from trainer.config.includes import SHIPPED
+from trainer.config.files import SHIPPED
 from trainer.config.nodes import Node, children, to_config, to_node, with_children
 from trainer.config.tree import child_trees, same
 from trainer.sweep.definition import Arm, Sweep
@@ -125,7 +125,7 @@ def read_sweep(
             have a path.
 
     Example:
-        >>> from trainer.config.languages import SWEEP
+        >>> from trainer.config.vocabulary import SWEEP
         >>> config = load(["tests/sweeps/muon.yaml"], language=SWEEP)
         >>> [arm.name for arm in read_sweep(config).arms]
         ['muon', 'adamw']

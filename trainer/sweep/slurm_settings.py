@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from trainer.config import ConfigError, Source
-from trainer.config.includes import check_text, read_text
+from trainer.config.files import check_text, read_text
 from trainer.config.nodes import plain
 from trainer.config.wording import describe
 from trainer.config.yaml_reader import read

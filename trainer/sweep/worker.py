@@ -15,7 +15,7 @@ from typing import Any
 import jax
 
 from trainer.checkpoint import UnlikeCheckpoint
-from trainer.config import blame
+from trainer.config import wording
 from trainer.config.wording import listing
 from trainer.data.shard_reader import DataChanged
 from trainer.engine.loading import load_located
@@ -210,7 +210,7 @@ class Worker:
             if wave is None:
                 raise
             # Of a compiled program, perhaps: it is tried again.
-            wave.leave(end, error=blame.cause(error))
+            wave.leave(end, error=wording.cause(error))
             self._log(traceback.format_exc())
             return DONE
         finally:
@@ -255,7 +255,7 @@ class Worker:
         except (MemoryError, jax.errors.JaxRuntimeError) as error:
             if not is_of_the_memory(error):
                 raise
-            return self._divide(wave, claim, f"It does not fit into memory: {blame.cause(error)}")
+            return self._divide(wave, claim, f"It does not fit into memory: {wording.cause(error)}")
 
     def _compute_in(self, wave: Wave, claim: Claim, prepared: _Prepared) -> int:
         if not wave.unfinished():

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from trainer.config import blame, build_errors
+from trainer.config import build_errors, wording
 from trainer.engine.program import Program
 from trainer.engine.step import State
 from trainer.hooks import HookContext
@@ -90,7 +90,7 @@ class Hooks:
         try:
             return function(*given)
         except Exception as error:  # whatever a user's function raises
-            text = f"{build_errors.exception_text(error)}{blame.location(error)}"
+            text = f"{build_errors.exception_text(error)}{wording.location(error)}"
             name = f"hooks[{index}], {_name(self._hooks[index])}"
             raise UserError(f"{name}, {doing}: {text}") from error
 

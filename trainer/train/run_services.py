@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from trainer.checkpoint import CheckpointError, Checkpoints
-from trainer.config import blame
+from trainer.config import wording
 from trainer.engine.experiment import Experiment
 from trainer.engine.program import Program
 from trainer.messages import FAILED, MISTAKE, UserError
@@ -59,7 +59,7 @@ class RunServices(NamedTuple):
         """
         code = MISTAKE if isinstance(error, UserError) else FAILED
         explained = isinstance(error, _EXPLAINED)
-        why = " ".join(str(error).split()) if explained else blame.cause(error)
+        why = " ".join(str(error).split()) if explained else wording.cause(error)
         self.summarize(Ended("failed", code, self.rows.results.step, why))
 
 
