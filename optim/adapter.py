@@ -25,12 +25,14 @@ from optim.dtypes import compute_dtype
 from optim.factories import (
     ArgumentError,
     Recipe,
+    at_step,
     declared_dtypes,
     float_paths,
+    instantiate,
     map_floats,
     name_of,
+    separate_arrays,
 )
-from optim.instantiation import at_step, instantiate, separate_arrays
 from optim.matrices import scatter
 from optim.shard_map_checks import require_whole
 from optim.tracing import reads_of_leaves

@@ -5,7 +5,9 @@ contrast to `optax.partition` there are no MaskedNodes, so that an optimizer tha
 evaluates the loss at other parameters (line searches), works in a group as it does alone.
 """
 
-from collections.abc import Mapping
+import functools
+import inspect
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -13,17 +15,17 @@ import jax.numpy as jnp
 import optax
 from jax.typing import ArrayLike
 
-from optim import adapter, checks, evaluation
+from optim import adapter, checks
 from optim.declarations import model_of
 from optim.dtypes import widen
-from optim.extras import extra_arguments, negated
+from optim.factories import evaluate
 from optim.groups import Group, GroupError, group_error_context
-from optim.instantiation import evaluate
 from optim.layer_decay import Layers, layer_scales, refuse_states
 from optim.norms import all_finite, clip
 from optim.packing import OptimizerState, Unpacked, pack, unpack
 from optim.paths import flatten, unflatten
 from optim.rounding import LowPrecision, round_to
+from optim.transformations import SlowParams
 
 
 class BoundOptimizer(NamedTuple):
@@ -111,7 +113,7 @@ class BoundOptimizer(NamedTuple):
         for name, group_params in self.split(widen(trainable)).items():
             with group_error_context(name, self.groups[name], group_params):
                 # Raises before the first step what the first evaluation would raise.
-                jax.eval_shape(evaluation.eval_params, unpacked.groups[name], group_params)
+                jax.eval_shape(eval_params, unpacked.groups[name], group_params)
                 if self.layer_decay is not None:
                     refuse_states(unpacked.groups[name])
         scalars, tensors = pack(unpacked)
@@ -170,7 +172,7 @@ class BoundOptimizer(NamedTuple):
         groups = self._unpacked(state).groups
         found: dict[str, Any] = {}
         for name, group_params in self.split(self.trainable()).items():
-            found |= evaluation.eval_params(groups[name], group_params)
+            found |= eval_params(groups[name], group_params)
         return found
 
     def _init_unpacked(self, trainable: dict[str, Any]) -> Unpacked:
@@ -220,3 +222,140 @@ class BoundOptimizer(NamedTuple):
                 for path, u in updates.items()
             }
         return moves, groups
+
+
+# Extra arguments that a group with maximize=True receives with the opposite sign.
+_OF_LOSS = ("value", "grad", "value_fn", "obj_fn", "grad_fn")
+
+
+def extra_arguments(
+    extra: Mapping[str, Any], group_params: dict[str, Any], params: optax.Params
+) -> dict[str, Any]:
+    """Restricts the extra arguments of a train step to one group's parameters.
+
+    Args:
+        extra: value, value_fn, grad_fn, obj_fn, ...: a function takes all parameters in their own
+            dtypes; a value is a scalar, an array, or a tree like `params`.
+        group_params: the group's parameters by path name, widened.
+        params: all the parameters.
+
+    Returns:
+        The restricted arguments, by name. A function takes the group's parameters, the others are
+        fixed. Scalars, also results of functions, become float32 (float64 under x64). A tree like
+        `params` is reduced to the group.
+    """
+    # The default float: a line search transposes its function at a Python 1.0.
+    dtype, whole = jnp.result_type(float), jax.tree.structure(params)
+
+    def cut(tree: Any) -> Any:
+        # Where the parameters are a single array, any scalar has their structure.
+        if jax.tree.structure(tree) == whole and not jax.tree_util.treedef_is_leaf(whole):
+            by_path = flatten(tree)
+            return widen({path: by_path[path] for path in group_params})
+        return jax.tree.map(at_dtype, tree)
+
+    def at_dtype(x: Any) -> Any:
+        x = jnp.asarray(x)
+        floating = x.ndim == 0 and jnp.issubdtype(x.dtype, jnp.floating)
+        return x.astype(dtype) if floating else widen(x)
+
+    def restrict(function: Callable[..., Any]) -> Callable[..., Any]:
+        def of_own(wide: dict[str, Any], *args: Any, **others: Any) -> Any:
+            # The loss needs all parameters, in their own dtypes: the others are those before the
+            # step.
+            by_path = flatten(params)
+            true = {path: w.astype(by_path[path].dtype) for path, w in wide.items()}
+            # optax passes on the extra arguments that `arguments` lists; the function itself has
+            # none.
+            taken = {name: value for name, value in others.items() if name not in extra}
+            return cut(function(unflatten(params, {**by_path, **true}), *args, **taken))
+
+        of_own.__signature__ = inspect.Signature(arguments)  # pyright: ignore
+        return of_own
+
+    # optax's line searches raise if an extra argument is not an argument of value_fn.
+    kind = inspect.Parameter
+    arguments = [
+        kind("params", kind.POSITIONAL_ONLY),
+        *(kind(name, kind.KEYWORD_ONLY) for name in extra if name.isidentifier()),
+        kind("args", kind.VAR_POSITIONAL),
+    ]
+    # A Signature must have *args before arguments that are passed by name.
+    arguments.sort(key=lambda argument: argument.kind)
+    return {name: restrict(x) if callable(x) else cut(x) for name, x in extra.items()}
+
+
+def negated(extra: Any) -> Any:
+    """Reverses the sign of the loss in extra arguments, for maximize=True.
+
+    Args:
+        extra: the extra arguments of a group by name, as `extra_arguments` returns them.
+
+    Returns:
+        The arguments, of which the loss, its gradient and their functions have the opposite sign.
+    """
+
+    def negative(name: str, x: Any) -> Any:
+        if name not in _OF_LOSS:
+            return x
+        if not callable(x):
+            return jax.tree.map(jnp.negative, x)
+
+        # wraps copies __signature__, which optax's line searches read.
+        @functools.wraps(x)
+        def function(*args: Any, **kwargs: Any) -> Any:
+            return jax.tree.map(jnp.negative, x(*args, **kwargs))
+
+        return function
+
+    return {name: negative(name, x) for name, x in extra.items()}
+
+
+def may_keep_averages(path: str) -> bool:
+    """Returns whether a leaf may be one of those from which `eval_params` computes averages.
+
+    Args:
+        path: the path name of a leaf of an optimizer's state.
+
+    Returns:
+        Whether a part of the path is the name of a field that such a state has. If no leaf of a
+        state has one, the parameters themselves are evaluated.
+    """
+    return bool({"z", "slow"} & set(path.split("/")))
+
+
+def eval_params(state: optax.OptState, params: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
+    """Returns the parameters that evaluation must use: averages from the state, if there are any.
+
+    Schedule-free evaluates the average of its iterates, lookahead its slow parameters.
+
+    Args:
+        state: an optimizer's state.
+        params: the parameters that are trained, path -> array.
+
+    Returns:
+        The averaged parameters, in the dtypes of `params`; `params` themselves for most optimizers.
+
+    Raises:
+        ValueError: if the averages have other paths than `params`.
+    """
+    kinds = (optax.contrib.ScheduleFreeState, SlowParams)
+    found = dict(params)
+    for node in jax.tree.leaves(state, is_leaf=lambda x: isinstance(x, kinds)):
+        if not isinstance(node, kinds):
+            continue
+        held = node.slow if isinstance(node, SlowParams) else node.z
+        # `z` and the slow parameters are shaped like the parameters that the optimizer received.
+        if not isinstance(held, Mapping) or held.keys() != params.keys():
+            raise ValueError(
+                "It keeps averages for evaluation, but a wrapper such as optax.flatten changes the "
+                "tree of parameters that it receives. Move it out of the wrapper."
+            )
+        # Inside optax.partition or optax.masked, other parameters are MaskedNodes.
+        averages: Any = {p: x for p, x in held.items() if not isinstance(x, optax.MaskedNode)}
+        if isinstance(node, optax.contrib.ScheduleFreeState):
+            # optax computes (y - (1 - b1) * z) / b1, where z is at least float32.
+            wide = widen({path: params[path] for path in averages})
+            averages = optax.contrib.schedule_free_eval_params(node._replace(z=averages), wide)
+        found |= {path: x.astype(params[path].dtype) for path, x in averages.items()}
+    return found

@@ -14,12 +14,13 @@ from optim.descent import scalar
 from optim.dtypes import compute_dtype, widen
 from optim.factories import (
     Recipe,
+    at_step,
     float_paths,
+    instantiate,
     learning_rate_of,
     map_floats,
     name_of,
 )
-from optim.instantiation import at_step, instantiate
 from optim.tracing import reads
 
 __all__ = ["MaskedState", "cautious", "grams"]

@@ -13,9 +13,17 @@ import numpy as np
 import optax
 from jax.core import Tracer
 
-from optim.arguments import bound, takes_float
-from optim.factories import Recipe, declared_dtypes, floats, located, name_of, named_floats
-from optim.instantiation import evaluate
+from optim.factories import (
+    Recipe,
+    bound,
+    declared_dtypes,
+    evaluate,
+    floats,
+    located,
+    name_of,
+    named_floats,
+    takes_float,
+)
 from optim.rounding import LowPrecision
 from optim.rprop import rprop
 from optim.scion import scion

@@ -1,25 +1,24 @@
 """Reads recipes: optimizer factories with arguments that have not been called.
 
 A recipe is a `functools.partial` of an optimizer factory. Its float arguments may be schedules or
-traced scalars, and its optimizer arguments may be recipes; `optim.instantiation` turns a recipe
+traced scalars, and its optimizer arguments may be recipes; `instantiate` turns a recipe
 into an optax transformation for one step, while the train step is traced.
 """
 
-from collections.abc import Callable, Iterator, Mapping
-from functools import partial
+import collections.abc
+import inspect
+import types
+import typing
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache, partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
+from jax.typing import ArrayLike, DTypeLike
 
-from optim.arguments import (
-    bound,
-    parameters,
-    takes_float,
-    takes_floats,
-    takes_recipe,
-)
+from optim.transformations import standardize
 
 Recipe = partial | optax.GradientTransformation
 
@@ -264,3 +263,226 @@ def float_paths(recipe: object) -> dict[str, Any]:
     # setdefault returns the value, so that nothing changes.
     map_floats(recipe, lambda path, value: found.setdefault(path, value))
     return found
+
+
+# Arguments of these names are floats, with any annotation or none.
+FLOATS = ("learning_rate", "weight_decay")
+
+
+def takes_float(function: Callable[..., Any], name: str) -> bool:
+    """Returns whether an argument of an optimizer factory is a float, and may be a schedule.
+
+    Args:
+        function: the factory, such as `optax.adamw`.
+        name: the name of one of its arguments.
+
+    Returns:
+        True for an argument with a float default, or annotated as a float, alone or in a union, and
+        for `learning_rate` and `weight_decay` with any annotation and default; False for
+        integers, booleans, masks, dtypes, functions and the like.
+    """
+    return _kind(function, name) == "float"
+
+
+def takes_floats(function: Callable[..., Any], name: str) -> bool:
+    """Returns whether an argument is a tuple of floats, such as `betas`.
+
+    Args:
+        function: the factory of an optimizer.
+        name: the name of one of its arguments.
+    """
+    return _kind(function, name) == "floats"
+
+
+def takes_recipe(function: Callable[..., Any], name: str) -> bool:
+    """Returns whether an argument is an optimizer, or a container of optimizers.
+
+    Args:
+        function: the factory of an optimizer, such as `optax.lookahead`.
+        name: the name of one of its arguments, such as "fast_optimizer".
+    """
+    return _kind(function, name) == "recipe"
+
+
+def takes_partial(function: Callable[..., Any], name: str) -> bool:
+    """Returns whether an argument is a recipe that the factory itself calls.
+
+    Such a recipe is passed on as it is; any other is replaced by its transformation.
+
+    Args:
+        function: the factory of an optimizer, such as `optim.cautious`.
+        name: the name of one of its arguments, such as "base_optimizer".
+    """
+    return "partial" in str(parameters(function)[name].annotation)
+
+
+@cache
+def _kind(function: Callable[..., Any], name: str) -> str | None:
+    parameter = parameters(function).get(name)
+    if parameter is not None and name in FLOATS:
+        return "float"
+    # An integer default is a count or a flag, whatever the annotation says: for ns_steps of optax,
+    # it is a union with float.
+    if parameter is None or isinstance(parameter.default, bool | int):
+        return None
+    if isinstance(parameter.default, float):
+        return "float"
+    annotation = parameter.annotation
+    if annotation is inspect.Parameter.empty:
+        return None
+    text = annotation if isinstance(annotation, str) else str(annotation)
+    if "GradientTransformation" in text or "partial" in text:
+        return "recipe"
+    members = _members(annotation)
+    if any(typing.get_origin(m) in (collections.abc.Mapping, dict) for m in members):
+        return None  # a tree of parameters, such as a mask
+    if float in members:
+        return "float"
+    tuples = [m for m in members if typing.get_origin(m) in (tuple, list)]
+    inside = {x for m in tuples for one in typing.get_args(m) for x in _members(one)}
+    return "floats" if float in inside else None
+
+
+@cache
+def parameters(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
+    """Returns a factory's parameters by name, with annotations evaluated if possible."""
+    try:
+        return inspect.signature(function, eval_str=True).parameters
+    except NameError:  # a string annotation with a name that its module does not import
+        return inspect.signature(function).parameters
+
+
+def _members(annotation: Any) -> set[Any]:
+    """Returns the members of a union; none if one of them is Any, which excludes nothing."""
+    union = typing.get_origin(annotation) in (typing.Union, types.UnionType)
+    members = set(typing.get_args(annotation)) if union else {annotation}
+    return set() if Any in members else members
+
+
+def bound(recipe: partial) -> inspect.BoundArguments:
+    """Returns the arguments of a recipe by name, without the defaults."""
+    return inspect.signature(recipe.func).bind_partial(*recipe.args, **recipe.keywords)
+
+
+def at_step(recipe: Recipe, step: ArrayLike, dtype: DTypeLike) -> Any:
+    """Replaces each schedule of a recipe, and of those inside it, by its value at a step.
+
+    Args:
+        recipe: a partial of a factory, or a finished transformation.
+        step: the schedules' position, an int or an int32 scalar.
+        dtype: the dtype of a schedule's value; see `dtypes.compute_dtype`.
+
+    Returns:
+        A recipe whose float arguments are numbers or traced scalars.
+    """
+
+    def number(path: str, value: Any) -> Any:
+        name = path.split(".")[-1]
+        value = evaluate(value, step, name.split("[")[0]) if callable(value) else value
+        # A Python number stays one: a factory may compare it with 0, as `descend` does.
+        inexact = isinstance(value, jax.Array) and jnp.issubdtype(value.dtype, jnp.inexact)
+        return jnp.asarray(value, dtype) if inexact else value
+
+    return map_floats(recipe, number)
+
+
+def instantiate(
+    recipe: Recipe, step: ArrayLike, dtype: DTypeLike
+) -> optax.GradientTransformationExtraArgs:
+    """Calls the factory of a recipe, with each schedule replaced by its value at a step.
+
+    Args:
+        recipe: a partial of a factory, or a finished transformation.
+        step: the schedules' position, an int or an int32 scalar.
+        dtype: the dtype of a schedule's value; see `dtypes.compute_dtype`.
+
+    Returns:
+        The optax transformation; it takes extra arguments, and ignores those it does not know.
+
+    Raises:
+        ValueError: if the factory branches in Python on a scheduled argument, or a schedule fails.
+    """
+    return _called(at_step(recipe, step, dtype))
+
+
+def separate_arrays(
+    recipe: Recipe,
+) -> tuple[
+    list[jax.Array],
+    Callable[[Sequence[jax.Array], DTypeLike], optax.GradientTransformationExtraArgs],
+]:
+    """Separates the arrays among the arguments of a recipe from the rest.
+
+    Args:
+        recipe: a partial of a factory, or a finished transformation.
+
+    Returns:
+        The arrays; and a function that takes as many arrays, and the dtype of `instantiate`, and
+        returns the optax transformation with these arrays in place of those.
+    """
+    held: list[jax.Array] = []
+    map_arrays(recipe, held.append)
+
+    def make(
+        arrays: Sequence[jax.Array], dtype: DTypeLike
+    ) -> optax.GradientTransformationExtraArgs:
+        rest = iter(arrays)
+        return instantiate(map_arrays(recipe, lambda _: next(rest)), 0, dtype)
+
+    return held, make
+
+
+def _called(recipe: Recipe) -> optax.GradientTransformationExtraArgs:
+    """Calls the factory of a recipe without schedules, the factories inside it first."""
+
+    def optimizers(value: Any) -> Any:
+        if isinstance(value, partial | optax.GradientTransformation):
+            return _called(value)
+        if isinstance(value, Mapping):
+            return {key: optimizers(x) for key, x in value.items()}
+        return type(value)(map(optimizers, value)) if isinstance(value, list | tuple) else value
+
+    made: Any = recipe
+    if isinstance(recipe, partial):
+        given = bound(recipe)
+        for name, value in given.arguments.items():
+            # `cautious` calls its base itself, with other weight decays.
+            if takes_recipe(recipe.func, name) and not takes_partial(recipe.func, name):
+                given.arguments[name] = optimizers(value)
+        try:
+            made = recipe.func(*given.args, **given.kwargs)
+        except jax.errors.ConcretizationTypeError as error:
+            raise ValueError(
+                f"{name_of(recipe)} branches in Python on the value of one of its arguments "
+                f"({', '.join(n for n, v in given.arguments.items() if isinstance(v, jax.Array))}),"
+                f" which must be a number, not a schedule or a traced value."
+            ) from error
+    return standardize(made, name_of(recipe))
+
+
+def evaluate(schedule: Callable[[Any], Any], step: ArrayLike, name: str) -> Any:
+    """Evaluates a schedule at a step.
+
+    Args:
+        schedule: a function of the step, which receives it as an array.
+        step: an int or an int32 scalar.
+        name: the argument that the schedule is for, for errors.
+
+    Returns:
+        A number or a scalar.
+
+    Raises:
+        ValueError: if the schedule fails, or returns no scalar.
+    """
+    try:
+        value = schedule(step if isinstance(step, jax.Array) else jnp.asarray(step, jnp.int32))
+        if isinstance(value, int | float) or jnp.shape(jnp.asarray(value)) == ():
+            return value
+        gave = f"returned an array of shape {jnp.shape(value)}"
+    except Exception as error:  # whatever a user's function raises
+        text = " ".join(str(error).split())[:200]
+        gave = f"raised {type(error).__name__}: {text}"
+    raise ValueError(
+        f"The schedule of {name} {gave}. A schedule is a function of the step, a traced int32 "
+        f"scalar, and returns a scalar."
+    )

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import optax
 from jax.typing import ArrayLike
 
-from optim.instantiation import evaluate
+from optim.factories import evaluate
 from optim.shard_map_checks import require_whole
 
 

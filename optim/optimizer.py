@@ -9,8 +9,8 @@ from jax.typing import ArrayLike
 
 from optim import checks, factories, interop
 from optim.bound import BoundOptimizer
+from optim.factories import evaluate
 from optim.groups import Group, assign, wrong_groups
-from optim.instantiation import evaluate
 from optim.layer_decay import Layers, wrong_layers
 from optim.packing import OptimizerState
 from optim.paths import as_arrays, flatten, unflatten

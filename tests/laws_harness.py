@@ -19,7 +19,7 @@ import numpy as np
 import optax
 
 import optim
-from optim.arguments import takes_float, takes_partial
+from optim.factories import takes_float, takes_partial
 from tests.laws_table import Row, tree_of
 
 STEPS = 5

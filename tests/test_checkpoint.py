@@ -29,12 +29,11 @@ from trainer.__main__ import main
 from trainer.checkpoint import (
     CheckpointError,
     Checkpoints,
-    background,
     commit,
     file_list,
     integrity,
+    manager,
     reading,
-    retention,
     writing,
 )
 
@@ -715,7 +714,7 @@ def test_a_checkpoint_without_its_arrays_is_not_committed(
             (temporary / "state").mkdir()
         commit.commit(temporary, *args, **options)
 
-    monkeypatch.setattr(background, "commit", elsewhere)
+    monkeypatch.setattr(manager, "commit", elsewhere)
     checkpoints = opened(keep_latest=1)
     for step in (1, 2):
         checkpoints.save(step, make_state())
@@ -823,7 +822,7 @@ def test_a_process_that_lost_the_workdir_removes_nothing_of_the_new_owner(
             raise TakenOver
 
     old = opened(keep_latest=2, fence=fence)
-    superfluous, asked = retention.Retention.superfluous, []
+    superfluous, asked = commit.Retention.superfluous, []
 
     def suspended(self: Any, steps: Any) -> Any:
         nonlocal owner
@@ -835,7 +834,7 @@ def test_a_process_that_lost_the_workdir_removes_nothing_of_the_new_owner(
                     new.save(step, {"x": jnp.ones(1)}, metric=metric)
         return superfluous(self, steps)
 
-    monkeypatch.setattr(retention.Retention, "superfluous", suspended)
+    monkeypatch.setattr(commit.Retention, "superfluous", suspended)
     for step in (1, 2, 3):
         old.save(step, {"x": jnp.ones(1)}, metric=0.1)
     with pytest.raises(TakenOver):

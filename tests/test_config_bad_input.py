@@ -78,8 +78,7 @@ MISTAKES = {
         ("@models.mlp()", "@my_lab.zoo.net()"),
         ("!models.mlp", "!my_lab.zoo.net"),
         "my_lab",
-        "for a package of yours, add --vocabulary=my_lab to the command"
-        " (from Python: vocabulary=['my_lab'])",
+        "If my_lab is a package of yours, add --vocabulary=my_lab to the command",
     ),
     "unknown argument": (
         ("learning_rate = 1e-3", "lerning_rate = 1e-3"),

@@ -16,7 +16,7 @@ import optax
 import pytest
 from config_zoo import Made, Thing
 
-import optim.instantiation
+import optim.factories
 from trainer.config import Builder, Call, Config, ConfigError, Source, Units, override
 from trainer.config import load as load_files
 from trainer.config.vocabulary import Vocabulary
@@ -520,7 +520,7 @@ def test_optimizers_by_label_can_be_written(build):
         "!config_zoo.wrapped {inner: !optax.partition {transforms: {a: !optax.sgd {learning_rate:"
         " 0.5}}, param_labels: a}}"
     ).kwargs["inner"]
-    optimizer = optim.instantiation.instantiate(recipe, 0, jnp.float32)
+    optimizer = optim.factories.instantiate(recipe, 0, jnp.float32)
     params: Any = {"x": jnp.ones(2)}
     updates: Any
     updates, _ = optimizer.update(params, optimizer.init(params), params)

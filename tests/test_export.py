@@ -14,8 +14,8 @@ import safetensors.numpy
 from tests import runs
 from trainer import checkpoint, config
 from trainer.__main__ import main
+from trainer.checkpoint.commit import Retention
 from trainer.checkpoint.renaming import nested
-from trainer.checkpoint.retention import Retention
 from trainer.engine.loading import load
 from trainer.train.restoring import restore
 from trainer.train.trained import read_trained

@@ -22,7 +22,7 @@ from trainer.sweep.plan import SweepPlan
 from trainer.sweep.plan_file import StoredPlan, check_same, read_plan, write_plan
 from trainer.sweep.programs import Programs, find_programs
 from trainer.sweep.stored_plan import digest_of
-from trainer.workdir import strangers
+from trainer.workdir import folder as workdir
 
 TREES = """base: base.yaml
 space:
@@ -274,7 +274,7 @@ def test_a_folder_that_a_killed_process_left_is_completed(folder):
 
 
 def test_a_plan_that_another_process_writes_meanwhile_is_no_stranger(folder, monkeypatch):
-    plan, real = planned(folder, GOOD), strangers.unknown_names
+    plan, real = planned(folder, GOOD), workdir.unknown_names
     written(folder / "other", plan)
 
     def late(sweep, known):
@@ -282,7 +282,7 @@ def test_a_plan_that_another_process_writes_meanwhile_is_no_stranger(folder, mon
         return real(sweep, known)
 
     (folder / "sweep").mkdir()
-    monkeypatch.setattr(strangers, "unknown_names", late)
+    monkeypatch.setattr(workdir, "unknown_names", late)
     assert (folder / "other" / "ledger.jsonl").exists()
     assert check_same(folder / "sweep", plan)
 

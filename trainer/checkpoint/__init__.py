@@ -4,9 +4,9 @@ Only this package imports orbax, tensorstore and safetensors, and does so when a
 written, read or exported.
 """
 
+from trainer.checkpoint.commit import check_not_lost, holds_results
 from trainer.checkpoint.errors import CheckpointError, CorruptCheckpoint, UnlikeCheckpoint
 from trainer.checkpoint.export import export
-from trainer.checkpoint.folders import check_not_lost, holds_results
 from trainer.checkpoint.inspection import (
     Info,
     check,

@@ -1,4 +1,4 @@
-"""Commits and removes checkpoints so that no crash leaves an incomplete one.
+"""Commits and removes checkpoints so that no crash leaves an incomplete one, and lists them.
 
 The order is safe against a loss of power too. First the files that a checkpoint must not be ahead
 of are synced, then every file and folder of the checkpoint. Only then does it get its name, which
@@ -7,6 +7,9 @@ is synced before older checkpoints are removed.
 
 from __future__ import annotations
 
+import math
+import os
+import re
 import shutil
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
@@ -14,8 +17,8 @@ from pathlib import Path
 from trainer.checkpoint import integrity
 from trainer.checkpoint.errors import CheckpointError, reason
 from trainer.checkpoint.file_list import ARRAYS, COMMITTED, FILES, SizeAndCrc, file_list
-from trainer.checkpoint.folders import DAMAGED, REMOVED, TEMPORARY
-from trainer.writers.durable import sync, sync_tree
+from trainer.checkpoint.reading import read_metric
+from trainer.writers.files import sync, sync_tree
 
 Fence = Callable[[], None]
 
@@ -143,3 +146,139 @@ def free_name(home: Path, step: int) -> Path:
     """
     names = (f"{step}.{i}" if i else str(step) for i in range(1000))
     return next(home / name for name in names if not (home / name).exists())
+
+
+DAMAGED, REMOVED = "damaged", "removed"  # folders beside the steps
+TEMPORARY = ".orbax-checkpoint-tmp"  # part of the name of a step that is being written
+
+
+def step_directories(directory: str | os.PathLike[str]) -> dict[int, Path]:
+    """Lists the committed steps in a checkpoints/ directory.
+
+    Args:
+        directory: may not exist.
+
+    Returns:
+        Step -> absolute path of its folder, oldest first.
+
+    Raises:
+        CheckpointError: the directory cannot be listed.
+    """
+    root = Path(directory)
+    try:
+        root = root.absolute()  # orbax does not accept relative paths
+        if not root.is_dir():
+            return {}
+        # Names as a save writes them: int() would also read '007' and '1_0'. 18 digits fit int64.
+        names = [path for path in root.iterdir() if re.fullmatch(r"0|[1-9][0-9]{0,17}", path.name)]
+        return dict(sorted((int(path.name), path) for path in names if path.is_dir()))
+    except OSError as e:
+        raise CheckpointError(f"{root} cannot be listed: {reason(e)}.") from e
+
+
+def holds_results(directory: str | os.PathLike[str]) -> bool:
+    """Returns whether a checkpoints/ directory has more than the files of an interrupted save.
+
+    Args:
+        directory: may not exist.
+    """
+    root = Path(directory)
+    if not root.is_dir():
+        return root.exists()
+    return any(TEMPORARY not in path.name and path.name != REMOVED for path in root.iterdir())
+
+
+def check_not_lost(directory: str | os.PathLike[str]) -> None:
+    """Checks that a run has not lost every checkpoint.
+
+    A run must not start anew in such a folder, because it would erase the metrics.
+
+    Args:
+        directory: a checkpoints/ directory, which may not exist yet.
+
+    Raises:
+        CheckpointError: every checkpoint was set aside as damaged.
+    """
+    home = Path(directory) / DAMAGED
+    if not step_directories(directory) and home.is_dir() and any(home.iterdir()):
+        raise CheckpointError(
+            f"Every checkpoint of this run was damaged and moved to {home}. Starting anew "
+            "would erase its metrics: remove that folder to do so, choose another --workdir, or "
+            f"move a repaired checkpoint back to {directory}."
+        )
+
+
+class Retention:
+    """Keeps the newest checkpoints, the best ones by a finite metric, and chosen steps.
+
+    Args:
+        latest: how many of the newest to keep, at least 1.
+        best: how many of the best to keep as well.
+        mode: 'max' or 'min'; of two equal metrics the earlier one is better.
+        always: steps that are always kept.
+    """
+
+    def __init__(self, latest: int, best: int, mode: str, always: Collection[int]) -> None:
+        if latest < 1 or best < 0:
+            raise ValueError(
+                f"keep_latest={latest} and keep_best={best} were given; "
+                "keep_latest must be at least 1 and keep_best at least 0."
+            )
+        if mode not in ("max", "min"):
+            raise ValueError(f"best_mode={mode!r} was given; it must be 'max' or 'min'.")
+        self._latest = latest
+        self._best = best
+        self._sign = -1 if mode == "max" else 1  # sorted() puts the best metric first
+        self._always = frozenset(always)
+        self._metrics: dict[int, float] = {}
+        self._later_metrics: dict[int, float] = {}
+
+    def read(self, found: Mapping[int, Path]) -> None:
+        """Reads the metrics of the checkpoints on disk.
+
+        Args:
+            found: step -> the step's folder.
+
+        Raises:
+            OSError: the disk cannot be read.
+        """
+        self._metrics = {
+            s: self._later_metrics.get(s, read_metric(path)) for s, path in found.items()
+        }
+
+    def saving(self, step: int, metric: float | None) -> None:
+        """Sets the metric of a checkpoint that is about to be saved.
+
+        Args:
+            step: of the checkpoint.
+            metric: None if it has none.
+        """
+        self._later_metrics.pop(step, None)  # it was of another state
+        self._metrics[step] = math.nan if metric is None else metric
+
+    def record_metric(self, step: int, metric: float) -> None:
+        """Sets the metric of a checkpoint that was saved before it was evaluated.
+
+        Args:
+            step: of the checkpoint.
+            metric: replaces the one on disk.
+        """
+        self._later_metrics[step] = self._metrics[step] = metric
+
+    def forget_after(self, step: int) -> None:
+        """Forgets the metrics of later steps than `step`."""
+        for known in (self._later_metrics, self._metrics):
+            for later in [s for s in known if s > step]:
+                del known[later]
+
+    def superfluous(self, steps: Collection[int]) -> set[int]:
+        """Returns those of some steps that need not be kept.
+
+        Args:
+            steps: of all checkpoints.
+        """
+        metrics = {step: self._metrics.get(step, math.nan) for step in steps}
+        # NaN has no order: orbax's own policy took a NaN for the best metric.
+        finite = [step for step in steps if math.isfinite(metrics[step])]
+        best = sorted(finite, key=lambda step: (self._sign * metrics[step], step))[: self._best]
+        return set(steps) - set(sorted(steps)[-self._latest :]) - set(best) - self._always

@@ -25,8 +25,7 @@ from trainer.checkpoint import integrity
 from trainer.checkpoint.errors import ABSENT, CorruptCheckpoint, reason, system_error
 from trainer.checkpoint.file_list import ARRAYS
 from trainer.checkpoint.host_copy import HostLeaf, entries, to_store
-from trainer.writers.durable import sync
-from trainer.writers.files import open_regular
+from trainer.writers.files import open_regular, sync
 
 Commit = Callable[[Path, Path], None]
 

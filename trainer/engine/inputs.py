@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from optim.instantiation import instantiate
+from optim.factories import instantiate
 from optim.optax_schedules import traceable
 from trainer.config import Builder, Config, Floats, leaves
 from trainer.engine.experiment import Experiment, as_optimizer, units_of

@@ -6,8 +6,7 @@ import optax
 import optax.contrib
 
 import optim
-from optim.arguments import bound
-from optim.factories import name_of, recipes_within
+from optim.factories import bound, name_of, recipes_within
 from optim.paths import flatten
 from optim.patterns import fullmatch
 from trainer.models.model import WidthScaling

@@ -35,7 +35,7 @@ from trainer.train.stopwatch import Clock
 from trainer.train.warm_start import WarmStart
 from trainer.train.watchdog import SlowLines, Watchdog
 from trainer.writers import Reporter
-from trainer.writers.durable import sync_file_system
+from trainer.writers.files import sync_file_system
 
 End = Ended | GoBack | Halted
 

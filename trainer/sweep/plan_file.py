@@ -172,7 +172,7 @@ def writing(folder: Path, locks: Mode = "flock") -> Iterator[None]:
     Raises:
         UserError: the folder cannot be written, or its locks are not seen by all machines.
     """
-    from trainer.workdir.place import make
+    from trainer.workdir.folder import make
 
     make(folder)
     try:
@@ -238,7 +238,7 @@ def _strangers(folder: Path, plan: SweepPlan) -> list[str]:
     """
     if not folder.exists():
         return []
-    from trainer.workdir.strangers import unknown_names
+    from trainer.workdir.folder import unknown_names
 
     try:
         strangers = unknown_names(folder, _OWN_NAMES)

@@ -6,8 +6,7 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from trainer.writers.durable import sync
-from trainer.writers.files import remove_temporaries
+from trainer.writers.files import remove_temporaries, sync
 
 _REMOVED = ".removed-"
 

@@ -34,8 +34,13 @@ from trainer.train.runtime import use_openblas_threads
 from trainer.workdir import Workdir, fingerprint
 from trainer.workdir.code import commits
 from trainer.workdir.record import now
-from trainer.writers.durable import make_folder, sync_file_system
-from trainer.writers.files import remove_temporaries, replace_file, temporary_beside
+from trainer.writers.files import (
+    make_folder,
+    remove_temporaries,
+    replace_file,
+    sync_file_system,
+    temporary_beside,
+)
 from trainer.writers.lines import sync_rows
 from trainer.writers.run_record import FORMAT, read_record
 from trainer.writers.summary import SUMMARY_FILE

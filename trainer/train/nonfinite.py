@@ -10,8 +10,8 @@ import jax
 
 from trainer.engine.data_fingerprint import digest_batch
 from trainer.engine.experiment import Experiment
+from trainer.writers.files import Outage
 from trainer.writers.json_files import DamagedFile, read_json
-from trainer.writers.outage import Outage
 
 NONFINITE_FILE = "nonfinite.json"
 ADVICE = "Lower the learning rate, or clip the gradients (clip_norm)."

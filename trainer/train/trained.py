@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from optim.evaluation import may_keep_averages
+from optim.bound import may_keep_averages
 from trainer import checkpoint, writers
 from trainer import config as configs
 from trainer.checkpoint import CheckpointError, CorruptCheckpoint

@@ -2,9 +2,8 @@
 
 from trainer.workdir import code
 from trainer.workdir.fingerprint import Change, compare, fingerprint
-from trainer.workdir.folder import Workdir
+from trainer.workdir.folder import Workdir, check_name
 from trainer.workdir.lock import Lock, WorkdirTakenOver
-from trainer.workdir.place import check_name
 from trainer.workdir.regular import check_files
 from trainer.writers.run_record import read_record
 

@@ -1,18 +1,18 @@
-"""Hashes and commits of the user's own code: the packages given by --vocabulary."""
+"""Hashes and git commits of the user's own code: the packages given by --vocabulary."""
 
 from __future__ import annotations
 
 import ast
 import hashlib
 import importlib.util
+import os
+import subprocess
 import sys
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
-
-from trainer.workdir import git
 
 _OURS = {"trainer", "optim"}
 _INSTALLED = {"site-packages", "dist-packages"}
@@ -113,9 +113,9 @@ def commits(packages: Sequence[str]) -> dict[str, dict[str, Any]]:
     for top in dict.fromkeys(package.partition(".")[0] for package in packages):
         for place in _places(top):
             root = next((folder for folder in place.parents if (folder / ".git").exists()), None)
-            commit = None if root is None else git.head(root)
+            commit = None if root is None else head(root)
             if root is not None and commit is not None:
-                dirty = bool(git.changes(root, place) or git.untracked(root, place))
+                dirty = bool(changes(root, place) or untracked(root, place))
                 found[top] = {"commit": commit, "dirty": dirty}
     return found
 
@@ -187,3 +187,70 @@ def _imports(name: str, content: bytes) -> Iterator[str]:
         for each in names:
             parts = each.split(".")
             yield from (".".join(parts[:end]) for end in range(1, len(parts) + 1))
+
+
+def head(root: Path) -> str | None:
+    """Returns the commit of a checkout; None if git fails.
+
+    Args:
+        root: the top folder of the checkout.
+    """
+    commit = _git(root, "rev-parse", "HEAD")
+    return None if commit is None else commit.decode().strip()
+
+
+def changes(root: Path, within: Path | None = None) -> bytes | None:
+    """Returns the uncommitted changes of a checkout as a diff; None if git fails.
+
+    Args:
+        root: the top folder of the checkout.
+        within: limits the changes to a file or folder; None for the whole checkout.
+    """
+    # Diff drivers and text conversions are programs that the checkout's settings name, and a
+    # submodule has settings of its own.
+    quiet = ("--no-ext-diff", "--no-textconv", "--ignore-submodules=dirty")
+    paths = () if within is None else ("--", str(within))
+    return _git(root, "diff", *quiet, "HEAD", *paths, environment=_no_filters(root))
+
+
+def untracked(root: Path, within: Path) -> bytes | None:
+    """Lists the files under a path that are neither tracked nor ignored.
+
+    Args:
+        root: the top folder of the checkout.
+        within: a file or folder in it.
+
+    Returns:
+        Paths, each followed by a null byte; None if git fails.
+    """
+    return _git(root, "ls-files", "-z", "--others", "--exclude-standard", "--", str(within))
+
+
+def _no_filters(root: Path) -> dict[str, str]:
+    """Returns environment variables that disable every filter in the checkout's settings."""
+    names = _git(root, "config", "-z", "--name-only", "--get-regexp", r"^filter\.") or b""
+    variables = sorted({os.fsdecode(name) for name in names.split(b"\0") if name})
+    # git reads these variables after the checkout's settings, so that they override them.
+    before = int(os.environ.get("GIT_CONFIG_COUNT") or 0)
+    found = {"GIT_CONFIG_COUNT": str(before + len(variables))}
+    for number, name in enumerate(variables, before):
+        # An empty command is no filter; git would fail for a required filter that is empty.
+        empty = "false" if name.endswith(".required") else ""
+        found |= {f"GIT_CONFIG_KEY_{number}": name, f"GIT_CONFIG_VALUE_{number}": empty}
+    return found
+
+
+def _git(root: Path, *command: str, environment: Mapping[str, str] | None = None) -> bytes | None:
+    # The checkout's settings could name programs that git would run.
+    safe = ["-c", "core.fsmonitor=false", "-c", f"safe.directory={root}"]
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(root), *safe, *command],
+            capture_output=True,
+            timeout=20,
+            # Otherwise git may lock and rewrite the index, which the user's own git needs.
+            env={**os.environ, "GIT_OPTIONAL_LOCKS": "0", **(environment or {})},
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout if done.returncode == 0 else None

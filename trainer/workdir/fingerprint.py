@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from trainer.workdir import git
+from trainer.workdir import code
 
 _PACKAGES = (
     "jax",
@@ -216,7 +216,7 @@ def _code(root: Path) -> dict[str, str]:
     """Returns commit and hash of uncommitted changes; empty if this code is not in a checkout."""
     if not (root / ".git").exists():
         return {}
-    commit, changes = git.head(root), git.changes(root)
+    commit, changes = code.head(root), code.changes(root)
     if commit is None or changes is None:
         return {}
     diff = hashlib.sha256(changes).hexdigest()[:16] if changes else "none"

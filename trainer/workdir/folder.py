@@ -1,10 +1,13 @@
-"""The folder of a run: created once the config is known to be valid, and bound to that config."""
+"""The folder of a run: checked, created once the config is known to be valid, and bound to it."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
-from collections.abc import Mapping, Sequence
+import re
+import sys
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -12,8 +15,8 @@ from typing import Any
 from trainer import config as configs
 from trainer.checkpoint import holds_results
 from trainer.config.tree import Call
+from trainer.config.wording import listing
 from trainer.messages import UserError
-from trainer.workdir import place
 from trainer.workdir.changes import (
     as_changes,
     check_allowed,
@@ -24,12 +27,11 @@ from trainer.workdir.changes import (
 from trainer.workdir.fingerprint import Change, compare
 from trainer.workdir.lock import Lock, WorkdirTakenOver
 from trainer.workdir.record import begin, now, refuse_trial
-from trainer.workdir.regular import TOKENIZER_FILE, check_files
-from trainer.workdir.strangers import check_no_strangers, holds_steps, remove_remains
+from trainer.workdir.regular import NAMES, TOKENIZER_FILE, check_files
 from trainer.writers.base import Log, to_stderr
-from trainer.writers.durable import sync
-from trainer.writers.files import remove_temporaries, replace_file
-from trainer.writers.lines import sync_rows
+from trainer.writers.files import make_folder, remove_temporaries, replace_file, sync
+from trainer.writers.lines import SAMPLES_FILE, sync_rows
+from trainer.writers.loggers import ID_FILE
 from trainer.writers.run_record import read_record
 from trainer.writers.summary import SUMMARY_FILE
 
@@ -88,7 +90,7 @@ class Workdir:
         check_allowed(allow_changed, config, fingerprint)
         # Before the folder is created, so that a refused run leaves nothing behind.
         self._check(config, fingerprint, allow_changed)
-        place.make(self.path)
+        make(self.path)
         self.lock = self._lock(take_over)
         try:
             remove_temporaries(self.path)
@@ -301,3 +303,158 @@ class Workdir:
 
     def _save_record(self) -> None:
         self.write("run.json", json.dumps(self._record, indent=1) + "\n")
+
+
+def check_name(path: str | os.PathLike[str]) -> None:
+    """Checks that Python and UTF-8 encode the path of a workdir to the same bytes.
+
+    The arrays of a checkpoint are written by C++, which encodes every path in UTF-8. They would be
+    written to another folder than the other files, or not at all.
+
+    Args:
+        path: the workdir; the names of its parent folders count too.
+
+    Raises:
+        UserError: the bytes differ.
+    """
+    text = str(Path(path).absolute())
+    with contextlib.suppress(UnicodeEncodeError):  # the path has no encoding here
+        if os.fsencode(text) == text.encode():
+            return
+    try:
+        shown = os.fsencode(text).decode()
+    except UnicodeError:
+        shown = text.encode(errors="backslashreplace").decode()
+    encoding = sys.getfilesystemencoding()
+    why = "this path is not valid UTF-8. Rename the folder"
+    if encoding != "utf-8":
+        why = f"names of files are read as {encoding} here. Set PYTHONUTF8=1 in the environment"
+    raise UserError(
+        f"The workdir {shown} cannot hold checkpoints: their arrays are written under names in "
+        f"UTF-8, and {why}, or choose another --workdir."
+    )
+
+
+def make(path: Path) -> None:
+    """Creates a workdir, with permissions 0700, and its parents.
+
+    Args:
+        path: the folder; may exist.
+
+    Raises:
+        UserError: the folder cannot be created.
+    """
+    try:
+        make_folder(path, mode=0o700)
+    except OSError as e:
+        raise UserError(
+            f"The workdir {path} cannot be made: {e.strerror}. Choose another --workdir."
+        ) from e
+
+
+# Names that may exist before a run begins: files of a run that was killed at once, hidden files,
+# and logs of the run's launcher (Slurm, or `... | tee WORKDIR/log.txt`).
+_NO_STRANGER = re.compile(
+    r"checkpoints|events\.out\..*|\..*|lost\+found|wandb|.*\.(log|out|err)|log(\W.*)?"
+)
+_AFTER_CONFIG = {"config_full.yaml", TOKENIZER_FILE}
+_AFTER_RECORD = {SUMMARY_FILE, SAMPLES_FILE}
+# What a run has before its first step.
+_BEFORE_STEPS = {"config.yaml", "plan.txt", "run.json", "lock", "epoch", SUMMARY_FILE, ID_FILE}
+_BEFORE_STEPS |= _AFTER_CONFIG
+
+
+def check_no_strangers(folder: Path) -> None:
+    """Checks that a folder is either empty or the folder of a run.
+
+    The folder of a run has run.json. If a crash or the user removed that file, a folder counts as
+    one of a run if it has only files that a run writes, and config.yaml is as a run writes it: the
+    user's own config.yaml must not be overwritten.
+
+    Args:
+        folder: an existing folder without results.
+
+    Raises:
+        UserError: the folder has other files.
+        OSError: the folder cannot be read.
+    """
+    names = {path.name for path in folder.iterdir()}
+    if "run.json" in names:
+        return
+    strangers = unknown_names(folder, NAMES)
+    # A run writes config.yaml before the ones, and run.json before the others.
+    strangers += names & _AFTER_RECORD
+    strangers += names & (set() if "config.yaml" in names else _AFTER_CONFIG)
+    if "config.yaml" in names and not _is_as_written(folder / "config.yaml"):
+        strangers.append("config.yaml")
+    if strangers:
+        raise UserError(
+            f"The workdir {folder} is not the folder of a run: it holds "
+            f"{listing(sorted(strangers), 4)}, and no run.json. Nothing was written there. Name a "
+            f"folder that is empty or does not exist, such as --workdir={folder / 'run'}."
+        )
+
+
+def holds_steps(folder: Path) -> bool:
+    """Returns whether a folder has anything of a step: a checkpoint, a row or any other result.
+
+    A run that ended before its first step has nothing that another config would contradict.
+
+    Args:
+        folder: of a run, or of a wave of a sweep; may not exist.
+
+    Raises:
+        OSError: the folder cannot be read.
+    """
+    names = unknown_names(folder, _BEFORE_STEPS) if folder.exists() else []
+    # A file may have been opened, and not been written.
+    written = [name for name in names if (folder / name).is_dir() or (folder / name).stat().st_size]
+    return bool(written) or holds_results(folder / "checkpoints")
+
+
+def remove_remains(folder: Path) -> None:
+    """Removes what another config would not replace of a run that has made no step.
+
+    That is its tokenizer, and TensorBoard's files, which have the values of its config.
+
+    Args:
+        folder: of the run.
+
+    Raises:
+        OSError: a file cannot be removed.
+    """
+    for file in (folder / TOKENIZER_FILE, *folder.glob("events.out.*")):
+        file.unlink(missing_ok=True)
+
+
+def unknown_names(folder: Path, known: Collection[str]) -> list[str]:
+    """Returns the names in a folder that are neither known nor those of logs and hidden files.
+
+    Args:
+        folder: an existing folder.
+        known: names that the folder may have.
+
+    Raises:
+        OSError: the folder cannot be read.
+    """
+    names = sorted({path.name for path in folder.iterdir()} - set(known))
+    unknown = [name for name in names if not _NO_STRANGER.fullmatch(name)]
+    return [name for name in unknown if not _is_an_output_of_ours(folder / name)]
+
+
+def _is_as_written(file: Path) -> bool:
+    """Returns whether a config.yaml was written by a run: it is canonical, byte for byte."""
+    try:
+        return configs.dump(configs.load([file]).root) == file.read_text(encoding="utf-8")
+    except (UserError, UnicodeError):
+        return False
+
+
+def _is_an_output_of_ours(file: Path) -> bool:
+    """Returns whether a file is stdout or stderr of this process, as in `> WORKDIR/output`."""
+    for stream in (1, 2):
+        with contextlib.suppress(OSError):
+            # The shell creates that file before the command starts.
+            if os.path.samestat(os.fstat(stream), file.stat()):
+                return True
+    return False

@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 from trainer.writers.base import number
-from trainer.writers.durable import sync
-from trainer.writers.files import after_newline, open_regular, replace_file
+from trainer.writers.files import after_newline, open_regular, replace_file, sync
 
 SAMPLES_FILE = "samples.jsonl"  # of `trainer.hooks.samples`
 ROW_FILES = ("metrics.jsonl", SAMPLES_FILE)  # of a run or a trial: a row for each of many steps

@@ -21,8 +21,8 @@ from numpy.typing import ArrayLike
 
 from trainer.config.wording import shorten
 from trainer.writers.base import Log, Writer, number
+from trainer.writers.files import Outage
 from trainer.writers.lines import iterate_metrics
-from trainer.writers.outage import Outage
 from trainer.writers.summary import Summary
 
 # Each name of a logger, and the package that it needs, which the extra of that name installs.

@@ -10,8 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-from trainer.writers.files import blocks, replace_file
-from trainer.writers.outage import Outage
+from trainer.writers.files import Outage, blocks, replace_file
 
 _REMEMBERED = 1 << 20  # bytes at the end of a file that can be restored if they are cut off
 
