@@ -220,23 +220,29 @@ def test_csv_has_no_cell_that_a_spreadsheet_computes_or_that_moves_a_cursor() ->
 # LaTeX
 
 
-def _compile(folder: Path, files: dict[str, str]) -> str:
-    """Compiles report.tex and returns the text of the PDF."""
+def _typeset(folder: Path, files: dict[str, str], name: str = "report") -> str:
+    """Compiles a document and returns what TeX said."""
     if shutil.which("pdflatex") is None or shutil.which("pdftotext") is None:
         pytest.skip("There is no pdflatex or pdftotext on this machine.")
-    for name, text in files.items():
-        (folder / f"{name}.tex").write_text(text, encoding="utf-8")
-    command = ["pdflatex", "-interaction=nonstopmode", "-halt-on-error", "report.tex"]
+    for stem, text in files.items():
+        (folder / f"{stem}.tex").write_text(text, encoding="utf-8")
+    command = ["pdflatex", "-interaction=nonstopmode", "-halt-on-error", f"{name}.tex"]
     options = {"cwd": folder, "stdin": subprocess.DEVNULL, "capture_output": True, "timeout": 120}
     done = subprocess.run(command, **options)
     log = done.stdout.decode("utf-8", "replace")
-    if re.search(r"File `(siunitx|booktabs)\.sty' not found", log):
-        pytest.skip("LaTeX has no siunitx or booktabs on this machine.")
+    if re.search(r"File `(siunitx|booktabs|graphicx|geometry)\.sty' not found", log):
+        pytest.skip("LaTeX has no siunitx, booktabs, graphicx or geometry on this machine.")
     assert done.returncode == 0, log[-3000:]
-    assert "Overfull" not in log
-    assert "Missing character" not in (folder / "report.log").read_text("utf-8", "replace")
-    done = subprocess.run(["pdftotext", "-layout", "report.pdf", "-"], **options)
-    return done.stdout.decode("utf-8")
+    assert "Overfull" not in log and "Float too large" not in log
+    assert "Missing character" not in (folder / f"{name}.log").read_text("utf-8", "replace")
+    return log
+
+
+def _compile(folder: Path, files: dict[str, str]) -> str:
+    """Compiles report.tex and returns the text of the PDF."""
+    _typeset(folder, files)
+    command = ["pdftotext", "-layout", folder / "report.pdf", "-"]
+    return subprocess.run(command, check=True, capture_output=True).stdout.decode("utf-8")
 
 
 def test_latex_compiles_with_hostile_names_and_missing_numbers(tmp_path: Path) -> None:
@@ -323,6 +329,119 @@ def test_latex_has_the_means_of_all_workloads_in_one_table() -> None:
     assert r"{digits (\%)}" in text and r"{fashion (\%)}" in text
     assert r"adamw & 96.01 & $\pm$\,\num{1.01} & 96.01 & $\pm$\,\num{1.01} \\" in text
     assert "results" not in latex(empty())
+
+
+def _wide() -> Report:
+    """Returns a report with tables as wide as those of sweeps."""
+    decisions = (
+        *(Column("arm", "arm"), Column("than", "against"), Column("d", "difference", "number")),
+        *(Column("from", "95% from", "number"), Column("to", "to", "number")),
+        Column("deviations", "in standard deviations", "number"),
+        *(Column("p", "p", "p"), Column("decision", "decision")),
+        Column("needed", "needed, in a fresh sweep", "integer"),
+    )
+    matters, note = "better, by more than matters", "The intervals hold for all pairs. " * 9
+    pairs = (
+        ("adamw", "sgd", -0.01792, -0.03861, 0.013, 0.7722, 1.0, "not decided", 18),
+        ("adamw", "lion", -0.08747, -0.1286, -0.0403, 2.471, 1e-9, matters, 38),
+        ("sgd", "lion", -0.06955, -0.1018, -0.04772, 1.942, 0.001, matters, 39),
+    )
+    spaces = (
+        *(Column("arm", "arm"), Column("points", "points", "integer")),
+        *(Column("seeds", "seeds", "integer"), Column("method", "method")),
+        *(Column("path", "path", "code"), Column("space", "space")),
+    )
+    path, low = "optimizer.learning_rate.peak_value", "log_uniform 0.0003 to 0.03"
+    costs = tuple(
+        Column(name, name, "integer")
+        for name in "number done diverged failed missing retried steps examples tokens".split()
+    )
+    ledger = (*(Column("arm", "arm"), Column("runs", "runs")), *costs)
+    counts = (60, 60, 0, 0, 0, 0, 12000, 768000, 76800000)
+    tables = (
+        Table("pairs", "Pairs", decisions, pairs, note),
+        Table("one_pair", "One pair", decisions, pairs[1:2], note),
+        Table("spaces", "Spaces", spaces, (("adamw", 20, 1, "sobol, seed 0", path, low),) * 6),
+        Table("ledger", "Costs", ledger, (("adamw", "search", *counts),) * 3),
+    )
+    return Report("R", (), (), (Panel("pairs", "P", "tests", (Block(tables=tables),)),))
+
+
+ONE = r"\documentclass{article}"
+NEURIPS = r"\documentclass{article}\usepackage[textwidth=5.5in]{geometry}"
+TWO = r"\documentclass[twocolumn]{article}"
+PACKAGES = r"\usepackage[T1]{fontenc}\usepackage{booktabs}\usepackage{graphicx}\usepackage{siunitx}"
+
+
+def _set(folder: Path, preamble: str, files: dict[str, str]) -> dict[str, tuple[str, float, float]]:
+    """Returns, for each table, its environment, its own width and that of the column, in points."""
+    names = [name for name in files if name != "report"]
+    shown = r"\lockstepname,\the\wd\lockstepbox,\the\columnwidth"
+    body = "".join(
+        f"\\section{{A}}\n\\input{{{n}}}\n\\typeout{{<{n},{shown}>}}\n\\clearpage\n" for n in names
+    )
+    document = f"{preamble}{PACKAGES}\\begin{{document}}\n{body}\\end{{document}}\n"
+    log = _typeset(folder, {**files, "paper": document}, "paper")
+    found = re.findall(r"<(\w+),(table\*?),([\d.]+)pt,([\d.]+)pt>", log)
+    assert [each[0] for each in found] == names
+    return {name: (which, float(own), float(column)) for name, which, own, column in found}
+
+
+@pytest.mark.parametrize("preamble", [ONE, NEURIPS, TWO], ids=["one", "neurips", "two"])
+def test_no_table_of_latex_is_wider_than_its_column(preamble: str, tmp_path: Path) -> None:
+    _set(tmp_path, preamble, latex(example()))
+    for which, own, column in _set(tmp_path, preamble, latex(_wide())).values():
+        assert column == {ONE: 345, NEURIPS: 397.48499, TWO: 229.5}[preamble]
+        width = 469 if which == "table*" else column
+        assert 8 * min(1, width / own) >= 6, "letters of less than six points"
+
+
+def test_a_table_of_latex_is_over_both_columns_if_it_is_wide_or_the_document_says_so(
+    tmp_path: Path,
+) -> None:
+    files = latex(_wide())
+    means = {"arms": _means((("a", 12.3456, 12.3, 12.3912),))}
+    chosen = _set(tmp_path, TWO, files | means)
+    assert {name: which for name, (which, _, _) in chosen.items()} == {
+        **dict.fromkeys(("pairs", "one_pair"), "table*"),
+        **dict.fromkeys(("spaces", "ledger", "arms"), "table"),
+    }
+    for name in ("table", "table*"):
+        chosen = _set(tmp_path, f"{TWO}\\newcommand{{\\lockstepfloat}}{{{name}}}", files)
+        assert {which for which, _, _ in chosen.values()} == {name}
+
+
+def test_each_table_of_latex_says_what_it_needs_and_is_made_smaller_where_it_is_too_wide() -> None:
+    for report in (example(), _wide()):
+        for name, text in latex(report).items():
+            if name != "report":
+                assert r"\ifdim\wd\lockstepbox>\linewidth" in text
+                assert r"\resizebox{\linewidth}{!}{\usebox{\lockstepbox}}" in text
+                for package in re.findall(r"\\usepackage(.*?\})", PACKAGES):
+                    assert f"%   \\usepackage{package}" in text
+                    assert f"\\usepackage{package}" in latex(report)["report"]
+
+
+def test_long_cells_of_latex_have_several_lines_unless_the_table_would_be_too_long() -> None:
+    text = latex(_wide())["spaces"]
+    lines = r"\texttt{optimizer.learning\_} \\ \texttt{rate.peak\_value}"
+    assert f"\\begin{{tabular}}[t]{{@{{}}l@{{}}}}{lines}\\end{{tabular}}" in text
+    assert "\\begin{tabular}[t]{@{}l@{}}log\\_uniform \\\\ 0.0003 to 0.03\\end{tabular}" in text
+    rows = (("optimizer.learning_rate.peak_value",),) * 40
+    table = Table("spaces", "S", (Column("path", "path", "code"),), rows)
+    panel = Panel("ledger", "L", "describes", (Block(tables=(table,)),))
+    assert latex(Report("R", (), (), (panel,)))["spaces"].count(r"learning\_rate.peak") == 40
+
+
+def test_counts_that_are_all_0_are_named_in_the_caption_in_latex() -> None:
+    text = latex(_wide())["ledger"]
+    assert "Columns that are 0 in all rows: diverged,{} failed,{} missing,{} retried." in text
+    assert "{failed}" not in text
+    assert r"adamw & search & 60 & 60 & 12000 & 768000 & 76800000 \\" in text
+    columns = (Column("arm", "arm"), Column("failed", "failed", "integer"))
+    for rows in ((("a", 0),), (("a", 0), ("b", None)), (("a", 0), ("b", 1))):
+        panel = Panel("arms", "A", "tests", (Block(tables=(Table("arms", "A", columns, rows),)),))
+        assert "{failed}" in latex(Report("R", (), (), (panel,)))["arms"]
 
 
 def test_latex_leaves_out_what_does_not_fit_on_a_page_and_says_so() -> None:

@@ -60,7 +60,7 @@ class Table:
     def shown(self) -> "Table":
         """Returns the table without the columns that are in CSV only."""
         kept = [index for index, column in enumerate(self.columns) if not column.only_csv]
-        return self._with(kept)
+        return self.only(kept)
 
     def compact(self, keep: Collection[str] = ()) -> "Table":
         """Returns the table without the columns in which no row has anything.
@@ -75,9 +75,14 @@ class Table:
             or self.columns[index].name in keep
             or any(row[index] is not None for row in self.rows)
         ]
-        return self._with(kept)
+        return self.only(kept)
 
-    def _with(self, kept: Sequence[int]) -> "Table":
+    def only(self, kept: Sequence[int]) -> "Table":
+        """Returns the table with some of its columns.
+
+        Args:
+            kept: their indices.
+        """
         columns = tuple(self.columns[index] for index in kept)
         rows = tuple(tuple(row[index] for index in kept) for row in self.rows)
         return replace(self, columns=columns, rows=rows)

@@ -1,35 +1,56 @@
 """Writes the tables of a report as LaTeX, with booktabs and siunitx."""
 
 import re
-import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from trainer.report.document import Block, Cell, Figure, Panel, Report, Table
-from trainer.report.formats.latex_columns import Typeset, typeset, with_interval
-from trainer.report.formats.latex_text import prose, tex
+from trainer.report.formats.latex_columns import Typeset, texts, typeset, with_interval
+from trainer.report.formats.latex_text import prose, tex, wrapped
 
 PANELS = ("verdict", "arms", "pairs", "ledger", "target")
-_ROWS = 45  # a longer table does not fit on a page
-_HEAD = 14  # characters of a line of a heading
-_WIDEST = 40  # characters of a cell, where those that are longer are broken into lines
-
-_COMMAND = r"\\[a-z]+|[{}$&]"  # of TeX, which has no width
+_LINES = 45  # of text; a longer table does not fit on a page
+_HEAD = 11  # characters of a line of a heading
+_CELL = 24  # characters of a line of a cell, and those in a table that would be too long with them
+_CELL_OF_LONG = 48
 
 _NEEDS = r"""% Needs, in the preamble:
 %   \usepackage[T1]{fontenc}
 %   \usepackage{booktabs}
+%   \usepackage{graphicx}
 %   \usepackage{siunitx}  % version 3 (2021) or later
+% A table that is wider than its column is made smaller. In a document of two columns, one that is
+% wider than 4/3 of a column is set over both. To choose, say before \input that \lockstepfloat is
+% table (one column) or table* (both): \newcommand{\lockstepfloat}{table*}
+"""
+_BOX = r"""\ifdefined\lockstepbox\else\newsavebox{\lockstepbox}\fi%
+\providecommand{\lockstepfloat}{\ifdim\columnwidth<\textwidth
+  \ifdim\wd\lockstepbox>1.33\columnwidth table*\else table\fi\else table\fi}%
+\sbox{\lockstepbox}{\footnotesize\setlength{\tabcolsep}{4pt}\sisetup{group-digits=integer}%
+"""
+_FLOAT = r"""\edef\lockstepname{\lockstepfloat}%
+\begin{\lockstepname}[htbp]
+  \centering
+"""
+_SHRUNK = r"""  \medskip
+
+  \ifdim\wd\lockstepbox>\linewidth
+    \resizebox{\linewidth}{!}{\usebox{\lockstepbox}}%
+  \else
+    \usebox{\lockstepbox}%
+  \fi
+\end{\lockstepname}
 """
 _DOCUMENT = r"""% Compile in this folder: pdflatex report.tex
 \documentclass{article}
 \usepackage[T1]{fontenc}
 \IfFileExists{lmodern.sty}{\usepackage{lmodern}}{}
-\usepackage[a4paper, landscape, margin=2cm]{geometry}
+\usepackage[a4paper, margin=2cm]{geometry}
 \usepackage{booktabs}
-\usepackage{siunitx}
 \usepackage{graphicx}
+\usepackage{siunitx}
 \begin{document}
+\sloppy
 """
 
 
@@ -41,7 +62,11 @@ def latex(report: Report, figures: Mapping[str, str] | None = None) -> dict[str,
     A column of numbers is an S column of siunitx, whose format fits its cells. Columns "low" and
     "high" (or "..._low" and "..._high") that follow another and lie around it symmetrically become
     the half of an interval's width, behind a plus-minus sign. With several workloads, "results" has
-    the means of all of them, an arm a row. Tables of more than 45 rows are left out.
+    the means of all of them, an arm a row. Columns of counts that are 0 in all rows are named in
+    the caption instead. Tables of more than 45 lines are left out.
+
+    TeX makes a table that is wider than the line smaller; in two columns, one that is wider than
+    4/3 of a column is set over both. A document may choose by defining `\lockstepfloat`.
 
     Args:
         report: the report.
@@ -61,10 +86,11 @@ def latex(report: Report, figures: Mapping[str, str] | None = None) -> dict[str,
         if panel.name == "arms" and (combined := _results(panel)) is not None:
             files["results"] = combined
         for block in panel.blocks:
-            for table in block.tables:
-                if 0 < len(table.rows) <= _ROWS:
-                    files[table.name] = _table(table, typeset(table), _caption(table, block))
-                elif table.rows:
+            for table in filter(lambda each: each.rows, block.tables):
+                written = _table(table, block)
+                if written:
+                    files[table.name] = written
+                else:
                     skipped.append(f"% {table.name} has {len(table.rows)} rows, too many.\n")
     body = [f"\\section*{{{tex(report.title)}}}\n"]
     body += [f"\n{prose(sentence)}\n" for sentence in report.verdict]
@@ -99,41 +125,60 @@ def _caption(table: Table, block: Block) -> str:
     return " ".join(part for part in (f"{title}.", table.note) if part)
 
 
-def _table(table: Table, columns: Sequence[Typeset], caption: str) -> str:
+def _table(table: Table, block: Block) -> str | None:
+    """Returns the floating table, or None if it is too long for a page."""
+    if len(table.rows) > _LINES:
+        return None
+    table = _without_zeros(table)
+    for width in (_CELL, _CELL_OF_LONG):
+        columns = typeset(table, width)
+        if sum(map(_height, zip(*(column.cells for column in columns), strict=True))) <= _LINES:
+            return _float(table, columns, _caption(table, block))
+    return None
+
+
+def _without_zeros(table: Table) -> Table:
+    """Returns the table without the counts that are 0 in several rows, which its note names."""
+    zero = [
+        index
+        for index, column in enumerate(table.columns)
+        if column.kind == "integer"
+        and len(table.rows) > 1
+        and not any(row[index] != 0 for row in table.rows)
+    ]
+    if not zero:
+        return table
+    titles = ", ".join(table.columns[index].title for index in zero)
+    note = f"{table.note} Columns that are 0 in all rows: {titles}."
+    kept = [index for index in range(len(table.columns)) if index not in zero]
+    return replace(table.only(kept), note=note.strip())
+
+
+def _height(cells: Sequence[str]) -> int:
+    """Returns the lines of text of a row."""
+    return 1 + max(cell.count(r"\\") for cell in cells)
+
+
+def _float(table: Table, columns: Sequence[Typeset], caption: str) -> str:
     """Returns the floating table; `columns` are those of the table, or others in their place."""
     if any(column.span == 2 for column in columns):
         level = re.search(r"\d+%", " ".join(column.title for column in table.columns))
         interval = f"{level[0]} interval" if level else "interval"
         caption += f" The number after ± is half of the width of the {interval}."
-    heads = [textwrap.wrap(" ".join(column.head.split()), _HEAD) or [""] for column in columns]
+    heads = [wrapped(column.head, _HEAD) for column in columns]
     lines = []
     for back in range(max(map(len, heads)), 0, -1):  # from the top; short headings are at the foot
         words = [head[-back] if back <= len(head) else "" for head in heads]
         lines.append([_head(word, each) for word, each in zip(words, columns, strict=True)])
     rows = list(zip(*(column.cells for column in columns), strict=True))
+    apart = "    \\addlinespace[2pt]\n" if any(_height(row) > 1 for row in rows) else ""
     return (
-        f"{_NEEDS}\\begin{{table}}[htbp]\n  \\centering\n{_size(columns)}"
-        "  \\sisetup{group-digits=integer}\n"
-        f"  \\caption{{{prose(caption)}}}\n  \\label{{tab:{table.name}}}\n  \\medskip\n"
+        f"{_NEEDS}{_BOX}"
         f"  \\begin{{tabular}}{{\n{''.join(f'    {column.spec}{chr(10)}' for column in columns)}"
-        f"  }}\n    \\toprule\n{_lines(lines)}    \\midrule\n{_lines(rows)}    \\bottomrule\n"
-        "  \\end{tabular}\n\\end{table}\n"
+        f"  }}\n    \\toprule\n{_lines(lines)}    \\midrule\n"
+        f"{apart.join(_lines([row]) for row in rows)}    \\bottomrule\n  \\end{{tabular}}}}%\n"
+        f"{_FLOAT}  \\caption{{{prose(caption)}}}\n  \\label{{tab:{table.name}}}\n{_SHRUNK}"
     )
-
-
-def _size(columns: Sequence[Typeset]) -> str:
-    """Returns the commands that make the letters of a wide table smaller."""
-    width = 0
-    for column in columns:
-        texts = [
-            *textwrap.wrap(column.head, _HEAD),
-            *(re.sub(_COMMAND, "", c) for c in column.cells),
-        ]
-        width += 2 + min(_WIDEST, max(map(len, texts), default=0))
-    if width <= 90:
-        return ""
-    size = "small" if width <= 130 else "footnotesize" if width <= 170 else "scriptsize"
-    return f"  \\{size}\n  \\setlength{{\\tabcolsep}}{{4pt}}\n"
 
 
 def _head(word: str, column: Typeset) -> str:
@@ -157,7 +202,7 @@ def _results(panel: Panel) -> str | None:
         return None
     means = [(workload, table, _rows_by_arm(table)) for workload, table in found]
     arms = list(dict.fromkeys(arm for _, _, rows in means for arm in rows))
-    columns = [Typeset("l", "arm", [tex(arm) for arm in arms])]
+    columns = [texts("arm", arms, _CELL)]
     for workload, table, rows in means:
         mean, low, high = zip(*(rows.get(arm, (None,) * 3) for arm in arms), strict=True)
         column = next(column for column in table.columns if column.name == "mean")
@@ -166,7 +211,7 @@ def _results(panel: Panel) -> str | None:
     same = all(table.title == first.title for _, table in found)
     title = f"{first.title.rstrip('.') if same else 'Means'}, on all workloads"
     combined = Table("results", title, first.columns, (), first.note if same else "")
-    return _table(combined, columns, _caption(combined, Block()))
+    return _float(combined, columns, _caption(combined, Block()))
 
 
 def _rows_by_arm(table: Table) -> dict[str, tuple[Cell, ...]]:

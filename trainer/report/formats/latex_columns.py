@@ -1,14 +1,11 @@
 """Writes the columns of tables for siunitx: their formats, and their cells."""
 
 import math
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from trainer.report.document import Cell, Column, Table
-from trainer.report.formats.latex_text import tex
-
-_LONG = 40  # characters; longer cells are broken into lines
+from trainer.report.formats.latex_text import tex, wrapped
 
 
 @dataclass(frozen=True)
@@ -28,11 +25,12 @@ class Typeset:
     span: int = 1
 
 
-def typeset(table: Table) -> list[Typeset]:
+def typeset(table: Table, width: int) -> list[Typeset]:
     """Returns the columns of a table, where three are one if they are a mean and its interval.
 
     Args:
         table: the table.
+        width: characters of a line of text; longer cells have several lines.
     """
     cells = [[row[index] for row in table.rows] for index in range(len(table.columns))]
     result, index = [], 0
@@ -42,7 +40,7 @@ def typeset(table: Table) -> list[Typeset]:
         interval = None
         if column.kind in ("number", "share") and ends == ["low", "high"]:
             interval = _plus_minus(column, *cells[index : index + 3])
-        result.append(interval or _column(column, cells[index]))
+        result.append(interval or _column(column, cells[index], width))
         index += 3 if interval else 1
     return result
 
@@ -58,7 +56,7 @@ def with_interval(
         low: the lower ends.
         high: the upper ends.
     """
-    return _plus_minus(column, middle, low, high) or _column(column, middle)
+    return _plus_minus(column, middle, low, high) or _numbers_of(column, middle)
 
 
 def _plus_minus(
@@ -99,9 +97,14 @@ def _room(digits: int) -> str:
     return f"\\phantom{{{'0' * digits}}}" if digits else ""
 
 
-def _column(column: Column, cells: Sequence[Cell]) -> Typeset:
+def _column(column: Column, cells: Sequence[Cell], width: int) -> Typeset:
     if column.kind in ("text", "code") or any(isinstance(cell, str) for cell in cells):
-        return _texts(column, cells)
+        shown = ["–" if cell is None else str(cell) for cell in cells]
+        return texts(column.title, shown, width, code=column.kind == "code")
+    return _numbers_of(column, cells)
+
+
+def _numbers_of(column: Column, cells: Sequence[Cell]) -> Typeset:
     unit, size = _unit(column, cells)
     values = [_finite(cell, size) for cell in cells]
     numbers = list(_numbers(column.kind, values))
@@ -112,15 +115,22 @@ def _column(column: Column, cells: Sequence[Cell]) -> Typeset:
     return Typeset(f"S[table-format={_format(shown)}]", _title(column, unit), shown)
 
 
-def _texts(column: Column, cells: Sequence[Cell]) -> Typeset:
-    texts = ["--" if cell is None else tex(str(cell)) for cell in cells]
-    if column.kind == "code":
-        # A long path may be broken after these.
-        texts = [re.sub(r"([./=]|\\_)(?=.)", r"\1\\allowbreak{}", text) for text in texts]
-        texts = [f"\\texttt{{{text}}}" for text in texts]
-    if max((len(str(cell)) for cell in cells), default=0) <= _LONG:
-        return Typeset("l", column.title, texts)
-    return Typeset(">{\\raggedright\\arraybackslash}p{0.25\\linewidth}", column.title, texts)
+def texts(title: str, cells: Sequence[str], width: int, code: bool = False) -> Typeset:
+    """Returns a column of texts, which are broken into lines.
+
+    Args:
+        title: its heading.
+        cells: plain text, one a row.
+        width: characters of a line.
+        code: whether the texts are code.
+    """
+    typeset = []
+    for cell in cells:
+        lines = [f"\\texttt{{{tex(s)}}}" if code else tex(s) for s in wrapped(cell, width)]
+        text = r" \\ ".join(lines)
+        nested = f"\\begin{{tabular}}[t]{{@{{}}l@{{}}}}{text}\\end{{tabular}}"
+        typeset.append(nested if len(lines) > 1 else text)
+    return Typeset("l", title, typeset)
 
 
 def _title(column: Column, unit: str = "") -> str:

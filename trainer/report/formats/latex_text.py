@@ -1,6 +1,7 @@
 """Writes any text as LaTeX that pdfLaTeX sets, with the characters as they are."""
 
 import re
+from collections.abc import Sequence
 
 from trainer.messages import printable
 
@@ -62,6 +63,7 @@ _MATH = {
 )
 _MATH |= {chr(0x2080 + digit): f"_{digit}" for digit in range(10)}
 _TYPES = {"–": "--", "—": "---", "‘": "`", "’": "'", "“": "``", "”": "''", "…": r"\ldots{}"}
+_PART = r".+?(?:\s+|(?<=\w)[./=_-](?=[^\W\d_])|$)"  # of a text, after which a line may end
 # Letters below U+0180 that no font of pdfLaTeX's usual encoding, T1, has.
 _MISSING = "\u0126\u0127\u0138\u013f\u0140\u0149\u0166\u0167\u017f"
 
@@ -79,6 +81,37 @@ def tex(text: str) -> str:
         ('a\\_b \\& 100\\% \\#1', '$\\beta$$\\geq$U+4E2D')
     """
     return _plain(" ".join(text.split()))
+
+
+def wrapped(text: str, width: int) -> list[str]:
+    """Returns the lines of a text: as few as possible, and then as short as possible.
+
+    It is broken at spaces, and in names and paths after a point, slash, sign or underscore. A line
+    is longer than `width` only if it has no such place.
+
+    Args:
+        text: plain text.
+        width: characters of a line.
+
+    Example:
+        >>> wrapped("optimizer.learning_rate.peak_value", 24)
+        ['optimizer.learning_', 'rate.peak_value']
+        >>> wrapped("log_uniform 0.0001 to 0.01", 24)
+        ['log_uniform', '0.0001 to 0.01']
+    """
+    parts = re.findall(_PART, " ".join(text.split()))
+    lines = _filled(parts, width)
+    narrower = (_filled(parts, each) for each in range(1, width))
+    return next((each for each in narrower if len(each) == len(lines)), lines)
+
+
+def _filled(parts: Sequence[str], width: int) -> list[str]:
+    lines = [""]
+    for part in parts:
+        if lines[-1] and len((lines[-1] + part).rstrip()) > width:
+            lines.append("")
+        lines[-1] += part
+    return [line.rstrip() for line in lines]
 
 
 def prose(text: str) -> str:
