@@ -63,8 +63,7 @@ class Sweep:
 
     def status(self) -> str:
         """Returns what the sweep has computed, as `python -m trainer sweep status` prints it."""
-        from trainer.sweep.status import SweepReader
-        from trainer.sweep.status_text import render
+        from trainer.sweep.status import SweepReader, render
 
         reader = SweepReader(self.folder)
         return render(reader.read(), reader.plan, self.folder)

@@ -25,7 +25,7 @@ WIDTH = 16  # bytes of a phase in the file that tells it
 def announce(where: Path, fuse: str, number: int, fault: str = "kill") -> None:
     """Tells the phase through a file; with a fuse, kills this process or lets a call fail in it."""
     from trainer.report import write
-    from trainer.sweep import alone, extension, folder, lockstep, turn, wave, worker
+    from trainer.sweep import extension, folder, lockstep, turn, wave, worker
 
     file = os.open(where, os.O_WRONLY | os.O_CREAT)
     phases = ["start"]
@@ -68,7 +68,7 @@ def announce(where: Path, fuse: str, number: int, fault: str = "kill") -> None:
     told(lockstep.Lockstep, "_save", "save")
     told(worker, "run_alone", "alone")
     told(turn, "keep_examples", "examples")
-    told(alone, "keep_examples", "examples")
+    told(wave, "keep_examples", "examples")
     told(wave.Wave, "keep", "keep")
     told(wave.Wave, "finish", "finish")
     told(wave.Wave, "_move", "move")

@@ -21,8 +21,7 @@ from pathlib import Path
 import pytest
 
 from trainer.messages import UserError
-from trainer.sweep.slurm import Submitted, script, submit
-from trainer.sweep.slurm_settings import SlurmSettings, read_settings
+from trainer.sweep.slurm import SlurmSettings, Submitted, read_settings, script, submit
 
 ROOT = Path(__file__).resolve().parent.parent
 SCRIPTS = Path(os.environ.get("SLURM_SCRIPTS") or ROOT.parent / "shared" / "slurm")

@@ -8,7 +8,7 @@ import pytest
 from trainer.cli import options
 from trainer.cli.sweeps import slurm_settings
 from trainer.messages import UserError
-from trainer.sweep.slurm_settings import SlurmSettings, read_settings
+from trainer.sweep.slurm import SlurmSettings, read_settings
 
 
 def test_flags_override_the_file_of_settings(tmp_path: Path) -> None:

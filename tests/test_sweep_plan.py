@@ -19,9 +19,9 @@ from trainer.config.vocabulary import SWEEP
 from trainer.engine.loading import load as load_program
 from trainer.engine.plan import make_plan as make_run_plan
 from trainer.sweep import methods, spaces
+from trainer.sweep.definition import read_sweep
 from trainer.sweep.plan import SweepPlan, make_plan
 from trainer.sweep.programs import find_programs
-from trainer.sweep.reading import read_sweep
 
 ROOT = Path(__file__).parent.parent
 
@@ -272,9 +272,8 @@ def test_the_hash_depends_on_what_the_files_say_and_on_nothing_else(folder, monk
     # Another process, another order of hashes, another current folder.
     planned(folder, GOOD)
     code = "from trainer.config import load; from trainer.config.vocabulary import SWEEP\n"
-    code += (
-        "from trainer.sweep.reading import read_sweep; from trainer.sweep.plan import make_plan\n"
-    )
+    code += "from trainer.sweep.definition import read_sweep\n"
+    code += "from trainer.sweep.plan import make_plan\n"
     code += "print(make_plan(read_sweep(load(['sweep.yaml'], language=SWEEP))).digest)"
     environment = os.environ | {"PYTHONHASHSEED": "5", "PYTHONPATH": str(ROOT)}
     done = subprocess.run(

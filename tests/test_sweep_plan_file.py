@@ -163,7 +163,7 @@ from trainer.config.vocabulary import SWEEP
 from trainer.sweep.plan import make_plan
 from trainer.sweep.plan_file import write_plan
 from trainer.sweep.programs import find_programs
-from trainer.sweep.reading import read_sweep
+from trainer.sweep.definition import read_sweep
 plan = make_plan(read_sweep(load(["sweep.yaml"], language=SWEEP)))
 write_plan(Path(sys.argv[1]), plan, find_programs(plan))
 """

@@ -202,7 +202,7 @@ def test_plot_draws_the_mean_of_the_final_runs_of_each_winner(computed, capsys, 
     numbers = {arm: winner["number"] for arm, [winner] in winners.items()}
     assert f"* adamw {numbers['adamw']:04d}   o sgd {numbers['sgd']:04d}" in text
     assert "eval/loss by step, mean of 2 runs" in text
-    from trainer.sweep.curves import best_runs
+    from trainer.sweep.status import best_runs
 
     for arm, folders in zip(winners, best_runs(computed).values(), strict=True):
         assert folders == [computed / "final" / arm / "10000", computed / "final" / arm / "10001"]

@@ -31,12 +31,11 @@ def run(arguments: argparse.Namespace) -> int:
     """
     from trainer.report.planned_power import power_of_extension
     from trainer.sweep.code_changes import refuse_changed_code
-    from trainer.sweep.extension import make_extension, write_extension
-    from trainer.sweep.extension_text import render_extension
+    from trainer.sweep.definition import read_sweep
+    from trainer.sweep.extension import make_extension, render_extension, write_extension
     from trainer.sweep.plan import make_plan
     from trainer.sweep.plan_file import read_plan
     from trainer.sweep.programs import find_programs
-    from trainer.sweep.reading import read_sweep
     from trainer.sweep.stored_plan import check_vocabulary, work_command
     from trainer.workdir import code
 

@@ -83,8 +83,7 @@ class LiveView:
             self.log(f"The table of the sweep is not shown any more: {error}")
 
     def _show_again_and_again(self) -> None:
-        from trainer.sweep import status_text
-        from trainer.sweep.status import SweepReader
+        from trainer.sweep.status import SweepReader, counts, in_a_line
 
         pause = self._every
         reader = None
@@ -93,9 +92,9 @@ class LiveView:
             reader = reader or SweepReader(self._folder)
             status = reader.read()
             if self._table is None:
-                self.log(status_text.in_a_line(status))
+                self.log(in_a_line(status))
             else:
-                lines = ["", *status_text.counts(status, reader.plan)]
+                lines = ["", *counts(status, reader.plan)]
                 with self._writing:
                     if not self._stop.is_set():
                         self._lines = lines

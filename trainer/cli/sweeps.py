@@ -21,7 +21,7 @@ from trainer.cli.loading import (
 from trainer.cli.terminal import show
 from trainer.config.vocabulary import SWEEP
 from trainer.messages import DONE, FAILED, MISTAKE, STOPPED, UserError
-from trainer.sweep.slurm_settings import SlurmSettings, read_settings
+from trainer.sweep.slurm import SlurmSettings, read_settings
 from trainer.sweep.stored_plan import check_vocabulary, read_plan, work_command
 
 if TYPE_CHECKING:
@@ -58,9 +58,9 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _start(arguments: argparse.Namespace) -> int:
     """Plans a sweep, and computes it."""
+    from trainer.sweep.definition import read_sweep
     from trainer.sweep.plan import make_plan
     from trainer.sweep.plan_file import check_same
-    from trainer.sweep.reading import read_sweep
 
     if not arguments.files:
         raise UserError(
@@ -154,9 +154,8 @@ def _check(arguments: argparse.Namespace, plan: "SweepPlan", power: Sequence[str
 
 def _dry_run(arguments: argparse.Namespace, plan: "SweepPlan", power: Sequence[str]) -> int:
     """Prints a plan with the memory and the time that it needs."""
-    from trainer.sweep.needs import measure
     from trainer.sweep.plan_text import render
-    from trainer.sweep.programs import find_programs
+    from trainer.sweep.programs import find_programs, measure
     from trainer.train import runtime
 
     runtime.use_openblas_threads()
@@ -233,8 +232,7 @@ def _status(arguments: argparse.Namespace) -> int:
 
 
 def _status_of(folder: Path) -> str:
-    from trainer.sweep.status import SweepReader
-    from trainer.sweep.status_text import render
+    from trainer.sweep.status import SweepReader, render
 
     reader = SweepReader(folder)
     return render(reader.read(), reader.plan, folder, reader.code_changes())

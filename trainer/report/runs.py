@@ -8,7 +8,7 @@ from trainer import config as configs
 from trainer.config import Call
 from trainer.messages import UserError
 from trainer.report.curves import Line, combine, read_points
-from trainer.sweep.curves import best_runs
+from trainer.sweep.status import best_runs
 from trainer.writers import read_metrics
 
 _SEEDS = ("seed", "data_seed")

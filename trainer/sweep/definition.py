@@ -1,12 +1,18 @@
-"""What the file of a sweep says: the arguments of its root, of its arms, its goal and its final."""
+"""The file of a sweep: what it says, and how it is read, with the configs of its arms."""
 
 import math
+import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from trainer.config import Builder, Call, Config, ConfigError, Source, Tree, join, load
+from trainer.config.files import SHIPPED
+from trainer.config.nodes import Node, children, to_config, to_node, with_children
+from trainer.config.tree import child_trees, same
 from trainer.sweep.methods import Explicit, Grid, Method, Sampled
+from trainer.sweep.paths import ArmPaths
 from trainer.sweep.spaces import Space
 from trainer.writers.lines import PREFIXES
 
@@ -281,3 +287,232 @@ class Sweep:
                     f"arms has the names {other!r} and {name!r}, which differ only in upper and"
                     " lower case and would share a folder: rename one."
                 )
+
+
+# Arguments whose values stay trees: they are values of a config, and are not built here.
+_TREES = {("sweep", "set"), ("arm", "set"), ("space.values", "values")}
+_TREES |= {("method.explicit", "trials")}
+
+
+@dataclass(frozen=True)
+class ArmConfig:
+    """An arm with its resolved config.
+
+    Attributes:
+        name: the name of the arm.
+        title: the arm as the subject of a sentence.
+        config: the base with the arm's files and settings.
+        space: key -> space, in the order of the file.
+        paths: path or selector of the space -> the paths of `config` that it sets.
+        places: path or selector of the space -> the path of its space in the config of the sweep.
+        method: how the trials are chosen.
+        trials: the number of trials that the file asks for, if it does.
+        at: the path of the arm in the config of the sweep; "" is its root.
+        sweep: the config of the sweep.
+    """
+
+    name: str
+    title: str
+    config: Config
+    space: Mapping[str, Space]
+    paths: Mapping[str, tuple[str, ...]]
+    places: Mapping[str, str]
+    method: Method
+    trials: int | None
+    at: str
+    sweep: Config
+
+    @property
+    def listed(self) -> dict[str, list[Tree]]:
+        """The values that the space lists, by the paths of `config`."""
+        found: dict[str, list[Tree]] = {}
+        for key, space in self.space.items():
+            for value in space.grid or () if space.size else ():
+                for inner, one in (value if space.paths else {key: value}).items():
+                    for path in self.paths[inner]:
+                        found.setdefault(path, []).append(one)
+        return found
+
+    def source(self, *names: str) -> Source:
+        """Returns the place of an argument of the arm, or of the arm itself.
+
+        Args:
+            names: arguments, of which the first that the file has counts: in the arm, or else at
+                the root.
+        """
+        places = [*(join(self.at, name) for name in names), *names]
+        found = [place for place in places if place in self.sweep.sources]
+        source = self.sweep.argument_source(found[0] if found else self.at)
+        return source or self.sweep.sources[""]
+
+    def source_of(self, path: str, value: Tree) -> Source:
+        """Returns the place of a value of the space.
+
+        Args:
+            path: the path of `config` that is set.
+            value: the value.
+        """
+        key = next(key for key, paths in self.paths.items() if path in paths)
+        place = self.places[key]
+        tree = self.sweep.at(place)
+        if isinstance(tree, Call) and tree.name == "space.values":
+            place, tree = join(place, "values"), tree.kwargs["values"]
+        return self.sweep.sources[self._listed_at(tree, place, key, value) or place]
+
+    def _listed_at(self, tree: Tree, place: str, key: str, value: Tree) -> str | None:
+        """Returns where a list has a value; the trials of method.explicit are dicts, or lists."""
+        for index, each in enumerate(tree if isinstance(tree, list) else ()):
+            at = join(place, index)
+            if self.space.get(key) is None and isinstance(each, list):
+                if (found := self._listed_at(each, at, key, value)) is not None:
+                    return found
+            elif same(each.get(key) if isinstance(each, dict) else each, value):
+                return at
+        return None
+
+
+@dataclass(frozen=True)
+class Definition:
+    """What the files of a sweep say.
+
+    Attributes:
+        sweep: the root.
+        config: the config that it was built from.
+        arms: the arms in their order, at least one.
+    """
+
+    sweep: Sweep
+    config: Config
+    arms: tuple[ArmConfig, ...]
+
+
+def read_sweep(
+    config: Config, vocabulary: Sequence[str] = (), search_paths: Sequence[str] = ()
+) -> Definition:
+    """Builds a sweep and reads the configs of its arms.
+
+    Args:
+        config: the config of the sweep, from `trainer.config.load` with the language `SWEEP`.
+        vocabulary: further packages whose public functions the configs may name.
+        search_paths: folders for files that are not found otherwise.
+
+    Raises:
+        ConfigError: the file has a mistake, a config of an arm cannot be read, or an arm does not
+            have a path.
+
+    Example:
+        >>> from trainer.config.vocabulary import SWEEP
+        >>> config = load(["tests/sweeps/muon.yaml"], language=SWEEP)
+        >>> [arm.name for arm in read_sweep(config).arms]
+        ['muon', 'adamw']
+    """
+    config = _with_calls(config)
+    builder = Builder(config, vocabulary)
+    builder.check()
+    sweep = builder.build("", overrides=dict(_trees(config.root, "")))
+    reader = _Reader(sweep, config, search_paths)
+    arms = [reader.arm(name, arm, f"arms.{name}") for name, arm in sweep.arms.items()]
+    return Definition(
+        sweep, config, tuple(arms or [reader.arm("base", Arm(space=sweep.space), "")])
+    )
+
+
+def _with_calls(config: Config) -> Config:
+    """Converts the dicts of arms, goal and final to calls, which check their arguments."""
+
+    def call(node: Node, name: str) -> Node:
+        if not isinstance(node.value, dict):
+            return node
+        kwargs = {str(key): item for key, item in node.value.items()}
+        return Node(Call(name, kwargs), node.source, node.key_source)
+
+    root = to_node(config)
+    items = dict(children(root))
+    for name in ("goal", "final"):
+        if name in items:
+            items[name] = call(items[name], name)
+    if "arms" in items and isinstance(items["arms"].value, dict):
+        arms = {key: call(item, "arm") for key, item in items["arms"].value.items()}
+        items["arms"] = with_children(items["arms"], arms)
+    edited = to_config(with_children(root, items))
+    return Config(edited.root, edited.sources, edited.key_sources, config.files, config.unused)
+
+
+def _trees(tree: Tree, path: str) -> Iterator[tuple[str, Tree]]:
+    """Yields the path and the value of each argument that is not built."""
+    for key, child in child_trees(tree).items():
+        if isinstance(tree, Call) and (tree.name, key) in _TREES:
+            yield join(path, key), child
+        else:
+            yield from _trees(child, join(path, key))
+
+
+class _Reader:
+    """Reads the configs of arms."""
+
+    def __init__(self, sweep: Sweep, config: Config, search_paths: Sequence[str]):
+        self._sweep = sweep
+        self._config = config
+        self._search_paths = search_paths
+
+    def arm(self, name: str, arm: Arm, at: str) -> ArmConfig:
+        """Returns an arm; `at` is its path in the config of the sweep."""
+        place = join(at, "files") if arm.files else "base"
+        files = [*self._files("base", self._sweep.base), *self._files(join(at, "files"), arm.files)]
+        title = f"The arm {name!r}" if at else "The base"
+        try:
+            config = load(files, search_paths=self._search_paths)
+        except ConfigError as error:
+            text = f"{title} cannot be read: {error}"
+            raise ConfigError(text, self._config.sources[place]) from error
+        paths = ArmPaths(title, files, self._search_paths)
+        settings = {"set": self._sweep.set} | ({join(at, "set"): arm.set} if at else {})
+        for place, values in settings.items():
+            for key, value in values.items():
+                source = self._config.argument_source(join(place, key)) or self._config.sources[at]
+                config = paths.set(config, key, value, source)
+        method, space = arm.method or self._sweep.method, arm.space or {}
+        places = self._places(space, method, at)
+        return ArmConfig(
+            name=name,
+            title=title,
+            config=config,
+            space=space,
+            paths=paths.all_reached(
+                config,
+                {key: self._config.argument_source(each) for key, each in places.items()},
+            ),
+            places=places,
+            method=method,
+            trials=arm.trials if arm.trials is not None else self._sweep.trials,
+            at=at,
+            sweep=self._config,
+        )
+
+    def _files(self, place: str, names: str | Sequence[str]) -> list[str]:
+        """Returns the paths of files, relative to the file that names them."""
+        if isinstance(names, str):
+            named = {place: names}
+        else:
+            named = {join(place, index): name for index, name in enumerate(names)}
+        found = []
+        for at, name in named.items():
+            file = self._config.sources[at].file
+            beside = "" if file.startswith("--") else os.path.dirname(file)
+            found.append(name if name.startswith(SHIPPED) else os.path.join(beside, name))
+        return found
+
+    def _places(self, space: Mapping[str, Space], method: Method, at: str) -> dict[str, str]:
+        """Returns where the file of the sweep has the values of each path or selector."""
+        places: dict[str, str] = {}
+        for key, each in space.items():
+            entry = join(join(at, "space"), key)
+            if each.paths is None:
+                places[key] = entry
+            for path in each.paths or ():
+                places[path] = join(join(entry, "spaces"), path)
+        if isinstance(method, Explicit):
+            own = join(at, "method")
+            place = join(own if own in self._config.sources else "method", "trials")
+            places |= dict.fromkeys(method.trials[0], place)
+        return places

@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from trainer.config.wording import listing
-from trainer.messages import UserError
+from trainer.messages import UserError, printable, table
 from trainer.sweep.code_changes import check_code, note_code
-from trainer.sweep.differences import config_line, shown
+from trainer.sweep.definition import ArmConfig
+from trainer.sweep.differences import config_line, revised, shown
 from trainer.sweep.encoding import canonical, encoded
 from trainer.sweep.final import Point
 from trainer.sweep.ledger import Recorder
@@ -30,8 +31,8 @@ from trainer.sweep.plan import (
 from trainer.sweep.plan_file import files_of, program_entry, write_revisions, writing
 from trainer.sweep.presence import Mode
 from trainer.sweep.programs import Programs
-from trainer.sweep.reading import ArmConfig
 from trainer.sweep.stored_plan import StoredPlan, digest_of, read_plan
+from trainer.sweep.warning_text import together, warning_lines
 from trainer.workdir.changes import listed
 from trainer.writers.files import paths_below, replace_file
 
@@ -309,3 +310,74 @@ def _check_budgets(
 def _finished(folder: Path, names: set[str]) -> list[str]:
     """Returns the names of the trials that have a result, which is their folder."""
     return sorted(names.intersection(x[len("trials/") :] for x in paths_below(folder, "trials", 3)))
+
+
+def render_extension(
+    folder: Path, stored: StoredPlan, revision: Mapping[str, Any], power: Sequence[str] = ()
+) -> str:
+    """Formats a revision: the new trials, programs and what they cost, and what was known.
+
+    Args:
+        folder: the folder of the sweep.
+        stored: its plan before the revision.
+        revision: as `extension.make_extension` returns it.
+        power: sentences about the differences that the added units find.
+
+    Returns:
+        Lines of text; the last ends with a newline.
+    """
+    lines = [f"revision {stored.revision + 1} of the sweep in {folder}", ""]
+    lines += [*_arms(stored, revision), ""]
+    if revision["programs"]:
+        lines += _program_lines(revision["programs"])
+    lines += revision["reasons"]
+    lines += revised(stored.revisions[-1], revision)
+    steps = sum(each["steps"] * len(each["trials"]) for each in revision["programs"])
+    flops = sum(x["flops"] * x["steps"] * len(x["trials"]) for x in revision["programs"])
+    lines.append(f"{len(revision['trials']):,} new runs: {steps:,} steps, {flops:.3g} FLOPs")
+    known = revision["known"]
+    were = "were" if known["final"] else "were not"
+    lines += [
+        f"known before: the results of {len(known['finished']):,} of {len(stored.trials):,} runs;"
+        f" the winners {were} chosen",
+        *power,
+        *warning_lines(
+            together(each["warnings"] for each in revision["programs"]), revision["arms"]
+        ),
+        "",
+        f"plan {revision['digest']}",
+    ]
+    return "".join(f"{printable(line)}\n" for line in lines)
+
+
+def _arms(stored: StoredPlan, revision: Mapping[str, Any]) -> list[str]:
+    """Returns a table of the points of each arm, and lines about spaces that changed."""
+    rows: list[Sequence[str]] = [("arm", "trials", "new", "method")]
+    lines = []
+    before = stored.revisions[-1]["arms"]
+    for name, arm in revision["arms"].items():
+        old = {(trial.search, trial.number) for trial in stored.trials if trial.arm == name}
+        new = {(sum(x[4:]), x[1]) for x in revision["trials"] if x[0] == name} - old
+        rows.append((name, f"{len(old | new):,}", f"{len(new):,}", arm["method"]))
+        for key in ("method", "space") if old else ():
+            if before[name][key] != arm[key]:
+                lines.append(
+                    f"{key} of {name}: {shown(before[name][key])} -> {shown(arm[key])}, from trial"
+                    f" {max(number for _, number in old) + 1:04d} on"
+                )
+    return [*table(rows, right=(1, 2)), *lines]
+
+
+def _program_lines(programs: Sequence[Mapping[str, Any]]) -> list[str]:
+    rows = [("new runs", "steps", "batch", "FLOPs a step", "first run")]
+    for each in programs:
+        rows.append(
+            (
+                f"{len(each['trials']):,}",
+                f"{each['steps']:,}",
+                f"{each['batch_size']:,}",
+                f"{each['flops']:,}",
+                each["trials"][0],
+            )
+        )
+    return table(rows, right=(0, 1, 2, 3))

@@ -11,9 +11,9 @@ from typing import Any
 from trainer.config import Config, ConfigError, Source, Tree, dump, replace
 from trainer.config.wording import listing
 from trainer.messages import plural
+from trainer.sweep.definition import ArmConfig, Definition
 from trainer.sweep.encoding import canonical, encoded
 from trainer.sweep.methods import Explicit, Point, Sampled, search_seed
-from trainer.sweep.reading import ArmConfig, Definition
 
 _MOST_RUNS = 100_000
 # Between the first seed of the trials and the first of the final runs: more than the most seeds

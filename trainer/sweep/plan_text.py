@@ -8,10 +8,9 @@ from trainer.config import Tree
 from trainer.config.wording import brief
 from trainer.messages import duration, plural, printable, table
 from trainer.sweep.limits import useful_width, wave_width
-from trainer.sweep.needs import Needs, most_side_by_side
 from trainer.sweep.plan import SweepPlan
 from trainer.sweep.plan_file import first_revision
-from trainer.sweep.programs import Programs
+from trainer.sweep.programs import Needs, Programs, most_side_by_side
 from trainer.sweep.warning_text import warning_lines
 
 _SHOWN_TRIALS = 5

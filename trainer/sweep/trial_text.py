@@ -10,8 +10,7 @@ from trainer.messages import UserError, printable
 from trainer.sweep.code_changes import code_of
 from trainer.sweep.outcome import Outcome
 from trainer.sweep.plan import Trial, point_name
-from trainer.sweep.status import Status, SweepReader, mean
-from trainer.sweep.status_text import shown
+from trainer.sweep.status import Status, SweepReader, mean, shown
 
 
 def describe(reader: SweepReader, name: str) -> str:

@@ -24,8 +24,6 @@ from trainer.engine.plan_text import render
 from trainer.engine.program import Program
 from trainer.engine.vmapped import Vmapped
 from trainer.messages import DONE, FAILED, STOPPED, UserError
-from trainer.sweep.alone import run_alone
-from trainer.sweep.checks import is_number
 from trainer.sweep.code_changes import ALLOWED, CodeChanged, import_code
 from trainer.sweep.config_files import ConfigFiles
 from trainer.sweep.faults import (
@@ -36,11 +34,11 @@ from trainer.sweep.faults import (
 )
 from trainer.sweep.folder import Claim, SweepFolder
 from trainer.sweep.lockstep import Lockstep
-from trainer.sweep.needs import most_side_by_side
 from trainer.sweep.outcome import Outcome
 from trainer.sweep.plan import Trial
 from trainer.sweep.presence import Mode, Presence
-from trainer.sweep.wave import Wave
+from trainer.sweep.programs import is_number, most_side_by_side
+from trainer.sweep.wave import Wave, run_alone
 from trainer.train.signals import StopSignals
 from trainer.train.watchdog import SlowLines
 from trainer.workdir import code

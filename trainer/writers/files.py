@@ -1,4 +1,4 @@
-"""Replaces, syncs and reads files: they are intact after a crash at any moment, or loss of power."""
+"""Replaces, syncs and reads files, which are intact after a crash or a loss of power."""
 
 from __future__ import annotations
 
