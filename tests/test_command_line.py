@@ -18,7 +18,7 @@ from trainer.cli import commands, options
 from trainer.config import ConfigError, diff, load, wording
 from trainer.engine.experiment import Experiment
 from trainer.messages import UserError
-from trainer.train import rendezvous
+from trainer.train import peers
 from trainer.workdir import Lock
 
 REPO = Path(__file__).parent.parent
@@ -754,7 +754,7 @@ def test_a_mistake_outside_of_the_config_is_a_user_error_but_not_a_config_error(
     mistakes = {
         "cannot be written": lambda: commands.find("plot")(options.parser().parse_args(plot)),
         "is in use by process": lambda: Lock(tmp_path),
-        "must be HOST:PORT": lambda: rendezvous.connect("nowhere", 2, 0, wait=1, silence=1),
+        "must be HOST:PORT": lambda: peers.connect("nowhere", 2, 0, wait=1, silence=1),
     }
     for said, make in mistakes.items():
         with pytest.raises(UserError, match=said) as caught:

@@ -22,7 +22,7 @@ from tests import runs
 from trainer import checkpoint
 from trainer.__main__ import main
 from trainer.messages import UserError
-from trainer.train import connection, multihost, rendezvous
+from trainer.train import multihost, peers
 
 pytestmark = pytest.mark.laws
 
@@ -133,13 +133,13 @@ def together(*calls: Callable[[], object]) -> list[str]:
 
 def join(port: int, index: int, count: int = 3, wait: float = 1) -> Callable[[], object]:
     address = f"127.0.0.1:{port}"
-    return lambda: rendezvous.connect(address, count, index, wait=wait, silence=60)
+    return lambda: peers.connect(address, count, index, wait=wait, silence=60)
 
 
 @pytest.mark.parametrize(("index", "count"), [(0, 3), (2, 3), (0, 1)])
 def test_a_coordinator_port_in_use_is_a_user_error(tmp_path, monkeypatch, capsys, index, count):
     monkeypatch.syspath_prepend(runs.LAB)
-    monkeypatch.setattr(rendezvous, "_HELLO", 0.2)
+    monkeypatch.setattr(peers, "_HELLO", 0.2)
     config = runs.write_config(tmp_path)
     # As a coordinator of jax does, which another one can join on its port.
     with socket.create_server(("127.0.0.1", 0), reuse_port=True) as other:
@@ -157,11 +157,11 @@ def test_a_coordinator_port_in_use_is_a_user_error(tmp_path, monkeypatch, capsys
 
 
 def test_a_port_in_use_a_moment_ago_is_accepted():
-    with rendezvous._listener(port := free_port()):
+    with peers._listener(port := free_port()):
         client = socket.create_connection(("127.0.0.1", port))
     with client:
         pass
-    rendezvous._listener(port).close()
+    peers._listener(port).close()
 
 
 def test_a_process_that_never_joins_is_named_in_all_others():
@@ -237,7 +237,7 @@ def test_timeouts_without_distributed_are_a_user_error(tmp_path, capsys):
 PEER = """
 import os, sys, time
 from trainer.train import peers as module
-from trainer.train.rendezvous import connect
+from trainer.train.peers import connect
 
 module._GRACE, module._GRACE_AFTER_ERROR, module._SUSPENDED = 1, 1, 2
 index = int(os.environ["JAX_PROCESS_ID"])
@@ -334,9 +334,9 @@ def test_a_process_that_ends_waits_until_its_last_message_is_read():
         accepted, _ = server.accept()
     with other, accepted:
         other.sendall(b"\n")
-        one = connection.Connection(accepted, 1)
+        one = peers.Connection(accepted, 1)
         one.send({"gone": "why"})
-        ending = threading.Thread(target=connection.finish, args=([one], BOUND))
+        ending = threading.Thread(target=peers.finish, args=([one], BOUND))
         ending.start()
         ending.join(0.2)
         assert ending.is_alive()
@@ -350,9 +350,7 @@ def test_a_process_that_ends_waits_until_its_last_message_is_read():
 def test_a_process_that_ends_does_not_wait_for_one_that_hangs():
     one, hanging = socket.socketpair()
     with one, hanging:
-        ending = threading.Thread(
-            target=connection.finish, args=([connection.Connection(one, 1)], 0.1)
-        )
+        ending = threading.Thread(target=peers.finish, args=([peers.Connection(one, 1)], 0.1))
         ending.start()
         ending.join(BOUND)
         assert not ending.is_alive()

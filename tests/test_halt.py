@@ -13,7 +13,7 @@ import pytest
 from tests import runs
 from trainer import checkpoint
 from trainer.__main__ import main
-from trainer.train.advice import replay_command
+from trainer.train.nonfinite import replay_command
 
 pytestmark = pytest.mark.laws
 

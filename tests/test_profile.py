@@ -12,8 +12,7 @@ import pytest
 from tests import runs
 from trainer.messages import UserError
 from trainer.train import profile as profile_module
-from trainer.train.operations import Operation, _own_seconds, readable
-from trainer.train.profile import Profile
+from trainer.train.profile import Operation, Profile, _own_seconds, readable
 
 TABLE = re.compile(r" *([0-9.]+)% +([0-9.]+) ms a step  (\S.*)")
 

@@ -20,11 +20,10 @@ from trainer.engine.flops import count_flops
 from trainer.engine.loading import load
 from trainer.engine.peaks import peak_flops
 from trainer.engine.plan import make_plan
+from trainer.train import stopwatch
 from trainer.train import supply as supply_module
-from trainer.train import utilization
-from trainer.train.stopwatch import Clock, Stopwatch
+from trainer.train.stopwatch import Clock, Stopwatch, Utilization, memory_peak
 from trainer.train.supply import Supply
-from trainer.train.utilization import Utilization, memory_peak
 from trainer.writers.summary import read_summary
 
 COUNTED = "experiment.data = @unruly.counted()\n"
@@ -137,9 +136,9 @@ def test_the_utilization_is_that_of_the_formula(tmp_path, monkeypatch):
     class Device:
         device_kind = "NVIDIA H200"
 
-    real = utilization.peak_of
+    real = stopwatch.peak_of
     monkeypatch.setattr(
-        utilization, "peak_of", lambda devices, precision: real([Device] * 2, precision)
+        stopwatch, "peak_of", lambda devices, precision: real([Device] * 2, precision)
     )
     made = program(tmp_path, COUNTED, "precision=mixed")
     row = Utilization(made).row(5.0)
@@ -154,7 +153,7 @@ def test_the_utilization_is_that_of_the_formula(tmp_path, monkeypatch):
     assert row["perf/tokens_per_second"] == 4000
     plain = Utilization(program(tmp_path)).row(5.0)
     assert plain.keys() == {"perf/mfu", "perf/memory_peak_bytes"}
-    monkeypatch.setattr(utilization, "peak_of", real)
+    monkeypatch.setattr(stopwatch, "peak_of", real)
     assert Utilization(made).row(5.0).keys() == {"perf/tokens_per_second", "perf/memory_peak_bytes"}
 
 
@@ -206,7 +205,7 @@ def test_the_memory_of_a_device_that_cannot_say_it_is_that_of_the_process():
 
 IN_A_PROCESS = """
 import numpy as np
-from trainer.train.utilization import memory_peak
+from trainer.train.stopwatch import memory_peak
 
 class Device:
     def memory_stats(self):

@@ -20,7 +20,7 @@ from tests import runs
 from trainer import checkpoint
 from trainer.__main__ import main
 from trainer.checkpoint import reading, writing
-from trainer.train.consensus import calls_to_next_sync
+from trainer.train.multihost import calls_to_next_sync
 
 pytestmark = pytest.mark.laws
 

@@ -14,7 +14,7 @@ from trainer import config as configs
 from trainer.__main__ import main
 from trainer.sweep.lockstep import Lockstep
 from trainer.sweep.outcome import read_outcome
-from trainer.train.results import Results
+from trainer.train.rows import Results
 from trainer.writers import read_metrics
 from trainer.writers.summary import Best, Summary, read_summary
 

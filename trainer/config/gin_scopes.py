@@ -6,8 +6,10 @@ below it; `@fn()` inherits the scope. A macro is a function of one argument: the
 is evaluated in a scope with the name of the macro. `@fn` is called by the function that receives
 it, in the scope of that function.
 
-`Table` looks up which binding applies, `resolve` makes the tree, and `UnusedBindings` finds the
-bindings that nothing reads, and decides which of them are mistakes.
+A binding that nothing reads is not a mistake if another one overrides it, or if it is in an
+included file and for a function that the config never calls. It is one if it is in a file of the
+command line, or in an option, and its function is never called; if its function is called, but
+never in its scope; or if it defines a macro that no binding names.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -20,8 +20,8 @@ from trainer.train.hooks import Hooks
 from trainer.train.loop import Loop
 from trainer.train.nonfinite import NonFiniteLog
 from trainer.train.restoring import with_hyperparams
-from trainer.train.results import Results
 from trainer.train.rollback import GoBack, RollbackLog
+from trainer.train.rows import Results
 from trainer.train.services import Ended, Halted
 from trainer.train.stopwatch import Clock
 from trainer.train.watchdog import Watchdog

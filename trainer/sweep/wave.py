@@ -41,8 +41,8 @@ from trainer.sweep.plan import Trial
 from trainer.sweep.turn import asked_writers
 from trainer.sweep.wave_check import check_folder, check_rows
 from trainer.train.restoring import restore_of, to_save
-from trainer.train.results import Results
 from trainer.train.rollback import MOST_ROLLBACKS, read_rollbacks
+from trainer.train.rows import Results
 from trainer.train.run import Run
 from trainer.train.runtime import use_openblas_threads
 from trainer.train.services import Ended

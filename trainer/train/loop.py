@@ -1,21 +1,26 @@
-"""Runs a program: asks for blocks of steps, writes metrics, evaluates and saves, in this order."""
+"""Runs a program: asks for blocks of steps, writes metrics, evaluates and saves, in this order.
+
+`Boundaries` says where a block must end and what follows it, and `Saves` saves no state that is
+ahead of what the files of the run say.
+"""
 
 import contextlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from typing import NamedTuple
 
 import jax
 
 from trainer.engine.program import Program
 from trainer.engine.step import State
 from trainer.messages import DONE, FAILED, STOPPED, UserError, plural
-from trainer.train.advice import advise, replay_command
-from trainer.train.boundaries import Boundaries
 from trainer.train.evaluations import Evaluations
 from trainer.train.hooks import At, Hooks, called_at
 from trainer.train.multihost import broadcast_from_host0, raise_on_all
-from trainer.train.nonfinite import NonFiniteLog, describe
+from trainer.train.nonfinite import NonFiniteLog, advise, describe, replay_command
 from trainer.train.pending import CheckedBlock, PendingBlocks
+from trainer.train.restoring import to_save
 from trainer.train.rollback import (
     MOST_ROLLBACKS,
     Counters,
@@ -25,11 +30,9 @@ from trainer.train.rollback import (
     counters_of,
     go_back,
 )
-from trainer.train.saves import Saves
 from trainer.train.services import Blocks, Consensus, Ended, Halted, Observer, StateKeeper
-from trainer.train.stopwatch import Clock, Stopwatch
+from trainer.train.stopwatch import Clock, Stopwatch, Utilization
 from trainer.train.supply import Supply
-from trainer.train.utilization import Utilization
 from trainer.train.watchdog import Watchdog
 from trainer.writers import MultiWriter
 
@@ -296,3 +299,177 @@ class Loop:
     def _failed(self, step: int, why: str) -> Ended:
         self.log(why)
         return Ended("failed", FAILED, step, why)
+
+
+class Due(NamedTuple):
+    """What follows a block.
+
+    Attributes:
+        log: a row of training metrics.
+        hooks: the user's functions of log steps.
+        evaluate: an evaluation.
+        save: a checkpoint.
+        rollback: the counters of a rollback replace those of the state.
+        wait: whether all steps must be checked first.
+    """
+
+    log: bool
+    hooks: bool
+    evaluate: bool
+    save: bool
+    rollback: bool
+    wait: bool
+
+    @property
+    def check(self) -> bool:
+        """Whether to check the parameters after the block."""
+        return self.log or self.evaluate or self.save
+
+
+class Boundaries:
+    """The steps after which the host does something.
+
+    Args:
+        program: the compiled experiment.
+        rollback_log: the rollbacks to which the run comes.
+        until: stop after this step; None for the last step.
+
+    Attributes:
+        end: the step to stop after.
+    """
+
+    def __init__(self, program: Program, rollback_log: RollbackLog, until: int | None = None):
+        self._experiment = program.experiment
+        self._rollback_log = rollback_log
+        # The check of the parameters runs collectives, too, which must not be in flight with those
+        # of the next steps.
+        self._wait_for_logs = program.simulated
+        self.end = min(self._experiment.steps, until or self._experiment.steps)
+
+    def steps_to_next(self, step: int, most: int) -> int:
+        """Returns the number of steps of the next block.
+
+        Args:
+            step: finished steps.
+            most: the most steps of a block.
+        """
+        experiment = self._experiment
+        every = (experiment.log_every, experiment.eval_every, experiment.save_every)
+        ends = [step + most, self.end, *(step + n - step % n for n in every)]
+        if (rollback := self._rollback_log.next_after(step)) is not None:
+            ends.append(rollback)
+        return min(ends) - step
+
+    def due(self, step: int, save_now: bool = False) -> Due:
+        """Returns what follows a block.
+
+        Args:
+            step: the last step of the block.
+            save_now: whether to save although `save_every` does not ask for it.
+        """
+        experiment = self._experiment
+        last = step == experiment.steps
+        log = last or step % experiment.log_every == 0
+        hooks = log and called_at(experiment.hooks, "log")
+        evaluate = last or step % experiment.eval_every == 0
+        save = save_now or last or step % experiment.save_every == 0 or step == self.end
+        rollback = self._rollback_log.at(step) is not None
+        wait = hooks or evaluate or save or rollback or (log and self._wait_for_logs)
+        return Due(log, hooks, evaluate, save, rollback, wait)
+
+
+class Saves:
+    """Saves a state once all that was written before it is on disk.
+
+    Args:
+        checkpoints: saves the state.
+        writer: has the metrics up to a state.
+        nonfinite_log: has the steps that are not finite.
+        rollback_log: has the rollbacks.
+        consensus: is told how long a save held up the steps.
+        watchdog: is told of each save.
+        stopped: returns a context in which the time of the steps is not measured.
+        log: takes a line for the user.
+
+    Attributes:
+        behind: why no state can be saved now; None if one can.
+    """
+
+    def __init__(
+        self,
+        checkpoints: StateKeeper,
+        writer: MultiWriter,
+        nonfinite_log: NonFiniteLog,
+        rollback_log: RollbackLog,
+        consensus: Consensus,
+        watchdog: Watchdog,
+        stopped: Callable[[], AbstractContextManager],
+        log: Callable[[str], None],
+    ):
+        self.behind: str | None = None
+        self._checkpoints, self._writer = checkpoints, writer
+        self._nonfinite_log, self._rollback_log = nonfinite_log, rollback_log
+        self._consensus, self._watchdog = consensus, watchdog
+        self._stopped, self._log = stopped, log
+
+    def save(self, state: State, step: int, metric: float | None) -> None:
+        """Saves a state, unless something before it cannot be written.
+
+        Args:
+            state: the state after a step.
+            step: that step.
+            metric: the metric that ranks its checkpoint, if it was evaluated.
+        """
+        self._watchdog.other(f"the save of step {step}")
+        start = time.perf_counter()
+        with self._stopped():
+            if self._all_written():
+                self._checkpoints.save(step, to_save(state), metric=metric)
+        self._consensus.saved(time.perf_counter() - start)
+
+    def save_last(self, state: State, step: int, metric: float | None = None) -> None:
+        """Saves a state after which the run ends, unless its checkpoint is there, and waits.
+
+        Args:
+            state: the state after a step.
+            step: that step.
+            metric: the metric that ranks its checkpoint, if it was evaluated.
+        """
+        self._checkpoints.wait()
+        if self._checkpoints.latest() != step:
+            self.save(state, step, metric)
+            self._checkpoints.wait()
+
+    @contextlib.contextmanager
+    def before_error(
+        self, state: State, step: int, metric: float | None, is_finite: Callable[[State], bool]
+    ) -> Iterator[None]:
+        """Saves a state if the data set raises UserError, such as for a file that was changed.
+
+        Several processes save together, and the error may be in one of them: they save nothing.
+
+        Args:
+            state: the state after a step.
+            step: that step.
+            metric: the metric that ranks its checkpoint, if it was evaluated.
+            is_finite: returns whether all steps so far, and the parameters of a state, are finite.
+        """
+        try:
+            yield
+        except UserError:
+            if jax.process_count() == 1 and is_finite(state):
+                self.save_last(state, step, metric)
+            raise
+
+    def _all_written(self) -> bool:
+        """Writes what must be on disk before a state; returns whether that worked.
+
+        The first of several failures is logged.
+        """
+        self._writer.flush()
+        self._nonfinite_log.flush()
+        before = self.behind
+        self.behind = self._rollback_log.flush() or self._writer.behind
+        if self.behind and not before:
+            self._log("Until then no state is saved.")
+        return broadcast_from_host0(self.behind is None)  # only process 0 has the files

@@ -1,39 +1,134 @@
-"""Opens a run's folder, restores its state or creates a new one, and calls the loop."""
+"""Opens a run's folder, restores its state or creates a new one, and calls the loop.
+
+`Run.start` is the whole of a run: it prepares the folder, `find_start` finds the state to start
+from, and `RunServices` are the files and threads that serve all attempts of the loop.
+"""
 
 import contextlib
 import dataclasses
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import jax
 
 from trainer import config as configs
+from trainer import writers
 from trainer.checkpoint import CheckpointError, Checkpoints, check_not_lost
-from trainer.config import Config
+from trainer.config import Config, wording
+from trainer.engine.experiment import Experiment
 from trainer.engine.plan import Plan, located_fingerprint, make_plan
 from trainer.engine.plan_text import render, steps_text
 from trainer.engine.program import Program
+from trainer.engine.splits import split_sizes
 from trainer.engine.step import State
-from trainer.messages import DONE, FAILED, STOPPED, UserError, plural
+from trainer.messages import DONE, FAILED, MISTAKE, STOPPED, UserError, plural
 from trainer.train import multihost, runtime
+from trainer.train.autosave import AutosavePolicy, was_killed
 from trainer.train.hooks import Hooks
 from trainer.train.loop import Loop
+from trainer.train.multihost import StopSaveConsensus
+from trainer.train.nonfinite import NonFiniteLog
 from trainer.train.profile import Advance, Profile
-from trainer.train.restoring import check_fits
-from trainer.train.rollback import GoBack
-from trainer.train.rows import MetricsError
-from trainer.train.run_services import RunServices, make_services
+from trainer.train.restoring import check_fits, restore, to_save
+from trainer.train.rollback import GoBack, RollbackLog
+from trainer.train.rows import MetricsError, Rows
 from trainer.train.services import Blocks, Ended, Halted, Observer
 from trainer.train.signals import StopSignals
-from trainer.train.starting import find_start
 from trainer.train.trained import tokenizer_text
+from trainer.train.unmoved import Unmoved
 from trainer.train.warm_start import WarmStart
 from trainer.train.watchdog import SlowLines, Watchdog
 from trainer.workdir import Workdir, WorkdirTakenOver, check_name, code, fingerprint
 from trainer.workdir.changes import config_changes, covered, listed
 from trainer.writers import RunIdentity, identity_of_run
-from trainer.writers.summary import read_summary
+from trainer.writers.lines import PREFIXES
+from trainer.writers.summary import SUMMARY_FILE, read_summary
+
+# Errors whose text is a sentence for the user.
+_EXPLAINED = (UserError, CheckpointError, MetricsError, WorkdirTakenOver)
+
+
+class RunServices(NamedTuple):
+    """What a run uses in its folder; the attributes are those of the loop."""
+
+    folder: Workdir
+    checkpoints: Checkpoints
+    consensus: StopSaveConsensus
+    nonfinite_log: NonFiniteLog
+    rollback_log: RollbackLog
+    rows: Rows
+    unmoved: Unmoved
+    experiment: Experiment
+    log: Callable[[str], None]
+
+    def summarize(self, ended: Ended) -> None:
+        """Writes summary.json.
+
+        Args:
+            ended: how the run ended.
+        """
+        text = self.rows.results.summary(ended, self.experiment).text()
+        try:
+            self.folder.write(SUMMARY_FILE, text)
+        except WorkdirTakenOver:  # another process continues the run
+            pass
+        except OSError as error:
+            self.log(f"{SUMMARY_FILE} could not be written: {error}")
+
+    def summarize_error(self, error: Exception) -> None:
+        """Writes summary.json for a run that an exception ended.
+
+        Args:
+            error: the exception.
+        """
+        code = MISTAKE if isinstance(error, UserError) else FAILED
+        explained = isinstance(error, _EXPLAINED)
+        why = " ".join(str(error).split()) if explained else wording.cause(error)
+        self.summarize(Ended("failed", code, self.rows.results.step, why))
+
+
+def make_services(
+    folder: Workdir,
+    program: Program,
+    signals: StopSignals,
+    log: Callable[[str], None],
+    identity: Callable[[], RunIdentity],
+) -> RunServices:
+    """Makes what a run needs in its folder.
+
+    Args:
+        folder: of the run, open.
+        program: of the run.
+        signals: reports when to stop.
+        log: takes a line for the user.
+        identity: returns what loggers call the run.
+    """
+    experiment = program.experiment
+    return RunServices(
+        folder=folder,
+        checkpoints=Checkpoints(
+            folder.checkpoints,
+            keep_latest=experiment.keep_latest,
+            keep_best=0 if experiment.best_metric is None else 1,
+            best_mode=experiment.best_mode,
+            # It cannot be computed again.
+            keep_always=[] if experiment.warm_start is None else [0],
+            log=log,
+            fence=folder.check_fence,
+            before_commit=folder.sync_metrics,
+        ),
+        consensus=StopSaveConsensus(
+            signals, AutosavePolicy(after_kill=was_killed(folder.run_file))
+        ),
+        nonfinite_log=NonFiniteLog(folder.path, folder.write, experiment, log),
+        rollback_log=RollbackLog(folder.path, folder.write, log),
+        rows=Rows(folder, experiment, log, identity),
+        unmoved=Unmoved(program, log),
+        experiment=experiment,
+        log=log,
+    )
 
 
 class Run:
@@ -335,3 +430,87 @@ def _compute(advance: Advance, blocks: Blocks) -> Ended | GoBack | Halted:
             block = blocks.send(advance(*block))
     except StopIteration as end:
         return end.value
+
+
+class Start(NamedTuple):
+    """Where a run starts.
+
+    Attributes:
+        state: on the devices.
+        restored: the step of the checkpoint that it was read from; None if it was created.
+        unevaluated: whether the evaluation of the restored state was interrupted.
+    """
+
+    state: State
+    restored: int | None
+    unevaluated: bool
+
+
+def find_start(
+    program: Program,
+    folder: Path,
+    checkpoints: Checkpoints,
+    rollback_log: RollbackLog,
+    warm_start: WarmStart | None,
+    log: Callable[[str], None],
+) -> Start:
+    """Restores the newest checkpoint, or creates the state before the first step.
+
+    The metrics of checkpoints that were evaluated after they were saved are read as well.
+
+    Args:
+        program: the compiled experiment.
+        folder: of the run.
+        checkpoints: of the run.
+        rollback_log: the rollbacks so far; checkpoints that are no longer on the run's path are
+            discarded.
+        warm_start: the parameters of another run for a new state; None initializes them.
+        log: takes a line for the user.
+
+    Raises:
+        CheckpointError: no checkpoint can be read, and the first state cannot be made again.
+    """
+    evaluated = _record_metrics(program.experiment, folder, checkpoints)
+    while checkpoints.latest() is not None:
+        state = restore(program, checkpoints)
+        if rollback_log.is_on_path(state):
+            step = int(state.step)
+            log(f"Restored step {step:,}.")
+            return Start(state, step, _is_unevaluated(program.experiment, evaluated, step))
+        # The previous process was killed during a rollback.
+        checkpoints.discard_after(rollback_log.newest)
+    return Start(_fresh_state(program, checkpoints, warm_start), None, False)
+
+
+def _record_metrics(experiment: Experiment, folder: Path, checkpoints: Checkpoints) -> set[int]:
+    """Returns the steps of the checkpoints that were evaluated."""
+    prefix = PREFIXES[next(iter(split_sizes(experiment.data)))]
+    kept, evaluated = set(checkpoints.steps()), set()
+    for row in writers.iterate_metrics(folder, prefix):
+        if row["step"] in kept:
+            evaluated.add(row["step"])
+            if experiment.best_row in row:
+                checkpoints.record_metric(row["step"], float(row[experiment.best_row]))
+    return evaluated
+
+
+def _is_unevaluated(experiment: Experiment, evaluated: set[int], step: int) -> bool:
+    if step == 0 or (step % experiment.eval_every and step != experiment.steps):
+        return False
+    return multihost.broadcast_from_host0(step not in evaluated)
+
+
+def _fresh_state(program: Program, checkpoints: Checkpoints, warm_start: WarmStart | None) -> State:
+    if program.experiment.warm_start and warm_start is None:
+        raise CheckpointError(
+            f"There is no checkpoint in {checkpoints.directory} that the run can go back to. "
+            "It began with a warm start, so that its first state cannot be made again: start "
+            "it in another --workdir."
+        )
+    if warm_start is None:
+        return program.init()
+    state = warm_start.first_state(program)
+    # Save it at once: the other run may be changed or removed before the next checkpoint.
+    checkpoints.save(0, to_save(state))
+    checkpoints.wait()
+    return state
