@@ -38,7 +38,7 @@ class Plan:
         self.text: str = render(plan)
 
     def __repr__(self) -> str:
-        from trainer.report.terminal_plot import draw_in_terminal
+        from trainer.report.plots import draw_in_terminal
 
         drawn = ""
         if self.schedules:

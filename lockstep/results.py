@@ -132,7 +132,7 @@ class Plot:
         save_figure(self.lines, file, self.title, *self._labels, *self._log)
 
     def __repr__(self) -> str:
-        from trainer.report.terminal_plot import draw_in_terminal
+        from trainer.report.plots import draw_in_terminal
 
         drawn = {name: line.curve for name, line in self.lines.items()}
         axes = {"log_x": self._log[0], "log_y": self._log[1]}
@@ -228,8 +228,8 @@ def plot(
     Raises:
         UserError: a run does not have the metric.
     """
-    from trainer.report.curves import describe_bands
-    from trainer.report.runs import read_lines
+    from trainer.report.plots import describe_bands
+    from trainer.report.run_results import read_lines
 
     folders = [_folder(each) for each in _listed(what)]
     lines = read_lines(folders, metric, x, smoothing, each_run=each_run)

@@ -11,16 +11,19 @@ import pytest
 
 from trainer import config as configs
 from trainer.__main__ import main
-from trainer.diagnose.compare import compare_configs, compare_fingerprints, read_side
-from trainer.diagnose.compare_programs import (
+from trainer.diagnose.compare import (
     StepProgram,
+    compare_configs,
+    compare_fingerprints,
+    compare_rows,
     count_operations,
     counts,
     lower_step,
     normalized,
+    read_side,
+    to_draw,
     unified_diff,
 )
-from trainer.diagnose.compare_rows import compare_rows, to_draw
 
 BASE = """\
 model: !models.mlp {width: 8, depth: 2}

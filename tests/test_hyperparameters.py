@@ -6,9 +6,8 @@ import pytest
 
 import optim
 from trainer.config import load
-from trainer.engine.hyperparameters import Hyperparameter, find_hyperparameters
 from trainer.engine.loading import load as load_program
-from trainer.engine.plan import make_plan
+from trainer.engine.plan import Hyperparameter, find_hyperparameters, make_plan
 from trainer.engine.plan_text import render
 
 

@@ -21,7 +21,7 @@ from optim.shampoo import shampoo
 from optim.soap import soap
 from tests.programs import keller_jordan, spectral_conv, to_flax
 from trainer.__main__ import main
-from trainer.engine.plan_matrices import find_matrices
+from trainer.engine.plan import find_matrices
 
 MHDPA = nn.MultiHeadDotProductAttention(num_heads=4, use_bias=False)
 FACTORIES = {

@@ -13,10 +13,16 @@ from matplotlib.figure import Figure
 from scipy import stats
 
 from trainer.__main__ import main
-from trainer.report.curves import Line, Points, combine, describe_bands, smooth
 from trainer.report.figures.style import style
-from trainer.report.plots import save_figure
-from trainer.report.terminal_plot import draw_in_terminal
+from trainer.report.plots import (
+    Line,
+    Points,
+    combine,
+    describe_bands,
+    draw_in_terminal,
+    save_figure,
+    smooth,
+)
 
 # Machado, Oliveira and Fernandes 2009, table 1, severity 1.0: linear RGB as people with protanopia,
 # deuteranopia and tritanopia see it. Ottosson 2020: linear RGB to OKLab.

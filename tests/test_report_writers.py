@@ -21,12 +21,10 @@ from markdown_it import MarkdownIt
 from tests.report_document import COMMAND, HOSTILE, empty, example
 from trainer.messages import UserError
 from trainer.report.document import Block, Column, Panel, Report, Table
-from trainer.report.formats.latex import latex
-from trainer.report.formats.latex_text import tex
+from trainer.report.formats.latex import latex, tex
 from trainer.report.formats.markdown import markdown
 from trainer.report.formats.tables import csv_of
-from trainer.report.replacement import replaced
-from trainer.report.write import write
+from trainer.report.write import replaced, write
 
 ROOT = Path(__file__).resolve().parent.parent
 

@@ -7,7 +7,7 @@ import pytest
 
 from tests import runs
 from trainer.__main__ import main
-from trainer.diagnose import trace
+from trainer.diagnose import verify as verifying
 
 pytestmark = pytest.mark.laws
 
@@ -79,13 +79,13 @@ def test_verify_finds_data_that_do_not_depend_on_the_step_alone(tmp_path, capsys
 def test_the_first_leaf_that_differs_is_named():
     one = {s: {"batch": "b", "leaves": {"step": str(s), "params/a": "x"}} for s in (1, 2, 3)}
     two = {s: {"batch": "b", "leaves": dict(row["leaves"])} for s, row in one.items()}
-    assert trace.first_difference(one, two) is None
+    assert verifying.first_difference(one, two) is None
     two[3]["leaves"]["step"] = two[2]["leaves"]["params/a"] = "y"
-    assert trace.first_difference(one, two) == (2, "params/a")
+    assert verifying.first_difference(one, two) == (2, "params/a")
     two[2]["batch"] = "c"
-    assert trace.first_difference(one, two) == (2, "batch")
+    assert verifying.first_difference(one, two) == (2, "batch")
     del two[1]
-    assert trace.first_difference(one, two).step == 1  # type: ignore[union-attr]
+    assert verifying.first_difference(one, two).step == 1  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize(
@@ -108,14 +108,14 @@ def test_a_trace_stays_in_its_folder_when_the_data_change_directory(tmp_path, mo
     monkeypatch.chdir(tmp_path)
     config = runs.write_config(tmp_path)
     assert runs.train(config, Path("run"), "--trace", "--until=3") == 75
-    assert sorted(trace.read_trace(tmp_path / "run")) == [1, 2, 3]
+    assert sorted(verifying.read_trace(tmp_path / "run")) == [1, 2, 3]
 
 
 def test_a_run_finds_its_checkpoint_when_the_data_change_directory(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     killed = []
     monkeypatch.setattr("os.kill", lambda *given: killed.append(given))
-    watching = trace.KillAfterCheckpoint("run", 1, 2)
+    watching = verifying.KillAfterCheckpoint("run", 1, 2)
     (tmp_path / "run" / "checkpoints" / "1").mkdir(parents=True)
     monkeypatch.chdir("/")
     watching(2, {}, None)  # type: ignore[arg-type]

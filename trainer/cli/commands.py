@@ -132,7 +132,7 @@ def _train(arguments: argparse.Namespace, read: Config, workdir: str, began: flo
 
 def _observer(arguments: argparse.Namespace, workdir: str) -> "Observer | None":
     """Returns the function that observes every block for --trace and --kill_after, or None."""
-    from trainer.diagnose.trace import KillAfterCheckpoint, Trace
+    from trainer.diagnose.verify import KillAfterCheckpoint, Trace
 
     observers = []
     if arguments.trace or arguments.trace_blocks:

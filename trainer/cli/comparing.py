@@ -9,17 +9,20 @@ from trainer import config as configs
 from trainer.cli.loading import ignore_optimizer_warnings, search_paths
 from trainer.cli.terminal import show
 from trainer.diagnose.compare import (
+    Final,
+    RowDifferences,
     Side,
     check_sides,
     compare_configs,
     compare_fingerprints,
+    compare_rows,
     read_side,
+    to_draw,
 )
-from trainer.diagnose.compare_rows import Final, RowDifferences, compare_rows, to_draw
 from trainer.messages import DONE, UserError, printable, table
 
 if TYPE_CHECKING:
-    from trainer.diagnose.compare_programs import StepProgram
+    from trainer.diagnose.compare import StepProgram
 
 _LONGEST = 200  # characters of a line of a diff in the terminal
 
@@ -118,14 +121,14 @@ def _program_lines(
 ) -> list[str]:
     if a.is_sweep:
         return ["A sweep has many programs; compare two of its trials."]
-    from trainer.diagnose import compare_programs
+    from trainer.diagnose import compare
 
     ignore_optimizer_warnings()
     programs: list[StepProgram] = []
     lines = []
     for name, side in (("A", a), ("B", b)):
         try:
-            programs.append(compare_programs.lower_step(side.config, vocabulary))
+            programs.append(compare.lower_step(side.config, vocabulary))
         except UserError as error:
             lines += f"The program of {name} cannot be built: {error}".splitlines()
     if lines:
@@ -141,10 +144,10 @@ def _program_lines(
     head = [("", "A", "B", "B - A")]
     counted = [
         (name, f"{x:,}", f"{y:,}", f"{y - x:+,}" if x != y else "0")
-        for name, x, y in compare_programs.counts(first, second)
+        for name, x, y in compare.counts(first, second)
     ]
     lines = ["The programs differ.", *table([*head, *counted], right=(1, 2, 3)), ""]
-    return lines + _diff_lines(compare_programs.unified_diff(first, second), longest, diff)
+    return lines + _diff_lines(compare.unified_diff(first, second), longest, diff)
 
 
 def _diff_lines(found: Sequence[str], longest: int, file: str | None) -> list[str]:
@@ -198,7 +201,7 @@ def _final_cells(final: Final) -> tuple[str, ...]:
 
 def _drawings(a: Side, b: Side, names: Sequence[str], metrics: Sequence[Final]) -> Iterator[str]:
     """Yields drawings of metrics of both sides, or of the side that has them."""
-    from trainer.report.terminal_plot import draw_in_terminal
+    from trainer.report.plots import draw_in_terminal
 
     known = {final.name: final for final in metrics}
     for name in names:

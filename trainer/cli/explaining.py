@@ -29,9 +29,7 @@ def run(arguments: argparse.Namespace) -> int:
     """
     from trainer.engine.plan import make_plan
     from trainer.engine.plan_text import render
-    from trainer.report.curves import Line
-    from trainer.report.plots import save_figure
-    from trainer.report.terminal_plot import draw_in_terminal
+    from trainer.report.plots import Line, draw_in_terminal, save_figure
     from trainer.train.warm_start import WarmStart
 
     read = read_config(arguments)

@@ -7,10 +7,8 @@ import numpy as np
 
 from trainer.cli.terminal import show
 from trainer.messages import DONE, UserError
-from trainer.report.curves import Line, describe_bands
-from trainer.report.plots import save_figure
-from trainer.report.runs import read_lines
-from trainer.report.terminal_plot import draw_in_terminal
+from trainer.report.plots import Line, describe_bands, draw_in_terminal, save_figure
+from trainer.report.run_results import read_lines
 
 
 def run(arguments: argparse.Namespace) -> int:

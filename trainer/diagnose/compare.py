@@ -1,12 +1,15 @@
-"""Compares two configs or runs: their configs, and what their results depend on besides.
+"""Compares two configs or runs: their configs, programs, metrics, and what else they depend on."""
 
-`compare_programs.py` compares the programs of their steps, and `compare_rows.py` their metrics.
-"""
-
+import difflib
+import math
+import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
+
+import jax
 
 from trainer import config as configs
 from trainer.config import Builder, Call, Config, ConfigError, Tree
@@ -14,9 +17,12 @@ from trainer.config.full import complete
 from trainer.config.tree import child_trees, join, same
 from trainer.config.vocabulary import RUN, SWEEP
 from trainer.config.wording import brief
+from trainer.engine.loading import load_located
+from trainer.engine.plan import make_plan
 from trainer.messages import UserError
 from trainer.workdir import check_files, compare, read_record
 from trainer.writers import read_metrics
+from trainer.writers.lines import PREFIXES
 
 _ABSENT = object()  # None is a value of a config
 _ORDER = " (order)"  # behind the path of a dict whose keys have another order
@@ -262,3 +268,255 @@ def check_sides(a: Side, b: Side) -> None:
             " they have nothing in common. Compare a trial of the sweep, or the file of an arm in"
             " the folder of the sweep, arms/."
         )
+
+
+# "stablehlo.add" is an operation, "#stablehlo.dot" an attribute of one.
+_OPERATION = re.compile(r"(?<![#\w.])(?:stablehlo|chlo)\.(\w+)|\b(call) @")
+_NO_OPERATIONS = ("return", "mesh")
+_VALUE = re.compile(r"%\w+(?:#\d+)?")  # %12, %arg3, %5#1
+_INPUT = re.compile(r"(stablehlo\.slice % \[\d+:\d+\] : )\(tensor<\d+xf\d+>\)( -> tensor<1xf\d+>)")
+_SUFFIX = re.compile(r"(@\w+?)_\d+\b")  # of the second of several functions of one name
+# Attributes that say nothing: which output takes the buffer of an argument, by its number, and that
+# no axis is sharded.
+_ATTRIBUTES = re.compile(
+    r"tf\.aliasing_output = \d+ : i32(?:, )?"
+    r"|(?:, )?sdy\.sharding = #sdy\.sharding<@mesh, \[(?:\{\}(?:, )?)*\]>"
+)
+_NO_ATTRIBUTES = re.compile(r"(?<=>) \{(?:, )?\}")
+_IN_SIGNATURE = re.compile(r"(?<=,) (?=%|tensor)|(?<=\)) (?=->)")
+
+
+@dataclass(frozen=True)
+class StepProgram:
+    """The program of a step, before it is compiled.
+
+    Attributes:
+        text: its StableHLO.
+        operations: kind -> number of operations in the text; the body of a loop counts once.
+        flops: operations of its matrix products and convolutions, loops with their lengths.
+        state_bytes: bytes of the state of a run.
+        inputs: the config paths of the floats that it takes as inputs, and their values.
+        constants: the other floats of the config that might have been inputs.
+    """
+
+    text: str
+    operations: Mapping[str, int]
+    flops: int
+    state_bytes: int
+    inputs: Mapping[str, float]
+    constants: Mapping[str, float]
+
+
+def lower_step(config: Config, vocabulary: Sequence[str] = ()) -> StepProgram:
+    """Builds the program of a step, with the floats of the config as inputs, and lowers it.
+
+    Args:
+        config: the config of a run.
+        vocabulary: further packages whose public functions the config may name.
+
+    Raises:
+        ConfigError: the config has a mistake, or does not fit the devices of this machine.
+    """
+    program = load_located(config, vocabulary)
+    plan = make_plan(program, config)
+    state = program.abstract_state()
+    text = program.trace(state).lower().as_text()
+    return StepProgram(
+        text=text,
+        operations=count_operations(text),
+        flops=plan.flops,
+        state_bytes=sum(math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(state)),
+        inputs=plan.inputs,
+        constants={path: value for path, (value, _) in plan.structure.items()},
+    )
+
+
+def count_operations(text: str) -> Mapping[str, int]:
+    """Counts the operations of a program by kind; the body of a loop counts once.
+
+    Args:
+        text: StableHLO.
+
+    Example:
+        >>> count_operations('"stablehlo.gather"(%0) <{a = #stablehlo.gather<>}> call @f(%1)')
+        Counter({'gather': 1, 'call': 1})
+    """
+    names = (kind or call for kind, call in _OPERATION.findall(text))
+    return Counter(name for name in names if name not in _NO_OPERATIONS)
+
+
+def counts(a: StepProgram, b: StepProgram) -> list[tuple[str, int, int]]:
+    """Returns what can be counted of two programs: totals, then the kinds that differ in number.
+
+    Args:
+        a: one program.
+        b: the other program.
+
+    Returns:
+        Names and the numbers of both; the kinds of which the numbers differ most come first.
+    """
+    kinds = [
+        (kind, a.operations.get(kind, 0), b.operations.get(kind, 0))
+        for kind in sorted({*a.operations, *b.operations})
+    ]
+    differing = [each for each in kinds if each[1] != each[2]]
+    return [
+        ("FLOPs", a.flops, b.flops),
+        ("state bytes", a.state_bytes, b.state_bytes),
+        ("inputs", len(a.inputs), len(b.inputs)),
+        ("operations", sum(a.operations.values()), sum(b.operations.values())),
+        *sorted(differing, key=lambda each: -abs(each[2] - each[1])),
+    ]
+
+
+def normalized(text: str) -> list[str]:
+    r"""Returns the lines of a program without names of values and numbers of functions.
+
+    An operation that is added would otherwise change the names of all values after it. Every
+    argument and result of a function has a line of its own.
+
+    Args:
+        text: StableHLO.
+
+    Example:
+        >>> normalized("func.func @f_3(%arg0: tensor<f32>, %arg1: i1) {\n  %4 = a.b %3#1 : i1")
+        ['func.func @f(%: tensor<f32>,', '%: i1) {', '% = a.b % : i1']
+    """
+    lines = []
+    for line in _NO_ATTRIBUTES.sub("", _ATTRIBUTES.sub("", text)).splitlines():
+        line = _SUFFIX.sub(r"\1", _VALUE.sub("%", line)).strip()
+        # Another number of inputs would change the lines of all of them.
+        line = _INPUT.sub(r"\1inputs\2", line)
+        lines += _IN_SIGNATURE.split(line) if line.startswith("func.func") else [line]
+    return lines
+
+
+def unified_diff(a: StepProgram, b: StepProgram) -> list[str]:
+    """Returns the lines in which two programs differ, each with one line before and after.
+
+    Args:
+        a: one program.
+        b: the other program.
+
+    Returns:
+        A unified diff of their `normalized` lines; empty if they differ only in which values their
+        operations take.
+    """
+    old, new = normalized(a.text), normalized(b.text)
+    return list(difflib.unified_diff(old, new, "A", "B", n=1, lineterm=""))
+
+
+Rows = Sequence[Mapping[str, Any]]
+
+_CLOCKED = "perf/"  # rows of equal runs differ in these
+_EVALUATIONS = tuple(PREFIXES.values())
+
+
+class Final(NamedTuple):
+    """The last values of a metric in two runs.
+
+    Attributes:
+        name: the name of the metric.
+        a: step and value in A; None if it has none.
+        b: the same in B.
+        first: the first step at which both have a value and the values differ; None if there is
+            none, or if the metric is clocked.
+    """
+
+    name: str
+    a: tuple[int, float] | None
+    b: tuple[int, float] | None
+    first: int | None
+
+
+@dataclass(frozen=True)
+class RowDifferences:
+    """How the rows of two runs differ, without what is clocked.
+
+    Attributes:
+        shared: the steps of which both runs have a row, increasing.
+        only_a: how many steps only A has a row of.
+        only_b: the same for B.
+        first: the first shared step whose rows differ; None if none do.
+        names: the metrics that differ in that row, those that only one has included.
+        metrics: the last values of every metric, those of evaluations first.
+    """
+
+    shared: tuple[int, ...]
+    only_a: int
+    only_b: int
+    first: int | None
+    names: tuple[str, ...]
+    metrics: tuple[Final, ...]
+
+    @property
+    def equal_up_to(self) -> int | None:
+        """The last shared step before the first difference; None if there is none."""
+        equal = [step for step in self.shared if self.first is None or step < self.first]
+        return equal[-1] if equal else None
+
+
+def compare_rows(a: Rows, b: Rows) -> RowDifferences:
+    """Compares the rows of two runs bit for bit.
+
+    Args:
+        a: the rows of one run, as `writers.read_metrics` returns them.
+        b: the rows of the other run.
+    """
+    old, new = ({row["step"]: row for row in rows} for rows in (a, b))
+    shared = [step for step in old if step in new]
+    found = ((step, _differing(old[step], new[step])) for step in shared)
+    first, names = next(((step, names) for step, names in found if names), (None, ()))
+    return RowDifferences(
+        tuple(shared),
+        len(old) - len(shared),
+        len(new) - len(shared),
+        first,
+        tuple(names),
+        tuple(_finals(a, b)),
+    )
+
+
+def _differing(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[str]:
+    names = dict.fromkeys(name for name in [*a, *b] if not name.startswith(_CLOCKED))
+    return [name for name in names if _bits(a.get(name)) != _bits(b.get(name))]
+
+
+def _bits(value: Any) -> str:
+    """Returns a text that is equal for equal bits: NaN equals NaN, and -0.0 differs from 0.0."""
+    return "" if value is None else repr(float(value))
+
+
+def _finals(a: Rows, b: Rows) -> list[Final]:
+    finals = []
+    for name in sorted({name for row in [*a, *b] for name in row} - {"step"}, key=_order):
+        x, y = ({row["step"]: row[name] for row in rows if name in row} for rows in (a, b))
+        differing = (step for step in x if step in y and _bits(x[step]) != _bits(y[step]))
+        first = None if name.startswith(_CLOCKED) else next(differing, None)
+        last_a, last_b = (max(values.items(), default=None) for values in (x, y))
+        finals.append(Final(name, last_a, last_b, first))
+    return finals
+
+
+def _order(name: str) -> tuple[int, str]:
+    """Sorts evaluations first and what is clocked last."""
+    ranks = [*_EVALUATIONS, "", _CLOCKED]
+    rank = next((r for r, start in enumerate(ranks) if start and name.startswith(start)), 2)
+    return rank, name
+
+
+def to_draw(finals: Sequence[Final]) -> list[str]:
+    """Returns the metrics that both runs have and whose curves say most.
+
+    Args:
+        finals: the metrics, in the order of `RowDifferences`.
+
+    Returns:
+        At most two: of the validation split, else of the test split, else the loss of training.
+    """
+    both = [each.name for each in finals if each.a and each.b]
+    for start in (*_EVALUATIONS, "train/"):
+        names = [name for name in both if name.startswith(start)]
+        if names:
+            return sorted(names, key=lambda name: name != f"{start}loss")[:2]
+    return []

@@ -13,8 +13,7 @@ from trainer.engine.contracts import Batch
 from trainer.engine.experiment import Experiment
 from trainer.engine.flops import count_flops, has_convolution
 from trainer.engine.sharding import is_simulated
-from trainer.engine.step import State
-from trainer.engine.step_metrics import StepMetrics
+from trainer.engine.step import State, StepMetrics
 
 Step = Callable[[Any, Any], tuple[Any, StepMetrics]]
 Loop = Callable[[Any, Any, Any], tuple[Any, StepMetrics]]

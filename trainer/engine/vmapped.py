@@ -16,8 +16,7 @@ import numpy as np
 
 from trainer.engine.block import Block, Computed
 from trainer.engine.program import Program
-from trainer.engine.step import State
-from trainer.engine.step_metrics import StepMetrics
+from trainer.engine.step import State, StepMetrics
 
 # A call of a LAPACK kernel in StableHLO, with the shape of its first operand.
 _LAPACK = re.compile(r"custom_call @lapack_(\w+)_ffi\(.*?: \(tensor<((?:\d+x)+)")

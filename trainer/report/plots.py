@@ -1,20 +1,175 @@
-"""Draws curves of schedules and metrics into a PNG, PDF or SVG."""
+"""Reads curves of metrics, and draws them into a PNG, PDF or SVG, or with characters."""
 
+import itertools
 import os
-from collections.abc import Mapping
+import string
+import textwrap
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+from numpy.typing import ArrayLike
 
+from trainer.config.wording import known_names
 from trainer.messages import UserError, printable
-from trainer.report.curves import Curve, Line
 from trainer.report.figures.style import Style, missing_glyphs_ignored, style
+from trainer.writers import read_metrics
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
     from matplotlib.text import Text
+
+Curve = tuple[ArrayLike, ArrayLike]  # x values, y values
+
+T_RUNS = 3  # the fewest runs with a t interval: that of two is about nine times their distance
+
+
+class Points(NamedTuple):
+    """A metric of a run.
+
+    Attributes:
+        steps: the steps at which it was written, [points], increasing.
+        x: where it is drawn, [points]: the steps, or another value of the same rows.
+        y: its values, [points].
+    """
+
+    steps: np.ndarray
+    x: np.ndarray
+    y: np.ndarray
+
+
+@dataclass(frozen=True)
+class Line:
+    """A curve of a figure, with what it was computed from.
+
+    Attributes:
+        x: where it is drawn, [points].
+        y: its values, [points].
+        low: the lower end of its band, [points]; None if it has no band.
+        high: the upper end of its band, [points]; None if it has no band.
+        faint: curves that are drawn faint behind it, as they are in metrics.jsonl.
+        runs: of how many runs it is the mean.
+    """
+
+    x: ArrayLike
+    y: ArrayLike
+    low: np.ndarray | None = None
+    high: np.ndarray | None = None
+    faint: Sequence[Curve] = ()
+    runs: int = 1
+
+    @property
+    def curve(self) -> Curve:
+        """Its x and y values."""
+        return self.x, self.y
+
+
+def read_points(workdir: str | os.PathLike[str], name: str, x: str = "step") -> Points:
+    """Reads one metric of a run.
+
+    Args:
+        workdir: the run's folder.
+        name: of the metric, such as "eval/accuracy".
+        x: another name in the rows, such as "epochs"; rows that lack it are left out.
+
+    Raises:
+        ValueError: the folder has no metrics, or none of one of these names.
+    """
+    file = Path(workdir) / "metrics.jsonl"
+    if not file.is_file():
+        raise ValueError(f"{workdir} has no metrics.jsonl; name the folder of a run.")
+    # Without what no run writes, such as text in a file that was edited.
+    rows = [
+        {key: value for key, value in row.items() if isinstance(value, int | float)}
+        for row in read_metrics(file)
+    ]
+    for key in (name, x):
+        if not any(key in row for row in rows):
+            names = sorted({key for row in rows for key in row} - {"step"})
+            has = known_names(key, names, "It has") if names else "It has no rows."
+            raise ValueError(f"{file} has no metric {key!r}. {has}")
+    found = [(row["step"], row[x], row[name]) for row in rows if name in row and x in row]
+    if not found:
+        raise ValueError(f"{file} has no row with both {name!r} and {x!r}.")
+    steps, at, values = zip(*found, strict=True)
+    return Points(np.asarray(steps), np.asarray(at, float), np.asarray(values, float))
+
+
+def smooth(values: ArrayLike, weight: float) -> np.ndarray:
+    """Returns the debiased exponential moving mean of values.
+
+    It is the mean of all values so far, with weights that fall by the factor `weight` from each to
+    the one before: without a start value whose trace would have to fade.
+
+    Args:
+        values: the values, [points]. One that is not finite stays, and counts in no mean.
+        weight: at least 0, where nothing changes, and below 1.
+
+    Example:
+        >>> smooth([1.0, 1.0, 4.0], 0.5).round(3).tolist()
+        [1.0, 1.0, 2.714]
+    """
+    smoothed = np.array(values, float)
+    total = count = 0.0
+    for index in np.flatnonzero(np.isfinite(smoothed)):
+        total = weight * total + (1 - weight) * smoothed[index]
+        count = weight * count + (1 - weight)
+        smoothed[index] = total / count
+    return smoothed
+
+
+def combine(runs: Sequence[Points], smoothing: float = 0.0) -> Line:
+    """Returns the curve of a run, or the mean of several with a band.
+
+    The band is the 95% t interval of the mean for three runs or more, and from the smallest to
+    the largest value for two. There are points at the steps that all runs have; their x is the
+    mean of those of the runs, which differ if they are clocked.
+
+    Args:
+        runs: at least one.
+        smoothing: the weight with which every run is smoothed first; see `smooth`.
+    """
+    faint = [(run.x, run.y) for run in runs]
+    smoothed = [run._replace(y=smooth(run.y, smoothing)) for run in runs]
+    if len(runs) == 1:
+        return Line(runs[0].x, smoothed[0].y, faint=faint if smoothing else ())
+    shared = set(runs[0].steps.tolist()).intersection(*(run.steps.tolist() for run in runs[1:]))
+    steps = np.array(sorted(shared), int)
+    at = [np.searchsorted(run.steps, steps) for run in runs]
+    x = np.mean([run.x[index] for run, index in zip(runs, at, strict=True)], axis=0)
+    y = np.stack([run.y[index] for run, index in zip(smoothed, at, strict=True)])  # [runs, points]
+    with np.errstate(invalid="ignore"):  # infinite values have no mean and no band
+        low, high = _band(y)
+        return Line(x, y.mean(0), low, high, faint, len(runs))
+
+
+def _band(y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    if len(y) < T_RUNS:
+        return y.min(0), y.max(0)
+    from scipy.special import stdtrit  # which takes less than scipy.stats to import
+
+    half = stdtrit(len(y) - 1, 0.975) * y.std(0, ddof=1) / np.sqrt(len(y))
+    return y.mean(0) - half, y.mean(0) + half
+
+
+def describe_bands(lines: Iterable[Line]) -> str:
+    """Returns what the bands of lines are, such as "band: 95% t interval of the mean".
+
+    Args:
+        lines: the lines; those without a band are ignored. Without any band, the text is "".
+    """
+    kinds = {
+        "95% t interval of the mean"
+        if line.runs >= T_RUNS
+        else "from the smaller to the larger of 2"
+        for line in lines
+        if line.low is not None
+    }
+    return f"band: {', or '.join(sorted(kinds))}" if kinds else ""
+
 
 FORMATS = ("png", "pdf", "svg")
 
@@ -165,3 +320,121 @@ def _add_legend(figure: "Figure", names: list[str]) -> None:
     # Otherwise the constrained layout takes the width from the axes.
     extent = legend.get_window_extent()
     figure.set_size_inches(7 + max(0.0, extent.width / figure.dpi - 0.5), 4)
+
+
+# One for each curve; with more curves they repeat.
+_MARKS = "*o+x#@%&" + string.ascii_letters.replace("o", "").replace("x", "")
+_MOST_NAMES = 24  # names below the drawing
+
+
+def draw_in_terminal(
+    curves: Mapping[str, Curve],
+    title: str,
+    width: int = 60,
+    height: int = 10,
+    log_x: bool = False,
+    log_y: bool = False,
+) -> str:
+    """Draws curves with characters, with another character for each curve.
+
+    Both axes fit what is drawn: points that are finite, and positive on a logarithmic axis. Between
+    the points of a curve, values are interpolated.
+
+    Args:
+        curves: name -> (x, y), arrays of equal length; at least one.
+        title: the text above the drawing.
+        width: columns of the drawing, without the labels.
+        height: rows of the drawing.
+        log_x: whether the x axis is logarithmic.
+        log_y: whether the y axis is logarithmic.
+
+    Returns:
+        Lines of plain text; the last ends with a newline.
+
+    Example:
+        >>> print(draw_in_terminal({"a": ([1, 2], [10, 20])}, "b", width=5, height=5), end="")
+        b
+                20 |    *
+              17.5 |   *
+                15 |  *
+              12.5 | *
+                10 |*
+                   +-----
+                    1   2
+          * a
+    """
+    points = [_scaled(curve, log_x, log_y) for curve in curves.values()]
+    left, right = _ends([x[np.isfinite(y)] for x, y in points])
+    columns = np.linspace(left, right, width)
+    drawn = [_interpolated(x, y, columns) for x, y in points]
+    low, high = _ends(drawn)
+    if low == high:  # the middle of an axis around it
+        low, high = low - (0.05 * abs(low) or 0.05), high + (0.05 * abs(high) or 0.05)
+    grid = [[" "] * width for _ in range(height)]  # [row from the top][column]
+    # The first curve last, so that it hides the others where they meet.
+    for mark, values in reversed([*zip(itertools.cycle(_MARKS), drawn, strict=False)]):
+        for column in np.flatnonzero(np.isfinite(values)):
+            grid[round((high - values[column]) / (high - low) * (height - 1))][column] = mark
+    labels = _labels(np.linspace(high, low, height), log_y)
+    rows = [
+        f"{label:>10} |{''.join(cells).rstrip()}" for label, cells in zip(labels, grid, strict=True)
+    ]
+    first, last = _labels(np.array([left, right]), log_x)
+    foot = f"{first:<{width // 2}}{last:>{width - width // 2}}"
+    lines = [title, *rows, " " * 11 + "+" + "-" * width, " " * 12 + foot, *_legend(list(curves))]
+    return "\n".join(lines) + "\n"
+
+
+def _scaled(curve: Curve, log_x: bool, log_y: bool) -> tuple[np.ndarray, np.ndarray]:
+    """Returns a curve as it lies on the axes; values that cannot be drawn are NaN."""
+    x, y = (np.array(values, float) for values in curve)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        x, y = np.log10(x) if log_x else x, np.log10(y) if log_y else y
+    y[~np.isfinite(y)] = np.nan
+    kept = np.isfinite(x)
+    order = np.argsort(x[kept], kind="stable")
+    return x[kept][order], y[kept][order]
+
+
+def _ends(arrays: Sequence[np.ndarray]) -> tuple[float, float]:
+    values = np.concatenate(arrays)
+    values = values[np.isfinite(values)]
+    return (float(values.min()), float(values.max())) if len(values) else (0.0, 0.0)
+
+
+def _interpolated(x: np.ndarray, y: np.ndarray, columns: np.ndarray) -> np.ndarray:
+    """Returns the values of a curve at the columns, NaN where it has none."""
+    if not len(x) or columns[0] == columns[-1]:  # in one point, the first column is enough
+        return y[np.isfinite(y)][:1]
+    values = np.interp(columns, x, y, left=np.nan, right=np.nan)
+    # A point between values that are not finite is nowhere on an interpolated line.
+    for at, value in zip(x, y, strict=True):
+        nearest = int(np.abs(columns - at).argmin())
+        if np.isfinite(value) and not np.isfinite(values[nearest]):
+            values[nearest] = value
+    return values
+
+
+def _labels(values: np.ndarray, log: bool) -> list[str]:
+    """Returns numbers with as many digits as it takes to tell them apart, 3 to 8."""
+    size = np.abs(values).max()
+    values = 10**values if log else np.where(np.abs(values) < 1e-9 * size, 0.0, values)
+    texts: list[str] = []
+    for digits in range(3, 9):
+        texts = [f"{value:.{digits}g}" for value in values]
+        if len(set(texts)) == len(set(values.tolist())):
+            break
+    return texts
+
+
+def _legend(names: Sequence[str]) -> list[str]:
+    """Returns lines with the mark of each curve, or of the first of many."""
+    shown = [f"{mark} {name}" for mark, name in zip(itertools.cycle(_MARKS), names, strict=False)][
+        : _MOST_NAMES if len(names) > _MOST_NAMES else None
+    ]
+    if len(names) > len(shown):
+        shown.append(f"and {len(names) - len(shown)} more")
+    # Names contain spaces, at which their lines must not be broken.
+    joined = "   ".join(each.replace(" ", "\0") for each in shown)
+    lines = textwrap.wrap(joined, 78, break_long_words=False, break_on_hyphens=False)
+    return [f"  {line}".replace("\0", " ") for line in lines]

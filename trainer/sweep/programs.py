@@ -31,8 +31,7 @@ from trainer.config.wording import brief, known_names, listing
 from trainer.engine import memory
 from trainer.engine.experiment import Experiment, build_experiment
 from trainer.engine.loading import load_located
-from trainer.engine.plan import located, make_plan
-from trainer.engine.plan_matrices import find_matrices
+from trainer.engine.plan import find_matrices, located, make_plan
 from trainer.engine.program import Program
 from trainer.engine.splits import smaller_is_better, split_sizes
 from trainer.engine.vmapped import batched_kernels

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from trainer.engine.contracts import Batch
-from trainer.engine.losses import compute_losses
+from trainer.engine.metrics import compute_losses
 from trainer.engine.program import Program
 from trainer.engine.step import apply_model
 

@@ -8,8 +8,7 @@ import jax
 import numpy as np
 
 from trainer.engine.program import Program
-from trainer.engine.step import State
-from trainer.engine.step_metrics import StepMetrics
+from trainer.engine.step import State, StepMetrics
 
 
 class _Pending(NamedTuple):

@@ -5,9 +5,8 @@ from collections.abc import Sequence
 from urllib.parse import quote
 
 from trainer.report.document import Cell, Column, Figure, Table, text_of
-from trainer.report.figures.shapes import MARKERS, marker, sample, xml
 from trainer.report.figures.style import style
-from trainer.report.figures.svg import svg
+from trainer.report.figures.svg import MARKERS, marker, sample, svg, xml
 from trainer.report.html.selection import embedded, figure_data
 
 _MANY = 8  # columns that stand closer together

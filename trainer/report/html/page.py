@@ -11,8 +11,8 @@ from importlib.resources import files
 from itertools import count
 
 from trainer.report.document import Block, Cell, Panel, Report, Table, Trials, text_of
-from trainer.report.figures.shapes import xml
 from trainer.report.figures.style import style
+from trainer.report.figures.svg import xml
 from trainer.report.html.elements import aligned, arm_name, figure, link, marks, prose, row, table
 from trainer.report.html.selection import embedded, trials_data
 

@@ -5,8 +5,8 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from trainer.messages import plural
-from trainer.report.curves import Line, Points, combine, describe_bands
 from trainer.report.document import Axis, Block, Cell, Column, Figure, Series, Table
+from trainer.report.plots import Line, Points, combine, describe_bands
 from trainer.report.results import Curve, Result, Workload
 from trainer.report.spaces import spans_decades
 

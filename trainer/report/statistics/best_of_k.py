@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from trainer.report.statistics.samples import direction, lower_is_better
+from trainer.report.statistics.estimates import direction, lower_is_better
 
 
 def expected_best(values: ArrayLike, better: str = "min") -> NDArray[np.float64]:

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from trainer.report.statistics.samples import direction
+from trainer.report.statistics.estimates import direction
 
 LEVEL = 0.05  # of all claims of a report together
 PLANNED_LEVEL, _LATER = 0.04, 0.01  # its parts

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from numpy.typing import ArrayLike
 
-from trainer.report.statistics.samples import sample, spread
+from trainer.report.statistics.estimates import sample, spread
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike
 
-from trainer.report.statistics.samples import spread
+from trainer.report.statistics.estimates import spread
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from trainer.report.statistics.samples import lower_is_better
+from trainer.report.statistics.estimates import lower_is_better
 
 # What counts as an improvement that matters, as the paper recommends.
 MEANINGFUL = 0.75

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from trainer.report.statistics.decide import limit_of_e, limit_of_t
-from trainer.report.statistics.samples import sample, spread
+from trainer.report.statistics.estimates import sample, spread
 
 # An effect that needs more seeds than this is called undecidable.
 MOST_SEEDS = 10_000

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from trainer.report.statistics.samples import direction, sample
+from trainer.report.statistics.estimates import direction, sample
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ import math
 import numpy as np
 from numpy.typing import ArrayLike
 
-from trainer.report.statistics.samples import sample
+from trainer.report.statistics.estimates import sample
 
 # A best value in the outermost part of the range counts as lying on its edge.
 _EDGE = 0.05
