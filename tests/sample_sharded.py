@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from trainer import models
-from trainer.data.byte_tokenizer import ByteTokenizer
+from trainer.data.tokenizer import ByteTokenizer
 from trainer.engine.generation import Continuation, Sampling, encode_prompt
 from trainer.engine.sharding import make_mesh, param_shardings
 

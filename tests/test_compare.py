@@ -12,16 +12,18 @@ import pytest
 from trainer import config as configs
 from trainer.__main__ import main
 from trainer.diagnose.compare import (
-    StepProgram,
     compare_configs,
     compare_fingerprints,
     compare_rows,
+    read_side,
+    to_draw,
+)
+from trainer.diagnose.compare_programs import (
+    StepProgram,
     count_operations,
     counts,
     lower_step,
     normalized,
-    read_side,
-    to_draw,
     unified_diff,
 )
 

@@ -18,8 +18,7 @@ import scipy.stats
 from tests import runs
 from trainer import checkpoint
 from trainer.__main__ import main
-from trainer.data.byte_tokenizer import ByteTokenizer
-from trainer.data.tokenizer import train_bpe
+from trainer.data.tokenizer import ByteTokenizer, train_bpe
 from trainer.engine.generation import (
     Continuation,
     Sampling,

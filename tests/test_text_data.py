@@ -16,9 +16,10 @@ import pytest
 
 from tests import runs
 from trainer import data
-from trainer.data import documents, prepare, shakespeare, shards, tokenizer
-from trainer.data.byte_tokenizer import ByteTokenizer
-from trainer.data.documents import divide, find_documents, read_parts
+from trainer.data import prepare, shakespeare, shards, tokenizer
+from trainer.data import text as texts
+from trainer.data.text import divide, find_documents, read_parts
+from trainer.data.tokenizer import ByteTokenizer
 
 WORDS = "the quick brown fox jumps over the lazy dog while the dog sleeps\n"
 ODD = "né 学 🦊\n\n  the <|endoftext|> fox's\x00\t12345 \r\n"
@@ -328,13 +329,13 @@ def test_files_are_read_as_few_times_as_the_tokens_need(
 
 
 def count_reads(monkeypatch: pytest.MonkeyPatch) -> collections.Counter[str]:
-    read, counts = documents._read, collections.Counter[str]()
+    read, counts = texts._read, collections.Counter[str]()
 
     def counted(path: str) -> bytes:
         counts[path] += 1
         return read(path)
 
-    monkeypatch.setattr(documents, "_read", counted)
+    monkeypatch.setattr(texts, "_read", counted)
     return counts
 
 
@@ -342,7 +343,7 @@ def test_files_that_have_not_changed_are_not_read_again(
     tmp_path: Path, kept: Path, monkeypatch: pytest.MonkeyPatch
 ):
     books(tmp_path)
-    monkeypatch.setattr(documents, "_RACY", -(10**10))  # as if they had been written long ago
+    monkeypatch.setattr(texts, "_RACY", -(10**10))  # as if they had been written long ago
     fingerprint = data.text("books").fingerprint
     counts = count_reads(monkeypatch)
     assert data.text("books").fingerprint == fingerprint and not counts
@@ -369,7 +370,7 @@ def test_a_damaged_or_unwritable_record_of_unchanged_files_does_no_harm(
     tmp_path: Path, kept: Path, monkeypatch: pytest.MonkeyPatch
 ):
     books(tmp_path)
-    monkeypatch.setattr(documents, "_RACY", -(10**10))
+    monkeypatch.setattr(texts, "_RACY", -(10**10))
     fingerprint = data.text("books").fingerprint
     (record,) = (kept / "text" / ".unchanged").iterdir()
     for content in (b"", b"zz", b"\xff" * 64, record.read_bytes()[:-1]):

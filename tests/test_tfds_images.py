@@ -19,7 +19,7 @@ from scipy import stats
 
 from tests import photos_builder
 from trainer import data
-from trainer.data import crops, prepare_tfds
+from trainer.data import images, prepare_tfds
 from trainer.data.folders import prepare_aside
 from trainer.data.image_stream import ImageStream
 from trainer.data.images import Pixels
@@ -33,8 +33,8 @@ tfds_images = importlib.import_module("trainer.data.tfds_images")
 
 
 def boxes(width: int, height: int, count: int, min_area: float = 0.08) -> np.ndarray:
-    words = random_words(0, 0, 1, count * crops.WORDS).reshape(count, crops.WORDS).tolist()
-    return np.array([crops.random_box(each, width, height, min_area) for each in words])
+    words = random_words(0, 0, 1, count * images.WORDS).reshape(count, images.WORDS).tolist()
+    return np.array([images.random_box(each, width, height, min_area) for each in words])
 
 
 def drawn(width: int, height: int, count: int) -> np.ndarray:
@@ -79,14 +79,14 @@ def test_an_image_that_no_crop_fits_is_cropped_at_its_center(size: tuple, box: t
 
 def test_a_training_image_is_a_resized_part_and_mirrored_by_the_first_word():
     image = Image.fromarray(photos_builder.picture(3))
-    words = random_words(5, 0, 1, crops.WORDS).tolist()
-    part = image.crop(crops.random_box(words, *image.size, 0.08)).resize((16, 16), 2)
+    words = random_words(5, 0, 1, images.WORDS).tolist()
+    part = image.crop(images.random_box(words, *image.size, 0.08)).resize((16, 16), 2)
     for first, flip, mirrored in (
         (2**63, True, True),
         (2**63 - 1, True, False),
         (-1, False, False),
     ):
-        found = np.asarray(crops.crop_at_random(image, [first, *words[1:]], 16, 0.08, flip))
+        found = np.asarray(images.crop_at_random(image, [first, *words[1:]], 16, 0.08, flip))
         expected = np.asarray(part)[:, ::-1] if mirrored else np.asarray(part)
         np.testing.assert_array_equal(found, expected)
 
@@ -98,7 +98,7 @@ def test_an_evaluation_image_is_the_center_of_the_resized_one(size: tuple[int, i
     short = min(size)
     resized = image.resize((256 * size[0] // short, 256 * size[1] // short), 2)
     left, top = (resized.width - 224) // 2, (resized.height - 224) // 2
-    found = crops.crop_center(image, 224)
+    found = images.crop_center(image, 224)
     assert found.size == (224, 224)
     np.testing.assert_array_equal(found, np.asarray(resized)[top : top + 224, left : left + 224])
     # The center of the image stays in the center.
@@ -173,7 +173,7 @@ def test_element_spec_and_scaling_are_those_of_the_batches():
     assert spec == {key: (value.shape, value.dtype) for key, value in batch.items()}
     assert spec["image"] == ((4, 8, 8, 3), np.float32)
     assert -1 <= batch["image"].min() < -0.5 and 0.5 < batch["image"].max() <= 1
-    image = np.asarray(crops.crop_center(Image.fromarray(photos_builder.picture(100)), 8))
+    image = np.asarray(images.crop_center(Image.fromarray(photos_builder.picture(100)), 8))
     evaluated = next(dataset.evaluate())["image"][0]
     np.testing.assert_allclose(evaluated, image / 127.5 - 1, atol=1e-6)
 
@@ -330,7 +330,7 @@ def test_the_records_of_tfds_are_served(photos: Path):
     expected = {}
     for number in range(7):
         encoded, label = photos_builder.encoded(number, "validation")
-        image = crops.crop_center(Image.open(io.BytesIO(encoded)), 16)
+        image = images.crop_center(Image.open(io.BytesIO(encoded)), 16)
         expected[(np.asarray(image, np.float32) * np.float32(1 / 127.5) - 1).tobytes()] = label
     found = {}
     for batch in dataset.evaluate():

@@ -22,7 +22,7 @@ from trainer.diagnose.compare import (
 from trainer.messages import DONE, UserError, printable, table
 
 if TYPE_CHECKING:
-    from trainer.diagnose.compare import StepProgram
+    from trainer.diagnose.compare_programs import StepProgram
 
 _LONGEST = 200  # characters of a line of a diff in the terminal
 
@@ -121,14 +121,14 @@ def _program_lines(
 ) -> list[str]:
     if a.is_sweep:
         return ["A sweep has many programs; compare two of its trials."]
-    from trainer.diagnose import compare
+    from trainer.diagnose import compare_programs
 
     ignore_optimizer_warnings()
     programs: list[StepProgram] = []
     lines = []
     for name, side in (("A", a), ("B", b)):
         try:
-            programs.append(compare.lower_step(side.config, vocabulary))
+            programs.append(compare_programs.lower_step(side.config, vocabulary))
         except UserError as error:
             lines += f"The program of {name} cannot be built: {error}".splitlines()
     if lines:
@@ -144,10 +144,10 @@ def _program_lines(
     head = [("", "A", "B", "B - A")]
     counted = [
         (name, f"{x:,}", f"{y:,}", f"{y - x:+,}" if x != y else "0")
-        for name, x, y in compare.counts(first, second)
+        for name, x, y in compare_programs.counts(first, second)
     ]
     lines = ["The programs differ.", *table([*head, *counted], right=(1, 2, 3)), ""]
-    return lines + _diff_lines(compare.unified_diff(first, second), longest, diff)
+    return lines + _diff_lines(compare_programs.unified_diff(first, second), longest, diff)
 
 
 def _diff_lines(found: Sequence[str], longest: int, file: str | None) -> list[str]:

@@ -2,8 +2,9 @@
 
 import argparse
 
-from trainer.cli import report_options, run_options, sweep_options, values, viewing_options
+from trainer.cli import sweep_options, values
 from trainer.parser import Parser
+from trainer.report import FORMATS
 
 
 def parser() -> argparse.ArgumentParser:
@@ -36,20 +37,16 @@ def parser() -> argparse.ArgumentParser:
     explain = commands.add_parser(
         "explain", parents=[config], help="print what the config means for every parameter"
     )
-    viewing_options.add_figure(explain, "also draw the schedules into a file")
+    add_figure(explain, "also draw the schedules into a file")
     explain.add_argument(
         "--compile",
         action="store_true",
         help="also compile the step, which is not run, and print the time and the memory it takes",
     )
-    viewing_options.add_plot(
-        commands.add_parser("plot", help="draw a metric of runs, or of a sweep")
-    )
-    report_options.add(
-        commands.add_parser("report", help="compare the arms of sweeps, or runs, on one page")
-    )
+    add_plot(commands.add_parser("plot", help="draw a metric of runs, or of a sweep"))
+    add(commands.add_parser("report", help="compare the arms of sweeps, or runs, on one page"))
     compare = commands.add_parser("compare", help="show how two configs or runs differ")
-    viewing_options.add_compare(compare)
+    add_compare(compare)
     _search_paths(compare)
     _vocabulary(compare)
     work = sweep_options.add(
@@ -71,7 +68,7 @@ def parser() -> argparse.ArgumentParser:
             "replay", help="repeat one step and name the first operation whose result is not finite"
         )
     )
-    export = run_options.add_checkpoint(
+    export = add_checkpoint(
         commands.add_parser("checkpoint", help="list, check, compare or export checkpoints")
     )
     _vocabulary(export)
@@ -85,7 +82,7 @@ def parser() -> argparse.ArgumentParser:
     )
     _vocabulary(schema)
     sample = commands.add_parser("sample", help="continue a text with the model of a run")
-    run_options.add_sample(sample)
+    add_sample(sample)
     _vocabulary(sample)
     return parser
 
@@ -236,3 +233,228 @@ def _replay(replay: argparse.ArgumentParser) -> None:
         help="counted from 1; default the last one in WORKDIR/nonfinite.json",
     )
     _vocabulary(replay)
+
+
+def add_checkpoint(checkpoint: argparse.ArgumentParser) -> argparse.ArgumentParser:
+    """Adds the actions of `checkpoint` and their options.
+
+    Args:
+        checkpoint: the parser of the command.
+
+    Returns:
+        The parser of `checkpoint export`, which still lacks --vocabulary.
+    """
+    actions = checkpoint.add_subparsers(dest="action", metavar="action", required=True)
+    listing = actions.add_parser("ls", help="list the checkpoints of a run")
+    check = actions.add_parser("check", help="read every leaf and compare its checksum")
+    check.add_argument(
+        "--step", type=values.step, metavar="N", help="only the checkpoint of this step"
+    )
+    diff = actions.add_parser("diff", help="name the leaves in which two checkpoints differ")
+    export = actions.add_parser("export", help="write parameters as a safetensors file")
+    for action in (listing, check, diff, export):
+        action.add_argument("workdir", type=values.folder, metavar="WORKDIR", help="a run's folder")
+    diff.add_argument(
+        "other", nargs="?", type=values.folder, metavar="OTHER", help="default the same WORKDIR"
+    )
+    diff.add_argument(
+        "--step", type=values.step, metavar="N", help="in WORKDIR; default the newest"
+    )
+    diff.add_argument(
+        "--other_step",
+        type=values.step,
+        metavar="N",
+        help="in OTHER; default the newest there, or in WORKDIR the one before",
+    )
+    export.add_argument("file", metavar="FILE.safetensors", help="the config becomes FILE.yaml")
+    _step(export)
+    export.add_argument(
+        "--raw",
+        action="store_true",
+        help="the parameters that are trained, and not their averages, which are evaluated",
+    )
+    export.add_argument("--force", action="store_true", help="replace files that exist")
+    return export
+
+
+def _step(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--step",
+        type=values.checkpoint_step,
+        default="latest",
+        metavar="best|latest|N",
+        help="which checkpoint; best by the best_metric of the config; default latest",
+    )
+
+
+def add_sample(sample: argparse.ArgumentParser) -> None:
+    """Adds the options of `sample`.
+
+    Args:
+        sample: the parser of the command.
+    """
+    sample.add_argument("workdir", type=values.folder, metavar="RUN", help="a run's folder")
+    text = sample.add_mutually_exclusive_group()
+    text.add_argument(
+        "--prompt",
+        default="",
+        help="the beginning of the text; - reads it from stdin, without one newline at its end; "
+        "default ''",
+    )
+    text.add_argument(
+        "--prompt_file",
+        metavar="FILE",
+        help="reads the prompt from a file in UTF-8, without one newline at its end",
+    )
+    sample.add_argument(
+        "--length",
+        type=int,
+        metavar="N",
+        help="the most tokens to add; a text may end before; default 200, or as many as fit"
+        " the model and the sequences that it was trained on",
+    )
+    sample.add_argument(
+        "--temperature",
+        type=values.number,
+        default=0.8,
+        metavar="T",
+        help="divides the logits; 0 takes the most probable token; default 0.8",
+    )
+    sample.add_argument(
+        "--top_k", type=int, metavar="K", help="draw from the K most probable tokens; default all"
+    )
+    sample.add_argument("--seed", type=values.seed, default=0, metavar="N", help="default 0")
+    sample.add_argument(
+        "--num_samples",
+        type=values.positive,
+        default=1,
+        metavar="N",
+        help="how many texts; default 1",
+    )
+    _step(sample)
+
+
+def add(report: argparse.ArgumentParser) -> None:
+    """Adds the options of the command.
+
+    Args:
+        report: the parser of the command.
+    """
+    report.add_argument(
+        "folders",
+        nargs="+",
+        type=values.folder,
+        metavar="FOLDER",
+        help="sweeps, each of which is a workload; or runs or folders with runs, of which those"
+        " whose configs differ in their seeds only are one arm",
+    )
+    report.add_argument(
+        "--output",
+        type=values.folder,
+        metavar="DIR",
+        help="the folder of the report; default SWEEP/report for one sweep, or else report",
+    )
+    report.add_argument(
+        "--formats",
+        type=values.report_formats,
+        metavar="NAME,...",
+        help=f"which files are written: {', '.join(FORMATS)}; default all",
+    )
+    report.add_argument(
+        "--target",
+        type=values.number,
+        metavar="VALUE",
+        help="a value of the metric: how many steps and how much time runs need to reach it;"
+        " default that of the sweep's file",
+    )
+    report.add_argument(
+        "--metric",
+        metavar="NAME",
+        help="what is compared: of single runs, default loss; of sweeps, a second outcome beside"
+        " that of the goal, by which winners were selected",
+    )
+    report.add_argument(
+        "--mode",
+        choices=("min", "max"),
+        help="whether small or large values of --metric are better; not needed for loss",
+    )
+
+
+def add_figure(parser: argparse.ArgumentParser, purpose: str) -> None:
+    """Adds the option --figure to a parser.
+
+    Args:
+        parser: the parser of a command.
+        purpose: what is drawn, for the help.
+    """
+    parser.add_argument(
+        "--figure", "--png", metavar="FILE", help=f"{purpose}: .png, .pdf or .svg, by its suffix"
+    )
+
+
+def add_plot(plot: argparse.ArgumentParser) -> None:
+    """Adds the options of the command plot to its parser."""
+    plot.add_argument(
+        "workdirs",
+        nargs="+",
+        type=values.folder,
+        metavar="WORKDIR",
+        help="a run, a folder with runs, or a sweep, of which the best trial of each arm is drawn",
+    )
+    plot.add_argument("--metric", default="train/loss", help="default train/loss")
+    plot.add_argument(
+        "--x",
+        default="step",
+        metavar="NAME",
+        help="what the x axis shows: step (the default), epochs, examples, tokens, perf/seconds, or"
+        " another name in metrics.jsonl",
+    )
+    plot.add_argument("--log_x", action="store_true", help="draw a logarithmic x axis")
+    plot.add_argument("--log_y", action="store_true", help="draw a logarithmic y axis")
+    plot.add_argument(
+        "--smoothing",
+        type=values.weight,
+        default=0.0,
+        metavar="W",
+        help="smooth each run by a debiased exponential mean with this weight, from 0 to below 1;"
+        " a file also shows the values as they are, faint",
+    )
+    plot.add_argument(
+        "--each_run",
+        action="store_true",
+        help="draw each run; by default runs of one config that differ in their seeds only are"
+        " drawn as their mean, with a band in files (the 95%% t interval of the mean, or from the"
+        " smallest to the largest of two)",
+    )
+    add_figure(plot, "draw into a file instead of the terminal")
+
+
+def add_compare(compare: argparse.ArgumentParser) -> None:
+    """Adds the options of the command compare to its parser."""
+    for name in ("A", "B"):
+        compare.add_argument(
+            name.lower(),
+            type=values.folder,
+            metavar=name,
+            help="a config file, or the folder of a run or of a trial",
+        )
+    compare.add_argument(
+        "--metric",
+        action="append",
+        metavar="NAME",
+        help="draw this metric of two runs; may be given several times; by default one or two that"
+        " both have",
+    )
+    compare.add_argument(
+        "--no_program", action="store_true", help="do not build and compare the programs"
+    )
+    compare.add_argument(
+        "--lines",
+        type=values.positive,
+        default=40,
+        metavar="N",
+        help="show at most N lines of the difference of the programs; default 40",
+    )
+    compare.add_argument(
+        "--diff", metavar="FILE", help="write the whole difference of the programs into a file"
+    )

@@ -15,8 +15,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from trainer.data.arrays import choose_validation
-from trainer.data.crops import WORDS, crop_at_random, crop_center
-from trainer.data.images import Pixels
+from trainer.data.images import WORDS, Pixels, crop_at_random, crop_center
 from trainer.data.order import check_positive, places, process_rows, random_words
 from trainer.messages import UserError
 

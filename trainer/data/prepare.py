@@ -10,10 +10,9 @@ import difflib
 import sys
 from pathlib import Path
 
-from trainer.data.documents import find_documents
 from trainer.data.folders import data_root, prepare_aside, prepared_directory
 from trainer.data.prepare_tfds import count, prepare
-from trainer.data.text import SHARD_TOKENS, TextPlan
+from trainer.data.text import SHARD_TOKENS, TextPlan, find_documents
 from trainer.data.tokenizer import FILE, load_tokenizer
 from trainer.messages import DONE, FAILED, MISTAKE, printable
 from trainer.parser import Parser

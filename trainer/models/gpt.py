@@ -1,4 +1,4 @@
-"""A decoder-only transformer for text, with stacked layers."""
+"""A decoder-only transformer for text, with stacked layers, and how it continues a text."""
 
 from __future__ import annotations
 
@@ -15,11 +15,10 @@ from trainer.config.wording import known_names
 from trainer.logits import ChunkedLogits
 from trainer.models.attention import IMPLEMENTATIONS, CausalAttention
 from trainer.models.decoder import Block, Gpt
-from trainer.models.decoding import language_model
 from trainer.models.initial import normal, scaled_matrix
 from trainer.models.layers import ACTIVATIONS, REMAT, check_positive, near_divisors
 from trainer.models.linen_model import from_our_linen
-from trainer.models.model import Model, WidthScaling
+from trainer.models.model import LanguageModel, Model, WidthScaling
 
 
 def gpt(
@@ -251,3 +250,47 @@ def _check_ranges(dropout: float, soft_cap: float | None, z_loss: float, rope_ba
         raise ValueError(f"models.gpt needs z_loss >= 0, but got z_loss={z_loss}.")
     if not rope_base > 1:
         raise ValueError(f"models.gpt needs rope_base > 1, but got rope_base={rope_base}.")
+
+
+def language_model(module: Gpt, kv_heads: int) -> LanguageModel:
+    """Returns the LanguageModel of a `trainer.models.decoder.Gpt`.
+
+    The cache is a dict: `position`, the number of tokens so far, int32; and `layers`, the arrays
+    `key` and `value` of each layer, [batch, length, kv_heads, head_dim], with a leading axis for
+    the layers of a scan. What is decoded is one document: where its tokens contain `end_of_text`,
+    the tokens before it are still attended to.
+
+    Args:
+        module: the module.
+        kv_heads: its number of heads of keys and values.
+    """
+
+    def empty_cache(params: Mapping[str, Any], batch: int, length: int) -> dict[str, Any]:
+        if not 1 <= length <= module.max_length:
+            raise ValueError(
+                f"models.gpt was asked to remember {length} tokens, but a sequence has 1 to "
+                f"{module.max_length} (max_length). Take a shorter prompt or continuation."
+            )
+        dtype = params["embed"]["embedding"].dtype
+        stack = (module.depth,) if module.scan_layers else ()
+        empty = jnp.zeros((*stack, batch, length, kv_heads, module.head_dim), dtype)
+        layer = {"attn": {"key": empty, "value": empty}}
+        names = ["blocks"] if module.scan_layers else [f"block_{i}" for i in range(module.depth)]
+        return {"position": jnp.zeros((), jnp.int32), "layers": dict.fromkeys(names, layer)}
+
+    def decode(
+        params: Any, model_state: Any, tokens: jax.Array, cache: Mapping[str, Any]
+    ) -> tuple[jax.Array, dict[str, Any]]:
+        length = jax.tree.leaves(cache["layers"])[0].shape[-3]
+        if tokens.shape[1] > length:
+            raise ValueError(
+                f"models.gpt got {tokens.shape[1]} tokens at once, but its cache has room for "
+                f"{length}. Make it with empty_cache(params, batch, length) for all tokens."
+            )
+        variables = {"params": params, "cache": cache["layers"]}
+        position = cache["position"]
+        outputs, changed = module.apply(variables, tokens, start=position, mutable=["cache"])
+        after = {"position": position + tokens.shape[1], "layers": changed["cache"]}
+        return outputs.whole(), after
+
+    return LanguageModel(module.vocab_size, module.max_length, empty_cache, decode)
