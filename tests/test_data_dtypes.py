@@ -250,3 +250,45 @@ def test_a_dtype_of_an_evaluation_batch_alone_is_refused(folder, capfd):
 def test_small_dtypes_of_jax_are_taken():
     arrays = {"x": np.arange(4).astype(jax.numpy.bfloat16), "y": np.ones(4, jax.numpy.int4)}
     assert data.ArrayDataset(arrays, arrays, batch_size=2).element_spec["x"].dtype == "bfloat16"
+
+
+NET = "!models.from_linen {module: !lots.Net }"
+
+
+@pytest.mark.parametrize(
+    ("what", "settings", "line", "words"),
+    [
+        ("complex", {}, 3, ["The model reads 'image'", "complex64[8, 4, 4, 1]", "real numbers"]),
+        (
+            "complex",
+            {"model": NET},
+            4,
+            ["losses.softmax_cross_entropy", "the model returned complex64[8, 3]", "'image'"],
+        ),
+        (
+            "complex",
+            {"model": NET, "loss": "!lots.magnitude"},
+            5,
+            ["metrics.accuracy", "the model returned complex64[8, 3]", "'image'"],
+        ),
+        (
+            "complex ids",
+            {"loss": "!losses.squared_error {targets: id}", "metrics": "{}"},
+            4,
+            ["losses.squared_error", "'id'", "complex64[8, 3]"],
+        ),
+    ],
+)
+def test_complex_numbers_are_refused_where_their_imaginary_parts_would_be_lost(
+    folder, capfd, what, settings, line, words
+):
+    assert train(folder, what, **settings) == 2
+    message = refused(folder, capfd, line)
+    for word in words:
+        assert word in message, message
+    assert not (folder / "run").exists()
+
+
+def test_a_model_and_a_loss_of_ones_own_may_take_complex_numbers(folder):
+    own = {"model": NET, "loss": "!lots.magnitude", "metrics": "{}"}
+    assert train(folder, "complex", "ArrayDataset", **own) == 0
