@@ -468,6 +468,59 @@ def test_a_run_that_diverges_has_failed(tmp_path: Path):
     assert ls.load_run(tmp_path / "run").summary.end == "diverged"
 
 
+FAILING = """
+import jax.numpy as jnp
+from clu import metrics
+from trainer.data import digits
+
+def of_waves():
+    def largest(*, outputs, **_):
+        return jnp.argmax(outputs + 0j, axis=-1).astype(float)  # jax compares no complex numbers
+    return metrics.Average.from_fun(largest)
+
+class Digits:
+    def __init__(self):
+        self.whole = digits(batch_size=64)
+    def __getattr__(self, name):
+        return getattr(self.whole, name)
+    def train(self, batch_index, seed):
+        for index, batch in enumerate(self.whole.train(batch_index, seed)):
+            if index == 4:
+                error = RuntimeError("The disk is gone.\\nIt was here before.")
+                error.add_note("Ask for another one.")
+                raise error from OSError("no such disk")
+            yield batch
+"""
+
+
+@pytest.mark.parametrize(
+    ("path", "call", "said"),
+    [
+        (
+            "metrics",
+            "of_waves",
+            r"^TypeError: .*dtype complex64 .*\(.*trainer/engine/evaluation\.py:\d+\)$",
+        ),
+        (
+            "data",
+            "Digits",
+            r"^RuntimeError: The disk is gone\. It was here before \(.*failing\.py:21\)$",
+        ),
+    ],
+)
+def test_an_exception_in_code_of_the_user_is_that_of_the_failed_run(
+    path: str, call: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    (tmp_path / "failing.py").write_text(FAILING)
+    monkeypatch.syspath_prepend(tmp_path)
+    config = mlp()
+    config["best_metric"] = None
+    value = getattr(ls.call.failing, call)()
+    config[path] = {"largest": value} if path == "metrics" else value
+    with pytest.raises(ls.RunFailed, match=said):
+        ls.train(config, tmp_path / "run", vocabulary=["failing"], quiet=True)
+
+
 def test_a_run_in_this_process_is_the_same(trained: ls.Run, tmp_path: Path):
     inline = ls.train(mlp(), tmp_path / "run", inline=True)
     assert runs.lines(inline.folder) == runs.lines(trained.folder)

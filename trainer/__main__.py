@@ -6,6 +6,7 @@ import importlib.util
 import os
 import subprocess
 import sys
+import traceback
 from collections.abc import Sequence
 
 # Imports that take long are inside functions, so that `--help` and a misspelt option are fast. So
@@ -86,7 +87,23 @@ def _run(arguments: argparse.Namespace) -> int:
     with StopSignals() as arguments.signals:  # first, so that no signal is lost
         if arguments.watched:
             stop_with_the_caller()
+            return _call_and_report(arguments)
         return _call(arguments)
+
+
+def _call_and_report(arguments: argparse.Namespace) -> int:
+    """Calls a command for another program, which gets a last line about every exception."""
+    from trainer.cli.terminal import show
+    from trainer.config import wording
+    from trainer.messages import FAILED
+
+    try:
+        return _call(arguments)
+    except Exception as error:
+        # It may end in notes, such as that of jax about frames which it left out.
+        show(traceback.format_exc(), sys.stderr, end="")
+        show(f"error: {wording.cause(error)}", sys.stderr)
+        return FAILED
 
 
 def _call(arguments: argparse.Namespace) -> int:

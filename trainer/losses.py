@@ -77,6 +77,7 @@ def softmax_cross_entropy(label_smoothing: Input = 0.0, labels: str = "label") -
                 target, outputs.shape[:-1], outputs.shape, labels, "losses.softmax_cross_entropy"
             )
             return _chunked(outputs, target, label_smoothing, batch.get("mask"))
+        check_real(outputs, batch, "losses.softmax_cross_entropy")
         log_probabilities = jax.nn.log_softmax(outputs.astype(jnp.float32), axis=-1)
         if jnp.issubdtype(target.dtype, jnp.integer):
             _check_shape(
@@ -131,7 +132,7 @@ def sigmoid_binary_cross_entropy(labels: str = "label") -> Loss:
     """
 
     def loss(outputs: jax.Array, batch: Mapping[str, jax.Array]) -> jax.Array:
-        check_array(outputs, "losses.sigmoid_binary_cross_entropy")
+        check_array(outputs, batch, "losses.sigmoid_binary_cross_entropy")
         target = pick(batch, labels, "losses.sigmoid_binary_cross_entropy")
         if jnp.issubdtype(target.dtype, jnp.integer) and target.shape == outputs.shape[:-1]:
             target = jax.nn.one_hot(target, outputs.shape[-1])
@@ -166,7 +167,7 @@ def squared_error(targets: str = "target") -> Loss:
     """
 
     def loss(outputs: jax.Array, batch: Mapping[str, jax.Array]) -> jax.Array:
-        check_array(outputs, "losses.squared_error")
+        check_array(outputs, batch, "losses.squared_error")
         target = pick(batch, targets, "losses.squared_error")
         _check_shape(target, outputs.shape, outputs.shape, targets, "losses.squared_error")
         return over_features(jnp.square(outputs.astype(jnp.float32) - target.astype(jnp.float32)))
@@ -203,7 +204,7 @@ def huber(delta: float = 1.0, targets: str = "target") -> Loss:
         raise ValueError(f"losses.huber needs a positive delta, but got {delta}.")
 
     def loss(outputs: jax.Array, batch: Mapping[str, jax.Array]) -> jax.Array:
-        check_array(outputs, "losses.huber")
+        check_array(outputs, batch, "losses.huber")
         target = pick(batch, targets, "losses.huber")
         _check_shape(target, outputs.shape, outputs.shape, targets, "losses.huber")
         error = jnp.abs(outputs.astype(jnp.float32) - target.astype(jnp.float32))
@@ -223,21 +224,29 @@ def pick(batch: Mapping[str, jax.Array], key: str, name: str) -> jax.Array:
         name: the name of the loss or metric that reads the field, for the error message.
 
     Raises:
-        ValueError: the batch has no such field; the message lists those that it has.
+        ValueError: the batch has no such field, and the message lists those that it has; or the
+            field is complex.
     """
     if key not in batch:
         raise ValueError(
             f"{name} reads {key!r} from the batch, but the data set has "
             f"{', '.join(repr(field) for field in sorted(batch) if field != 'mask')}."
         )
-    return jnp.asarray(batch[key])
+    field = jnp.asarray(batch[key])
+    if jnp.iscomplexobj(field):
+        raise ValueError(
+            f"{name} reads {key!r} from the batch and computes with real numbers, but it is "
+            f"{field.dtype}{list(field.shape)}. Store its real and imaginary parts as two arrays."
+        )
+    return field
 
 
-def check_array(outputs: Any, name: str) -> None:
-    """Raises ValueError if the outputs are a ChunkedLogits.
+def check_array(outputs: Any, batch: Mapping[str, jax.Array], name: str) -> None:
+    """Raises ValueError if the outputs are a ChunkedLogits, or are complex.
 
     Args:
         outputs: the model's outputs.
+        batch: field name -> array.
         name: the name of the loss or metric that needs an array, for the error message.
     """
     if isinstance(outputs, ChunkedLogits):
@@ -247,6 +256,25 @@ def check_array(outputs: Any, name: str) -> None:
             "metrics.perplexity and metrics.bits_per_byte can read. Use one of these, or call "
             "`outputs.whole()` in a function of your own."
         )
+    check_real(outputs, batch, name)
+
+
+def check_real(outputs: Any, batch: Mapping[str, jax.Array], name: str) -> None:
+    """Raises ValueError if the outputs are complex: their imaginary parts would be lost.
+
+    Args:
+        outputs: the model's outputs; what is no array is not checked.
+        batch: field name -> array.
+        name: the name of the loss or metric, for the error message.
+    """
+    if not isinstance(outputs, jax.Array) or not jnp.iscomplexobj(outputs):
+        return
+    fields = ", ".join(f"{key!r} {x.dtype}" for key, x in batch.items() if jnp.iscomplexobj(x))
+    raise ValueError(
+        f"{name} takes real outputs, but the model returned {outputs.dtype}{list(outputs.shape)}"
+        f"{f' (the batch has {fields})' if fields else ''}. Return real numbers, such as their "
+        "absolute values, or the real and the imaginary parts side by side."
+    )
 
 
 def _check_shape(

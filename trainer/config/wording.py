@@ -233,6 +233,8 @@ def _first(hints: list[tuple[str, str]], line: str) -> str:
     return next((hint for pattern, hint in hints if re.fullmatch(pattern, line[:200])), "")
 
 
+_PACKAGE = Path(__file__).parent.parent
+
 # A traceback in the message of an error, and what follows its last frame.
 _IN_TEXT = re.compile(
     r'.*^  File "(.+?)", line (\d+), in [^\n]*\n(?:    [^\n]*\n)*(.*)', re.M | re.S
@@ -299,7 +301,9 @@ def location(error: BaseException, package: str | None = None) -> str:
 
 def _is_the_users(root: str, file: Path) -> bool:
     installed = {"site-packages", "dist-packages"} & set(file.parts)
-    known = root in ("trainer", "optim") or root in sys.stdlib_module_names
+    # With `python -m trainer` the root of trainer/__main__.py is "__main__", as a script's is.
+    ours = root in ("trainer", "optim", "lockstep") or file.parent == _PACKAGE
+    known = ours or root in sys.stdlib_module_names
     return not known and not installed and file.exists()
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from trainer.data.dtypes import dtype_fault, value_fault
 from trainer.data.images import Pixels
 from trainer.data.order import check_positive, permutation, process_rows, random_words
 
@@ -44,8 +45,9 @@ class ArrayDataset:
 
     Raises:
         ValueError: a mask has another shape, dtype or value, a batch size is not positive, larger
-            than the training data or not divisible by the number of processes, the arrays do not
-            fit together, a crop is as large as the images, or `validation` is not between 0 and 1
+            than the training data or not divisible by the number of processes, jax does not have
+            the dtype of an array or would change one of its values, the arrays do not fit
+            together, a crop is as large as the images, or `validation` is not between 0 and 1
             or leaves a split without an example.
 
     Example:
@@ -75,6 +77,8 @@ class ArrayDataset:
         validation_seed: int = 0,
         name: str = "data.ArrayDataset",
     ):
+        _check_dtypes(train, name, "training")
+        _check_dtypes(test, name, "test")
         count = _count(train, name, "training")
         self.splits = {"test": _count(test, name, "test")}
         _check_same(train, test, name)
@@ -217,6 +221,13 @@ def choose_validation(share: float, seed: int, count: int, name: str) -> np.ndar
     chosen = np.zeros(count, bool)
     chosen[np.argsort(random_words(seed, 0, 2, count), kind="stable")[:size]] = True
     return chosen
+
+
+def _check_dtypes(split: Mapping[str, np.ndarray], name: str, which: str) -> None:
+    for key, array in split.items():
+        if (fault := dtype_fault(array.dtype) or value_fault(array)) is not None:
+            found = f"{array.dtype}{list(array.shape)}"
+            raise ValueError(f"{name} has a {which} array {key!r}, {found}, {fault}.")
 
 
 def _count(split: Mapping[str, np.ndarray], name: str, which: str) -> int:

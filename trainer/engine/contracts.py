@@ -13,6 +13,7 @@ from clu import metrics as clu_metrics
 
 from trainer import protocols
 from trainer.config import Call, ConfigError, Source, Tree, build_errors, wording
+from trainer.data.dtypes import dtype_fault, value_fault
 from trainer.protocols import Batch
 
 
@@ -53,7 +54,7 @@ def check_components(experiment: Any) -> None:
 
     Raises:
         ComponentError: the model does not have the methods of a model, a metric of training is not
-            a Metric class, or the mask of a training batch does not fit.
+            a Metric class, jax does not have a dtype of a training batch, or its mask does not fit.
     """
     model, spec = experiment.model, experiment.data.element_spec
     if not all(callable(getattr(model, name, None)) for name in ("init", "apply")):
@@ -63,6 +64,10 @@ def check_components(experiment: Any) -> None:
             f"{protocols.members(protocols.Model)}; see trainer/protocols.py.",
         )
     check_metrics(experiment.train_metrics, "train_metrics")
+    for name, x in spec.items():
+        if (fault := dtype_fault(x.dtype)) is not None:
+            text = f"The element_spec of the data set has {name!r}, {describe(x)}, {fault}."
+            raise ComponentError("data", text)
     if "mask" in spec:
         size = experiment.data.batch_size
         _check_mask(spec["mask"], size, "The element_spec of the data set has")
@@ -205,6 +210,24 @@ def check_batch(batch: Any, spec: Mapping[str, Any], processes: int) -> None:
             )
     if "mask" in batch:
         _check_mask_values(batch["mask"], "The data set's train() yielded")
+
+
+def check_values(batch: Batch, method: str) -> None:
+    """Checks that jax has the dtypes of a batch, and does not change its values.
+
+    Reading all values of every batch would take time of each step: this is for the first ones.
+
+    Args:
+        batch: this process's shard of a batch.
+        method: the method of the data set that yielded it, "train()" or "evaluate()".
+
+    Raises:
+        ComponentError: a dtype is none of jax's, or a value does not fit into 32 bits.
+    """
+    for name, x in batch.items():
+        if (fault := dtype_fault(x.dtype) or value_fault(x)) is not None:
+            text = f"The data set's {method} yielded {name!r}, {describe(x)}, {fault}."
+            raise ComponentError("data", text)
 
 
 def check_eval_batch(batch: Any) -> Batch:

@@ -15,6 +15,7 @@ from trainer.engine.contracts import (
     calling,
     check_batch,
     check_eval_batch,
+    check_values,
     endless,
 )
 from trainer.engine.splits import eval_batches, split_sizes
@@ -125,4 +126,5 @@ def _digest_of_train(data: Any, index: int) -> str:
     with calling("data"):
         batch = next(endless(iter(data.train(index, _SEED))))
     check_batch(batch, data.element_spec, jax.process_count())
+    check_values(batch, "train()")
     return digest_batch(batch)

@@ -11,7 +11,7 @@ from jax.sharding import Mesh
 
 from trainer.data.absent import DeclaredData
 from trainer.engine import sharding
-from trainer.engine.contracts import Batch, calling, check_eval_batch
+from trainer.engine.contracts import Batch, calling, check_eval_batch, check_values
 from trainer.engine.examples import ExampleCollector, Examples, ExampleSums
 from trainer.engine.experiment import Experiment
 from trainer.engine.metrics import Losses, MetricAccumulator, compute_losses
@@ -144,8 +144,8 @@ class Evaluation:
             state: a `State` of arrays or of `jax.ShapeDtypeStruct`.
 
         Raises:
-            ComponentError: there is no batch; its mask does not fit; or the model, the loss or a
-                metric raises for it.
+            ComponentError: there is no batch; its mask does not fit; jax does not have a dtype of
+                it, or would change a value; or the model, the loss or a metric raises for it.
         """
         params = self._averages.eval_shape(state)
         for split in split_sizes(self._experiment.data):
@@ -160,6 +160,7 @@ class Evaluation:
         with calling("data"):
             first = next(eval_batches(data, split), None)
         batch = check_eval_batch(first)
+        check_values(batch, "evaluate()")
         return resized(batch, size_of(batch) * jax.process_count())
 
     def _empty(self) -> Any:

@@ -12,7 +12,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from trainer.engine import sharding
-from trainer.engine.contracts import Batch, check_batch, endless
+from trainer.engine.contracts import Batch, check_batch, check_values, endless
 from trainer.engine.experiment import Experiment
 
 _ALIGNMENT = 64  # bytes
@@ -33,6 +33,7 @@ class Feed:
         self._experiment = experiment
         self._mesh = mesh
         self._element_spec = dict(experiment.data.element_spec)  # read once: some make it anew
+        self._values_checked = False
         self._readers = 1
         self._copies: list[Iterator[Batch]] = []
         self._stacked: tuple[list[Batch], dict[str, np.ndarray]] = [], {}
@@ -105,7 +106,8 @@ class Feed:
             The global batch.
 
         Raises:
-            ComponentError: the batch does not fit the data set's element_spec.
+            ComponentError: the batch does not fit the data set's element_spec, or is the first one
+                and has a value that jax would change.
         """
         self._check(batch)
         return sharding.to_devices(self._mesh, batch)
@@ -121,7 +123,7 @@ class Feed:
             Field name -> array [steps, batch, ...].
 
         Raises:
-            ComponentError: a batch does not fit the data set's element_spec.
+            ComponentError: as `to_devices`.
         """
         before, stacked = self._stacked
         if len(before) == len(batches) and all(map(operator.is_, before, batches)):
@@ -139,6 +141,9 @@ class Feed:
 
     def _check(self, batch: Batch) -> None:
         check_batch(batch, self._element_spec, jax.process_count())
+        if not self._values_checked:
+            check_values(batch, "train()")
+            self._values_checked = True
         sharding.make_read_only(batch)
 
 

@@ -11,7 +11,7 @@ import jax
 
 from trainer.models.initial import one_draw
 from trainer.models.mode import call_mode, mode_attributes
-from trainer.models.model import Model, pick_inputs
+from trainer.models.model import Model, check_real, pick_inputs
 
 
 def from_linen(
@@ -119,6 +119,7 @@ def from_our_linen(module: nn.Module, inputs: str | Sequence[str]) -> Model:
     def init(
         key: jax.Array, batch: Mapping[str, jax.Array]
     ) -> tuple[dict[str, Any], dict[str, Any]]:
+        check_real(batch, inputs)
         declare = functools.partial(module.init, **eval_arguments)
         # Only shapes, means and deviations come from flax: the module computes nothing here.
         variables = one_draw(dict(jax.eval_shape(declare, key, *pick_inputs(batch, inputs))), key)

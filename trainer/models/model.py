@@ -6,6 +6,8 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import jax.numpy as jnp
+
 
 class LanguageModel(NamedTuple):
     """How a language model continues a text, one token or several at a time.
@@ -80,3 +82,23 @@ def pick_inputs(batch: Mapping[str, Any], inputs: str | Sequence[str]) -> tuple[
             f"has {', '.join(map(repr, sorted(batch)))}. Set the model's argument `inputs`."
         )
     return tuple(batch[name] for name in names)
+
+
+def check_real(batch: Mapping[str, Any], inputs: str | Sequence[str]) -> None:
+    """Checks that what a model reads is real: a cast to real parameters drops imaginary parts.
+
+    Args:
+        batch: field name -> array.
+        inputs: as for `pick_inputs`.
+
+    Raises:
+        ValueError: the batch has no such key, or its array is complex.
+    """
+    names = (inputs,) if isinstance(inputs, str) else tuple(inputs)
+    for name, x in zip(names, pick_inputs(batch, inputs), strict=True):
+        if jnp.issubdtype(x.dtype, jnp.complexfloating):
+            raise ValueError(
+                f"The model reads {name!r} from the batch, {x.dtype}{list(x.shape)}, and computes "
+                "with real numbers. Store the real and the imaginary parts as channels of one "
+                "array, or as two arrays."
+            )

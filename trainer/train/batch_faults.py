@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from trainer.data.dtypes import changed_values, narrow_dtype
 from trainer.engine.contracts import Batch
 from trainer.engine.metrics import compute_losses
 from trainer.engine.program import Program
@@ -15,9 +16,10 @@ from trainer.engine.step import apply_model
 def find_fault(program: Program, batch: Batch) -> str | None:
     """Finds a field of a batch that makes the loss not finite for any parameters.
 
-    This is a field of floats that has NaN or infinite values, or a field of integers that has
-    labels outside of the model's classes. The latter is tested on outputs that are all zero: their
-    loss is not finite, but becomes so when the field is clipped to the classes.
+    This is a field that has NaN, infinite values or values that do not fit into the dtype that jax
+    makes of it, or a field of integers that has labels outside of the model's classes. The latter
+    is tested on outputs that are all zero: their loss is not finite, but becomes so when the field
+    is clipped to the classes.
 
     Args:
         program: has the experiment's model and loss.
@@ -28,7 +30,7 @@ def find_fault(program: Program, batch: Batch) -> str | None:
     """
     arrays = {name: np.asarray(x) for name, x in batch.items()}
     for name, x in arrays.items():
-        if (fault := _not_finite(x)) is not None:
+        if (fault := _not_finite(x) or _changed(x)) is not None:
             return f"The field {name!r} of its batch holds {fault}"
     try:
         return _labels(program, arrays)
@@ -43,6 +45,16 @@ def _not_finite(x: np.ndarray) -> str | None:
     found = [(int(np.isnan(wide).sum()), "NaN"), (int(np.isinf(wide).sum()), "infinite")]
     text = " and ".join(f"{count} {kind}" for count, kind in found if count)
     return f"{text} of {x.size} values" if text else None
+
+
+def _changed(x: np.ndarray) -> str | None:
+    lost = changed_values(x)
+    if not lost.size:
+        return None
+    return (
+        f"{lost.size} of {x.size} values that do not fit into {narrow_dtype(x.dtype)}, such as "
+        f"{lost[0].item()}"
+    )
 
 
 def _labels(program: Program, batch: dict[str, np.ndarray]) -> str | None:

@@ -17,8 +17,9 @@ from trainer import config as configs
 from trainer import writers
 from trainer.checkpoint import CheckpointError, Checkpoints, check_not_lost
 from trainer.config import Config, wording
+from trainer.engine.contracts import ComponentError
 from trainer.engine.experiment import Experiment
-from trainer.engine.plan import Plan, located_fingerprint, make_plan
+from trainer.engine.plan import Plan, located, located_fingerprint, make_plan
 from trainer.engine.plan_text import render, steps_text
 from trainer.engine.program import Program
 from trainer.engine.splits import split_sizes
@@ -317,9 +318,13 @@ class Run:
         try:
             ended = self._attempts(services, until, observe, began)
         except Exception as error:
+            # Such as a batch that does not fit.
+            named = located(error, self.read) if isinstance(error, ComponentError) else error
             if summarize:
-                services.summarize_error(error)
-            raise
+                services.summarize_error(named)
+            if named is error:
+                raise
+            raise named from error
         if summarize:
             services.summarize(ended)
         return ended.code
