@@ -14,6 +14,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from tests.house_measures import files, free
 from trainer.config.vocabulary import SWEEP
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -367,6 +368,42 @@ def test_imports_have_no_circles() -> None:
 
     for name in sorted(edges):
         walk(name, [])
+
+
+# What answers at once, such as `--help`, options, `config` and the start of workers: an import of
+# these modules imports neither jax nor NumPy nor SciPy, whose settings may also come first.
+FREE = """
+    trainer trainer.__main__ trainer.messages trainer.parser trainer.cli trainer.cli.commands
+    trainer.cli.explaining trainer.cli.extend_sweep trainer.cli.live trainer.cli.loading
+    trainer.cli.options trainer.cli.reporting trainer.cli.sampling trainer.cli.schemas
+    trainer.cli.sweep_options trainer.cli.terminal trainer.cli.values trainer.config
+    trainer.config.annotations trainer.config.build trainer.config.build_errors
+    trainer.config.edit trainer.config.files trainer.config.full trainer.config.gin_reader
+    trainer.config.gin_scopes trainer.config.nodes trainer.config.schema
+    trainer.config.signatures trainer.config.tree trainer.config.units
+    trainer.config.vocabulary trainer.config.wording trainer.config.yaml_reader
+    trainer.config.yaml_writer trainer.diagnose trainer.engine trainer.engine.peaks
+    trainer.report trainer.report.document trainer.report.figures trainer.report.figures.style
+    trainer.report.formats trainer.report.formats.latex trainer.report.formats.markdown
+    trainer.report.formats.tables trainer.report.html trainer.report.html.selection
+    trainer.report.panels trainer.report.wording trainer.sweep trainer.sweep.alike
+    trainer.sweep.encoding trainer.sweep.local trainer.sweep.paths trainer.sweep.slurm
+    trainer.sweep.spaces trainer.sweep.warning_text trainer.train trainer.train.peers
+    trainer.train.runtime trainer.train.signals trainer.train.watchdog lockstep lockstep.calls
+    lockstep.configs lockstep.plans lockstep.processes
+"""
+
+
+def test_what_answers_at_once_imports_neither_jax_nor_numpy_nor_scipy() -> None:
+    code = "import importlib, sys\n"
+    code += f"for name in {FREE.split()!r}: importlib.import_module(name)\n"
+    code += "print(*{'jax', 'numpy', 'scipy'} & sys.modules.keys())"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.split() == []
+    # And the list has all of them, so that a module that is no longer one is removed on purpose.
+    assert sorted(FREE.split()) == sorted(free(files()))
 
 
 def test_pyproject_declares_exactly_the_imported_packages() -> None:
