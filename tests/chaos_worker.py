@@ -25,7 +25,7 @@ WIDTH = 16  # bytes of a phase in the file that tells it
 def announce(where: Path, fuse: str, number: int, fault: str = "kill") -> None:
     """Tells the phase through a file; with a fuse, kills this process or lets a call fail in it."""
     from trainer.report import write
-    from trainer.sweep import extension, folder, lockstep, turn, wave, worker
+    from trainer.sweep import extension, folder, trial_loop, wave, wave_runner, worker
 
     file = os.open(where, os.O_WRONLY | os.O_CREAT)
     phases = ["start"]
@@ -62,12 +62,12 @@ def announce(where: Path, fuse: str, number: int, fault: str = "kill") -> None:
     told(folder.SweepFolder, "claim", "claim")
     told(folder, "choose_winners", "winners")
     told(worker.Worker, "_prepare", "prepare")
-    told(lockstep.Lockstep, "_first_states", "restore")
-    told(lockstep.Lockstep, "_begin", "begin")
-    told(lockstep.Lockstep, "_advance", "step")
-    told(lockstep.Lockstep, "_save", "save")
+    told(wave_runner.WaveRunner, "_first_states", "restore")
+    told(wave_runner.WaveRunner, "_begin", "begin")
+    told(wave_runner.WaveRunner, "_advance", "step")
+    told(wave_runner.WaveRunner, "_save", "save")
     told(worker, "run_alone", "alone")
-    told(turn, "keep_examples", "examples")
+    told(trial_loop, "keep_examples", "examples")
     told(wave, "keep_examples", "examples")
     told(wave.Wave, "keep", "keep")
     told(wave.Wave, "finish", "finish")

@@ -20,10 +20,10 @@ from trainer.engine.flops import count_flops
 from trainer.engine.loading import load
 from trainer.engine.peaks import peak_flops
 from trainer.engine.plan import make_plan
+from trainer.train import batch_prefetcher as supply_module
 from trainer.train import stopwatch
-from trainer.train import supply as supply_module
+from trainer.train.batch_prefetcher import BatchPrefetcher
 from trainer.train.stopwatch import Clock, Stopwatch, Utilization, memory_peak
-from trainer.train.supply import Supply
 from trainer.writers.summary import read_summary
 
 COUNTED = "experiment.data = @unruly.counted()\n"
@@ -252,7 +252,7 @@ def test_a_lap_says_which_share_of_it_waited_for_data(makes, share):
     ticking = Ticking(makes)
     data = types.SimpleNamespace(batch_size=8, num_examples=80)
     stopwatch = Stopwatch(0, data, clock=Clock(now=lambda: ticking.now))
-    supply = Supply(0, ticking.busy, lambda: ticking.now)
+    supply = BatchPrefetcher(0, ticking.busy, lambda: ticking.now)
     supply.read(ticking.batches())
     taken, shares = [], []
     for lap in range(1, 4):
@@ -281,7 +281,7 @@ def slow(count, seconds=0.004):
 
 
 def test_slow_batches_are_made_by_a_thread_in_their_order_and_errors_are_raised():
-    supply = Supply(4, lambda: True)
+    supply = BatchPrefetcher(4, lambda: True)
     supply.read(slow(40))
     taken = []
     for count in itertools.cycle((1, 4)):
@@ -307,7 +307,7 @@ def test_a_thread_is_only_so_far_ahead_and_ends_when_it_reads_no_more():
             made.append(batch["number"])
             yield batch
 
-    supply = Supply(3, lambda: True)
+    supply = BatchPrefetcher(3, lambda: True)
     supply.read(noted(slow(1000)))
     while not threads():
         supply.take(1)
@@ -331,7 +331,7 @@ def test_a_thread_that_is_left_behind_adds_nothing_to_the_next_batches(monkeypat
         assert goes_on.wait(60)
         yield {"number": "of before"}
 
-    supply = Supply(3, lambda: True)
+    supply = BatchPrefetcher(3, lambda: True)
     supply.read(stuck())
     taken = [supply.take(1)[0]["number"] for _ in range(5)]
     assert taken == list(range(5))
@@ -347,7 +347,7 @@ def test_a_thread_that_is_left_behind_adds_nothing_to_the_next_batches(monkeypat
 
 
 def test_a_thread_waits_only_where_the_devices_do():
-    supply = Supply(2, lambda: True)  # they have enough to do
+    supply = BatchPrefetcher(2, lambda: True)  # they have enough to do
     supply.read(slow(1000))
     for _ in range(30):
         supply.take(1)
@@ -361,7 +361,7 @@ def test_a_thread_waits_only_where_the_devices_do():
 
 
 def test_quick_batches_need_no_thread():
-    supply = Supply(4, lambda: True)
+    supply = BatchPrefetcher(4, lambda: True)
     supply.read({"number": number} for number in itertools.count())
     assert [batch["number"] for _ in range(200) for batch in supply.take(2)] == list(range(400))
     assert not threads()

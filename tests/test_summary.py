@@ -12,8 +12,8 @@ from tests.test_sweep import folders, replaced, solo, sweep, write_sweep
 from tests.test_sweep_trial_folder import computed
 from trainer import config as configs
 from trainer.__main__ import main
-from trainer.sweep.lockstep import Lockstep
 from trainer.sweep.outcome import read_outcome
+from trainer.sweep.wave_runner import WaveRunner
 from trainer.train.rows import Results
 from trainer.writers import read_metrics
 from trainer.writers.summary import Best, Summary, read_summary
@@ -186,14 +186,14 @@ def test_the_seconds_of_a_trial_are_its_share_of_those_of_its_wave(tmp_path, mon
     import time
 
     waves: list[float] = []
-    compute = Lockstep._compute_blocks
+    compute = WaveRunner._compute_blocks
 
-    def timed(self: Lockstep) -> None:
+    def timed(self: WaveRunner) -> None:
         start = time.perf_counter()
         compute(self)
         waves.append(time.perf_counter() - start)
 
-    monkeypatch.setattr(Lockstep, "_compute_blocks", timed)
+    monkeypatch.setattr(WaveRunner, "_compute_blocks", timed)
     sleepy = replaced("data", "!unruly.sleepy {seconds: 0.02, every: true}")
     file = write_sweep(tmp_path, sleepy, more=more)
     file.write_text(file.read_text().replace("final: {seeds: 2}", "final: null"))

@@ -19,10 +19,10 @@ from tests.runs import SWEPT, replaced
 from trainer import checkpoint
 from trainer.__main__ import main
 from trainer.sweep.folder import SweepFolder
-from trainer.sweep.lockstep import Lockstep
 from trainer.sweep.outcome import read_outcome
 from trainer.sweep.plan_file import read_plan
 from trainer.sweep.wave_file import WaveContent, wave_name
+from trainer.sweep.wave_runner import WaveRunner
 from trainer.workdir import read_record
 
 RATES = "optimizer.learning_rate: !space.log_uniform {low: 1e-3, high: 1e-1}"
@@ -528,14 +528,14 @@ def test_a_trial_that_diverges_leaves_the_others_of_its_vmap(tmp_path):
 
 
 def test_a_wave_that_does_not_fit_into_memory_is_halved(tmp_path, monkeypatch, capsys):
-    inner = Lockstep._compute_blocks
+    inner = WaveRunner._compute_blocks
 
-    def compute(self: Lockstep) -> None:
-        if len(self._turns) > 2:
+    def compute(self: WaveRunner) -> None:
+        if len(self._trial_loops) > 2:
             raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 8 bytes")
         inner(self)
 
-    monkeypatch.setattr(Lockstep, "_compute_blocks", compute)
+    monkeypatch.setattr(WaveRunner, "_compute_blocks", compute)
     file = write_sweep(tmp_path, trials=5)
     assert sweep(file, tmp_path / "sweep") == 0
     said = capsys.readouterr().err

@@ -41,7 +41,7 @@ class Floats(NamedTuple):
     def within(
         self, function: Function, values: Mapping[str, Any], path: str
     ) -> tuple[Function, dict[str, Any]]:
-        """Returns a function and its arguments, the defaults that were replaced among them.
+        """Returns a function and its arguments, with those of its defaults that were replaced.
 
         Args:
             function: the function of a call.

@@ -87,7 +87,7 @@ def train_step(
         is cheaper.
     """
     optimizer = experiment.optimizer
-    # From 1 to 2**31: first_state.py folds in other numbers for the initial parameters.
+    # From 1 to 2**31: program.py folds in other numbers for the initial parameters.
     key = jax.random.fold_in(jax.random.key(state.run_state["seed"]), state.step + 1)
     (loss, model_state, computed), grads = _gradients(experiment, optimizer, state, batch, key)
     norm = optax.tree.norm(widen(grads)).astype(jnp.float32)

@@ -121,9 +121,11 @@ def standings(workload: Workload) -> list[Standing]:
 
 
 def compare_arms(workload: Workload) -> list[Pair]:
-    """Compares every two arms: by unit if one has no units that the other lacks.
+    """Compares every two arms.
 
-    The error is divided over all pairs of the workload, those of arms without results included.
+    Unit by unit if every unit of one arm has its counterpart in the other; single runs of other
+    seeds are compared as independent samples. The error is divided over all pairs of the workload,
+    those of arms without results included.
 
     Args:
         workload: the results.
@@ -185,8 +187,9 @@ def why_not_judged(workload: Workload) -> str:
 def looks_of(workload: Workload, arms: Sequence[str], units: int) -> Looks | None:
     """Returns the looks that were taken at the units of two arms.
 
-    What was planned before any winner was known is one plan, which is judged when it has ended. A
-    later revision is judged when it has ended, if it added units, and so is an arm that it added.
+    All revisions from before any winner was known count as one plan, which is judged once, when all
+    of it has ended. A later revision is judged when it has ended, if it added units or one of the
+    two arms.
 
     Args:
         workload: the results.

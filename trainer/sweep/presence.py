@@ -3,10 +3,10 @@
     SWEEP/workers/NAME    a process: its host, the wave that it computes, and a count, its heartbeat
     SWEEP/held            with --locks=heartbeat: the process that claims a wave now
 
-Each process holds the lock of its file. Whoever gets that lock while the process lives has locks
-that only one machine sees, as some file systems do when they are mounted in some ways: two machines
-would compute the same trials. That a process of another machine lives is seen by its count, which
-changes within seconds of the observer's own clock; no clocks of two machines are compared.
+Each process holds the lock of its file. If another one gets that lock although the process lives,
+the file system shows a lock to one machine only, as some do, and two machines would compute the
+same trials. That a process of another machine lives is seen by its count, which changes within
+seconds of the observer's own clock; no clocks of two machines are compared.
 
 With --locks=heartbeat nothing depends on locks: a process keeps others out as long as it lives. One
 that was taken for dead, and is not, finds by the fence of the wave's folder that it has lost the

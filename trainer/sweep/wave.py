@@ -38,7 +38,7 @@ from trainer.sweep.limits import MOST_ERRORS
 from trainer.sweep.outcome import Outcome, outcome_of, read_outcome
 from trainer.sweep.per_example import keep_examples
 from trainer.sweep.plan import Trial
-from trainer.sweep.turn import asked_writers
+from trainer.sweep.trial_loop import asked_writers
 from trainer.sweep.wave_check import check_folder, check_rows
 from trainer.train.restoring import restore_of, to_save
 from trainer.train.rollback import MOST_ROLLBACKS, read_rollbacks
@@ -65,10 +65,12 @@ from trainer.writers.lines import sync_rows
 from trainer.writers.run_record import FORMAT, read_record
 from trainer.writers.summary import SUMMARY_FILE
 
-# Kills without progress, while a wave computes or at all, after which it is split, as it is after
-# MOST_ERRORS; and kills of a single trial, which then counts as failed: those from outside must
-# hardly ever look like its own.
-_KILLS, _STARTS, _KILLS_OF_ONE = 3, 10, 6
+# A wave is split after so many kills of its workers while it computes, or at all, without progress
+# between them; it is also split after MOST_ERRORS.
+_KILLS, _STARTS = 3, 10
+# A trial that is alone in its wave has failed after so many. More than for a wave, because kills
+# from outside, such as by a scheduler, must hardly ever look like the trial's own.
+_KILLS_OF_ONE = 6
 _BETWEEN_REPORTS = 2.0  # seconds
 
 

@@ -33,12 +33,12 @@ from trainer.sweep.faults import (
     is_of_the_memory,
 )
 from trainer.sweep.folder import Claim, SweepFolder
-from trainer.sweep.lockstep import Lockstep
 from trainer.sweep.outcome import Outcome
 from trainer.sweep.plan import Trial
 from trainer.sweep.presence import Mode, Presence
 from trainer.sweep.programs import is_number, most_side_by_side
 from trainer.sweep.wave import Wave, run_alone
+from trainer.sweep.wave_runner import WaveRunner
 from trainer.train.signals import StopSignals
 from trainer.train.watchdog import SlowLines
 from trainer.workdir import code
@@ -277,7 +277,7 @@ class Worker:
                 self.folder.identity_of(trial),
                 self.folder.plan.keeps_examples(trial),
             )
-        lockstep = Lockstep(
+        runner = WaveRunner(
             prepared.program,
             partial(self._program_of, prepared),
             wave,
@@ -289,7 +289,7 @@ class Worker:
             self._vocabulary,
             self._vmap(prepared, wave),
         )
-        return lockstep.run()
+        return runner.run()
 
     def _vmap(self, prepared: _Prepared, wave: Wave) -> Vmapped | None:
         """Returns what computes the trials of a wave at once, if the file asks for that."""

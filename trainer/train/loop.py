@@ -15,6 +15,7 @@ import jax
 from trainer.engine.program import Program
 from trainer.engine.step import State
 from trainer.messages import DONE, FAILED, STOPPED, UserError, plural
+from trainer.train.batch_prefetcher import BatchPrefetcher
 from trainer.train.evaluations import Evaluations
 from trainer.train.hooks import At, Hooks, called_at
 from trainer.train.multihost import broadcast_from_host0, raise_on_all
@@ -32,7 +33,6 @@ from trainer.train.rollback import (
 )
 from trainer.train.services import Blocks, Consensus, Ended, Halted, Observer, StateKeeper
 from trainer.train.stopwatch import Clock, Stopwatch, Utilization
-from trainer.train.supply import Supply
 from trainer.train.watchdog import Watchdog
 from trainer.writers import MultiWriter
 
@@ -52,7 +52,8 @@ class Loop:
         log: takes a line for the user.
         nonfinite_log: records the steps that are not finite.
         hooks: the functions of the user that it calls.
-        rollback_log: the rollbacks before now, whose counters the state takes at their steps.
+        rollback_log: the rollbacks so far; at the step of each, its counters (such as of batches to
+            skip) are written into the state.
         until: stop after this step as after a signal; None for the last step.
         observe: called after every block with its last step, its batches and the state after it.
         vocabulary: the user's packages, for the command that an error suggests.
@@ -132,8 +133,8 @@ class Loop:
         )
         # Enough for a block of each of those in flight. Other loops share the devices and the data.
         ahead = 2 * self._steps_per_call if self._clock is None else 0
-        self._supply = Supply(ahead, self._pending.busy)
-        with contextlib.closing(self._supply):
+        self._prefetcher = BatchPrefetcher(ahead, self._pending.busy)
+        with contextlib.closing(self._prefetcher):
             return (yield from self._blocks(state, began, unevaluated))
 
     def _blocks(self, state: State, began: float | None, unevaluated: bool) -> Blocks:
@@ -149,30 +150,30 @@ class Loop:
             first, steps = step + 1, boundaries.steps_to_next(step, self._steps_per_call)
             self._watchdog.block(first, steps)
             with self._saves.before_error(state, step, metric, self._is_finite):
-                block = self._supply.take(steps)
+                block = self._prefetcher.take(steps)
             state, metrics = yield state, block
             step += steps
             self.consensus.sync()
             stop = self.consensus.stop
-            due = boundaries.due(step, self._save_now(stop))
-            self._pending.add(first, steps, metrics, state, check=due.check)
-            if (bad := self._check(0 if due.wait else self._ahead)) is not None:
+            after = boundaries.after_block(step, self._save_now(stop))
+            self._pending.add(first, steps, metrics, state, check=after.check)
+            if (bad := self._check(0 if after.wait else self._ahead)) is not None:
                 return self._not_finite(bad)
             if began is not None:
                 self._log_first(began, steps, state)
                 began = None
             self._observe(step, block, state)
             self.writer.progress(step)
-            if due.hooks:
+            if after.hooks:
                 self._call_hooks("log", state, step)
             evaluated, metric = True, None
-            if due.evaluate:
+            if after.evaluate:
                 evaluated, metric = self._evaluate(state, step)
                 stop = self.consensus.stop
-                due = boundaries.due(step, self._save_now(stop))  # it may have been long
-            if due.save:
+                after = boundaries.after_block(step, self._save_now(stop))  # it may have been long
+            if after.save:
                 self._saves.save(state, step, metric)
-            if due.rollback:
+            if after.rollback:
                 state = self._apply_rollback(state, step)
         return self._finish(state, step, evaluated)
 
@@ -182,7 +183,7 @@ class Loop:
         """Applies the rollback to a step, if there is one, and reads the batches after it."""
         state = apply_rollback(state, self._rollback_log.at(step))
         self._counters = counters_of(state.run_state)
-        self._supply.read(self.program.feed.batches(step + self._counters.skipped_batches))
+        self._prefetcher.read(self.program.feed.batches(step + self._counters.skipped_batches))
         return state
 
     def _save_now(self, stop: str | None) -> bool:
@@ -203,11 +204,11 @@ class Loop:
             if block.bad and self.experiment.on_nonfinite != "skip":
                 self._pending.clear()  # the steps after it build on it
                 bad = block
-            elif self._boundaries.due(block.last).log:
+            elif self._boundaries.after_block(block.last).log:
                 rows[block.last] = self._newest = block.row(block.last)
         if rows:
             # One lap for all: when the devices finished the earlier ones was not observed.
-            self._stopwatch.lap(max(rows), self._supply.waited if self._clock is None else None)
+            self._stopwatch.lap(max(rows), self._prefetcher.waited if self._clock is None else None)
             for step, row in rows.items():
                 self.writer.write_scalars(step, row | self._stopwatch.row(step))
         return bad
@@ -301,7 +302,7 @@ class Loop:
         return Ended("failed", FAILED, step, why)
 
 
-class Due(NamedTuple):
+class AfterBlock(NamedTuple):
     """What follows a block.
 
     Attributes:
@@ -360,7 +361,7 @@ class Boundaries:
             ends.append(rollback)
         return min(ends) - step
 
-    def due(self, step: int, save_now: bool = False) -> Due:
+    def after_block(self, step: int, save_now: bool = False) -> AfterBlock:
         """Returns what follows a block.
 
         Args:
@@ -375,7 +376,7 @@ class Boundaries:
         save = save_now or last or step % experiment.save_every == 0 or step == self.end
         rollback = self._rollback_log.at(step) is not None
         wait = hooks or evaluate or save or rollback or (log and self._wait_for_logs)
-        return Due(log, hooks, evaluate, save, rollback, wait)
+        return AfterBlock(log, hooks, evaluate, save, rollback, wait)
 
 
 class Saves:

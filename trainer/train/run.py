@@ -37,8 +37,8 @@ from trainer.train.rollback import GoBack, RollbackLog
 from trainer.train.rows import MetricsError, Rows
 from trainer.train.services import Blocks, Ended, Halted, Observer
 from trainer.train.signals import StopSignals
+from trainer.train.stuck_parameters import StuckParameters
 from trainer.train.trained import tokenizer_text
-from trainer.train.unmoved import Unmoved
 from trainer.train.warm_start import WarmStart
 from trainer.train.watchdog import SlowLines, Watchdog
 from trainer.workdir import Workdir, WorkdirTakenOver, check_name, code, fingerprint
@@ -52,7 +52,10 @@ _EXPLAINED = (UserError, CheckpointError, MetricsError, WorkdirTakenOver)
 
 
 class RunServices(NamedTuple):
-    """What a run uses in its folder; the attributes are those of the loop."""
+    """What all attempts of a run share: its folder, and what reads and writes it.
+
+    A run makes another attempt after a rollback. The attributes are described at `Loop`.
+    """
 
     folder: Workdir
     checkpoints: Checkpoints
@@ -60,7 +63,7 @@ class RunServices(NamedTuple):
     nonfinite_log: NonFiniteLog
     rollback_log: RollbackLog
     rows: Rows
-    unmoved: Unmoved
+    stuck: StuckParameters
     experiment: Experiment
     log: Callable[[str], None]
 
@@ -126,7 +129,7 @@ def make_services(
         nonfinite_log=NonFiniteLog(folder.path, folder.write, experiment, log),
         rollback_log=RollbackLog(folder.path, folder.write, log),
         rows=Rows(folder, experiment, log, identity),
-        unmoved=Unmoved(program, log),
+        stuck=StuckParameters(program, log),
         experiment=experiment,
         log=log,
     )
@@ -398,11 +401,11 @@ class Run:
                 hooks=Hooks(self.program, folder.path, self.log, folder.check_fence),
                 rollback_log=services.rollback_log,
                 until=until,
-                observe=services.unmoved.before(observe),
+                observe=services.stuck.before(observe),
                 vocabulary=self.vocabulary,
                 seconds=rows.results.seconds_at(int(state.step)),
             )
-            services.unmoved.begin(int(state.step), state)
+            services.stuck.begin(int(state.step), state)
             advance = self.program.advance
             if self._profile is not None and jax.process_index() == 0:
                 done, profile = int(state.step), folder.path / "profile"

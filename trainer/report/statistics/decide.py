@@ -26,8 +26,8 @@ from trainer.report.statistics.estimates import direction
 
 LEVEL = 0.05  # of all claims of a report together
 PLANNED_LEVEL, _LATER = 0.04, 0.01  # its parts
-# A planned t test of equal and moderately skewed differences is wrong in 6% at .05, and right at
-# this level.
+# With moderately skewed differences a planned t test at .05 is wrong in 6% of cases; at this level
+# in at most 5%.
 _SKEWED = 0.034
 _FEWEST_LOOKED_AT = 3  # units, of a rule that allows any look
 _PRIOR = 0.25  # c of the e-value: a priori the effect has a standard deviation of 1 / sqrt(c) = 2

@@ -19,7 +19,7 @@ class _Checksums(NamedTuple):
     found: dict[str, dict[str, jax.Array]]  # group -> checksums, learning_rate, skipped
 
 
-class Unmoved:
+class StuckParameters:
     """Compares the low-precision parameters of each group at the ends of the log intervals.
 
     The devices compute a checksum of their bits at the end of every whole log interval, only if

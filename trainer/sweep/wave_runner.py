@@ -23,7 +23,7 @@ from trainer.sweep.faults import is_of_a_trial
 from trainer.sweep.folder import SweepFolder
 from trainer.sweep.outcome import Outcome
 from trainer.sweep.plan import Trial
-from trainer.sweep.turn import Round, Turn
+from trainer.sweep.trial_loop import TrialLoop, WaveConsensus
 from trainer.sweep.wave import Wave
 from trainer.sweep.wave_check import check_rows
 from trainer.train.autosave import AutosavePolicy, was_killed
@@ -40,7 +40,7 @@ from trainer.writers.files import sync_file_system
 End = Ended | GoBack | Halted
 
 
-class Lockstep:
+class WaveRunner:
     """The trials of a wave.
 
     Args:
@@ -82,8 +82,8 @@ class Lockstep:
         self._slow_lines = slow_lines
         self._vocabulary = vocabulary
         self._reporter = reporter
-        self._round = Round()
-        self._turns: list[Turn] = []
+        self._consensus = WaveConsensus()
+        self._trial_loops: list[TrialLoop] = []
         self._ended: dict[Trial, Outcome] = {}  # not yet on the disk
 
     def run(self) -> int:
@@ -117,8 +117,8 @@ class Lockstep:
                 self._begin(restored, states, watchdog)
                 code = self._advance(checkpoints, restored or 0)
             finally:
-                for turn in self._turns:
-                    turn.close()
+                for trial_loop in self._trial_loops:
+                    trial_loop.close()
         if code == DONE:
             wave.finish(self._ended)
         return code
@@ -169,7 +169,7 @@ class Lockstep:
         for trial, program in programs.items():
             seed = program.experiment.seed_of_data
             program.feed = feeds.setdefault(seed, program.feed.shared(readers[seed]))
-            turn = Turn(
+            trial_loop = TrialLoop(
                 trial,
                 program,
                 states[trial],
@@ -177,7 +177,7 @@ class Lockstep:
                 folder=self._wave.staged(trial),
                 keep=self._folder.plan.checkpoints,
                 goal=self._goal,
-                round=self._round,
+                consensus=self._consensus,
                 watchdog=watchdog,
                 fence=self._wave.workdir.check_fence,
                 log=self._log,
@@ -187,24 +187,24 @@ class Lockstep:
                 reporter=self._reporter,
                 per_example=self._folder.plan.keeps_examples(trial),
             )
-            self._turns.append(turn)
-        for turn in list(self._turns):
-            self._take_turn(turn, turn.begin)
+            self._trial_loops.append(trial_loop)
+        for trial_loop in list(self._trial_loops):
+            self._advance_trial(trial_loop, trial_loop.begin)
 
     # Rounds.
 
     def _advance(self, checkpoints: Checkpoints, step: int) -> int:
-        wave, round = self._wave, self._round
+        wave, consensus = self._wave, self._consensus
         autosave = AutosavePolicy(after_kill=was_killed(wave.workdir.run_file))
         began, first, steps = time.monotonic(), step, self._program.experiment.steps
-        while self._turns:
+        while self._trial_loops:
             stop = self._signals.received
-            round.save = stop is not None or autosave.due()
+            consensus.save = stop is not None or autosave.due()
             self._compute_blocks()
-            if not self._turns:
+            if not self._trial_loops:
                 break
-            step = self._turns[0].step
-            if round.save:
+            step = self._trial_loops[0].step
+            if consensus.save:
                 start = time.monotonic()
                 saved = self._save(checkpoints, step)
                 autosave.saved(time.monotonic() - start)
@@ -213,59 +213,61 @@ class Lockstep:
             wave.report(
                 step=step,
                 steps=steps,
-                trials=len(self._turns),
+                trials=len(self._trial_loops),
                 rate=(step - first) / max(time.monotonic() - began, 1e-9),
             )
         return DONE
 
     def _compute_blocks(self) -> None:
         """Computes the next block of every trial, and does what follows it."""
-        turns = list(self._turns)
+        trial_loops = list(self._trial_loops)
         # A trial cannot be timed by itself: the first turn after an evaluation waits for work of
         # the others that is still queued. All have one program, so that each has an equal share.
-        self._clock.share = 1 / len(turns)
+        self._clock.share = 1 / len(trial_loops)
         with self._clock.running():
             if self._vmapped is None:
-                for turn in turns:
-                    self._take_turn(turn, partial(_compute_block, turn))
+                for trial_loop in trial_loops:
+                    self._advance_trial(trial_loop, partial(_compute_block, trial_loop))
                 return
-            computed = self._vmapped.advance([turn.block for turn in turns if turn.block])
-            for turn, result in zip(turns, computed, strict=True):
-                self._take_turn(turn, partial(turn.proceed, result))
+            computed = self._vmapped.advance(
+                [trial_loop.block for trial_loop in trial_loops if trial_loop.block]
+            )
+            for trial_loop, result in zip(trial_loops, computed, strict=True):
+                self._advance_trial(trial_loop, partial(trial_loop.proceed, result))
 
-    def _take_turn(self, turn: Turn, proceed: Callable[[], End | None]) -> None:
+    def _advance_trial(self, trial_loop: TrialLoop, proceed: Callable[[], End | None]) -> None:
         """Does something for a trial, and removes the trial if it ended by that."""
-        trial = turn.trial
+        trial = trial_loop.trial
         try:
             end = proceed()
             if end is None:
                 return
-            self._turns.remove(turn)
+            self._trial_loops.remove(trial_loop)
             if isinstance(end, GoBack):
-                turn.close()
+                trial_loop.close()
                 self._folder.limits.leave_alone(trial.folder)
-                self._log(f"{trial.folder}: {turn.lines[-1]} It is computed alone.")
+                self._log(f"{trial.folder}: {trial_loop.lines[-1]} It is computed alone.")
                 return
-            outcome = turn.outcome(end)
+            outcome = trial_loop.outcome(end)
         except Exception as error:
             if not is_of_a_trial(error):
                 raise
-            self._fail(turn, error)
+            self._fail(trial_loop, error)
             return
         self._ended[trial] = outcome
         if outcome.end == "diverged":
             self._log(f"{trial.folder} diverged. {outcome.why}")
 
-    def _fail(self, turn: Turn, error: Exception) -> None:
+    def _fail(self, trial_loop: TrialLoop, error: Exception) -> None:
         """Leaves a trial to a later wave, or marks it as failed after several errors."""
-        trial = turn.trial
-        if turn in self._turns:
-            self._turns.remove(turn)
-        turn.close()
+        trial = trial_loop.trial
+        if trial_loop in self._trial_loops:
+            self._trial_loops.remove(trial_loop)
+        trial_loop.close()
         why = wording.cause(error)
         if self._folder.limits.has_failed(trial.folder):
             self._log(f"{trial.folder} failed. {why}")
-            self._ended[trial] = turn.failed(why)
+            self._ended[trial] = trial_loop.failed(why)
         else:
             self._log(f"{trial.folder} is computed again after an error. {why}")
 
@@ -276,12 +278,15 @@ class Lockstep:
         for trial, outcome in self._ended.items():
             self._wave.keep(trial, outcome)
         self._ended.clear()
-        states = {self._key(turn.trial): turn.checkpoints.state for turn in self._turns}
+        states = {
+            self._key(trial_loop.trial): trial_loop.checkpoints.state
+            for trial_loop in self._trial_loops
+        }
         # No trial may lack a checkpoint of its own from before the step that the wave resumes from.
-        for turn in self._turns:
-            turn.checkpoints.wait()
-        for turn in self._turns:
-            turn.checkpoints.state = None
+        for trial_loop in self._trial_loops:
+            trial_loop.checkpoints.wait()
+        for trial_loop in self._trial_loops:
+            trial_loop.checkpoints.state = None
         if None in states.values():
             self._log(f"Step {step} is not saved: the metrics of a trial could not be written.")
             return False
@@ -294,11 +299,11 @@ class Lockstep:
             return FAILED
         text = f"Stopped at step {step:,} by {stop}; saved."
         self._log(text)
-        for turn in self._turns:
-            turn.stopped(text)
+        for trial_loop in self._trial_loops:
+            trial_loop.stopped(text)
         return STOPPED
 
 
-def _compute_block(turn: Turn) -> End | None:
-    assert turn.block is not None, "a trial that has ended takes no turn"
-    return turn.proceed(turn.program.advance(*turn.block))
+def _compute_block(trial_loop: TrialLoop) -> End | None:
+    assert trial_loop.block is not None, "a trial that has ended takes no turn"
+    return trial_loop.proceed(trial_loop.program.advance(*trial_loop.block))

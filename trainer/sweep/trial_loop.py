@@ -30,12 +30,13 @@ from trainer.writers.files import replace_file
 from trainer.writers.summary import Summary
 
 
-class Round:
-    """What all trials of a wave do after the same step.
+class WaveConsensus:
+    """Tells the loops of a wave's trials when to save; they stop together, by the wave.
 
     Attributes:
-        stop: None: the wave stops after a step that all trials have finished and evaluated.
-        save: whether each trial hands over its state.
+        stop: always None, because a loop never stops by itself: its wave stops after a step that
+            all trials have computed and evaluated.
+        save: whether each trial hands over its state after this block.
     """
 
     stop: str | None = None
@@ -135,7 +136,7 @@ class TrialCheckpoints:
             self._own.close()
 
 
-class Turn:
+class TrialLoop:
     """A trial that is computed side by side with others.
 
     Args:
@@ -146,7 +147,7 @@ class Turn:
         folder: where the trial's files are written.
         keep: which checkpoints the folder keeps; see `definition.Sweep`.
         goal: what ranks these checkpoints.
-        round: what all trials do together.
+        consensus: what all trials do together.
         watchdog: watches the blocks of all trials.
         fence: called before anything is written.
         log: takes a line for the user.
@@ -174,7 +175,7 @@ class Turn:
         folder: Path,
         keep: str,
         goal: Goal,
-        round: Round,
+        consensus: WaveConsensus,
         watchdog: Watchdog,
         fence: Callable[[], None],
         log: Callable[[str], None],
@@ -226,7 +227,7 @@ class Turn:
             program,
             self.checkpoints,
             self._writer,
-            round,
+            consensus,
             watchdog,
             self.lines.append,
             # The terminal shows the sweep instead of what the hooks say.
@@ -274,7 +275,7 @@ class Turn:
         """Returns the outcome of a trial that ended, and closes its files.
 
         Args:
-            end: what `advance` returned.
+            end: what `begin` or `proceed` returned.
 
         Raises:
             OSError: the results could not be written.

@@ -9,7 +9,7 @@ import pytest
 
 from tests import runs
 from trainer import checkpoint
-from trainer.train.unmoved import _checksum
+from trainer.train.stuck_parameters import _checksum
 
 
 @pytest.fixture(autouse=True)

@@ -20,7 +20,7 @@ _PATIENCE = 5.0  # seconds until a thread is left behind that still makes a batc
 
 
 class _Made:
-    """What a thread has made; each thread has its own, as one may outlive `Supply.close`.
+    """What a thread has made; each thread has its own, as one may outlive `BatchPrefetcher.close`.
 
     Attributes:
         batches: those that were not taken yet.
@@ -39,7 +39,7 @@ class _Made:
         return bool(self.batches) or self.error is not None
 
 
-class Supply:
+class BatchPrefetcher:
     """The training batches of a loop.
 
     Args:
