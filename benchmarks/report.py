@@ -24,9 +24,9 @@ from benchmarks.interleave import interleave, report
 from trainer.engine.examples import Examples
 from trainer.sweep.final import choose_winners, final_trials
 from trainer.sweep.ledger import Recorder, trial_event
-from trainer.sweep.outcome import read_outcome
 from trainer.sweep.per_example_file import PER_EXAMPLE_FILE, encode
 from trainer.sweep.plan_file import read_plan
+from trainer.writers.summary import read_outcome
 
 SWEEP = """base: {base}
 arms:

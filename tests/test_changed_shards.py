@@ -16,7 +16,7 @@ from trainer.__main__ import main
 from trainer.data import shards
 from trainer.data.shards import TokenStream
 from trainer.messages import UserError
-from trainer.sweep.outcome import read_outcome
+from trainer.writers.summary import read_outcome
 
 
 def cut(file: Path) -> None:

@@ -15,7 +15,7 @@ from tests.test_sweep_kills import kill_in
 from trainer.__main__ import main
 from trainer.sweep.evidence import examine
 from trainer.sweep.ledger import LEDGER_FILE, append, read_ledger
-from trainer.sweep.outcome import Outcome
+from trainer.writers.summary import Summary
 
 ARMS = f"""base: base.yaml
 arms:
@@ -230,6 +230,6 @@ def test_outcomes_that_are_known_are_not_read_again(copied, monkeypatch):
         x.relative_to(copied).as_posix(): evidence.read_outcome(x)
         for x in [*copied.glob("trials/*/*/*"), *copied.glob("final/*/*")]
     }
-    known: dict[str, Outcome] = {name: x for name, x in outcomes.items() if x is not None}
+    known: dict[str, Summary] = {name: x for name, x in outcomes.items() if x is not None}
     monkeypatch.setattr(evidence, "read_outcome", lambda trial: pytest.fail(f"{trial} is read"))
     assert not examine(copied, known).faults

@@ -10,6 +10,8 @@ import pytest
 from tests import runs
 from tests.test_sweep_plan import BASE
 from trainer.__main__ import main
+from trainer.report.run_results import read_runs
+from trainer.report.sweep_results import read_sweep
 
 SWEEP = """base: base.yaml
 arms:
@@ -95,6 +97,17 @@ def test_runs_are_arms_by_config(computed, tmp_path, capsys):
     with (tmp_path / "out" / "tables" / "arms.csv").open() as file:
         rows = {row["arm"]: row for row in csv.DictReader(file)}
     assert set(rows) == {"adamw", "sgd"} and rows["sgd"]["units"] == "3"
+
+
+def test_a_run_says_the_same_of_itself_alone_and_in_its_sweep(computed):
+    """Such as that it shared its time with the others of its wave."""
+    of_sweep = {run.folder: run for run in read_sweep(computed).finals}
+    alone = read_runs([str(folder) for folder in of_sweep], "accuracy", "max").finals
+    assert len(alone) == 6 and {run.side_by_side for run in alone} == {3}
+    for run in alone:
+        same = of_sweep[run.folder]
+        for name in ("end", "why", "step", "seconds", "metrics", "retries", "load", "began"):
+            assert getattr(run, name) == getattr(same, name), name
 
 
 def test_an_unfinished_sweep_says_what_is_missing(planned, capsys):

@@ -29,8 +29,8 @@ from trainer.engine.generation import (
 )
 from trainer.hooks import HookContext, samples
 from trainer.models.model import LanguageModel
-from trainer.sweep.outcome import Outcome
 from trainer.sweep.wave import Wave
+from trainer.writers.summary import Summary
 
 VOCAB = 7
 
@@ -595,7 +595,7 @@ def test_the_rows_and_samples_of_a_trial_are_on_the_disk_before_its_summary(tmp_
 
     real = os.fsync
     monkeypatch.setattr(os, "fsync", fsync)
-    wave.keep(trial, Outcome("done", 1, {}))
+    wave.keep(trial, Summary("done", 1, {}))
     assert {"metrics.jsonl", "samples.jsonl"} <= set(synced)
     assert (folder / "summary.json").exists()
 

@@ -12,11 +12,10 @@ from tests.test_sweep import folders, replaced, solo, sweep, write_sweep
 from tests.test_sweep_trial_folder import computed
 from trainer import config as configs
 from trainer.__main__ import main
-from trainer.sweep.outcome import read_outcome
 from trainer.sweep.wave_runner import WaveRunner
 from trainer.train.rows import Results
 from trainer.writers import read_metrics
-from trainer.writers.summary import Best, Summary, read_summary
+from trainer.writers.summary import Best, Summary, read_outcome, read_summary
 
 
 @pytest.fixture(autouse=True)

@@ -19,11 +19,11 @@ from tests.runs import SWEPT, replaced
 from trainer import checkpoint
 from trainer.__main__ import main
 from trainer.sweep.folder import SweepFolder
-from trainer.sweep.outcome import read_outcome
 from trainer.sweep.plan_file import read_plan
 from trainer.sweep.wave_file import WaveContent, wave_name
 from trainer.sweep.wave_runner import WaveRunner
 from trainer.workdir import read_record
+from trainer.writers.summary import read_outcome
 
 RATES = "optimizer.learning_rate: !space.log_uniform {low: 1e-3, high: 1e-1}"
 GROUPS = """!optim.optimizer

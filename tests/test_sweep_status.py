@@ -25,10 +25,10 @@ from trainer.config import load
 from trainer.messages import UserError
 from trainer.sweep import running, status
 from trainer.sweep.final import choose_winners
-from trainer.sweep.outcome import Outcome
 from trainer.sweep.status import SweepReader
 from trainer.sweep.wave_file import WaveContent, wave_name
 from trainer.writers import holders
+from trainer.writers.summary import Summary
 
 SWEEP = """base: base.yaml
 arms:
@@ -87,7 +87,7 @@ def finish(
     folder = sweep / trial
     folder.mkdir(parents=True)
     metrics = {"validation/accuracy": accuracy, "eval/accuracy": accuracy}
-    (folder / "summary.json").write_text(Outcome(end, 20, metrics, why).text())
+    (folder / "summary.json").write_text(Summary(end, 20, metrics, why).text())
 
 
 def wave(sweep: Path, *trials: str, **progress: float) -> Path:

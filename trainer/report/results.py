@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,6 +14,7 @@ from trainer.engine.examples import Examples
 from trainer.sweep.per_example_file import read_examples
 from trainer.writers import iterate_metrics
 from trainer.writers.lines import PREFIXES
+from trainer.writers.summary import ENDS, Summary, value_of
 
 SECONDS = "perf/seconds"
 
@@ -91,9 +92,7 @@ class Result:
         Returns:
             None if the run has not ended, diverged, failed, or has no finite value.
         """
-        value = self.metrics.get(row)
-        usable = self.end == "done" and value is not None and math.isfinite(value)
-        return value if usable else None
+        return value_of(self.end, self.metrics, row)
 
 
 @dataclass(frozen=True)
@@ -306,21 +305,34 @@ class Workload:
         return self._examples[run.name]
 
 
-def code_history(record: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the fields of a `Result` by which changes of the user's code are found.
+def with_outcome(run: Result, summary: Summary, record: Mapping[str, Any]) -> Result:
+    """Returns a run with what its folder says of it.
 
     Args:
+        run: the run.
+        summary: the content of summary.json.
         record: the content of run.json; empty if it is not known.
     """
     lineage = record.get("lineage", ())
-    return {
-        "began": next((entry.get("began", "") for entry in lineage), ""),
-        "code_changed": any(
+    last = lineage[-1] if lineage else {}
+    return replace(
+        run,
+        end=summary.end if summary.end in ENDS else "missing",
+        why=summary.why,
+        step=summary.step,
+        seconds=summary.seconds,
+        metrics=summary.metrics,
+        retries=max(0, len(lineage) - 1),
+        fingerprint=record.get("fingerprint", {}),
+        side_by_side=last.get("trials", 1),
+        load=last.get("load"),
+        began=next((entry.get("began", "") for entry in lineage), ""),
+        code_changed=any(
             line.startswith("code: ") and " differs" in line
             for entry in lineage
             for line in entry.get("changed", ())
         ),
-    }
+    )
 
 
 def read_curve(folder: Path, row: str) -> Curve:

@@ -9,15 +9,13 @@ from trainer import config as configs
 from trainer.config import Call
 from trainer.messages import UserError, plural
 from trainer.report.plots import Line, combine, read_points
-from trainer.report.results import Goal, Result, Workload, code_history
+from trainer.report.results import Goal, Result, Workload, with_outcome
 from trainer.report.wording import joined
 from trainer.sweep.status import best_runs
 from trainer.writers import read_metrics
 from trainer.writers.lines import PREFIXES
 from trainer.writers.run_record import read_record
 from trainer.writers.summary import Summary, read_summary
-
-_ENDS = ("done", "diverged", "failed")
 
 
 def read_runs(
@@ -127,23 +125,9 @@ def _result(folder: Path, name: str, arm: str) -> Result:
     except OSError as error:
         raise UserError(f"{folder} cannot be read: {error.strerror}.") from error
     summary = read_summary(folder) or Summary("missing", 0)
-    print_ = record.get("fingerprint", {})
-    return Result(
-        name=name,
-        folder=folder,
-        arm=arm,
-        seed=print_.get("seed", 0),
-        number=None,
-        end=summary.end if summary.end in _ENDS else "missing",
-        why=summary.why,
-        step=summary.step,
-        steps=summary.steps or 0,
-        seconds=summary.seconds,
-        metrics=summary.metrics,
-        retries=max(0, len(record.get("lineage", ())) - 1),
-        fingerprint=print_,
-        **code_history(record),
-    )
+    seed, steps = record.get("fingerprint", {}).get("seed", 0), summary.steps or 0
+    run = Result(name, folder, arm, seed, None, "missing", steps=steps)
+    return with_outcome(run, summary, record)
 
 
 def _config(folder: str) -> Call | None:

@@ -5,24 +5,23 @@ import math
 import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
 from trainer.config.wording import known_names
 from trainer.messages import UserError, plural
-from trainer.report.results import Goal, Result, Revision, Space, Workload, code_history
+from trainer.report.results import Goal, Result, Revision, Space, Workload, with_outcome
 from trainer.report.wording import joined
 from trainer.sweep.differences import revised, shown
 from trainer.sweep.evidence import Evidence, examine
 from trainer.sweep.final import Choice, rank, read_choices, trials_of_choice
-from trainer.sweep.outcome import Outcome, read_outcome
 from trainer.sweep.plan import Trial, point_name
 from trainer.sweep.status import Status, SweepReader
 from trainer.sweep.stored_plan import StoredPlan, StoredProgram, searches_of
 from trainer.writers.json_files import DamagedFile
 from trainer.writers.lines import PREFIXES
 from trainer.writers.run_record import read_record
+from trainer.writers.summary import Summary, read_outcome
 
 
 def read_sweep(
@@ -106,7 +105,7 @@ def _winners(
     return {key: number for key, (number, value) in best.items() if math.isfinite(value)}
 
 
-def _outcomes(folder: Path, chosen: Sequence[Trial], status: Status) -> dict[str, Outcome]:
+def _outcomes(folder: Path, chosen: Sequence[Trial], status: Status) -> dict[str, Summary]:
     """Reads what the status, which has the trials of the plan's revision only, has not."""
     new = [trial.folder for trial in chosen if trial.folder not in status.outcomes]
     found = {name: read_outcome(folder / name) for name in new}
@@ -164,7 +163,7 @@ def _goal(
     )
 
 
-def _result(reader: SweepReader, outcomes: Mapping[str, Outcome], trial: Trial) -> Result:
+def _result(reader: SweepReader, outcomes: Mapping[str, Summary], trial: Trial) -> Result:
     program, folder = reader.program_of(trial), reader.path / trial.folder
     result = Result(
         name=trial.folder,
@@ -179,26 +178,7 @@ def _result(reader: SweepReader, outcomes: Mapping[str, Outcome], trial: Trial) 
         values=trial.values,
     )
     outcome = outcomes.get(trial.folder)
-    return result if outcome is None else _ended(result, outcome)
-
-
-def _ended(result: Result, outcome: Outcome) -> Result:
-    """Returns a run with what came of it."""
-    record = _record(result.folder)
-    last = next(iter(record.get("lineage", ())[-1:]), {})
-    return replace(
-        result,
-        end=outcome.end,
-        why=outcome.why,
-        step=outcome.step,
-        seconds=outcome.seconds,
-        metrics=outcome.metrics,
-        retries=max(0, len(record.get("lineage", ())) - 1),
-        fingerprint=record.get("fingerprint", {}),
-        side_by_side=last.get("trials", 1),
-        load=last.get("load"),
-        **code_history(record),
-    )
+    return result if outcome is None else with_outcome(result, outcome, _record(result.folder))
 
 
 def _record(folder: Path) -> dict[str, Any]:
@@ -220,7 +200,7 @@ def _replaced(folder: Path, plan: StoredPlan, finals: tuple[Result, ...]) -> Ite
             steps, flops = programs[arm].steps, float(programs[arm].flops)
             seed = int(place.name)
             run = Result(name, place, arm, seed, None, outcome.end, steps=steps, flops=flops)
-            yield _ended(run, outcome)
+            yield with_outcome(run, outcome, _record(run.folder))
 
 
 def _arms_of(program: StoredProgram) -> set[str]:

@@ -20,12 +20,11 @@ from trainer.sweep.ledger import (
     read_ledger,
     results_in,
 )
-from trainer.sweep.outcome import Outcome, read_outcome
 from trainer.sweep.stored_plan import StoredPlan, read_plan
 from trainer.sweep.wave_file import read_wave
 from trainer.writers import iterate_metrics
 from trainer.writers.json_files import DamagedFile
-from trainer.writers.summary import SUMMARY_FILE
+from trainer.writers.summary import SUMMARY_FILE, Summary, read_outcome
 
 _LOOKS = 3  # at a sweep whose workers append to the ledger meanwhile
 _SAME = 1e-9  # relative
@@ -68,7 +67,7 @@ class Evidence:
 
 
 def examine(
-    folder: Path, outcomes: Mapping[str, Outcome] | None = None, thorough: bool = True
+    folder: Path, outcomes: Mapping[str, Summary] | None = None, thorough: bool = True
 ) -> Evidence:
     """Checks the results of a sweep, also while it is computed.
 
@@ -98,7 +97,7 @@ def _size(folder: Path) -> int:
 class _Examination:
     """One look at all files of a sweep."""
 
-    def __init__(self, folder: Path, outcomes: Mapping[str, Outcome] | None, thorough: bool):
+    def __init__(self, folder: Path, outcomes: Mapping[str, Summary] | None, thorough: bool):
         self._folder, self._thorough = folder, thorough
         self._faults: list[Fault] = []
         self._plan = self._read_plan()
@@ -222,7 +221,7 @@ class _Examination:
 
     # Results against each other.
 
-    def _outcome(self, name: str) -> Outcome | None:
+    def _outcome(self, name: str) -> Summary | None:
         if self._outcomes is not None and name in self._outcomes:
             return self._outcomes[name]
         return read_outcome(self._folder / name)
@@ -259,7 +258,7 @@ def _trials_of_waves(folder: Path) -> Iterator[str]:
             yield from read_wave(file)["trials"]
 
 
-def _unlike_rows(trial: Path, outcome: Outcome) -> Iterator[str]:
+def _unlike_rows(trial: Path, outcome: Summary) -> Iterator[str]:
     """Yields the names of what the summary of a trial has otherwise than its rows."""
     newest: dict[str, float] = {}
     finite: dict[str, list[float]] = {name: [] for name in outcome.best}

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any, TypedDict
 
 from trainer.config.wording import brief, listing
-from trainer.sweep.outcome import Outcome
 from trainer.sweep.plan import Trial, point_name, seed_of_search
 from trainer.sweep.stored_plan import StoredPlan, searches_of
 from trainer.writers.files import replace_file
 from trainer.writers.json_files import damaged, read_json
+from trainer.writers.summary import Summary
 
 FINAL_FILE = "final.json"
 _ADVICE = (
@@ -50,7 +50,7 @@ class Choice:
     winners: Mapping[Point, int | None]
 
 
-def rank(plan: StoredPlan, outcomes: Mapping[str, Outcome | None]) -> dict[Point, dict[int, float]]:
+def rank(plan: StoredPlan, outcomes: Mapping[str, Summary | None]) -> dict[Point, dict[int, float]]:
     """Computes by what the points of each search of an arm are compared.
 
     Args:
@@ -71,7 +71,7 @@ def rank(plan: StoredPlan, outcomes: Mapping[str, Outcome | None]) -> dict[Point
         if outcome is None:
             seeds.append(None)
         else:
-            value = outcome.value(plan.goal)
+            value = outcome.value(plan.goal.row)
             seeds.append(sign * math.inf if value is None else value)
     means = {
         key: {n: math.fsum(v) / len(v) for n, v in points.items() if None not in v}  # type: ignore[arg-type]
@@ -86,7 +86,7 @@ def rank(plan: StoredPlan, outcomes: Mapping[str, Outcome | None]) -> dict[Point
 def choose_winners(
     folder: Path,
     plan: StoredPlan,
-    outcomes: Mapping[str, Outcome | None],
+    outcomes: Mapping[str, Summary | None],
     record: Callable[[bytes], None],
 ) -> None:
     """Writes final.json: the best point of each search of an arm, and the seeds of its runs.
@@ -102,7 +102,7 @@ def choose_winners(
     replace_file(folder / FINAL_FILE, text.encode())
 
 
-def choice_of(plan: StoredPlan, outcomes: Mapping[str, Outcome | None]) -> dict[str, Any]:
+def choice_of(plan: StoredPlan, outcomes: Mapping[str, Summary | None]) -> dict[str, Any]:
     """Returns what final.json has of a revision of a plan.
 
     Args:
@@ -155,7 +155,7 @@ def read_choices(folder: Path, plan: StoredPlan) -> list[Choice]:
 
 
 def wrong_choices(
-    folder: Path, plan: StoredPlan, outcomes: Mapping[str, Outcome | None]
+    folder: Path, plan: StoredPlan, outcomes: Mapping[str, Summary | None]
 ) -> Iterator[str]:
     """Yields what in final.json differs from the ranking of the trials, as parts of sentences.
 

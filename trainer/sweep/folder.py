@@ -20,7 +20,6 @@ from trainer.sweep.code_changes import note_code
 from trainer.sweep.final import choose_winners, final_trials
 from trainer.sweep.ledger import Recorder, trial_event
 from trainer.sweep.limits import Limits, useful_width, wave_width
-from trainer.sweep.outcome import read_outcome
 from trainer.sweep.plan import Trial, seed_of_search
 from trainer.sweep.presence import Presence
 from trainer.sweep.removal import clean, remove, set_aside
@@ -30,7 +29,7 @@ from trainer.writers import RunIdentity, identity_of_trial
 from trainer.writers.base import Log, to_stderr
 from trainer.writers.files import paths_below, replace_file
 from trainer.writers.json_files import DamagedFile
-from trainer.writers.summary import SUMMARY_FILE
+from trainer.writers.summary import SUMMARY_FILE, read_outcome
 
 
 @dataclass(frozen=True)

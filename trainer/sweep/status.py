@@ -13,12 +13,12 @@ from trainer.sweep.code_changes import CodeChange, changes_in, sentences
 from trainer.sweep.final import Point, final_trials, rank
 from trainer.sweep.folder import SweepFolder
 from trainer.sweep.ledger import read_ledger
-from trainer.sweep.outcome import Outcome, read_outcome
 from trainer.sweep.plan import Trial, point_name
 from trainer.sweep.running import WaveStatus, read_waves
 from trainer.sweep.stored_plan import StoredPlan, StoredProgram, work_command
 from trainer.sweep.warning_text import warning_lines
 from trainer.writers.lines import PREFIXES
+from trainer.writers.summary import Summary, read_outcome
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ class Status:
 
     arms: tuple[ArmStatus, ...]
     waves: tuple[WaveStatus, ...]
-    outcomes: Mapping[str, Outcome]
+    outcomes: Mapping[str, Summary]
     unreadable: tuple[str, ...]
     damaged: tuple[str, ...]
     final: tuple[Trial, ...] | None
@@ -100,7 +100,7 @@ class SweepReader:
     def __init__(self, path: Path):
         _check_folder(path)
         self.path = path
-        self._outcomes: dict[str, Outcome] = {}
+        self._outcomes: dict[str, Summary] = {}
         self._folder = SweepFolder(path)
         self._forget()
 
@@ -191,7 +191,7 @@ class SweepReader:
             else:
                 self._outcomes[name] = outcome
 
-    def _staged(self, waves: Sequence[WaveStatus]) -> dict[str, Outcome]:
+    def _staged(self, waves: Sequence[WaveStatus]) -> dict[str, Summary]:
         """Returns the outcomes of trials that ended before the others of their waves."""
         found = {
             name: read_outcome(self.path / "waves" / wave.name / name)
@@ -211,7 +211,7 @@ class SweepReader:
         arm: str,
         trials: Sequence[Trial],
         in_wave: Mapping[str, WaveStatus],
-        outcomes: Mapping[str, Outcome],
+        outcomes: Mapping[str, Summary],
     ) -> ArmStatus:
         of_arm = [trial for trial in trials if trial.arm == arm]
         ends = [outcomes[t.folder].end for t in of_arm if t.folder in outcomes]
@@ -284,8 +284,8 @@ def mean(values: Sequence[float | None]) -> float | None:
     return math.fsum(known) / len(known) if known and len(known) == len(values) else None
 
 
-def _value(outcome: Outcome | None, plan: StoredPlan) -> float | None:
-    return None if outcome is None else outcome.value(plan.goal)
+def _value(outcome: Summary | None, plan: StoredPlan) -> float | None:
+    return None if outcome is None else outcome.value(plan.goal.row)
 
 
 def _with_best(arm: ArmStatus, ranked: Mapping[Point, Mapping[int, float]]) -> ArmStatus:
@@ -473,7 +473,7 @@ def _mean_or_word(values: Sequence[float | str]) -> float | str:
     return math.fsum(map(float, values)) / len(values)
 
 
-def _final(outcome: Outcome | None, row: str) -> float | str:
+def _final(outcome: Summary | None, row: str) -> float | str:
     if outcome is None:
         return "-"
     if outcome.end != "done":

@@ -13,7 +13,6 @@ from trainer.engine.program import Program
 from trainer.engine.step import State
 from trainer.messages import DONE, FAILED, STOPPED
 from trainer.sweep.definition import Goal
-from trainer.sweep.outcome import Outcome, outcome_of
 from trainer.sweep.per_example import keep_examples
 from trainer.sweep.plan import Trial
 from trainer.train.hooks import Hooks
@@ -271,7 +270,7 @@ class TrialLoop:
             return end.value
         return None
 
-    def outcome(self, end: Ended | Halted) -> Outcome:
+    def outcome(self, end: Ended | Halted) -> Summary:
         """Returns the outcome of a trial that ended, and closes its files.
 
         Args:
@@ -290,7 +289,7 @@ class TrialLoop:
         finally:
             with self._clock.paused():  # a logger may take a while
                 self.close()
-        return outcome_of(summary)
+        return summary
 
     def _keep_examples(self) -> None:
         assert self.checkpoints.state is not None, "the loop hands over the last state"
@@ -310,13 +309,13 @@ class TrialLoop:
         """
         self._writer.finish(self._summary(Ended("stopped", STOPPED, self.step, why)))
 
-    def failed(self, why: str) -> Outcome:
+    def failed(self, why: str) -> Summary:
         """Returns the outcome of a trial that an error ended.
 
         Args:
             why: a sentence.
         """
-        return outcome_of(self._summary(Ended("failed", FAILED, self.step, why)))
+        return self._summary(Ended("failed", FAILED, self.step, why))
 
     def close(self) -> None:
         """Closes the files, all of them also where one cannot be written."""

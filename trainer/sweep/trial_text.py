@@ -8,9 +8,9 @@ from trainer.config import diff, dump
 from trainer.config.wording import known_names, listing
 from trainer.messages import UserError, printable
 from trainer.sweep.code_changes import code_of
-from trainer.sweep.outcome import Outcome
 from trainer.sweep.plan import Trial, point_name
 from trainer.sweep.status import Status, SweepReader, mean, shown
+from trainer.writers.summary import Summary
 
 
 def describe(reader: SweepReader, name: str) -> str:
@@ -33,7 +33,7 @@ def describe(reader: SweepReader, name: str) -> str:
     lines = [f"{trial.folder}: {_state(reader, status, trial)}" for trial in trials]
     outcomes = [status.outcomes.get(trial.folder) for trial in trials]
     if len(outcomes) > 1:
-        values = [None if outcome is None else outcome.value(goal) for outcome in outcomes]
+        values = [None if outcome is None else outcome.value(goal.row) for outcome in outcomes]
         lines.append(f"mean of {goal.row}: {shown(mean(values))}")
     elif outcomes[0] is not None:
         lines += _result(outcomes[0])
@@ -108,7 +108,7 @@ def _state(reader: SweepReader, status: Status, trial: Trial) -> str:
     outcome = status.outcomes.get(trial.folder)
     if outcome is not None:
         text = f"{outcome.end} at step {outcome.step:,}"
-        value = outcome.value(reader.plan.goal)
+        value = outcome.value(reader.plan.goal.row)
         return text if value is None else f"{text}, {reader.plan.goal.row} {shown(value)}"
     for wave in status.waves:
         if trial.folder in wave.trials:
@@ -117,7 +117,7 @@ def _state(reader: SweepReader, status: Status, trial: Trial) -> str:
     return "not computed yet"
 
 
-def _result(outcome: Outcome) -> Iterator[str]:
+def _result(outcome: Summary) -> Iterator[str]:
     yield from [outcome.why] if outcome.why else []
     for name, value in sorted(outcome.metrics.items()):
         yield f"{name} {value:.6g}"

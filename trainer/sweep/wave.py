@@ -35,7 +35,6 @@ from trainer.messages import DONE, FAILED, STOPPED
 from trainer.sweep.config_files import ConfigFiles
 from trainer.sweep.folder import Claim, SweepFolder
 from trainer.sweep.limits import MOST_ERRORS
-from trainer.sweep.outcome import Outcome, outcome_of, read_outcome
 from trainer.sweep.per_example import keep_examples
 from trainer.sweep.plan import Trial
 from trainer.sweep.trial_loop import asked_writers
@@ -63,7 +62,7 @@ from trainer.writers.files import (
 from trainer.writers.json_files import damaged
 from trainer.writers.lines import sync_rows
 from trainer.writers.run_record import FORMAT, read_record
-from trainer.writers.summary import SUMMARY_FILE
+from trainer.writers.summary import SUMMARY_FILE, Summary, read_outcome
 
 # A wave is split after so many kills of its workers while it computes, or at all, without progress
 # between them; it is also split after MOST_ERRORS.
@@ -179,7 +178,7 @@ class Wave:
             and not (self._folder.path / trial.folder).exists()
         ]
 
-    def keep(self, trial: Trial, outcome: Outcome) -> None:
+    def keep(self, trial: Trial, outcome: Summary) -> None:
         """Writes the outcome of a trial that ended before the others.
 
         Its rows are on the disk first.
@@ -194,7 +193,7 @@ class Wave:
         self.workdir.check_fence()
         replace_file(staged / SUMMARY_FILE, outcome.text().encode())
 
-    def finish(self, outcomes: Mapping[Trial, Outcome]) -> None:
+    def finish(self, outcomes: Mapping[Trial, Summary]) -> None:
         """Moves the trials that ended to the folder of the sweep, and removes the wave.
 
         Trials without an outcome are claimed again.
@@ -406,7 +405,7 @@ def run_alone(
         fence = wave.workdir.check_fence
         keep_examples(program, state, staged, fence, lambda line: log(f"{trial.folder}: {line}"))
     # Before its checkpoints are removed, because a run without them begins anew.
-    wave.keep(trial, outcome_of(results.summary(end, experiment)))
+    wave.keep(trial, results.summary(end, experiment))
     wave.finish({})
     return DONE
 

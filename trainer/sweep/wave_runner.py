@@ -21,7 +21,6 @@ from trainer.messages import DONE, FAILED, STOPPED
 from trainer.sweep.definition import Goal
 from trainer.sweep.faults import is_of_a_trial
 from trainer.sweep.folder import SweepFolder
-from trainer.sweep.outcome import Outcome
 from trainer.sweep.plan import Trial
 from trainer.sweep.trial_loop import TrialLoop, WaveConsensus
 from trainer.sweep.wave import Wave
@@ -36,6 +35,7 @@ from trainer.train.warm_start import WarmStart
 from trainer.train.watchdog import SlowLines, Watchdog
 from trainer.writers import Reporter
 from trainer.writers.files import sync_file_system
+from trainer.writers.summary import Summary
 
 End = Ended | GoBack | Halted
 
@@ -84,7 +84,7 @@ class WaveRunner:
         self._reporter = reporter
         self._consensus = WaveConsensus()
         self._trial_loops: list[TrialLoop] = []
-        self._ended: dict[Trial, Outcome] = {}  # not yet on the disk
+        self._ended: dict[Trial, Summary] = {}  # not yet on the disk
 
     def run(self) -> int:
         """Computes the trials until all have ended, or a signal.

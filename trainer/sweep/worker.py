@@ -33,7 +33,6 @@ from trainer.sweep.faults import (
     is_of_the_memory,
 )
 from trainer.sweep.folder import Claim, SweepFolder
-from trainer.sweep.outcome import Outcome
 from trainer.sweep.plan import Trial
 from trainer.sweep.presence import Mode, Presence
 from trainer.sweep.programs import is_number, most_side_by_side
@@ -44,6 +43,7 @@ from trainer.train.watchdog import SlowLines
 from trainer.workdir import code
 from trainer.workdir.changes import RunChanged
 from trainer.writers import Reporter
+from trainer.writers.summary import Summary
 
 _KEPT_PROGRAMS = 4  # waves of several arms take turns
 _PAUSE = 1.0  # seconds between two looks at the folder while others compute the last trials
@@ -315,7 +315,7 @@ class Worker:
         else:
             trial = next(iter(claim.trials))
             self._log(f"{trial.folder} failed. {why}")
-            wave.finish({trial: Outcome("failed", 0, {}, why, exit=FAILED)})
+            wave.finish({trial: Summary("failed", 0, {}, why, exit=FAILED)})
         return DONE
 
     # Programs.

@@ -14,6 +14,7 @@ from typing import NamedTuple, NotRequired, TypedDict
 from trainer.config.wording import brief
 from trainer.writers.json_files import DamagedFile, damaged, read_json
 
+ENDS = ("done", "diverged", "failed")  # of a run that has ended, and is not continued
 SUMMARY_FILE = "summary.json"
 _TEXTS = ("nan", "inf", "-inf")  # of metrics, because JSON has no such numbers
 _ADVICE = "restore it from a copy; or remove it, and the run counts as not ended."
@@ -62,6 +63,14 @@ class Summary:
     seconds: float | None = None
     best: Mapping[str, Mapping[str, Best]] = field(default_factory=dict)
 
+    def value(self, row: str) -> float | None:
+        """Returns the value of a metric by which runs are compared; see `value_of`.
+
+        Args:
+            row: the name of the metric in metrics.jsonl.
+        """
+        return value_of(self.end, self.metrics, row)
+
     def flat(self) -> dict[str, float | str]:
         """Returns all of it by name, as loggers have it: the best values as "min/eval/loss"."""
         known = {
@@ -103,6 +112,21 @@ class Summary:
         return json.dumps(content, indent=1) + "\n"
 
 
+def value_of(end: str, metrics: Mapping[str, float], row: str) -> float | None:
+    """Returns the value of a metric by which runs are compared.
+
+    Args:
+        end: how the run ended.
+        metrics: its newest metrics.
+        row: the name of the metric in metrics.jsonl.
+
+    Returns:
+        None if the run is not done, or has no finite value.
+    """
+    value = metrics.get(row)
+    return value if end == "done" and value is not None and math.isfinite(value) else None
+
+
 class _Best(TypedDict):
     value: float
     step: int
@@ -141,6 +165,20 @@ def read_summary(folder: str | os.PathLike[str]) -> Summary | None:
     with contextlib.suppress(FileNotFoundError, DamagedFile):
         return load_summary(folder)
     return None
+
+
+def read_outcome(folder: str | os.PathLike[str]) -> Summary | None:
+    """Reads what came of a trial: the summary.json in its folder.
+
+    Args:
+        folder: of the trial.
+
+    Returns:
+        The summary; None if the file is absent or damaged, as it may be after a loss of power, or
+        is that of a trial which was continued as a run and stopped.
+    """
+    summary = read_summary(folder)
+    return None if summary is None or summary.end not in ENDS else summary
 
 
 def load_summary(folder: str | os.PathLike[str]) -> Summary:
