@@ -721,9 +721,9 @@ def test_runs_with_the_same_folder_name_are_plotted_as_two_curves(tmp_path, caps
 @pytest.mark.parametrize(
     ("text", "options", "words"),
     [
-        ("", [], "has no metric 'train/loss'; it has no rows."),
-        ("torn", [], "has no metric 'train/loss'; it has no rows."),
-        ('{"step": 1, "a": 2}\n', [], "has no metric 'train/loss'; it has a."),
+        ("", [], "has no metric 'train/loss'. It has no rows."),
+        ("torn", [], "has no metric 'train/loss'. It has no rows."),
+        ('{"step": 1, "a": 2}\n', [], "has no metric 'train/loss'. It has: a."),
         (
             '{"step": 1, "a": 2}\n',
             ["--metric=a", "--png=no/a.png"],
