@@ -1,7 +1,7 @@
-"""Writes the parts of the pages in docs/ that the code decides.
+"""Writes the parts of the pages in docs/ that the code decides, and configs/schema.json.
 
 `python -m tests.reference_pages` writes them: what is between `<!-- NAME: begin -->` and
-`<!-- NAME: end -->` of a page. A test compares them with the code.
+`<!-- NAME: end -->` of a page. Tests compare them with the code.
 """
 
 import argparse
@@ -17,6 +17,7 @@ from typing import Any
 from tests import laws_table
 from trainer import protocols
 from trainer.cli import options
+from trainer.config import schema
 from trainer.config.schema import argument_docs
 from trainer.config.signatures import Function, Parameter, home
 from trainer.config.vocabulary import SWEEP, Vocabulary
@@ -337,3 +338,5 @@ if __name__ == "__main__":
         begin, end = bounds(whole, name)
         (PAGES / page).write_text(whole[:begin] + text + whole[end:], encoding="utf-8")
         print(f"docs/{page}: {name}")
+    (PAGES.parent / "configs" / "schema.json").write_text(schema.text(), encoding="utf-8")
+    print("configs/schema.json")

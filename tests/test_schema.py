@@ -74,11 +74,11 @@ def mistakes(validator: Any, text: str) -> list[str]:
 
 
 def test_the_file_is_what_the_command_prints(capsys: pytest.CaptureFixture[str]) -> None:
-    """If it is not: python -m trainer schema > configs/schema.json."""
     assert main(["schema"]) == 0
     printed = capsys.readouterr().out
     jsonschema.Draft202012Validator.check_schema(json.loads(printed))
-    assert printed == FILE.read_text()
+    same = printed == FILE.read_text()
+    assert same, "Run `python -m tests.reference_pages`, which writes it."
 
 
 @pytest.mark.parametrize("file", CONFIGS, ids=lambda file: str(file.relative_to(ROOT)))
