@@ -225,6 +225,8 @@ class BoundOptimizer(NamedTuple):
 
 
 # Extra arguments that a group with maximize=True receives with the opposite sign.
+# Arguments such as the loss and its functions, restricted to a group's parameters.
+
 _OF_LOSS = ("value", "grad", "value_fn", "obj_fn", "grad_fn")
 
 
@@ -309,6 +311,9 @@ def negated(extra: Any) -> Any:
         return function
 
     return {name: negative(name, x) for name, x in extra.items()}
+
+
+# Averages of parameters, for evaluation.
 
 
 def may_keep_averages(path: str) -> bool:

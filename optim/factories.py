@@ -266,6 +266,8 @@ def float_paths(recipe: object) -> dict[str, Any]:
 
 
 # Arguments of these names are floats, with any annotation or none.
+# Which arguments of a factory are floats, and which are optimizers.
+
 FLOATS = ("learning_rate", "weight_decay")
 
 
@@ -362,6 +364,9 @@ def _members(annotation: Any) -> set[Any]:
 def bound(recipe: partial) -> inspect.BoundArguments:
     """Returns the arguments of a recipe by name, without the defaults."""
     return inspect.signature(recipe.func).bind_partial(*recipe.args, **recipe.keywords)
+
+
+# Calling a recipe while a step is traced, so that values of schedules are traced scalars.
 
 
 def at_step(recipe: Recipe, step: ArrayLike, dtype: DTypeLike) -> Any:

@@ -149,6 +149,8 @@ def free_name(home: Path, step: int) -> Path:
 
 
 DAMAGED, REMOVED = "damaged", "removed"  # folders beside the steps
+# Which checkpoints there are.
+
 TEMPORARY = ".orbax-checkpoint-tmp"  # part of the name of a step that is being written
 
 
@@ -206,6 +208,9 @@ def check_not_lost(directory: str | os.PathLike[str]) -> None:
             "would erase its metrics: remove that folder to do so, choose another --workdir, or "
             f"move a repaired checkpoint back to {directory}."
         )
+
+
+# Which checkpoints to keep.
 
 
 class Retention:

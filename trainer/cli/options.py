@@ -37,16 +37,16 @@ def parser() -> argparse.ArgumentParser:
     explain = commands.add_parser(
         "explain", parents=[config], help="print what the config means for every parameter"
     )
-    add_figure(explain, "also draw the schedules into a file")
+    _figure(explain, "also draw the schedules into a file")
     explain.add_argument(
         "--compile",
         action="store_true",
         help="also compile the step, which is not run, and print the time and the memory it takes",
     )
-    add_plot(commands.add_parser("plot", help="draw a metric of runs, or of a sweep"))
-    add(commands.add_parser("report", help="compare the arms of sweeps, or runs, on one page"))
+    _plot(commands.add_parser("plot", help="draw a metric of runs, or of a sweep"))
+    _report(commands.add_parser("report", help="compare the arms of sweeps, or runs, on one page"))
     compare = commands.add_parser("compare", help="show how two configs or runs differ")
-    add_compare(compare)
+    _compare(compare)
     _search_paths(compare)
     _vocabulary(compare)
     work = sweep_options.add(
@@ -68,7 +68,7 @@ def parser() -> argparse.ArgumentParser:
             "replay", help="repeat one step and name the first operation whose result is not finite"
         )
     )
-    export = add_checkpoint(
+    export = _checkpoint(
         commands.add_parser("checkpoint", help="list, check, compare or export checkpoints")
     )
     _vocabulary(export)
@@ -82,7 +82,7 @@ def parser() -> argparse.ArgumentParser:
     )
     _vocabulary(schema)
     sample = commands.add_parser("sample", help="continue a text with the model of a run")
-    add_sample(sample)
+    _sample(sample)
     _vocabulary(sample)
     return parser
 
@@ -235,7 +235,7 @@ def _replay(replay: argparse.ArgumentParser) -> None:
     _vocabulary(replay)
 
 
-def add_checkpoint(checkpoint: argparse.ArgumentParser) -> argparse.ArgumentParser:
+def _checkpoint(checkpoint: argparse.ArgumentParser) -> argparse.ArgumentParser:
     """Adds the actions of `checkpoint` and their options.
 
     Args:
@@ -287,7 +287,7 @@ def _step(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_sample(sample: argparse.ArgumentParser) -> None:
+def _sample(sample: argparse.ArgumentParser) -> None:
     """Adds the options of `sample`.
 
     Args:
@@ -334,7 +334,7 @@ def add_sample(sample: argparse.ArgumentParser) -> None:
     _step(sample)
 
 
-def add(report: argparse.ArgumentParser) -> None:
+def _report(report: argparse.ArgumentParser) -> None:
     """Adds the options of the command.
 
     Args:
@@ -380,7 +380,7 @@ def add(report: argparse.ArgumentParser) -> None:
     )
 
 
-def add_figure(parser: argparse.ArgumentParser, purpose: str) -> None:
+def _figure(parser: argparse.ArgumentParser, purpose: str) -> None:
     """Adds the option --figure to a parser.
 
     Args:
@@ -392,7 +392,7 @@ def add_figure(parser: argparse.ArgumentParser, purpose: str) -> None:
     )
 
 
-def add_plot(plot: argparse.ArgumentParser) -> None:
+def _plot(plot: argparse.ArgumentParser) -> None:
     """Adds the options of the command plot to its parser."""
     plot.add_argument(
         "workdirs",
@@ -426,10 +426,10 @@ def add_plot(plot: argparse.ArgumentParser) -> None:
         " drawn as their mean, with a band in files (the 95%% t interval of the mean, or from the"
         " smallest to the largest of two)",
     )
-    add_figure(plot, "draw into a file instead of the terminal")
+    _figure(plot, "draw into a file instead of the terminal")
 
 
-def add_compare(compare: argparse.ArgumentParser) -> None:
+def _compare(compare: argparse.ArgumentParser) -> None:
     """Adds the options of the command compare to its parser."""
     for name in ("A", "B"):
         compare.add_argument(

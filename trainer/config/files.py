@@ -22,6 +22,9 @@ _GIN = (".gin",)
 _YAML = (".yaml", ".yml")
 
 
+# Finding and reading files.
+
+
 class SearchPath:
     """Finds the files of a config, and decides which files messages may quote.
 
@@ -264,6 +267,8 @@ def _hint(file: Path, included_at: Source | None) -> str:
 
 
 # Cycles are refused, but files that include others twice each could still multiply.
+# Combining files, bindings and settings.
+
 MAX_FILES = 100
 
 

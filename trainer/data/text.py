@@ -285,6 +285,8 @@ def _open(
     return None
 
 
+# Documents: finding them, and dividing them into splits.
+
 _DIGEST = re.compile("[0-9a-f]{64}")
 _RACY = 2 * 10**9  # ns; the longest time between two ticks of the clock of a file system
 

@@ -32,6 +32,8 @@ from trainer.models.mode import describe_mode
 
 Sampled = tuple[np.ndarray, np.ndarray]  # steps, values
 
+# The values of hyperparameters over a run.
+
 _SAMPLES = 10_000  # the most steps at which a schedule is evaluated to find its peak
 
 
@@ -170,6 +172,8 @@ def _over(at: np.ndarray, value: Any, scheduled: Any) -> np.ndarray:
     return np.asarray(scheduled) if callable(value) else np.full(at.shape, value)
 
 
+# The matrices that optimizers work on.
+
 _UNNAMED = " *"
 
 
@@ -231,6 +235,8 @@ def _sizes(layouts: list[Layout]) -> str:
         sizes[rows, columns] += count
     return ", ".join(f"{count:,} of {rows}x{columns}" for (rows, columns), count in sizes.items())
 
+
+# The plan.
 
 _LARGEST = 2**63 - 1  # XLA stores sizes as int64
 

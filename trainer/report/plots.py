@@ -27,6 +27,9 @@ Curve = tuple[ArrayLike, ArrayLike]  # x values, y values
 T_RUNS = 3  # the fewest runs with a t interval: that of two is about nine times their distance
 
 
+# Curves: reading, smoothing, combining.
+
+
 class Points(NamedTuple):
     """A metric of a run.
 
@@ -170,6 +173,8 @@ def describe_bands(lines: Iterable[Line]) -> str:
     }
     return f"band: {', or '.join(sorted(kinds))}" if kinds else ""
 
+
+# Figures in files.
 
 FORMATS = ("png", "pdf", "svg")
 
@@ -323,6 +328,8 @@ def _add_legend(figure: "Figure", names: list[str]) -> None:
 
 
 # One for each curve; with more curves they repeat.
+# Drawings with characters.
+
 _MARKS = "*o+x#@%&" + string.ascii_letters.replace("o", "").replace("x", "")
 _MOST_NAMES = 24  # names below the drawing
 

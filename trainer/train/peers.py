@@ -26,6 +26,9 @@ from trainer.messages import DONE, FAILED, MISTAKE, STOPPED, UserError
 _SEND_TIMEOUT = 5.0  # seconds; sending hardly blocks: a message fits into the system's buffer
 
 
+# Messages over one connection.
+
+
 class Connection:
     """A connection to another process, which sends and receives messages.
 
@@ -130,6 +133,8 @@ def finish(connections: Iterable[Connection], seconds: float) -> None:
                 if not one.recv(1 << 16):
                     break
 
+
+# Watching the other processes.
 
 _HEARTBEAT = 1.0  # seconds between two heartbeats
 _SUSPENDED = 5.0  # seconds that this thread did not run, after which it waits for heartbeats anew
@@ -347,6 +352,8 @@ class Peers:
         libc.signal.argtypes, libc.signal.restype = [ctypes.c_int, kind], ctypes.c_void_p
         libc.signal(signal.SIGABRT, self._handler)
 
+
+# Finding the other processes, before jax starts.
 
 _HELLO = 5.0  # seconds within which the other end of a new connection must identify itself
 _ATTEMPT = 10.0  # seconds that one attempt to reach process 0 may take

@@ -305,6 +305,9 @@ class Workdir:
         self.write("run.json", json.dumps(self._record, indent=1) + "\n")
 
 
+# The path of the folder.
+
+
 def check_name(path: str | os.PathLike[str]) -> None:
     """Checks that Python and UTF-8 encode the path of a workdir to the same bytes.
 
@@ -354,6 +357,8 @@ def make(path: Path) -> None:
 
 # Names that may exist before a run begins: files of a run that was killed at once, hidden files,
 # and logs of the run's launcher (Slurm, or `... | tee WORKDIR/log.txt`).
+# What the folder has already.
+
 _NO_STRANGER = re.compile(
     r"checkpoints|events\.out\..*|\..*|lost\+found|wandb|.*\.(log|out|err)|log(\W.*)?"
 )
