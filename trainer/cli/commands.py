@@ -65,8 +65,8 @@ def train(arguments: argparse.Namespace) -> int:
     from trainer.train import runtime
 
     began = time.perf_counter()
-    read = read_config(arguments)
-    workdir = arguments.workdir or default_workdir(arguments.files, read)
+    config = read_config(arguments)
+    workdir = arguments.workdir or default_workdir(arguments.files, config)
     # Before jax starts its threads, which would get memory arenas of their own, and OpenBLAS its.
     runtime.keep_freed_memory()
     runtime.use_openblas_threads(Path(workdir))
@@ -79,15 +79,15 @@ def train(arguments: argparse.Namespace) -> int:
         if peer < 5:
             raise UserError(f"--peer_timeout must be at least 5 seconds, got {peer}.")
         with multihost.joined(join, peer) as leave:
-            code = _train(arguments, read, workdir, began)
+            code = _train(arguments, config, workdir, began)
             leave(code)
             return code
     if arguments.join_timeout or arguments.peer_timeout:
         raise UserError("--join_timeout and --peer_timeout are read with --distributed only.")
-    return _train(arguments, read, workdir, began)
+    return _train(arguments, config, workdir, began)
 
 
-def _train(arguments: argparse.Namespace, read: Config, workdir: str, began: float) -> int:
+def _train(arguments: argparse.Namespace, config: Config, workdir: str, began: float) -> int:
     from trainer.train import multihost
     from trainer.train.profile import Profile
     from trainer.train.run import Run
@@ -96,11 +96,11 @@ def _train(arguments: argparse.Namespace, read: Config, workdir: str, began: flo
 
     def build() -> Run:
         one = 1 if arguments.trace else None
-        program = make_program(read, arguments.vocabulary, steps_per_call=one)
+        program = make_program(config, arguments.vocabulary, steps_per_call=one)
         if one and program.experiment.steps > 1:
             _log("--trace computes one step at a time: steps_per_call is 1.")
         return Run(
-            read,
+            config,
             program,
             arguments.signals,
             _log,
@@ -115,7 +115,7 @@ def _train(arguments: argparse.Namespace, read: Config, workdir: str, began: flo
                 "workdir": str(Path(workdir).absolute()),
                 "options": f"--until={arguments.until} --trace={arguments.trace}"
                 f" --profile={arguments.profile}",
-                "config": configs.dump(read.root),
+                "config": configs.dump(config.root),
                 "code": str(code.hashes(arguments.vocabulary)),
             }
         )
@@ -163,8 +163,8 @@ def verify(arguments: argparse.Namespace) -> int:
     """
     from trainer.diagnose.verify import verify
 
-    read = read_config(arguments)
-    program = make_program(read, arguments.vocabulary)
+    config = read_config(arguments)
+    program = make_program(config, arguments.vocabulary)
     verdict = verify(
         program,
         config_options=config_options(arguments),
@@ -217,14 +217,14 @@ def config(arguments: argparse.Namespace) -> int:
     Raises:
         ConfigError: the config cannot be used.
     """
-    read = read_config(arguments)
-    configs.Builder(read, arguments.vocabulary).check()
+    config = read_config(arguments)
+    configs.Builder(config, arguments.vocabulary).check()
     if arguments.unused:
-        for each in read.unused:
+        for each in config.unused:
             show(f"{each.source}: {each.binding}. {each.why}")
-        if not read.unused:
+        if not config.unused:
             show("Every binding is used.")
         return DONE
-    full = configs.full_text(read, arguments.vocabulary) if arguments.full else None
-    show(full or configs.dump(read.root), end="")
+    full = configs.full_text(config, arguments.vocabulary) if arguments.full else None
+    show(full or configs.dump(config.root), end="")
     return DONE

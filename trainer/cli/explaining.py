@@ -32,12 +32,12 @@ def run(arguments: argparse.Namespace) -> int:
     from trainer.report.plots import Line, draw_in_terminal, save_figure
     from trainer.train.warm_start import WarmStart
 
-    read = read_config(arguments)
-    program = make_program(read, arguments.vocabulary, declared=True)
-    plan = make_plan(program, read)
+    config = read_config(arguments)
+    program = make_program(config, arguments.vocabulary, declared=True)
+    plan = make_plan(program, config)
     # Reads the other run's checkpoint, so that its mistakes are found here as well.
     if program.experiment.warm_start:
-        WarmStart(program, read)
+        WarmStart(program, config)
     show(render(plan))
     if not plan.schedules:
         show("No group's optimizer takes a learning rate, so there is no schedule to draw.")

@@ -90,17 +90,17 @@ def _export(arguments: argparse.Namespace) -> int:
     arrays |= {f"model_state/{name}": x for name, x in state.items()}
     metadata = {
         "step": str(found.step),
-        "config": configs.digest(found.read.root),
+        "config": configs.digest(found.config.root),
         "lockstep": trainer.__version__,
         "parameters": "trained" if arguments.raw else "evaluated",
     }
     named = ""
     if found.metric is not None:
-        metric = str(found.read.root.kwargs.get("best_metric"))
+        metric = str(found.config.root.kwargs.get("best_metric"))
         metadata |= {"best_metric": metric, "metric": repr(found.metric)}
         named = f", {metric} {found.metric:.6g}"
     checkpoint.export(file, arrays, metadata)
-    replace_file(beside, configs.dump(found.read.root).encode())
+    replace_file(beside, configs.dump(found.config.root).encode())
     count = sum(x.size for x in arrays.values())
     show(f"step {found.step}{named}: {len(arrays)} arrays of {count:,} numbers in {file}")
     show(f"the config in {beside}")

@@ -42,7 +42,7 @@ def search_paths(arguments: argparse.Namespace) -> list[str]:
 
 
 def make_program(
-    read: Config,
+    config: Config,
     vocabulary: Sequence[str],
     steps_per_call: int | None = None,
     declared: bool = False,
@@ -50,7 +50,7 @@ def make_program(
     """Builds the experiment of a config, and the program that trains it.
 
     Args:
-        read: the resolved config.
+        config: the resolved config.
         vocabulary: the user's packages whose functions the config may name.
         steps_per_call: replaces that of the config; None leaves it.
         declared: whether a data set that is not on this machine is replaced by its declared shapes;
@@ -65,7 +65,7 @@ def make_program(
     from trainer.engine.loading import load_located
 
     ignore_optimizer_warnings()  # the plan has the same warnings, once
-    return load_located(read, vocabulary, steps_per_call, declared)
+    return load_located(config, vocabulary, steps_per_call, declared)
 
 
 def ignore_optimizer_warnings() -> None:
@@ -100,12 +100,12 @@ def allowed_changes(arguments: argparse.Namespace) -> list[str]:
     return [f"--allow_changed={name}" for name in dict.fromkeys(arguments.allow_changed)]
 
 
-def default_workdir(files: Sequence[str], read: Config) -> str:
+def default_workdir(files: Sequence[str], config: Config) -> str:
     """Returns the folder of a run without --workdir, such as runs/muon_vit-1a2b3c4d.
 
     Args:
         files: the config files; the folder is named after the first.
-        read: the resolved config, whose digest is part of the name.
+        config: the resolved config, whose digest is part of the name.
 
     Raises:
         UserError: the current folder does not exist any more.
@@ -115,7 +115,7 @@ def default_workdir(files: Sequence[str], read: Config) -> str:
             f"Without --workdir the run's folder is created in the current one, but {values.GONE}."
         )
     # The digest gives a changed config another folder, and lets the same command resume.
-    return f"runs/{folder_name(files, configs.digest(read.root))}"
+    return f"runs/{folder_name(files, configs.digest(config.root))}"
 
 
 def folder_name(files: Sequence[str], digest: str) -> str:

@@ -42,11 +42,11 @@ def run(arguments: argparse.Namespace) -> int:
 
     prompt = _prompt(arguments)
     folder = Path(arguments.workdir)
-    read = read_run(folder)
+    config = read_run(folder)
     ignore_optimizer_warnings()
-    language = read_language(folder, read, arguments.vocabulary)
-    tokenizer = read_tokenizer(folder, read, arguments.vocabulary)
-    precision = str(read.root.kwargs.get("precision", Experiment.precision))
+    language = read_language(folder, config, arguments.vocabulary)
+    tokenizer = read_tokenizer(folder, config, arguments.vocabulary)
+    precision = str(config.root.kwargs.get("precision", Experiment.precision))
     try:
         tokens, trained = encode_prompt(tokenizer, prompt), trained_length(folder)
         length = fitting_length(language, len(tokens), arguments.length, trained)

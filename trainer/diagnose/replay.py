@@ -60,10 +60,10 @@ def replay(
         UserError: the folder is not that of a run, or the run does not have the step.
     """
     folder = Path(workdir)
-    read = read_run(folder)
+    config = read_run(folder)
     events = read_events(folder)
     step = step or _last_recorded(folder, events)
-    program = load(read, vocabulary)
+    program = load(config, vocabulary)
     experiment = program.experiment
     if step > experiment.steps:
         raise UserError(f"--step={step} was given, and the run has {experiment.steps} steps.")

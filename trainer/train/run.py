@@ -139,7 +139,7 @@ class Run:
     """A program in a workdir.
 
     Args:
-        read: the config that the program was built from.
+        config: the config that the program was built from.
         program: the experiment; its plan is made at once, before a folder is created.
         signals: reports when to stop.
         log: takes a line for the user.
@@ -154,7 +154,7 @@ class Run:
 
     def __init__(
         self,
-        read: Config,
+        config: Config,
         program: Program,
         signals: StopSignals,
         log: Callable[[str], None],
@@ -163,13 +163,13 @@ class Run:
         slow_lines: SlowLines | None = None,
         identity: Callable[[], RunIdentity] | None = None,
     ):
-        self.read = read
+        self.config = config
         self.program = program
         self.experiment = program.experiment
         self.signals = signals
         self.log = log
         self.vocabulary = vocabulary
-        self.plan: Plan = make_plan(program, read)
+        self.plan: Plan = make_plan(program, config)
         self._warm_start: WarmStart | None = None
         self._profile: Profile | None = None
         self._compiled = compiled
@@ -254,7 +254,7 @@ class Run:
             self._profile.choose(newest or 0, end)
         # Read before the folder is created, so that a mistake in its rules leaves nothing behind.
         if self.experiment.warm_start and newest is None:
-            self._warm_start = WarmStart(self.program, self.read)
+            self._warm_start = WarmStart(self.program, self.config)
 
     def _refuse_a_config_without_steps(self, workdir: Path) -> None:
         """Raises UserError if the run has ended: the config in its folder is that of its steps."""
@@ -265,7 +265,7 @@ class Run:
             return  # the same error follows, with advice
         if summary is None or summary.end != "done" or not file.exists():
             return
-        lines = config_changes(file, self.read.root)
+        lines = config_changes(file, self.config.root)
         # A logger that is added gets the rows that there are.
         if changes := [x for x in lines if not covered(x.partition(":")[0], ["writers"])]:
             raise UserError(
@@ -278,14 +278,14 @@ class Run:
         data = self.experiment.data
         return Workdir(
             workdir,
-            self.read.root,
+            self.config.root,
             plan=render(self.plan),
-            full=configs.full_text(self.read, self.vocabulary),
+            full=configs.full_text(self.config, self.vocabulary),
             tokenizer=tokenizer_text(data),
-            files=[dataclasses.asdict(file) for file in self.read.files],
+            files=[dataclasses.asdict(file) for file in self.config.files],
             fingerprint=fingerprint(
-                config=configs.digest(self.read.root),
-                data=located_fingerprint(self.program, self.read),
+                config=configs.digest(self.config.root),
+                data=located_fingerprint(self.program, self.config),
                 seed=self.experiment.seed,
                 data_seed=self.experiment.seed_of_data,
                 batch_size=data.batch_size,
@@ -314,7 +314,7 @@ class Run:
         """Runs in an open folder, and writes summary.json at the end."""
 
         def of_folder() -> RunIdentity:
-            return identity_of_run(folder.path, configs.hparams(self.read.root))
+            return identity_of_run(folder.path, configs.hparams(self.config.root))
 
         identity = self._identity or of_folder
         services = make_services(folder, self.program, self.signals, self.log, identity)
@@ -322,7 +322,7 @@ class Run:
             ended = self._attempts(services, until, observe, began)
         except Exception as error:
             # Such as a batch that does not fit.
-            named = located(error, self.read) if isinstance(error, ComponentError) else error
+            named = located(error, self.config) if isinstance(error, ComponentError) else error
             if summarize:
                 services.summarize_error(named)
             if named is error:
@@ -381,7 +381,7 @@ class Run:
             # Only once: a rollback may also lead back to the first state.
             if restored is None and first:
                 writer.write_texts(0, {"plan": f"```\n{render(self.plan)}```"})
-                writer.write_hparams(configs.hparams(self.read.root))
+                writer.write_hparams(configs.hparams(self.config.root))
             if restored == self.experiment.steps and not unevaluated:
                 checkpoints.prune()
                 self.log(f"Nothing to do: the run has its {plural(self.experiment.steps, 'step')}.")

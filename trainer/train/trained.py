@@ -31,14 +31,14 @@ class Trained(NamedTuple):
     """What a run has learned.
 
     Attributes:
-        read: the config of the run.
+        config: the config of the run.
         step: of the checkpoint.
         metric: the value of the run's `best_metric` at this step; None if it is not known.
         params: nested dicts of numpy arrays.
         model_state: the same.
     """
 
-    read: Config
+    config: Config
     step: int
     metric: float | None
     params: Any
@@ -64,10 +64,10 @@ def read_trained(
         UserError: the folder is not that of a run, or it has no such checkpoint, or this one is
             damaged.
     """
-    read = read_run(folder)
+    config = read_run(folder)
     try:
-        known = _metrics(folder, read)
-        number = _choose(folder, read, step, known)
+        known = _metrics(folder, config)
+        number = _choose(folder, config, step, known)
         parts = checkpoint.load_parts(folder, number, ["params", "model_state", "ema"])
         leaves = checkpoint.leaf_names(folder, number)
     except CorruptCheckpoint as error:
@@ -81,8 +81,8 @@ def read_trained(
     if not raw and parts["ema"]:
         params = jax.tree.map(lambda e, p: e.astype(p.dtype), parts["ema"], params)
     elif not raw and any(map(may_keep_averages, filter(_is_of_optimizer, leaves))):
-        params = _of_optimizer(folder, read, number, vocabulary)
-    return Trained(read, number, known[number], params, parts["model_state"])
+        params = _of_optimizer(folder, config, number, vocabulary)
+    return Trained(config, number, known[number], params, parts["model_state"])
 
 
 def read_run(folder: Path) -> Config:
@@ -102,21 +102,21 @@ def read_run(folder: Path) -> Config:
     return configs.load([folder / "config.yaml"])
 
 
-def read_language(folder: Path, read: Config, vocabulary: Sequence[str] = ()) -> LanguageModel:
+def read_language(folder: Path, config: Config, vocabulary: Sequence[str] = ()) -> LanguageModel:
     """Returns how the model of a run continues a text.
 
     Args:
         folder: of the run.
-        read: its config.
+        config: its config.
         vocabulary: the user's packages that the config names.
 
     Raises:
         UserError: it is not a language model.
     """
-    model = as_model(configs.Builder(read, vocabulary).build("model"))
+    model = as_model(configs.Builder(config, vocabulary).build("model"))
     language = getattr(model, "language", None)
     if language is None:
-        node = read.root.kwargs["model"]
+        node = config.root.kwargs["model"]
         name = node.name if isinstance(node, Call) else repr(node)
         raise UserError(
             f"The model of the run in {folder}, {name}, is not a language model: only one that is, "
@@ -126,12 +126,12 @@ def read_language(folder: Path, read: Config, vocabulary: Sequence[str] = ()) ->
     return language
 
 
-def read_tokenizer(folder: Path, read: Config, vocabulary: Sequence[str] = ()) -> Tokenizer:
+def read_tokenizer(folder: Path, config: Config, vocabulary: Sequence[str] = ()) -> Tokenizer:
     """Returns the tokenizer of a run, from its tokenizer.json or else from its data set.
 
     Args:
         folder: of the run.
-        read: its config.
+        config: its config.
         vocabulary: the user's packages that the config names.
 
     Raises:
@@ -142,13 +142,13 @@ def read_tokenizer(folder: Path, read: Config, vocabulary: Sequence[str] = ()) -
         from trainer.data.tokenizer import load_tokenizer
 
         check_tokenizer(folder)
-        data = read.root.kwargs["data"]
+        data = config.root.kwargs["data"]
         end = data.kwargs.get("end_of_text") if isinstance(data, Call) else None
         try:
             return load_tokenizer(file, end if isinstance(end, int) else None)
         except ValueError as error:
             raise UserError(str(error)) from error
-    tokenizer = getattr(configs.Builder(read, vocabulary).build("data"), "tokenizer", None)
+    tokenizer = getattr(configs.Builder(config, vocabulary).build("data"), "tokenizer", None)
     if tokenizer is None:
         raise UserError(
             f"The run in {folder} has no {TOKENIZER_FILE}, and its data set has no tokenizer, so "
@@ -195,10 +195,10 @@ def tokenizer_text(data: Any) -> str | None:
         return file.read_text(encoding="utf-8")
 
 
-def _metrics(folder: Path, read: Config) -> dict[int, float | None]:
+def _metrics(folder: Path, config: Config) -> dict[int, float | None]:
     """Returns step -> the value of `best_metric`, or None, for each checkpoint."""
     known = {info.step: info.metric for info in checkpoint.ls(folder)}
-    best = read.root.kwargs.get("best_metric")
+    best = config.root.kwargs.get("best_metric")
     # A checkpoint may have been saved before it was evaluated: then only its row has the metric.
     # Of a metric without a split, that of the validation split replaces that of the test split.
     for prefix in reversed(PREFIXES.values()) if best is not None else ():
@@ -209,12 +209,12 @@ def _metrics(folder: Path, read: Config) -> dict[int, float | None]:
     return known
 
 
-def choose_step(folder: Path, read: Config, step: str | int) -> int:
+def choose_step(folder: Path, config: Config, step: str | int) -> int:
     """Returns the number of a checkpoint.
 
     Args:
         folder: of the run.
-        read: its config.
+        config: its config.
         step: "latest", "best" by the `best_metric` of the run, or a number.
 
     Raises:
@@ -222,16 +222,16 @@ def choose_step(folder: Path, read: Config, step: str | int) -> int:
         CheckpointError: there are no checkpoints.
         OSError: the folder cannot be read.
     """
-    return _choose(folder, read, step, _metrics(folder, read))
+    return _choose(folder, config, step, _metrics(folder, config))
 
 
-def _choose(folder: Path, read: Config, step: str | int, known: dict[int, float | None]) -> int:
+def _choose(folder: Path, config: Config, step: str | int, known: dict[int, float | None]) -> int:
     """Returns the number of the checkpoint that `step` names."""
     there = ", ".join(map(str, known))
     if step == "latest":
         return max(known)
     if step == "best":
-        metric = read.root.kwargs.get("best_metric")
+        metric = config.root.kwargs.get("best_metric")
         finite = {n: x for n, x in known.items() if x is not None and math.isfinite(x)}
         if metric is None or not finite:
             why = "its config has no best_metric" if metric is None else f"none has its {metric}"
@@ -239,7 +239,7 @@ def _choose(folder: Path, read: Config, step: str | int, known: dict[int, float 
                 f"No checkpoint in {folder} is the best: {why}. Write --step=latest, or a step: "
                 f"there are {there}."
             )
-        sign = -1 if read.root.kwargs.get("best_mode", Experiment.best_mode) == "max" else 1
+        sign = -1 if config.root.kwargs.get("best_mode", Experiment.best_mode) == "max" else 1
         # The first of equal ones, as `checkpoint.retention` keeps it and summary.json names it.
         return min(finite, key=lambda number: (sign * finite[number], number))
     if isinstance(step, str):
@@ -256,10 +256,10 @@ def _is_of_optimizer(leaf: str) -> bool:
     return leaf.startswith("opt_state/")
 
 
-def _of_optimizer(folder: Path, read: Config, step: int, vocabulary: Sequence[str]) -> Any:
+def _of_optimizer(folder: Path, config: Config, step: int, vocabulary: Sequence[str]) -> Any:
     """Returns the parameters that the optimizer of a run evaluates."""
     try:
-        program = load(read, vocabulary)
+        program = load(config, vocabulary)
         return jax.device_get(program.evaluation.params(restore_of(program, folder, step)))
     except (CheckpointError, ValueError) as error:
         raise UserError(
