@@ -87,7 +87,7 @@ def _announce(where: Path) -> None:
     told(evaluation.Evaluation, "run", "evaluate")
     told(checkpoint.Checkpoints, "save", "save")
     told(checkpoint.Checkpoints, "restore", "restore")
-    told(loop.Loop, "_apply_rollback", "step")  # before the first block
+    told(loop.Loop, "_read_after", "step")  # before the first block
     assert run.Loop is loop.Loop
 
 

@@ -108,7 +108,7 @@ def test_the_floats_of_model_and_loss_are_structure_unless_annotated(tmp_path):
     config = read(tmp_path, "!optax.sgd {learning_rate: 0.1}", *sets)
     program = load(config)
     assert set(program.inputs.values) == {"optimizer.learning_rate"}
-    assert program.inputs.structure == {"loss.delta": (0.5, "it belongs to loss")}
+    assert program.inputs.constants == {"loss.delta": (0.5, "it belongs to loss")}
 
 
 @pytest.mark.filterwarnings("ignore:.*seed:DeprecationWarning")
@@ -116,7 +116,7 @@ def test_the_floats_of_model_and_loss_are_structure_unless_annotated(tmp_path):
 def test_every_float_of_a_shipped_optimizer_is_an_input_but_for_the_plateau_s(file):
     program = load(configs.load([str(file)]), declared=True)  # some data are not on every machine
     program.abstract_state()
-    constants = {path for path in program.inputs.structure if path.startswith("optimizer.")}
+    constants = {path for path in program.inputs.constants if path.startswith("optimizer.")}
     plateau = {f"optimizer.args.1.{name}" for name in ("factor", "rtol", "atol")}
     assert constants == (plateau if file.stem == "plateau" else set())
 
@@ -127,7 +127,7 @@ def test_a_float_that_an_update_branches_on_is_a_constant(tmp_path, monkeypatch)
     program = load(config, ["unruly"])
     state = program.abstract_state()
     assert "optimizer.learning_rate" in program.inputs.values
-    assert program.inputs.structure == {
+    assert program.inputs.constants == {
         "optimizer.power": (3.0, "its function decides by it in Python")
     }
     assert state.hyperparams.shape == (len(program.inputs.values),)

@@ -193,11 +193,11 @@ DYING = """
         "the turn was noted": (rollback.RollbackLog, "add", False),
         "a checkpoint is removed": (manager, "remove", True),
         "checkpoints were removed": (Checkpoints, "discard_after", False),
-        "the turn was made": (loop.Loop, "_apply_rollback", False),
+        "the turn was made": (loop.Loop, "_read_after", False),
     }}[{moment!r}]
     inner, noted = getattr(owner, name), []
     def dying(*args, **options):
-        if name == "_apply_rollback" and args[0]._rollback_log.at(args[2]) is None:
+        if name == "_read_after" and args[0]._rollback_log.at(args[2]) is None:
             return inner(*args, **options)
         if name == "remove" and 15 not in args[1]:
             return inner(*args, **options)

@@ -11,8 +11,8 @@ from tests.test_sweep_status import finish, printed, refused
 from trainer.__main__ import main
 from trainer.config import dump
 from trainer.report.pairs import compare_arms, looks_of
+from trainer.report.panels.cost import cost_block
 from trainer.report.panels.hyperparameters import hyperparameters_table
-from trainer.report.panels.ledger import ledger_block
 from trainer.report.panels.methods import methods_block
 from trainer.report.sweep_results import read_sweep
 from trainer.sweep.final import choose_winners, final_trials, read_choices
@@ -182,7 +182,7 @@ def test_methods_and_the_table_of_spaces_say_which_points_are_from_which_space(f
         " 12 runs of the search had a result and the winners had been chosen, added no points"
         " (final seeds: "
     ) in methods
-    table = next(each for each in ledger_block(work, "").tables if each.name == "spaces")
+    table = next(each for each in cost_block(work, "").tables if each.name == "spaces")
     names = [column.name for column in table.columns]
     rows = [dict(zip(names, row, strict=True)) for row in table.rows]
     assert [(row["arm"], row["revision"], row["points"], row["space"]) for row in rows] == [

@@ -2,6 +2,7 @@
 
 import collections
 import hashlib
+import importlib
 import json
 import os
 import re
@@ -17,9 +18,10 @@ import pytest
 from tests import runs
 from trainer import data
 from trainer.data import prepare, shakespeare, shards, tokenizer
-from trainer.data import text as texts
 from trainer.data.text import divide, find_documents, read_parts
 from trainer.data.tokenizer import ByteTokenizer
+
+texts = importlib.import_module("trainer.data.text")  # the package has a function of this name
 
 WORDS = "the quick brown fox jumps over the lazy dog while the dog sleeps\n"
 ODD = "né 学 🦊\n\n  the <|endoftext|> fox's\x00\t12345 \r\n"

@@ -70,7 +70,7 @@ def lower_step(config: Config, vocabulary: Sequence[str] = ()) -> StepProgram:
         flops=plan.flops,
         state_bytes=sum(math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(state)),
         inputs=plan.inputs,
-        constants={path: value for path, (value, _) in plan.structure.items()},
+        constants={path: value for path, (value, _) in plan.constants.items()},
     )
 
 

@@ -29,14 +29,14 @@ class Inputs:
 
     Attributes:
         values: config path -> value, sorted by path.
-        structure: config path -> (value, why it is not an input), for the other floats that might
+        constants: config path -> (value, why it is not an input), for the other floats that might
             have been.
         rebuild: builds the field "optimizer" of the experiment, and those of "loss" and "ema_decay"
             that have inputs, with floats replaced by path.
     """
 
     values: Mapping[str, float] = field(default_factory=dict)
-    structure: Mapping[str, tuple[float, str]] = field(default_factory=dict)
+    constants: Mapping[str, tuple[float, str]] = field(default_factory=dict)
     rebuild: Callable[[Mapping[str, Any]], Mapping[str, Any]] = lambda _: {}
 
     def pack(self) -> np.ndarray:
@@ -69,7 +69,7 @@ class Inputs:
         return inserted
 
     def keep_traceable(self, traces: Callable[["Inputs"], bool]) -> "Inputs":
-        """Returns these inputs without those that cannot be traced, which become structure.
+        """Returns these inputs without those that cannot be traced, which become constants.
 
         Args:
             traces: whether the program can be traced with some of these inputs.
@@ -88,7 +88,7 @@ class Inputs:
         why = "its function decides by it in Python"
         constants = {path: (self.values[path], why) for path in self.values if path in wrong}
         inputs = self._only([path for path in self.values if path not in wrong])
-        return replace(inputs, structure={**self.structure, **constants})
+        return replace(inputs, constants={**self.constants, **constants})
 
     def _only(self, paths: Sequence[str]) -> "Inputs":
         return replace(self, values={path: self.values[path] for path in paths})
@@ -99,8 +99,8 @@ def find_inputs(config: Config, vocabulary: Sequence[str], experiment: Experimen
 
     These are the floats of the config's optimizer, `ema_decay`, and the arguments of the loss that
     are annotated as `Annotated[float, "input"]`: values, and defaults of the functions that it
-    names. A float that a function uses to decide something in Python cannot be traced, and is part
-    of the structure.
+    names. A float that a function uses to decide something in Python cannot be traced, and is one
+    of the constants.
 
     Args:
         config: the config of the experiment.

@@ -295,7 +295,7 @@ class Plan:
         warnings: sentences about what is probably a mistake.
         inputs: config path -> value of the floats that are inputs of the program: another value
             needs no compilation.
-        structure: config path -> (value, why it is not an input), for the config's other floats.
+        constants: config path -> (value, why it is not an input), for the config's other floats.
     """
 
     rows: list[Row]
@@ -316,7 +316,7 @@ class Plan:
     matrices: Matrices
     warnings: Sequence[str]
     inputs: Mapping[str, float]
-    structure: Mapping[str, tuple[float, str]]
+    constants: Mapping[str, tuple[float, str]]
 
 
 def make_plan(program: Program, config: Config | None = None) -> Plan:
@@ -395,7 +395,7 @@ def make_plan(program: Program, config: Config | None = None) -> Plan:
             *ranking_warnings(experiment),
         ],
         inputs=program.inputs.values,
-        structure=program.inputs.structure,
+        constants=program.inputs.constants,
     )
 
 

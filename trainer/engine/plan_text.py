@@ -90,10 +90,10 @@ def _inputs(plan: Plan) -> list[str]:
         f"  {call}: {', '.join(values)}" if call else f"  {', '.join(values)}"
         for call, values in by_call.items()
     ]
-    if plan.structure:
+    if plan.constants:
         lines.append("Floats that are constants of the program; another value compiles it again:")
     lines += [
-        f"  {printable(path)} {_number(x)}: {why}" for path, (x, why) in plan.structure.items()
+        f"  {printable(path)} {_number(x)}: {why}" for path, (x, why) in plan.constants.items()
     ]
     return lines
 

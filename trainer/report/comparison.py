@@ -10,9 +10,9 @@ from trainer.report.document import Block, Panel, Report
 from trainer.report.pairs import Pair, compare_arms, standings
 from trainer.report.panels.arms import arms_block
 from trainer.report.panels.axes import axes_block
+from trainer.report.panels.cost import cost_block
 from trainer.report.panels.curves import curves_block
 from trainer.report.panels.learning_rate import edge_sentence, learning_rate_block
-from trainer.report.panels.ledger import ledger_block
 from trainer.report.panels.methods import methods_block
 from trainer.report.panels.pairs import pairs_block
 from trainer.report.panels.targets import targets_block
@@ -86,7 +86,7 @@ def _panels(parts: Sequence[_Part], names: Mapping[str, str]) -> Iterator[Panel]
     workloads = [part.workload for part in parts]
     searched = any(each.trials for each in workloads)
     yield Panel("verdict", "Verdict", "tests", (_verdict_block(parts, names),))
-    costs = blocks(lambda part: ledger_block(part.workload, part.prefix))
+    costs = blocks(lambda part: cost_block(part.workload, part.prefix))
     yield Panel("ledger", "Cost", "describes", costs)
     arms = blocks(lambda part: arms_block(part.workload, part.prefix))
     yield Panel("arms", "Arms", "tests", arms)

@@ -59,7 +59,7 @@ class Claim:
         """Releases the lock, if this process still has it."""
         self.lock.close()
         with contextlib.suppress(OSError):
-            self.presence.hold(None)
+            self.presence.announce(None)
 
 
 class SweepFolder:
@@ -302,19 +302,19 @@ class SweepFolder:
         """Locks a wave; returns None if another process has it, or nothing of it is left to do."""
         with contextlib.ExitStack() as stack:
             stream = stack.enter_context(_opened(file))
-            # Otherwise its holder finished the wave, and removed the file, meanwhile.
+            # A file without a name was removed meanwhile, by a worker that finished the wave.
             taken = self.presence.take(file.stem, stream.fileno())
             if not (taken and os.fstat(stream.fileno()).st_nlink > 0):
                 return None
             known = self.trials()
-            # All have results: a worker was killed before it removed the wave. Not all are known:
-            # the final trials of a winner that is none any more, since the sweep was extended.
+            # If all have results, a worker was killed before it removed the wave. If some are not
+            # known, they are final runs of what was the winner before the sweep was extended.
             finished = all((self.path / name).exists() for name in content["trials"])
             if finished or not set(content["trials"]) <= set(known):
                 self._ledger.add_trials(self._events(content["trials"]))
                 remove(set_aside(file))
                 return None
-            self.presence.hold(file.stem)
+            self.presence.announce(file.stem)
             stack.pop_all()
         return Claim(
             name=file.stem,

@@ -76,7 +76,7 @@ class Limits:
             return empty | read_json(self.path, _Content, "remove it.")
         return empty
 
-    def split(self, program: int, width: int) -> None:
+    def halve_width(self, program: int, width: int) -> None:
         """Makes all later waves of a program at most half as wide as one that cannot be computed.
 
         Args:

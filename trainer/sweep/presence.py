@@ -76,7 +76,7 @@ class Presence:
         self._new = True
         self._seen: dict[str, _Seen] = {}
         self._trusted: set[str] = set()  # whose locks this machine sees
-        self._others: dict[str, dict[str, Any]] = {}  # that live, or may do so; none of the trusted
+        self._others: dict[str, dict[str, Any]] = {}  # processes that may live, without the trusted
 
     # This process.
 
@@ -134,7 +134,7 @@ class Presence:
                 return
             time.sleep(holders.BEAT / 20)
 
-    def hold(self, wave: str | None) -> None:
+    def announce(self, wave: str | None) -> None:
         """Says which wave this process computes.
 
         Args:

@@ -204,7 +204,7 @@ def _group(
                 trials=tuple(shared),
                 inputs=tuple(traced.inputs),
                 structure=_without_inputs(first.config.root, inputs),
-                constants={path: why for path, (_, why) in traced.structure.items()},
+                constants={path: why for path, (_, why) in traced.constants.items()},
                 steps=traced.steps,
                 batch_size=traced.batch_size,
                 flops=traced.flops,

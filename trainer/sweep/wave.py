@@ -87,7 +87,8 @@ class Wave:
         config_files: writes the configs of its trials.
         allow_changed: what may differ from the process that began the wave: "code" or nothing.
         log: takes a line for the user.
-        take_over: whether the lock of the folder says nothing about who has the wave.
+        take_over: whether to take the folder from the process that has its lock, because who has
+            the wave is decided by other means.
 
     Raises:
         RunChanged: the wave was begun by a process with other code or settings.

@@ -207,7 +207,7 @@ class Worker:
                 return DONE
             if wave is None:
                 raise
-            # Of a compiled program, perhaps: it is tried again.
+            # Such as an error while a compiled program runs: the wave is tried again.
             wave.leave(end, error=wording.cause(error))
             self._log(traceback.format_exc())
             return DONE
@@ -310,7 +310,7 @@ class Worker:
         """Splits a wave that cannot be computed; a single trial has failed."""
         if len(claim.trials) > 1:
             self._log(f"The wave {claim.name} of {len(claim.trials)} trials is split. {why}")
-            self.folder.limits.split(claim.program, len(claim.trials))
+            self.folder.limits.halve_width(claim.program, len(claim.trials))
             wave.finish({})
         else:
             trial = next(iter(claim.trials))

@@ -131,7 +131,8 @@ class Loop:
             self._stopwatch.stopped,
             self.log,
         )
-        # Enough for a block of each of those in flight. Other loops share the devices and the data.
+        # Batches for one block while another one is computed. None where other loops share the
+        # devices and the data.
         ahead = 2 * self._steps_per_call if self._clock is None else 0
         self._prefetcher = BatchPrefetcher(ahead, self._pending.busy)
         with contextlib.closing(self._prefetcher):
@@ -145,7 +146,7 @@ class Loop:
         if unevaluated and not stop:
             evaluated = self._evaluate_again(state, step)
             stop = self.consensus.stop
-        state = self._apply_rollback(state, step)
+        state = self._read_after(state, step)
         while step < boundaries.end and not stop:
             first, steps = step + 1, boundaries.steps_to_next(step, self._steps_per_call)
             self._watchdog.block(first, steps)
@@ -174,13 +175,13 @@ class Loop:
             if after.save:
                 self._saves.save(state, step, metric)
             if after.rollback:
-                state = self._apply_rollback(state, step)
+                state = self._read_after(state, step)
         return self._finish(state, step, evaluated)
 
     # Blocks.
 
-    def _apply_rollback(self, state: State, step: int) -> State:
-        """Applies the rollback to a step, if there is one, and reads the batches after it."""
+    def _read_after(self, state: State, step: int) -> State:
+        """Begins to read the batches after a step; applies a rollback to it to the state first."""
         state = apply_rollback(state, self._rollback_log.at(step))
         self._counters = counters_of(state.run_state)
         self._prefetcher.read(self.program.feed.batches(step + self._counters.skipped_batches))

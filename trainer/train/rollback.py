@@ -179,7 +179,8 @@ class RollbackLog:
         newest = self._counters.get(self.newest)
         if newest is None or int(state.step) <= self.newest:
             return True
-        # A later state was computed before the newest rollback or after it, and counts which.
+        # The counter of rollbacks in a later state says whether it was computed before the newest
+        # rollback, which discarded it, or after.
         return counters_of(state.run_state).rollbacks >= newest.rollbacks
 
 

@@ -248,7 +248,7 @@ class Run:
                 f"{self.experiment.steps:,}. Ask for more, or choose another --workdir."
             )
         if changed and newest == self.experiment.steps:
-            self._refuse_a_config_without_steps(workdir)
+            self._refuse_changes_of_a_finished_run(workdir)
         if self._profile is not None:
             end = min(self.experiment.steps, until or self.experiment.steps)
             self._profile.choose(newest or 0, end)
@@ -256,7 +256,7 @@ class Run:
         if self.experiment.warm_start and newest is None:
             self._warm_start = WarmStart(self.program, self.config)
 
-    def _refuse_a_config_without_steps(self, workdir: Path) -> None:
+    def _refuse_changes_of_a_finished_run(self, workdir: Path) -> None:
         """Raises UserError if the run has ended: the config in its folder is that of its steps."""
         file = workdir / "config.yaml"
         try:

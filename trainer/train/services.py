@@ -12,7 +12,7 @@ from trainer.train.rollback import GoBack
 
 
 class Consensus(Protocol):
-    """Decides when to stop and to save; see `consensus.StopSaveConsensus`."""
+    """Decides when to stop and to save; see `multihost.StopSaveConsensus`."""
 
     @property
     def stop(self) -> str | None: ...  # noqa: D102

@@ -387,7 +387,7 @@ def check_no_strangers(folder: Path) -> None:
     if "run.json" in names:
         return
     strangers = unknown_names(folder, NAMES)
-    # A run writes config.yaml before the ones, and run.json before the others.
+    # A run writes config.yaml before _AFTER_CONFIG, and run.json before _AFTER_RECORD.
     strangers += names & _AFTER_RECORD
     strangers += names & (set() if "config.yaml" in names else _AFTER_CONFIG)
     if "config.yaml" in names and not _is_as_written(folder / "config.yaml"):

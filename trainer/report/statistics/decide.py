@@ -1,4 +1,4 @@
-"""The one rule by which a difference between two arms counts as decided.
+"""The rule by which a difference between two arms counts as decided, if they have the same units.
 
 `decide` is called by the sentences of a report, and by `experiments.calibration`, which simulates
 how often those sentences are false. The rule spends 5% of error on all pairs and all looks:

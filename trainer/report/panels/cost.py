@@ -9,8 +9,8 @@ from trainer.report.results import Result, Workload
 from trainer.report.wording import joined
 
 
-def ledger_block(workload: Workload, prefix: str) -> Block:
-    """Returns the panel of the ledger.
+def cost_block(workload: Workload, prefix: str) -> Block:
+    """Returns the panel of costs.
 
     Args:
         workload: the results.
