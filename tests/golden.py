@@ -160,7 +160,9 @@ class Comparison:
         """
         print(file, flush=True)
         name = file.replace("/", "_")
-        sets = [f"--set={each}" for each in [*STEPS, *SMALLER.get(Path(file).name, [])]]
+        planned = Path(file).name in PLANNED
+        settings = [] if planned else [*STEPS, *SMALLER.get(Path(file).name, [])]
+        sets = [f"--set={each}" for each in settings]
         words = [f"--config={ROOT / file}", *sets]
         texts, runs, dumps = {}, {}, {}
         for side, tree in self._trees.items():
@@ -168,11 +170,11 @@ class Comparison:
             dumps[side].mkdir(parents=True)
             explained = command(tree, ["explain", *words], self._place, dumps[side])
             texts[side] = _CLOCKED.sub("", explained)
-            if Path(file).name not in PLANNED:
+            if not planned:
                 command(tree, [*words, f"--workdir={runs[side]}"], self._place, dumps[side])
         self.same(f"{file}: plan", *texts.values())
         self.same(f"{file}: programs", *map(programs, dumps.values()))
-        if Path(file).name in PLANNED:
+        if planned:
             return
         self.same(f"{file}: rows", *map(rows, runs.values()))
         self.same(f"{file}: files", *map(_files, runs.values()))
