@@ -88,7 +88,7 @@ def _points(
     found: dict[tuple[str, int], list[tuple[float, float]]] = {}
     for trial in reader.plan.trials:
         (rate,) = trial.values.values()
-        value = status.outcomes[trial.folder].value(reader.plan.goal)
+        value = status.outcomes[trial.folder].value(reader.plan.goal.row)
         point = float(rate), math.inf if value is None else value  # type: ignore[arg-type]
         found.setdefault((trial.arm, trial.seed), []).append(point)
     return found
