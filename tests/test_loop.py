@@ -580,7 +580,8 @@ def test_a_run_killed_more_often_than_save_every_still_ends(tmp_path):
 def test_a_data_set_that_ends_is_named(tmp_path, capfd):
     config = runs.write_config(tmp_path, "experiment.data = @unruly.short()\n")
     assert runs.train(config, tmp_path / "run") == 2
-    assert "error: The data set's train(batch_index, seed) ended" in capfd.readouterr().err
+    told = capfd.readouterr().err
+    assert f"error: {config}:1: The data set's train(batch_index, seed) ended" in told
 
 
 def test_deleted_metrics_are_reported(tmp_path, config, capfd):
