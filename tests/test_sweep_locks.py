@@ -89,7 +89,7 @@ def test_locks_that_are_seen_are_relied_on(tmp_path):
     with open(tmp_path / "wave") as first, open(tmp_path / "wave") as second:
         with Machine(tmp_path, "one") as one, Machine(tmp_path, "two") as two:
             assert one.take("wave", first.fileno())
-            one.hold("wave")
+            one.announce("wave")
             one._heartbeat._end.set()  # type: ignore[union-attr]  # it is stopped, and not dead
             for _ in range(20):
                 two.look()
@@ -132,7 +132,7 @@ def test_a_pause_of_the_observer_says_nothing_about_the_other(tmp_path, monkeypa
 def test_a_process_of_this_machine_that_was_killed_is_forgotten_at_once(tmp_path):
     code = "import sys, time; from pathlib import Path\n"
     code += "from trainer.sweep.presence import Presence\n"
-    code += "with Presence(Path(sys.argv[1])) as p: p.hold('abc'); print('ready', flush=True); "
+    code += "with Presence(Path(sys.argv[1])) as p: p.announce('abc'); print('ready', flush=True); "
     code += "time.sleep(60)"
     process = subprocess.Popen(
         [sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE, cwd=runs.ROOT
