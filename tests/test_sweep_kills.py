@@ -15,7 +15,8 @@ from tests import runs
 from tests.test_sweep import POISONED, folders, replaced, rows, sweep, write_sweep
 from trainer.__main__ import main
 from trainer.sweep import local
-from trainer.sweep.folder import SweepFolder, exclusive
+from trainer.sweep.folder import SweepFolder
+from trainer.sweep.locks import exclusive
 from trainer.sweep.wave import Wave
 from trainer.sweep.worker import Worker
 from trainer.writers.summary import read_outcome
