@@ -13,60 +13,121 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
+PACKAGES = ("optim", "trainer", "lockstep")
 HEAVY = {"jax", "numpy", "scipy"}
 
 
 @dataclass(frozen=True)
-class File:
-    """A file of Python.
-
-    Attributes:
-        name: the dotted name of the module.
-        lines: the number of its lines.
-        docstrings: how many of them are docstrings.
-        imports: the modules that it imports.
-        at_once: those that an import of it imports, and not a call.
-    """
+class Module:
+    """One source file, parsed: `name` is dotted, `package` says whether it is an __init__."""
 
     name: str
-    lines: int
-    docstrings: int
-    imports: frozenset[str]
-    at_once: frozenset[str]
-
-    @property
-    def package(self) -> str:
-        """Such as "trainer.sweep", or "optim"."""
-        parts = self.name.split(".")
-        return ".".join(parts[:2]) if parts[0] == "trainer" and len(parts) > 2 else parts[0]
+    path: str
+    tree: ast.Module
+    package: bool = False
+    lines: int = 0
 
 
-def files(tree: Path = ROOT) -> dict[str, File]:
-    """Reads the files of the three packages.
+def modules(root: Path = ROOT) -> list[Module]:
+    """Reads the source files of the three packages.
 
     Args:
-        tree: the root of the repository.
-
-    Returns:
-        Name of the module -> the file.
+        root: of the repository.
     """
-    parsed = {}
-    for top in ("optim", "trainer", "lockstep"):
-        for path in sorted((tree / top).rglob("*.py")):
-            parts = path.relative_to(tree).with_suffix("").parts
-            name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
-            text = path.read_text(encoding="utf-8")
-            parsed[name] = text, ast.parse(text)
-    return {
-        name: File(
-            name,
-            len(text.splitlines()),
-            sum(map(_docstring_lines, ast.walk(module))),
-            frozenset(_targets(ast.walk(module), parsed.keys()) - {name}),
-            frozenset(_targets(_at_once(module.body), parsed.keys()) - {name}),
-        )
-        for name, (text, module) in parsed.items()
-    }
+    return [_read(path, root) for top in PACKAGES for path in sorted((root / top).rglob("*.py"))]
+
+
+def _read(path: Path, root: Path) -> Module:
+    parts = path.relative_to(root).with_suffix("").parts
+    package = parts[-1] == "__init__"
+    name = ".".join(parts[:-1] if package else parts)
+    source = path.read_text(encoding="utf-8")
+    tree = ast.parse(source, str(path))
+    return Module(name, str(path.relative_to(root)), tree, package, len(source.splitlines()))
+
+
+def imports(module: Module, at_once: bool = False) -> Iterator[tuple[str, int]]:
+    """Yields each dotted name that a module imports, with its line.
+
+    `from a import b` yields "a.b": b may be a module. `importlib.import_module("a.b")` counts.
+
+    Args:
+        module: the module.
+        at_once: whether to leave out what only a call of a function, or a type checker, imports.
+    """
+    for node in _at_once(module.tree.body) if at_once else ast.walk(module.tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield alias.name, node.lineno
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                parts = module.name.split(".")
+                parts = parts[: len(parts) - node.level + module.package]
+                base = ".".join([*parts, base] if base else parts)
+            for alias in node.names:
+                yield f"{base}.{alias.name}", node.lineno
+        elif isinstance(node, ast.Call) and dotted(node.func) == "importlib.import_module":
+            if isinstance(node.args[0], ast.Constant):
+                yield str(node.args[0].value), node.lineno
+
+
+def _at_once(body: Iterable[ast.stmt]) -> Iterator[ast.AST]:
+    for node in body:
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+            yield from _at_once(node.orelse)
+        elif isinstance(node, ast.If | ast.Try | ast.With | ast.ClassDef):
+            yield from _at_once(x for x in ast.iter_child_nodes(node) if isinstance(x, ast.stmt))
+        else:
+            yield node
+
+
+def dotted(node: ast.AST) -> str:
+    """Returns an expression such as `a.b` as text; "?" for what is no name."""
+    if isinstance(node, ast.Attribute):
+        return f"{dotted(node.value)}.{node.attr}"
+    return node.id if isinstance(node, ast.Name) else "?"
+
+
+def ours(name: str, known: Collection[str]) -> str | None:
+    """Returns the module that a dotted name is, or is in; None if it is none of ours.
+
+    Args:
+        name: such as "trainer.messages.UserError".
+        known: the names of our modules.
+    """
+    while name and name not in known:
+        name = name.rpartition(".")[0]
+    return name or None
+
+
+def free(found: Iterable[Module]) -> list[str]:
+    """Returns the names of the modules whose import imports neither jax nor NumPy nor SciPy.
+
+    Args:
+        found: all modules.
+    """
+    edges = {module.name: {name for name, _ in imports(module, at_once=True)} for module in found}
+
+    def is_heavy(name: str, seen: set[str]) -> bool:
+        parts = name.split(".")
+        for end in range(1, len(parts) + 1):  # an import of a.b imports a first
+            each = ".".join(parts[:end])
+            if each in HEAVY:
+                return True
+            if each not in seen:
+                seen.add(each)
+                if any(is_heavy(target, seen) for target in edges.get(each, ())):
+                    return True
+        return False
+
+    return [name for name in edges if not is_heavy(name, set())]
+
+
+def _package(name: str) -> str:
+    """Returns such as "trainer.sweep", "optim", or "trainer" for a file beside its packages."""
+    parts = name.split(".")
+    return ".".join(parts[:2]) if parts[0] == "trainer" and len(parts) > 2 else parts[0]
 
 
 def _docstring_lines(node: ast.AST) -> int:
@@ -75,75 +136,27 @@ def _docstring_lines(node: ast.AST) -> int:
     return len((ast.get_docstring(node, clean=False) or "").splitlines())
 
 
-def _at_once(body: list[ast.stmt]) -> Iterator[ast.AST]:
-    for node in body:
-        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
-            yield from _at_once(node.orelse)
-        elif isinstance(node, ast.If | ast.Try | ast.With | ast.ClassDef):
-            yield from _at_once([x for x in ast.iter_child_nodes(node) if isinstance(x, ast.stmt)])
-        else:
-            yield node
-
-
-def _targets(nodes: Iterable[ast.AST], ours: Collection[str]) -> set[str]:
-    found: set[str] = set()
-    for node in nodes:
-        if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
-            base = node.module or ""
-            names = {f"{base}.{alias.name}" for alias in node.names}
-            modules = {name for name in names if name in ours}
-            found |= modules or {base}
-    return found
-
-
-def imported_at_once(name: str, known: dict[str, File]) -> set[str]:
-    """Returns all modules that an import of a module imports, its packages included.
-
-    Args:
-        name: the module.
-        known: from `files`.
-    """
-    seen: set[str] = set()
-    waiting = [name]
-    while waiting:
-        parts = waiting.pop().split(".")
-        for end in range(1, len(parts) + 1):
-            each = ".".join(parts[:end])
-            if each not in seen:
-                seen.add(each)
-                waiting += known[each].at_once if each in known else ()
-    return seen
-
-
-def free(known: dict[str, File]) -> list[str]:
-    """Returns the modules that import neither jax nor NumPy nor SciPy.
-
-    Args:
-        known: from `files`.
-    """
-    return [name for name in known if not HEAVY & imported_at_once(name, known)]
-
-
 def main() -> None:
     """Prints the table."""
-    known = files(Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT)
-    packages = dict.fromkeys(file.package for file in known.values())
+    found = modules(Path(sys.argv[1]).resolve() if len(sys.argv) > 1 else ROOT)
+    known = {module.name for module in found}
     rows = [("package", "files", "lines", "docstrings", "arrows within", "arrows out")]
     total: Counter[str] = Counter()
-    for package in packages:
-        own = [file for file in known.values() if file.package == package]
-        arrows = [
-            (file.package, known[x].package) for file in own for x in file.imports if x in known
+    for package in dict.fromkeys(_package(name) for name in sorted(known)):
+        own = [module for module in found if _package(module.name) == package]
+        targets = [
+            target
+            for module in own
+            for target in {ours(name, known) for name, _ in imports(module)}
+            if target is not None and target != module.name
         ]
-        within = sum(a == b for a, b in arrows)
+        within = sum(_package(target) == package for target in targets)
         counts = {
             "files": len(own),
-            "lines": sum(file.lines for file in own),
-            "docstrings": sum(file.docstrings for file in own),
+            "lines": sum(module.lines for module in own),
+            "docstrings": sum(_docstring_lines(node) for x in own for node in ast.walk(x.tree)),
             "within": within,
-            "out": len(arrows) - within,
+            "out": len(targets) - within,
         }
         total.update(counts)
         rows.append((package, *(f"{x:,}" for x in counts.values())))
@@ -153,7 +166,7 @@ def main() -> None:
     names = Counter(name.rpartition(".")[2] for name in known)
     twice = {name: n for name, n in names.items() if n > 1}
     print(f"\nnames of files used twice or more: {len(twice)}: {', '.join(sorted(twice))}")
-    print(f"free of jax, NumPy and SciPy: {len(free(known))}")
+    print(f"free of jax, NumPy and SciPy: {len(free(found))}")
 
 
 if __name__ == "__main__":

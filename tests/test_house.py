@@ -7,14 +7,13 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from tests.house_measures import files, free
+from tests.house_measures import Module, dotted, free, imports, modules, ours
 from trainer.config.vocabulary import SWEEP
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -76,62 +75,16 @@ NEEDED_BY_OTHERS = {
 }
 
 
-@dataclass(frozen=True)
-class Module:
-    """One source file, parsed: `name` is dotted, `package` says whether it is an __init__."""
-
-    name: str
-    path: str
-    tree: ast.Module
-    package: bool = False
-
-
-def _read(path: Path) -> Module:
-    parts = path.relative_to(ROOT).with_suffix("").parts
-    package = parts[-1] == "__init__"
-    name = ".".join(parts[:-1] if package else parts)
-    source = path.read_text(encoding="utf-8")
-    return Module(name, str(path.relative_to(ROOT)), ast.parse(source, str(path)), package)
-
-
 def _sources(*folders: str) -> list[Path]:
     return [path for folder in folders for path in sorted((ROOT / folder).rglob("*.py"))]
 
 
-MODULES = [_read(path) for path in _sources("optim", "trainer", "lockstep")]
+MODULES = modules()
 NAMES = {module.name for module in MODULES}
-
-
-def imports(module: Module) -> Iterator[tuple[str, int]]:
-    """Yields each dotted name that a module imports, wherever in the file, with its line.
-
-    `from a import b` yields "a.b": b may be a module. `importlib.import_module("a.b")` counts.
-    """
-    for node in ast.walk(module.tree):
-        if isinstance(node, ast.Import):
-            for alias in node.names:
-                yield alias.name, node.lineno
-        elif isinstance(node, ast.ImportFrom):
-            base = node.module or ""
-            if node.level:
-                parts = module.name.split(".")
-                parts = parts[: len(parts) - node.level + module.package]
-                base = ".".join([*parts, base] if base else parts)
-            for alias in node.names:
-                yield f"{base}.{alias.name}", node.lineno
-        elif isinstance(node, ast.Call) and _dotted(node.func) == "importlib.import_module":
-            if isinstance(node.args[0], ast.Constant):
-                yield str(node.args[0].value), node.lineno
 
 
 def _inside(name: str, package: str) -> bool:
     return name == package or name.startswith(package + ".")
-
-
-def _dotted(node: ast.AST) -> str:
-    if isinstance(node, ast.Attribute):
-        return f"{_dotted(node.value)}.{node.attr}"
-    return node.id if isinstance(node, ast.Name) else "?"
 
 
 # Each rule takes a module and yields its offences, as "line: what is wrong".
@@ -192,12 +145,12 @@ def files_run_nothing(module: Module) -> Iterator[str]:
         if name in calls or name in {f"yaml.{loader}" for loader in loaders}:
             yield f"{line}: {name} can execute what it reads."
     for node in ast.walk(module.tree):
-        if isinstance(node, ast.Call) and _dotted(node.func) in calls:
-            yield f"{node.lineno}: {_dotted(node.func)} is not for a program that reads files."
+        if isinstance(node, ast.Call) and dotted(node.func) in calls:
+            yield f"{node.lineno}: {dotted(node.func)} is not for a program that reads files."
         if isinstance(node, ast.keyword) and node.arg in {"shell", "allow_pickle"}:
             if not (isinstance(node.value, ast.Constant) and node.value.value is False):
                 yield f"{node.value.lineno}: {node.arg} lets a file execute something."
-        if isinstance(node, ast.Attribute) and _dotted(node.value) == "yaml":
+        if isinstance(node, ast.Attribute) and dotted(node.value) == "yaml":
             unsafe = node.attr in {"Loader", "CLoader", "FullLoader", "UnsafeLoader"}
             if unsafe or node.attr in loaders:
                 yield f"{node.lineno}: yaml.{node.attr} can build any object: use a SafeLoader."
@@ -240,7 +193,7 @@ def what_is_printed_is_escaped(module: Module) -> Iterator[str]:
     if module.name in printers | {"trainer.data.prepare"}:
         return
     for node in ast.walk(module.tree):
-        if isinstance(node, ast.Call) and _dotted(node.func) == "print":
+        if isinstance(node, ast.Call) and dotted(node.func) == "print":
             yield f"{node.lineno}: print with trainer.cli.terminal.show, which escapes."
 
 
@@ -343,17 +296,12 @@ def test_a_rule_accepts_code_without_an_offence(
 
 
 def test_imports_have_no_circles() -> None:
-    def ours(name: str) -> str | None:
-        while name and name not in NAMES:
-            name = name.rpartition(".")[0]
-        return name or None
-
     # A package gathers its own modules, so the edge from a module back to its package is not one.
     edges = {
         module.name: {
             target
             for name, _ in imports(module)
-            if (target := ours(name)) and not _inside(module.name, target)
+            if (target := ours(name, NAMES)) and not _inside(module.name, target)
         }
         for module in MODULES
     }
@@ -403,7 +351,7 @@ def test_what_answers_at_once_imports_neither_jax_nor_numpy_nor_scipy() -> None:
     )
     assert done.stdout.split() == []
     # And the list has all of them, so that a module that is no longer one is removed on purpose.
-    assert sorted(FREE.split()) == sorted(free(files()))
+    assert sorted(FREE.split()) == sorted(free(MODULES))
 
 
 def test_pyproject_declares_exactly_the_imported_packages() -> None:
