@@ -20,7 +20,6 @@ it where its words were changed on purpose.
 import argparse
 import contextlib
 import hashlib
-import json
 import os
 import re
 import shutil
@@ -32,8 +31,10 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
+from tests.runs import ROOT, lines
+
 STEPS = ["steps=20", "log_every=5", "eval_every=10", "save_every=10", "steps_per_call=1"]
 # What a full-sized config would take too long for on two cores.
 SMALLER = {"fashion_vit.gin": ["model.depth=2"], "muon_gpt.gin": ["model.depth=2"]}
@@ -112,13 +113,6 @@ def environment(tree: Path) -> dict[str, str]:
     return os.environ | {"PYTHONPATH": str(tree), "PYTHONSAFEPATH": "1", "JAX_PLATFORMS": "cpu"}
 
 
-def rows(folder: Path) -> list[dict[str, object]]:
-    """Returns the rows of a run without what is measured of the machine."""
-    lines = (folder / "metrics.jsonl").read_text().splitlines()
-    found = [json.loads(line) for line in lines]
-    return [{k: v for k, v in row.items() if not k.startswith("perf/")} for row in found]
-
-
 def programs(dump: Path) -> list[str]:
     """Returns a hash of each program that jax lowered, without names of functions and places.
 
@@ -176,20 +170,20 @@ class Comparison:
         self.same(f"{file}: programs", *map(programs, dumps.values()))
         if planned:
             return
-        self.same(f"{file}: rows", *map(rows, runs.values()))
+        self.same(f"{file}: rows", *map(lines, runs.values()))
         self.same(f"{file}: files", *map(_files, runs.values()))
         self.same_states(file, *runs.values())
         resumed = self._place / "resumed" / name
         stop = [*words, f"--workdir={resumed}", "--until=10"]
         command(self._trees["before"], stop, self._place)
         command(ROOT, [*words, f"--workdir={resumed}"], self._place)
-        self.same(f"{file}: rows after it was resumed", rows(runs["before"]), rows(resumed))
+        self.same(f"{file}: rows after it was resumed", lines(runs["before"]), lines(resumed))
         self.same_states(f"{file}, resumed", runs["before"], resumed)
 
     def same_states(self, what: str, a: Path, b: Path) -> None:
         """Notes whether the arrays of the last checkpoints of two runs are equal."""
         said = command(ROOT, ["checkpoint", "diff", str(a), str(b)], self._place)
-        self.same(f"{what}: states", "", "" if "equal" in said else said)
+        self.same(f"{what}: states", "", "" if "equal, bit for bit" in said else said)
 
     def sweep(self) -> None:
         """Compares a sweep that the commit began, was killed in, and either tree completed."""
@@ -262,10 +256,10 @@ def interrupt(tree: Path, folder: Path, number: signal.Signals, finished: int) -
     process.wait()
 
 
-def rows_of_sweep(folder: Path) -> dict[str, list[dict[str, object]]]:
+def rows_of_sweep(folder: Path) -> dict[str, list[dict[str, Any]]]:
     """Returns the rows of each run of a sweep, by its folder."""
     return {
-        str(file.parent.relative_to(folder)): rows(file.parent)
+        str(file.parent.relative_to(folder)): lines(file.parent)
         for part in ("trials", "final")
         for file in sorted((folder / part).rglob("metrics.jsonl"))
     }

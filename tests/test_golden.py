@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.golden import ARCHIVE, rows, rows_of_sweep
+from tests.golden import ARCHIVE, rows_of_sweep
+from tests.runs import lines
 from trainer.__main__ import main
 
 # The same bits are promised to one fingerprint, and allowed differences to all others.
@@ -47,7 +48,7 @@ def test_a_stopped_run_goes_on(golden: Path, monkeypatch: pytest.MonkeyPatch, ca
     assert main(["--config=run.yaml", "--workdir=stopped_run"]) == 0
     assert "Restored step 10." in capsys.readouterr().err
     ours, theirs = Path("stopped_run"), Path("run")
-    same_results(rows(ours), rows(theirs), theirs, ours)
+    same_results(lines(ours), lines(theirs), theirs, ours)
 
 
 def test_a_finished_run_has_nothing_to_do_and_its_checkpoint_is_whole(

@@ -67,16 +67,19 @@ def table(rows: Sequence[Sequence[str]], right: Collection[int] = ()) -> list[st
     ]
 
 
-def joined(words: Sequence[str]) -> str:
+def joined(words: Sequence[str], most: int | None = None) -> str:
     """Returns words as an enumeration.
 
     Args:
         words: the words, which may be none.
+        most: how many words are shown; the others are counted. None shows all.
 
     Example:
-        >>> joined(["a", "b", "c"])
-        'a, b and c'
+        >>> joined(["a", "b", "c"]), joined(["a", "b", "c"], most=2)
+        ('a, b and c', 'a, b and 1 other')
     """
+    if most is not None and len(words) > most:
+        words = [*words[:most], plural(len(words) - most, "other")]
     return f"{', '.join(words[:-1])} and {words[-1]}" if len(words) > 1 else "".join(words)
 
 

@@ -29,7 +29,7 @@ class ByteTokenizer:
         prefix_bytes: 0; see `trainer.data.tokenizer.SubwordTokenizer`.
 
     Example:
-        >>> from trainer.data.byte_tokenizer import ByteTokenizer
+        >>> from trainer.data.tokenizer import ByteTokenizer
         >>> tokenizer = ByteTokenizer()
         >>> tokenizer.encode("né"), tokenizer.decode([110, 195, 169, 256])
         ([110, 195, 169], 'né')

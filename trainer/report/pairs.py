@@ -159,11 +159,10 @@ def why_not_judged(workload: Workload) -> str:
         A sentence; "" if nothing speaks against it.
     """
     if workload.faults:
-        more = len(workload.faults) - _NAMED
-        named = [*workload.faults[:_NAMED], *([f"{plural(more, 'other')}"] if more > 0 else [])]
         return (
-            f"The results are not judged, because files of the sweep disagree: {joined(named)}."
-            f" `python -m trainer sweep check {workload.path}` names all of them."
+            "The results are not judged, because files of the sweep disagree:"
+            f" {joined(workload.faults, _NAMED)}. `python -m trainer sweep check {workload.path}`"
+            " names all of them."
         )
     if unlike := unlike_losses(workload):
         return f"Not judged. {unlike}"

@@ -218,12 +218,11 @@ class _Writer:
         if pair.low is None or not (pair.difference or relevant):
             return ""
         units = "searches" if self._workload.searches > 1 else "seeds"
-        many = "more than 10,000" if pair.needed is None else f"{pair.needed:,}"
-        known = "" if pair.needed is None else "at least " if relevant is None else "about "
-        size = "A difference of this size"
+        size, about = "A difference of this size", "at least"
         if relevant is not None:
-            size = f"The difference that matters, {shown(relevant)},"
-        text = f" {size} takes {known}{many} {units} of a fresh sweep (power 0.8)"
+            size, about = f"The difference that matters, {shown(relevant)},", "about"
+        many = "more than 10,000" if pair.needed is None else f"{about} {pair.needed:,}"
+        text = f" {size} takes {many} {units} of a fresh sweep (power 0.8)"
         if relevant is not None and pair.needed is not None and pair.needed <= pair.n:
             text += f", and this one has {pair.n:,}"
         return f"{text}."

@@ -30,7 +30,7 @@ from trainer.writers.summary import Summary
 
 
 class WaveConsensus:
-    """Tells the loops of a wave's trials when to save; they stop together, by the wave.
+    """Tells the loops of a wave's trials when to save. The wave stops them, all at once.
 
     Attributes:
         stop: always None, because a loop never stops by itself: its wave stops after a step that

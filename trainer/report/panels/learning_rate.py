@@ -200,11 +200,10 @@ def edge_sentence(workload: Workload, names: Mapping[str, str]) -> str:
     found = [f"{names[x.path]} of {x.arm}" for x in every if _edge(workload, x)]
     if not found:
         return ""
-    listed = [*found[:_NAMED], *([f"{len(found) - _NAMED} others"] if len(found) > _NAMED else [])]
     what = "lie at edges of their spaces" if len(found) > 1 else "lies at an edge of its space"
     return (
-        f"The best {joined(listed)} {what}, and a wider one may have a better point; the section"
-        ' "Sensitivity to the learning rate" says how to look there.'
+        f"The best {joined(found, _NAMED)} {what}, and a wider one may have a better point; the"
+        ' section "Sensitivity to the learning rate" says how to look there.'
     )
 
 

@@ -71,9 +71,8 @@ def pairs_block(workload: Workload, pairs: Sequence[Pair], prefix: str) -> Block
         " has no value), and a difference is its mean minus the other one. The intervals hold with"
         " a probability of 95% for all pairs and all looks at the results at once; an arm is better"
         " where its interval excludes 0, and p, which is adjusted for all pairs and looks, is below"
-        " 0.05 exactly then. The last column is the"
-        f" number of {units} at which a"
-        f" fresh sweep would find {size} with a power of 0.8, if it is the true one.",
+        f" 0.05 exactly then. The last column is the number of {units} at which a fresh sweep would"
+        f" find {size} with a power of 0.8, if it is the true one.",
     )
     tests = Table(
         f"{prefix}pairs_tests",
