@@ -113,11 +113,12 @@ def _row(run: Any, hidden: str) -> dict[str, Any]:
         "number": run.number,
         "seed": run.seed,
         "end": run.end,
-        "step": run.step,
-        "seconds": run.seconds,
+        "step": run.summary.step,
+        "seconds": run.summary.seconds,
     }
     row |= run.values
-    return row | {k: x for k, x in run.metrics.items() if not (hidden and k.startswith(hidden))}
+    metrics = run.summary.metrics.items()
+    return row | {k: x for k, x in metrics if not (hidden and k.startswith(hidden))}
 
 
 def load_sweep(folder: str | PathLike[str], *, vocabulary: Sequence[str] = ()) -> Sweep:

@@ -1,12 +1,15 @@
 """Results of sweeps made by hand, for the tests of reports."""
 
+import dataclasses
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from trainer.report.results import Curve, Goal, Result, Revision, Space, Workload
+from trainer.writers.summary import Summary
 
 RATE = "optimizer.groups.matrices.optimizer.learning_rate.peak_value"
 
@@ -17,8 +20,16 @@ def run(
     """Returns a run with its reported value; one without it has diverged."""
     metrics = {} if value is None else {"eval/loss": value, "validation/loss": value}
     end = "diverged" if value is None else "done"
-    fields = {"end": end, "step": 100, "steps": 100, "flops": 1e6, "metrics": metrics, **more}
-    return Result(name, Path(f"/nowhere/{name}"), arm, seed, number, **fields)
+    summary = Summary(end, step=100, metrics=metrics)
+    fields = {"summary": summary, "steps": 100, "flops": 1e6}
+    return changed(Result(name, Path(f"/nowhere/{name}"), arm, seed, number, **fields), **more)
+
+
+def changed(run: Result, **more: Any) -> Result:
+    """Returns a run with other values of its attributes, or of those of its summary."""
+    ours = {field.name for field in dataclasses.fields(run)}
+    summary = {name: more.pop(name) for name in list(more) if name not in ours}
+    return replace(run, summary=replace(run.summary, **summary), **more)
 
 
 def workload(
@@ -72,7 +83,7 @@ def _planned(finals: Mapping[str, Sequence[float | None]]) -> dict[str, Any]:
 
 
 def _last(each: Result) -> float:
-    return each.metrics.get("validation/loss", float("nan"))
+    return each.summary.metrics.get("validation/loss", float("nan"))
 
 
 def curve(steps: Sequence[float], values: Sequence[float], seconds: float = 0.1) -> Curve:

@@ -12,7 +12,7 @@ import pytest
 from numpy.typing import NDArray
 from scipy import stats
 
-from tests.report_cases import workload
+from tests.report_cases import changed, workload
 from trainer.engine.examples import Examples
 from trainer.report.comparison import make_report
 from trainer.report.pairs import Pair, compare_arms
@@ -65,7 +65,7 @@ def kept(
         (place / PER_EXAMPLE_FILE).write_bytes(encode(examples))
         value = float(rows[run.arm][run.seed])
         metrics = {f"eval/{metric}": value, f"validation/{metric}": value}
-        finals.append(replace(run, folder=place, metrics=metrics))
+        finals.append(changed(run, folder=place, metrics=metrics))
     return replace(made, finals=tuple(finals))
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from tests.report_cases import RATE, curve, run, workload
+from tests.report_cases import RATE, changed, curve, run, workload
 from trainer.report.comparison import make_report
 from trainer.report.conditions import changed_code
 from trainer.report.document import Block, Report
@@ -110,13 +110,17 @@ def test_searches_of_fewer_than_four_trials_make_no_claim_about_arms():
 def test_a_search_is_the_mean_over_its_final_seeds():
     work = several_searches(3)
     twice = [
-        replace(run, seed=run.seed + 100, metrics={"eval/loss": run.metrics["eval/loss"] + 1.0})
+        changed(
+            run,
+            seed=run.seed + 100,
+            metrics={"eval/loss": run.summary.metrics["eval/loss"] + 1.0},
+        )
         for run in work.finals
     ]
     both = replace(work, finals=(*work.finals, *twice))
     means = [value + 0.5 for value in DRUG_1[:3]]
     assert list(both.units_of("drug_1").values()) == pytest.approx(means)
-    unfinished = replace(both, finals=(*work.finals, replace(twice[0], end="missing"), *twice[1:]))
+    unfinished = replace(both, finals=(*work.finals, changed(twice[0], end="missing"), *twice[1:]))
     assert list(unfinished.units_of("drug_1")) == [1, 2]
 
 
@@ -366,7 +370,7 @@ def test_every_trial_diverged():
 
 def test_an_arm_that_lacks_the_metric_is_named():
     work = workload({"a": [1.0, 1.1], "b": [1.0, 1.2]})
-    lacking = tuple(replace(r, metrics={}) if r.arm == "b" else r for r in work.finals)
+    lacking = tuple(changed(r, metrics={}) if r.arm == "b" else r for r in work.finals)
     report = reported(replace(work, finals=lacking))
     assert any(
         line.startswith("No run of b has the metric 'eval/loss'")
@@ -410,7 +414,7 @@ def test_sensitivity_is_a_mean_over_seeds():
     work = workload({"a": [3.0, 3.1]}, {"a": [(0.01, 1.0)]})
     rates = [0.01, 0.1, 1.0]
     trials = [
-        replace(
+        changed(
             work.trials[0],
             name=f"trials/a/{number}/{seed}",
             seed=seed,
@@ -502,7 +506,7 @@ def test_the_ledger_counts():
     work = workload({"a": [1.0, 1.1]}, {"a": [(0.1, 1.0), (0.2, None), (0.3, 2.0)]})
     trials = list(work.trials)
     trials[0] = replace(trials[0], retries=2)
-    trials[2] = replace(trials[2], end="missing", step=0, metrics={})
+    trials[2] = changed(trials[2], end="missing", step=0, metrics={})
     report = reported(replace(work, trials=tuple(trials)))
     row = block(report, "ledger").tables[0].rows[0]
     # arm, which, runs, done, diverged, failed, missing, retried, steps, FLOPs
@@ -720,7 +724,7 @@ def test_losses_that_are_different_functions_are_not_compared(tmp_path):
     assert "better" not in text and "p =" not in text
     accuracy = replace(work, goal=Goal("accuracy", "max", "validation", "test"))
     finals = [
-        replace(run, metrics={"eval/accuracy": run.value("eval/loss")}) for run in work.finals
+        changed(run, metrics={"eval/accuracy": run.value("eval/loss")}) for run in work.finals
     ]
     assert "is better than" in judged(replace(accuracy, finals=tuple(finals)))
     searched = {"a": Space("sobol", {"loss.label_smoothing": "uniform 0 to 0.1"})}
@@ -730,7 +734,7 @@ def test_losses_that_are_different_functions_are_not_compared(tmp_path):
 def test_a_run_that_is_missing_is_not_compared():
     work = workload({"a": [1.0, 1.1, 1.2], "b": [2.0, 2.1, 2.2]})
     finals = list(work.finals)
-    finals[5] = replace(finals[5], end="missing", metrics={})
+    finals[5] = changed(finals[5], end="missing", metrics={})
     partial = replace(work, finals=tuple(finals))
     assert judged(replace(partial, completed=0)).startswith("Not judged yet: 2 of 3 seeds have")
     assert len(standings(partial)[1].values) == 2

@@ -106,7 +106,7 @@ def test_a_run_says_the_same_of_itself_alone_and_in_its_sweep(computed):
     assert len(alone) == 6 and {run.side_by_side for run in alone} == {3}
     for run in alone:
         same = of_sweep[run.folder]
-        for name in ("end", "why", "step", "seconds", "metrics", "retries", "load", "began"):
+        for name in ("end", "summary", "retries", "load", "began"):
             assert getattr(run, name) == getattr(same, name), name
 
 

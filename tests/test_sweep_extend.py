@@ -83,10 +83,10 @@ def test_more_trials_continue_the_sequence(folder, method):
     assert added(old, new) == [f"first/{number:04d}/0" for number in (4, 5, 6)]
     for ours, theirs in zip(new.trials, plan.trials, strict=True):
         assert ours.name == theirs.name and same(dict(ours.values), dict(theirs.values))
-    assert [(each.trials, each.revision) for each in new.programs] == [
-        (tuple(trial.name for trial in old.trials), 1),
-        (tuple(added(old, new)), 2),
-    ]
+    per_revision = [[trial.name for trial in old.trials], added(old, new)]
+    assert [list(each.trials) for each in new.programs] == per_revision
+    stored = [[each["trials"] for each in revision["programs"]] for revision in new.revisions]
+    assert stored == [[names] for names in per_revision]
     theirs, ours = old.programs[0], new.programs[1]
     same_facts = "inputs", "steps", "batch_size", "flops", "state_bytes"
     assert all(getattr(ours, name) == getattr(theirs, name) for name in same_facts)

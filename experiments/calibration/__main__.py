@@ -113,7 +113,7 @@ def write_runs(sweep: Path) -> None:
     writer.writerow(["learning_rate", "seed", "validation_loss", "test_loss"])
     for run in read_sweep(sweep).trials:
         (rate,) = run.values.values()
-        losses = (run.metrics["validation/loss"], run.metrics["eval/loss"])
+        losses = (run.summary.metrics["validation/loss"], run.summary.metrics["eval/loss"])
         writer.writerow([rate, run.seed, *(f"{loss:.6g}" for loss in losses)])
 
 

@@ -14,7 +14,7 @@ from trainer.engine.examples import Examples
 from trainer.sweep.per_example_file import read_examples
 from trainer.writers import iterate_metrics
 from trainer.writers.lines import PREFIXES
-from trainer.writers.summary import ENDS, Summary, value_of
+from trainer.writers.summary import ENDS, Summary
 
 SECONDS = "perf/seconds"
 
@@ -34,6 +34,9 @@ class Curve:
     seconds: NDArray[np.float64]
 
 
+MISSING = Summary("missing", step=0)
+
+
 @dataclass(frozen=True)
 class Result:
     """One run.
@@ -45,13 +48,9 @@ class Result:
         arm: the arm that it belongs to.
         seed: its seed.
         number: the number of its point in the space of the arm; None for a single run.
-        end: "done", "diverged" or "failed"; "missing" if it has not ended.
-        why: a sentence about a run that diverged or failed.
-        step: its last step.
+        summary: what came of it; its `end` is "missing" if it has not ended.
         steps: how many steps were planned.
         flops: floating-point operations of a step; None if they are not known.
-        seconds: the time of its steps; None if it was not recorded.
-        metrics: the newest value of each metric.
         values: config path -> value, for the axes of the search space.
         retries: how often its computation was started again after an interruption.
         fingerprint: what its bits depend on, as run.json has it.
@@ -67,13 +66,9 @@ class Result:
     arm: str
     seed: int
     number: int | None
-    end: str
-    why: str = ""
-    step: int = 0
+    summary: Summary = MISSING
     steps: int = 0
     flops: float | None = None
-    seconds: float | None = None
-    metrics: Mapping[str, float] = field(default_factory=dict)
     values: Mapping[str, Tree] = field(default_factory=dict)
     retries: int = 0
     fingerprint: Mapping[str, Any] = field(default_factory=dict)
@@ -82,6 +77,11 @@ class Result:
     load: float | None = None
     began: str = ""
     code_changed: bool = False
+
+    @property
+    def end(self) -> str:
+        """How it ended: "done", "diverged" or "failed"; "missing" if it has not ended."""
+        return self.summary.end
 
     def value(self, row: str) -> float | None:
         """Returns the last value of a metric.
@@ -92,7 +92,7 @@ class Result:
         Returns:
             None if the run has not ended, diverged, failed, or has no finite value.
         """
-        return value_of(self.end, self.metrics, row)
+        return self.summary.value(row)
 
 
 @dataclass(frozen=True)
@@ -317,11 +317,7 @@ def with_outcome(run: Result, summary: Summary, record: Mapping[str, Any]) -> Re
     last = lineage[-1] if lineage else {}
     return replace(
         run,
-        end=summary.end if summary.end in ENDS else "missing",
-        why=summary.why,
-        step=summary.step,
-        seconds=summary.seconds,
-        metrics=summary.metrics,
+        summary=summary if summary.end in ENDS else replace(summary, end=MISSING.end),
         retries=max(0, len(lineage) - 1),
         fingerprint=record.get("fingerprint", {}),
         side_by_side=last.get("trials", 1),

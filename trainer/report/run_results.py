@@ -9,13 +9,13 @@ from trainer import config as configs
 from trainer.config import Call
 from trainer.messages import UserError, plural
 from trainer.report.plots import Line, combine, read_points
-from trainer.report.results import Goal, Result, Workload, with_outcome
+from trainer.report.results import MISSING, Goal, Result, Workload, with_outcome
 from trainer.report.wording import joined
 from trainer.sweep.status import best_runs
 from trainer.writers import read_metrics
 from trainer.writers.lines import PREFIXES
 from trainer.writers.run_record import read_record
-from trainer.writers.summary import Summary, read_summary
+from trainer.writers.summary import read_summary
 
 
 def read_runs(
@@ -97,7 +97,7 @@ def _check_seeds(results: Sequence[Result]) -> None:
 def _goal(
     results: Sequence[Result], metric: str, better: Literal["min", "max"], target: float | None
 ) -> Goal:
-    found = {name for run in results for name in run.metrics}
+    found = {name for run in results for name in run.summary.metrics}
     splits = [split for split, prefix in PREFIXES.items() if prefix + metric in found]
     if not splits:
         names = sorted(
@@ -124,9 +124,9 @@ def _result(folder: Path, name: str, arm: str) -> Result:
         record = read_record(folder / "run.json") or {}
     except OSError as error:
         raise UserError(f"{folder} cannot be read: {error.strerror}.") from error
-    summary = read_summary(folder) or Summary("missing", 0)
+    summary = read_summary(folder) or MISSING
     seed, steps = record.get("fingerprint", {}).get("seed", 0), summary.steps or 0
-    run = Result(name, folder, arm, seed, None, "missing", steps=steps)
+    run = Result(name, folder, arm, seed, None, steps=steps)
     return with_outcome(run, summary, record)
 
 

@@ -114,7 +114,7 @@ def _outcomes(folder: Path, chosen: Sequence[Trial], status: Status) -> dict[str
 
 def _check_metric(folder: Path, metric: str, runs: Sequence[Result]) -> None:
     """Refuses a metric that no run has."""
-    known = {row.partition("/")[2] for run in runs for row in run.metrics if "/" in row}
+    known = {row.partition("/")[2] for run in runs for row in run.summary.metrics if "/" in row}
     if known and metric not in known:
         hint = known_names(metric, sorted(known))
         raise UserError(f"No run of the sweep in {folder} has the metric {metric!r}. {hint}")
@@ -151,7 +151,7 @@ def _goal(
     goal = plan.goal
     second = metric not in (None, goal.metric)
     name = metric or goal.metric
-    tested = any(PREFIXES["test"] + name in run.metrics for run in finals)
+    tested = any(PREFIXES["test"] + name in run.summary.metrics for run in finals)
     return Goal(
         metric=name,
         better=(better or "min") if second else goal.better,
@@ -172,7 +172,6 @@ def _result(reader: SweepReader, outcomes: Mapping[str, Summary], trial: Trial) 
         seed=trial.seed,
         number=trial.number,
         search=trial.search,
-        end="missing",
         steps=program.steps,
         flops=float(program.flops),
         values=trial.values,
@@ -199,7 +198,7 @@ def _replaced(folder: Path, plan: StoredPlan, finals: tuple[Result, ...]) -> Ite
         if outcome is not None and arm in plan.arms and place.name.isdecimal():
             steps, flops = programs[arm].steps, float(programs[arm].flops)
             seed = int(place.name)
-            run = Result(name, place, arm, seed, None, outcome.end, steps=steps, flops=flops)
+            run = Result(name, place, arm, seed, None, steps=steps, flops=flops)
             yield with_outcome(run, outcome, _record(run.folder))
 
 

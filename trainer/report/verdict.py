@@ -69,7 +69,7 @@ def _without_runs(workload: Workload) -> str:
     if not trials and not finals:
         return "Not decided: no run has ended."
     row = workload.goal.reported
-    if finals and not any(row in run.metrics for run in finals):
+    if finals and not any(row in run.summary.metrics for run in finals):
         return f"Not decided: no run has the metric {row!r}."
     unused = not any(run.value(workload.goal.selected) is not None for run in trials)
     if trials and len(trials) == len(workload.trials) and unused:

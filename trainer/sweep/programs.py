@@ -209,7 +209,7 @@ def _group(
                 batch_size=traced.batch_size,
                 flops=traced.flops,
                 state_bytes=traced.state_bytes,
-                warnings=together([{arm.name: warnings}]),
+                warnings=together([{arm.name: tuple(warnings)}]),
             )
         )
     return _merge(groups)

@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from shlex import quote
 from typing import Any, Literal, NotRequired, TypedDict
@@ -15,7 +15,7 @@ from trainer.sweep.encoding import Decoder, canonical
 from trainer.sweep.plan import Trial
 from trainer.sweep.warning_text import Warnings, together
 from trainer.writers.files import open_regular
-from trainer.writers.json_files import check_json, damaged, read_json
+from trainer.writers.json_files import as_record, check_json, damaged, read_json
 
 FORMAT = 2
 # What the digest of a revision covers in files of format 1, of which `write_revisions` keeps the
@@ -40,33 +40,9 @@ _DIGESTED = (
 _ADVICE = "restore it from a copy, or start the sweep in another --workdir."
 
 
-class _Program(TypedDict):
-    trials: list[str]
-    inputs: list[str]
-    steps: int
-    batch_size: int
-    flops: int
-    state_bytes: int
-    warnings: NotRequired[dict[str, list[str]]]  # plans of earlier versions have none
-
-
-class _Revision(TypedDict):
-    digest: str
-    programs: list[_Program]
-    reasons: list[str]
-    plan: str
-    vocabulary: NotRequired[list[str]]
-
-
-class _Plan(TypedDict):
-    format: int
-    vocabulary: NotRequired[list[str]]  # of format 1
-    revisions: list[_Revision]
-
-
 @dataclass(frozen=True)
 class StoredProgram:
-    """Trials that share a program, as plan.json has them.
+    """Trials that share a program; plan.json has it by these names.
 
     Attributes:
         trials: the names of the trials, in the order of the plan.
@@ -75,7 +51,6 @@ class StoredProgram:
         batch_size: examples per batch.
         flops: floating-point operations of a step.
         state_bytes: bytes of the state of a trial, on each device.
-        revision: the number of the revision that added the trials.
         warnings: arm -> sentences about what is probably a mistake in its config.
     """
 
@@ -85,8 +60,21 @@ class StoredProgram:
     batch_size: int
     flops: int
     state_bytes: int
-    revision: int
-    warnings: Warnings
+    warnings: Warnings = field(default_factory=dict)  # plans of earlier versions have none
+
+
+class _Revision(TypedDict):
+    digest: str
+    programs: list[StoredProgram]
+    reasons: list[str]
+    plan: str
+    vocabulary: NotRequired[list[str]]
+
+
+class _Plan(TypedDict):
+    format: int
+    vocabulary: NotRequired[list[str]]  # of format 1
+    revisions: list[_Revision]
 
 
 @dataclass(frozen=True)
@@ -250,18 +238,9 @@ def _stored(folder: Path, content: Mapping[str, Any]) -> StoredPlan:
         for arm, number, seed, values, *search in revision["trials"]
     )
     programs = tuple(
-        StoredProgram(
-            tuple(each["trials"]),
-            tuple(each["inputs"]),
-            each["steps"],
-            each["batch_size"],
-            each["flops"],
-            each["state_bytes"],
-            number,
-            each.get("warnings", {}),
-        )
-        for number, revision in enumerate(revisions, 1)
-        for each in revision["programs"]
+        as_record(program, StoredProgram)
+        for revision in revisions
+        for program in revision["programs"]
     )
     if sorted(trial.name for trial in trials) != sorted(x for p in programs for x in p.trials):
         raise ValueError("its programs and its trials differ")

@@ -1,10 +1,10 @@
 """Formats the warnings of the plans of arms, which are probably mistakes in their configs."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 
 from trainer.messages import printable
 
-Warnings = Mapping[str, Sequence[str]]  # arm -> sentences
+Warnings = Mapping[str, tuple[str, ...]]  # arm -> sentences
 
 
 def together(every: Iterable[Warnings]) -> dict[str, tuple[str, ...]]:

@@ -1,19 +1,24 @@
-"""Reads the JSON files of runs and sweeps, which may hold anything when they are read.
+"""Reads and writes the JSON files of runs and sweeps, which may hold anything when they are read.
 
 A file may be cut off by a loss of power, edited by hand, or replaced by a folder. Every reader says
-which types it needs, as annotations, so that the code behind it meets no others.
+which types it needs, as annotations, so that the code behind it meets no others. A dataclass is a
+record: its fields are those of the file, so that a new field is written, checked and read by its
+declaration alone (`as_json`, `read_record`).
 """
 
 from __future__ import annotations
 
 import errno
+import functools
 import json
 import math
 import os
 import types
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import MISSING, fields, is_dataclass
 from pathlib import Path
 from typing import (
+    Annotated,
     Any,
     NotRequired,
     TypeVar,
@@ -29,6 +34,11 @@ from trainer.messages import UserError
 from trainer.writers.files import open_regular
 
 T = TypeVar("T")
+
+# A float that may be infinite or not a number: then it is one of the texts, because JSON has no
+# such numbers.
+AnyFloat = Annotated[float, "any"]
+_TEXTS = ("nan", "inf", "-inf")
 
 # What a later attempt does not cure; other errors are those of the disk.
 _LASTING = {errno.EACCES, errno.EISDIR, errno.ELOOP, errno.ENXIO, errno.EPERM}
@@ -81,9 +91,10 @@ def read_json(file: Path, kind: type[T], advice: str) -> T:
 
     Args:
         file: the file.
-        kind: the type of the content: a TypedDict, or any combination of dict[str, ...], list[...],
-            int, float, str, bool, None, unions of them, and Any for what is not looked at. Objects
-            may have further keys. Integers have 64 bits; floats are finite, and may be integers.
+        kind: the type of the content: a TypedDict or a dataclass, or any combination of
+            dict[str, ...], list[...], int, float, AnyFloat, str, bool, None, unions of them, and
+            Any for what is not looked at. Objects may have further keys. Integers have 64 bits;
+            floats are finite, and may be integers.
         advice: what the user is to do if the file is damaged, as `damaged` takes it.
 
     Raises:
@@ -97,6 +108,63 @@ def read_json(file: Path, kind: type[T], advice: str) -> T:
     except (ValueError, RecursionError) as error:
         raise damaged(file, _why(error, text), advice) from error
     return check_json(content, kind, file, advice)
+
+
+def read_record(file: Path, kind: type[T], advice: str) -> T:
+    """Reads a dataclass from the JSON file that has what `as_json` returns of it.
+
+    Args:
+        file: the file.
+        kind: the dataclass. A field with a default may be missing in the file; its name there is
+            that of the attribute, or `field(metadata={"name": ...})`.
+        advice: as `damaged` takes it.
+
+    Raises:
+        FileNotFoundError, DamagedFile, OSError: as `read_json` does.
+    """
+    return as_record(read_json(file, kind, advice), kind)
+
+
+def as_json(value: Any) -> Any:
+    """Returns a dataclass, and what consists of such, as JSON can have it.
+
+    Fields that are None are left out; floats that are not finite become texts.
+
+    Args:
+        value: the dataclass; or a mapping, a list or a tuple of such; or a plain value.
+    """
+    if is_dataclass(value):
+        found = {name: getattr(value, at) for name, _, _, at in _fields(type(value))}
+        return {name: as_json(x) for name, x in found.items() if x is not None}
+    if isinstance(value, Mapping):
+        return {name: as_json(x) for name, x in value.items()}
+    if isinstance(value, list | tuple):
+        return [as_json(x) for x in value]
+    return repr(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def as_record(content: Any, kind: Any) -> Any:
+    """Returns what `as_json` was given, from the content of a file that was checked.
+
+    Args:
+        content: the content.
+        kind: its type.
+    """
+    options = get_args(kind)
+    origin = get_origin(kind)
+    if isinstance(kind, type) and is_dataclass(kind):
+        return kind(
+            **{at: as_record(content[n], of) for n, of, _, at in _fields(kind) if n in content}
+        )
+    if origin in (Union, types.UnionType):
+        fitting = (each for each in options if _plain(each) is _kind_of(content, each))
+        return as_record(content, next(fitting))
+    if isinstance(content, dict) and options:
+        return {name: as_record(x, options[1]) for name, x in content.items()}
+    if isinstance(content, list) and options:
+        return (origin or list)(as_record(x, options[0]) for x in content)
+    number: Any = content
+    return float(number) if kind is float or kind is AnyFloat else content
 
 
 def check_json(content: Any, kind: type[T], file: Path, advice: str) -> T:
@@ -151,6 +219,12 @@ def _check(value: Any, kind: Any, place: str) -> None:
             raise _mistake(value, options, place)
         _check(value, fitting[0], place)
         return
+    if kind is AnyFloat:
+        if value in _TEXTS:
+            return
+        if type(value) is str:
+            raise ValueError(f"{place} is {brief(value)}, not a number")
+        kind = float
     plain = _plain(kind)
     if _kind_of(value, kind) is not plain:
         raise _mistake(value, (kind,), place)
@@ -163,8 +237,33 @@ def _check(value: Any, kind: Any, place: str) -> None:
 
 
 def _plain(kind: Any) -> type:
-    """Returns the type without those of its parts."""
-    return dict if is_typeddict(kind) else get_origin(kind) or kind
+    """Returns the type that json.loads gives, without those of its parts."""
+    if is_typeddict(kind) or is_dataclass(kind):
+        return dict
+    origin = get_origin(kind) or kind
+    return {Mapping: dict, tuple: list}.get(origin, origin)
+
+
+@functools.cache
+def _fields(kind: Any) -> tuple[tuple[str, Any, bool, str], ...]:
+    """Returns the name in the file, type, whether it is required, and attribute of each field."""
+    hints = get_type_hints(kind, include_extras=True)
+    if is_dataclass(kind):
+        return tuple(
+            (
+                each.metadata.get("name", each.name),
+                hints[each.name],
+                each.default is MISSING and each.default_factory is MISSING,
+                each.name,
+            )
+            for each in fields(kind)
+        )
+    # Not __required_keys__, which is wrong where annotations are texts.
+    optional = {name for name, of in hints.items() if get_origin(of) is NotRequired}
+    return tuple(
+        (name, get_args(of)[0] if name in optional else of, name not in optional, name)
+        for name, of in hints.items()
+    )
 
 
 def _kind_of(value: Any, kind: Any) -> type:
@@ -181,13 +280,10 @@ def _is_finite(value: float) -> bool:
 
 def _parts(value: Any, kind: Any, place: str) -> Iterator[tuple[Any, Any, str]]:
     """Yields the parts of a value with their types and places."""
-    if is_typeddict(kind):
-        # Not __required_keys__, which is wrong where annotations are texts.
-        for name, of in get_type_hints(kind, include_extras=True).items():
-            required = get_origin(of) is not NotRequired
+    if is_typeddict(kind) or is_dataclass(kind):
+        for name, of, required, _ in _fields(kind):
             if name in value:
-                at = f"{place}.{name}" if place else name
-                yield value[name], of if required else get_args(of)[0], at
+                yield value[name], of, f"{place}.{name}" if place else name
             elif required:
                 raise ValueError(f"{place or 'it'} has no {name!r}")
         return

@@ -9,18 +9,16 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple, NotRequired, TypedDict
 
-from trainer.config.wording import brief
-from trainer.writers.json_files import DamagedFile, damaged, read_json
+from trainer.writers.json_files import AnyFloat, DamagedFile, as_json, read_record
 
 ENDS = ("done", "diverged", "failed")  # of a run that has ended, and is not continued
 SUMMARY_FILE = "summary.json"
-_TEXTS = ("nan", "inf", "-inf")  # of metrics, because JSON has no such numbers
 _ADVICE = "restore it from a copy; or remove it, and the run counts as not ended."
 
 
-class Best(NamedTuple):
+@dataclass(frozen=True)
+class Best:
     """The best value of a metric in a run.
 
     Attributes:
@@ -36,117 +34,63 @@ class Best(NamedTuple):
 class Summary:
     """How a run ended, and its results.
 
+    summary.json has the fields by these names and in this order. A new field needs no more than its
+    line here, and its value in `trainer.train.rows.Results.summary`: loggers have it too, and
+    reports as `Result.summary`.
+
     Attributes:
         end: "done"; "diverged" if a step was not finite and the run halted; "failed" if it could
             not be computed or saved; "stopped" if a signal or --until ended it after a checkpoint.
-        step: the last step; the one that was not finite if the run diverged.
-        metrics: the newest metrics of training and evaluation, by their names in metrics.jsonl.
-        why: a sentence about a run that is not done, or whose metrics.jsonl lacks rows.
         exit: the exit code of the process; for a trial of a sweep, that of its run alone. None in
-            files of earlier versions, like the fields below.
+            files of earlier versions, like other fields that may be None.
+        step: the last step; the one that was not finite if the run diverged.
         steps: number of steps that the config asks for.
         examples: training examples of the steps so far.
         tokens: tokens of these examples; None if the data set does not count tokens.
         seconds: the time of the steps, as perf/seconds in metrics.jsonl.
+        metrics: the newest metrics of training and evaluation, by their names in metrics.jsonl.
         best: name of an evaluation metric -> "min" and "max" -> its smallest and its largest value
             in the run; a loss has only "min", because nothing else is best.
+        why: a sentence about a run that is not done, or whose metrics.jsonl lacks rows.
     """
 
     end: str
+    exit: int | None = field(default=None, kw_only=True)
     step: int
-    metrics: Mapping[str, float] = field(default_factory=dict)
+    steps: int | None = field(default=None, kw_only=True)
+    examples: int | None = field(default=None, kw_only=True)
+    tokens: int | None = field(default=None, kw_only=True)
+    seconds: float | None = field(default=None, kw_only=True, metadata={"name": "perf/seconds"})
+    metrics: Mapping[str, AnyFloat] = field(default_factory=dict)
+    best: Mapping[str, Mapping[str, Best]] = field(default_factory=dict, kw_only=True)
     why: str = ""
-    exit: int | None = None
-    steps: int | None = None
-    examples: int | None = None
-    tokens: int | None = None
-    seconds: float | None = None
-    best: Mapping[str, Mapping[str, Best]] = field(default_factory=dict)
 
     def value(self, row: str) -> float | None:
-        """Returns the value of a metric by which runs are compared; see `value_of`.
+        """Returns the value of a metric by which runs are compared.
 
         Args:
             row: the name of the metric in metrics.jsonl.
+
+        Returns:
+            None if the run is not done, or has no finite value.
         """
-        return value_of(self.end, self.metrics, row)
+        value = self.metrics.get(row)
+        done = self.end == "done" and value is not None and math.isfinite(value)
+        return value if done else None
 
     def flat(self) -> dict[str, float | str]:
         """Returns all of it by name, as loggers have it: the best values as "min/eval/loss"."""
-        known = {
-            "end": self.end,
-            "why": self.why,
-            "exit": self.exit,
-            "step": self.step,
-            "steps": self.steps,
-            "examples": self.examples,
-            "tokens": self.tokens,
-            "perf/seconds": self.seconds,
-        }
         best = {
             f"{mode}/{name}": best.value
             for name, modes in self.best.items()
             for mode, best in modes.items()
         }
-        given = {name: value for name, value in known.items() if value not in (None, "")}
-        return {**self.metrics, **best, **given}
+        plain = {name: x for name, x in as_json(self).items() if name not in ("metrics", "best")}
+        return {**self.metrics, **best, **{name: x for name, x in plain.items() if x != ""}}
 
     def text(self) -> str:
         """Returns the content of summary.json."""
-        content = {
-            "end": self.end,
-            "exit": self.exit,
-            "step": self.step,
-            "steps": self.steps,
-            "examples": self.examples,
-            **({} if self.tokens is None else {"tokens": self.tokens}),
-            "perf/seconds": self.seconds,
-            # One of _TEXTS.
-            "metrics": {n: x if math.isfinite(x) else repr(x) for n, x in self.metrics.items()},
-            "best": {
-                name: {mode: best._asdict() for mode, best in modes.items()}
-                for name, modes in self.best.items()
-            },
-            "why": self.why,
-        }
-        return json.dumps(content, indent=1) + "\n"
-
-
-def value_of(end: str, metrics: Mapping[str, float], row: str) -> float | None:
-    """Returns the value of a metric by which runs are compared.
-
-    Args:
-        end: how the run ended.
-        metrics: its newest metrics.
-        row: the name of the metric in metrics.jsonl.
-
-    Returns:
-        None if the run is not done, or has no finite value.
-    """
-    value = metrics.get(row)
-    return value if end == "done" and value is not None and math.isfinite(value) else None
-
-
-class _Best(TypedDict):
-    value: float
-    step: int
-
-
-_Content = TypedDict(
-    "_Content",
-    {
-        "end": str,
-        "step": int,
-        "metrics": dict[str, float | str],
-        "why": str,
-        "exit": NotRequired[int | None],
-        "steps": NotRequired[int | None],
-        "examples": NotRequired[int | None],
-        "tokens": NotRequired[int | None],
-        "perf/seconds": NotRequired[float | None],
-        "best": NotRequired[dict[str, dict[str, _Best]]],
-    },
-)
+        return json.dumps(as_json(self), indent=1) + "\n"
 
 
 def read_summary(folder: str | os.PathLike[str]) -> Summary | None:
@@ -192,26 +136,4 @@ def load_summary(folder: str | os.PathLike[str]) -> Summary:
         DamagedFile: it is damaged.
         OSError: the disk cannot be read.
     """
-    file = Path(folder) / SUMMARY_FILE
-    content = read_json(file, _Content, _ADVICE)
-    metrics = content["metrics"]
-    texts = {name: text for name, text in metrics.items() if isinstance(text, str)}
-    for name, text in texts.items():
-        if text not in _TEXTS:
-            raise damaged(file, f"metrics[{name!r}] is {brief(text)}, not a number", _ADVICE)
-    seconds = content.get("perf/seconds")
-    return Summary(
-        end=content["end"],
-        step=content["step"],
-        metrics={name: float(value) for name, value in metrics.items()},
-        why=content["why"],
-        exit=content.get("exit"),
-        steps=content.get("steps"),
-        examples=content.get("examples"),
-        tokens=content.get("tokens"),
-        seconds=None if seconds is None else float(seconds),
-        best={
-            name: {mode: Best(float(best["value"]), best["step"]) for mode, best in modes.items()}
-            for name, modes in content.get("best", {}).items()
-        },
-    )
+    return read_record(Path(folder) / SUMMARY_FILE, Summary, _ADVICE)

@@ -110,7 +110,7 @@ def _warnings(workload: Workload, ordered: Sequence[Standing]) -> Iterator[str]:
         arm
         for arm in workload.arms
         if (runs := workload.finals_of(arm))
-        and not any(workload.goal.reported in run.metrics for run in runs)
+        and not any(workload.goal.reported in run.summary.metrics for run in runs)
     ]
     if lacking:
         yield (

@@ -66,9 +66,9 @@ def _apart(workload: Workload) -> list[Result]:
 
 def _cost(runs: Sequence[Result]) -> tuple[Cell, ...]:
     ends = [run.end for run in runs]
-    steps = sum(run.step for run in runs)
-    flops = [None if run.flops is None else run.flops * run.step for run in runs]
-    seconds = [run.seconds for run in runs if run.end != "missing"]
+    steps = sum(run.summary.step for run in runs)
+    flops = [None if run.flops is None else run.flops * run.summary.step for run in runs]
+    seconds = [run.summary.seconds for run in runs if run.end != "missing"]
     return (
         len(runs),
         ends.count("done"),
@@ -176,6 +176,6 @@ def _warnings(workload: Workload) -> list[str]:
         if failed:
             lines.append(
                 f"{plural(len(failed), 'run')} of {arm} failed, such as {failed[0].name}:"
-                f" {failed[0].why or 'no reason was recorded'}"
+                f" {failed[0].summary.why or 'no reason was recorded'}"
             )
     return lines

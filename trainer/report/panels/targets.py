@@ -150,7 +150,7 @@ def why_not_clocked(workload: Workload) -> str:
         workload: the results.
     """
     runs = [run for run in workload.finals if run.end == "done"]
-    if any(run.seconds is None for run in runs):
+    if any(run.summary.seconds is None for run in runs):
         return "they were not recorded."
     if any(run.side_by_side > 1 for run in runs):
         return "runs were computed side by side, and share the time of their wave equally."
@@ -164,9 +164,9 @@ def _uneven(workload: Workload, arms: Sequence[str]) -> Iterator[str]:
     """Warns about arms of which a run took much longer for a step than the others."""
     for arm in arms:
         times = {
-            run.name: run.seconds / run.step
+            run.name: run.summary.seconds / run.summary.step
             for run in workload.finals_of(arm)
-            if run.seconds is not None and run.step
+            if run.summary.seconds is not None and run.summary.step
         }
         slowest = max(times, key=lambda name: times[name], default="")
         if len(times) > 2 and times[slowest] > 2 * statistics.median(times.values()):
@@ -194,7 +194,7 @@ def _limit(workload: Workload, arms: Sequence[str]) -> float | None:
     times: list[list[float]] = []
     for arm in arms:
         runs = [run for run in workload.finals_of(arm) if run.end == "done"]
-        of_arm = [run.seconds for run in runs if run.seconds is not None]
+        of_arm = [run.summary.seconds for run in runs if run.summary.seconds is not None]
         times += [of_arm] if of_arm else []
     return max(min(times, key=statistics.median)) if times else None
 
@@ -206,7 +206,9 @@ def _at(workload: Workload, arm: str, limit: float | None) -> float | None:
     values = []
     for run in workload.finals_of(arm):
         curve = workload.curve(run)
-        ended = run.end == "done" and run.seconds is not None and run.seconds <= limit
+        ended = (
+            run.end == "done" and run.summary.seconds is not None and run.summary.seconds <= limit
+        )
         if not ended or not len(curve.values):
             return None
         values.append(float(curve.values[-1]))

@@ -68,7 +68,7 @@ def trials_of(
         goals = (_value(run, goal.selected, search, goal), _value(run, goal.reported, search, goal))
         found = [_cell(point.get(name), numeric[name]) for name in axes]
         folder = os.path.relpath(run.folder.absolute(), report.absolute())
-        ends = (run.step, run.seconds, folder)
+        ends = (run.summary.step, run.summary.seconds, folder)
         more = [_value(run, row, search, goal) for row in others]
         start = (run.name, run.arm, str(run.seed), run.end, *goals[: 1 + both])
         rows.append((*start, *found, *ends, *more))
@@ -87,7 +87,7 @@ def trials_of(
 
 def _others(goal: Goal, runs: Iterable[Result]) -> list[str]:
     """Returns the names of the metrics that are not those of the goal."""
-    names = dict.fromkeys(name for run in runs for name in run.metrics)
+    names = dict.fromkeys(name for run in runs for name in run.summary.metrics)
     return [name for name in names if name not in (goal.selected, goal.reported)]
 
 
