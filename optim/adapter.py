@@ -235,7 +235,7 @@ def _strong(x: ArrayLike) -> jax.Array:
 def own_buffers(state: optax.OptState, others: optax.Params) -> optax.OptState:
     """Copies leaves of a state that are also other leaves, so that all can be donated.
 
-    `others` are arrays that are donated with the state, such as the parameters.
+    `others` are donated with the state, such as the parameters.
     """
     # Several optimizers of optax keep parameters or gradients in their state as they are, L-BFGS
     # and SAM among them. Donating one buffer twice fails; on several devices, jaxlib 0.10.2

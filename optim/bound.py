@@ -242,8 +242,7 @@ def extra_arguments(
             # The loss needs all parameters, in their own dtypes.
             by_path = flatten(params)
             true = {path: w.astype(by_path[path].dtype) for path, w in wide.items()}
-            # optax passes the extra arguments listed in `arguments`, which the function does not
-            # take.
+            # optax passes the extra arguments that `arguments` lists, which `function` cannot take.
             taken = {name: value for name, value in others.items() if name not in extra}
             return cut(function(unflatten(params, {**by_path, **true}), *args, **taken))
 

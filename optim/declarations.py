@@ -82,9 +82,9 @@ def declare(
 
 @contextmanager
 def model_of(params: optax.Params) -> Iterator[None]:
-    """Sets all parameters of a model while its groups' optimizers look for doubts about their own.
+    """Makes all parameters of a model known while the optimizers of its groups start.
 
-    The parameters may be anything with a shape.
+    Doubts about a group's parameters depend on the others. Parameters may be anything with a shape.
     """
     token = _MODEL.set({path: tuple(jnp.shape(x)) for path, x in flatten(params).items()})
     try:
