@@ -63,7 +63,7 @@ class CausalAttention(nn.Module):
     def __call__(
         self, x: jax.Array, angles: jax.Array, mask: jax.Array | None, start: jax.Array | None
     ) -> jax.Array:
-        """Mixes the tokens [batch, tokens, width] to an array of the same shape.
+        """Mixes the tokens; the result has the shape of x.
 
         Args:
             x: [batch, tokens, width].
@@ -144,10 +144,10 @@ def attend(
     scale: float,
     implementation: str = "auto",
 ) -> jax.Array:
-    """Computes causal attention, with its softmax in float32; the result is like the queries.
+    """Computes causal attention, with its softmax in float32.
 
     Args:
-        query: [batch, tokens, heads, head_dim].
+        query: [batch, tokens, heads, head_dim]; the result has its shape and dtype.
         key: [batch, tokens, kv_heads, head_dim]; each of its heads serves heads / kv_heads heads of
             the queries (Ainslie et al., arXiv:2305.13245).
         value: as key.
