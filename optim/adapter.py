@@ -3,13 +3,10 @@
 An optimizer is given as a *recipe*: a `functools.partial` of a factory that has not been called, so
 that its float arguments can be schedules or traced scalars. At every step, while the step is
 traced, `update` evaluates the schedules, calls the factory with their values, and runs the
-transformation that it returns:
+transformation that it returns. Start with `update`.
 
-- Its inputs (parameters, gradients and extra arguments) are at least float32, because
-  bfloat16(0.999) is 1.0 and Adam would divide by zero. The callers widen them.
-- Its new state gets the dtypes and strong types of the old state, and no two leaves share a buffer.
-
-No code here depends on which optimizer it is.
+The callers widen parameters, gradients and extra arguments to at least float32, because
+bfloat16(0.999) is 1.0 and Adam would divide by zero. No code here depends on which optimizer it is.
 """
 
 from collections.abc import Mapping, Sequence
@@ -39,14 +36,9 @@ from optim.tracing import reads_of_leaves
 
 
 def init(recipe: Recipe, params: optax.Params) -> optax.OptState:
-    """Initializes an optimizer's state for some parameters.
+    """Initializes an optimizer's state for widened parameters.
 
-    Args:
-        recipe: a partial of a factory, or a finished transformation.
-        params: a pytree of arrays, widened (see `widen`).
-
-    Returns:
-        The state; every leaf is strongly typed, and no two leaves share a buffer.
+    Every leaf is strongly typed, and no two leaves share a buffer.
     """
     return own_buffers(jax.tree.map(_strong, _first_state(recipe, params)), params)
 
@@ -59,19 +51,19 @@ def update(
     step: ArrayLike,
     extra: Mapping[str, Any],
 ) -> tuple[Any, Any]:
-    """Runs one step of an optimizer.
+    """Runs one step of an optimizer; the gradients and the parameters are widened.
 
     Args:
         recipe: the recipe that `init` was called with.
-        grads: a dict like `params`, widened.
+        grads: a dict like `params`.
         state: the state that `init` or the last `update` returned.
-        params: the parameters before the step, widened.
+        params: path name -> the parameter before the step.
         step: the step at which schedules are evaluated, an int32 scalar.
-        extra: extra arguments for the transformation; see `extras.extra_arguments`.
+        extra: extra arguments for the transformation; see `bound.extra_arguments`.
 
     Returns:
         The updates, to be added to the parameters; and the new state, whose structure, shapes,
-        dtypes and strong types are those of `state`.
+        dtypes and strong types are those of `state`, and whose leaves share no buffers.
 
     Raises:
         ValueError: if the optimizer changed the structure of its state, or the shape of a leaf;
@@ -110,7 +102,7 @@ def _refuse_schedules_of_init(
     computes the next step sizes from the stored ones.
     """
     dtype = compute_dtype(params)
-    # Ones, because nothing is computed with them: only what depends on what is traced.
+    # Any value would do: the functions below are only traced, to see which leaves depend on it.
     scheduled = {
         path: jnp.ones((), dtype) for path, value in float_paths(recipe).items() if callable(value)
     }
@@ -192,18 +184,9 @@ def match_avals(
 ) -> optax.OptState:
     """Casts every leaf of a new state to the dtype and the strong type of the old one.
 
-    Args:
-        new: the state after a step.
-        old: the state before it.
-        narrow: floating dtypes to which wider values may be cast, because the optimizer's
-            arguments declare them for its state.
-
-    Returns:
-        The new state, with the shapes, dtypes and strong types of the old.
-
-    Raises:
-        ValueError: if the structure or the shape of a leaf differs, or a dtype cannot be cast to
-            the old one without loss, such as float32 to int32.
+    `narrow` lists floating dtypes to which wider values may be cast, because the optimizer's
+    arguments declare them for its state. Raises ValueError if the structure or the shape of a leaf
+    differs, or a cast would lose more than rounding does, such as float32 to int32.
     """
     if jax.tree.structure(new) != jax.tree.structure(old):
         raise ValueError(
@@ -226,8 +209,7 @@ def match_avals(
                 f"cast to {o.dtype} would truncate the value at every step. Let the optimizer's "
                 f"init use {jnp.asarray(n).dtype}, or its update cast to {o.dtype}."
             )
-        # Strongly typed as well: a weak type is part of an aval, and the next step would be
-        # compiled again.
+        # Also makes it strongly typed: a state with a weak type would compile the next step again.
         return jax.lax.convert_element_type(n, o.dtype)
 
     return jax.tree_util.tree_map_with_path(cast, new, old)
@@ -253,12 +235,7 @@ def _strong(x: ArrayLike) -> jax.Array:
 def own_buffers(state: optax.OptState, others: optax.Params) -> optax.OptState:
     """Copies leaves of a state that are also other leaves, so that all can be donated.
 
-    Args:
-        state: the state, a pytree of arrays.
-        others: a pytree of arrays that are donated with the state, such as the parameters.
-
-    Returns:
-        The state, in which no leaf is a leaf of `others` or another leaf of the state.
+    `others` are donated with the state, such as the parameters.
     """
     # Several optimizers of optax keep parameters or gradients in their state as they are, L-BFGS
     # and SAM among them. Donating one buffer twice fails; on several devices, jaxlib 0.10.2

@@ -89,10 +89,7 @@ def _with_explicit_axes(
 ) -> Callable[..., Any]:
     """Wraps a function, which is called where axes are automatic and runs where they are explicit.
 
-    Args:
-        function: see `with_automatic_axes`.
-        axes: the names of the axes.
-        places: a tuple whose first item has the shardings of the function's first argument.
+    The first item of `places` has the shardings of the function's first argument.
     """
 
     # wraps copies __signature__, which optax's line searches read.

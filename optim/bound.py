@@ -1,8 +1,9 @@
 """Runs the groups of an optimizer: clips, updates every group, rounds, packs the state.
 
-Each group's optimizer receives a flat dict {path name: array} of the group's parameters only. In
-contrast to `optax.partition` there are no MaskedNodes, so that an optimizer that compares trees, or
-evaluates the loss at other parameters (line searches), works in a group as it does alone.
+Start with `BoundOptimizer.update`. Each group's optimizer receives a flat dict {path name: array}
+of the group's parameters only. In contrast to `optax.partition` there are no MaskedNodes, so that
+an optimizer that compares trees, or evaluates the loss at other parameters (line searches), works
+in a group as it does alone.
 """
 
 import functools
@@ -54,11 +55,7 @@ class BoundOptimizer(NamedTuple):
     def split(self, trainable: dict[str, Any]) -> dict[str, dict[str, Any]]:
         """Divides trainable parameters, or values for each of them, among the groups.
 
-        Args:
-            trainable: path name -> leaf, for parameters of groups that are not frozen.
-
-        Returns:
-            Group name -> path name -> leaf; each group that is not frozen is there.
+        Returns group name -> path name -> leaf, with an entry for each group that is not frozen.
         """
         moving = [name for name, group in self.groups.items() if not group.is_frozen]
         by_group: dict[str, dict[str, Any]] = {name: {} for name in moving}
@@ -69,8 +66,7 @@ class BoundOptimizer(NamedTuple):
     def layer_scales(self, by_path: Mapping[str, Any]) -> dict[str, Any]:
         """Computes the factors of layer-wise decay; an empty dict if `layer_decay` is None.
 
-        Args:
-            by_path: path name -> array, all parameters.
+        Expects all parameters, because the number of layers is counted among them.
         """
         if self.layer_decay is None:
             return {}
@@ -112,7 +108,7 @@ class BoundOptimizer(NamedTuple):
         unpacked = self._init_unpacked(trainable)
         for name, group_params in self.split(widen(trainable)).items():
             with group_error_context(name, self.groups[name], group_params):
-                # Raises before the first step what the first evaluation would raise.
+                # Run once here, so that an error is raised now and not at the first evaluation.
                 jax.eval_shape(eval_params, unpacked.groups[name], group_params)
                 if self.layer_decay is not None:
                     refuse_states(unpacked.groups[name])
@@ -130,19 +126,7 @@ class BoundOptimizer(NamedTuple):
     ) -> tuple[Any, OptimizerState]:
         """Updates the parameters by one step; see `Optimizer.update`.
 
-        Args:
-            grads: a tree like `params`, or a dict {path name: gradient} of the trainable
-                parameters.
-            state: what `init` or the last `update` returned.
-            skip: a boolean scalar, or None.
-            key: a PRNG key of the run, or None.
-            extra: extra arguments for the optimizers, by name.
-
-        Returns:
-            The parameters after the step, in their dtypes; and the new state.
-
-        Raises:
-            GroupError: if the optimizer of a group raises an error; see `adapter.update`.
+        Raises GroupError if the optimizer of a group raises an error; see `adapter.update`.
         """
         trainable = self.trainable()
         given = flatten(grads)
@@ -216,17 +200,15 @@ class BoundOptimizer(NamedTuple):
                     within,
                 )
             moves |= {
-                # After the optimizer, as a factor of the learning rate: Adam would cancel a factor
-                # of the gradient.
+                # Scales updates, not gradients: Adam would cancel a factor of the gradient.
                 path: u * scales[path] if path in scales else u
                 for path, u in updates.items()
             }
         return moves, groups
 
 
-# Extra arguments that a group with maximize=True receives with the opposite sign.
-# Arguments such as the loss and its functions, restricted to a group's parameters.
-
+# Extra arguments, such as the loss and its functions, for a group's optimizer.
+# A group with maximize=True receives those of _OF_LOSS with the opposite sign.
 _OF_LOSS = ("value", "grad", "value_fn", "obj_fn", "grad_fn")
 
 
@@ -235,16 +217,10 @@ def extra_arguments(
 ) -> dict[str, Any]:
     """Restricts the extra arguments of a train step to one group's parameters.
 
-    Args:
-        extra: value, value_fn, grad_fn, obj_fn, ...: a function takes all parameters in their own
-            dtypes; a value is a scalar, an array, or a tree like `params`.
-        group_params: the group's parameters by path name, widened.
-        params: all the parameters.
-
-    Returns:
-        The restricted arguments, by name. A function takes the group's parameters, the others are
-        fixed. Scalars, also results of functions, become float32 (float64 under x64). A tree like
-        `params` is reduced to the group.
+    Functions such as value_fn take all parameters in their own dtypes. The functions that are
+    returned take the group's parameters, widened; the others stay as they are before the step. A
+    tree like `params` is reduced to the group. Scalars, also results of functions, become float32
+    (float64 under x64).
     """
     # The default float: a line search transposes its function at a Python 1.0.
     dtype, whole = jnp.result_type(float), jax.tree.structure(params)
@@ -263,12 +239,10 @@ def extra_arguments(
 
     def restrict(function: Callable[..., Any]) -> Callable[..., Any]:
         def of_own(wide: dict[str, Any], *args: Any, **others: Any) -> Any:
-            # The loss needs all parameters, in their own dtypes: the others are those before the
-            # step.
+            # The loss needs all parameters, in their own dtypes.
             by_path = flatten(params)
             true = {path: w.astype(by_path[path].dtype) for path, w in wide.items()}
-            # optax passes on the extra arguments that `arguments` lists; the function itself has
-            # none.
+            # optax passes the extra arguments that `arguments` lists, which `function` cannot take.
             taken = {name: value for name, value in others.items() if name not in extra}
             return cut(function(unflatten(params, {**by_path, **true}), *args, **taken))
 
@@ -288,14 +262,7 @@ def extra_arguments(
 
 
 def negated(extra: Any) -> Any:
-    """Reverses the sign of the loss in extra arguments, for maximize=True.
-
-    Args:
-        extra: the extra arguments of a group by name, as `extra_arguments` returns them.
-
-    Returns:
-        The arguments, of which the loss, its gradient and their functions have the opposite sign.
-    """
+    """Reverses the sign of the loss, its gradient and their functions, for maximize=True."""
 
     def negative(name: str, x: Any) -> Any:
         if name not in _OF_LOSS:
@@ -317,14 +284,10 @@ def negated(extra: Any) -> Any:
 
 
 def may_keep_averages(path: str) -> bool:
-    """Returns whether a leaf may be one of those from which `eval_params` computes averages.
+    """Returns whether a leaf of a state may be one from which `eval_params` computes averages.
 
-    Args:
-        path: the path name of a leaf of an optimizer's state.
-
-    Returns:
-        Whether a part of the path is the name of a field that such a state has. If no leaf of a
-        state has one, the parameters themselves are evaluated.
+    It looks for the names of the fields of such states in the leaf's path name. If no leaf of a
+    state has one, the parameters themselves are evaluated.
     """
     return bool({"z", "slow"} & set(path.split("/")))
 
@@ -332,17 +295,8 @@ def may_keep_averages(path: str) -> bool:
 def eval_params(state: optax.OptState, params: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
     """Returns the parameters that evaluation must use: averages from the state, if there are any.
 
-    Schedule-free evaluates the average of its iterates, lookahead its slow parameters.
-
-    Args:
-        state: an optimizer's state.
-        params: the parameters that are trained, path -> array.
-
-    Returns:
-        The averaged parameters, in the dtypes of `params`; `params` themselves for most optimizers.
-
-    Raises:
-        ValueError: if the averages have other paths than `params`.
+    Schedule-free evaluates the average of its iterates, lookahead its slow parameters. The result
+    is in the dtypes of `params`. Raises ValueError if the averages have other paths than `params`.
     """
     kinds = (optax.contrib.ScheduleFreeState, SlowParams)
     found = dict(params)

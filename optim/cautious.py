@@ -200,10 +200,8 @@ def _split(
     """Runs a base without schedules; returns its steps, its weight decay and its new state.
 
     Decoupled weight decay d adds d * v to an update and does not change the state. So v is the
-    derivative of the update by d at d = 0, however the base scales and masks it.
-
-    Returns:
-        The steps without weight decay; what weight decay adds to them, or None; the new state.
+    derivative of the update by d at d = 0, however the base scales and masks it. The second result
+    is what weight decay adds to the steps, or None.
     """
     decays = _weight_decays(recipe)
 
@@ -227,7 +225,7 @@ def _split(
         # The update at d = 0, and its derivative in the direction d, which is d * v.
         steps, decay = slope(zeros, {path: jnp.asarray(x) for path, x in decays.items()})
         return steps, decay, run(zeros)[1]
-    # Among the inputs of a program, a weight decay of 0 is traced like any other, and must pass.
+    # A traced weight decay may be 0, with nothing to separate, so it must pass.
     known = sorted(path for path in coupled if not isinstance(decays[path], Tracer))
     if known:
         raise ValueError(

@@ -57,14 +57,7 @@ _EXAMPLES = (optax.contrib.dpsgd, optax.contrib.differentially_private_aggregate
 
 
 def missing_arguments(recipe: Recipe) -> str | None:
-    """Finds unknown and missing arguments of a recipe and of the recipes inside it.
-
-    Args:
-        recipe: a partial of a factory, or a finished transformation.
-
-    Returns:
-        A sentence, or None where nothing is wrong.
-    """
+    """Describes an unknown or missing argument of a recipe or of those inside it; else None."""
     for _, inner in located(recipe):
         parameters = inspect.signature(inner.func).parameters
         takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
@@ -102,7 +95,7 @@ def wrong_float(name: str, value: Any, default: Any = None) -> str | None:
     """
     if isinstance(value, Tracer) or callable(value):
         return None
-    # optax annotates a key of random numbers as it does a float, and NumPy cannot hold one.
+    # A PRNG key: optax annotates it as it does a float, and NumPy cannot hold it.
     if isinstance(value, jax.Array) and jnp.issubdtype(value.dtype, jax.dtypes.extended):
         return None
     values, name = np.asarray(value), name.split("[")[0].split(".")[-1]
@@ -116,7 +109,7 @@ def wrong_float(name: str, value: Any, default: Any = None) -> str | None:
         return "is infinite."
     if least <= 0 and name == "clip_norm":
         return f"must be positive, got {least:g}. Set it to None to disable clipping."
-    # What a factory has as its default is in the range: below 0, or a decay of 1.
+    # A factory's own default is in the range, even below 0.
     bound = float(default) if isinstance(default, int | float) else 0.0
     if least < min(0.0, bound) and name not in _ANY_SIGN:
         climb = name == "learning_rate"
@@ -133,17 +126,9 @@ def wrong_option(
     layer_decay: Any,
     low_precision: Any,
 ) -> str | None:
-    """Checks the arguments of `optimizer` other than its groups.
+    """Describes the first wrong argument of `optimizer` other than its groups, or returns None.
 
-    Args:
-        groups: group name -> group.
-        clip_norm: a number, a schedule, a traced scalar or None. A schedule is accepted: see
-            `wrong_float` for its values.
-        layer_decay: a number, a traced scalar or None.
-        low_precision: one of the names of `LowPrecision`.
-
-    Returns:
-        A sentence, or None where nothing is wrong.
+    Traced values and schedules pass; `wrong_float` checks a schedule's values.
     """
     if not callable(clip_norm) and (why := wrong_float("clip_norm", clip_norm)) is not None:
         return f"clip_norm {why}"
@@ -153,7 +138,7 @@ def wrong_option(
             f"clip_norm scales the gradient of the whole batch, but in group {group!r} {name} "
             f"clips the gradient of every example. Remove clip_norm."
         )
-    # NaN fails every comparison, so that what is not a number is refused, too.
+    # NaN fails every comparison, so that anything but a number is refused, too.
     scale = layer_decay if isinstance(layer_decay, int | float) else math.nan
     is_known = layer_decay is not None and not isinstance(layer_decay, Tracer)
     if is_known and not 0 < scale <= 1:
@@ -167,18 +152,10 @@ def wrong_option(
 def wrong_argument(recipe: Recipe) -> tuple[str, str] | None:
     """Finds a float argument outside its range, in a recipe or in the recipes inside it.
 
-    Of a schedule, which may be meant for any number of steps, only the value at step 0 is checked:
-    see `wrong_schedule` for more. Traced values pass.
-
-    Args:
-        recipe: a partial of a factory, or a finished transformation.
-
-    Returns:
-        The argument's path below the recipe, such as "base_optimizer.b1", and a whole sentence;
-        None where nothing is wrong.
-
-    Raises:
-        ValueError: if a schedule fails, or returns no scalar.
+    Returns the argument's path below the recipe, such as "base_optimizer.b1", and a whole sentence,
+    or None. Of a schedule, which may be meant for any number of steps, only the value at step 0 is
+    checked: see `wrong_schedule` for more. Traced values pass. Raises ValueError if a schedule
+    fails, or returns no scalar.
     """
     for path, inner in located(recipe):
         for name, value, default in floats(inner):
@@ -195,14 +172,8 @@ def wrong_argument(recipe: Recipe) -> tuple[str, str] | None:
 def wrong_schedule(recipe: Recipe, values: Mapping[str, Any]) -> tuple[str, str] | None:
     """Finds a schedule with values outside the range of its argument.
 
-    Args:
-        recipe: a partial of a factory, or a finished transformation.
-        values: name -> the values of that argument's schedule, an array; see
-            `factories.hyperparameters` for the names.
-
-    Returns:
-        The name of the argument, and the end of a sentence that begins with the schedule; None
-        where nothing is wrong.
+    `values` are arrays by argument, named as in `factories.hyperparameters`. Returns the name of
+    the argument, and the end of a sentence that begins with the schedule; or None.
     """
     for key, inner, name, _, default in named_floats(recipe):
         if key in values:
@@ -217,15 +188,7 @@ def _known_right(factory: Callable[..., Any], name: str, default: Any) -> Any:
 
 
 def wrong_parameter(recipe: Recipe, by_path: Mapping[str, Any]) -> str | None:
-    """Finds a parameter whose dtype the optimizer cannot update.
-
-    Args:
-        recipe: a partial of a factory, or a finished transformation.
-        by_path: path name -> array, the parameters of the group.
-
-    Returns:
-        A sentence, or None where nothing is wrong.
-    """
+    """Describes a parameter whose dtype the optimizer cannot update, or returns None."""
     for path, x in by_path.items():
         if not jnp.issubdtype(x.dtype, jnp.inexact):
             return (
@@ -253,26 +216,12 @@ def _right_for_complex(recipe: Recipe) -> bool:
 
 
 def needs_full_batch(recipe: Recipe) -> str | None:
-    """Finds an inner optimizer that needs the same examples at every step.
-
-    Args:
-        recipe: a partial of a factory, or a finished transformation.
-
-    Returns:
-        Its name, such as "optax.lbfgs", or None.
-    """
+    """Names an inner optimizer that needs the same examples at every step; None if none does."""
     return _found(recipe, _FULL_BATCH)
 
 
 def needs_examples(recipe: Recipe) -> str | None:
-    """Finds an inner optimizer that needs the gradient of each example.
-
-    Args:
-        recipe: a partial of a factory, or a finished transformation.
-
-    Returns:
-        Its name, such as "optax.contrib.dpsgd", or None.
-    """
+    """Names an inner optimizer that needs the gradient of each example; None if there is none."""
     return _found(recipe, _EXAMPLES)
 
 
@@ -283,9 +232,7 @@ def _found(recipe: Recipe, known: tuple[Callable[..., Any], ...]) -> str | None:
 def needing(groups: Mapping[str, Any], what: Callable[[Any], str | None]) -> dict[str, str]:
     """Finds the groups with a certain need: group name -> optimizer name.
 
-    Args:
-        groups: of an `Optimizer`.
-        what: `needs_full_batch` or `needs_examples`.
+    `what` is `needs_full_batch` or `needs_examples`.
     """
     found = {name: what(group.optimizer) for name, group in groups.items()}
     return {name: optimizer for name, optimizer in found.items() if optimizer is not None}

@@ -82,10 +82,9 @@ def declare(
 
 @contextmanager
 def model_of(params: optax.Params) -> Iterator[None]:
-    """Lets the optimizers of groups judge their parameters among all parameters of a model.
+    """Makes all parameters of a model known while the optimizers of its groups start.
 
-    Args:
-        params: all parameters, a pytree of arrays, or of anything with a shape.
+    Doubts about a group's parameters depend on the others. Parameters may be anything with a shape.
     """
     token = _MODEL.set({path: tuple(jnp.shape(x)) for path, x in flatten(params).items()})
     try:
@@ -133,11 +132,8 @@ def _doubts(
 ) -> Iterator[str]:
     """Yields a sentence for each kind of parameter whose matrices are probably wrong.
 
-    Args:
-        found: path -> layout, of all parameters of the optimizer.
-        named: the paths that a rule takes; of the others the last two axes are the matrix.
-        optimizer: its name.
-        length: see `declare`.
+    A rule takes the paths of `named`; of the others, the last two axes are the matrix. For
+    `length`, see `declare`.
     """
     whole = _MODEL.get()
     shapes = {path: layout.shape for path, layout in found.items()}

@@ -77,13 +77,6 @@ def scalar(value: ArrayLike, like: jax.Array) -> jax.Array:
     """Casts a hyperparameter to the dtype of the array that it multiplies.
 
     Without the cast, a strongly typed float32 scalar would widen an array of a narrower dtype.
-
-    Args:
-        value: a number or a scalar, which may be traced.
-        like: the array.
-
-    Returns:
-        The value as an array in the dtype of `like`.
     """
     return jnp.asarray(value, like.dtype)
 
@@ -91,29 +84,16 @@ def scalar(value: ArrayLike, like: jax.Array) -> jax.Array:
 def moving_average(
     mean: jax.Array, new: jax.Array, decay: jax.Array, weight: jax.Array | None = None
 ) -> jax.Array:
-    """Adds a term to an exponential moving average: decay * mean + weight * new.
+    """Returns decay * mean + weight * new, in the dtype of `new`; None is a weight of 1 - decay.
 
-    Args:
-        mean: the average so far, in any dtype.
-        new: the new term.
-        decay: a scalar in the dtype of `new`.
-        weight: likewise; None for 1 - decay. An optimizer whose argument is the weight passes both,
-            because 1 - (1 - weight) is not `weight` to the last bit.
-
-    Returns:
-        The new average, in the dtype of `new`.
+    An optimizer whose argument is the weight passes both, because 1 - (1 - weight) is not `weight`
+    to the last bit. Decay and weight are scalars in the dtype of `new`.
     """
     return decay * mean.astype(new.dtype) + (1 - decay if weight is None else weight) * new
 
 
 def bias_correction(decay: ArrayLike, count: ArrayLike, like: jax.Array) -> jax.Array:
-    """Returns the divisor that corrects an average which started at 0: 1 - decay ** count.
-
-    Args:
-        decay: the decay of the average.
-        count: the number of terms; 0 counts as 1, so that nothing is divided by zero.
-        like: an array with the dtype of the result.
-    """
+    """Returns the divisor that corrects an average which started at 0: 1 - decay ** count."""
     # At count 0 the divisor would be 0; the average is 0 there as well.
     terms = jnp.maximum(jnp.asarray(count), 1).astype(like.dtype)
     return 1 - scalar(decay, like) ** terms
@@ -122,14 +102,8 @@ def bias_correction(decay: ArrayLike, count: ArrayLike, like: jax.Array) -> jax.
 def map_unzip(function: Callable[..., tuple[Any, ...]], length: int, tree: Any, *rest: Any) -> Any:
     """Maps a function that returns a tuple over trees, and returns one tree for each of its items.
 
-    Args:
-        function: takes a leaf of `tree` and the subtrees of `rest` at its path; returns a tuple.
-        length: the length of that tuple.
-        tree: the pytree whose leaves are visited.
-        *rest: trees that begin with the structure of `tree`.
-
-    Returns:
-        A tuple of trees, one for each item.
+    The function takes a leaf of `tree` and the subtrees of `rest` at its path. `length` is that of
+    the tuple.
     """
     # Not jax.tree.map with tuples as leaves, which would take tuples in `tree` for results.
     leaves, structure = jax.tree.flatten(tree)

@@ -18,15 +18,9 @@ Cost = Callable[[tuple[int, ...]], float]
 
 
 def square_cost(shape: tuple[int, ...]) -> float:
-    """Returns the cost of multiplying a matrix by its transpose.
+    """Returns m * m * n for a matrix [..., m, n] with m <= n: the cost of X X^T.
 
     The cost of decompositions of square matrices grows in the same way.
-
-    Args:
-        shape: the shape [..., m, n] of the matrix; leading axes are ignored.
-
-    Returns:
-        m * m * n, where m is the smaller side.
     """
     small, large = sorted(shape[-2:])
     return float(small) * small * large
@@ -91,23 +85,17 @@ def divide(
 def deal(numbers: Sequence[int], costs: Sequence[float], devices: int) -> list[np.ndarray]:
     """Distributes matrices to devices: the costliest first, each to the least loaded device.
 
-    The costliest share is at most 4/3 of the best possible (Graham, Bounds on Multiprocessing
-    Timing Anomalies, 1969), and the shares are equal where the devices divide every number.
-
-    Args:
-        numbers: for each shape, how many matrices have it.
-        costs: for each shape, the cost of one matrix.
-        devices: how many devices there are.
-
-    Returns:
-        For each shape, how many of its matrices each device gets, int [devices].
+    `numbers` and `costs` are, for each shape, how many matrices have it and the cost of one.
+    Returns, for each shape, how many of its matrices each device gets, int [devices]. The costliest
+    share is at most 4/3 of the best possible (Graham, Bounds on Multiprocessing Timing Anomalies,
+    1969), and the shares are equal where the devices divide every number.
 
     Example:
         >>> [share.tolist() for share in deal([3, 4], [8.0, 2.0], devices=2)]
         [[2, 1], [0, 4]]
     """
     shares = [np.zeros(devices, int) for _ in numbers]
-    # Equal loads are ordered by device: every process deals by itself, and all must deal alike.
+    # The device breaks ties: every process computes the shares, and all must find the same.
     loads = [(0.0, device) for device in range(devices)]
     for kind in sorted(range(len(numbers)), key=lambda kind: -costs[kind]):
         for _ in range(numbers[kind]):

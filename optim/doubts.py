@@ -31,13 +31,13 @@ class Doubt(NamedTuple):
     spec: str | None = None
 
 
-# The axes that a layer sums over, and those that it makes, by their number.
+# Names for the axes that a layer sums over, and for its output axes, by how many there are.
 _INPUTS = {1: "in", 2: "length in", 3: "height width in", 4: "depth height width in"}
 _OUTPUTS = {1: "out", 2: "heads head_dim", 3: "parts heads head_dim"}
 _CHANGE = "Set matrices={<path>: %r}, whose keys are patterns,"
 _DENSE = "or 'dense' if the last two axes are the matrix."
 _LARGEST_WINDOW = 64
-_WINDOWS_1D = (3, 5, 7, 9, 11)  # even numbers are rather layers
+_WINDOWS_1D = (3, 5, 7, 9, 11)  # an even size is more likely a number of stacked layers
 
 _NO_MATRIX = Doubt(
     "A bias or a scale is not a matrix: put it in another group, for example by a pattern that ends"
@@ -75,7 +75,7 @@ _ATTENTION = Doubt(
     " Set matrices to 'attention' for one matrix a kernel, to 'attention_per_head' for one a head, "
     + _DENSE
 )
-# By the numbers of axes that are summed over and that are made.
+# By the numbers of axes that the layer sums over and of its output axes.
 _PRESETS = {
     (1, 2): _QUERY,
     **{
@@ -86,7 +86,7 @@ _PRESETS = {
 
 
 class Surroundings:
-    """The parameters among which a parameter is judged.
+    """The parameters of a model, or of one optimizer, from which the axes of each are guessed.
 
     Args:
         shapes: path name -> shape.
@@ -100,7 +100,7 @@ class Surroundings:
 
     @cached_property
     def _stacks(self) -> dict[str, int]:
-        """The axis along which the parameters of a module have stacked layers, where there is one.
+        """Module -> the axis along which its parameters have stacked layers, where there is one.
 
         A scan over layers adds an axis of one size to all parameters of a module: to kernels and to
         scales and biases, which have fewer axes.
@@ -114,21 +114,14 @@ class Surroundings:
             shapes = [shape for shape, _ in members]
             if len(set(map(len, shapes))) > 1:
                 for axis in range(min(2, *map(len, shapes))):
-                    # The second axis of kernels alone is easily the same: the width of a model.
+                    # The second axes of kernels alone are often equal: the width of the model.
                     known = axis == 0 or any(is_vector for _, is_vector in members)
                     if known and len({shape[axis] for shape in shapes}) == 1:
                         found.setdefault(module, axis)
         return found
 
     def doubt(self, path: str) -> Doubt | None:
-        """Judges a parameter of which the last two axes are used as the matrix.
-
-        Args:
-            path: its path name.
-
-        Returns:
-            The guess, or None where nothing speaks against the last two axes.
-        """
+        """Guesses why the last two axes of a parameter are not its matrix; None if they may be."""
         path = _plain(path)
         shape = self._shapes[path]
         if path.lower().split("/")[-1] in ("bias", "scale"):
@@ -154,11 +147,8 @@ class Surroundings:
         """Returns whether a kernel is probably that of a depthwise convolution.
 
         Its axis of inputs has the size 1, but so has that of a first layer that reads gray images:
-        it is depthwise if its name says so, or if the model has several such kernels.
-
-        Args:
-            path: the path name of a kernel.
-            summed: the sizes of the axes that the layer sums over, the inputs last.
+        it is depthwise if its name says so, or if the model has several such kernels. `summed` has
+        the sizes of the axes that the layer sums over, the inputs last.
         """
         path = _plain(path)
         if summed[-1] != 1 or set(summed) == {1}:
@@ -170,11 +160,10 @@ class Surroundings:
         return len(alike) > 1 or bool(re.search(r"depthwise|(^|[/_])dw", path.lower()))
 
     def _summed(self, path: str) -> tuple[int, int] | None:
-        """Finds by a layer's bias over which axes of its kernel the layer sums.
+        """Finds the first axis of a kernel that its layer sums over, and the number of such axes.
 
-        Returns:
-            The first of these axes and their number; None if there is no bias, or if its axes are
-            not among those of the kernel.
+        They are the axes that the layer's bias lacks. None if there is no bias, or if its axes are
+        not among those of the kernel.
         """
         shape, module = self._shapes[path], _modules(path)[0]
         found = (self._shapes.get(f"{module}/{name}".lstrip("/")) for name in ("bias", "b"))
@@ -183,7 +172,7 @@ class Surroundings:
             return None
         count = len(shape) - len(bias)
         starts = [i for i in range(len(bias) + 1) if bias == shape[:i] + shape[i + count :]]
-        # If sizes coincide: the most usual is that only the last axis is one of outputs.
+        # If sizes coincide, several fit: usually, only the last axis follows the summed ones.
         return (min(starts, key=lambda i: abs(i - len(bias) + 1)), count) if starts else None
 
     def _by_bias(self, path: str, start: int, count: int) -> Doubt | None:
@@ -205,9 +194,10 @@ class Surroundings:
         return _as(axes, _spec(axes, " ".join([inputs, *window]), "out"))
 
     def _by_heads(self, path: str) -> Doubt | None:
-        """Judges a kernel by others of its module: [in, heads, head_dim], [heads, head_dim, out].
+        """Finds the kernels of attention, [in, heads, head_dim] and [heads, head_dim, out].
 
-        Both may have further axes first, those of stacked layers.
+        Each is known by the other in its module. Both may have further axes first, those of stacked
+        layers.
         """
         shape = self._shapes[path]
         module = (*_modules(path), "")[1]
@@ -220,14 +210,14 @@ class Surroundings:
 
     @cached_property
     def _heads(self) -> Mapping[str, tuple[Mapping[Shape, set[int]], Mapping[Shape, set[int]]]]:
-        """For each module, what its kernels would be as those of attention.
+        """Reads each module's kernels as [in, heads, head_dim] and as [heads, head_dim, out].
 
-        Both dicts are from the axes of layers and heads, (*layers, heads, head_dim), to the sizes
-        of the remaining axis: the inputs of queries, and the outputs.
+        Both dicts of a module are from the axes of layers and heads, (*layers, heads, head_dim), to
+        the sizes of the remaining axis: the inputs of queries, and the outputs.
         """
         found: Any = defaultdict(lambda: (defaultdict(set), defaultdict(set)))
         for path, shape in self._shapes.items():
-            # Layers of one square size would be both.
+            # A kernel [n, n, n] could be either.
             if len(shape) > 2 and len(set(shape[-3:])) > 1:
                 into, out = found[(*_modules(path), "")[1]]
                 into[shape[:-3] + shape[-2:]].add(shape[-3])
@@ -235,7 +225,7 @@ class Surroundings:
         return found
 
     def _by_shape(self, path: str, shape: Shape) -> Doubt | None:
-        """Judges a kernel without axes of stacked layers by its name and its shape alone."""
+        """Guesses from name and shape alone; `shape` is without axes of stacked layers."""
         keys = path.lower().split("/")
         window = shape[:-2]
         if not window or set(window) == {1}:

@@ -9,14 +9,7 @@ from jax.typing import DTypeLike
 
 
 def compute_dtype(params: optax.Params) -> DTypeLike:
-    """Returns the dtype of hyperparameters.
-
-    Args:
-        params: a pytree of arrays, or of anything with a dtype.
-
-    Returns:
-        float64 if any parameter has 64 bits, else float32.
-    """
+    """Returns the dtype of hyperparameters: float64 if any parameter has 64 bits, else float32."""
     # finfo describes the parts of a complex dtype: complex128 has 64 bits here, complex64 has 32.
     # It raises for integers, which are left out.
     has_64_bits = any(
@@ -28,14 +21,9 @@ def compute_dtype(params: optax.Params) -> DTypeLike:
 
 
 def widen(tree: Any, integers: bool = False) -> Any:
-    """Casts floats narrower than float32, such as bfloat16, to float32.
+    """Casts floats narrower than float32, such as bfloat16, to float32; other leaves stay.
 
-    Args:
-        tree: a pytree of arrays, or a single array.
-        integers: casts integers and booleans to float32, too, as an average of them needs.
-
-    Returns:
-        The tree with the other leaves unchanged.
+    With `integers`, integers and booleans become float32, too, as an average of them needs.
     """
 
     def cast(x: Any) -> Any:
@@ -47,12 +35,7 @@ def widen(tree: Any, integers: bool = False) -> Any:
 
 
 def wide_zeros(x: jax.Array, dtype: DTypeLike | None = None) -> jax.Array:
-    """Returns zeros like an array, for the state of an optimizer.
-
-    Args:
-        x: the array.
-        dtype: the dtype of the zeros; None for the one that `widen` gives to `x`.
-    """
+    """Returns zeros like an array, for a state; None is the dtype that `widen` gives the array."""
     return jnp.zeros_like(x, dtype=dtype or (jnp.float32 if _is_narrow(x.dtype) else x.dtype))
 
 

@@ -17,17 +17,13 @@ def _is_null(eigenvalues: jax.Array) -> jax.Array:
 
 
 def eigenvectors(gram: jax.Array) -> jax.Array:
-    """Computes eigenvectors of Gram matrices, independent of rounding errors.
+    """Computes eigenvectors of Gram matrices [..., m, m], independent of rounding errors.
 
     In the null space any basis consists of eigenvectors. This function uses the eigenvectors of a
     fixed diagonal matrix restricted to the null space: they change as little as the null space
     does. A row without gradients keeps its column of the identity, bit for bit.
 
-    Args:
-        gram: symmetric positive semidefinite matrices, [..., m, m].
-
-    Returns:
-        Orthonormal columns, [..., m, m], in falling order of their eigenvalues.
+    Returns orthonormal columns, [..., m, m], in falling order of their eigenvalues.
     """
     size = gram.shape[-1]
     gram, like = replicate(gram), gram
@@ -39,7 +35,8 @@ def eigenvectors(gram: jax.Array) -> jax.Array:
     outside = jnp.eye(size, dtype=gram.dtype) - product(spanned, transpose(spanned))
     # Distinct, so that its eigenvectors are unique, and at least 1, unlike the zeros of the span.
     diagonal = jnp.arange(size, dtype=gram.dtype) / size + jnp.where(untouched, 3.0, 1.0)
-    # Negative, so that the null space comes first, as it does in `vectors`; in it, untouched rows.
+    # eigh sorts in rising order: negation puts the null space first, as in `vectors`, and untouched
+    # rows first in it.
     completion = eigh(-product(outside * diagonal[..., None, :], outside))[1]
     basis = jnp.where(null, completion, spanned)
     # eigh leaves rounding errors in untouched rows, whose exact entries are zeros and ones.
@@ -52,23 +49,16 @@ def eigenvectors(gram: jax.Array) -> jax.Array:
 
 
 def power_iteration(gram: jax.Array, basis: jax.Array) -> jax.Array:
-    """Multiplies a basis by the Gram matrix and orthonormalizes the columns in their order.
+    """Multiplies a basis [..., m, m] by the Gram matrix and orthonormalizes the columns in order.
 
     The product maps columns in the null space to rounding errors. Such columns are taken from the
     old basis instead and made orthogonal to all others.
-
-    Args:
-        gram: symmetric positive semidefinite matrices, [..., m, m].
-        basis: orthonormal columns, [..., m, m].
-
-    Returns:
-        The new basis, [..., m, m].
     """
     powered = product(gram, basis)
     found, triangle = qr(powered)
     null = _is_null(jnp.abs(jnp.diagonal(triangle, axis1=-2, axis2=-1)))
     # Nearly dependent earlier columns amplify rounding errors, so the triangle alone may miss a
-    # column of noise. The column that replaced it is in the null space, too.
+    # column of noise. QR turns it into a column in the null space, whose Rayleigh quotient is 0.
     null |= _is_null(_rayleigh_quotients(gram, found))
 
     def complete() -> jax.Array:
@@ -83,14 +73,9 @@ def power_iteration(gram: jax.Array, basis: jax.Array) -> jax.Array:
 
 
 def falling_order(gram: jax.Array, basis: jax.Array) -> jax.Array:
-    """Sorts the columns of bases by their approximate eigenvalues.
+    """Returns the indices of a basis' columns in falling order of their eigenvalues, int [..., m].
 
-    Args:
-        gram: symmetric positive semidefinite matrices, [..., m, m].
-        basis: orthonormal columns, [..., m, m], close to eigenvectors of `gram`.
-
-    Returns:
-        The indices of the columns in falling order of the eigenvalues, int [..., m].
+    The columns, [..., m, m], are orthonormal and close to eigenvectors of `gram`.
     """
     eigenvalues = _rayleigh_quotients(gram, basis)
     # Zeros keep their order in argsort, so that rounding errors do not sort the null space.

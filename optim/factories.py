@@ -36,23 +36,15 @@ class ArgumentError(ValueError):
 
 
 def recipes_within(recipe: object) -> Iterator[partial]:
-    """Yields a recipe and the recipes inside it, outermost first.
-
-    Args:
-        recipe: a partial of a factory, a container of them, or anything else, which yields nothing.
-    """
+    """Yields a recipe and the recipes inside it, outermost first; nothing for other objects."""
     return (inner for _, inner in located(recipe))
 
 
 def located(recipe: object, path: str = "") -> Iterator[tuple[str, partial]]:
-    """Yields a recipe and those inside it, outermost first, each with its path.
+    """Yields a recipe and those inside it, outermost first, each after its path.
 
-    Args:
-        recipe: a partial of a factory, a container of them, or anything else, which yields nothing.
-        path: the path of this recipe, for recursive calls.
-
-    Yields:
-        The path, such as "" or "inner.base_optimizer", and the recipe.
+    A path is such as "" or "inner.base_optimizer". Containers of recipes are searched, and other
+    objects yield nothing. Only recursive calls pass `path`.
     """
 
     def below(key: Any) -> str:
@@ -74,9 +66,7 @@ def located(recipe: object, path: str = "") -> Iterator[tuple[str, partial]]:
 def name_of(recipe: Recipe) -> str:
     """Returns a factory's name as in a config: "optax.adamw", "optax.contrib.muon".
 
-    Args:
-        recipe: a partial of the factory; a finished transformation has no name and is called "an
-            optax transformation".
+    A finished transformation has no name and is called "an optax transformation".
     """
     if not isinstance(recipe, partial):
         return "an optax transformation"
@@ -88,16 +78,12 @@ def name_of(recipe: Recipe) -> str:
 
 
 def hyperparameters(recipe: Recipe) -> dict[str, Any]:
-    """Returns the float arguments of a recipe and of those inside it.
+    """Returns the float arguments of a recipe and of those inside it; a transformation has none.
 
-    Args:
-        recipe: a partial of a factory, or a finished transformation (which has none).
-
-    Returns:
-        Name -> float, traced scalar or schedule, defaults included, without arguments that are
-        None. Items of a tuple of floats are called "betas[0]", "betas[1]". If several recipes have
-        an argument of one name, the outermost is called by the name and the others by their path,
-        "base_optimizer.learning_rate".
+    They are floats, traced scalars or schedules by name, defaults included, without arguments that
+    are None. Items of a tuple of floats are called "betas[0]", "betas[1]". If several recipes have
+    an argument of one name, the outermost is called by the name and the others by their path,
+    "base_optimizer.learning_rate".
     """
     return {key: value for key, _, _, value, _ in named_floats(recipe)}
 
@@ -105,11 +91,8 @@ def hyperparameters(recipe: Recipe) -> dict[str, Any]:
 def named_floats(recipe: Recipe) -> Iterator[tuple[str, partial, str, Any, Any]]:
     """Yields the float arguments of a recipe and of those inside it; see `hyperparameters`.
 
-    Args:
-        recipe: a partial of a factory, or a finished transformation (which has none).
-
-    Yields:
-        The unique name, the recipe with the argument, the argument's name, its value, its default.
+    Each is the unique name, the recipe with the argument, the argument's name, its value, its
+    default.
     """
     found: set[str] = set()
     for path, inner in located(recipe):
@@ -120,13 +103,9 @@ def named_floats(recipe: Recipe) -> Iterator[tuple[str, partial, str, Any, Any]]
 
 
 def floats(recipe: partial) -> Iterator[tuple[str, Any, Any]]:
-    """Yields the float arguments of one recipe, without those of the recipes inside it.
+    """Yields name, value and default of the float arguments of one recipe, without inner recipes.
 
-    Args:
-        recipe: a partial of a factory.
-
-    Yields:
-        The argument's name, its value and its default; arguments that are None are left out.
+    Arguments that are None are left out.
     """
     given = bound(recipe)
     given.apply_defaults()
@@ -154,16 +133,9 @@ def declared_dtypes(recipe: Recipe) -> list[Any]:
 
 
 def learning_rate_of(recipe: Recipe) -> Any:
-    """Returns the learning rate of an optimizer: the outermost argument `learning_rate`.
+    """Returns the outermost argument `learning_rate`: a number, a traced scalar or a schedule.
 
-    Args:
-        recipe: a partial of a factory.
-
-    Returns:
-        A number, a traced scalar or a schedule.
-
-    Raises:
-        ValueError: if there is no argument `learning_rate`, or several and none is the outermost.
+    Raises ValueError if there is none, or if there are several and none is the outermost.
     """
     found = {
         path: value
@@ -188,14 +160,9 @@ def learning_rate_of(recipe: Recipe) -> Any:
 def map_floats(recipe: object, change: Callable[[str, Any], Any], path: str = "") -> Any:
     """Changes the float arguments of a recipe and of those inside it, defaults included.
 
-    Args:
-        recipe: a partial of a factory, a container of them, or anything else, which is returned.
-        change: takes an argument's path, such as "base_optimizer.b1" or "betas[0]", and its value
-            (a number, a traced scalar, a schedule or None); returns what to put in its place.
-        path: the path of this recipe, for recursive calls.
-
-    Returns:
-        A recipe of the same factories.
+    `change` takes an argument's path, such as "base_optimizer.b1" or "betas[0]", and its value (a
+    number, a traced scalar, a schedule or None), and returns what to put in its place. Containers
+    of recipes are searched, and other objects are returned. Only recursive calls pass `path`.
     """
 
     def below(key: Any) -> str:
@@ -228,14 +195,9 @@ def map_floats(recipe: object, change: Callable[[str, Any], Any], path: str = ""
 
 
 def map_arrays(recipe: Any, change: Callable[[jax.Array], Any]) -> Any:
-    """Changes the arrays among the arguments of a recipe and of those inside it.
+    """Changes the arrays, also traced ones, among the arguments of a recipe and of those inside it.
 
-    Args:
-        recipe: a partial of a factory, a container of them, or anything else, which is returned.
-        change: takes an array, which may be traced; returns what to put in its place.
-
-    Returns:
-        A recipe of the same factories. The arrays are visited in the same order at every call.
+    The arrays are visited in the same order at every call.
     """
     if isinstance(recipe, jax.Array):
         return change(recipe)
@@ -253,11 +215,7 @@ def map_arrays(recipe: Any, change: Callable[[jax.Array], Any]) -> Any:
 def float_paths(recipe: object) -> dict[str, Any]:
     """Returns the float arguments of a recipe and of those inside it by their paths.
 
-    Args:
-        recipe: a partial of a factory, or anything else, which has none.
-
-    Returns:
-        Path, such as "base_optimizer.b1" -> number, traced scalar, schedule or None.
+    A path is such as "base_optimizer.b1"; a value is a number, a traced scalar, a schedule or None.
     """
     found: dict[str, Any] = {}
     # setdefault returns the value, so that nothing changes.
@@ -265,55 +223,36 @@ def float_paths(recipe: object) -> dict[str, Any]:
     return found
 
 
-# Arguments of these names are floats, with any annotation or none.
 # Which arguments of a factory are floats, and which are optimizers.
 
+# Arguments of these names are floats, with any annotation or none.
 FLOATS = ("learning_rate", "weight_decay")
 
 
 def takes_float(function: Callable[..., Any], name: str) -> bool:
     """Returns whether an argument of an optimizer factory is a float, and may be a schedule.
 
-    Args:
-        function: the factory, such as `optax.adamw`.
-        name: the name of one of its arguments.
-
-    Returns:
-        True for an argument with a float default, or annotated as a float, alone or in a union, and
-        for `learning_rate` and `weight_decay` with any annotation and default; False for
-        integers, booleans, masks, dtypes, functions and the like.
+    True for an argument with a float default, or annotated as a float, alone or in a union, and for
+    `learning_rate` and `weight_decay` with any annotation; False for integers, booleans, masks,
+    dtypes, functions and the like.
     """
     return _kind(function, name) == "float"
 
 
 def takes_floats(function: Callable[..., Any], name: str) -> bool:
-    """Returns whether an argument is a tuple of floats, such as `betas`.
-
-    Args:
-        function: the factory of an optimizer.
-        name: the name of one of its arguments.
-    """
+    """Returns whether an argument of an optimizer factory is a tuple of floats, such as `betas`."""
     return _kind(function, name) == "floats"
 
 
 def takes_recipe(function: Callable[..., Any], name: str) -> bool:
-    """Returns whether an argument is an optimizer, or a container of optimizers.
-
-    Args:
-        function: the factory of an optimizer, such as `optax.lookahead`.
-        name: the name of one of its arguments, such as "fast_optimizer".
-    """
+    """Returns whether an argument of a factory is an optimizer, or a container of optimizers."""
     return _kind(function, name) == "recipe"
 
 
 def takes_partial(function: Callable[..., Any], name: str) -> bool:
-    """Returns whether an argument is a recipe that the factory itself calls.
+    """Returns whether an argument is a recipe that the factory itself calls, as `cautious` does.
 
     Such a recipe is passed on as it is; any other is replaced by its transformation.
-
-    Args:
-        function: the factory of an optimizer, such as `optim.cautious`.
-        name: the name of one of its arguments, such as "base_optimizer".
     """
     return "partial" in str(parameters(function)[name].annotation)
 
@@ -372,13 +311,7 @@ def bound(recipe: partial) -> inspect.BoundArguments:
 def at_step(recipe: Recipe, step: ArrayLike, dtype: DTypeLike) -> Any:
     """Replaces each schedule of a recipe, and of those inside it, by its value at a step.
 
-    Args:
-        recipe: a partial of a factory, or a finished transformation.
-        step: the schedules' position, an int or an int32 scalar.
-        dtype: the dtype of a schedule's value; see `dtypes.compute_dtype`.
-
-    Returns:
-        A recipe whose float arguments are numbers or traced scalars.
+    For `dtype`, that of the values, see `dtypes.compute_dtype`.
     """
 
     def number(path: str, value: Any) -> Any:
@@ -396,16 +329,8 @@ def instantiate(
 ) -> optax.GradientTransformationExtraArgs:
     """Calls the factory of a recipe, with each schedule replaced by its value at a step.
 
-    Args:
-        recipe: a partial of a factory, or a finished transformation.
-        step: the schedules' position, an int or an int32 scalar.
-        dtype: the dtype of a schedule's value; see `dtypes.compute_dtype`.
-
-    Returns:
-        The optax transformation; it takes extra arguments, and ignores those it does not know.
-
-    Raises:
-        ValueError: if the factory branches in Python on a scheduled argument, or a schedule fails.
+    The transformation ignores extra arguments that it does not know. Raises ValueError if the
+    factory branches in Python on a scheduled argument, or a schedule fails.
     """
     return _called(at_step(recipe, step, dtype))
 
@@ -416,14 +341,9 @@ def separate_arrays(
     list[jax.Array],
     Callable[[Sequence[jax.Array], DTypeLike], optax.GradientTransformationExtraArgs],
 ]:
-    """Separates the arrays among the arguments of a recipe from the rest.
+    """Returns the arrays among the arguments of a recipe, and a function that calls the recipe.
 
-    Args:
-        recipe: a partial of a factory, or a finished transformation.
-
-    Returns:
-        The arrays; and a function that takes as many arrays, and the dtype of `instantiate`, and
-        returns the optax transformation with these arrays in place of those.
+    The function takes arrays to put in their place, and the dtype of `instantiate`.
     """
     held: list[jax.Array] = []
     map_arrays(recipe, held.append)
@@ -466,18 +386,9 @@ def _called(recipe: Recipe) -> optax.GradientTransformationExtraArgs:
 
 
 def evaluate(schedule: Callable[[Any], Any], step: ArrayLike, name: str) -> Any:
-    """Evaluates a schedule at a step.
+    """Evaluates a schedule at a step, which it receives as an array.
 
-    Args:
-        schedule: a function of the step, which receives it as an array.
-        step: an int or an int32 scalar.
-        name: the argument that the schedule is for, for errors.
-
-    Returns:
-        A number or a scalar.
-
-    Raises:
-        ValueError: if the schedule fails, or returns no scalar.
+    Raises ValueError, with the argument's name, if the schedule fails or does not return a scalar.
     """
     try:
         value = schedule(step if isinstance(step, jax.Array) else jnp.asarray(step, jnp.int32))

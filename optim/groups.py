@@ -19,8 +19,9 @@ class GroupError(ValueError):
     """Raised if a group does not fit the parameters.
 
     Attributes:
-        group: the name of the group, or None if a parameter has no group.
-        argument: the name of the wrong argument of the group, such as "match", or None.
+        group: the name of the group, or None if the error is not about a single group.
+        argument: the name of the wrong argument of the group, such as "match", or else of the
+            optimizer, such as "layers"; None if no argument is wrong.
     """
 
     def __init__(self, message: str, group: str | None = None, argument: str | None = None):
@@ -153,14 +154,7 @@ def _divide_rates(recipe: Recipe, divisor: float) -> Recipe:
 
 
 def wrong_groups(groups: Mapping[str, Any]) -> str | None:
-    """Checks the groups of an optimizer.
-
-    Args:
-        groups: the argument `groups` of `optimizer`.
-
-    Returns:
-        A sentence, or None where nothing is wrong.
-    """
+    """Describes what is wrong with the argument `groups` of `optimizer`, or returns None."""
     if not groups:
         return "An optimizer needs at least one group; give groups={'all': group('.*', ...)}."
     for name, one in groups.items():
@@ -189,17 +183,10 @@ _FROZEN = optax.set_to_zero()  # a single object, so that `is_frozen` can compar
 
 
 def assign(groups: Mapping[str, Group], by_path: Mapping[str, Any]) -> dict[str, str]:
-    """Finds the group of every parameter.
+    """Finds the group of every parameter: path name -> group name.
 
-    Args:
-        groups: group name -> group, in the order of precedence.
-        by_path: path name -> array, or anything with a shape.
-
-    Returns:
-        Path name -> group name.
-
-    Raises:
-        GroupError: if no group takes a parameter, a group takes none, or a pattern takes too long.
+    The first group that takes a parameter has it. Raises GroupError if no group takes a parameter,
+    a group takes none, or a pattern takes too long.
     """
     labels = {path: _first(groups, path, x) for path, x in by_path.items()}
     for name, group in groups.items():
@@ -262,14 +249,7 @@ def _dead_group(
 def group_error_context(name: str, group: Group, params: Mapping[str, Any]) -> Iterator[None]:
     """Raises an optimizer's errors again as GroupErrors that name the group.
 
-    Args:
-        name: the name of the group.
-        group: the group whose optimizer runs inside the context.
-        params: path name -> array, the parameters of the group.
-
-    Raises:
-        GroupError: instead of a TypeError, ValueError, LookupError, AttributeError,
-            ArithmeticError or NotImplementedError.
+    `params` are the parameters of the group, by path name.
     """
     try:
         yield

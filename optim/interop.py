@@ -57,17 +57,11 @@ class TransformationState(NamedTuple):
 
 
 def transformation(optimizer: Any) -> optax.GradientTransformationExtraArgs:
-    """Returns an optimizer as an optax transformation; updates have the parameters' dtypes.
+    """Returns an `optim.Optimizer` as an optax transformation.
 
-    In low precision, parameters plus updates are rounded once more than the parameters that
-    `Optimizer.update` returns.
-
-    Args:
-        optimizer: an `optim.Optimizer`.
-
-    Returns:
-        The transformation. Its state is a `TransformationState`; `update` also takes an
-        `OptimizerState`, and then returns one.
+    Updates have the parameters' dtypes: in low precision, parameters plus updates are rounded once
+    more than the parameters that `Optimizer.update` returns. The state is a `TransformationState`;
+    `update` also takes an `OptimizerState`, and then returns one.
     """
 
     def init(params: optax.Params) -> TransformationState:
@@ -101,12 +95,7 @@ def transformation(optimizer: Any) -> optax.GradientTransformationExtraArgs:
 
 
 def to_trees(bound: BoundOptimizer, state: OptimizerState) -> TransformationState:
-    """Converts the state of an optimizer to the state of its transformation.
-
-    Args:
-        bound: the optimizer, bound to the parameters.
-        state: its state.
-    """
+    """Converts the state of a bound optimizer to the state of its transformation."""
     template = bound.template()
     called, structure = names(bound.params), jax.tree.structure(bound.params)
 
@@ -127,14 +116,9 @@ def to_trees(bound: BoundOptimizer, state: OptimizerState) -> TransformationStat
 
 
 def to_paths(bound: BoundOptimizer, state: Any) -> OptimizerState:
-    """Converts the state of a transformation back to the state of its optimizer.
+    """Converts the state of a transformation back, for `Optimizer.update`.
 
-    Args:
-        bound: the optimizer, bound to the parameters.
-        state: a `TransformationState`, or an `OptimizerState`, which is returned unchanged.
-
-    Returns:
-        The state, for `Optimizer.update`.
+    An `OptimizerState` is returned unchanged.
     """
     if isinstance(state, OptimizerState):
         return state

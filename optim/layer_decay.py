@@ -40,8 +40,8 @@ _USUAL: tuple[tuple[str, str | int], ...] = (
     *((rf"{_WHOLE}{name}(?:/.*)?", "head") for name in _ABOVE),
 )
 
-# States with copies of parameters, or with the length of a searched step: if the steps were scaled
-# afterwards, these would not agree with the parameters.
+# States with copies of parameters, or with the length of a searched step: they would not agree with
+# parameters whose steps were scaled afterwards.
 _COUNT_ON_THEIR_STEP = (
     *(SlowParams, optax.contrib.ScheduleFreeState, optax.contrib.SAMState),
     *(optax.contrib.MechanicState, optax.contrib.COCOBState),
@@ -50,13 +50,9 @@ _COUNT_ON_THEIR_STEP = (
 
 
 def refuse_states(state: optax.OptState) -> None:
-    """Checks that the steps of an optimizer may be scaled after it has computed them.
+    """Raises ValueError if an optimizer's state would disagree with steps that are scaled later.
 
-    Args:
-        state: the optimizer's state.
-
-    Raises:
-        ValueError: if the state contains copies of parameters, or the length of a step.
+    Such a state contains copies of parameters, or the length of a step.
     """
     found = jax.tree.leaves(state, is_leaf=lambda x: isinstance(x, _COUNT_ON_THEIR_STEP))
     if any(isinstance(node, _COUNT_ON_THEIR_STEP) for node in found):
@@ -122,14 +118,7 @@ def layer_scales(
 
 
 def wrong_layers(layers: Any) -> str | None:
-    """Checks the rules of `layer_scales`.
-
-    Args:
-        layers: the argument `layers` of `optimizer`.
-
-    Returns:
-        A sentence, or None where nothing is wrong.
-    """
+    """Describes what is wrong with the argument `layers` of `optimizer`, or returns None."""
     if not isinstance(layers, Mapping):
         return f"layers must be a mapping of patterns of parameters to layers, got {layers!r}."
     for pattern, where in layers.items():

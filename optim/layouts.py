@@ -105,16 +105,10 @@ class Rule(NamedTuple):
 
 
 def rules(matrices: MatrixSpec) -> list[Rule]:
-    """Reads the argument `matrices` of an optimizer.
+    """Reads the argument `matrices`: a preset's name, a spec, a mapping of path pattern to either.
 
-    Args:
-        matrices: a preset's name, a spec, a mapping of path pattern to either, or None.
-
-    Returns:
-        The rules, of which the first that takes a path applies; an empty list for None.
-
-    Raises:
-        ValueError: if it is none of these, or a pattern is not a regular expression.
+    The first rule that takes a path applies; None has no rules. Raises ValueError if it is none of
+    these, or a pattern is not a regular expression.
     """
     if matrices is None:
         return []
@@ -150,7 +144,7 @@ def _parse(spec: Any) -> Rule:
     names = [name for group in groups for name in group]
     brackets = sum(item.startswith("(") for item in items)
     if (
-        # Rows and columns; brackets in pairs, not nested and not empty; each name once on either
+        # Rows and columns; brackets in pairs, not nested and not empty; each name once on each
         # side.
         len(groups) < 2
         or right.count("(") != brackets
@@ -176,19 +170,11 @@ def _unreadable(spec: Any) -> ValueError:
 
 
 def layouts(params: optax.Params, known: list[Rule], optimizer: str) -> dict[str, Layout]:
-    """Finds the matrices of every parameter.
+    """Finds the matrices of every parameter: path name -> layout, in the order of the leaves.
 
-    Args:
-        params: a pytree of arrays.
-        known: the rules that `rules` returned; other parameters use their last two axes.
-        optimizer: the optimizer's name in errors, such as "optim.muon".
-
-    Returns:
-        Path name -> layout, in the order of the leaves.
-
-    Raises:
-        ValueError: if a parameter has fewer than two axes, is complex, or has fewer axes than its
-            rule names; or a rule does not match any parameter.
+    Parameters that none of the `known` rules takes use their last two axes. Raises ValueError if a
+    parameter has fewer than two axes, is complex, or has fewer axes than its rule names; or a rule
+    does not match any parameter.
     """
     by_path = flatten(params)
     found = {path: _layout(path, x, known, optimizer) for path, x in by_path.items()}

@@ -1,4 +1,7 @@
-"""Turns parameters into whole, real matrices and back, and computes exact products of them."""
+"""Turns parameters into whole, real matrices and back, and computes exact products of them.
+
+Start with `Matrices.map`, through which the optimizers of matrices run.
+"""
 
 import math
 from collections.abc import Callable, Sequence
@@ -37,29 +40,13 @@ class Matrices:
     ) -> None:
         """Checks the parameters at init and reports their layouts to `declarations`.
 
-        Args:
-            params: a pytree of arrays.
-            doubts: sentences about other probable mistakes in the optimizer's arguments.
-            length: the length of an update by a parameter's layout; see `declarations.declare`.
-
-        Raises:
-            ValueError: if a parameter is not a real matrix or does not fit the spec, or a pattern
-                of the spec matches no parameter.
+        For `doubts` and `length`, see `declarations.declare`. Raises ValueError if a parameter is
+        not a real matrix or does not fit the spec, or a pattern of the spec matches no parameter.
         """
         declare(params, self._rules, self._optimizer, doubts, length)
 
     def layouts(self, params: optax.Params) -> list[Layout]:
-        """Finds the axes of the matrices of every parameter.
-
-        Args:
-            params: a pytree of arrays.
-
-        Returns:
-            The layout of each parameter, in the order of the leaves.
-
-        Raises:
-            ValueError: see `declare`.
-        """
+        """Finds every parameter's layout, in the order of the leaves; raises as `declare` does."""
         return list(layouts(params, self._rules, self._optimizer).values())
 
     def map(
@@ -94,8 +81,8 @@ class Matrices:
         whole = [list(map(self._matrices, column, found)) for column in columns[: len(trees)]]
         stacked = [list(map(self._stack, column, found)) for column in columns[len(trees) :]]
         made = function(*whole, *stacked)
-        # The results come in the order of the arguments: shaped like parameters, then kept as they
-        # are.
+        # The results come in the order of the arguments: those like parameters, then those like
+        # `kept`.
         back = [list(map(_parameter, column, found, leaves)) for column in made[: len(trees)]]
         rest = [list(map(_unstack, column, found)) for column in made[len(trees) :]]
         return [structure.unflatten(column) for column in (*back, *rest)]
@@ -114,8 +101,7 @@ class Matrices:
         return jax.tree.map(one, tree)
 
     def _require_whole(self, x: jax.Array) -> None:
-        # The mesh axes of a surrounding shard_map along which the array differs; none outside of
-        # one.
+        # The mesh axes of a surrounding shard_map along which the array differs, if there is one.
         varying = jax.typeof(x).manual_axis_type.varying
         if varying:
             axes = ", ".join(sorted(map(str, varying)))
@@ -154,46 +140,26 @@ def _parameter(x: jax.Array, layout: Layout, like: jax.Array) -> jax.Array:
 
 
 def scatter(x: jax.Array, like: jax.Array) -> jax.Array:
-    """Gives an array the sharding of another, on meshes with explicit axes.
-
-    Args:
-        x: the array.
-        like: an array of the same shape.
-
-    Returns:
-        `x` with the sharding of `like`; `x` itself if the compiler chooses the shardings.
-    """
+    """Gives an array the sharding of another of its shape, on meshes with explicit axes."""
     sharding = jax.typeof(like).sharding
     explicit = AxisType.Explicit in sharding.mesh.axis_types
     return jax.sharding.reshard(x, sharding) if explicit else x
 
 
 def replicate(x: jax.Array) -> jax.Array:
-    """Replicates matrices on meshes with explicit axes: QR does not support sharded batches.
-
-    Args:
-        x: matrices, [..., rows, columns].
-
-    Returns:
-        The replicated matrices; `x` itself if the compiler chooses the shardings.
-    """
+    """Replicates matrices on meshes with explicit axes: QR does not support sharded batches."""
     sharding = jax.typeof(x).sharding
     explicit = AxisType.Explicit in sharding.mesh.axis_types
     return jax.sharding.reshard(x, NamedSharding(sharding.mesh, PartitionSpec())) if explicit else x
 
 
 def gram_matrices(x: jax.Array, max_size: int) -> tuple[Any, Any]:
-    """Multiplies matrices by their transposes, from both sides: X X^T and X^T X.
+    """Returns X X^T and X^T X of matrices X, [..., rows, columns].
 
-    Args:
-        x: matrices, [..., rows, columns].
-        max_size: the longest side that gets a Gram matrix.
-
-    Returns:
-        Arrays [..., rows, rows] and [..., columns, columns]; an empty tuple for a longer side, and
-        for both sides of matrices without elements.
+    The result for a side longer than `max_size` is an empty tuple, as are both results for matrices
+    without elements.
     """
-    if not x.size:  # eigenvalues of no matrix have no largest
+    if not x.size:  # the largest eigenvalue would be a maximum over nothing, which raises
         return (), ()
     left = product(x, transpose(x)) if x.shape[-2] <= max_size else ()
     right = product(transpose(x), x) if x.shape[-1] <= max_size else ()
@@ -201,26 +167,12 @@ def gram_matrices(x: jax.Array, max_size: int) -> tuple[Any, Any]:
 
 
 def eigh(x: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Finds eigenvalues and eigenvectors of symmetric matrices.
-
-    Args:
-        x: symmetric matrices, [..., m, m].
-
-    Returns:
-        The eigenvalues in rising order, [..., m], and the eigenvectors as columns, [..., m, m].
-    """
+    """Finds eigenvalues, rising, [..., m], and eigenvectors, the columns of [..., m, m]."""
     return _decompose(lambda x: tuple(jnp.linalg.eigh(x)), x)
 
 
 def qr(x: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Decomposes matrices into orthonormal columns and a triangle.
-
-    Args:
-        x: matrices, [..., m, n].
-
-    Returns:
-        Q, [..., m, k], and R, [..., k, n], where k is the smaller of m and n.
-    """
+    """Decomposes [..., m, n] into Q, [..., m, k], and R, [..., k, n], where k is min(m, n)."""
     return _decompose(lambda x: tuple(jnp.linalg.qr(x)), x)
 
 
@@ -249,15 +201,7 @@ def _decompose(function: Callable[[jax.Array], Any], x: jax.Array) -> Any:
 
 
 def product(x: jax.Array, y: jax.Array) -> jax.Array:
-    """Multiplies matrices, exact to their dtype: TensorFloat-32 on GPUs is too coarse for roots.
-
-    Args:
-        x: [..., m, k].
-        y: [..., k, n].
-
-    Returns:
-        An array [..., m, n].
-    """
+    """Multiplies matrices, exact to their dtype: TensorFloat-32 on GPUs is too coarse for roots."""
     return jnp.matmul(x, y, precision=jax.lax.Precision.HIGHEST)
 
 

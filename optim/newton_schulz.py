@@ -142,14 +142,7 @@ def orthogonalize_all(
 ) -> list[jax.Array]:
     """Orthogonalizes the matrices of many parameters; see `division.divide` for several devices.
 
-    Args:
-        batches: for each parameter its matrices, [k, m, n].
-        triples: see `orthogonalize`.
-        eps: see `orthogonalize`.
-        dtype: see `orthogonalize`.
-
-    Returns:
-        Arrays like `batches`, as `orthogonalize` returns them.
+    `batches` has the matrices of each parameter, [k, m, n]; see `orthogonalize` for the rest.
     """
 
     def cost(shape: tuple[int, ...]) -> float:
@@ -166,11 +159,7 @@ def orthogonalize_all(
 def flops(rows: int, columns: int, steps: int, itemsize: int) -> float:
     """Counts the operations of the products that orthogonalize a matrix, a multiply-add as two.
 
-    Args:
-        rows: the smaller side.
-        columns: the larger side.
-        steps: how many Newton-Schulz steps there are.
-        itemsize: the bytes of a number in the dtype of the steps.
+    `rows` is the smaller side; `itemsize` are the bytes of a number in the dtype of the steps.
     """
     cube, rectangle = float(rows) ** 3, float(rows) * rows * columns
     if not _prefers_gram(rows, columns, itemsize):
@@ -213,16 +202,9 @@ def _gram_steps(x: jax.Array, triples: Sequence[Triple]) -> jax.Array:
 def shape_factor(scale: str, rows: int, columns: int) -> float:
     """Returns the factor of an orthogonal update for the shape of its matrix.
 
-    Args:
-        scale: 'original', 'match_rms_adamw' or 'none'.
-        rows: the inputs of the matrix (y = x W).
-        columns: its outputs.
-
-    Returns:
-        sqrt(max(1, columns / rows)), 0.2 * sqrt(max(rows, columns)), or 1.
-
-    Raises:
-        ValueError: if the name is unknown.
+    It is sqrt(max(1, columns / rows)) for 'original', 0.2 * sqrt(max(rows, columns)) for
+    'match_rms_adamw' and 1 for 'none', where rows are inputs and columns outputs (y = x W). Raises
+    ValueError if the name is unknown.
     """
     factors = {
         "original": math.sqrt(max(1.0, columns / max(rows, 1))),

@@ -12,14 +12,7 @@ from optim.shard_map_checks import require_whole
 
 
 def all_finite(by_path: Mapping[str, jax.Array]) -> jax.Array:
-    """Returns whether all numbers of some arrays are finite.
-
-    Args:
-        by_path: path name -> array; may be empty.
-
-    Returns:
-        A boolean scalar.
-    """
+    """Returns whether all numbers of some arrays are finite, as a boolean scalar."""
     # jnp.stack raises for an empty list: without trainable parameters, all are finite.
     return jnp.stack(
         [jnp.isfinite(x).all() for x in by_path.values()] or [jnp.ones((), bool)]
@@ -31,16 +24,7 @@ def clip(
 ) -> dict[str, jax.Array]:
     """Scales all gradients by one scalar, so that their global norm is at most `clip_norm`.
 
-    Args:
-        grads: path name -> gradient.
-        clip_norm: the largest norm, a float, a traced scalar or a schedule.
-        step: the step at which a schedule is evaluated, an int32 scalar.
-
-    Returns:
-        Path name -> gradient, in the dtypes of `grads`.
-
-    Raises:
-        ValueError: if the schedule fails; inside shard_map, if a gradient is sharded.
+    Raises ValueError if its schedule fails; inside shard_map, if a gradient is sharded.
     """
     require_whole(optax.tree.norm, (grads, ()), "clip_norm")
     norm = optax.tree.norm(grads)

@@ -17,13 +17,7 @@ Schedule = Callable[[Any], Any]
 
 
 def traceable(factory: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns a factory of the same schedule whose floats may be traced.
-
-    Args:
-        factory: any function.
-
-    Returns:
-        The function of this module that replaces it; the function itself if there is none.
+    """Returns the factory of this module that replaces another, or the factory itself.
 
     Example:
         >>> import jax, optax
@@ -90,8 +84,8 @@ def _warmup_cosine_decay(
     exponent: Any = 1.0,
 ) -> Schedule:
     peak = jnp.asarray(peak_value)
-    # As in optax, alpha is 0 for a peak of 0. Both sides are computed: the inner `where` avoids 0 /
-    # 0.
+    # As in optax, alpha is 0 for a peak of 0. The inner `where` avoids 0 / 0, because both sides of
+    # the outer one are computed.
     alpha = jnp.where(peak == 0, 0.0, end_value / jnp.where(peak == 0, 1.0, peak))
     rising = optax.linear_schedule(init_value, peak_value, warmup_steps)
     falling = optax.cosine_decay_schedule(peak_value, decay_steps - warmup_steps, alpha, exponent)

@@ -1,4 +1,4 @@
-"""Combines groups into one optimizer."""
+"""Combines groups into one optimizer; `BoundOptimizer` in bound.py runs them."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple, TypeVar

@@ -51,14 +51,9 @@ def _is_scalar(x: Any) -> bool:
 
 
 def pack(state: optax.OptState) -> tuple[dict[str, jax.Array], Any]:
-    """Packs the scalars of a state into vectors.
+    """Splits a state into a vector of scalars for each dtype name, and the rest of the tree.
 
-    Args:
-        state: a pytree of arrays.
-
-    Returns:
-        Dtype name -> vector of the scalars of that dtype, in the order of the leaves; and the state
-        with None in place of each scalar.
+    The rest has None in place of each scalar.
     """
     leaves, structure = jax.tree.flatten(state)
     scalars: dict[str, list[Any]] = {}
@@ -72,16 +67,10 @@ def pack(state: optax.OptState) -> tuple[dict[str, jax.Array], Any]:
 def unpack(scalars: Mapping[str, jax.Array], rest: Any, template: Any) -> Any:
     """Restores the state that `pack` has split.
 
-    Args:
-        scalars: the vectors that `pack` returned.
-        rest: the state with None in place of each scalar.
-        template: a pytree with the structure, shapes and dtypes of the state.
-
-    Returns:
-        The state.
+    `template` has the structure, shapes and dtypes of the state.
     """
     leaves, structure = jax.tree.flatten(template)
-    # Both were taken from the leaves in their order, and return to them in that order.
+    # `pack` took scalars and tensors in the order of the leaves; they return in that order.
     tensors = iter(jax.tree.leaves(rest))
     values = {
         dtype: iter([vector[i] for i in range(vector.size)]) for dtype, vector in scalars.items()

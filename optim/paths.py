@@ -11,14 +11,9 @@ _VALUE = jax.tree_util.GetAttrKey("value")
 
 
 def path_name(path: tuple[Any, ...]) -> str:
-    """Joins the keys of a jax key path by "/".
+    """Joins the keys of a jax key path by "/", on one line, with control characters escaped.
 
-    Args:
-        path: the keys, as `jax.tree_util.tree_leaves_with_path` yields them.
-
-    Returns:
-        The name on one line, with control characters escaped; "params" for the path of a bare
-        array.
+    The name for the path of a bare array is "params".
     """
     # The path of parameters that are a single array is empty.
     name = jax.tree_util.keystr(path, simple=True, separator="/") if path else "params"
@@ -29,16 +24,10 @@ def path_name(path: tuple[Any, ...]) -> str:
 
 
 def names(tree: Any) -> list[str]:
-    """Returns the path names of a tree's leaves, in the order of the leaves.
+    """Returns the path names of a tree's leaves, in the order of the leaves; two may be the same.
 
     A node whose only child is `value`, such as a variable of flax.nnx, has the name of its value:
     "dense/kernel", and not "dense/kernel/value".
-
-    Args:
-        tree: any pytree.
-
-    Returns:
-        A name for each leaf; two leaves may have the same.
 
     Example:
         >>> names({"dense": {"kernel": 1.0, "bias": 0.0}, "layers": [2.0, 3.0]})
@@ -60,14 +49,7 @@ def _verbatim_names(tree: Any) -> list[str]:
 
 
 def as_arrays(tree: Any) -> Any:
-    """Converts Python numbers and NumPy arrays to jax arrays, as optax does.
-
-    Args:
-        tree: any pytree; other leaves, such as shapes with dtypes, are not converted.
-
-    Returns:
-        A tree of the same structure.
-    """
+    """Converts Python numbers and NumPy arrays to jax arrays, as optax does."""
     # ShapeDtypeStructs and tracers stay as they are.
     kinds = (bool, int, float, complex, np.ndarray, np.generic)
     return jax.tree.map(lambda x: jnp.asarray(x) if isinstance(x, kinds) else x, tree)
@@ -76,16 +58,9 @@ def as_arrays(tree: Any) -> Any:
 def flatten(tree: Any, verbatim: bool = False) -> dict[str, Any]:
     """Returns the leaves of a tree by their path names, in the order of the leaves.
 
-    Args:
-        tree: any pytree.
-        verbatim: whether a name contains every key of the path, unescaped, as in saved files. By
-            default the names are those of `names`, which users see and match.
-
-    Returns:
-        A dict from path name to leaf.
-
-    Raises:
-        ValueError: if two leaves have the same path name ({"a/b": x, "a": {"b": y}}).
+    If `verbatim`, a name contains every key of the path, unescaped, as in saved files. By default
+    the names are those of `names`, which users see and match. Raises ValueError if two leaves have
+    the same path name ({"a/b": x, "a": {"b": y}}).
     """
     called = _verbatim_names(tree) if verbatim else names(tree)
     by_path = dict(zip(called, jax.tree.leaves(tree), strict=True))
@@ -99,16 +74,8 @@ def flatten(tree: Any, verbatim: bool = False) -> dict[str, Any]:
 
 
 def unflatten(like: Any, by_path: dict[str, Any]) -> Any:
-    """Builds a tree from leaves by path name; inverts `flatten`.
+    """Builds a tree with the structure of `like` from leaves by path name; inverts `flatten`.
 
-    Args:
-        like: a tree with the structure of the result.
-        by_path: path name -> leaf, for each leaf of `like`.
-
-    Returns:
-        The tree.
-
-    Raises:
-        KeyError: if a leaf is missing.
+    Raises KeyError if a leaf is missing.
     """
     return jax.tree.unflatten(jax.tree.structure(like), [by_path[name] for name in names(like)])

@@ -24,32 +24,15 @@ class SlowPattern(ValueError):
 def fullmatch(pattern: re.Pattern[str], path: str) -> re.Match[str] | None:
     """Matches a pattern with a whole path name.
 
-    The time limit applies in the main thread only, because only it handles signals.
-
-    Args:
-        pattern: the pattern, compiled.
-        path: the path name.
-
-    Returns:
-        The match, or None.
-
-    Raises:
-        SlowPattern: if it takes more than a second of processor time.
+    Raises SlowPattern if it takes more than a second of processor time; only in the main thread,
+    because no other handles signals.
     """
     with _limit(pattern, path):
         return pattern.fullmatch(path)
 
 
 def occurs(pattern: re.Pattern[str], path: str) -> bool:
-    """Returns whether a pattern occurs in a path name.
-
-    Args:
-        pattern: the pattern, compiled.
-        path: the path name.
-
-    Returns:
-        Whether it occurs; False if matching takes more than a second of processor time.
-    """
+    """Returns whether a pattern occurs in a path name; False if that takes more than a second."""
     try:
         with _limit(pattern, path):
             return pattern.search(path) is not None

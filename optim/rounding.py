@@ -18,20 +18,10 @@ def round_to(
     step: ArrayLike,
     key: jax.Array | None,
 ) -> dict[str, jax.Array]:
-    """Casts new parameters to the dtypes of the old ones.
+    """Casts new parameters, float32 or wider, to the dtypes of the old ones.
 
-    Args:
-        after: path -> the new parameter, float32 or wider.
-        before: path -> the old one, in its dtype.
-        how: see `optimizer`.
-        step: the step number, an int32 scalar; the noise of "stochastic" depends on it.
-        key: a PRNG key for that noise; None for the same noise in every run.
-
-    Returns:
-        Path -> the new parameter, in the dtype of the old.
-
-    Raises:
-        ValueError: inside shard_map, if how is "stochastic": all shards would get the same noise.
+    The noise of "stochastic" depends on the step and the PRNG key; None is one key for all runs.
+    Raises ValueError for it inside shard_map, where all shards would get the same noise.
     """
     if how != "stochastic":
         return {path: x.astype(before[path].dtype) for path, x in after.items()}
@@ -58,8 +48,8 @@ def _stochastic_round(x: jax.Array, key: jax.Array, dtype: DTypeLike) -> jax.Arr
     else:
         info = jnp.finfo(dtype)
         _, exponent = jnp.frexp(x)  # |x| in [2**(exponent - 1), 2**exponent)
-        # The distance of two neighbors of the narrow dtype at x; subnormal numbers, below
-        # 2**minexp, have one distance.
+        # The distance of two neighbors of the narrow dtype at x; it is the same for all subnormal
+        # numbers, those below 2**minexp.
         unit = jnp.ldexp(jnp.ones_like(x), jnp.maximum(exponent - 1, info.minexp) - info.nmant)
         # 11 bits before the point and 13 after it: all 24 bits of a float32.
         rounded = jnp.floor(x / unit + (noise >> 3).astype(x.dtype) / 2**13) * unit

@@ -305,17 +305,9 @@ def piecewise(
 
 
 def fit_after(warmup: int, last: int, total: int) -> int | None:
-    """Fits the last phase of a schedule between the warm-up and the end.
+    """Returns the length of the last phase between warm-up and end; None if it does not fit.
 
     In a run of one step, where "5%" is one step for both, the warm-up has precedence.
-
-    Args:
-        warmup: the length of the warm-up, in steps.
-        last: the length of the last phase, in steps.
-        total: the length of the schedule, in steps.
-
-    Returns:
-        The length of the last phase, or None if it does not fit.
 
     Example:
         >>> fit_after(10, 20, total=100), fit_after(1, 1, total=1), fit_after(60, 50, total=100)
@@ -331,15 +323,7 @@ def default_float(value: ArrayLike) -> jax.Array:
 
 
 def interpolate(start: ArrayLike, end: ArrayLike, fraction: jax.Array) -> jax.Array:
-    """Returns the value at a fraction of the way from `start` to `end`.
-
-    Args:
-        start: the value at fraction 0.
-        end: the value at fraction 1.
-        fraction: a scalar or an array.
-
-    Returns:
-        An array like `fraction`, in the default float type.
+    """Returns the value at a fraction of the way from `start` to `end`, in the default float type.
 
     Example:
         >>> import jax.numpy as jnp
@@ -350,15 +334,9 @@ def interpolate(start: ArrayLike, end: ArrayLike, fraction: jax.Array) -> jax.Ar
 
 
 def fraction(step: ArrayLike, begin: int, end: int) -> jax.Array:
-    """Returns the part of a phase that is over before a step.
+    """Returns (step - begin) / (end - begin), clipped to [0, 1], in the default float type.
 
-    Args:
-        step: an int or an integer scalar, which may be traced.
-        begin: the first step of the phase.
-        end: the step after the phase. If it is `begin`, the phase is over from this step on.
-
-    Returns:
-        (step - begin) / (end - begin), clipped to [0, 1], in the default float type.
+    A phase whose `end` is its `begin` is over from this step on.
 
     Example:
         >>> [float(fraction(step, 2, 6)) for step in (0, 2, 3, 6, 9)]
@@ -371,18 +349,9 @@ def fraction(step: ArrayLike, begin: int, end: int) -> jax.Array:
 
 
 def step_count(name: str, steps: int | str) -> int:
-    """Checks a number of steps.
+    """Returns a number of steps as an int; raises ValueError if it is not an integer of at least 0.
 
-    Args:
-        name: the name of the argument, for the error message.
-        steps: the number of steps.
-
-    Returns:
-        The number as an int.
-
-    Raises:
-        ValueError: if it is a string such as "5%", which only a config resolves, not an integer, or
-            negative.
+    Strings such as "5%" are refused, too: only a config resolves them.
     """
     if isinstance(steps, str):
         raise ValueError(
@@ -400,19 +369,7 @@ def step_count(name: str, steps: int | str) -> int:
 
 
 def choice(name: str, value: str, choices: dict[str, Any]) -> str:
-    """Checks the name of a choice.
-
-    Args:
-        name: the name of the argument, for the error message.
-        value: the argument.
-        choices: a dict whose keys are the allowed names.
-
-    Returns:
-        `value`.
-
-    Raises:
-        ValueError: if it is not a key of `choices`.
-    """
+    """Returns `value`; raises ValueError if it is not a key of `choices`."""
     if value not in choices:
         raise ValueError(f"{name} must be one of {', '.join(choices)}, got {value!r}.")
     return value

@@ -172,7 +172,7 @@ def scion(
 
 
 def _length(norm: str, layout: Layout) -> float:
-    """Returns the length of a direction, as `declarations.declare` asks for."""
+    """Returns the length of a direction, the `length` of `declarations.declare`."""
     count, rows, columns = layout.matrices
     if norm in ("spectral", "spectral_conv"):
         window = layout.window if norm == "spectral_conv" else 1

@@ -124,8 +124,7 @@ def shampoo(
         def start_from(zeros: list[jax.Array]) -> Sequence[Any]:
             sides = [gram_matrices(x, max_precond_dim) for x in zeros]
             left, right = ([x[i] for x in sides] for i in (0, 1))
-            # Left and right are [matrices, m, m] and [matrices, n, n], or () for a side that is too
-            # long.
+            # [matrices, m, m] and [matrices, n, n], or () for a side that is too long.
             return zeros, *(jax.tree.map(jnp.zeros_like, x) for x in (left, right, left, right))
 
         mean, *sides = over.map(start_from, [jax.tree.map(wide_zeros, params)])
@@ -187,10 +186,8 @@ def _roots(
 ) -> tuple[list[Any], list[Any]]:
     """Computes inverse roots: fourth roots of two sides, square roots of a single side.
 
-    Args:
-        sides: for each parameter the left and the right Gram matrices; see `gram_matrices`.
-        corrected: corrects the bias of a mean of Gram matrices.
-        eps: added to their eigenvalues.
+    `sides` has for each parameter its left and its right Gram matrices; `corrected` corrects their
+    bias.
     """
 
     def inverse_root(gram: jax.Array, power: jax.Array) -> jax.Array:

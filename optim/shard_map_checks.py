@@ -12,17 +12,14 @@ def require_whole(
     """Raises, inside shard_map, if a function needs whole parameters and receives shards.
 
     The norm of a shard is not the norm of the parameter. A function that treats each number by
-    itself may work on shards, so the check depends on the operations of the function.
+    itself may work on shards, so it is traced if an operand differs between devices: ValueError is
+    raised if it combines numbers of an array or draws random numbers.
 
     Args:
-        function: a function of the gradients; it is traced only if an operand differs between
-            devices. None for a computation that always needs whole arrays.
+        function: a function of the gradients, the first of `operands`. None for a computation that
+            always needs whole arrays.
         operands: the gradients, and all other arrays that the function uses.
         name: the name of the function in the error.
-
-    Raises:
-        ValueError: if the function combines numbers of an array or draws random numbers, and an
-            operand differs between devices.
     """
     axes = {axis for x in jax.tree.leaves(operands) for axis in _varying(jax.typeof(x))}
     if not axes:

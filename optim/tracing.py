@@ -10,27 +10,15 @@ from jax.interpreters import partial_eval
 def reads(function: Callable[[Any], Any], arguments: Mapping[str, Any]) -> set[str]:
     """Returns the names of the arguments that the results of a function depend on.
 
-    Args:
-        function: takes a dict like `arguments`; it is traced, and nothing is computed.
-        arguments: name -> a number, an array or a pytree of them.
-
-    Returns:
-        The names. Dependence on the shape of an argument alone does not count.
+    The function takes a dict like `arguments`, of numbers, arrays or pytrees of them. It is traced,
+    and nothing is computed. Dependence on the shape of an argument alone does not count.
     """
     jaxpr, owners = _trace(function, arguments)
     return _used(jaxpr, owners, [True] * len(jaxpr.outvars))
 
 
 def reads_of_leaves(function: Callable[[Any], Any], arguments: Mapping[str, Any]) -> list[set[str]]:
-    """Returns the arguments that each leaf of the result depends on.
-
-    Args:
-        function: takes a dict like `arguments`; it is traced, and nothing is computed.
-        arguments: name -> a number, an array or a pytree of them.
-
-    Returns:
-        For each leaf of the result the names of the arguments; see `reads`.
-    """
+    """Returns the arguments that each leaf of a function's result depends on; see `reads`."""
     jaxpr, owners = _trace(function, arguments)
     places = range(len(jaxpr.outvars))
     return [_used(jaxpr, owners, [i == place for i in places]) for place in places]

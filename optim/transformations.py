@@ -9,16 +9,9 @@ import optax
 def standardize(made: Any, name: str) -> optax.GradientTransformationExtraArgs:
     """Adapts the result of an optimizer factory to optax's usual interface.
 
-    Args:
-        made: a transformation, `optax.MultiSteps`, or a lookahead, whose slow parameters are moved
-            to its state (see `SlowParams`).
-        name: the name of the factory in errors, such as "optax.adamw".
-
-    Returns:
-        A transformation that ignores unknown extra arguments.
-
-    Raises:
-        ValueError: if `made` is not a transformation.
+    The result may be a transformation, `optax.MultiSteps`, or a lookahead, whose slow parameters
+    are moved to its state (see `SlowParams`). Unknown extra arguments are ignored. Raises
+    ValueError with the factory's name for other objects.
     """
     # In this order: with_extra_args_support wraps `update`, and the annotation of the argument
     # `params`, by which a lookahead is recognized, would be lost.
@@ -86,7 +79,8 @@ def _with_slow_params(tx: optax.GradientTransformation) -> optax.GradientTransfo
         pair: Any = optax.LookaheadParams(fast=params, slow=state.slow)
         moves: Any
         moves, inner = tx.update(updates, state.state, pair)
-        # The caller applies the first; the slow parameters are ours, and so is their update.
+        # The caller applies the first result. The slow parameters are in the state, so they are
+        # updated here.
         return moves.fast, SlowParams(optax.apply_updates(state.slow, moves.slow), inner)
 
     return optax.GradientTransformation(init, update)

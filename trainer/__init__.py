@@ -2,7 +2,7 @@
 
 
 def __getattr__(name: str) -> str:
-    """Returns `__version__`, that of the installed package; read when it is asked for."""
+    """Returns `__version__`, the version of the installed package, read on first access."""
     if name != "__version__":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib.metadata import version

@@ -9,8 +9,8 @@ import sys
 import traceback
 from collections.abc import Sequence
 
-# Imports that take long are inside functions, so that `--help` and a misspelt option are fast. So
-# are those of this project's modules: `main` first checks that nothing shadows the two packages.
+# Imports that take long are inside functions, so that `--help` and a misspelt option are fast. This
+# project's modules are imported there, too: `main` first checks that nothing shadows them.
 
 _OF_NO_COMMAND = frozenset(["-h", "--help", "--version"])
 
@@ -20,9 +20,6 @@ def script() -> int:
 
     As with `python -m`, Python finds packages in the current folder first, such as those that
     `--vocabulary` names.
-
-    Returns:
-        The exit code of `main`.
     """
     if not sys.flags.safe_path:
         with contextlib.suppress(OSError):  # the folder may have been removed
@@ -92,7 +89,7 @@ def _run(arguments: argparse.Namespace) -> int:
 
 
 def _call_and_report(arguments: argparse.Namespace) -> int:
-    """Calls a command for another program, which gets a last line about every exception."""
+    """Calls a command that another program watches, and prints a last line about any exception."""
     from trainer.cli.terminal import show
     from trainer.config import wording
     from trainer.messages import FAILED
@@ -100,7 +97,8 @@ def _call_and_report(arguments: argparse.Namespace) -> int:
     try:
         return _call(arguments)
     except Exception as error:
-        # It may end in notes, such as that of jax about frames which it left out.
+        # A traceback may end in notes, such as jax's about frames that it left out, so the error
+        # follows in a line of its own.
         show(traceback.format_exc(), sys.stderr, end="")
         show(f"error: {wording.cause(error)}", sys.stderr)
         return FAILED

@@ -52,8 +52,8 @@ class HookContext(NamedTuple):
     Attributes:
         experiment: the experiment.
         mesh: the devices of the parameters.
-        folder: of the run.
-        kept: the last step whose results stay: those of later steps come again.
+        folder: the folder of the run.
+        kept: the last step whose results are kept; later steps are computed again.
         log: takes a line for the user.
         fence: called before a file in the folder is written; raises if another process has it.
     """
@@ -99,13 +99,9 @@ def samples(
 
 
 class Samples:
-    """The hook that `samples` returns.
+    """The hook that `samples` returns, whose arguments it has.
 
-    Args:
-        prompt: the beginning of a document; None for that of the validation split.
-        length: the most tokens to add; None for 200, or as many as fit; see `fitting_length`.
-        sampling: how to draw; its length is replaced.
-        seed: of the random numbers.
+    `sampling` says how to draw; its length is replaced when the hook is bound.
     """
 
     at = "evaluation"
@@ -117,11 +113,7 @@ class Samples:
         self._made: tuple[tuple[Any, ...], Continuation] | None = None
 
     def check(self, experiment: Experiment) -> None:
-        """Raises ValueError if the experiment has no language model, or the prompt does not fit.
-
-        Args:
-            experiment: the experiment.
-        """
+        """Raises ValueError if the experiment has no language model, or the prompt does not fit."""
         language, tokenizer = _parts(experiment)
         prompt = [tokenizer.end_of_text]
         if self._prompt is not None:
@@ -133,11 +125,7 @@ class Samples:
     def bind(self, context: HookContext) -> Callable[..., None]:
         """Returns the function that the run calls after each evaluation.
 
-        Args:
-            context: the run.
-
-        Raises:
-            OSError: samples.jsonl cannot be read or cut off.
+        Raises OSError if samples.jsonl cannot be read or cut off.
         """
         experiment = context.experiment
         language, tokenizer = _parts(experiment)
@@ -145,7 +133,7 @@ class Samples:
         if self._prompt is None:
             most = longest(language, trained)
             most -= self._length or most // 2
-            if most < 1:  # the model was not trained on texts of this length, and says so
+            if most < 1:  # longer than what the model was trained on: a warning says so below
                 most = language.max_length - (self._length or 0)
             tokens = _first_tokens(experiment)[:most]
             shown = tokenizer.decode([token for token in tokens if token != tokenizer.end_of_text])
@@ -162,7 +150,7 @@ class Samples:
         keep = _Kept(context).add if jax.process_index() == 0 else None
 
         def sample(step: int, metrics: Any, params: Any, model_state: Any) -> None:
-            # In all processes, each of which may have a share of the parameters.
+            # All processes call it, because each may have a share of the parameters.
             text = continuation.sample(params, model_state, self._seed)[0]
             if keep is not None:
                 context.log(f"sample at step {step:,}: {shown}{text}")
@@ -172,7 +160,7 @@ class Samples:
 
 
 class _Kept:
-    """The file samples.jsonl of a run, without the rows of steps that come again."""
+    """The file samples.jsonl of a run, without the rows of steps that are computed again."""
 
     def __init__(self, context: HookContext):
         path = context.folder / SAMPLES_FILE

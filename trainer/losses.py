@@ -216,16 +216,10 @@ def huber(delta: float = 1.0, targets: str = "target") -> Loss:
 
 
 def pick(batch: Mapping[str, jax.Array], key: str, name: str) -> jax.Array:
-    """Returns a field of a batch.
+    """Returns a field of a batch, for the loss or metric `name`.
 
-    Args:
-        batch: field name -> array.
-        key: the name of the field.
-        name: the name of the loss or metric that reads the field, for the error message.
-
-    Raises:
-        ValueError: the batch has no such field, and the message lists those that it has; or the
-            field is complex.
+    Raises ValueError, with the fields that there are, if the batch has no such field; or if it is
+    complex.
     """
     if key not in batch:
         raise ValueError(
@@ -244,10 +238,7 @@ def pick(batch: Mapping[str, jax.Array], key: str, name: str) -> jax.Array:
 def check_array(outputs: Any, batch: Mapping[str, jax.Array], name: str) -> None:
     """Raises ValueError if the outputs are a ChunkedLogits, or are complex.
 
-    Args:
-        outputs: the model's outputs.
-        batch: field name -> array.
-        name: the name of the loss or metric that needs an array, for the error message.
+    `name` is that of the loss or metric in the message.
     """
     if isinstance(outputs, ChunkedLogits):
         raise ValueError(
@@ -262,10 +253,7 @@ def check_array(outputs: Any, batch: Mapping[str, jax.Array], name: str) -> None
 def check_real(outputs: Any, batch: Mapping[str, jax.Array], name: str) -> None:
     """Raises ValueError if the outputs are complex: their imaginary parts would be lost.
 
-    Args:
-        outputs: the model's outputs; what is no array is not checked.
-        batch: field name -> array.
-        name: the name of the loss or metric, for the error message.
+    Outputs that are not an array are not checked.
     """
     if not isinstance(outputs, jax.Array) or not jnp.iscomplexobj(outputs):
         return
@@ -280,7 +268,7 @@ def check_real(outputs: Any, batch: Mapping[str, jax.Array], name: str) -> None:
 def _check_shape(
     target: jax.Array, wanted: tuple[int, ...], outputs: tuple[int, ...], key: str, name: str
 ) -> None:
-    """Raises ValueError if a target has another shape than the outputs of the model ask for."""
+    """Raises ValueError if a target does not have the shape that the model's outputs need."""
     if target.shape == wanted:
         return
     hint = ""

@@ -134,8 +134,8 @@ def perplexity() -> type[clu.metrics.Metric]:
 def bits_per_byte(bytes: str = "bytes") -> type[clu.metrics.Metric]:
     """Returns the loss of all tokens that count, in bits, over the bytes of their text.
 
-    It compares models of different tokenizers, which their losses a token do not. The loss should
-    be as for `perplexity`. Tokens without text, such as the end of a text, have a loss and 0 bytes.
+    It can compare models with different tokenizers; a loss per token cannot. The loss should be as
+    for `perplexity`. Tokens without text, such as the end of a text, have a loss and 0 bytes.
 
     Args:
         bytes: key of the numbers of bytes that the labels stand for, integers [batch, positions].

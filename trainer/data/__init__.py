@@ -1,4 +1,4 @@
-"""The data sets a config can name; a batch depends on its step only."""
+"""The data sets a config can name; a batch depends only on a seed and its index."""
 
 from trainer.data.arrays import ArrayDataset
 from trainer.data.digits import digits

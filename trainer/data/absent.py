@@ -1,4 +1,4 @@
-"""What is known of a data set that is not on this machine: enough to plan a run, not to train."""
+"""Data sets that are not on this machine, of which enough is known to plan a run, not to train."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class DataAbsent(ValueError):
 
     Args:
         name: the function of the data set in a config, such as "data.tfds". Only a call of this
-            function is replaced, so that a function of a user's that wraps it is not.
+            function is replaced by `declared`, and not one of a user's function that wraps it.
         message: whole sentences: what is missing, and how to prepare it.
         like: an object with the attributes of a `trainer.protocols.Dataset`, whose batches are not
             read: `element_spec`, `batch_size`, `num_examples` and `splits`, from a split to its
@@ -52,14 +52,11 @@ class DataAbsent(ValueError):
 class DeclaredData:
     """A data set to plan with: `train` and `evaluate` raise.
 
-    Args:
-        name: the function of the data set in a config.
-        message: what is missing, and how to prepare it.
-        like: see `DataAbsent`.
+    The arguments are those of `DataAbsent`.
 
     Attributes:
-        name: the argument.
-        message: the argument.
+        name: the function of the data set in a config.
+        message: what is missing, and how to prepare it.
         element_spec: field name -> shape and dtype of a training batch, over all processes.
         eval_spec: the same of an evaluation batch, with "mask".
         batch_size: examples per training batch.

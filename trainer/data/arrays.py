@@ -153,7 +153,7 @@ class ArrayDataset:
         for start in range(0, count, self.eval_batch_size):
             indices = np.arange(start, start + self.eval_batch_size)[rows]
             real = indices < count
-            # Any example may stand for padding, whose mask is 0.
+            # Padding, whose mask is 0, may be any example: here the first.
             batch = self._seen(self._eval[split], np.where(real, indices, 0), None)
             mask = real.astype(np.float32)
             if "mask" in batch:
@@ -172,7 +172,7 @@ class ArrayDataset:
 
 
 class _Order:
-    """The training stream of one seed: the example at each position."""
+    """The training stream of one seed: the index of the example at each position."""
 
     def __init__(self, seed: int, size: int):
         self._size = size
@@ -193,19 +193,9 @@ class _Order:
 
 
 def choose_validation(share: float, seed: int, count: int, name: str) -> np.ndarray:
-    """Chooses the examples of the validation split.
+    """Returns which of `count` examples are the validation split, bool [count].
 
-    Args:
-        share: the share of the examples that it has, between 0 and 1.
-        seed: the seed of the choice.
-        count: number of examples.
-        name: the name of the data set in error messages.
-
-    Returns:
-        Which examples are the validation split, bool [count].
-
-    Raises:
-        ValueError: `share` is not between 0 and 1, or leaves a split without an example.
+    Raises ValueError if `share` is not between 0 and 1, or leaves a split without an example.
     """
     if not 0 < share < 1:
         raise ValueError(

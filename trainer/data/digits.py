@@ -12,7 +12,7 @@ from trainer.data.folders import data_root, prepare_aside
 from trainer.data.images import Pixels
 from trainer.data.tfds_arrays import Splits, read
 
-# sha256 of images and labels, training split first: another copy of the data would be another run.
+# sha256 of images and labels, training split first: another copy of the data would change results.
 _SHA256 = "bf2aaad01d89e4ed310a9f8e8edd036abd7a680333526ecb3e06405478f7c815"
 
 

@@ -1,7 +1,7 @@
 """Finds the dtypes that jax does not have, and the values that it would change.
 
-jax makes arrays of 32 bits of those of 64, unless it is told otherwise. It does so without a
-message: an integer that does not fit wraps around, and a float becomes infinite.
+Unless 64 bits are enabled, jax converts 64-bit numbers to 32 bits, without a message: an integer
+that does not fit wraps around, and a float becomes infinite.
 """
 
 from __future__ import annotations
@@ -19,14 +19,10 @@ _NARROW = {
 
 
 def dtype_fault(dtype: Any) -> str | None:
-    """Returns why jax has no arrays of a dtype, and what to store instead.
+    """Returns why jax has no arrays of a dtype, and what to store instead; None if it has.
 
-    Args:
-        dtype: of an array, or a dtype of jax's own such as that of keys.
-
-    Returns:
-        What follows the dtype in a sentence, and advice, without the last full stop; None if jax
-        has such arrays.
+    The text follows the dtype in a sentence, and has no last full stop. The dtype may be one of
+    jax's own, such as that of keys.
 
     Example:
         >>> dtype_fault(np.dtype("int64"))
@@ -35,7 +31,7 @@ def dtype_fault(dtype: Any) -> str | None:
     """
     try:
         dtype = np.dtype(dtype)
-    except TypeError:  # of jax's own
+    except TypeError:  # a dtype of jax's own
         return None
     if dtype.kind in "biufc" and dtype.itemsize <= (16 if dtype.kind == "c" else 8):
         if dtype.isnative:
@@ -49,14 +45,10 @@ def dtype_fault(dtype: Any) -> str | None:
 
 
 def value_fault(x: Any) -> str | None:
-    """Returns which value of an array jax would change, and what to store instead.
+    """Returns which value of an array jax would change, and what to store instead; else None.
 
-    Args:
-        x: an array of a dtype that jax has.
-
-    Returns:
-        What follows the array in a sentence, and advice, without the last full stop; None if there
-        is no such value.
+    The text follows the array in a sentence, and has no last full stop. jax must have the dtype of
+    x.
 
     Example:
         >>> value_fault(np.arange(3))
@@ -82,19 +74,15 @@ def value_fault(x: Any) -> str | None:
 def changed_values(x: Any) -> np.ndarray:
     """Returns the values of an array that do not fit into the dtype that jax makes of it.
 
-    Args:
-        x: an array of a dtype that jax has.
-
-    Returns:
-        An array of one axis: integers that would wrap around, or floats that would become infinite;
-        the real or imaginary parts of complex numbers.
+    The result has one axis: integers that would wrap around, or floats that would become infinite;
+    the real or imaginary parts of complex numbers.
     """
     if isinstance(x, np.ndarray) and x.dtype.name in _NARROW and x.size:
         if x.dtype.kind == "c":
             return np.concatenate([changed_values(x.real), changed_values(x.imag)])
         narrow = _NARROW[x.dtype.name]
         limits = np.finfo(narrow) if x.dtype.kind == "f" else np.iinfo(narrow)
-        # Without copies of the array. NaN is left out.
+        # fmin and fmax ignore NaN. A reduction makes no copy of the array, as a comparison would.
         low, high = np.fmin.reduce(x, axis=None), np.fmax.reduce(x, axis=None)
         if not (limits.min <= low and high <= limits.max) and narrow_dtype(x.dtype) != x.dtype:
             lost = (x < limits.min) | (x > limits.max)
@@ -106,11 +94,7 @@ def changed_values(x: Any) -> np.ndarray:
 
 
 def narrow_dtype(dtype: np.dtype) -> np.dtype:
-    """Returns the dtype that jax makes of one that it has: of 32 bits, or unchanged.
-
-    Args:
-        dtype: the dtype of an array.
-    """
+    """Returns the dtype that jax makes of one that it has: of 32 bits, or unchanged."""
     import jax  # reading data sets needs no jax
 
     return np.dtype(jax.dtypes.canonicalize_dtype(dtype))

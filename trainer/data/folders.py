@@ -34,12 +34,8 @@ class Refused(ValueError):
 def data_root(data_dir: str | None = None) -> Path:
     """Returns the directory where data sets are kept.
 
-    Args:
-        data_dir: the folder; None for $LOCKSTEP_DATA_DIR or ~/.cache/lockstep/data.
-
-    Raises:
-        ValueError: the path begins with the home of an unknown user, or it is relative and the
-            current folder was deleted.
+    None is $LOCKSTEP_DATA_DIR or ~/.cache/lockstep/data. Raises ValueError if the path begins with
+    the home of an unknown user, or if it is relative and the current folder was deleted.
     """
     folder = data_dir or os.environ.get("LOCKSTEP_DATA_DIR") or "~/.cache/lockstep/data"
     try:
@@ -51,8 +47,7 @@ def data_root(data_dir: str | None = None) -> Path:
 def matching(pattern: str) -> list[Path]:
     """Returns the path that was given, if it exists, else those that match it as a glob, by name.
 
-    Args:
-        pattern: a path or a glob; "~" is the home. A name may have the characters of a glob.
+    The path comes first because a file name may have the characters of a glob. "~" is the home.
     """
     given = os.path.expanduser(pattern)
     if os.path.exists(given):
@@ -61,22 +56,12 @@ def matching(pattern: str) -> list[Path]:
 
 
 def prepare_aside(root: Path, build: Callable[[Path], Path]) -> Path:
-    """Prepares a data set aside, then moves it to its place in one step.
+    """Prepares a data set in a temporary folder of `root`, then moves it to its place in one step.
 
-    Several processes may do this at once: the last to come finds a data set in its place, and
-    replaces it by an equal one. A process that is killed leaves nothing in that place.
-
-    Args:
-        root: the directory where data sets are kept.
-        build: called with an empty directory, prepares in it, checks that what it prepared can be
-            read, and returns its directory, below it.
-
-    Returns:
-        The directory of the data set, below `root`.
-
-    Raises:
-        OSError: `root` cannot be written.
-        ValueError: `build` cannot read what it prepared.
+    `build` is called with an empty folder, prepares in it, checks that what it prepared can be
+    read, and returns the data set's folder below it. Several processes may do this at once: the
+    last to come finds a data set in its place, and replaces it by an equal one. A process that is
+    killed leaves nothing in that place. Raises OSError if `root` cannot be written.
     """
     root.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".preparing-", dir=root) as aside:
@@ -96,12 +81,8 @@ def prepare_aside(root: Path, build: Callable[[Path], Path]) -> Path:
 def prepared_directory(name: str, root: Path) -> Path | None:
     """Returns the folder of the newest prepared version of a data set; None if there is none.
 
-    Args:
-        name: as in TFDS: "name", "name/config", "name:1.0.0" or "name/config:1.0.0".
-        root: the directory where data sets are kept.
-
-    Raises:
-        ValueError: the name is not of this form, or the directory cannot be listed.
+    The name is as in TFDS: "name", "name/config", "name:1.0.0" or "name/config:1.0.0". Raises
+    ValueError if it is not of this form, or if the directory cannot be listed.
     """
     match = _NAME.fullmatch(name)
     if match is None or match["config"] in (".", ".."):
@@ -124,11 +105,7 @@ def prepared_directory(name: str, root: Path) -> Path | None:
 
 
 def base_name(name: str) -> str:
-    """Returns the name of a data set without its config and version: "cifar10" of "cifar10:3.0.2".
-
-    Args:
-        name: as in TFDS (see `prepared_directory`).
-    """
+    """Returns a data set's name without config and version: "cifar10" of "cifar10:3.0.2"."""
     return re.split("[:/]", name)[0]
 
 
@@ -137,9 +114,6 @@ def check_folder(directory: Path) -> None:
 
     TFDS imports the modules of the classes that `features.json` and `dataset_info.json` name, and
     opens files whose names it derives from `dataset_info.json`.
-
-    Args:
-        directory: the folder of a version of the data set, which has dataset_info.json.
 
     Raises:
         Refused: a feature is not one of TFDS's own, a file name has a path, or an entry of the

@@ -19,9 +19,9 @@ from trainer.data.images import WORDS, Pixels, crop_at_random, crop_center
 from trainer.data.order import check_positive, places, process_rows, random_words
 from trainer.messages import UserError
 
-_AHEAD = 2  # batches that are decoded before they are asked for
+_AHEAD = 2  # batches whose decoding begins before they are asked for
 _CHUNK = 8  # images that a thread reads and decodes at once
-_FORMATS = ("JPEG", "PNG")  # others of pillow start programs, or are rarely tested
+_FORMATS = ("JPEG", "PNG")  # pillow starts programs for some others, and others are rarely tested
 
 Batch = dict[str, np.ndarray]
 
@@ -61,7 +61,7 @@ class ImageStream:
         validation: the share of the training examples that are the validation split, between 0 and
             1; None for no such split.
         validation_seed: seed of the choice of these examples.
-        threads: threads that decode, which do not change the batches; None for one a core.
+        threads: threads that decode; the batches do not depend on them. None for one per core.
         name: the name of the data set in error messages.
 
     Attributes:
@@ -231,7 +231,7 @@ def _cores() -> int:
 
 
 class _Pending:
-    """A batch whose rows are being written."""
+    """A batch whose rows threads are still writing."""
 
     def __init__(self, batch: Batch, tasks: list[Future[None]]):
         self.batch = batch
@@ -248,10 +248,7 @@ class _Pending:
 
 
 def _ahead(start: Callable[[int], _Pending], numbers: Iterable[int]) -> Iterator[Batch]:
-    """Yields the batches of `numbers` in order.
-
-    `_AHEAD` further ones are begun before each is waited for.
-    """
+    """Yields the batches of `numbers` in order, with `_AHEAD` more of them begun."""
     numbers, pending = iter(numbers), collections.deque[_Pending]()
     try:
         while True:

@@ -51,8 +51,7 @@ class Pixels:
     def check(self, images: np.ndarray) -> None:
         """Raises ValueError if a crop could consist of padding only.
 
-        Args:
-            images: [examples, height, width, channels].
+        Images are [examples, height, width, channels].
         """
         height, width = images.shape[1:3]
         if self.crop >= min(height, width):
@@ -75,11 +74,8 @@ class Pixels:
     ) -> np.ndarray:
         """Returns converted images, float32 [batch, height, width, channels].
 
-        Args:
-            images: [examples, height, width, channels].
-            indices: [batch], indices of images.
-            words: [batch] random words, uint64, from which the crop and the flip of each image are
-                derived; None for neither.
+        `images` are [examples, height, width, channels], `indices` [batch]. The crop and the flip
+        of each image are derived from `words`, [batch] random words, uint64; None for neither.
         """
         if words is None and 4 * images.size <= _CONVERTED_BYTES:
             # Small images are converted once and not in every epoch.
@@ -97,11 +93,7 @@ class Pixels:
         return self.convert(picked)
 
     def convert(self, images: np.ndarray) -> np.ndarray:
-        """Returns images scaled to the model's inputs, float32, without a crop or a flip.
-
-        Args:
-            images: [..., channels], as stored.
-        """
+        """Returns stored images [..., channels] scaled to the model's inputs, float32."""
         # Stored images may be in Fortran order, which indexing and astype would keep.
         converted = images.astype(np.float32, order="C")
         converted *= self._factor
@@ -147,11 +139,8 @@ def random_box(words: Sequence[int], width: int, height: int, min_area: float) -
 
     Szegedy et al., "Going Deeper with Convolutions" (arXiv:1409.4842).
 
-    Args:
-        words: `WORDS` random words, integers below 2**64, of which the first is not used.
-        width: width of the image in pixels.
-        height: height of the image in pixels.
-        min_area: the smallest share of the area, above 0 and at most 1.
+    There are `WORDS` random words, integers below 2**64, of which the first is not used. Width and
+    height are in pixels.
     """
     low, high = math.log(_SMALLEST_RATIO), math.log(_LARGEST_RATIO)
     for trial in range(_TRIALS):
@@ -174,20 +163,16 @@ def _uniform(word: int) -> float:
 
 
 def crop_at_random(image: Any, words: Sequence[int], size: int, min_area: float, flip: bool) -> Any:
-    """Returns a random part of an image, resized to a square and perhaps mirrored.
+    """Returns a random part of an image of pillow, resized to a square of `size` pixels a side.
 
-    Args:
-        image: an image of pillow.
-        words: `WORDS` random words, integers below 2**64.
-        size: side of the square in pixels.
-        min_area: the smallest share of the area, above 0 and at most 1.
-        flip: whether the image is mirrored left to right with probability 1/2.
+    With `flip`, it is mirrored left to right with probability 1/2. For `words` and `min_area`, see
+    `random_box`.
     """
     from PIL import Image
 
     width, height = image.size
     box = random_box(words, width, height, min_area)
-    # Not the argument `box` of resize, which reads pixels outside of it.
+    # Not by the argument `box` of resize, which also reads pixels around the box.
     image = image.crop(box).resize((size, size), Image.Resampling.BILINEAR)
     if flip and int(words[0]) >> 63:
         image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
@@ -195,12 +180,7 @@ def crop_at_random(image: Any, words: Sequence[int], size: int, min_area: float,
 
 
 def crop_center(image: Any, size: int) -> Any:
-    """Returns the central square of an image whose short side is resized to size / 0.875.
-
-    Args:
-        image: an image of pillow.
-        size: side of the square in pixels.
-    """
+    """Returns the central square of an image whose short side is resized to size / 0.875."""
     from PIL import Image
 
     short = round(size / _RESIZED)

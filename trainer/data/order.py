@@ -1,4 +1,7 @@
-"""The random order of examples, a pure function of seed and epoch; and the sizes of batches."""
+"""The random order of examples, a pure function of seed and epoch; and the sizes of batches.
+
+`permutation` orders data sets in memory, and `places` long streams.
+"""
 
 from __future__ import annotations
 
@@ -11,15 +14,7 @@ _ROUNDS = 8
 
 
 def check_positive(name: str, **sizes: int) -> None:
-    """Checks arguments that are numbers of something.
-
-    Args:
-        name: the name of the data set in the message.
-        sizes: argument -> its value.
-
-    Raises:
-        ValueError: a value is less than 1.
-    """
+    """Raises ValueError if a number that is an argument of a data set is below 1."""
     for argument, value in sizes.items():
         if value < 1:
             raise ValueError(f"{name} needs {argument} to be at least 1, but got {value}.")
@@ -28,12 +23,7 @@ def check_positive(name: str, **sizes: int) -> None:
 def process_rows(batch_size: int, name: str) -> slice:
     """Returns the rows of a batch of all processes that are this process's shard.
 
-    Args:
-        batch_size: number of examples of the batch.
-        name: the name of the data set in the message.
-
-    Raises:
-        ValueError: the batch does not divide among the processes.
+    Raises ValueError if the batch does not divide among the processes.
     """
     import jax
 
@@ -50,53 +40,34 @@ def process_rows(batch_size: int, name: str) -> slice:
 def random_words(seed: int, number: int, purpose: int, count: int) -> np.ndarray:
     """Returns `count` random words, uint64, as a pure function of the other arguments.
 
-    The words are the raw output of Philox4x64-10, which no version of numpy may change.
-
-    Args:
-        seed: any integer.
-        number: an epoch or a batch index, from 0.
-        purpose: distinguishes independent uses of one seed and number.
-        count: number of words.
+    The words are the raw output of Philox4x64-10, which no version of numpy may change. The seed
+    may be any integer; `number` is an epoch or a batch index, from 0; `purpose` distinguishes
+    independent uses of one seed and number.
     """
     key = np.array([seed % 2**64, number], np.uint64)
-    # Philox counts in the first word, so that purposes never share a counter: 0 is the order, 1 are
-    # crops and flips, 2 is the cut of the validation split (of examples or documents).
+    # Philox counts in the first word, so that purposes never share a counter. Purpose 0 is the
+    # order, 1 are crops and flips, 2 is the choice of the validation split (examples or documents).
     return np.random.Philox(key=key, counter=[0, 0, 0, purpose]).random_raw(count)
 
 
 def permutation(seed: int, epoch: int, size: int) -> np.ndarray:
-    """Returns the order of the examples in an epoch, a pure function of the arguments.
+    """Returns the indices of the examples in the order of an epoch, int [size].
 
-    Args:
-        seed: the seed of the data.
-        epoch: the number of the epoch, from 0.
-        size: the number of examples.
-
-    Returns:
-        The indices of the examples, int [size], in the order of the epoch.
+    It is a pure function of the arguments.
     """
     words = random_words(seed, epoch, 0, size)
     order = np.argsort(words)  # a third of the time of a stable sort
     ordered = words[order]
     if (ordered[1:] == ordered[:-1]).any():
-        order = np.argsort(words, kind="stable")  # it has one result, also for equal words
+        order = np.argsort(words, kind="stable")  # the order of equal words is defined only here
     return order
 
 
 def places(seed: int, start: int, count: int, size: int) -> np.ndarray:
-    """Returns the examples at places of the training stream, which is one random order per epoch.
+    """Returns the examples at places of the training stream, int64 [count].
 
-    `permutation` holds the order of a whole epoch, which would take seconds and 160 MB for
-    10 million examples.
-
-    Args:
-        seed: the seed of the data.
-        start: the first place, from 0.
-        count: number of places.
-        size: number of examples in an epoch.
-
-    Returns:
-        The indices of the examples, int64 [count].
+    The stream is one random order of `size` examples per epoch. `permutation` holds the order of a
+    whole epoch, which would take seconds and 160 MB for 10 million examples.
     """
     found = np.empty(count, np.int64)
     done = 0
@@ -109,24 +80,15 @@ def places(seed: int, start: int, count: int, size: int) -> np.ndarray:
 
 
 def shuffled(seed: int, epoch: int, positions: np.ndarray, size: int) -> np.ndarray:
-    """Returns the examples at positions of an epoch's random order.
+    """Returns the examples at positions of an epoch's random order, int64 like `positions`.
 
     The order is a generalized Feistel network with cycle walking (Black and Rogaway, "Ciphers with
     Arbitrary Finite Domains", 2002): a number is a pair (x, y) of digits, and each round adds to
-    one a hash of the other. Numbers that leave the range go through it once more.
-
-    Args:
-        seed: the seed of the data.
-        epoch: the number of the epoch, from 0.
-        positions: integers from 0 to size - 1, of any shape.
-        size: the number of examples.
-
-    Returns:
-        The indices of the examples, int64, with the shape of `positions`; different positions have
-        different ones.
+    one a hash of the other. Numbers that leave the range go through it once more. Different
+    positions have different examples.
     """
     found = np.asarray(positions, np.uint64).copy()
-    # One row and as many columns as needed: at most a share of 1/sqrt(size) is out of the range.
+    # As square as possible: at most a share of 1/sqrt(size) of the pairs is out of the range.
     rows = math.isqrt(size - 1) + 1
     columns = -(-size // rows)
     keys = _keys(seed, epoch)

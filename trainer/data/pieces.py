@@ -1,4 +1,4 @@
-"""Long documents in pieces, which a byte-level tokenizer converts as it does the whole."""
+"""Cuts long documents into pieces that a byte-level tokenizer converts as it does the whole."""
 
 from __future__ import annotations
 
@@ -12,12 +12,8 @@ class NotUtf8(ValueError):
 def pieces_of(documents: Iterable[bytes], limit: int | None) -> Iterator[tuple[str, bool]]:
     """Yields pieces of documents as text, and whether each is the first of its document.
 
-    Args:
-        documents: texts in UTF-8.
-        limit: about how many bytes a piece has, at least; None does not cut documents.
-
-    Raises:
-        NotUtf8: a document is not UTF-8.
+    `limit` is about how many bytes a piece has, at least; None does not cut documents. Raises
+    NotUtf8 if a document is not UTF-8.
     """
     for document in documents:
         for piece, first in _cut(document, limit):
@@ -36,7 +32,7 @@ def _cut(document: bytes, limit: int | None) -> Iterator[tuple[bytes, bool]]:
     start = 0
     while limit is not None and len(document) - start > limit:
         end = start + limit
-        # An end that is not between a letter and the end of a line could divide a token.
+        # Only a cut between a letter and the end of its line is sure to divide no token.
         while end < len(document) and not (
             document[end] == 10 and document[end - 4 : end].decode(errors="ignore")[-1:].isalpha()
         ):

@@ -19,17 +19,10 @@ from trainer.parser import Parser
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Runs the command.
+    """Runs the command, with the arguments after the program's name; None for this process's.
 
-    Args:
-        arguments: the command line without the program's name; None for that of this process.
-
-    Returns:
-        The exit code: 0; 1 if the data set cannot be prepared or read; or 2 if a text cannot be
-        prepared as the command says, or written to its folder.
-
-    Raises:
-        SystemExit: the command line cannot be read (2), or asks for --help (0).
+    Returns the exit code: 0; 1 if the data set cannot be prepared or read; or 2 if a text cannot be
+    prepared as the command says, or written to its folder.
     """
     arguments = sys.argv[1:] if arguments is None else arguments
     if arguments[:1] != ["text"]:

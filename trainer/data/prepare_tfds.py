@@ -16,7 +16,7 @@ from trainer.data.folders import prepare_aside
 from trainer.data.tfds_arrays import read
 from trainer.data.tfds_images import count_examples, images_differ
 
-# Debian's package has the original files with another gzip header: name and time are left out.
+# Debian's package has the original files with another gzip header, without the name and the time.
 _DEBIAN = Path("/usr/share/datasets/fashion-mnist")
 _FASHION_TIMES = {
     "train-images-idx3-ubyte": 1504176606,
@@ -27,19 +27,11 @@ _FASHION_TIMES = {
 
 
 def prepare(name: str, root: Path, files: Path | None = None) -> Path:
-    """Prepares a data set by its unmodified TFDS builder.
+    """Prepares a data set by its unmodified TFDS builder; returns the folder of the version.
 
-    Args:
-        name: the name in TFDS.
-        root: the directory where data sets are kept.
-        files: a directory with the files that the builder would download; None for the network, or,
-            for fashion_mnist, Debian's package dataset-fashion-mnist where it is installed.
-
-    Returns:
-        The directory of the prepared version.
-
-    Raises:
-        ValueError: the files can neither be found nor downloaded, or differ from the originals.
+    `files` is a directory with the files that the builder would download; None for the network, or,
+    for fashion_mnist, Debian's package dataset-fashion-mnist where it is installed. Raises
+    ValueError if the files can neither be found nor downloaded, or differ from the originals.
     """
     import tensorflow_datasets
     from tensorflow_datasets.core.download.download_manager import NonMatchingChecksumError
@@ -72,16 +64,10 @@ def prepare(name: str, root: Path, files: Path | None = None) -> Path:
 
 
 def count(directory: Path) -> dict[str, int]:
-    """Reads a prepared data set: all of it, or one example a split if its images differ in size.
+    """Reads a prepared data set, and returns split -> number of examples.
 
-    Args:
-        directory: the folder of a version of the data set.
-
-    Returns:
-        Split -> number of examples.
-
-    Raises:
-        ValueError: the data set cannot be read.
+    It reads all examples, or one a split if the images differ in size. Raises ValueError if the
+    data set cannot be read.
     """
     if images_differ(directory):
         return count_examples(directory)
@@ -98,8 +84,8 @@ def _manual_files(files: Path, directory: Path) -> Path:
             continue
         content = file.read_bytes()
         if content[:4] == b"\x1f\x8b\x08\x00":
-            # RFC 1952: magic, deflate, FNAME; the time; no extra flags, Unix. Ten bytes without the
-            # name.
+            # RFC 1952: magic, deflate, FNAME; the time; no extra flags, Unix. These are ten bytes,
+            # and the name follows.
             header = b"\x1f\x8b\x08\x08" + struct.pack("<I", time) + b"\x00\x03"
             content = header + file.stem.encode() + b"\0" + content[10:]
         (directory / file.name).write_bytes(content)
@@ -107,7 +93,7 @@ def _manual_files(files: Path, directory: Path) -> Path:
 
 
 def _check_download(builder: Any) -> None:
-    """Raises a ValueError for files that are not downloaded, or cannot be reached.
+    """Raises ValueError if files must be downloaded by hand, or their server cannot be reached.
 
     tfds would retry for minutes.
     """
@@ -134,7 +120,7 @@ def _check_download(builder: Any) -> None:
 def _without_tensorflow() -> Iterator[None]:
     """Replaces the functions of TensorFlow that the builder uses, if it is not installed.
 
-    These open files, for extraction and for the data sets of the MNIST family, and encode images as
+    They open files, for extraction and for the data sets of the MNIST family, and encode images as
     PNG, which is lossless.
     """
     if importlib.util.find_spec("tensorflow"):

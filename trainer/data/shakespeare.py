@@ -1,4 +1,4 @@
-"""Shakespeare's works in modern spelling, the text of `data.text()` on a machine without another.
+"""Shakespeare's works in modern spelling, the text of `data.text()` if no files are given.
 
 The works are in the public domain. shakespeare.txt.bz2 has all 42 `*_gut.txt` of the source package
 `shakespeare` 0.6 of the Python package index, which are etexts of Project Gutenberg without their
@@ -20,12 +20,11 @@ SHA256 = "3602d9246fbf10222f168f74bf9622403d1dd98d6fb25dd2ae500e579bacd21b"
 """The hash of the whole text."""
 
 
-@functools.cache  # it is read several times where its tokens are made
+@functools.cache  # called several times while tokens are made
 def works() -> tuple[bytes, ...]:
     """Returns the plays and poems, 42 works and 5.05 MB of ASCII.
 
-    Raises:
-        ValueError: the file of this package was changed.
+    Raises ValueError if the file of this package was changed.
     """
     try:
         text = bz2.decompress(_FILE.read_bytes())

@@ -35,8 +35,8 @@ class Piece(NamedTuple):
     """Some tokens of an array or file.
 
     Attributes:
-        index: of the array or file in the stream.
-        start, stop: of its tokens, which are all in it.
+        index: the index of the array or file in the stream.
+        start, stop: the range of the tokens in it, which it has in full.
     """
 
     index: int
@@ -45,7 +45,7 @@ class Piece(NamedTuple):
 
 
 class _Stamp(NamedTuple):
-    """What is different once a file was changed."""
+    """Values of which at least one changes when a file is changed."""
 
     size: int
     modified: int  # ns
@@ -60,10 +60,10 @@ class Shard(NamedTuple):
     """A file of tokens.
 
     Attributes:
-        path: of the file.
-        dtype: of its tokens.
-        count: of its tokens.
-        stamp: of the file when it was found.
+        path: where the file is.
+        dtype: the dtype of its tokens.
+        count: the number of its tokens.
+        stamp: its stamp when it was found.
     """
 
     path: Path
@@ -87,36 +87,29 @@ class ShardReader:
 
     The files are not mapped into memory. Pages of a map are read ahead and stay resident, 100 MB
     for 3 MB of tokens; and where a mapped file was cut short, a signal ends the process.
-
-    Args:
-        shards: the files.
     """
 
     def __init__(self, shards: Sequence[Shard]):
         self._shards = shards
-        # A file that leaves the cache while another thread reads from it is closed after that.
+        # A file that leaves the cache while another thread reads from it stays open until then.
         self._open = functools.lru_cache(maxsize=_OPEN)(self._opened)
 
     def read(self, pieces: Sequence[Piece]) -> Iterator[np.ndarray]:
-        """Yields the tokens of pieces.
+        """Yields the tokens of pieces of any files.
 
-        Args:
-            pieces: any of the files.
-
-        Raises:
-            DataChanged: one of their files is not as it was found, or cannot be read.
+        Raises DataChanged if one of the files is not as it was found, or cannot be read.
         """
         for first in range(0, len(pieces), _TOGETHER):
             yield from self._read_together(pieces[first : first + _TOGETHER])
 
     def _read_together(self, pieces: Sequence[Piece]) -> Iterator[np.ndarray]:
         files = {index: self._open(index) for index in {piece.index for piece in pieces}}
-        places = []  # of each piece: its file, where it begins, its bytes
+        places = []  # of each piece: file descriptor, first byte, number of bytes
         for index, start, stop in pieces:
             width = self._shards[index].dtype.itemsize
             place = files[index].number, HEADER + width * start, width * (stop - start)
             places.append(place)
-        # The disk then fetches them side by side, in a quarter of the time.
+        # With this advice the disk fetches them side by side, in a quarter of the time.
         with contextlib.suppress(AttributeError, OSError):  # macOS has no posix_fadvise
             for number, start, size in places:
                 os.posix_fadvise(number, start, size, os.POSIX_FADV_WILLNEED)
@@ -168,14 +161,7 @@ class ShardReader:
 
 
 def find_layout(path: Path) -> Shard:
-    """Reads the header of a file of tokens.
-
-    Args:
-        path: of the file.
-
-    Raises:
-        ValueError: it is not a whole file of tokens.
-    """
+    """Reads the header of a file; raises ValueError if it is not a whole file of tokens."""
     try:
         with path.open("rb") as file:
             header, stat = file.read(HEADER), os.fstat(file.fileno())
@@ -209,11 +195,7 @@ def find_layout(path: Path) -> Shard:
 
 
 def file_fingerprint(path: Path) -> str:
-    """Returns the sha256 of a file's name, size, header and tokens; of a large file, of samples.
-
-    Args:
-        path: of the file.
-    """
+    """Returns the sha256 of a file's name, size, header and tokens; of a large file, of samples."""
     size = path.stat().st_size
     digest = hashlib.sha256(f"{path.name} {size}\n".encode())
     with path.open("rb") as file:

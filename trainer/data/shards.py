@@ -56,11 +56,7 @@ class TokenStream:
 
     @classmethod
     def of_arrays(cls, arrays: Sequence[np.ndarray]) -> TokenStream:
-        """Returns the stream of arrays in memory.
-
-        Args:
-            arrays: arrays of integers [tokens].
-        """
+        """Returns the stream of arrays of integers [tokens] in memory."""
 
         def fingerprint() -> str:
             digest = hashlib.sha256()
@@ -75,15 +71,10 @@ class TokenStream:
 
     @classmethod
     def of_files(cls, paths: Sequence[Path]) -> TokenStream:
-        """Returns the stream of files, of which only what is asked for is read.
+        """Returns the stream of files in this order, of which only what is asked for is read.
 
-        A file that changes later raises `DataChanged` where it is read.
-
-        Args:
-            paths: the files, in the order of the stream.
-
-        Raises:
-            ValueError: one of them is not a whole file of tokens.
+        A file that changes later raises `DataChanged` where it is read. Raises ValueError if one of
+        them is not a whole file of tokens.
         """
         shards = [find_layout(path) for path in paths]
         counts = [shard.count for shard in shards]
@@ -100,12 +91,8 @@ class TokenStream:
     def windows(self, starts: np.ndarray, length: int) -> np.ndarray:
         """Copies windows of the stream, which may cross the ends of its arrays.
 
-        Args:
-            starts: the index of the first token of each window, int [windows].
-            length: number of tokens of a window.
-
-        Returns:
-            int32 [windows, length], with 0 for tokens behind the end of the stream.
+        `starts` has the index of the first token of each window. Returns int32 [windows, length],
+        with 0 for tokens behind the end of the stream.
         """
         windows = np.zeros((len(starts), length), np.int32)
         places: list[np.ndarray] = []
@@ -126,11 +113,7 @@ class TokenStream:
         return windows
 
     def blocks(self, size: int = 2**24) -> Iterator[np.ndarray]:
-        """Yields all tokens in order, in arrays.
-
-        Args:
-            size: the most tokens of an array.
-        """
+        """Yields all tokens in order, in arrays of at most `size` tokens."""
         for index, count in enumerate(self._sizes):
             for start in range(0, count, size):
                 yield from self._read([Piece(index, start, min(start + size, count))])
@@ -139,13 +122,8 @@ class TokenStream:
 def find_shards(patterns: str | Sequence[str], name: str) -> list[Path]:
     """Returns the files that paths and globs name, in the order of the patterns, then by name.
 
-    Args:
-        patterns: one path or glob such as "fineweb_train_*.bin", or several.
-        name: what the files are for, in the message: "the shards of `train`".
-
-    Raises:
-        NoShards: a pattern matches no file.
-        ValueError: a match is not a regular file, or there is no pattern.
+    `name` says in the message what the files are for: "The shards of train=". Raises NoShards if a
+    pattern matches no file; ValueError if a match is not a regular file, or there is no pattern.
     """
     found: list[Path] = []
     for pattern in [patterns] if isinstance(patterns, str) else patterns:
@@ -179,17 +157,10 @@ def _globs(folder: Path) -> str:
 def write_shards(
     folder: Path, split: str, arrays: Iterable[np.ndarray], dtype: np.dtype, most: int
 ) -> list[Path]:
-    """Writes tokens as files `<split>_000000.bin`, `<split>_000001.bin`, ...
+    """Writes tokens as files `<split>_000000.bin`, `<split>_000001.bin`, ..., and returns these.
 
-    Args:
-        folder: where to write.
-        split: begins the names of the files.
-        arrays: the tokens, arrays of integers [tokens]; together at least one.
-        dtype: uint16 or uint32.
-        most: the most tokens of a file, at least 1 and less than 2**31.
-
-    Returns:
-        The files.
+    Each array has integers [tokens]; together they have at least one. The dtype is uint16 or
+    uint32. A file has at most `most` tokens, which is at least 1 and less than 2**31.
     """
     magic, version = next(key for key, known in LAYOUTS.items() if known == dtype)
     paths: list[Path] = []

@@ -1,4 +1,7 @@
-"""Any local text as a data set of tokens, which are kept on disk: its documents and its splits."""
+"""Any local text as a data set of tokens, which are kept on disk: its documents and its splits.
+
+Start with `text`. `TextPlan` says what decides the tokens, and `Documents` reads the files.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +37,7 @@ from trainer.data.tokenizer import (
 SHARD_TOKENS = 100_000_000
 _BPE_VOCABULARY = 4096
 _SPLITS = "splits.json"
-_UNCHANGED = ".unchanged"  # hashes of texts, by the times and sizes of their files
+_UNCHANGED = ".unchanged"  # a folder with hashes of texts, by the stamps of their files
 _FORMAT = 1  # change it when the same text gives other tokens or files
 
 
@@ -134,9 +137,9 @@ def text(
 
 
 def _check_length(documents: Documents, length: int) -> None:
-    """Refuses a text whose bytes are fewer than the tokens of a sequence."""
+    """Refuses a text that is certainly shorter than a sequence, before its tokens are made."""
     size = documents.size
-    # Each document has a token of its own, which a separator has a byte for.
+    # Each document adds one token; its separator took at least one byte.
     if documents.files and size + len(documents.files) <= length:
         raise ValueError(
             f"A sequence has length + 1 = {length + 1} tokens, but the text ({documents}) has "
@@ -190,11 +193,7 @@ class TextPlan:
         return {split: share for split, share in shares.items() if share is not None}
 
     def key(self, known: Path | None = None) -> str:
-        """Returns a hash of the text and of what decides its tokens.
-
-        Args:
-            known: see `Documents.digest`.
-        """
+        """Returns a hash of the text and of what decides its tokens; see `Documents.digest`."""
         tokenizer: list[object] = [self.tokenizer]
         if self.tokenizer == "bpe":
             tokenizer.append(self.bpe_size)
@@ -206,17 +205,10 @@ class TextPlan:
         return hashlib.sha256(content.encode()).hexdigest()[:32]
 
     def write(self, folder: Path, shard_tokens: int) -> dict[str, int]:
-        """Writes the shards of all splits, and tokenizer.json.
+        """Writes the shards of all splits, and tokenizer.json; returns split -> number of tokens.
 
-        Args:
-            folder: an empty folder.
-            shard_tokens: the most tokens of a shard.
-
-        Returns:
-            Split -> number of tokens.
-
-        Raises:
-            ValueError: a document cannot be read or has no tokens, or the text is too short.
+        The folder must be empty. Raises ValueError if a document cannot be read or has no tokens,
+        or the text is too short.
         """
         try:
             return self._write(folder, shard_tokens)
@@ -295,10 +287,10 @@ _RACY = 2 * 10**9  # ns; the longest time between two ticks of the clock of a fi
 class Documents:
     """The documents of files, which are read one file at a time.
 
-    Args:
+    Attributes:
         files: the paths; each file is a document, or several; empty for Shakespeare's works.
         separator: what stands between two documents of a file; None if a file is one document.
-        stamps: of the files, when they were found.
+        stamps: those of the files, when they were found.
     """
 
     files: tuple[str, ...]
@@ -308,13 +300,13 @@ class Documents:
     def __iter__(self) -> Iterator[bytes]:
         """Yields the documents in the order of the files.
 
-        Raises:
-            ValueError: a file cannot be read, a document is empty, or the separator is nowhere.
+        Raises ValueError if a file cannot be read, a document is empty, or the separator is
+        nowhere.
         """
         yield from (document for _, document in self._named())
 
     def _named(self) -> Iterator[tuple[str, bytes]]:
-        """Yields the name of each document in messages, and the document."""
+        """Yields each document after its name for messages."""
         if not self.files:
             yield from (("One of Shakespeare's works", work) for work in shakespeare.works())
             return
@@ -342,12 +334,9 @@ class Documents:
             )
 
     def pick(self, numbers: Collection[int]) -> Iterator[tuple[int, bytes]]:
-        """Yields the numbers of some documents, in order, and these documents.
+        """Yields the documents of some numbers, counted from 0, in order, each after its number.
 
         If a file is one document, no other file is read.
-
-        Args:
-            numbers: those of the documents, from 0.
         """
         if self.files and self.separator is None:
             yield from ((number, _read(self.files[number])) for number in sorted(numbers))
@@ -382,9 +371,8 @@ class Documents:
     def digest(self, known: Path | None = None) -> str:
         """Returns the sha256 of all documents.
 
-        Args:
-            known: a folder that keeps it by the paths and stamps of the files, so that they are not
-                read again where none has changed; None reads them.
+        `known` is a folder that keeps it by the paths and stamps of the files, so that they are not
+        read again where none has changed; None reads them.
         """
         if not self.files:
             return shakespeare.SHA256
@@ -397,7 +385,7 @@ class Documents:
         digest = hashlib.sha256()
         for document in self:
             digest.update(hashlib.sha256(document).digest())
-        # What was written just now may be written again without another time.
+        # A file that was written just now may change again without another time: keep no hash.
         newest = max(max(stamp.modified, stamp.changed) for stamp in self.stamps)
         if record is not None and newest < now - _RACY:
             _write_aside(record, digest.hexdigest())
@@ -405,7 +393,7 @@ class Documents:
 
 
 def _write_aside(file: Path, text: str) -> None:
-    """Writes a file that is not needed, if that is possible."""
+    """Writes a file that only saves time, if possible."""
     aside = file.with_name(f"{file.name}.{os.getpid()}")
     with contextlib.suppress(OSError):
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -414,16 +402,10 @@ def _write_aside(file: Path, text: str) -> None:
 
 
 def find_documents(files: str | Sequence[str] | None, separator: str | None) -> Documents:
-    """Finds the files that paths, folders and globs name, each once.
+    """Finds the files that paths, folders and globs name, each once; see `text`.
 
-    Args:
-        files: paths of files, of folders (all files below them, but none whose name or folder
-            begins with a dot) or globs; None for Shakespeare's works.
-        separator: what stands between two documents of a file; None if a file is one document.
-
-    Raises:
-        ValueError: there is no such file, a file is empty or not a regular file, or the separator
-            is empty or has no files.
+    Raises ValueError if there is no such file, a file is empty or not a regular file, or the
+    separator is empty or has no files.
     """
     if separator is not None and (not separator or files is None):
         raise ValueError(
@@ -448,7 +430,7 @@ def _read(path: str) -> bytes:
 
 
 Part = tuple[int, int | None, int | None]
-"""The number of a document, and the first byte and the end of the part of it; None for its own."""
+"""The number of a document, and start and stop of a slice of its bytes; None for the ends."""
 
 
 def divide(documents: Documents, shares: Mapping[str, float], seed: int) -> dict[str, list[Part]]:
@@ -458,16 +440,9 @@ def divide(documents: Documents, shares: Mapping[str, float], seed: int) -> dict
     their share. A split for which the documents are too long is cut from the end of the longest
     document, at the end of a line if one is near.
 
-    Args:
-        documents: the documents.
-        shares: split -> its share of the bytes, above 0; together less than 1.
-        seed: of the random order.
-
-    Returns:
-        "train" and the splits -> their parts, in the order of the documents.
-
-    Raises:
-        ValueError: the text is too short for these shares.
+    `shares` has for each split its share of the bytes, above 0; together less than 1. Returns the
+    parts of "train" and of each split, in the order of the documents. Raises ValueError if the text
+    is too short for these shares.
     """
     sizes = [len(document) for document in documents]
     total = sum(sizes)
@@ -480,7 +455,7 @@ def divide(documents: Documents, shares: Mapping[str, float], seed: int) -> dict
             if document in owner:
                 continue
             if len(owner) == len(sizes) - 1:
-                break  # the last one is to train on
+                break  # at least one document is left to train on
             if abs(taken + sizes[document] - target) >= abs(taken - target):
                 break
             owner[document] = split
@@ -502,7 +477,10 @@ def divide(documents: Documents, shares: Mapping[str, float], seed: int) -> dict
 
 
 def _bounds(documents: Documents, number: int, sizes: Sequence[float]) -> list[int]:
-    """Returns where the parts of a document begin and end, of which the last have these sizes."""
+    """Returns the places at which to cut a document so that its last parts have about these sizes.
+
+    The first place is 0, and the last is the end.
+    """
     _, text = next(documents.pick([number]))
     bounds = [0]
     for index, size in enumerate(sizes):
@@ -510,7 +488,7 @@ def _bounds(documents: Documents, number: int, sizes: Sequence[float]) -> list[i
         line = text.find(b"\n", place, place + min(2000, round(size / 10))) + 1
         place = line or place
         while place < len(text) and text[place] & 0xC0 == 0x80:
-            place += 1  # within a character
+            place += 1  # not within a character of UTF-8
         bounds.append(place)
     bounds.append(len(text))
     if any(start >= stop for start, stop in itertools.pairwise(bounds)):
@@ -524,12 +502,7 @@ def _bounds(documents: Documents, number: int, sizes: Sequence[float]) -> list[i
 
 
 def read_parts(documents: Documents, parts: Sequence[Part]) -> Iterator[bytes]:
-    """Yields the documents of a split.
-
-    Args:
-        documents: the documents.
-        parts: those of the split, as `divide` returned them.
-    """
+    """Yields the documents of a split, whose parts `divide` returned."""
     wanted = {number: slice(start, stop) for number, start, stop in parts}
     for number, document in documents.pick(wanted):
         yield document[wanted[number]]

@@ -13,7 +13,7 @@ from trainer.data.folders import matching
 
 
 class Stamp(NamedTuple):
-    """What is different once a file was written, replaced or had its times set."""
+    """Values of which at least one changes when a file is written, replaced or gets other times."""
 
     size: int
     modified: int  # ns
@@ -25,9 +25,9 @@ class Found(NamedTuple):
     """A file.
 
     Attributes:
-        path: as it was named, or below a folder that was.
-        real: without links.
-        stamp: of the file.
+        path: as it was named, or below a folder that was named.
+        real: the path with all links resolved.
+        stamp: the stamp of the file.
     """
 
     path: str
@@ -38,12 +38,8 @@ class Found(NamedTuple):
 def find_files(files: str | Sequence[str]) -> list[Found]:
     """Returns the files that paths, folders and globs name, each once.
 
-    Args:
-        files: paths of files, of folders (all files below them, but none whose name or folder
-            begins with a dot) or globs.
-
-    Raises:
-        ValueError: there is no such file, or a file is empty, not a regular file or cannot be read.
+    Of a folder it takes all files below it, but none whose name or folder begins with a dot. Raises
+    ValueError if there is no such file, or a file is empty, not a regular file or cannot be read.
     """
     found: list[Found] = []
     for pattern in [files] if isinstance(files, str) else files:
@@ -79,11 +75,11 @@ def _nothing(pattern: str) -> str:
 
 
 def _files_of(path: str) -> list[Found]:
-    """Returns a file, or the files below a folder by name, with one look at each."""
+    """Returns a file, or the files below a folder by name, with one stat of each."""
     if not os.path.isdir(path):
         return [_found(path, os.path.realpath(path))]
     found: list[Found] = []
-    # With the real path of each folder: os.path.realpath of each file would look at all of them.
+    # The real path of each folder is kept, because os.path.realpath of each file takes long.
     pending = [("" if path == "." else path, os.path.realpath(path), True)]
     while pending:
         path, real, is_folder = pending.pop()
@@ -95,7 +91,10 @@ def _files_of(path: str) -> list[Found]:
 
 
 def _entries(folder: str, real: str) -> list[tuple[str, str, bool]]:
-    """Returns path, real path and whether it is a folder of each entry, the last name first."""
+    """Returns path, real path and whether it is a folder of each entry, the last name first.
+
+    `_files_of` takes them from the end, so by name.
+    """
     try:
         listed = [each for each in os.scandir(folder or ".") if each.name[0] != "."]
     except OSError as error:
@@ -105,7 +104,7 @@ def _entries(folder: str, real: str) -> list[tuple[str, str, bool]]:
         path, below = os.path.join(folder, entry.name), os.path.join(real, entry.name)
         if not entry.is_symlink():
             entries.append((path, below, entry.is_dir()))
-        elif not os.path.isdir(path):  # folders are not followed, which may be circles
+        elif not os.path.isdir(path):  # links to folders are not followed: they may form circles
             entries.append((path, os.path.realpath(path), False))
     return entries
 

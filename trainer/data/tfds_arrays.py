@@ -33,8 +33,8 @@ Splits = dict[str, dict[str, np.ndarray]]  # split -> key -> array
 _ARRAYS = "arrays.npz"
 _KEYS = ("image", "label")
 
-# Of data sets that can be planned with before they are prepared: the examples of their splits, and
-# the shape of an image.
+# Data sets that can be planned with before they are prepared: the numbers of examples of their
+# splits, and the shape of an image.
 _DECLARED = {
     "cifar10": ({"train": 50_000, "test": 10_000}, (32, 32, 3)),
     "cifar100": ({"train": 50_000, "test": 10_000}, (32, 32, 3)),
@@ -115,13 +115,9 @@ def tfds(
 
 
 def declared_splits(name: str) -> Splits:
-    """Returns arrays of zeros with the shapes of a data set, which take no memory until indexed.
+    """Returns split -> key -> array of zeros with the shapes of a data set of TFDS.
 
-    Args:
-        name: its name in TFDS.
-
-    Returns:
-        Split -> key -> array; no split if the shapes are not known.
+    They take no memory until they are indexed. There is no split if the shapes are not known.
     """
     sizes, shape = _DECLARED.get(base_name(name), ({}, ()))
     image, label = np.zeros((), np.uint8), np.zeros((), np.int32)
@@ -137,13 +133,8 @@ def declared_splits(name: str) -> Splits:
 def read(directory: Path, names: Sequence[str] = ("train", "test")) -> Splits:
     """Reads splits of a prepared data set into memory, `image` and `label` only.
 
-    Args:
-        directory: the folder of a version of the data set, which has dataset_info.json.
-        names: names of splits.
-
-    Raises:
-        ValueError: the records are damaged or not of image classification, the images differ in
-            size, or `check_folder` refuses the folder.
+    Raises ValueError if the records are damaged or not of image classification, the images differ
+    in size, or `check_folder` refuses the folder.
     """
     splits = _read_arrays(directory / _ARRAYS, names)
     if splits is None:
@@ -196,8 +187,8 @@ def _read_arrays(path: Path, names: Sequence[str]) -> Splits | None:
 
 def _write_arrays(path: Path, splits: Splits) -> None:
     """Saves the arrays in the folder of the records, if it can be written."""
-    # Another name in each process: several may write at once, and the last to rename wins. Those on
-    # two machines may have the same process id.
+    # A random name: several processes may write at once, and the last to rename wins. Two machines
+    # may have processes with the same id.
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     flat = {f"{name}/{key}": splits[name][key] for name in splits for key in _KEYS}
     with contextlib.suppress(OSError):
@@ -205,8 +196,8 @@ def _write_arrays(path: Path, splits: Splits) -> None:
             with temporary.open("wb") as file:
                 np.savez(file, allow_pickle=False, **flat)
                 file.flush()
-                # Before the rename: after a power loss, the file could be empty under its final
-                # name.
+                # Before the rename, or the file could be empty under its final name after a power
+                # loss.
                 os.fsync(file.fileno())
             temporary.replace(path)
         finally:

@@ -19,7 +19,7 @@ from trainer.data.folders import (
 from trainer.data.image_stream import ImageStream
 from trainer.data.images import Pixels
 
-# The examples of data sets that can be planned with before they are prepared.
+# Data sets that can be planned with before they are prepared: their numbers of examples.
 _DECLARED = {"imagenet2012": {"train": 1_281_167, "validation": 50_000, "test": 100_000}}
 
 
@@ -42,7 +42,7 @@ def tfds_images(
     """Returns a data set of TFDS whose images have any sizes, decoded while it trains.
 
     `data.tfds` is for images of one size, which fit into memory. Here, a training image is a random
-    part of the stored one (see `crops.random_box`), and an evaluation image the central square
+    part of the stored one (see `images.random_box`), and an evaluation image the central square
     after the short side was resized to size / 0.875; both are resized by pillow's bilinear filter.
     `image` is float32 [batch, size, size, 3], normalized by `mean` and `std`, `label` is int32
     [batch]. The order and the crops are functions of seed and step.
@@ -105,11 +105,7 @@ def tfds_images(
 
 
 def images_differ(directory: Path) -> bool:
-    """Returns whether the images of a prepared data set have different sizes.
-
-    Args:
-        directory: the folder of a version of the data set.
-    """
+    """Returns whether the images of a prepared data set have different sizes."""
     try:
         features = json.loads((directory / "features.json").read_bytes())
         shape = features["featuresDict"]["features"]["image"]["image"]["shape"]["dimensions"]
@@ -121,11 +117,7 @@ def images_differ(directory: Path) -> bool:
 def count_examples(directory: Path) -> dict[str, int]:
     """Returns split -> number of examples, and reads the first example of each split.
 
-    Args:
-        directory: the folder of a version of the data set.
-
-    Raises:
-        ValueError: the data set cannot be read.
+    Raises ValueError if the data set cannot be read.
     """
     splits = _open(directory)
     for records in splits.values():

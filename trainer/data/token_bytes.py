@@ -14,16 +14,12 @@ if TYPE_CHECKING:
 
 _FALLBACK = "byte_fallback"
 _BYTE = re.compile("<0x[0-9A-F]{2}>")
-# Texts that a normalizer would change: spaces, line ends, capitals, accents, ligatures, full width.
+# Texts that normalizers change: spaces, line ends, capitals, accents, ligatures, full width.
 _PROBES = ("a", "a  b ", "Don't\r\nSTOP\t7", "é e\u0301 ñ", "ﬁ Ａ ½", "世界 🧪\u200b", "\x00\x7f")
 
 
 def is_byte_level(tokenizer: tokenizers.Tokenizer) -> bool:
-    """Returns whether each character of a token is a byte, as in the tokenizer of GPT-2.
-
-    Args:
-        tokenizer: of the package.
-    """
+    """Returns whether each character of a token is a byte, as in the tokenizer of GPT-2."""
     import tokenizers
 
     return isinstance(tokenizer.decoder, tokenizers.decoders.ByteLevel)
@@ -32,15 +28,10 @@ def is_byte_level(tokenizer: tokenizers.Tokenizer) -> bool:
 def bytes_of_tokens(
     tokenizer: tokenizers.Tokenizer, vocab_size: int
 ) -> tuple[np.ndarray | None, int]:
-    """Counts the bytes of text that tokens stand for.
+    """Counts the bytes of text that each token stands for, int32 [vocab_size]; None if not known.
 
-    Args:
-        tokenizer: of the package.
-        vocab_size: number of different tokens.
-
-    Returns:
-        int32 [vocab_size], or None where it is not known; and how many bytes the tokens of a
-        document stand for that it does not have, as that of a space which is put before it.
+    The second result is how many bytes the tokens of a document stand for in excess of its own,
+    such as 1 for a tokenizer that puts a space before each document.
     """
     if is_byte_level(tokenizer):
         return _counts(tokenizer, vocab_size, len), 0  # a character for each byte

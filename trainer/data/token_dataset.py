@@ -45,9 +45,9 @@ class TokenDataset:
         end_of_text: the token before each document; None if it is not known.
         token_bytes: how many bytes of text each token stands for, int32 [vocab_size]; None if it is
             not known.
-        prefix_bytes: how many bytes the tokens of a document stand for that it does not have; they
+        prefix_bytes: how many bytes the tokens of a document stand for in excess of its own; they
             are not counted for its first token.
-        tokenizer: of the tokens; None if it is not known.
+        tokenizer: the tokenizer of the tokens; None if it is not known.
         eval_batch_size: examples per evaluation batch, over all processes; None for `batch_size`.
         eval_tokens: number of tokens of a split, the first, to predict in an evaluation; None or
             more than there are for all.
@@ -150,12 +150,8 @@ class TokenDataset:
     def train(self, batch_index: int = 0, seed: int = 0) -> Iterator[dict[str, np.ndarray]]:
         """Yields this process's shard of the training batches from `batch_index` on, without end.
 
-        Args:
-            batch_index: the index of the first batch, from 0.
-            seed: the seed of the order.
-
-        Raises:
-            UserError: a token is not less than `vocab_size`.
+        The order of the examples depends on `seed`. Raises UserError if a token is not less than
+        `vocab_size`.
         """
         length = self.tokens_per_example
         rows = process_rows(self.batch_size, self._name)
@@ -166,16 +162,11 @@ class TokenDataset:
             yield self._fields(self._train.windows(examples * length, length + 1))
 
     def evaluate(self, split: str = "test") -> Iterator[dict[str, np.ndarray]]:
-        """Yields this process's shard of a split in order, once.
+        """Yields this process's shard of one of `splits` in order, once.
 
         The last batch is padded to full size, and the last example to `length`: the field `mask`,
-        float32 [batch, length], is 1 for a token of the split and 0 for padding.
-
-        Args:
-            split: one of `splits`.
-
-        Raises:
-            UserError: a token is not less than `vocab_size`.
+        float32 [batch, length], is 1 for a token of the split and 0 for padding. Raises UserError
+        if a token is not less than `vocab_size`.
         """
         length, count = self.tokens_per_example, self._predicted[split]
         rows = process_rows(self.eval_batch_size, self._name)

@@ -41,52 +41,29 @@ class ByteTokenizer:
     prefix_bytes = 0
 
     def encode(self, text: str) -> list[int]:
-        """Returns the bytes of a text.
-
-        Args:
-            text: any text.
-
-        Raises:
-            ValueError: the text has half a surrogate pair, which has no bytes in UTF-8.
-        """
+        """Returns the bytes of a text; raises ValueError as `to_utf8` does."""
         return list(to_utf8(text))
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Returns the text of bytes; what is not valid UTF-8 becomes U+FFFD.
 
-        Args:
-            tokens: numbers; those above 255 have no text.
+        Numbers above 255 have no text.
         """
         return bytes(token for token in tokens if 0 <= token < 256).decode(errors="replace")
 
     def stream(self, documents: Iterable[bytes]) -> Iterator[np.ndarray]:
-        """Yields the tokens of documents, each after `end_of_text`, in arrays.
-
-        Args:
-            documents: any bytes.
-        """
+        """Yields the tokens of documents, each after `end_of_text`, in arrays."""
         for document in documents:
             yield np.array([self.end_of_text], np.uint16)
             yield np.frombuffer(document, np.uint8).astype(np.uint16)
 
     def save(self, path: Path) -> None:
-        """Writes a tokenizer.json, from which the package `tokenizers` makes the same tokens.
-
-        Args:
-            path: the file.
-        """
+        """Writes a tokenizer.json, from which the package `tokenizers` makes the same tokens."""
         path.write_text(json.dumps(byte_json(), ensure_ascii=False, indent=1), "utf-8")
 
 
 def to_utf8(text: str) -> bytes:
-    """Returns the bytes of a text.
-
-    Args:
-        text: any text.
-
-    Raises:
-        ValueError: the text has half a surrogate pair, which has no bytes.
-    """
+    """Returns the bytes of a text; raises ValueError for half a surrogate pair, which has none."""
     try:
         return text.encode()
     except UnicodeEncodeError as error:
@@ -119,7 +96,7 @@ def byte_json() -> dict[str, Any]:
 
 
 FILE = "tokenizer.json"
-# What other tokenizers put between documents, the first that there is.
+# What tokenizers put between documents. The first of these that a tokenizer has is `end_of_text`.
 _ENDS = (END_OF_TEXT, "<|end_of_text|>", "</s>", "<eos>", "<|begin_of_text|>")
 _PIECE = 2**20  # bytes that are encoded at a time
 _TOGETHER = 32  # pieces that the threads of the package share
@@ -129,24 +106,24 @@ class SubwordTokenizer:
     """A tokenizer of the package `tokenizers`.
 
     Args:
-        tokenizer: of the package.
+        tokenizer: a `tokenizers.Tokenizer`.
         end_of_text: the token before each document; None for the first that there is of
             "<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>" and "<|begin_of_text|>".
-        name: of the tokenizer in messages.
+        name: the name of the tokenizer in messages.
 
     Attributes:
         token_bytes: how many bytes of text each token stands for, int32 [vocab_size]; None if the
             tokenizer is neither byte-level nor has byte fallback, or changes its text.
-        prefix_bytes: how many bytes the tokens of a document stand for that it does not have: 1
-            for a tokenizer that begins each document with a space, such as that of Llama 2.
+        prefix_bytes: how many bytes the tokens of a document stand for in excess of its own: 1 for
+            a tokenizer that begins each document with a space, such as that of Llama 2.
 
     Raises:
-        ValueError: there is no such token.
+        ValueError: the tokenizer has no tokens, or no such token.
     """
 
     def __init__(self, tokenizer: tokenizers.Tokenizer, end_of_text: int | None, name: str):
         self._tokenizer, self._name = tokenizer, name
-        # Else the text "<|endoftext|>" would be the token.
+        # Otherwise the text "<|endoftext|>" would become the special token.
         tokenizer.encode_special_tokens = True
         vocabulary = tokenizer.get_vocab(with_added_tokens=True)
         self.vocab_size = max(vocabulary.values(), default=-1) + 1
@@ -173,11 +150,7 @@ class SubwordTokenizer:
     def encode(self, text: str) -> list[int]:
         """Returns the tokens of a text, none of which is special.
 
-        Args:
-            text: any text.
-
-        Raises:
-            ValueError: the text has half a surrogate pair, or a part that has no token.
+        Raises ValueError if the text has half a surrogate pair, or a part that has no token.
         """
         to_utf8(text)
         with _failures_reported(self._name, text):
@@ -190,8 +163,7 @@ class SubwordTokenizer:
     def decode(self, tokens: Sequence[int]) -> str:
         """Returns the text of tokens; what is not valid UTF-8 becomes U+FFFD.
 
-        Args:
-            tokens: numbers; special tokens have no text.
+        Special tokens have no text.
         """
         with _failures_reported(self._name):
             return self._tokenizer.decode(list(tokens), skip_special_tokens=True)
@@ -200,14 +172,9 @@ class SubwordTokenizer:
         """Yields the tokens of documents, each after `end_of_text`, in arrays.
 
         Long documents of a byte-level tokenizer are encoded in pieces of about 1 MiB, which end
-        between a letter and the end of its line, where no token goes across.
-
-        Args:
-            documents: texts in UTF-8.
-
-        Raises:
-            NotUtf8: a document is not UTF-8.
-            ValueError: a part of a document has no token, or the package fails for it.
+        between a letter and the end of its line, where no token goes across. Raises NotUtf8 if a
+        document is not UTF-8; ValueError if a part of one has no token, or the package fails for
+        it.
         """
         limit = _PIECE if self._byte_level else None
         pieces = pieces_of(documents, limit)
@@ -230,16 +197,12 @@ class SubwordTokenizer:
             with _failures_reported(self._name):
                 return self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)
         except _Failure:
-            for text in texts:  # one of them raises it again, with its beginning
+            for text in texts:  # one of them raises again, with its beginning in the message
                 self.encode(text)
             raise
 
     def save(self, path: Path) -> None:
-        """Writes the tokenizer.json.
-
-        Args:
-            path: the file.
-        """
+        """Writes the tokenizer.json."""
         self._tokenizer.save(str(path))
 
     def _unknown(self) -> int | None:
@@ -253,14 +216,8 @@ def train_bpe(documents: Iterable[bytes], vocab_size: int) -> SubwordTokenizer:
     Sennrich, Haddow and Birch 2016, "Neural Machine Translation of Rare Words with Subword Units";
     Radford et al. 2019, "Language Models are Unsupervised Multitask Learners".
 
-    Args:
-        documents: texts in UTF-8.
-        vocab_size: the most tokens, at least 257: all bytes, and `end_of_text`. A short text has
-            fewer.
-
-    Raises:
-        NotUtf8: a document is not UTF-8.
-        ValueError: `vocab_size` is too small.
+    `vocab_size` is the most tokens, at least 257: all bytes, and `end_of_text`. A short text has
+    fewer. Raises NotUtf8 if a document is not UTF-8; ValueError if `vocab_size` is too small.
     """
     if vocab_size < 257:
         raise ValueError(
@@ -284,12 +241,8 @@ def train_bpe(documents: Iterable[bytes], vocab_size: int) -> SubwordTokenizer:
 def load_tokenizer(path: Path, end_of_text: int | None = None) -> ByteTokenizer | SubwordTokenizer:
     """Reads a tokenizer.json.
 
-    Args:
-        path: the file.
-        end_of_text: the token before each document; None for its usual names.
-
-    Raises:
-        ValueError: the file cannot be read, or has no token that begins a document.
+    For `end_of_text`, see `SubwordTokenizer`. Raises ValueError if the file cannot be read, or has
+    no token that begins a document.
     """
     try:
         content = _content(path)
@@ -322,16 +275,12 @@ def _content(path: Path) -> dict[str, Any]:
 
 
 def token_dtype(vocab_size: int) -> np.dtype:
-    """Returns the dtype of tokens in files, uint16 or uint32.
-
-    Args:
-        vocab_size: number of tokens.
-    """
+    """Returns the dtype of tokens in files, uint16 or uint32."""
     return np.dtype("<u2" if vocab_size <= 2**16 else "<u4")
 
 
 def _package() -> Any:
-    """Imports the package; its warning about forks is off, as children do not use it."""
+    """Imports the package, without its warning about forks: child processes do not use it."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
     import tokenizers
 
@@ -351,9 +300,7 @@ def _is_of_package(error: BaseException) -> bool:
 def _failures_reported(name: str, text: str | None = None) -> Iterator[None]:
     """Raises ValueError where the package fails, perhaps by a panic, which is not an Exception.
 
-    Args:
-        name: of the tokenizer.
-        text: what is converted; None if it is not one text.
+    `text` is what is converted; None if it is not one text.
     """
     try:
         yield

@@ -13,7 +13,7 @@ from trainer.data.shards import NoShards, TokenStream, find_shards
 from trainer.data.token_dataset import TokenDataset
 from trainer.data.tokenizer import FILE, load_tokenizer
 
-_SCANNED = 2**27  # tokens
+_SCANNED = 2**27  # tokens, up to which all are read to find the largest
 
 
 def tokens(
@@ -35,7 +35,7 @@ def tokens(
     uint32 with magic 20240801, as `python -m trainer.data.prepare text` writes. Of the shards only
     the sequences of a batch are read. They may cross from one shard to the next, so that each token
     but the first of a split is predicted. A shard that is changed or removed while it is used
-    raises `shards.DataChanged`.
+    raises `shard_reader.DataChanged`.
 
     The fingerprint covers names and sizes of the shards, and all tokens of a shard of up to 16 MiB;
     of a larger one, 16 samples of 4 KiB.
@@ -146,7 +146,7 @@ def _check_disjoint(paths: dict[str, list[Path]]) -> None:
 
 
 def _largest(streams: dict[str, TokenStream], vocab_size: int | None) -> int:
-    """Returns the largest token; of many tokens, that of samples."""
+    """Returns the largest token; of more tokens than `_SCANNED`, that of samples."""
     count = sum(map(len, streams.values()))
     if count <= _SCANNED:
         blocks = (block for stream in streams.values() for block in stream.blocks())

@@ -1,4 +1,7 @@
-"""The cross-entropy of products of features and a kernel, computed a chunk of rows at a time."""
+"""The cross-entropy of products of features and a kernel, computed a chunk of rows at a time.
+
+Start with `cross_entropy`, whose derivative is `_forward` and `_backward`.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +14,11 @@ import jax
 import jax.numpy as jnp
 
 AGAIN = "gradient_again"
-"""The name of the scope of a loop that computes nothing in the usual case."""
+"""The name of the scope of the loop in `_backward`, which has no iterations in the usual case."""
 
 
 class Head(NamedTuple):
-    """What to compute from products of features and a kernel.
+    """The function from products of features and a kernel to logits and losses.
 
     Attributes:
         scale: the factor of the products.
@@ -39,10 +42,8 @@ class Head(NamedTuple):
     ) -> tuple[jax.Array, jax.Array]:
         """Returns the losses of rows, which include the z-loss, and the z-loss; float32 [rows].
 
-        Args:
-            products: float32 [rows, vocabulary].
-            labels: integers [rows].
-            smoothing: a scalar, perhaps traced, or None.
+        Products are float32 [rows, vocabulary], labels are integers [rows]; smoothing is a scalar,
+        perhaps traced, or None.
         """
         logits = self.logits(products)
         denominator = jax.nn.logsumexp(logits, axis=-1)
@@ -116,7 +117,7 @@ cross_entropy.defvjp(_forward, _backward)
 
 
 class _Sums(NamedTuple):
-    """What the chunks add up to; the first axes of all but the last two count the chunks."""
+    """What the chunks add up to: losses and gradients."""
 
     losses: jax.Array  # float32 [chunks, rows]
     z_loss: jax.Array  # float32 [chunks, rows]
@@ -164,14 +165,10 @@ def _adding(
 
 @jax.custom_vjp
 def product(rows: jax.Array, kernel: jax.Array) -> jax.Array:
-    """Returns the product of rows and a kernel, float32 [rows, vocabulary].
+    """Returns the product of rows [rows, width] and a kernel, float32 [rows, vocabulary].
 
     It multiplies in the dtype of the kernel and adds in float32, and so does its derivative: the
     one of jax.lax.dot_general would multiply in float32.
-
-    Args:
-        rows: [rows, width].
-        kernel: [width, vocabulary].
     """
     return _dot(rows, kernel, 1, 0)
 
@@ -201,23 +198,16 @@ def _dot(a: jax.Array, b: jax.Array, axis_a: int, axis_b: int) -> jax.Array:
 
 
 def split(rows: jax.Array, count: int) -> jax.Array:
-    """Returns rows in chunks, [count, rows / count, ...]; zeros fill the last one.
-
-    Args:
-        rows: [rows, ...].
-        count: the number of chunks.
-    """
+    """Returns rows [rows, ...] in chunks, [count, rows / count, ...]; zeros fill the last ones."""
     padded = jnp.pad(rows, [(0, -rows.shape[0] % count)] + [(0, 0)] * (rows.ndim - 1))
     # Chunk i has the rows i, i + count, ...: each device has its share of all of them.
     return padded.reshape(-1, count, *rows.shape[1:]).swapaxes(0, 1)
 
 
 def join(chunks: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-    """Returns the rows of chunks in their order, [*shape, ...], without what filled the last one.
+    """Returns the rows of chunks that `split` made in their order, [*shape, ...].
 
-    Args:
-        chunks: as `split` returned them.
-        shape: axes, whose product is the number of rows.
+    What filled the last chunks is dropped.
     """
     rows = chunks.swapaxes(0, 1).reshape(-1, *chunks.shape[2:])
     return rows[: math.prod(shape)].reshape(*shape, *chunks.shape[2:])

@@ -14,7 +14,7 @@ from trainer.models.initial import matrix, zeros
 from trainer.models.layers import Initializer, Linear, RmsNorm, rows_times
 
 IMPLEMENTATIONS = ("auto", "plain", "xla", "cudnn")
-"""What `attend` may be told to use."""
+"""The values of the argument `implementation` of `attend`."""
 
 
 class Qkv(nn.Module):
@@ -32,7 +32,7 @@ class Qkv(nn.Module):
     def __call__(self, x: jax.Array) -> jax.Array:
         """Maps [batch, tokens, width] to [batch, tokens, count * size]."""
         width, size = x.shape[-1], self.size or x.shape[-1]
-        # Matrices of their own, so that Muon orthogonalizes each of them, but one product.
+        # Separate matrices, so that Muon orthogonalizes each of them, multiplied in one product.
         kernel = self.param("kernel", matrix, (self.count, width, size))
         return rows_times(x, kernel.transpose(1, 0, 2).reshape(width, self.count * size))
 
@@ -63,7 +63,7 @@ class CausalAttention(nn.Module):
     def __call__(
         self, x: jax.Array, angles: jax.Array, mask: jax.Array | None, start: jax.Array | None
     ) -> jax.Array:
-        """Mixes the tokens.
+        """Mixes the tokens; the result has the shape of x.
 
         Args:
             x: [batch, tokens, width].
@@ -71,9 +71,6 @@ class CausalAttention(nn.Module):
             mask: None, or bool [batch, 1, tokens, tokens], False where a token must not attend.
             start: None, or, in decoding, the number of tokens before x, whose keys and values are
                 in the collection `cache`; those of x are added there.
-
-        Returns:
-            An array of the shape of x.
         """
         batch, tokens, width = x.shape
         query, key, value = self._project(x)
@@ -82,13 +79,13 @@ class CausalAttention(nn.Module):
         query, key = rotate(query, angles), rotate(key, angles)
         if start is None:
             mixed = attend(query, key, value, mask, self.scale, self.implementation)
-            if self.is_mutable_collection("intermediates"):  # `attend` keeps no array of them
+            if self.is_mutable_collection("intermediates"):  # `attend` does not return the weights
                 causal = jnp.tri(tokens, dtype=bool)
                 seen = causal if mask is None else mask & causal
                 self.sow("intermediates", "weights", _weights(query, key, seen, self.scale))
         else:
             key, value = self._remember("key", key, start), self._remember("value", value, start)
-            # [tokens, places of the cache]: the places behind a token are empty, or its future.
+            # [tokens, places of the cache]: places after a token are empty, or are its future.
             seen = jnp.arange(key.shape[1]) <= start + jnp.arange(tokens)[:, None]
             mixed = _attend_cached(query, key, value, seen, self.scale)
         mixed = mixed.reshape(batch, tokens, width)
@@ -116,15 +113,10 @@ class CausalAttention(nn.Module):
 
 
 def rotary_angles(positions: jax.Array, head_dim: int, base: float) -> jax.Array:
-    """Returns the angles by which queries and keys are rotated.
+    """Returns the angles by which queries and keys are rotated, float32 [tokens, head_dim / 2].
 
-    Args:
-        positions: int32 [tokens].
-        head_dim: size of a query, even.
-        base: the angle of pair i at position p is p * base ** (-2 * i / head_dim).
-
-    Returns:
-        float32 [tokens, head_dim / 2], in radians.
+    The angle of pair i at position p is p * base ** (-2 * i / head_dim), in radians. Positions are
+    int32 [tokens], and head_dim is even.
     """
     frequencies = base ** (-jnp.arange(0, head_dim, 2, dtype=jnp.float32) / head_dim)
     return positions.astype(jnp.float32)[:, None] * frequencies
@@ -135,14 +127,8 @@ def rotate(x: jax.Array, angles: jax.Array) -> jax.Array:
 
     Element i of the first half and element i of the second half are a pair, as in GPT-NeoX and
     Llama; the paper pairs elements 2 i and 2 i + 1. The two differ by a permutation of the columns
-    of the kernels.
-
-    Args:
-        x: [batch, tokens, heads, head_dim].
-        angles: [tokens, head_dim / 2].
-
-    Returns:
-        An array of the shape and dtype of x.
+    of the kernels. Takes x, [batch, tokens, heads, head_dim], and angles, [tokens, head_dim / 2];
+    returns an array of the shape and dtype of x.
     """
     cos, sin = jnp.cos(angles)[:, None], jnp.sin(angles)[:, None]
     first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
@@ -161,7 +147,7 @@ def attend(
     """Computes causal attention, with its softmax in float32.
 
     Args:
-        query: [batch, tokens, heads, head_dim].
+        query: [batch, tokens, heads, head_dim]; the result has its shape and dtype.
         key: [batch, tokens, kv_heads, head_dim]; each of its heads serves heads / kv_heads heads of
             the queries (Ainslie et al., arXiv:2305.13245).
         value: as key.
@@ -171,9 +157,6 @@ def attend(
         implementation: "plain" is `causal.causal_attention`; "xla" and "cudnn" are those of
             `jax.nn.dot_product_attention`, of which "cudnn" is flash attention on an NVIDIA GPU;
             "auto" chooses by device and dtype.
-
-    Returns:
-        An array of the shape and dtype of the queries.
     """
     if implementation == "auto":
         implementation = _choose(query)
@@ -205,11 +188,8 @@ def _choose(query: jax.Array) -> str:
 def _weights(query: jax.Array, key: jax.Array, mask: jax.Array, scale: float) -> jax.Array:
     """Returns the weights of the keys, float32 [batch, heads, queries, keys].
 
-    Args:
-        query: [batch, queries, heads, head_dim].
-        key: [batch, keys, kv_heads, head_dim].
-        mask: bool, broadcast to the weights, False where a query must not attend.
-        scale: the factor of the products of queries and keys.
+    Queries are [batch, queries, heads, head_dim], keys [batch, keys, kv_heads, head_dim]. The mask
+    is broadcast to the weights, and is False where a query must not attend.
     """
     batch, tokens, heads, head_dim = query.shape
     kv_heads = key.shape[2]

@@ -25,16 +25,9 @@ def causal_attention(
     flash attention (Dao et al., arXiv:2205.14135), the backward pass computes the weights of a
     block again, from the logarithm of the softmax's denominator: no array of all weights is kept.
 
-    Args:
-        query: [batch, tokens, heads, head_dim].
-        key: [batch, tokens, heads, head_dim].
-        value: as key.
-        mask: None, or bool [batch, 1, tokens, tokens], False where a token must not attend. A token
-            must attend to itself.
-        scale: the factor of the products of queries and keys.
-
-    Returns:
-        An array of the shape and dtype of the queries.
+    Queries, keys, values and the result are [batch, tokens, heads, head_dim]. The mask is None, or
+    bool [batch, 1, tokens, tokens], False where a token must not attend; a token must attend to
+    itself.
     """
     return _forward(query, key, value, mask, scale)[0]
 
@@ -86,7 +79,7 @@ def _heads_first(*arrays: jax.Array) -> tuple[jax.Array, ...]:
 
 
 def _blocks(tokens: int) -> list[tuple[slice, slice]]:
-    """Returns for each block of queries their places, and those of the keys that they may see."""
+    """Returns the slice of each block of queries, and that of the keys which it may see."""
     ends = [min(start + _ROWS, tokens) for start in range(0, tokens, _ROWS)]
     return [(slice(_ROWS * i, end), slice(0, end)) for i, end in enumerate(ends)]
 
@@ -98,7 +91,7 @@ def _sees(mask: jax.Array | None, rows: slice, seen: slice) -> jax.Array:
 
 
 def _sum_blocks(arrays: list[jax.Array]) -> jax.Array:
-    """Adds arrays [..., keys] in float32, the first of which lack the last keys."""
+    """Adds arrays [..., keys] in float32; each ends before the next, at the end of its block."""
     parts = [
         sum(x[..., start : start + _ROWS].astype(jnp.float32) for x in arrays[i:])
         for i, start in enumerate(range(0, arrays[-1].shape[-1], _ROWS))

@@ -94,16 +94,13 @@ class Gpt(nn.Module):
         start: jax.Array | None = None,
         train: bool = False,
     ) -> ChunkedLogits:
-        """Computes the logits of the token after each token.
+        """Computes the logits of the token after each token, [batch, positions, vocab_size].
 
         Args:
             tokens: int32 [batch, positions].
             documents: None, or int32 [batch, positions]; a token attends to those of its document.
             start: None, or, in decoding, the number of tokens before these, int32.
             train: whether dropout and z-loss are active.
-
-        Returns:
-            The logits, [batch, positions, vocab_size].
         """
         _check_length(tokens, self.max_length)
         x, embedding = Embed(self.vocab_size, self.width, self.embed_norm, name="embed")(tokens)

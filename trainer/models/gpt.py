@@ -257,12 +257,8 @@ def language_model(module: Gpt, kv_heads: int) -> LanguageModel:
 
     The cache is a dict: `position`, the number of tokens so far, int32; and `layers`, the arrays
     `key` and `value` of each layer, [batch, length, kv_heads, head_dim], with a leading axis for
-    the layers of a scan. What is decoded is one document: where its tokens contain `end_of_text`,
-    the tokens before it are still attended to.
-
-    Args:
-        module: the module.
-        kv_heads: its number of heads of keys and values.
+    the layers of a scan. All decoded tokens are one document: tokens before an `end_of_text` are
+    still attended to.
     """
 
     def empty_cache(params: Mapping[str, Any], batch: int, length: int) -> dict[str, Any]:

@@ -4,6 +4,9 @@ Drawing each parameter by itself compiles one PRNG program per parameter, which 
 small model's cold start. Here a parameter only declares its mean and standard deviation (flax keeps
 them with the value, as it does with the axis names of a partitioned parameter), and `one_draw`
 fills all parameters from one long array of random numbers.
+
+An initializer takes a PRNG key and a shape, and returns a `Drawn` with a float32 array of that
+shape. `one_draw` ignores the array, and so the key.
 """
 
 from __future__ import annotations
@@ -30,34 +33,21 @@ class Drawn(struct.PyTreeNode, nn.meta.AxisMetadata):
         return self.value
 
     def replace_boxed(self, val: jax.Array) -> Drawn:
-        """Returns a copy with another value.
-
-        Args:
-            val: the value.
-        """
+        """Returns a copy with another value."""
         return self.replace(value=val)
 
     def add_axis(self, index: int, params: dict[Any, Any]) -> Drawn:
-        """Returns itself: mean and deviation are the same for each layer of a stack.
-
-        Args:
-            index: the position of the new axis, ignored.
-            params: the metadata of the transformation, ignored.
-        """
+        """Returns itself: mean and deviation are the same for each layer of a stack."""
         return self
 
     def remove_axis(self, index: int, params: dict[Any, Any]) -> Drawn:
-        """Returns itself, as `add_axis` does.
-
-        Args:
-            index: the position of the axis, ignored.
-            params: the metadata of the transformation, ignored.
-        """
+        """Returns itself, as `add_axis` does."""
         return self
 
 
 def _draw(key: Any, shape: Sequence[int], mean: float, deviation: float) -> Drawn:
-    # Of this, `one_draw` uses only the shape; numbers are drawn if flax initializes the module.
+    # `one_draw` uses only the shape of this array; its numbers are used if flax initializes the
+    # module.
     value = jnp.full(shape, mean, jnp.float32)
     if deviation:
         value = value + deviation * jax.random.normal(key, shape, jnp.float32)
@@ -65,105 +55,48 @@ def _draw(key: Any, shape: Sequence[int], mean: float, deviation: float) -> Draw
 
 
 def matrix(key: jax.Array, shape: Sequence[int]) -> Any:
-    """Initializes matrices with a normal distribution of variance 1 / rows.
-
-    Args:
-        key: a PRNG key; `one_draw` ignores what is drawn with it.
-        shape: [..., rows, columns].
-
-    Returns:
-        A float32 array of this shape with the mean and the standard deviation of its distribution.
-    """
+    """Draws matrices [..., rows, columns] from a normal distribution of variance 1 / rows."""
     return _draw(key, shape, 0.0, shape[-2] ** -0.5)
 
 
 def normal(deviation: float) -> Callable[[jax.Array, Sequence[int]], Any]:
-    """Returns an initializer that draws from a normal distribution.
-
-    Args:
-        deviation: the standard deviation; 0 makes zeros.
-
-    Returns:
-        A function of a PRNG key and a shape, as the other initializers of this module.
-    """
+    """Returns an initializer that draws from a normal distribution; deviation 0 makes zeros."""
     return lambda key, shape: _draw(key, shape, 0.0, deviation)
 
 
 def scaled_matrix(factor: float) -> Callable[[jax.Array, Sequence[int]], Any]:
-    """Returns an initializer like `matrix`, with a deviation of factor / sqrt(rows).
-
-    Args:
-        factor: the factor of the standard deviation; 0 makes zeros.
-
-    Returns:
-        A function of a PRNG key and a shape [..., rows, columns].
-    """
+    """Returns an initializer like `matrix`, with a deviation of factor / sqrt(rows)."""
     return lambda key, shape: _draw(key, shape, 0.0, factor * shape[-2] ** -0.5)
 
 
 def convolution(key: jax.Array, shape: Sequence[int]) -> Any:
-    """Initializes the kernel of a convolution, variance 2 / (height * width * inputs).
+    """Draws a kernel [height, width, inputs, features] of variance 2 / (height * width * inputs).
 
     He et al., "Delving Deep into Rectifiers" (arXiv:1502.01852).
-
-    Args:
-        key: a PRNG key; `one_draw` ignores what is drawn with it.
-        shape: [height, width, inputs, features].
-
-    Returns:
-        A float32 array of this shape with the mean and the standard deviation of its distribution.
     """
     return _draw(key, shape, 0.0, math.sqrt(2 / math.prod(shape[:-1])))
 
 
 def small(key: jax.Array, shape: Sequence[int]) -> Any:
-    """Initializes with a normal distribution of standard deviation 0.02.
-
-    Args:
-        key: a PRNG key; `one_draw` ignores what is drawn with it.
-        shape: any.
-
-    Returns:
-        A float32 array of this shape with the mean and the standard deviation of its distribution.
-    """
+    """Draws from a normal distribution of standard deviation 0.02."""
     return _draw(key, shape, 0.0, 0.02)
 
 
 def zeros(key: jax.Array | None, shape: Sequence[int]) -> Any:
-    """Initializes with zeros.
-
-    Args:
-        key: ignored; None is accepted.
-        shape: any.
-
-    Returns:
-        A float32 array of this shape, with mean 0 and standard deviation 0.
-    """
+    """Makes zeros; the key is ignored."""
     return _draw(key, shape, 0.0, 0.0)
 
 
 def ones(key: jax.Array | None, shape: Sequence[int]) -> Any:
-    """Initializes with ones.
-
-    Args:
-        key: ignored; None is accepted.
-        shape: any.
-
-    Returns:
-        A float32 array of this shape, with mean 1 and standard deviation 0.
-    """
+    """Makes ones; the key is ignored."""
     return _draw(key, shape, 1.0, 0.0)
 
 
 def one_draw(shapes: Mapping[str, Any], key: jax.Array) -> Any:
-    """Fills all `Drawn` leaves of a tree from one long array of standard normal numbers.
+    """Fills all `Drawn` leaves of nested dicts from one array of standard normal numbers.
 
-    Args:
-        shapes: nested dicts of `Drawn` leaves, whose values need only a shape.
-        key: a PRNG key. The values of a leaf depend on the key and on the leaves before it.
-
-    Returns:
-        The tree with a float32 array for each leaf.
+    Only the shapes of their values are used. The result for a leaf depends on the key and on the
+    leaves before it.
     """
     leaves, structure = jax.tree.flatten(shapes, is_leaf=lambda node: isinstance(node, Drawn))
     # Constants take no random numbers.

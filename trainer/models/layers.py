@@ -23,7 +23,7 @@ ACTIVATIONS: Mapping[str, Callable[[jax.Array], jax.Array]] = {
     "relu2": lambda x: jnp.square(jax.nn.relu(x)),
     "swiglu": jax.nn.silu,
 }
-"""What `Mlp` applies to its hidden units. With "swiglu" it is applied to a gate of them."""
+"""What `Mlp` applies to its hidden units, or, with "swiglu", to the gate they are multiplied by."""
 
 REMAT: Mapping[str, Callable[..., bool] | None] = {
     "products": jax.checkpoint_policies.save_from_both_policies(
@@ -36,21 +36,14 @@ REMAT: Mapping[str, Callable[..., bool] | None] = {
 """What the backward pass of a stack does not recompute: products with kernels and what
 `causal_attention` saves, nothing, or all."""
 
-_LARGE = 2**14  # elements of a kernel from which on the order of its products matters
+_LARGE = 2**14  # elements; for smaller kernels the order of the products costs no time
 
 
 def rows_times(x: jax.Array, kernel: jax.Array) -> jax.Array:
-    """Multiplies the last axis of x by a matrix, in the dtype of the matrix.
+    """Multiplies the last axis of x, [..., inputs], by a matrix, in the dtype of the matrix.
 
     The other axes are flattened before the product: with three axes XLA's CPU compiler computes the
     gradient from a transposed copy, and the backward pass takes 2.8 times as long.
-
-    Args:
-        x: [..., inputs].
-        kernel: [inputs, outputs].
-
-    Returns:
-        An array [..., outputs].
     """
     flat = x.astype(kernel.dtype).reshape(-1, x.shape[-1])
     inputs, outputs = kernel.shape
@@ -184,9 +177,9 @@ def run_stack(
 ) -> jax.Array:
     """Applies equal layers one after the other, within an `@nn.compact` method.
 
-    A scan saves only the products with kernels for the backward pass and recomputes everything
-    else, because elementwise operations cost less than writing their results to memory: on a CPU, a
-    ViT's step took 0.43 of the time and a third of the memory.
+    By default, a scan saves only the products with kernels for the backward pass and recomputes
+    everything else, because elementwise operations cost less than writing their results to memory:
+    on a CPU, a ViT's step took 0.43 of the time and a third of the memory.
 
     Args:
         make: `make(name=...)` returns a layer.
@@ -197,13 +190,10 @@ def run_stack(
             collections `cache` and `intermediates`, have a leading layer axis; False makes layers
             `block_0`, `block_1`, ...
         remat: a name in REMAT; None is "products" for a scan and "none" for layers apart.
-
-    Returns:
-        The output of the last layer.
     """
     policy = REMAT[remat or ("products" if scan_layers else "none")]
     if not scan_layers:
-        # Here the compiler could merge the recomputation with the forward pass.
+        # prevent_cse: the compiler could merge the recomputation with the forward pass.
         one = call if policy is None else nn.remat(call, policy=policy, prevent_cse=True)
         for index in range(depth):
             x = one(make(name=f"block_{index}"), x)
@@ -212,8 +202,8 @@ def run_stack(
     def step(layer: nn.Module, x: jax.Array, _: None) -> tuple[jax.Array, None]:
         return call(layer, x), None
 
-    # prevent_cse=False: within a scan, the compiler cannot merge the recomputation with the forward
-    # pass, and the barriers against that are unnecessary.
+    # Within a scan, the compiler cannot merge the recomputation with the forward pass: barriers
+    # against that are unnecessary.
     scan = nn.scan(
         step if policy is None else nn.remat(step, policy=policy, prevent_cse=False),
         variable_axes={"params": 0, "cache": 0, "intermediates": 0},
@@ -226,13 +216,7 @@ def run_stack(
 def near_divisors(number: int, near: int, even: bool = False) -> str:
     """Returns the divisors of a number that are nearest to another, below and above, in words.
 
-    Args:
-        number: what they divide, at least 1.
-        near: a number that is none of them.
-        even: whether they must divide it into even parts.
-
-    Returns:
-        Such as "4 or 8"; "" if there are none.
+    With `even`, they divide it into even parts. The text is empty if there are none.
 
     Example:
         >>> near_divisors(128, 5), near_divisors(6, 4, even=True)
@@ -244,15 +228,7 @@ def near_divisors(number: int, near: int, even: bool = False) -> str:
 
 
 def check_positive(model: str, **sizes: int) -> None:
-    """Checks the sizes of a model.
-
-    Args:
-        model: the name of the model, for the error message.
-        **sizes: the sizes, by the name of the argument.
-
-    Raises:
-        ValueError: a size is less than 1.
-    """
+    """Raises ValueError if one of a model's sizes, which are named as its arguments, is below 1."""
     for argument, size in sizes.items():
         if size < 1:
             raise ValueError(f"{model} needs {argument} to be at least 1, but got {size}.")

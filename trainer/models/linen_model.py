@@ -105,12 +105,8 @@ def from_linen(
 def from_our_linen(module: nn.Module, inputs: str | Sequence[str]) -> Model:
     """Converts a linen module of this package to a Model, initialized by a single PRNG program.
 
-    Args:
-        module: a module whose variables all use initializers of `trainer.models.initial`.
-        inputs: keys of the batch, as in `from_linen`.
-
-    Returns:
-        The Model.
+    All variables of the module must use initializers of `trainer.models.initial`. For `inputs`, see
+    `from_linen`.
     """
     model = from_linen(module, inputs)
     # The modules of this package have mode arguments and no mode fields.

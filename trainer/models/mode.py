@@ -55,20 +55,10 @@ def call_mode(
 ) -> Mode:
     """Returns a function for the mode arguments of a module's `__call__`, such as `train`.
 
-    Args:
-        module: the class of the module.
-        inputs: keys of the batch whose arrays are passed by position.
-        train_kwargs: the user's arguments for training; they override the values in KNOWN.
-        eval_kwargs: the user's arguments for evaluation.
-        maker: the name of the user's function for error messages, "models.from_linen".
-
-    Returns:
-        A function of `train` that returns keyword arguments of `__call__`.
-
-    Raises:
-        ValueError: the values of a boolean argument are not known; `__call__` does not have an
-            argument; an argument is set for training or evaluation only; or an input would be
-            passed as a mode argument.
+    The user's `train_kwargs` and `eval_kwargs` override the values in KNOWN. `maker` is the name of
+    the user's function in messages, "models.from_linen". Raises ValueError if the values of a
+    boolean argument are not known; `__call__` does not have an argument; an argument is set for
+    training or evaluation only; or an input, which is passed by position, would be a mode argument.
     """
     keywords = {True: dict(train_kwargs or {}), False: dict(eval_kwargs or {})}
     keys = (inputs,) if isinstance(inputs, str) else tuple(inputs)
@@ -139,23 +129,13 @@ def _check_keywords(
 
 
 def mode_attributes(module: object) -> dict[str, bool]:
-    """Returns the boolean attributes of a module whose names are in KNOWN.
-
-    Args:
-        module: an instance of a linen or nnx module.
-
-    Returns:
-        Name -> value.
-    """
+    """Returns the boolean attributes of a linen or nnx module whose names are in KNOWN."""
     values = vars(module).items()
     return {name: value for name, value in values if name in KNOWN and type(value) is bool}
 
 
 def describe_mode(mode: Callable[[bool], Mapping[str, Any]]) -> str:
-    """Describes the mode arguments of a model in one line of the plan.
-
-    Args:
-        mode: the function `mode` of a `Model`, which returns arguments and attributes by name.
+    """Describes the function `mode` of a `Model` in one line of the plan.
 
     Example:
         >>> describe_mode(lambda train: {"train": train})

@@ -12,11 +12,11 @@ import jax.numpy as jnp
 class LanguageModel(NamedTuple):
     """How a language model continues a text, one token or several at a time.
 
-    Args:
+    Attributes:
         vocab_size: number of tokens that it knows, which are 0, 1, ..., vocab_size - 1.
         max_length: the most positions of a sequence.
-        empty_cache: `empty_cache(params, batch, length)` returns the keys and values of no tokens,
-            a pytree with room for `length` tokens of `batch` sequences.
+        empty_cache: `empty_cache(params, batch, length)` returns a cache of keys and values that is
+            empty, a pytree with room for `length` tokens of `batch` sequences.
         decode: `decode(params, model_state, tokens, cache)` takes the next tokens, int32 [batch,
             positions], and the cache of those before them; it returns the logits after each of
             them, float32 [batch, positions, vocab_size], and the cache with them.
@@ -31,7 +31,7 @@ class LanguageModel(NamedTuple):
 class WidthScaling(NamedTuple):
     """How a model is scaled with its width by muP (Yang et al., arXiv:2203.03466).
 
-    Args:
+    Attributes:
         hidden: a pattern of the paths of its hidden kernels, whose inputs and outputs both grow.
         ratio: its width over the width for which initial values and learning rates were chosen.
     """
@@ -67,12 +67,7 @@ class Model(NamedTuple):
 def pick_inputs(batch: Mapping[str, Any], inputs: str | Sequence[str]) -> tuple[Any, ...]:
     """Returns the arrays of a batch that a model reads, in the order of its arguments.
 
-    Args:
-        batch: field name -> array.
-        inputs: one key of the batch, or several.
-
-    Raises:
-        ValueError: the batch has no such key.
+    Raises ValueError if the batch has no such key.
     """
     names = (inputs,) if isinstance(inputs, str) else tuple(inputs)
     missing = [name for name in names if name not in batch]
@@ -85,15 +80,7 @@ def pick_inputs(batch: Mapping[str, Any], inputs: str | Sequence[str]) -> tuple[
 
 
 def check_real(batch: Mapping[str, Any], inputs: str | Sequence[str]) -> None:
-    """Checks that what a model reads is real: a cast to real parameters drops imaginary parts.
-
-    Args:
-        batch: field name -> array.
-        inputs: as for `pick_inputs`.
-
-    Raises:
-        ValueError: the batch has no such key, or its array is complex.
-    """
+    """Raises ValueError if an input is complex: a cast to real parameters drops imaginary parts."""
     names = (inputs,) if isinstance(inputs, str) else tuple(inputs)
     for name, x in zip(names, pick_inputs(batch, inputs), strict=True):
         if jnp.issubdtype(x.dtype, jnp.complexfloating):

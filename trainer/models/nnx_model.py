@@ -64,8 +64,7 @@ def from_nnx(
         )
     from flax import nnx  # slow to import, so only here
 
-    # nnx.split returns the graph and a state for each of these kinds, in this order; `...` is the
-    # rest.
+    # nnx.split returns the graph and a state for each of these kinds; `...` is the rest.
     kinds = (nnx.Param, nnx.RngState, nnx.Intermediate, ...)
 
     modes: dict[type, Mode] = {}

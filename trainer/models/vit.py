@@ -108,18 +108,14 @@ def sincos2d(rows: int, columns: int, width: int) -> jax.Array:
     """Returns fixed embeddings of the positions of patches, float32 [rows * columns, width].
 
     The four quarters of an embedding are the sines and cosines of the column, and the sines and
-    cosines of the row, multiplied by `width` / 4 frequencies from 1 to 1e-4.
-
-    Args:
-        rows: rows of patches.
-        columns: columns of patches.
-        width: size of a token, a multiple of 4.
+    cosines of the row, multiplied by `width` / 4 frequencies from 1 to 1e-4. The width of a token
+    is a multiple of 4.
     """
     frequencies = 1e-4 ** (np.arange(width // 4) / max(width // 4 - 1, 1))
     row, column = np.divmod(np.arange(rows * columns), columns)
     angles = [place[:, None] * frequencies for place in (column, row)]
     found = np.concatenate([f(angle) for angle in angles for f in (np.sin, np.cos)], axis=1)
-    return jnp.asarray(found, jnp.float32)  # of float64: a constant of the program
+    return jnp.asarray(found, jnp.float32)  # computed in float64, a constant of the program
 
 
 class Vit(nn.Module):
