@@ -16,13 +16,10 @@ _OF_NO_COMMAND = frozenset(["-h", "--help", "--version"])
 
 
 def script() -> int:
-    """Runs the command `lockstep`, another name of `python -m trainer`.
+    """Runs the command `lockstep`, another name of `python -m trainer`, and returns its exit code.
 
     As with `python -m`, Python finds packages in the current folder first, such as those that
     `--vocabulary` names.
-
-    Returns:
-        The exit code of `main`.
     """
     if not sys.flags.safe_path:
         with contextlib.suppress(OSError):  # the folder may have been removed
@@ -31,18 +28,15 @@ def script() -> int:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs a command and returns the exit code.
+    """Runs a command with the arguments `argv`; None stands for those of the process.
 
-    Args:
-        argv: the arguments; None for those of the process.
-
-    Returns:
-        0 done, 1 a failed run, 2 a user's mistake, 75 stopped by a signal after a checkpoint.
+    Returns the exit code: 0 done, 1 a failed run, 2 a user's mistake, 75 stopped by a signal after
+    a checkpoint.
     """
     words = list(sys.argv[1:] if argv is None else argv)
     shadow = _shadow()
     if shadow and _OF_NO_COMMAND.intersection(words) and not sys.flags.safe_path:
-        # In a process whose packages do not come from the current folder.
+        # Answer in a process that does not look for packages in the current folder.
         return subprocess.run([sys.executable, "-P", "-m", "trainer", *words]).returncode
     if shadow:
         sys.stderr.write(f"error: {shadow}\n")
@@ -100,7 +94,7 @@ def _call_and_report(arguments: argparse.Namespace) -> int:
     try:
         return _call(arguments)
     except Exception as error:
-        # It may end in notes, such as that of jax about frames which it left out.
+        # A traceback may end in notes, such as jax's about omitted frames, instead of the error.
         show(traceback.format_exc(), sys.stderr, end="")
         show(f"error: {wording.cause(error)}", sys.stderr)
         return FAILED

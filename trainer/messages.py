@@ -12,11 +12,9 @@ _MAX_LINE = 400
 class UserError(ValueError):
     """A mistake of the user: a command prints it without a traceback and exits with 2.
 
-    A mistake in a config is a `trainer.config.ConfigError`, a UserError with file and line.
-
-    Args:
-        message: whole sentences: what was given, what exists, what to do. At most seven lines are
-            kept, and control characters are escaped.
+    A mistake in a config is a `trainer.config.ConfigError`, a UserError with file and line. The
+    message is whole sentences: what was given, what exists, what to do. At most seven lines of it
+    are kept, and control characters are escaped.
     """
 
     def __init__(self, message: str):
@@ -29,13 +27,9 @@ class UserError(ValueError):
 
 
 def printable(text: str, keep: str = "") -> str:
-    r"""Escapes the characters of a text that are not printable, such as "\x1b".
+    r"""Escapes characters that are not printable, such as "\x1b", except those in `keep`.
 
     Names in a config may have any characters, including those that move a terminal's cursor.
-
-    Args:
-        text: the text.
-        keep: characters that are not escaped, such as "\n".
     """
     if text.isprintable():
         return text
@@ -43,14 +37,10 @@ def printable(text: str, keep: str = "") -> str:
 
 
 def table(rows: Sequence[Sequence[str]], right: Collection[int] = ()) -> list[str]:
-    """Aligns the cells of a table in columns.
+    """Aligns the cells of a table in columns, those with an index in `right` at the right.
 
-    Args:
-        rows: the cells of each row; all rows have the same number of cells.
-        right: the indices of the columns that are aligned at the right.
-
-    Returns:
-        One line for each row, with unprintable characters escaped.
+    All rows must have the same number of cells. Returns one line for each row, with unprintable
+    characters escaped.
 
     Example:
         >>> table([("group", "parameters"), ("hidden", "64")], right=[1])
@@ -84,11 +74,7 @@ def joined(words: Sequence[str], most: int | None = None) -> str:
 
 
 def plural(count: int, noun: str) -> str:
-    """Returns a number with its noun.
-
-    Args:
-        count: the number.
-        noun: the noun in the singular, whose plural ends in "s", or "es" after "ch".
+    """Returns a number with its noun, whose plural ends in "s", or "es" after "ch".
 
     Example:
         >>> plural(1, "step"), plural(1000, "step"), plural(5, "search")
@@ -100,9 +86,6 @@ def plural(count: int, noun: str) -> str:
 
 def duration(seconds: float) -> str:
     """Formats a duration with two units at most.
-
-    Args:
-        seconds: the duration.
 
     Example:
         >>> duration(0.25), duration(75), duration(8000), duration(200_000)

@@ -26,12 +26,7 @@ class Parser(argparse.ArgumentParser):
     def parse_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:
         """Parses the arguments; for an unknown one, prints what to write and exits with 2.
 
-        Args:
-            args: the arguments; None for those of the process.
-            namespace: receives the values; None for a new one.
-
-        Returns:
-            The namespace.
+        None stands for the arguments of the process, and for a new namespace.
         """
         # argparse's own parse_args only lists the unknown arguments, and suggests nothing.
         arguments, unknown = self.parse_known_args(args, namespace)
@@ -61,11 +56,7 @@ class Parser(argparse.ArgumentParser):
         raise argparse.ArgumentError(None, text)
 
     def error(self, message: str) -> NoReturn:
-        """Prints an error and exits with 2, without the usage, which is long.
-
-        Args:
-            message: the error, without a full stop.
-        """
+        """Prints an error, given without a full stop, and exits with 2; omits the long usage."""
         self.exit(MISTAKE, f"{self.prog}: error: {message}\nSee {self.prog} --help.\n")
 
     def _print_message(self, message: str, file: IO[str] | None = None) -> None:
@@ -107,12 +98,9 @@ class Version(argparse.Action):
 
 
 def _unknown(command: str, unknown: Sequence[str], options: Iterable[str]) -> str:
-    """Returns an error message about unknown arguments, with what to write instead.
+    """Returns an error message about unknown arguments of a command, with what to write instead.
 
-    Args:
-        command: the command, such as "train".
-        unknown: the unknown arguments, such as ["--steps=100"] or ["--steps", "100"].
-        options: the options of the command, such as "--set".
+    The unknown arguments may be ["--steps=100"] or ["--steps", "100"].
     """
     joined: list[str] = []
     for argument in unknown:

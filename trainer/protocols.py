@@ -194,11 +194,7 @@ class Metric(Protocol):
 
 
 def members(protocol: type) -> str:
-    """Names what a protocol requires, for error messages: "batch_size, train(batch_index, seed)".
-
-    Args:
-        protocol: one of the classes of this file.
-    """
+    """Names what a protocol requires, for errors: "batch_size, train(batch_index, seed)"."""
     names = []
     for name, member in vars(protocol).items():
         function = getattr(member, "__func__", member)  # of a classmethod
