@@ -9,14 +9,14 @@ import sys
 import traceback
 from collections.abc import Sequence
 
-# Imports that take long are inside functions, so that `--help` and a misspelt option are fast. This
-# project's modules are imported there, too: `main` first checks that nothing shadows them.
+# Imports that take long are inside functions, so that `--help` and a misspelt option are fast. So
+# are those of this project's modules: `main` first checks that nothing shadows the two packages.
 
 _OF_NO_COMMAND = frozenset(["-h", "--help", "--version"])
 
 
 def script() -> int:
-    """Runs the command `lockstep`, another name of `python -m trainer`.
+    """Runs the command `lockstep`, another name of `python -m trainer`, and returns its exit code.
 
     As with `python -m`, Python finds packages in the current folder first, such as those that
     `--vocabulary` names.
@@ -28,18 +28,15 @@ def script() -> int:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs a command and returns the exit code.
+    """Runs a command with the arguments `argv`; None stands for those of the process.
 
-    Args:
-        argv: the arguments; None for those of the process.
-
-    Returns:
-        0 done, 1 a failed run, 2 a user's mistake, 75 stopped by a signal after a checkpoint.
+    Returns the exit code: 0 done, 1 a failed run, 2 a user's mistake, 75 stopped by a signal after
+    a checkpoint.
     """
     words = list(sys.argv[1:] if argv is None else argv)
     shadow = _shadow()
     if shadow and _OF_NO_COMMAND.intersection(words) and not sys.flags.safe_path:
-        # In a process whose packages do not come from the current folder.
+        # Answer in a process that does not look for packages in the current folder.
         return subprocess.run([sys.executable, "-P", "-m", "trainer", *words]).returncode
     if shadow:
         sys.stderr.write(f"error: {shadow}\n")
@@ -89,7 +86,7 @@ def _run(arguments: argparse.Namespace) -> int:
 
 
 def _call_and_report(arguments: argparse.Namespace) -> int:
-    """Calls a command that another program watches, and prints a last line about any exception."""
+    """Calls a command for another program, which gets a last line about every exception."""
     from trainer.cli.terminal import show
     from trainer.config import wording
     from trainer.messages import FAILED
@@ -97,8 +94,7 @@ def _call_and_report(arguments: argparse.Namespace) -> int:
     try:
         return _call(arguments)
     except Exception as error:
-        # A traceback may end in notes, such as jax's about frames that it left out, so the error
-        # follows in a line of its own.
+        # A traceback may end in notes, such as jax's about omitted frames, instead of the error.
         show(traceback.format_exc(), sys.stderr, end="")
         show(f"error: {wording.cause(error)}", sys.stderr)
         return FAILED

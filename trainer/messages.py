@@ -13,8 +13,8 @@ class UserError(ValueError):
     """A mistake of the user: a command prints it without a traceback and exits with 2.
 
     A mistake in a config is a `trainer.config.ConfigError`, a UserError with file and line. The
-    message has whole sentences: what was given, what exists, what to do. At most seven lines are
-    kept, and control characters are escaped.
+    message is whole sentences: what was given, what exists, what to do. At most seven lines of it
+    are kept, and control characters are escaped.
     """
 
     def __init__(self, message: str):
@@ -22,15 +22,14 @@ class UserError(ValueError):
         super().__init__("\n".join(lines[:_MAX_LINES]))
 
     def _render_traceback_(self) -> list[str]:
-        """Returns the one line that a notebook prints instead of a long traceback."""
+        """Returns what a notebook prints in place of a hundred lines of traceback."""
         return [f"{type(self).__name__}: {self}"]
 
 
 def printable(text: str, keep: str = "") -> str:
-    r"""Escapes the characters of a text that are not printable, such as "\x1b".
+    r"""Escapes characters that are not printable, such as "\x1b", except those in `keep`.
 
-    Names in a config may have any characters, including those that move a terminal's cursor. The
-    characters of `keep`, such as "\n", are not escaped.
+    Names in a config may have any characters, including those that move a terminal's cursor.
     """
     if text.isprintable():
         return text
@@ -38,10 +37,10 @@ def printable(text: str, keep: str = "") -> str:
 
 
 def table(rows: Sequence[Sequence[str]], right: Collection[int] = ()) -> list[str]:
-    """Aligns the cells of a table in columns, and escapes unprintable characters.
+    """Aligns the cells of a table in columns, those with an index in `right` at the right.
 
-    All rows have the same number of cells. `right` has the indices of the columns that are aligned
-    at the right.
+    All rows must have the same number of cells. Returns one line for each row, with unprintable
+    characters escaped.
 
     Example:
         >>> table([("group", "parameters"), ("hidden", "64")], right=[1])
@@ -86,7 +85,7 @@ def plural(count: int, noun: str) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Formats a duration in seconds with two units at most.
+    """Formats a duration with two units at most.
 
     Example:
         >>> duration(0.25), duration(75), duration(8000), duration(200_000)

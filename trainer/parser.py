@@ -1,4 +1,4 @@
-"""An argparse parser with errors of two lines, which imports nothing that takes long."""
+"""An argparse parser with errors of two lines. Imports nothing that takes long."""
 
 import argparse
 import difflib
@@ -24,7 +24,10 @@ class Parser(argparse.ArgumentParser):
             self.add_argument("--version", action=Version, nargs=0, help=text)
 
     def parse_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:
-        """Parses the arguments; for an unknown one, prints what to write and exits with 2."""
+        """Parses the arguments; for an unknown one, prints what to write and exits with 2.
+
+        None stands for the arguments of the process, and for a new namespace.
+        """
         # argparse's own parse_args only lists the unknown arguments, and suggests nothing.
         arguments, unknown = self.parse_known_args(args, namespace)
         if unknown:
@@ -53,10 +56,7 @@ class Parser(argparse.ArgumentParser):
         raise argparse.ArgumentError(None, text)
 
     def error(self, message: str) -> NoReturn:
-        """Prints an error, which has no full stop, and exits with 2.
-
-        The usage is left out, which is long.
-        """
+        """Prints an error, given without a full stop, and exits with 2; omits the long usage."""
         self.exit(MISTAKE, f"{self.prog}: error: {message}\nSee {self.prog} --help.\n")
 
     def _print_message(self, message: str, file: IO[str] | None = None) -> None:
@@ -64,9 +64,9 @@ class Parser(argparse.ArgumentParser):
 
 
 class Actions(argparse._SubParsersAction):
-    """Actions below a command whose own options must not be given before the action.
+    """Commands below a command that has options of its own, which must not be given with one.
 
-    argparse would take these options, and then replace their values by defaults.
+    argparse would take the options before the action, and then replace their values by defaults.
     """
 
     def __call__(
@@ -98,10 +98,9 @@ class Version(argparse.Action):
 
 
 def _unknown(command: str, unknown: Sequence[str], options: Iterable[str]) -> str:
-    """Returns an error message about unknown arguments, with what to write instead.
+    """Returns an error message about unknown arguments of a command, with what to write instead.
 
-    Unknown arguments are such as ["--steps=100"] or ["--steps", "100"]; `options` are those of the
-    command.
+    The unknown arguments may be ["--steps=100"] or ["--steps", "100"].
     """
     joined: list[str] = []
     for argument in unknown:
@@ -111,7 +110,7 @@ def _unknown(command: str, unknown: Sequence[str], options: Iterable[str]) -> st
         else:
             joined.append(argument)
     text = f"{command} does not take {' '.join(unknown)}."
-    # 0.85, because with the default of 0.6 --steps would suggest --set.
+    # Strict, because the default of 0.6 would take --steps for --set.
     near = [difflib.get_close_matches(each.partition("=")[0], options, 1, 0.85) for each in joined]
     if any(near):
         return f"{text} Did you mean {' and '.join(dict.fromkeys(sum(near, [])))}?"

@@ -194,7 +194,7 @@ class Metric(Protocol):
 
 
 def members(protocol: type) -> str:
-    """Names what a protocol requires, for messages: "batch_size, train(batch_index, seed)"."""
+    """Names what a protocol requires, for errors: "batch_size, train(batch_index, seed)"."""
     names = []
     for name, member in vars(protocol).items():
         function = getattr(member, "__func__", member)  # of a classmethod

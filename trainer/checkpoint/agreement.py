@@ -9,15 +9,10 @@ import numpy as np
 
 
 def gather(values: Sequence[int]) -> np.ndarray:
-    """Collects the integers of every process of the run, in every process.
+    """Collects integers of every process of the run as an int32 array [processes, values].
 
-    All processes must call it, in the same order: it waits for the last of them.
-
-    Args:
-        values: the integers of this process, equally many in each, within int32.
-
-    Returns:
-        An int32 array [processes, values].
+    All processes must call it, in the same order and with equally many values, each within int32:
+    it waits for the last of them.
     """
     if jax.process_count() == 1:
         return np.asarray(values, np.int32)[None]
@@ -31,9 +26,6 @@ def gather(values: Sequence[int]) -> np.ndarray:
 def all_agree(ok: bool) -> bool:
     """Returns whether `ok` is true in every process of the run.
 
-    All processes must call it, also one that failed: the others wait for it.
-
-    Args:
-        ok: whether this process succeeded.
+    All processes must call it, including one that failed: the others wait for it.
     """
     return bool(gather([ok]).all())

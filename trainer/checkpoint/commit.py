@@ -1,8 +1,8 @@
 """Commits and removes checkpoints so that no crash leaves an incomplete one, and lists them.
 
-The order is safe against a loss of power too. First the files that a checkpoint must not be ahead
-of are synced, then every file and folder of the checkpoint. Only then does it get its name, which
-is synced before older checkpoints are removed.
+Start with `commit`. Its order is also safe against a loss of power: it syncs the files that the
+checkpoint must not be ahead of, then every file and folder of the checkpoint. Only then does the
+checkpoint get its name, which is synced before older checkpoints are removed.
 """
 
 from __future__ import annotations
@@ -32,16 +32,15 @@ def commit(
 ) -> None:
     """Writes the list of a step's files, syncs them, and renames the step to its final name.
 
+    Raises OSError if the disk cannot be written or the folder has no arrays, and any exception of
+    `before` and `fence`.
+
     Args:
         temporary: the folder in which the step was written.
         final: its path in checkpoints/.
         before: syncs the files that the checkpoint must not be ahead of.
         fence: called just before the rename.
         known: files of the step whose size and CRC-32 were computed as they were written.
-
-    Raises:
-        OSError: the disk cannot be written, or the folder has no arrays.
-        Exception: any exception of `before` and `fence`.
     """
     # tensorstore encodes paths in UTF-8; under another encoding it writes to another folder.
     if not (temporary / ARRAYS).is_file():
@@ -51,7 +50,7 @@ def commit(
     (temporary / COMMITTED).write_text(f"Committed as {final.name}.\n")
     before()
     sync_tree(temporary)
-    # As late as possible: syncing takes time, in which another process may take the workdir over.
+    # As late as possible: another process may take the workdir over while the files are synced.
     fence()
     temporary.rename(final)
     sync(final.parent)
@@ -59,30 +58,23 @@ def commit(
 
 
 def remove(directory: Path, steps: Collection[int], fence: Fence) -> None:
-    """Removes checkpoints of a directory, the newest first.
+    """Removes checkpoints of a checkpoints/ directory, the newest first.
 
-    Each is renamed before its files are deleted: under its own name, a checkpoint is complete at
-    any moment.
-
-    Args:
-        directory: checkpoints/ of a run.
-        steps: those to remove.
-        fence: called before anything is changed; its exceptions are passed on.
-
-    Raises:
-        OSError: a checkpoint cannot be renamed; those before it were removed.
+    Each is renamed before its files are deleted, because a folder with the name of a step must be
+    complete at any moment. `fence` is called first and before each rename, and its exceptions are
+    passed on. Raises OSError if a checkpoint cannot be renamed; those before it were removed.
     """
     if not steps and not (directory / REMOVED).exists():
         return
     fence()
-    sync(directory)  # those that stay: a killed process may not have synced them
+    sync(directory)  # a killed process may not have synced the names of those that stay
     sweep(directory)
     home = directory / REMOVED
     for step in sorted(steps, reverse=True):
         fence()
         home.mkdir(mode=0o700, exist_ok=True)
         (directory / str(step)).rename(free_name(home, step))
-    # The new names first: what has the name of a step must have all of its files.
+    # Sync the renames before any file is deleted: a folder named as a step must be complete.
     sync(directory)
     sweep(directory)
 
@@ -92,9 +84,6 @@ def sweep(directory: Path) -> None:
 
     Files that cannot be deleted now (a reader on NFS has them open) are deleted after the next
     save.
-
-    Args:
-        directory: checkpoints/ of a run.
     """
     home = directory / REMOVED
     if home.is_symlink() or home.is_file():
@@ -103,27 +92,15 @@ def sweep(directory: Path) -> None:
 
 
 def remove_unfinished(directory: Path, step: int | None = None) -> None:
-    """Deletes the temporary folders that a failed or killed save left.
-
-    Args:
-        directory: checkpoints/ of a run.
-        step: the step that was being saved; None for those of any step.
-    """
+    """Deletes the temporary folders of failed or killed saves, of one step or, if None, of any."""
     for rest in directory.glob(f"{'*' if step is None else step}{TEMPORARY}*"):
         shutil.rmtree(rest, ignore_errors=True)
 
 
 def set_aside(path: Path) -> Path:
-    """Moves a damaged step to damaged/, beside the steps.
+    """Moves a damaged step to damaged/, beside the steps, and returns its new path.
 
-    Args:
-        path: the step's folder.
-
-    Returns:
-        Its new path.
-
-    Raises:
-        CheckpointError: the folder cannot be moved.
+    Raises CheckpointError if the folder cannot be moved.
     """
     home = path.parent / DAMAGED
     try:
@@ -138,33 +115,22 @@ def set_aside(path: Path) -> Path:
 
 
 def free_name(home: Path, step: int) -> Path:
-    """Returns an unused path for a step, such as damaged/100 or damaged/100.1.
-
-    Args:
-        home: the folder, which may already have that step.
-        step: the number of the step.
-    """
+    """Returns an unused path for a step, such as damaged/100 or damaged/100.1."""
     names = (f"{step}.{i}" if i else str(step) for i in range(1000))
     return next(home / name for name in names if not (home / name).exists())
 
 
-DAMAGED, REMOVED = "damaged", "removed"  # folders beside the steps
 # Which checkpoints there are.
 
+DAMAGED, REMOVED = "damaged", "removed"  # folders beside the steps
 TEMPORARY = ".orbax-checkpoint-tmp"  # part of the name of a step that is being written
 
 
 def step_directories(directory: str | os.PathLike[str]) -> dict[int, Path]:
-    """Lists the committed steps in a checkpoints/ directory.
+    """Lists the committed steps of a checkpoints/ directory, which may not exist, oldest first.
 
-    Args:
-        directory: may not exist.
-
-    Returns:
-        Step -> absolute path of its folder, oldest first.
-
-    Raises:
-        CheckpointError: the directory cannot be listed.
+    Returns step -> absolute path of its folder. Raises CheckpointError if the directory cannot be
+    listed.
     """
     root = Path(directory)
     try:
@@ -239,34 +205,20 @@ class Retention:
         self._later_metrics: dict[int, float] = {}
 
     def read(self, found: Mapping[int, Path]) -> None:
-        """Reads the metrics of the checkpoints on disk.
-
-        Args:
-            found: step -> the step's folder.
-
-        Raises:
-            OSError: the disk cannot be read.
-        """
+        """Reads the metrics of the checkpoints on disk, given as step -> folder."""
         self._metrics = {
             s: self._later_metrics.get(s, read_metric(path)) for s, path in found.items()
         }
 
     def saving(self, step: int, metric: float | None) -> None:
-        """Sets the metric of a checkpoint that is about to be saved.
-
-        Args:
-            step: of the checkpoint.
-            metric: None if it has none.
-        """
-        self._later_metrics.pop(step, None)  # it was of another state
+        """Sets the metric of a checkpoint that is about to be saved; None if it has none."""
+        self._later_metrics.pop(step, None)  # of an earlier checkpoint of this step
         self._metrics[step] = math.nan if metric is None else metric
 
     def record_metric(self, step: int, metric: float) -> None:
         """Sets the metric of a checkpoint that was saved before it was evaluated.
 
-        Args:
-            step: of the checkpoint.
-            metric: replaces the one on disk.
+        It replaces the metric on disk in every later decision.
         """
         self._later_metrics[step] = self._metrics[step] = metric
 
@@ -277,13 +229,9 @@ class Retention:
                 del known[later]
 
     def superfluous(self, steps: Collection[int]) -> set[int]:
-        """Returns those of some steps that need not be kept.
-
-        Args:
-            steps: of all checkpoints.
-        """
+        """Returns those of `steps`, all checkpoints of the run, that need not be kept."""
         metrics = {step: self._metrics.get(step, math.nan) for step in steps}
-        # NaN has no order: orbax's own policy took a NaN for the best metric.
+        # Without NaNs, which have no order: orbax's own policy took a NaN for the best metric.
         finite = [step for step in steps if math.isfinite(metrics[step])]
         best = sorted(finite, key=lambda step: (self._sign * metrics[step], step))[: self._best]
         return set(steps) - set(sorted(steps)[-self._latest :]) - set(best) - self._always

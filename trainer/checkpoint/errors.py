@@ -1,4 +1,4 @@
-"""The errors of this package, and short texts for errors of the disk."""
+"""The errors of this package, and one-line descriptions of them and of errors of the disk."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import os
 import re
 from collections.abc import Sequence
 
-ABSENT = (FileNotFoundError, NotADirectoryError, IsADirectoryError)  # a retry cannot help
+# Errors that mean that a file is missing, which trying again cannot change.
+ABSENT = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
 
 
 class CheckpointError(ValueError):
@@ -36,14 +37,9 @@ class CorruptCheckpoint(CheckpointError):
 
 
 def system_error(error: BaseException) -> OSError | None:
-    """Finds the error of the operating system behind an error.
+    """Returns the OSError behind an error, or None if the operating system did not report one.
 
-    Args:
-        error: an OSError, or an error of tensorstore, whose text names the number of the system's
-            error.
-
-    Returns:
-        An OSError; None if the system did not report an error.
+    The text of an error of tensorstore names the number of the system's error.
     """
     if isinstance(error, OSError):
         return error
@@ -55,9 +51,8 @@ def system_error(error: BaseException) -> OSError | None:
 def reason(error: BaseException) -> str:
     """Describes an error in one line of at most 200 characters, without a full stop.
 
-    Args:
-        error: any exception. One of the operating system is described by the system's own text,
-            such as "No space left on device"; any other by the first line of its message.
+    An error of the operating system is described by the system's own text, such as "No space left
+    on device"; any other by the first line of its message.
     """
     system = system_error(error)
     if system is not None and system.errno:

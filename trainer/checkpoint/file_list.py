@@ -13,23 +13,15 @@ COMMITTED = "commit_success.txt"
 STEP_METADATA = "_CHECKPOINT_METADATA"
 _LATER = (STEP_METADATA, COMMITTED)  # must exist with any content, so they are not listed
 
-SizeAndCrc = tuple[int, str]  # bytes, and the CRC-32 as eight hex digits; a list if read from JSON
+SizeAndCrc = tuple[int, str]  # bytes, and CRC-32 as eight hex digits; a list when read from JSON
 
 
 def file_list(
     directory: Path, known: Mapping[str, SizeAndCrc] | None = None
 ) -> dict[str, SizeAndCrc]:
-    """Computes the size and the CRC-32 of every file of a step.
+    """Computes the size and the CRC-32 of every file of a step, by path relative to its folder.
 
-    Args:
-        directory: the step's folder.
-        known: files that are not read again: those whose size and CRC-32 were computed already.
-
-    Returns:
-        Path relative to the folder -> size and CRC-32.
-
-    Raises:
-        OSError: a file or folder cannot be read.
+    Files in `known` are not read again. Raises OSError if a file or folder cannot be read.
     """
     listing = {}
     for folder, _, names in os.walk(directory, onerror=_raise):  # rglob() ignores errors
@@ -41,19 +33,11 @@ def file_list(
 
 
 def file_problems(directory: Path, listing: Mapping[str, SizeAndCrc]) -> list[str]:
-    """Compares the files of a step with the list that was saved with it.
+    """Returns a line for each file that is missing or differs from the list that was saved with it.
 
-    Args:
-        directory: the step's folder.
-        listing: as `file_list` returns it, or as it is read from JSON.
-
-    Returns:
-        A line for each file that is missing or differs. Files that are not listed are ignored.
-
-    Raises:
-        OSError: a file or folder cannot be read.
+    Files that are not listed are ignored. Raises OSError if a file or folder cannot be read.
     """
-    # The names of the listing may be paths of any file: they are compared, and never opened.
+    # A damaged listing may name any path: its names are compared, and never opened.
     present = file_list(directory)
     problems = [
         f"the file {name} is missing" for name in _LATER if not (directory / name).is_file()
@@ -73,16 +57,9 @@ def _raise(error: OSError) -> None:
 
 
 def size_and_crc(path: Path) -> SizeAndCrc:
-    """Reads a file, and returns its size in bytes and its CRC-32.
-
-    Args:
-        path: the file.
-
-    Raises:
-        OSError: the file cannot be read.
-    """
+    """Reads a file, and returns its size in bytes and its CRC-32."""
     size, crc = 0, 0
     with open(path, "rb") as file:
-        while chunk := file.read(1 << 18):  # which stays in a cache of the processor
+        while chunk := file.read(1 << 18):  # small enough for a cache of the processor
             size, crc = size + len(chunk), zlib.crc32(chunk, crc)
     return size, f"{crc:08x}"

@@ -20,8 +20,8 @@ class HostLeaf(NamedTuple):
     Attributes:
         spec: its global shape and its dtype.
         data: the whole leaf; the jax.Array itself if this process does not have all of its shards.
-        pieces: what this process computes checksums of: [([], whole array)], or position and data
-            of each shard that this process saves.
+        pieces: what this process computes checksums of: [([], whole array)], or (position, data) of
+            each shard that this process saves.
     """
 
     spec: Spec
@@ -30,19 +30,11 @@ class HostLeaf(NamedTuple):
 
 
 def to_host(tree: Any) -> dict[str, HostLeaf]:
-    """Fetches every leaf of a state.
+    """Fetches every leaf of a state, arrays and typed PRNG keys, and returns them by path.
 
     The arrays stay valid when the state is donated afterwards. On a CPU they may be views, and jax
-    does not reuse a buffer while a view of it exists; on other devices they are copies.
-
-    Args:
-        tree: pytree of arrays and typed PRNG keys.
-
-    Returns:
-        Path of each leaf -> the leaf.
-
-    Raises:
-        ValueError: a leaf is not an array, or has dtype object.
+    does not reuse a buffer while a view of it exists; on other devices they are copies. Raises
+    ValueError if a leaf is not an array, or has dtype object.
     """
     leaves = flatten(tree, verbatim=True)
     known = {name: spec(name, leaf) for name, leaf in leaves.items()}
@@ -63,7 +55,7 @@ def _host_leaf(known: Spec, array: np.ndarray | jax.Array) -> HostLeaf:
     pieces = [
         (_bounds(shard.index, array.shape), np.asarray(shard.data))
         for shard in array.addressable_shards
-        # Of the copies of a shard on several devices, only this one is saved.
+        # Save one of the copies that a shard has on several devices.
         if shard.replica_id == 0
     ]
     return HostLeaf(known, array, pieces)
@@ -81,14 +73,10 @@ def _bounds(index: Sequence[slice], shape: Sequence[int]) -> Index:
 
 
 def entries(leaves: Mapping[str, HostLeaf]) -> dict[str, dict[str, Any]]:
-    """Computes the checksums of leaves, and returns their entries of the manifest.
+    """Computes the checksums of leaves, and returns their entries of the manifest, by path.
 
-    Args:
-        leaves: path -> leaf, as `to_host` returns them.
-
-    Returns:
-        Path -> {"shape", "dtype", "stored_shape", "stored_dtype", "crc32"}, of JSON values. The
-        last one is a list of [position, checksum], one for each piece of the leaf.
+    An entry is {"shape", "dtype", "stored_shape", "stored_dtype", "crc32"}, of JSON values. "crc32"
+    is a list of [position, checksum], one for each piece of the leaf.
     """
     return {
         name: {
@@ -103,10 +91,9 @@ def entries(leaves: Mapping[str, HostLeaf]) -> dict[str, dict[str, Any]]:
 
 
 def to_store(leaves: Mapping[str, HostLeaf]) -> dict[str, np.ndarray | jax.Array]:
-    """Returns the arrays that are written for leaves, at least one.
+    """Returns the arrays that are written for leaves, by path: always at least one.
 
-    Args:
-        leaves: path -> leaf. Empty ones are left out, because orbax cannot store them.
+    Empty leaves are left out, because orbax cannot store them.
     """
     stored = {name: leaf.data for name, leaf in leaves.items() if 0 not in leaf.data.shape}
     return stored or {"nothing": np.zeros(1, np.uint8)}  # orbax refuses an item without leaves

@@ -45,14 +45,9 @@ def is_key(leaf: jax.Array | np.ndarray | jax.ShapeDtypeStruct) -> bool:
 
 
 def spec(name: str, leaf: Any) -> Spec:
-    """Returns the Spec of a leaf.
+    """Returns the Spec of an array or ShapeDtypeStruct; `name` is its path, for the error.
 
-    Args:
-        name: path of the leaf, for the error.
-        leaf: an array or ShapeDtypeStruct.
-
-    Raises:
-        ValueError: the leaf is anything else, or has dtype object.
+    Raises ValueError if the leaf is anything else, or has dtype object.
     """
     if not hasattr(leaf, "shape") or not hasattr(leaf, "dtype"):
         raise ValueError(
@@ -66,13 +61,9 @@ def spec(name: str, leaf: Any) -> Spec:
 
 
 def dtype(name: str) -> np.dtype:
-    """Returns the numpy dtype of a name in a manifest.
+    """Returns the numpy dtype of a name in a manifest, such as "bfloat16".
 
-    Args:
-        name: such as "bfloat16".
-
-    Raises:
-        ValueError: there is no such dtype.
+    Raises ValueError if there is no such dtype.
     """
     try:
         return jax.numpy.dtype(name)
@@ -85,8 +76,8 @@ def checksum(array: np.ndarray) -> str:
     # Orbax alone noticed none of 25 flipped bytes of array data, and restored wrong values. A
     # CRC-32 of every leaf takes a fifth of the time of an np.save of the state.
     flat = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-    # Copied in parts into a cache of the processor: zlib reads main memory more slowly than copying
-    # and summing takes.
+    # Copy part by part into a buffer that stays in the processor's cache: that and the sum of the
+    # buffer take less time than zlib takes to read main memory.
     part, crc = np.empty(min(flat.size, _PART), np.uint8), 0
     for start in range(0, flat.size, _PART):
         now = part[: flat.size - start]
@@ -116,24 +107,16 @@ def digests(tree: Any) -> dict[str, str]:
 
 
 def seal(manifest: Mapping[str, Any]) -> str:
-    """Returns the JSON text of a manifest together with the SHA-256 of its canonical form.
-
-    Args:
-        manifest: of JSON values.
-    """
-    # On one line: json indents in Python, which would hold up the steps.
+    """Returns the JSON text of a manifest together with the SHA-256 of its canonical form."""
+    # On one line: json indents in Python code, slowly enough to delay the steps.
     body = json.dumps(manifest, sort_keys=True, separators=(",", ":"))
     return f'{{"sha256": "{hashlib.sha256(body.encode()).hexdigest()}", "manifest": {body}}}\n'
 
 
 def unseal(text: str) -> dict[str, Any]:
-    """Returns the manifest in a sealed text.
+    """Returns the manifest in a text that `seal` returned.
 
-    Args:
-        text: as `seal` returns it.
-
-    Raises:
-        ValueError: the text was changed, or its format is not one that can be read.
+    Raises ValueError if the text was changed, or has a format that cannot be read.
     """
     outer = json.loads(text)
     if not isinstance(outer, dict) or not isinstance(outer.get("manifest"), dict):
@@ -156,15 +139,10 @@ def specs(manifest: Mapping[str, Any]) -> dict[str, Spec]:
 
 
 def verify(manifest: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> list[str]:
-    """Compares arrays that were read with a manifest.
+    """Returns a line for every damaged leaf among arrays that were read, given by path.
 
-    Args:
-        manifest: of the checkpoint.
-        arrays: path -> whole array as it was stored, for some or all of the leaves; a typed key as
-            its key data.
-
-    Returns:
-        A line for every damaged leaf.
+    Each is a whole array as it was stored, and a typed key is its key data. Leaves that are not
+    given are not checked.
     """
     problems = []
     for name, array in arrays.items():
@@ -182,14 +160,9 @@ def verify(manifest: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> lis
 
 
 def as_saved(entry: Mapping[str, Any], array: np.ndarray) -> np.ndarray:
-    """Returns an array in the dtype it had before it was stored.
+    """Returns an array that was read, without a copy, in the dtype it had before it was stored.
 
-    Args:
-        entry: of the leaf, in the manifest.
-        array: as it was read.
-
-    Returns:
-        The array without a copy; a typed key as its key data.
+    `entry` is the leaf's, in the manifest. A typed key stays its key data.
     """
     if entry["dtype"] == entry["stored_dtype"] or entry["dtype"].startswith("key<"):
         return array

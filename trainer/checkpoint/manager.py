@@ -226,7 +226,7 @@ class Checkpoints:
         )
 
     def discard_after(self, step: int) -> list[int]:
-        """Removes the checkpoints of later steps, for a rollback: `save` skips a step that exists.
+        """Removes the checkpoints after `step`, for a rollback: `save` skips a step that exists.
 
         Args:
             step: the newest step to keep.
@@ -291,8 +291,8 @@ class Checkpoints:
         if outcome is None:
             return
         step, problem = outcome
-        # Only the folder tells whether the step was committed: an exception may be of what comes
-        # after.
+        # The folder tells whether the step was committed. The exception does not: removing older
+        # checkpoints, after the commit, may have raised it.
         if self._saver.was_fenced or step not in step_directories(self.directory):
             self._failed(step, problem or OSError("its files disappeared after they were written"))
             return
@@ -302,7 +302,7 @@ class Checkpoints:
 
     def _failed(self, step: int, error: BaseException) -> None:
         """Logs a failed save, and removes its temporary files."""
-        self._saver.close_manager()  # its manager would believe that the step exists
+        self._saver.close_manager()  # orbax's manager would list the step as saved
         self._saver.raise_fence_error()
         self._fence()  # the directory may belong to another process by now
         if jax.process_index() == 0:
@@ -316,11 +316,10 @@ class Checkpoints:
 
 
 class BackgroundSaver:
-    """Writes checkpoints, commits them, and then calls a function, in other threads.
+    """Writes checkpoints, commits them, and then calls a function, in background threads.
 
-    A run of several processes writes with orbax, which makes them wait for each other.
-
-    Nothing is raised there: the main thread asks for the outcome of a save before the next one.
+    One process writes with `writing`; several write with orbax, which makes them wait for each
+    other. Exceptions of these threads are not raised there: `wait` returns them to the main thread.
 
     Args:
         directory: checkpoints/ of a run.
@@ -348,14 +347,13 @@ class BackgroundSaver:
 
     @property
     def is_open(self) -> bool:
-        """Whether `open` was called since the beginning, or since the last `close_manager`."""
+        """Whether `open` was called, and `close_manager` not since."""
         return self._is_open
 
     def open(self) -> None:
-        """Deletes the files of a killed save, and opens orbax's manager if processes save together.
+        """Deletes the files of a killed save, and opens orbax's manager if several processes save.
 
-        Raises:
-            OSError: the directory cannot be read or written.
+        Raises OSError if the directory cannot be read or written.
         """
         if jax.process_count() == 1:
             remove_unfinished(self._directory)
@@ -364,32 +362,26 @@ class BackgroundSaver:
         self._is_open = True
 
     def start(self, step: int, manifest: dict[str, Any], leaves: Mapping[str, HostLeaf]) -> None:
-        """Starts a save; the previous one must have been waited for.
+        """Starts a save; `wait` must have been called for the previous one.
 
-        Args:
-            step: number of finished steps.
-            manifest: of the checkpoint, without its leaves.
-            leaves: path -> leaf; their arrays must stay valid.
-
-        Raises:
-            Exception: any error of orbax or of the disk with which the save fails at once.
+        `manifest` is without its leaves, and the arrays of the leaves must stay valid. Raises any
+        error of orbax or of the disk with which the save fails at once.
         """
         if not self._is_open:
             raise ValueError("The saver must be opened before it saves.")
         if self._manager is None:
             written = partial(self._write, step, manifest, leaves)
         else:
-            # force: `Checkpoints` has decided that this step is saved, and orbax's own policy is
-            # not asked.
+            # force: `Checkpoints` decides which steps are saved, not orbax's own policy.
             self._manager.save(step, args=storage().save_args(manifest, leaves), force=True)
             written = self._manager.wait_until_finished
-        # Another thread waits for orbax's, so that older checkpoints are removed behind the steps
+        # A second thread waits for orbax's, so that older checkpoints are removed in the background
         # too.
         self._pending = step, self._thread.submit(self._finish, written)
 
     def _write(self, step: int, manifest: dict[str, Any], leaves: Mapping[str, HostLeaf]) -> None:
         """Writes and commits a step of a run of one process."""
-        # A name of its own: a process that lost the workdir may still write into its folder.
+        # A unique name: a process that lost the workdir may still write into its own folder.
         temporary = Path(tempfile.mkdtemp(prefix=f"{step}{TEMPORARY}-", dir=self._directory))
         # Imported when it is first needed, so that tensorstore does not delay the first step.
         known = importlib.import_module("trainer.checkpoint.writing").write_step(
@@ -415,11 +407,10 @@ class BackgroundSaver:
             raise
 
     def wait(self) -> tuple[int, BaseException | None] | None:
-        """Waits for the save in progress.
+        """Waits for the save in progress; returns its step and the exception that ended it or None.
 
-        Returns:
-            Its step, and the exception that ended it, which may be one of `after_commit`; None if
-            no save was started since the last call.
+        The exception may be one of `after_commit`, when the step is committed already. Returns None
+        if no save was started since the last call.
         """
         if self._pending is None:
             return None

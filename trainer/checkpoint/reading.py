@@ -1,4 +1,4 @@
-"""Reads checkpoints, and verifies their checksums."""
+"""Reads checkpoints, and verifies their checksums; start with `read_state`."""
 
 from __future__ import annotations
 
@@ -35,21 +35,11 @@ def storage() -> ModuleType:
 def read_arrays(
     step_directory: Path, manifest: Mapping[str, Any], prefix: str = ""
 ) -> dict[str, np.ndarray]:
-    """Reads leaves whole into host memory, and verifies their checksums.
+    """Reads leaves whole into host memory, by path, and verifies their checksums.
 
-    The checksums of the files are verified first, so that orbax never parses a damaged file.
-
-    Args:
-        step_directory: the step's folder.
-        manifest: of the step.
-        prefix: reads only the leaves whose paths start with it.
-
-    Returns:
-        Path -> array; a typed key as its key data.
-
-    Raises:
-        CorruptCheckpoint: a file or a leaf is damaged.
-        OSError: the disk cannot be read.
+    Only leaves whose paths start with `prefix` are read; a typed key as its key data. The checksums
+    of the files are verified first, so that orbax never parses a damaged file. Raises
+    CorruptCheckpoint if a file or a leaf is damaged, and OSError if the disk cannot be read.
     """
     _check_files(step_directory)
     every = manifest["leaves"]
@@ -68,14 +58,9 @@ def read_arrays(
 
 
 def mismatches(manifest: Mapping[str, Any], leaves: Mapping[str, Any]) -> list[str]:
-    """Compares the leaves of a checkpoint with those that a program expects.
+    """Compares the leaves of a checkpoint with those that a program expects, by path.
 
-    Args:
-        manifest: of a checkpoint.
-        leaves: path -> array or ShapeDtypeStruct, as the program expects them.
-
-    Returns:
-        A line for every leaf that is missing, superfluous, or of another shape or dtype.
+    Returns a line for every leaf that is missing, superfluous, or of another shape or dtype.
     """
     saved = integrity.specs(manifest)
     wanted = {name: integrity.spec(name, leaf) for name, leaf in leaves.items()}
@@ -90,17 +75,8 @@ def mismatches(manifest: Mapping[str, Any], leaves: Mapping[str, Any]) -> list[s
 def read_for(step_directory: Path, targets: Mapping[str, Any]) -> dict[str, np.ndarray]:
     """Reads a step whose leaves must have the paths, shapes and dtypes of the targets.
 
-    Args:
-        step_directory: the step's folder.
-        targets: path -> array or ShapeDtypeStruct.
-
-    Returns:
-        Path -> array; a typed key as its key data.
-
-    Raises:
-        UnlikeCheckpoint: leaves differ from the targets; the error names them.
-        CorruptCheckpoint: the step is damaged.
-        OSError: the disk cannot be read.
+    Returns path -> array; a typed key is its key data. Raises UnlikeCheckpoint, which names the
+    leaves that differ, or CorruptCheckpoint; OSError if the disk cannot be read.
     """
     manifest = read_manifest(step_directory)
     wrong = mismatches(manifest, targets)
@@ -118,24 +94,16 @@ def read_in_all_processes(
 ) -> dict[str, np.ndarray]:
     """Reads a step as `read_for` does, in every process of the run.
 
-    Args:
-        step_directory: the step's folder.
-        targets: path -> array or ShapeDtypeStruct.
-
-    Returns:
-        Path -> array; a typed key as its key data.
-
-    Raises:
-        CorruptCheckpoint: in all processes, if one of them finds the step damaged.
-        CheckpointError: in all processes, if one of them cannot read the disk; or if leaves differ
-            from the targets.
+    Raises CorruptCheckpoint in all processes if one of them finds the step damaged, and
+    CheckpointError in all if one of them cannot read the disk, or if leaves differ from the
+    targets.
     """
     problem, arrays = None, {}
     try:
         arrays = read_for(step_directory, targets)
     except (CorruptCheckpoint, OSError) as e:
         problem = e
-    # Asked apart: a disk that cannot be read now must not set the checkpoint aside as damaged.
+    # Two votes, because only damage may set the checkpoint aside, not a disk that fails for now.
     if not all_agree(not isinstance(problem, OSError)):
         why = reason(problem) if problem else "another process cannot read it"
         raise CheckpointError(
@@ -150,19 +118,12 @@ def read_in_all_processes(
 def read_state(step_directory: Path, abstract_state: Any) -> Any:
     """Reads a step, in every process of the run, into the structure and shardings of a state.
 
-    Args:
-        step_directory: the step's folder.
-        abstract_state: pytree of jax.ShapeDtypeStruct with `sharding` (None: first device).
-
-    Returns:
-        The state, every leaf committed.
-
-    Raises:
-        CheckpointError: as `read_in_all_processes` raises it.
+    Every leaf is committed; one whose abstract leaf has no sharding is on the first device. Raises
+    what `read_in_all_processes` raises.
     """
     targets = flatten(abstract_state, verbatim=True)
     arrays = read_in_all_processes(step_directory, targets)
-    # Popped, so that the host does not keep what is on the devices.
+    # Pop each array, so that host memory is freed as leaves reach the devices.
     leaves = [place(arrays.pop(name), target) for name, target in targets.items()]
     return jax.tree.unflatten(jax.tree.structure(abstract_state), leaves)
 
@@ -179,21 +140,16 @@ def _refuse(problems: list[str]) -> None:
 
 
 def _key_impl(target: Any) -> Any:
-    """Returns the PRNG implementation of an abstract key, which only a traced value has."""
+    """Returns the PRNG implementation of an abstract key; jax tells it only for a traced key."""
     found = []
     jax.eval_shape(lambda key: found.append(jax.random.key_impl(key)), target)
     return found[0]
 
 
 def place(array: np.ndarray, target: Any) -> jax.Array:
-    """Puts a whole host array on the devices.
+    """Puts a whole host array, or the key data of a typed key, on the devices of `target.sharding`.
 
-    Args:
-        array: the leaf; the key data of a typed key.
-        target: a jax.ShapeDtypeStruct; its `sharding` may be None for the first device.
-
-    Returns:
-        An array, or typed key, that is committed to the sharding.
+    Without a sharding, it is put on the first device. The result is committed.
     """
     sharding = getattr(target, "sharding", None)
     if sharding is None:
@@ -211,21 +167,14 @@ def place(array: np.ndarray, target: Any) -> jax.Array:
 
 
 def read_manifest(step_directory: Path) -> dict[str, Any]:
-    """Reads the manifest of a step, and verifies its hash.
+    """Reads the manifest of a step, with the checksums that all processes of the run wrote.
 
-    Args:
-        step_directory: the step's folder.
-
-    Returns:
-        The manifest, with the checksums that all processes of the run wrote.
-
-    Raises:
-        CorruptCheckpoint: it is missing or was changed.
-        OSError: the disk cannot be read.
+    Raises CorruptCheckpoint if it is missing or was changed, and OSError if the disk cannot be
+    read.
     """
     path = step_directory / "integrity" / integrity.MANIFEST
-    # That of process 0 lists all leaves. Those of the others add the checksums of the shards that
-    # process 0 does not have.
+    # The manifest of process 0 lists all leaves. Those of the other processes add the checksums of
+    # the shards that process 0 does not have.
     manifest = _sealed(path)
     for process in range(1, manifest["processes"]):
         part = _sealed(path.with_name(f"{integrity.MANIFEST}.{process}"))
@@ -239,7 +188,7 @@ def _sealed(path: Path) -> dict[str, Any]:
         with open_regular(path) as file:
             return integrity.unseal(file.read().decode())
     except OSError as e:
-        if not isinstance(e, ABSENT) and e.errno != errno.ELOOP:  # of a link to itself
+        if not isinstance(e, ABSENT) and e.errno != errno.ELOOP:  # ELOOP: a link to itself
             raise
         raise CorruptCheckpoint(f"the file integrity/{path.name} is missing") from e
     except (ValueError, RecursionError) as e:
@@ -251,11 +200,7 @@ def _sealed(path: Path) -> dict[str, Any]:
 def read_metric(path: Path) -> float:
     """Returns the metric that a step was saved with; NaN if it has none or is damaged.
 
-    Args:
-        path: the step's folder.
-
-    Raises:
-        OSError: the disk cannot be read.
+    Raises OSError if the disk cannot be read.
     """
     try:
         metric = read_manifest(path)["metric"]

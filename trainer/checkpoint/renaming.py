@@ -83,7 +83,7 @@ def _expand(match: re.Match[str], replacement: str) -> str:
 
 
 def _nest_clash(a: str, b: str) -> bool:
-    # The parameters are nested: with a leaf a/b, there cannot be a leaf a.
+    # A path cannot be both a leaf and a dict: with a leaf a/b, there cannot be a leaf a.
     return a == b or a.startswith(b + "/") or b.startswith(a + "/")
 
 
@@ -96,11 +96,7 @@ def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def nested(leaves: Mapping[str, Any]) -> dict[str, Any]:
-    """Builds a nested dict from leaves by path.
-
-    Args:
-        leaves: path, such as "block/dense/kernel" -> leaf.
-    """
+    """Builds a nested dict from leaves by path, such as "block/dense/kernel"."""
     tree: dict[str, Any] = {}
     for path, leaf in leaves.items():
         *parents, last = path.split("/")

@@ -150,16 +150,10 @@ def _committed_by(
 def open_manager(directory: Path, commit: Commit) -> ocp.CheckpointManager:
     """Opens orbax's manager on a directory, and removes the files that a killed save left in it.
 
-    The manager removes no checkpoint: it deletes file by file, and a kill would leave an incomplete
-    one.
-
-    Args:
-        directory: checkpoints/ of a run.
-        commit: called in orbax's thread, in process 0 only, when a step is written; takes its
-            temporary folder and its final path.
-
-    Raises:
-        OSError: the directory cannot be read or written.
+    `commit` is called in orbax's thread, in process 0 only, when a step is written. It takes the
+    step's temporary folder and its final path. The manager removes no checkpoint: it would delete
+    file by file, and a kill would leave an incomplete one. Raises OSError if the directory cannot
+    be read or written.
     """
     _silence_orbax()
     registry = ocp.handlers.DefaultCheckpointHandlerRegistry()
@@ -167,7 +161,7 @@ def open_manager(directory: Path, commit: Commit) -> ocp.CheckpointManager:
     registry.add("integrity", _ManifestSave, _ManifestHandler())
     options = ocp.CheckpointManagerOptions(
         cleanup_tmp_directories=True,
-        save_root_metadata=False,  # it would be a file beside the steps
+        save_root_metadata=False,  # which is a file beside the steps
         lightweight_initialize=True,  # does not read steps, which may be damaged
         async_options=ocp.AsyncOptions(create_directories_asynchronously=False),
         temporary_path_class=_committed_by(commit, directory),
@@ -177,12 +171,7 @@ def open_manager(directory: Path, commit: Commit) -> ocp.CheckpointManager:
 
 
 def save_args(manifest: dict[str, Any], leaves: Mapping[str, HostLeaf]) -> ocp.args.Composite:
-    """Returns the arguments of a save by orbax's manager.
-
-    Args:
-        manifest: of the checkpoint, without its leaves.
-        leaves: path -> leaf.
-    """
+    """Returns the arguments of a save by orbax's manager; `manifest` is without its leaves."""
     return ocp.args.Composite(
         state=ocp.args.PyTreeSave(to_store(leaves)),
         integrity=_ManifestSave(manifest, leaves),
@@ -190,19 +179,10 @@ def save_args(manifest: dict[str, Any], leaves: Mapping[str, HostLeaf]) -> ocp.a
 
 
 def load(directory: Path, names: Collection[str], wanted: Collection[str]) -> dict[str, np.ndarray]:
-    """Reads leaves of a step, whole.
+    """Reads the leaves `wanted` of a step, whole; the others in `names` become placeholders.
 
-    Args:
-        directory: the step's folder.
-        names: paths of all stored leaves.
-        wanted: paths of the leaves to read.
-
-    Returns:
-        Path -> array for the wanted leaves; placeholders for the others.
-
-    Raises:
-        CorruptCheckpoint: the arrays are damaged.
-        OSError: the disk cannot be read.
+    `names` must be the paths of all stored leaves. Raises CorruptCheckpoint if the arrays are
+    damaged, and OSError if the disk cannot be read.
     """
     item = {name: np.empty(()) if name in wanted else ocp.PLACEHOLDER for name in names}
     _silence_orbax()
@@ -218,8 +198,7 @@ def load(directory: Path, names: Collection[str], wanted: Collection[str]) -> di
     except (MemoryError, CorruptCheckpoint):
         raise
     except Exception as e:  # orbax and tensorstore raise many types for damaged files
-        # A busy or full system does not mean that the files are damaged, and must not set them
-        # aside.
+        # Errors of a busy or full system are no sign of damage, and must not set the step aside.
         if transient := _transient_error(e):
             raise transient from e
         raise CorruptCheckpoint(f"its arrays cannot be read: {reason(e)}") from e

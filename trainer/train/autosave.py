@@ -16,14 +16,10 @@ class AutosavePolicy:
     """Decides when to save besides every `save_every` steps: after 10 s, then 20 s, 40 s, ...
 
     A kill therefore costs at most about half of the time that a process ran. If the previous
-    process was killed, the first save follows the first block of steps, and the next ones come
-    after 1 s, 2 s, ...: a run that is killed again and again still advances by a block in each
-    process. The pauses grow with the cost of a save, so that saves take at most a twentieth of the
-    time. When a state is saved does not change what is computed.
-
-    Args:
-        after_kill: whether the previous process was killed.
-        clock: returns seconds.
+    process was killed (`after_kill`), the first save follows the first block of steps, and the next
+    ones come after 1 s, 2 s, ...: a run that is killed again and again still advances by a block in
+    each process. The pauses grow with the cost of a save, so that saves take at most a twentieth of
+    the time. When a state is saved does not change what is computed.
     """
 
     def __init__(self, after_kill: bool = False, clock: Callable[[], float] = time.monotonic):
@@ -39,12 +35,8 @@ class AutosavePolicy:
         return now - self._since >= self._pause
 
     def saved(self, held_up: float) -> None:
-        """Records a save of any kind.
-
-        Args:
-            held_up: seconds for which the save delayed the steps.
-        """
-        # A save by `save_every` that comes earlier leaves the pause as it is.
+        """Records a save of any kind, which delayed the steps by `held_up` seconds."""
+        # A save by `save_every` before the pause is over does not double the pause.
         if self._since is not None and self.due():
             self._pause = max(2 * self._pause, _SHORTEST_PAUSE)
         self._pause = max(self._pause, _COST_RATIO * held_up)
@@ -54,8 +46,7 @@ class AutosavePolicy:
 def was_killed(run_file: Path) -> bool:
     """Returns whether the process before this one was killed, according to run.json.
 
-    Args:
-        run_file: run.json, in which this process is already recorded; False if it cannot be read.
+    This process must be recorded there already. Returns False if the file cannot be read.
     """
     try:
         lineage = (read_record(run_file) or {"lineage": []})["lineage"]

@@ -14,19 +14,14 @@ from trainer.engine.step import apply_model
 
 
 def find_fault(program: Program, batch: Batch) -> str | None:
-    """Finds a field of a batch that makes the loss not finite for any parameters.
+    """Finds a field of a batch on the host that makes the loss not finite for any parameters.
 
     This is a field that has NaN, infinite values or values that do not fit into the dtype that jax
     makes of it, or a field of integers that has labels outside of the model's classes. The latter
     is tested on outputs that are all zero: their loss is not finite, but becomes so when the field
     is clipped to the classes.
 
-    Args:
-        program: has the experiment's model and loss.
-        batch: a training batch, on the host.
-
-    Returns:
-        A sentence without its full stop that names the field; None if no field is at fault.
+    Returns a sentence without its full stop that names the field; None if no field is at fault.
     """
     arrays = {name: np.asarray(x) for name, x in batch.items()}
     for name, x in arrays.items():
@@ -63,13 +58,13 @@ def _labels(program: Program, batch: dict[str, np.ndarray]) -> str | None:
     def apply(params: Any, model_state: Any, batch: Batch) -> Any:
         return apply_model(experiment, params, model_state, batch, key=None, train=False)[0]
 
-    # Shapes suffice for outputs of zeros, so that the model is not run.
+    # Outputs of zeros need only shapes, so the model is not run.
     outputs = jax.eval_shape(apply, state.params, state.model_state, batch)
     if not hasattr(outputs, "shape") or not outputs.shape:
         return None
     # [batch, classes], or [batch, positions, classes] for a sequence.
     classes = outputs.shape[-1]
-    # Of a ChunkedLogits its features and its kernel are zeros, and so are the logits.
+    # In a ChunkedLogits, features and kernel become zeros, and so do the logits.
     zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), outputs)
 
     def finite(batch: dict[str, np.ndarray]) -> bool:

@@ -1,8 +1,8 @@
 """Supplies a run with batches, ahead of the steps, and measures how long the devices wait for them.
 
-Batches that are made quickly are made between the steps: the devices still compute earlier steps
-then. Batches that take longer are made by a thread behind the steps. Either way a run gets the same
-batches in the same order.
+Batches that are made quickly are made by the main thread, while the devices compute earlier steps.
+Batches that take longer are made ahead by another thread. Either way a run gets the same batches in
+the same order.
 """
 
 import threading
@@ -13,10 +13,10 @@ from itertools import islice
 
 from trainer.engine.contracts import Batch
 
-_LONG = 1e-3  # mean seconds of a batch from which on a thread makes the next ones
+_LONG = 1e-3  # mean seconds of a batch above which a thread makes the next ones
 _NEWEST = 0.1  # weight of the newest batches in this mean
 _POLL = 5e-4  # seconds between two looks at the devices while the steps wait for a batch
-_PATIENCE = 5.0  # seconds until a thread is left behind that still makes a batch
+_PATIENCE = 5.0  # seconds that `close` waits for a thread that still makes a batch
 
 
 class _Made:
@@ -42,10 +42,8 @@ class _Made:
 class BatchPrefetcher:
     """The training batches of a loop.
 
-    Args:
-        ahead: how many batches a thread makes ahead; 0 for no thread.
-        busy: returns whether the devices still compute steps.
-        now: returns seconds.
+    A thread makes up to `ahead` batches ahead; 0 stands for no thread. `busy` returns whether the
+    devices still compute steps.
 
     Attributes:
         waited: the seconds in which the devices had nothing to compute because a batch was missing.
@@ -67,34 +65,23 @@ class BatchPrefetcher:
         self.read(iter(()))
 
     def read(self, batches: Iterator[Batch]) -> None:
-        """Supplies other batches from now on.
-
-        Args:
-            batches: without end; nothing else may read them.
-        """
+        """Supplies the batches of another endless iterator, which nothing else may read."""
         self.close()
         self._batches = batches
         self._mean: float | None = None
         self._made = _Made()
 
     def take(self, count: int) -> list[Batch]:
-        """Returns the next batches.
-
-        Args:
-            count: how many.
-
-        Raises:
-            Exception: what the data set raised when it made one of them.
-        """
+        """Returns the next `count` batches; raises what the data set raised when it made one."""
         if self._thread is not None:
             return [self._next() for _ in range(count)]
         start = self._now()
         taken = list(islice(self._batches, count))
         seconds = self._now() - start
-        # One look for all: if the devices ran out of steps meanwhile, this is at most too much.
+        # One look after all batches: if the devices became idle meanwhile, this is an upper bound.
         if not self._busy():
             self.waited += seconds
-        # The first batches may also open files, or shuffle an epoch.
+        # The first batches do not count: making them may open files or shuffle an epoch.
         if self._mean is None:
             self._mean = 0.0
         else:
@@ -120,8 +107,8 @@ class BatchPrefetcher:
         """Takes a batch that the thread made; waits for it if there is none."""
         made = self._made
         with self._changed:
-            looked = self._now()  # when the devices were last seen with work
-            idle: float | None = None  # when they ran out of it, about
+            looked = self._now()  # when the devices were last seen at work
+            idle: float | None = None  # about when they ran out of work
             while not made.waiting:
                 idle, looked = self._look(idle, looked)
                 self._changed.wait(_POLL if idle is None else None)

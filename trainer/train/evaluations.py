@@ -16,13 +16,7 @@ class _Stopped(Exception):
 
 
 class Evaluations:
-    """The evaluations of a run.
-
-    Args:
-        program: the compiled experiment.
-        writer: writes the results.
-        consensus: whether the run is to stop.
-        watchdog: watches every batch.
+    """The evaluations of a run; the watchdog watches each of their batches.
 
     Attributes:
         results: the results of the last complete evaluation, by their names in metrics.jsonl.
@@ -42,15 +36,9 @@ class Evaluations:
         self._watchdog = watchdog
 
     def run(self, state: State, step: int, progress: Mapping[str, float]) -> bool:
-        """Evaluates every split of the data set, and writes the results.
+        """Evaluates the state after a step on every split, and writes the results with `progress`.
 
-        Args:
-            state: the state after a step.
-            step: that step.
-            progress: what the row says besides, such as the number of examples.
-
-        Returns:
-            True; False if the run is to stop, and nothing was written.
+        Returns False if the run is to stop; nothing was written then.
         """
         try:
             self.results = self._program.evaluation.run_splits(

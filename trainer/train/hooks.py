@@ -15,24 +15,15 @@ At = Literal["log", "evaluation"]
 
 
 def called_at(hooks: Sequence[Any], at: At) -> bool:
-    """Returns whether any hook is called then.
+    """Returns whether any hook is called at log steps ("log"), or after evaluations ("evaluation").
 
-    Args:
-        hooks: of an experiment.
-        at: "log", every `log_every` steps, or "evaluation", after each evaluation.
+    A hook without an attribute `at` is called at log steps.
     """
     return any(getattr(hook, "at", "log") == at for hook in hooks)
 
 
 class Hooks:
-    """The hooks of a run.
-
-    Args:
-        program: of the run.
-        folder: of the run.
-        log: takes a line for the user.
-        fence: called before a file in the folder is written.
-    """
+    """The hooks of a run; `fence` is called before a file in its folder is written."""
 
     def __init__(
         self,
@@ -47,13 +38,9 @@ class Hooks:
         self._functions: list[Callable[..., object]] = []
 
     def bind(self, kept: int) -> None:
-        """Binds the hooks that ask for it to the run.
+        """Binds the hooks that ask for it to the run, whose results up to the step `kept` stay.
 
-        Args:
-            kept: the last step whose results stay.
-
-        Raises:
-            UserError: a hook raised; the message names it.
+        Raises UserError, which names the hook, if a hook raises.
         """
         context = HookContext(
             self._program.experiment, self._program.mesh, self._folder, kept, self._log, self._fence
@@ -64,18 +51,11 @@ class Hooks:
         ]
 
     def call(self, at: At, step: int, metrics: Mapping[str, float], state: State) -> None:
-        """Calls every hook of that time, until one raises.
+        """Calls every hook of that time, until one raises; raises UserError then, which names it.
 
-        Args:
-            at: "log" or "evaluation".
-            step: the number of finished steps.
-            metrics: of that step, or the results of its evaluation, name -> float; each hook
-                receives a copy.
-            state: the state after that step, on the devices. The next step reuses its memory, so
-                that a hook must copy what it keeps, for example with `jax.device_get`.
-
-        Raises:
-            UserError: a hook raised; the message names it.
+        `metrics` are those of the step, or the results of its evaluation; each hook receives a
+        copy. The next step reuses the memory of `state`, so that a hook must copy what it keeps,
+        for example with `jax.device_get`.
         """
         if at == "log":
             given: tuple[Any, ...] = (state.params,)

@@ -1,7 +1,7 @@
 """Runs a program: asks for blocks of steps, writes metrics, evaluates and saves, in this order.
 
-`Boundaries` says where a block must end and what follows it, and `Saves` saves no state that is
-ahead of what the files of the run say.
+Start with `Loop._blocks`. `Boundaries` says where a block must end and what follows it, and `Saves`
+saves no state that is ahead of what the files of the run say.
 """
 
 import contextlib
@@ -97,7 +97,7 @@ class Loop:
         self._clock = clock
         self._newest: dict[str, float] = {}  # the metrics that were written last
         self._counters = Counters()
-        # All processes compute the same blocks.
+        # All processes must compute the same blocks.
         self._steps_per_call = broadcast_from_host0(program.block_rule.steps)
         # Blocks that the host may be ahead of the devices: enough to keep them busy.
         self._ahead = 1 if program.simulated else 2
@@ -106,16 +106,14 @@ class Loop:
         """Runs to the last step, or until a signal or a step that is not finite.
 
         Yields every block, and is sent what `Program.advance` returns for it: the caller computes
-        the blocks, because the trials of a sweep are computed side by side.
+        the blocks, because the trials of a sweep are computed side by side. Returns how the run
+        ended, or where it continues under on_nonfinite="rollback".
 
         Args:
             state: the first state; its buffers are donated.
-            began: the `time.perf_counter()` at which the process started, to log the time until
-                the end of the first block; None logs nothing.
+            began: the `time.perf_counter()` at which the process started, to log the time until the
+                end of the first block; None logs nothing.
             unevaluated: whether the evaluation of this state was interrupted, and is done first.
-
-        Returns:
-            How the run ended, or where it continues under on_nonfinite="rollback".
         """
         step, data = int(state.step), self.experiment.data
         use = Utilization(self.program)
@@ -139,6 +137,8 @@ class Loop:
             return (yield from self._blocks(state, began, unevaluated))
 
     def _blocks(self, state: State, began: float | None, unevaluated: bool) -> Blocks:
+        # Do not change the order of operations below: a block is checked and its metrics are
+        # written before its state is evaluated, and a state is evaluated before it is saved.
         boundaries, step = self._boundaries, int(state.step)
         evaluated, metric = not unevaluated, None
         stop = self.consensus.stop
@@ -171,7 +171,8 @@ class Loop:
             if after.evaluate:
                 evaluated, metric = self._evaluate(state, step)
                 stop = self.consensus.stop
-                after = boundaries.after_block(step, self._save_now(stop))  # it may have been long
+                # Ask again: after a long evaluation, a save may be due.
+                after = boundaries.after_block(step, self._save_now(stop))
             if after.save:
                 self._saves.save(state, step, metric)
             if after.rollback:
@@ -191,10 +192,9 @@ class Loop:
         return stop is not None or self.consensus.save_now()
 
     def _check(self, pending: int) -> CheckedBlock | None:
-        """Checks the oldest blocks until so many are left, and writes their rows of metrics.
+        """Checks the oldest blocks until `pending` are left, and writes their rows of metrics.
 
-        Returns:
-            The first block with a step for which the run must stop; None if there is none.
+        Returns the first block with a step for which the run must stop; None if there is none.
         """
         bad, rows = None, {}
         while len(self._pending) > pending and bad is None:
@@ -203,12 +203,12 @@ class Loop:
             for step in block.bad:
                 self._nonfinite_log.add(step, self._batch_index(step), block.row(step))
             if block.bad and self.experiment.on_nonfinite != "skip":
-                self._pending.clear()  # the steps after it build on it
+                self._pending.clear()  # later steps build on the bad one
                 bad = block
             elif self._boundaries.after_block(block.last).log:
                 rows[block.last] = self._newest = block.row(block.last)
         if rows:
-            # One lap for all: when the devices finished the earlier ones was not observed.
+            # One lap for all rows: nobody saw when the devices finished the earlier blocks.
             self._stopwatch.lap(max(rows), self._prefetcher.waited if self._clock is None else None)
             for step, row in rows.items():
                 self.writer.write_scalars(step, row | self._stopwatch.row(step))
@@ -249,7 +249,7 @@ class Loop:
         try:
             with self._stopwatch.stopped():
                 raise_on_all(lambda: self._hooks.call(at, step, metrics, state))
-        except UserError:  # in all processes, which save together
+        except UserError:  # raised in all processes, which save together
             self._saves.save_last(state, step, metric)
             raise
 
@@ -331,30 +331,20 @@ class AfterBlock(NamedTuple):
 class Boundaries:
     """The steps after which the host does something.
 
-    Args:
-        program: the compiled experiment.
-        rollback_log: the rollbacks to which the run comes.
-        until: stop after this step; None for the last step.
-
     Attributes:
-        end: the step to stop after.
+        end: the step to stop after: `until`, or the last step if that is None.
     """
 
     def __init__(self, program: Program, rollback_log: RollbackLog, until: int | None = None):
         self._experiment = program.experiment
         self._rollback_log = rollback_log
-        # The check of the parameters runs collectives, too, which must not be in flight with those
-        # of the next steps.
+        # The check of the parameters runs collectives. On simulated devices they must not be in
+        # flight with those of the next steps.
         self._wait_for_logs = program.simulated
         self.end = min(self._experiment.steps, until or self._experiment.steps)
 
     def steps_to_next(self, step: int, most: int) -> int:
-        """Returns the number of steps of the next block.
-
-        Args:
-            step: finished steps.
-            most: the most steps of a block.
-        """
+        """Returns the number of steps of the block after `step`, at most `most`."""
         experiment = self._experiment
         every = (experiment.log_every, experiment.eval_every, experiment.save_every)
         ends = [step + most, self.end, *(step + n - step % n for n in every)]
@@ -363,11 +353,9 @@ class Boundaries:
         return min(ends) - step
 
     def after_block(self, step: int, save_now: bool = False) -> AfterBlock:
-        """Returns what follows a block.
+        """Returns what follows a block whose last step is `step`.
 
-        Args:
-            step: the last step of the block.
-            save_now: whether to save although `save_every` does not ask for it.
+        `save_now` asks for a save although `save_every` does not.
         """
         experiment = self._experiment
         last = step == experiment.steps
@@ -383,15 +371,7 @@ class Boundaries:
 class Saves:
     """Saves a state once all that was written before it is on disk.
 
-    Args:
-        checkpoints: saves the state.
-        writer: has the metrics up to a state.
-        nonfinite_log: has the steps that are not finite.
-        rollback_log: has the rollbacks.
-        consensus: is told how long a save held up the steps.
-        watchdog: is told of each save.
-        stopped: returns a context in which the time of the steps is not measured.
-        log: takes a line for the user.
+    `stopped` returns a context in which the time of the steps is not measured.
 
     Attributes:
         behind: why no state can be saved now; None if one can.
@@ -415,12 +395,9 @@ class Saves:
         self._stopped, self._log = stopped, log
 
     def save(self, state: State, step: int, metric: float | None) -> None:
-        """Saves a state, unless something before it cannot be written.
+        """Saves the state after a step, unless something before it cannot be written.
 
-        Args:
-            state: the state after a step.
-            step: that step.
-            metric: the metric that ranks its checkpoint, if it was evaluated.
+        `metric` ranks the checkpoint; None if the state was not evaluated.
         """
         self._watchdog.other(f"the save of step {step}")
         start = time.perf_counter()
@@ -430,12 +407,9 @@ class Saves:
         self._consensus.saved(time.perf_counter() - start)
 
     def save_last(self, state: State, step: int, metric: float | None = None) -> None:
-        """Saves a state after which the run ends, unless its checkpoint is there, and waits.
+        """Saves the last state of this process, unless it is saved already, and waits for the save.
 
-        Args:
-            state: the state after a step.
-            step: that step.
-            metric: the metric that ranks its checkpoint, if it was evaluated.
+        `metric` ranks the checkpoint; None if the state was not evaluated.
         """
         self._checkpoints.wait()
         if self._checkpoints.latest() != step:
@@ -448,13 +422,8 @@ class Saves:
     ) -> Iterator[None]:
         """Saves a state if the data set raises UserError, such as for a file that was changed.
 
-        Several processes save together, and the error may be in one of them: they save nothing.
-
-        Args:
-            state: the state after a step.
-            step: that step.
-            metric: the metric that ranks its checkpoint, if it was evaluated.
-            is_finite: returns whether all steps so far, and the parameters of a state, are finite.
+        Several processes save nothing: they save together, and the error may be in one of them.
+        `is_finite` returns whether all steps so far, and the parameters of a state, are finite.
         """
         try:
             yield

@@ -30,7 +30,7 @@ Number = TypeVar("Number", bool, int)
 
 _SHUTDOWN = 600  # seconds that a process that has finished waits for the others to finish
 _JAX_HEARTBEAT = 600  # seconds until jax counts a process as gone; `peers` must notice it first
-_NEWS = 3.0  # seconds to wait, after an error of jax, for the news that another process ended
+_NEWS = 3.0  # seconds to wait, after an error of jax, for a message that another process ended
 
 
 @contextlib.contextmanager
@@ -41,15 +41,10 @@ def joined(join_timeout: float, peer_timeout: float) -> Iterator[Callable[[int],
     JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID must be set. An error ends this
     process and the others at once: otherwise they would wait for each other forever.
 
-    Args:
-        join_timeout: seconds within which all processes must have been started.
-        peer_timeout: seconds without a heartbeat after which a process counts as gone.
-
-    Yields:
-        A function to be called with the exit code before this process ends normally.
-
-    Raises:
-        UserError: the other processes cannot be found, or did not join in time.
+    All processes must have been started within `join_timeout` seconds; later, a process counts as
+    gone after `peer_timeout` seconds without a heartbeat. Yields a function to be called with the
+    exit code before this process ends normally. Raises UserError if the other processes cannot be
+    found, or did not join in time.
     """
     peers = _join(join_timeout, peer_timeout)
     try:
@@ -80,14 +75,14 @@ def _may_be_of_a_lost_process(error: BaseException) -> bool:
 def _join(join_timeout: float, peer_timeout: float) -> Peers:
     address, count, index = _processes_of_the_run(join_timeout)
     peers = connect(address, count, index, wait=join_timeout, silence=peer_timeout)
-    # That service would handle SIGTERM itself, and the run would never receive it.
+    # jax's preemption service would handle SIGTERM, and the run would never receive it.
     jax.config.update("jax_enable_preemption_service", False)
     try:
         jax.distributed.initialize(
             address,
             count,
             index,
-            # `connect` has found all processes, so that this timeout is not the one that is met.
+            # Hardly ever reached: `connect` has found all processes already.
             initialization_timeout=int(join_timeout) + 1,
             heartbeat_timeout_seconds=_JAX_HEARTBEAT,
             shutdown_timeout_seconds=_SHUTDOWN,
@@ -137,14 +132,7 @@ def _processes_of_the_run(join_timeout: float) -> tuple[str, int, int]:
 def raise_on_all(make: Callable[[], Made]) -> Made:
     """Runs `make` in every process; raises UserError in all of them if it raises in one.
 
-    Args:
-        make: called once in each process.
-
-    Returns:
-        What `make` returned in this process.
-
-    Raises:
-        UserError: the one of this process, or one that refers to the output of another process.
+    The error is that of this process, or refers to the output of another process.
     """
     if not jax.distributed.is_initialized():  # jax.process_count() would look for devices
         return make()
@@ -159,13 +147,9 @@ def raise_on_all(make: Callable[[], Made]) -> Made:
 
 
 def require_same(given: Mapping[str, str]) -> None:
-    """Raises an error in every process if the processes were not started in the same way.
+    """Raises UserError in every process if a text in `given` differs between two processes.
 
-    Args:
-        given: name, as used in the error -> text that must be equal in all processes.
-
-    Raises:
-        UserError: a text differs between two processes.
+    The keys of `given` name the texts in the error.
     """
     # 31 bits: the processes exchange int32.
     sums = gather([zlib.crc32(text.encode()) & 0x7FFFFFFF for text in given.values()])
@@ -181,12 +165,7 @@ def require_same(given: Mapping[str, str]) -> None:
 def open_on_host0(open_folder: Callable[[], Workdir], path: Path) -> Workdir:
     """Opens a run's folder in process 0; the other processes get a NullWorkdir.
 
-    Args:
-        open_folder: opens it; a UserError that it raises is raised in all processes.
-        path: of the folder.
-
-    Returns:
-        What `open_folder` returned, or a NullWorkdir, which has the same methods.
+    A UserError that `open_folder` raises is raised in all processes.
     """
     if jax.process_index() > 0:
         return cast(Workdir, raise_on_all(lambda: NullWorkdir(path)))
@@ -197,9 +176,6 @@ def broadcast_from_host0(value: Number) -> Number:
     """Returns the number or boolean of process 0, in every process.
 
     All processes must call it.
-
-    Args:
-        value: used in process 0 only.
     """
     return type(value)(gather([value])[0, 0])
 
@@ -208,9 +184,6 @@ class NullWorkdir:
     """Replaces Workdir in the processes that do not write to the run's folder.
 
     It has the methods and attributes of Workdir that a run uses; they do nothing.
-
-    Args:
-        path: of the folder.
     """
 
     def __init__(self, path: Path):
@@ -271,15 +244,11 @@ class _SyncInterval:
 class StopSaveConsensus:
     """Decides, for all processes of a run together, when to stop and when to save.
 
-    A single process decides alone and at once. Several processes synchronize every few blocks
-    of steps, because all of them must compute the same steps and save the same states. When they
+    A single process decides alone and at once. Several processes synchronize every few blocks of
+    steps, because all of them must compute the same steps and save the same states. When they
     synchronize is counted in blocks and not read from a clock, because no two clocks agree: each
     synchronization sets the number of blocks until the next one, from the time that the slowest
     process took.
-
-    Args:
-        signals: reports when this process is to stop.
-        autosave: reports when to save besides every `save_every` steps.
     """
 
     def __init__(self, signals: StopSignals, autosave: AutosavePolicy):
@@ -293,10 +262,8 @@ class StopSaveConsensus:
     def sync(self, after: str = "block") -> None:
         """Agrees with the other processes on stopping and saving, if the interval is over.
 
-        Every process calls it after every block of steps, and after every batch of an evaluation.
-
-        Args:
-            after: "block" or "batch": what the process has just finished.
+        Every process calls it after every block of steps ("block"), and after every batch of an
+        evaluation ("batch").
         """
         interval = self._intervals[after]
         if self._alone or not interval.is_over():
@@ -321,11 +288,7 @@ class StopSaveConsensus:
         return self._autosave.due() if self._alone else self._save
 
     def saved(self, held_up: float) -> None:
-        """Records a save.
-
-        Args:
-            held_up: seconds for which the save delayed the steps.
-        """
+        """Records a save, which delayed the steps by `held_up` seconds."""
         self._save = False
         self._autosave.saved(held_up)
 
@@ -333,9 +296,7 @@ class StopSaveConsensus:
 def calls_to_next_sync(calls: int, seconds: float) -> int:
     """Returns after how many blocks of steps, or batches, the processes synchronize next.
 
-    Args:
-        calls: how many the last interval had; the next has at most twice as many, and lasts about
-            two seconds.
-        seconds: how long they took in the slowest process.
+    The last interval had `calls` of them and took `seconds` in the slowest process. The next one
+    has at most twice as many, and lasts about two seconds.
     """
     return max(1, min(2 * calls, int(calls * _BETWEEN_SYNCS / max(seconds, 1e-3))))

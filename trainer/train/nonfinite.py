@@ -31,10 +31,7 @@ class _Event(TypedDict):
 class RetriedFile:
     """A small file of the run's folder; text that a full disk does not take is written later.
 
-    Args:
-        name: of the file.
-        write: takes the name and the text, and writes the whole file or nothing.
-        log: takes a line for the user.
+    `write` takes a file's name and its text, and writes the whole file or nothing.
     """
 
     def __init__(self, name: str, write: Callable[[str, str], None], log: Callable[[str], None]):
@@ -44,11 +41,7 @@ class RetriedFile:
         self._text: str | None = None
 
     def put(self, text: str) -> None:
-        """Replaces the content of the file, now or at a later `flush`.
-
-        Args:
-            text: the whole content.
-        """
+        """Replaces the whole content of the file, now or at a later `flush`."""
         self._text = text
         self.flush()
 
@@ -72,9 +65,7 @@ class RetriedFile:
 def describe(metrics: Mapping[str, float], steps: tuple[int, int]) -> str:
     """Describes what was not finite, as the beginning of a sentence.
 
-    Args:
-        metrics: of the step.
-        steps: the first and the last step whose update may have made the parameters not finite.
+    `steps` are the first and the last step whose update may have made the parameters not finite.
     """
     both = {name: metrics[name] for name in ("train/loss", "grad_norm")}
     text = " and ".join(f"{name} is {value}" for name, value in both.items())
@@ -89,13 +80,8 @@ def describe(metrics: Mapping[str, float], steps: tuple[int, int]) -> str:
 class NonFiniteLog:
     """Writes one event for each step that was not finite to nonfinite.json.
 
-    A step that is computed again, after a restart or a rollback, adds no second event.
-
-    Args:
-        folder: the run's folder.
-        write: takes a file's name and its text, and writes the whole file or nothing.
-        experiment: has the data, and the action taken after such a step.
-        log: takes a line for the user.
+    A step that is computed again, after a restart or a rollback, adds no second event. `write` is
+    that of a `RetriedFile`.
     """
 
     def __init__(
@@ -112,12 +98,10 @@ class NonFiniteLog:
     def add(self, step: int, batch_index: int, metrics: Mapping[str, float]) -> None:
         """Adds an event, unless the file has one for this batch or has 100 events.
 
-        Args:
-            step: counted from 1.
-            batch_index: of the step's batch in the data stream, from 0.
-            metrics: of the step.
+        Steps count from 1, and `batch_index`, the position of the step's batch in the data stream,
+        from 0.
         """
-        # By the batch and not by the step, which has another batch after a rollback.
+        # Compare batches and not steps: a step has another batch after a rollback.
         known = any(event["batch_number"] == batch_index for event in self._events)
         if known or len(self._events) >= _KEPT:
             return
@@ -147,14 +131,9 @@ class NonFiniteLog:
 
 
 def read_events(folder: Path) -> list[dict[str, Any]]:
-    """Reads nonfinite.json.
+    """Reads the events that `NonFiniteLog` wrote to nonfinite.json in a run's folder, oldest first.
 
-    Args:
-        folder: of the run.
-
-    Returns:
-        The events as `NonFiniteLog.add` wrote them, oldest first; none if the file is absent or
-        cannot be read.
+    Returns none if the file is absent or cannot be read.
     """
     try:
         events = read_json(folder / NONFINITE_FILE, list[_Event], "remove it.")
@@ -166,9 +145,7 @@ def read_events(folder: Path) -> list[dict[str, Any]]:
 def advise(program: Program, batch_index: int) -> str:
     """Returns sentences that name the cause of a bad step, if it is in the batch, and a remedy.
 
-    Args:
-        program: the experiment.
-        batch_index: of the step's batch in the data stream, from 0.
+    `batch_index` is the position of the step's batch in the data stream, from 0.
     """
     experiment = program.experiment
     batch = next(experiment.batches(batch_index))
@@ -180,16 +157,10 @@ def advise(program: Program, batch_index: int) -> str:
 
 
 def replay_command(folder: Path, step: int, vocabulary: Sequence[str]) -> str:
-    """Returns the shell command that replays a step.
-
-    Args:
-        folder: of the run.
-        step: counted from 1.
-        vocabulary: the user's packages that the run's config needs.
-    """
+    """Returns the shell command that replays a step of the run in a folder."""
     command = ["python", "-m", "trainer"]
     argv = sys.orig_argv
-    if "trainer" in argv and argv[argv.index("trainer") - 1] == "-m":  # repeat it
+    if "trainer" in argv and argv[argv.index("trainer") - 1] == "-m":  # repeat how it was started
         command = argv[: argv.index("trainer") + 1]
     packages = [f"--vocabulary={package}" for package in vocabulary]
     return shlex.join([*command, "replay", str(folder), f"--step={step}", *packages])

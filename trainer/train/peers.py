@@ -6,7 +6,7 @@ also notices a process that is gone later, but then calls abort(), which does no
 and sets the exit code. This module therefore has to notice it first; an abort() that jax calls
 nevertheless is caught by `Peers._catch_aborts`.
 
-A message is one JSON object in a line; an empty line is a heartbeat.
+A message is one JSON object in a line; an empty line is a heartbeat. Start with `connect`.
 """
 
 import contextlib
@@ -32,10 +32,6 @@ _SEND_TIMEOUT = 5.0  # seconds; sending hardly blocks: a message fits into the s
 class Connection:
     """A connection to another process, which sends and receives messages.
 
-    Args:
-        connected: the socket.
-        process: the index of the other process.
-
     Attributes:
         socket: the socket.
         process: the index of the other process.
@@ -54,10 +50,9 @@ class Connection:
         self._lock = threading.Lock()
 
     def send(self, message: dict[str, Any] | None = None) -> None:
-        """Sends a message; an error of a broken connection is noticed when it is read.
+        """Sends a message, or a heartbeat if it is None.
 
-        Args:
-            message: of JSON values; None for a heartbeat.
+        It never raises: an error of a broken connection is noticed when it is read.
         """
         text = json.dumps(message) if message else ""
         # Two threads send: the main one, and the one that watches.
@@ -79,15 +74,9 @@ class Connection:
         return [message for message in messages if isinstance(message, dict)]
 
     def first(self, seconds: float) -> dict[str, Any]:
-        """Waits for the next message.
+        """Waits at most so many seconds for the next message, and returns {} if none arrives.
 
         It reads no byte beyond that message, so that later ones wake the thread that watches.
-
-        Args:
-            seconds: how long to wait.
-
-        Returns:
-            The message; an empty one if none arrived in time, or the connection was closed.
         """
         until, line = time.monotonic() + seconds, b""
         try:
@@ -115,11 +104,8 @@ def finish(connections: Iterable[Connection], seconds: float) -> None:
     """Waits until the other processes have received all that was sent and closed the connections.
 
     A process that ends with unread data in a socket resets its connection. The reset may arrive
-    before a message that was sent just before it, and the message is lost then.
-
-    Args:
-        connections: nothing can be sent over them afterwards.
-        seconds: how long to wait at most, for all of them.
+    before a message that was sent just before it, and the message is lost then. Nothing can be sent
+    over the connections afterwards. Waits at most `seconds` for all of them.
     """
     until = time.monotonic() + seconds
     sockets = [connection.socket for connection in connections if not connection.closed]
@@ -152,11 +138,8 @@ _LATE = (
 class Peers:
     """Watches the other processes of the run from a separate thread, until this one ends.
 
-    Args:
-        index: of this process, from 0.
-        hosts: the host name of each process.
-        connections: process 0 has one to each other process, the others one to it.
-        silence: seconds without a heartbeat after which a process counts as gone.
+    Process 0 has a connection to each other process, and the others have one to it. A process
+    counts as gone after `silence` seconds without a heartbeat.
     """
 
     def __init__(self, index: int, hosts: list[str], connections: list[Connection], silence: float):
@@ -174,13 +157,9 @@ class Peers:
             threading.Thread(target=self._watch, name="peers", daemon=True).start()
 
     def news(self, within: float) -> str | None:
-        """Waits for the end of another process.
+        """Waits at most `within` seconds for the end of another process.
 
-        Args:
-            within: seconds to wait.
-
-        Returns:
-            A sentence about the first process that is gone; None if there is none yet.
+        Returns a sentence about the first process that is gone; None if there is none yet.
         """
         self._has_news.wait(within)
         return self._news[1] if self._news else None
@@ -188,10 +167,8 @@ class Peers:
     def leave(self, code: int, why: str = "its own output names it") -> None:
         """Announces that this process is about to end normally.
 
-        Args:
-            code: its exit code. After 0 and 75 this process waits for the others; after any other
-                code the processes that do not end by themselves are ended.
-            why: the error, which the other processes print.
+        After the exit codes 0 and 75 this process waits for the others. After any other code the
+        processes that do not end by themselves are ended, and print `why`, the error.
         """
         self._ending = code
         if code in (DONE, STOPPED):
@@ -201,12 +178,9 @@ class Peers:
             self._send_all({"ends": code, "why": why[:2000], "soon": _GRACE_AFTER_ERROR})
 
     def fail(self, why: str) -> NoReturn:
-        """Ends this process with code 1, and the other processes too.
+        """Ends this process with code 1, and the other processes too, which print the error `why`.
 
         Process 0 ends last, because jax aborts the others when it ends.
-
-        Args:
-            why: the error, which the other processes print.
         """
         self._ending = FAILED
         self._until = time.monotonic() + _GRACE
@@ -218,16 +192,14 @@ class Peers:
     def end(self, code: int, sentence: str = "") -> NoReturn:
         """Ends this process at once; only the first call has an effect.
 
-        Args:
-            code: the exit code.
-            sentence: printed to stderr as an error, if it is not empty.
+        The sentence is printed to stderr as an error, if it is not empty.
         """
         # Another thread is ending the process: wait for that, because this call must not return.
         if not self._end_once.acquire(blocking=False):
             threading.Event().wait()
         if sentence:
             with contextlib.suppress(OSError):
-                # Not print(): another thread may hold the lock of the stream, also where it aborts.
+                # Not print(): a thread may hold the lock of the stream, even the one that aborts.
                 os.write(2, f"error: {sentence}\n".encode())
         finish(self._connections, _FINISH)
         # Not sys.exit(): the main thread may be blocked in a collective, and jax's own exit handler
@@ -247,7 +219,7 @@ class Peers:
                 selector.register(connection.socket, selectors.EVENT_READ, connection)
                 connection.heard = last_heartbeat  # the last process may have connected much later
             while True:
-                # More often than a heartbeat is due, because the checks below depend on it.
+                # Wake more often than heartbeats are due, for the checks below.
                 for key, _ in selector.select(_HEARTBEAT / 4):
                     if not self._handle_messages(key.data):
                         selector.unregister(key.fileobj)
@@ -321,7 +293,7 @@ class Peers:
                     f"or network failed. End it if it is still there. {_AGAIN}",
                     about=connection.process,
                 )
-                self._until = now  # the main thread waits for a process that does not answer
+                self._until = now  # end at once: the main thread waits for that silent process
         if self._ending not in (None, DONE, STOPPED):
             if now >= self._until or (self._index == 0 and self._all_closed()):
                 self.end(self._ending or FAILED)
@@ -363,18 +335,15 @@ _RETRY = 0.2  # seconds between two attempts
 def connect(address: str, count: int, index: int, *, wait: float, silence: float) -> Peers:
     """Connects this process to the others, at the address where jax's coordinator will listen.
 
+    Returns the connections, with a thread that watches them. Raises UserError if the port is in
+    use, a process is missing, or two have the same index.
+
     Args:
         address: HOST:PORT of process 0, which must be able to listen there.
         count: how many processes the run has.
         index: of this process, from 0.
         wait: seconds within which all of them must have connected.
         silence: seconds without a heartbeat after which a process counts as gone.
-
-    Returns:
-        The connections to the other processes, with a thread that watches them.
-
-    Raises:
-        UserError: the port is in use, a process is missing, or two have the same index.
     """
     host, port = _split(address, "JAX_COORDINATOR_ADDRESS")
     if count < 1:
@@ -461,7 +430,7 @@ def _accept_all(
         twice = before is not None and not _has_ended(before)
         if before is not None and not twice:
             before.close()  # that process was started again
-        # Under -1 if the number is taken, so that `refuse` tells both of them why.
+        # Stored under -1 if the number is taken, so that `refuse` tells both processes why.
         connection.process, connections[-1 if twice else number] = number, connection
         if of != count or not 0 < number < count:
             refuse(

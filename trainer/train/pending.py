@@ -1,4 +1,4 @@
-"""Keeps the blocks that were dispatched and not yet checked for values that are not finite."""
+"""Keeps the blocks that were dispatched, until they are checked for values that are not finite."""
 
 import collections
 from collections.abc import Sequence
@@ -48,12 +48,9 @@ class PendingBlocks:
     model's step. Under the other two policies the step itself checks everything, because it must
     undo its own update.
 
-    Args:
-        program: the compiled experiment.
-        step: of the first state, whose parameters are finite.
-
     Attributes:
-        params_finite_at: the last step after which the parameters were found finite.
+        params_finite_at: the last step after which the parameters were found finite; at first, the
+            step of the first state.
     """
 
     def __init__(self, program: Program, step: int):
@@ -72,14 +69,10 @@ class PendingBlocks:
     def add(
         self, first: int, steps: int, metrics: Sequence[StepMetrics], state: State, check: bool
     ) -> None:
-        """Adds a dispatched block.
+        """Adds a dispatched block: its metrics, from `Program.advance`, and the state after it.
 
-        Args:
-            first: its first step, counted from 1.
-            steps: how many steps it has.
-            metrics: of its steps, as `Program.advance` returned them.
-            state: the state after it.
-            check: whether to check the parameters of the state as well.
+        `first` is its first step, counted from 1. `check` asks to check the parameters of the state
+        as well.
         """
         checked = None
         if check and self._policy == "halt":

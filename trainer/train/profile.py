@@ -23,12 +23,8 @@ Advance = Callable[[State, Sequence[Batch]], Computed]
 class Profile:
     """Writes a profile of jax for the blocks that contain some steps, and prints a table.
 
-    The steps before it are waited for, and nothing that is computed changes.
-
-    Args:
-        steps: the first step, counted from 1, or None for the one after the warm-up; and the number
-            of steps.
-        log: takes a line for the user.
+    It waits for the steps before the profile; what is computed does not change. `steps` is the
+    first step, counted from 1, or None for the one after the warm-up; and the number of steps.
     """
 
     def __init__(self, steps: tuple[int | None, int], log: Callable[[str], None]):
@@ -38,17 +34,12 @@ class Profile:
         self._folder: Path
         self._running = False
         self._begun = 0  # the first step in the profile
-        self._profiled = 0  # how many steps it has; after a rollback some of them are there twice
+        self._profiled = 0  # how many steps it has; after a rollback, repeated ones count twice
 
     def choose(self, before: int, end: int) -> None:
-        """Chooses the steps, before the run begins.
+        """Chooses the steps, for a run that has made `before` steps and ends with the step `end`.
 
-        Args:
-            before: how many steps the run has made already.
-            end: the last step that it will make.
-
-        Raises:
-            UserError: the run will not make these steps.
+        Raises UserError if the run will not make the steps that were asked for.
         """
         first = before + _WARM_UP + 1 if self._first is None else self._first
         last = first + self._count - 1
@@ -67,13 +58,10 @@ class Profile:
     def watch(
         self, program: Program, step: int, folder: Path, doing: Callable[[str], None]
     ) -> Advance:
-        """Returns `Program.advance` with a profile of the chosen steps.
+        """Returns `Program.advance` with a profile of the chosen steps, written to a new folder.
 
-        Args:
-            program: the compiled experiment.
-            step: how many steps are finished before the first block.
-            folder: the profile's folder, which is created.
-            doing: told what takes long here, as `Watchdog.other`.
+        `step` steps are finished before the first block. `doing`, as `Watchdog.other`, is told what
+        takes long here.
         """
         done = step
         self._program, self._folder = program, folder
@@ -84,7 +72,7 @@ class Profile:
             nonlocal done
             before, done = done, done + len(batches)
             if not self._running and before < first <= done:
-                jax.block_until_ready(state)  # earlier steps are not part of it
+                jax.block_until_ready(state)  # so that earlier steps are not in the profile
                 self._start(before + 1)
             computed = program.advance(state, batches)
             if self._running:
@@ -128,12 +116,12 @@ class Profile:
             )
 
 
-# Their time is that of the operations inside of them, which are listed by themselves.
+# Left out: their time is that of the operations inside of them, which are listed themselves.
 _CONTAINERS = {"while", "conditional"}
 _INSTRUCTION = re.compile(
     r'\s*(?:ROOT )?%?([\w.\-]+) = .*? ([a-z][\w\-]*)\((?:.*op_name="([^"]*)")?'
 )
-# Parts of a name that say how jax called a function, and not which.
+# Parts of a name that tell how jax called a function, and not which function.
 _CALLS = re.compile(
     r"while|body|cond|closed_call|core_call|eval_jaxpr|checkpoint|remat\d?|rematted_computation|scan"
     r"|branch_\d+_fun|custom_(jvp|vjp)_call(_jaxpr)?|shard_map|vmap\(\)|.*<lambda>.*"
@@ -157,14 +145,10 @@ class Operation(NamedTuple):
 
 
 def costliest(folder: Path, hlo: str, count: int = 10) -> list[Operation]:
-    """Returns the operations that took the most time, the costliest first.
+    """Returns the operations that took the most time, the costliest first and at most `count`.
 
-    Operations that the compiler merged count under the name of the last of them.
-
-    Args:
-        folder: into which jax's profiler wrote; its newest profile is read.
-        hlo: the text of the compiled program.
-        count: the most operations to return.
+    The newest profile in the folder of jax's profiler is read; `hlo` is the text of the compiled
+    program. Operations that the compiler merged count under the name of the last of them.
     """
     names = dict(_instructions(hlo))
     module = re.match(r"HloModule ([\w.\-]+)", hlo)
@@ -191,10 +175,7 @@ def _instructions(hlo: str) -> Iterator[tuple[str, tuple[str, str]]]:
 
 
 def readable(op_name: str) -> str:
-    """Shortens the name that jax gives to an operation.
-
-    Args:
-        op_name: the scopes and the operation, separated by slashes.
+    """Shortens jax's name of an operation, which has its scopes before it, joined by slashes.
 
     Example:
         >>> readable("jit(step)/transpose(jvp(Vit))/while/body/blocks/mlp/up/dot_general")
@@ -221,7 +202,7 @@ def readable(op_name: str) -> str:
 def _lines(plane: Any) -> list[Any]:
     """Returns the lines of a plane that have operations, each once."""
     lines = list(plane.lines)
-    # A TPU has other lines beside it, with the same time by module and by step.
+    # A TPU has further lines, which show the same time by module and by step.
     return [line for line in lines if line.name == "XLA Ops"] or [
         line for line in lines if not line.name.startswith(("XLA ", "Steps", "Framework", "Source"))
     ]

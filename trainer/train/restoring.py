@@ -16,51 +16,27 @@ from trainer.messages import UserError
 
 
 def to_save(state: State) -> State:
-    """Returns what a checkpoint saves of a state: all but the hyperparameters.
-
-    Args:
-        state: a `State` of arrays or of `jax.ShapeDtypeStruct`.
-    """
+    """Returns what a checkpoint saves of a state, also an abstract one: all but hyperparameters."""
     return state._replace(hyperparams=())
 
 
 def restore(program: Program, checkpoints: Checkpoints, step: int | None = None) -> State:
-    """Reads a checkpoint, and adds the hyperparameters of the program.
+    """Reads the checkpoint of a step, or the newest intact one, with the program's hyperparameters.
 
-    Args:
-        program: the program.
-        checkpoints: the run's checkpoints.
-        step: the step to read; None for the newest intact one.
-
-    Returns:
-        The state, on the program's devices.
-
-    Raises:
-        CheckpointError: there is no such checkpoint, or it is damaged.
-        ValueError: its leaves are not those of the program.
+    The state is put on the program's devices. Raises CheckpointError if there is no such
+    checkpoint, it is damaged, or its leaves are not those of the program.
     """
     return with_hyperparams(program, checkpoints.restore(to_save(program.abstract_state()), step))
 
 
 def restore_of(program: Program, folder: Path, step: int) -> State:
-    """Reads a checkpoint of a run, which is not changed; see `restore`.
-
-    Args:
-        program: the program.
-        folder: of the run.
-        step: the step to read.
-    """
+    """Reads a checkpoint of the run in a folder, which is not changed; see `restore`."""
     with Checkpoints(folder / "checkpoints", read_only=True) as checkpoints:
         return restore(program, checkpoints, step)
 
 
 def with_hyperparams(program: Program, saved: State) -> State:
-    """Adds the hyperparameters of a program to what a checkpoint has of a state.
-
-    Args:
-        program: the program.
-        saved: as `to_save` returned it, on the program's devices.
-    """
+    """Adds the hyperparameters of a program to a state without them, on the program's devices."""
     packed = jax.device_put(program.inputs.pack(), replicated(program.mesh))
     return saved._replace(hyperparams=packed)
 
@@ -68,11 +44,7 @@ def with_hyperparams(program: Program, saved: State) -> State:
 def check_fits(program: Program, workdir: Path, step: int, *, may_differ: bool) -> None:
     """Raises UserError if a checkpoint cannot be continued by this program or this version.
 
-    Args:
-        program: the program.
-        workdir: the run's folder.
-        step: the step of the checkpoint.
-        may_differ: whether the config may be another than the run's, so that each leaf is compared.
+    `may_differ` tells that the config may be another than the run's, so that each leaf is compared.
     """
     wrong = misfits(workdir, step, to_save(program.abstract_state()))
     # `hyper` was a field of the state before the floats of the optimizer were inputs.

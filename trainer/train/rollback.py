@@ -72,32 +72,19 @@ class GoBack(NamedTuple):
 
 
 def counters_of(run_state: Mapping[str, jax.Array]) -> Counters:
-    """Reads the counters of a state.
-
-    Args:
-        run_state: the state's `run_state`.
-
-    Returns:
-        The counters; zeros if the run's `on_nonfinite` is not "rollback".
-    """
+    """Reads the counters in a state's `run_state`; zeros if `on_nonfinite` is not "rollback"."""
     if "rollback" not in run_state:
         return Counters()
     return Counters(*(int(n) for n in np.asarray(run_state["rollback"])))
 
 
 def go_back(counters: Counters, bad: int) -> GoBack | None:
-    """Computes where a run continues after a bad step.
+    """Computes where a run continues after the bad step, which is counted from 1.
 
     The batch of that step is skipped for good. If the run did not get past the bad step of the last
     rollback, the state itself may be the cause: the run goes back 1, 3, 7, ... steps further, and
-    skips the batches of those steps too.
-
-    Args:
-        counters: of the state.
-        bad: the step, counted from 1, whose loss or gradient was not finite.
-
-    Returns:
-        Where the run continues; None if it went back `MOST_ROLLBACKS` times before.
+    skips the batches of those steps too. Returns None if it went back `MOST_ROLLBACKS` times
+    before.
     """
     if counters.rollbacks == MOST_ROLLBACKS:
         return None
@@ -119,15 +106,8 @@ class RollbackLog:
     """The rollbacks that lead to the present state: step -> the counters from that step on.
 
     A state is a function of its step and the rollbacks before it, so that it can be computed again
-    from any older one. A rollback is on disk before a state that follows from it.
-
-    Args:
-        folder: the run's folder.
-        write: takes a file's name and its text, and writes the whole file or nothing.
-        log: takes a line for the user.
-
-    Raises:
-        UserError: rollbacks.json cannot be read or is damaged.
+    from any older one. A rollback is on disk before a state that follows from it. `write` is that
+    of a `RetriedFile`. Raises UserError if rollbacks.json cannot be read or is damaged.
     """
 
     def __init__(self, folder: Path, write: Callable[[str, str], None], log: Callable[[str], None]):
@@ -140,11 +120,7 @@ class RollbackLog:
         return max(self._counters, default=0)
 
     def add(self, back: GoBack) -> None:
-        """Adds a rollback; those to later steps are no longer on the run's path.
-
-        Args:
-            back: where the run continues.
-        """
+        """Adds a rollback; those to the same or later steps are no longer on the run's path."""
         step, counters = back
         earlier = {s: c for s, c in self._counters.items() if s < step}
         self._counters = earlier | {step: counters}
@@ -159,11 +135,7 @@ class RollbackLog:
         return self._file.flush()
 
     def at(self, step: int) -> Counters | None:
-        """Returns the counters that replace those of a state; None if they are not replaced.
-
-        Args:
-            step: finished steps of the state.
-        """
+        """Returns the counters that replace those of the state at a step; None to keep these."""
         return self._counters.get(step)
 
     def next_after(self, step: int) -> int | None:
@@ -171,11 +143,7 @@ class RollbackLog:
         return min((at for at in self._counters if at > step), default=None)
 
     def is_on_path(self, state: State) -> bool:
-        """Returns whether the run still builds on a state, and did not go back to before it.
-
-        Args:
-            state: as it was restored.
-        """
+        """Returns whether a restored state is still a part of the run: no rollback discarded it."""
         newest = self._counters.get(self.newest)
         if newest is None or int(state.step) <= self.newest:
             return True
@@ -185,33 +153,21 @@ class RollbackLog:
 
 
 def apply_rollback(state: State, counters: Counters | None) -> State:
-    """Replaces the counters of a state.
+    """Replaces the counters of a state; None leaves it as it is.
 
-    Args:
-        state: the state.
-        counters: the new counters; None leaves the state as it is.
-
-    Returns:
-        A state that shares all other arrays with `state`.
+    The new state shares all other arrays with `state`.
     """
     if counters is None or "rollback" not in state.run_state:
         return state
-    # With the sharding that it had: the step is compiled for that one, and takes no other.
+    # Keep its sharding, the only one that the compiled step takes.
     array = jax.device_put(np.asarray(counters, np.int32), state.run_state["rollback"].sharding)
     return state._replace(run_state={**state.run_state, "rollback": array})
 
 
 def read_rollbacks(folder: Path) -> dict[int, Counters]:
-    """Reads rollbacks.json.
+    """Reads rollbacks.json in a run's folder: step -> counters, empty if there is no file.
 
-    Args:
-        folder: of the run.
-
-    Returns:
-        Step -> counters, empty if there is no file.
-
-    Raises:
-        UserError: the file cannot be read or is damaged.
+    Raises UserError if the file cannot be read or is damaged.
     """
     fields = {key: field for field, key in _KEYS.items()}
     try:

@@ -39,22 +39,18 @@ class Logged(NamedTuple):
 
 
 def expected_rows(spans: Sequence[Logged], restored: int) -> int | None:
-    """Returns how many rows up to a step metrics.jsonl must have at least.
+    """Returns how many rows up to a restored step metrics.jsonl must have at least.
 
     A state is saved only after its metrics are written, so every row up to a restored step must be
     in the file. The one exception is a row that has only the evaluation at that step: a signal may
     have interrupted the evaluation, which is then repeated.
 
-    Args:
-        spans: of the run's processes so far, oldest first.
-        restored: the step whose state was restored.
-
-    Returns:
-        The number of rows; None if it cannot be determined.
+    `spans` are of the run's processes so far, oldest first. Returns None if the number cannot be
+    determined.
     """
     for last in reversed(spans):
         if last.step <= restored:
-            # [2:] is what decides which steps have rows: log_every, eval_every and steps.
+            # [2:] is log_every, eval_every and steps, which decide which steps have rows.
             if any(other[2:] != last[2:] for other in _after(spans, last)):
                 return None  # the rows after last.step may be of this process or of a later one
             return last.rows + _between(last, restored)
@@ -93,13 +89,9 @@ class MetricsError(RuntimeError):
 
 
 class Rows:
-    """Opens the writers, reports lost rows of metrics.jsonl, and then sets the exit code to 1.
+    """Opens the writers, reports lost rows of metrics.jsonl, and sets the exit code to 1 for them.
 
-    Args:
-        folder: the run's folder, whose run.json records the rows and which of them were lost.
-        experiment: determines which steps have a row.
-        log: takes a line for the user.
-        identity: returns what loggers call the run.
+    run.json in the run's folder records the rows, and which of them were lost.
 
     Attributes:
         results: those of the rows, from the last `open` on.
@@ -121,15 +113,9 @@ class Rows:
     def open(self, restored: int | None) -> MultiWriter:
         """Opens the run's writers, and reports how many rows metrics.jsonl lacks.
 
-        Args:
-            restored: the step whose state was restored, and after which rows are dropped; None
-                for the first state.
-
-        Returns:
-            The writers; an empty MultiWriter in every process but the first.
-
-        Raises:
-            MetricsError: metrics.jsonl cannot be read or truncated.
+        Rows after the step `restored` are dropped; None stands for the first state. The writers are
+        an empty MultiWriter in every process but the first. Raises MetricsError if metrics.jsonl
+        cannot be read or truncated.
         """
         if jax.process_index() > 0:
             return MultiWriter([])
@@ -184,13 +170,9 @@ class Rows:
         self._folder.lose_rows(sentence)
 
     def end(self, ended: Ended) -> Ended:
-        """Decides the exit code of the run, and prints which rows were lost.
+        """Returns how the run ended, with the exit code 1 instead of 0 if rows were lost for good.
 
-        Args:
-            ended: how the run ended, apart from lost rows.
-
-        Returns:
-            The same, but with the exit code 1 instead of 0 if rows were lost for good.
+        It prints which rows were lost then.
         """
         lost = multihost.broadcast_from_host0(bool(self._folder.lost_rows))
         if ended.code != DONE or not lost:
@@ -210,7 +192,7 @@ class Results(Writer):
     """Keeps the newest and the best metrics of the rows that a run writes.
 
     Attributes:
-        newest: the newest value of each metric, without those of the machine.
+        newest: the newest value of each metric, except perf/ and progress such as "epochs".
         best: name of an evaluation metric -> "min" and "max" -> the best value and its step; a loss
             has only "min".
         seconds: the newest perf/seconds.
@@ -225,16 +207,10 @@ class Results(Writer):
         self._rate = 0.0  # steps per second
 
     def read(self, folder: Path) -> "Results":
-        """Adds the rows that earlier processes wrote.
+        """Adds the rows that earlier processes wrote, and returns this object.
 
-        Args:
-            folder: of the run, whose rows after the restored step were dropped.
-
-        Returns:
-            This object.
-
-        Raises:
-            OSError: metrics.jsonl cannot be read.
+        The rows after the restored step must have been dropped. Raises OSError if metrics.jsonl
+        cannot be read.
         """
         for row in iterate_metrics(folder):
             self.write_scalars(row["step"], row)
@@ -260,21 +236,15 @@ class Results(Writer):
             best["max"] = Best(value, step)
 
     def seconds_at(self, step: int) -> float:
-        """Returns the time of the steps up to one whose state was restored.
+        """Returns the time of the steps up to a restored one.
 
-        Args:
-            step: the step. Those after the last row count with the speed of that row.
+        Steps after the last row count with the speed of that row.
         """
         after = max(0, step - self.step)
         return self.seconds + (after / self._rate if self._rate else 0.0)
 
     def summary(self, ended: Ended, experiment: Experiment) -> Summary:
-        """Returns the summary of a run.
-
-        Args:
-            ended: how it ended.
-            experiment: of the run.
-        """
+        """Returns the summary of a run."""
         examples = ended.step * experiment.data.batch_size
         tokens = tokens_per_example(experiment.data)
         return Summary(

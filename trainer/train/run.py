@@ -68,11 +68,7 @@ class RunServices(NamedTuple):
     log: Callable[[str], None]
 
     def summarize(self, ended: Ended) -> None:
-        """Writes summary.json.
-
-        Args:
-            ended: how the run ended.
-        """
+        """Writes summary.json; only logs that the disk cannot be written."""
         text = self.rows.results.summary(ended, self.experiment).text()
         try:
             self.folder.write(SUMMARY_FILE, text)
@@ -82,11 +78,7 @@ class RunServices(NamedTuple):
             self.log(f"{SUMMARY_FILE} could not be written: {error}")
 
     def summarize_error(self, error: Exception) -> None:
-        """Writes summary.json for a run that an exception ended.
-
-        Args:
-            error: the exception.
-        """
+        """Writes summary.json for a run that an exception ended."""
         code = MISTAKE if isinstance(error, UserError) else FAILED
         explained = isinstance(error, _EXPLAINED)
         why = " ".join(str(error).split()) if explained else wording.cause(error)
@@ -100,14 +92,9 @@ def make_services(
     log: Callable[[str], None],
     identity: Callable[[], RunIdentity],
 ) -> RunServices:
-    """Makes what a run needs in its folder.
+    """Makes what a run needs in its folder, which is open.
 
-    Args:
-        folder: of the run, open.
-        program: of the run.
-        signals: reports when to stop.
-        log: takes a line for the user.
-        identity: returns what loggers call the run.
+    `identity` returns what loggers call the run.
     """
     experiment = program.experiment
     return RunServices(
@@ -117,7 +104,7 @@ def make_services(
             keep_latest=experiment.keep_latest,
             keep_best=0 if experiment.best_metric is None else 1,
             best_mode=experiment.best_mode,
-            # It cannot be computed again.
+            # Keep the first state after a warm start, which cannot be computed again.
             keep_always=[] if experiment.warm_start is None else [0],
             log=log,
             fence=folder.check_fence,
@@ -252,7 +239,8 @@ class Run:
         if self._profile is not None:
             end = min(self.experiment.steps, until or self.experiment.steps)
             self._profile.choose(newest or 0, end)
-        # Read before the folder is created, so that a mistake in its rules leaves nothing behind.
+        # Before the folder is created, so that a mistake in the rules of the warm start leaves
+        # nothing behind.
         if self.experiment.warm_start and newest is None:
             self._warm_start = WarmStart(self.program, self.config)
 
@@ -262,11 +250,11 @@ class Run:
         try:
             summary = read_summary(workdir)
         except OSError:
-            return  # the same error follows, with advice
+            return  # opening the folder raises this error again, with advice
         if summary is None or summary.end != "done" or not file.exists():
             return
         lines = config_changes(file, self.config.root)
-        # A logger that is added gets the rows that there are.
+        # Other writers are allowed: a logger that is added receives the rows so far.
         if changes := [x for x in lines if not covered(x.partition(":")[0], ["writers"])]:
             raise UserError(
                 f"The run in {workdir} has made all of its {self.experiment.steps:,} steps, so that"
@@ -321,7 +309,7 @@ class Run:
         try:
             ended = self._attempts(services, until, observe, began)
         except Exception as error:
-            # Such as a batch that does not fit.
+            # The errors of components, such as a batch that does not fit, get a line of the config.
             named = located(error, self.config) if isinstance(error, ComponentError) else error
             if summarize:
                 services.summarize_error(named)
@@ -354,8 +342,8 @@ class Run:
                     self.log(f"error: {outcome.why} {outcome.advice}".rstrip())
                     return outcome.ended()
                 rollback_log.add(outcome)
-                # The rollback is recorded: if this process is killed here, the next one finds it,
-                # and discards the checkpoints itself.
+                # Only now that the rollback is recorded: if this process is killed here, the next
+                # one finds the record, and discards the checkpoints itself.
                 checkpoints.discard_after(rollback_log.newest)
                 first, began = False, None
 
@@ -386,7 +374,8 @@ class Run:
                 checkpoints.prune()
                 self.log(f"Nothing to do: the run has its {plural(self.experiment.steps, 'step')}.")
                 done = Ended("done", DONE, self.experiment.steps)
-                writer.finish(rows.results.summary(done, self.experiment))  # for what loggers lack
+                # Loggers may lack the end of the run, such as one that was added since.
+                writer.finish(rows.results.summary(done, self.experiment))
                 return rows.end(done)
             self._compile(state)
             watchdog = Watchdog(self.experiment.watchdog, self.log, self._slow_lines)
@@ -464,19 +453,10 @@ def find_start(
 ) -> Start:
     """Restores the newest checkpoint, or creates the state before the first step.
 
+    Checkpoints that are no longer on the run's path, according to `rollback_log`, are discarded.
     The metrics of checkpoints that were evaluated after they were saved are read as well.
-
-    Args:
-        program: the compiled experiment.
-        folder: of the run.
-        checkpoints: of the run.
-        rollback_log: the rollbacks so far; checkpoints that are no longer on the run's path are
-            discarded.
-        warm_start: the parameters of another run for a new state; None initializes them.
-        log: takes a line for the user.
-
-    Raises:
-        CheckpointError: no checkpoint can be read, and the first state cannot be made again.
+    `warm_start` has the parameters of another run for a new state; None initializes them. Raises
+    CheckpointError if no checkpoint can be read, and the first state cannot be made again.
     """
     evaluated = _record_metrics(program.experiment, folder, checkpoints)
     while checkpoints.latest() is not None:

@@ -63,16 +63,11 @@ def use_openblas_threads(*folders: Path) -> int | None:
 
     On a CPU, jax decomposes matrices with scipy's OpenBLAS. Its threads compete with those of XLA
     for the cores: on two of them, a step in which SOAP decomposes large matrices takes several
-    times as long with two as with one. The bits of `eigh` depend on their number. So a run keeps
-    the number that it began with, and the variable OPENBLAS_NUM_THREADS, if the user has set it, is
-    the number.
+    times as long with two as with one. The bits of `eigh` depend on their number, so a run keeps
+    the number that it began with. If the user has set OPENBLAS_NUM_THREADS, that is the number.
 
-    Args:
-        *folders: of runs, of which the first that has begun decides. If none has, the number is
-            that of the last call.
-
-    Returns:
-        The number; None for the library's default, which runs of earlier versions have.
+    Otherwise the first of `folders` whose run has begun decides; if none has, it is the number of
+    the last call. Returns None for the library's default, which runs of earlier versions have.
     """
     global _ours, _number
     before = _number

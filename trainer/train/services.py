@@ -65,7 +65,7 @@ class Halted(NamedTuple):
     advice: str = ""
 
     def ended(self) -> Ended:
-        """Returns how a run ends that goes no further."""
+        """Returns how the run ends, if it does not continue elsewhere."""
         return Ended("diverged", FAILED, self.step, self.why)
 
 

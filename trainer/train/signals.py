@@ -28,7 +28,7 @@ class StopSignals:
 
     def __enter__(self) -> "StopSignals":
         reading, writing = self._pipe = os.pipe()
-        os.set_blocking(writing, False)  # set_wakeup_fd refuses a pipe that blocks
+        os.set_blocking(writing, False)  # as set_wakeup_fd requires
         thread = threading.Thread(target=self._read, args=(reading,), name="signals", daemon=True)
         thread.start()
         self._wakeup_before = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
@@ -71,12 +71,12 @@ def _do_nothing(number: int, frame: FrameType | None) -> None:
 def stop_with_the_caller() -> None:
     """Lets this process save and end when the process that started it has ended.
 
-    That one holds the other end of a pipe which is the standard input here.
+    The caller holds the other end of a pipe, which is the standard input of this process.
     """
 
     def wait() -> None:
         with contextlib.suppress(OSError):
-            os.read(0, 1)  # nothing is written there
+            os.read(0, 1)  # nothing is ever written: returns when the caller's end is closed
         os.kill(os.getpid(), signal.SIGTERM)
 
     threading.Thread(target=wait, name="end of the caller", daemon=True).start()

@@ -18,11 +18,7 @@ from trainer.engine.program import Program
 
 
 class Utilization:
-    """Converts the speed of a program to what its devices do.
-
-    Args:
-        program: the compiled experiment.
-    """
+    """Converts the speed of a program to what its devices do."""
 
     def __init__(self, program: Program):
         data, devices = program.experiment.data, program.mesh.devices.flat
@@ -36,14 +32,10 @@ class Utilization:
             self._six = 6 * sum(x.size for x in params) * self._tokens
 
     def row(self, steps_per_second: float) -> dict[str, float]:
-        """Returns what a row of metrics says beside the speed.
+        """Returns what a row of metrics says about the devices at a speed in steps per second.
 
-        Args:
-            steps_per_second: the speed.
-
-        Returns:
-            "perf/memory_peak_bytes"; "perf/tokens_per_second" if the data set counts tokens; and,
-            if the peak of every device is known, "perf/mfu" and with tokens "perf/mfu_6nd".
+        That is "perf/memory_peak_bytes"; "perf/tokens_per_second" if the data set counts tokens;
+        and, if the peak of every device is known, "perf/mfu" and with tokens "perf/mfu_6nd".
         """
         found: dict[str, float] = {}
         if self._tokens:
@@ -56,14 +48,9 @@ class Utilization:
 
 
 def memory_peak(devices: Iterable[Any]) -> int:
-    """Returns the most memory that was in use so far, in bytes.
+    """Returns the most memory that was in use so far, in bytes, of the device that used the most.
 
-    Args:
-        devices: of this process.
-
-    Returns:
-        Of the device that used the most; or, if a device does not count its memory, as a CPU, the
-        most resident memory of this process.
+    If a device does not count its memory, as a CPU, it is the most resident memory of this process.
     """
     stats = [memory.stats_of(device) for device in devices]
     if stats and all("peak_bytes_in_use" in each for each in stats):
@@ -72,7 +59,7 @@ def memory_peak(devices: Iterable[Any]) -> int:
 
 
 def _resident_peak() -> int:
-    # ru_maxrss of Linux begins with the peak of the process that started this one.
+    # Not ru_maxrss: on Linux it begins with the peak of the process that started this one.
     try:
         status = Path("/proc/self/status").read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -86,9 +73,7 @@ def _resident_peak() -> int:
 class Clock:
     """Adds up the time in which it runs.
 
-    Args:
-        running: whether it runs from now on.
-        now: returns seconds.
+    `running` says whether it runs from now on, and `now` returns seconds.
 
     Attributes:
         share: the share of the time that is added up; change it only while the clock is stopped.
@@ -136,9 +121,9 @@ class Stopwatch:
         step: how many steps are finished now.
         data: the data set, which has the numbers of examples in a batch and in an epoch, and
             perhaps of tokens in an example.
-        seconds: the time of these steps.
+        seconds: the time that these steps took.
         clock: runs while steps are computed; None for one that runs from now on.
-        use: says what a speed means for the devices; None for nothing.
+        use: adds what the devices do at a speed; None adds nothing.
     """
 
     def __init__(
@@ -161,11 +146,9 @@ class Stopwatch:
         self._share: float | None = None
 
     def lap(self, step: int, waited: float | None = None) -> None:
-        """Ends a lap.
+        """Ends a lap, when `step` steps are finished.
 
-        Args:
-            step: how many steps are finished now.
-            waited: the seconds so far in which the devices waited for data; None if not known.
+        `waited` are the seconds so far in which the devices waited for data; None if not known.
         """
         (before, since), now = self._last, self._clock()
         seconds = max(now - since, 1e-9)
@@ -176,15 +159,11 @@ class Stopwatch:
             self._waited = waited
 
     def row(self, step: int) -> dict[str, float]:
-        """Returns what a row of training says besides the metrics of its step.
+        """Returns what a row of training says besides the metrics of its step, one of the last lap.
 
-        Args:
-            step: one of the last lap.
-
-        Returns:
-            Progress as `progress` returns it, with the time at which the step was finished, and the
-            speed of the lap: steps and examples per second. If it is known, the share of the lap
-            in which the devices waited for data; and what `Utilization.row` returns.
+        That is progress as `progress` returns it, with the time at which the step was finished, and
+        the speed of the lap: steps and examples per second. If it is known, the share of the lap in
+        which the devices waited for data; and what `Utilization.row` returns.
         """
         last, at = self._last
         seconds = self._before + at - (last - step) / self._rate
@@ -197,11 +176,7 @@ class Stopwatch:
         }
 
     def progress(self, step: int) -> dict[str, float]:
-        """Returns the examples, epochs, tokens and seconds of the steps so far, as metrics.
-
-        Args:
-            step: the last step, which is finished.
-        """
+        """Returns examples, epochs, tokens and seconds up to a finished step, as metrics."""
         return self._progress(step, self._before + self._clock())
 
     def _progress(self, step: int, seconds: float) -> dict[str, float]:

@@ -23,42 +23,29 @@ class StuckParameters:
     """Compares the low-precision parameters of each group at the ends of the log intervals.
 
     The devices compute a checksum of their bits at the end of every whole log interval, only if
-    low_precision is "nearest" and there are trainable bfloat16 or float16 parameters. Each group
-    is reported once. An interval is ignored if one of its steps was skipped, or if the group's
+    low_precision is "nearest" and there are trainable bfloat16 or float16 parameters. Each group is
+    reported once. An interval is ignored if one of its steps was skipped, or if the group's
     learning rate is zero at its beginning or end.
-
-    Args:
-        program: the compiled experiment.
-        log: takes a line for the user.
     """
 
     def __init__(self, program: Program, log: Callable[[str], None]):
         self._log = log
         self._experiment = program.experiment
-        self._groups: dict[str, str] | None = None  # those that are compared, and their dtypes
+        self._groups: dict[str, str] | None = None  # group that is compared -> its dtypes
         self._measure = jax.jit(lambda state: _measure(program.experiment.optimizer, state))
-        self._wait = program.simulated  # or this program would be in flight with the steps
+        self._wait = program.simulated  # this program must not be in flight with the steps there
         self._before: _Checksums | None = None
         self._newest: _Checksums | None = None
 
     def begin(self, step: int, state: State) -> None:
-        """Takes the checksums of the state that the run starts from, or goes back to.
-
-        Args:
-            step: finished updates.
-            state: the state after them; it is not donated.
-        """
+        """Takes the checksums of the state that the run starts from, or goes back to."""
         if self._groups is None:
             self._groups = _groups_to_compare(self._experiment.optimizer, state.params)
         self._before = self._newest = None
         self.look(step, state)
 
     def before(self, observe: Observer | None) -> Observer:
-        """Returns an observer of the loop that calls `look`, and then another observer.
-
-        Args:
-            observe: the other observer; None if there is none.
-        """
+        """Returns an observer of the loop that calls `look`, and then `observe` if there is one."""
 
         def look_and_observe(step: int, batches: Sequence[Batch], state: State) -> None:
             self.look(step, state)
@@ -70,9 +57,7 @@ class StuckParameters:
     def look(self, step: int, state: State) -> None:
         """Takes the checksums at the end of a log interval, and compares those of the one before.
 
-        Args:
-            step: finished updates.
-            state: the state after them; it is not donated.
+        `state` is the one after `step` updates; it is not donated.
         """
         if not self._groups or step % self._experiment.log_every:
             return

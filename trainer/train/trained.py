@@ -48,21 +48,15 @@ class Trained(NamedTuple):
 def read_trained(
     folder: Path, step: str | int = "latest", vocabulary: Sequence[str] = (), *, raw: bool = False
 ) -> Trained:
-    """Reads the parameters of a checkpoint; the data set of the run is not needed.
+    """Reads the parameters of a checkpoint: the "latest", the "best" by `best_metric`, or a number.
 
-    It is needed only if the optimizer of the run keeps averages of the parameters for evaluation,
-    as schedule-free does, which the optimizer computes from its state.
+    They are those that the run evaluates: their moving average with `ema_decay`, or those of the
+    optimizer. `raw` asks for those that are trained. The data set of the run is needed only if its
+    optimizer keeps averages of the parameters for evaluation, as schedule-free does, which the
+    optimizer computes from its state.
 
-    Args:
-        folder: of the run, which is not changed.
-        step: "latest", "best" by the `best_metric` of the run, or a number.
-        vocabulary: the user's packages that the config names.
-        raw: whether to read the parameters that are trained; otherwise they are those that the run
-            evaluates: their moving average with `ema_decay`, or those of the optimizer.
-
-    Raises:
-        UserError: the folder is not that of a run, or it has no such checkpoint, or this one is
-            damaged.
+    The folder is not changed. Raises UserError if it is not that of a run, or if it has no such
+    checkpoint, or a damaged one.
     """
     config = read_run(folder)
     try:
@@ -86,14 +80,7 @@ def read_trained(
 
 
 def read_run(folder: Path) -> Config:
-    """Returns the config of a run.
-
-    Args:
-        folder: of the run.
-
-    Raises:
-        UserError: the folder is not that of a run.
-    """
+    """Returns the config of the run in a folder; raises UserError if it is not that of a run."""
     if not folder.is_dir():
         raise UserError(f"There is no folder {folder}. Name the folder of a run.")
     check_files(folder)
@@ -105,13 +92,7 @@ def read_run(folder: Path) -> Config:
 def read_language(folder: Path, config: Config, vocabulary: Sequence[str] = ()) -> LanguageModel:
     """Returns how the model of a run continues a text.
 
-    Args:
-        folder: of the run.
-        config: its config.
-        vocabulary: the user's packages that the config names.
-
-    Raises:
-        UserError: it is not a language model.
+    Raises UserError if it is not a language model.
     """
     model = as_model(configs.Builder(config, vocabulary).build("model"))
     language = getattr(model, "language", None)
@@ -129,13 +110,8 @@ def read_language(folder: Path, config: Config, vocabulary: Sequence[str] = ()) 
 def read_tokenizer(folder: Path, config: Config, vocabulary: Sequence[str] = ()) -> Tokenizer:
     """Returns the tokenizer of a run, from its tokenizer.json or else from its data set.
 
-    Args:
-        folder: of the run.
-        config: its config.
-        vocabulary: the user's packages that the config names.
-
-    Raises:
-        UserError: there is none, it cannot be read, or it is not the one that the run has written.
+    Raises UserError if there is none, if it cannot be read, or if it is not the one that the run
+    has written.
     """
     file = folder / TOKENIZER_FILE
     if file.exists():
@@ -161,14 +137,7 @@ def read_tokenizer(folder: Path, config: Config, vocabulary: Sequence[str] = ())
 def trained_length(folder: Path) -> int | None:
     """Returns the number of tokens of an example that a run was trained on, from its rows.
 
-    Args:
-        folder: of the run.
-
-    Returns:
-        The number; None if no row has it.
-
-    Raises:
-        UserError: metrics.jsonl cannot be read.
+    Returns None if no row has it; raises UserError if metrics.jsonl cannot be read.
     """
     try:
         for row in writers.iterate_metrics(folder, "tokens"):
@@ -181,11 +150,7 @@ def trained_length(folder: Path) -> int | None:
 
 
 def tokenizer_text(data: Any) -> str | None:
-    """Returns the tokenizer.json of a data set's tokenizer; None if it has none, or cannot save it.
-
-    Args:
-        data: the data set.
-    """
+    """Returns the tokenizer.json of a data set's tokenizer; None if there is none to save."""
     save = getattr(getattr(data, "tokenizer", None), "save", None)
     if save is None:
         return None
@@ -200,7 +165,7 @@ def _metrics(folder: Path, config: Config) -> dict[int, float | None]:
     known = {info.step: info.metric for info in checkpoint.ls(folder)}
     best = config.root.kwargs.get("best_metric")
     # A checkpoint may have been saved before it was evaluated: then only its row has the metric.
-    # Of a metric without a split, that of the validation split replaces that of the test split.
+    # If best_metric names no split, the validation split, which is last here, wins.
     for prefix in reversed(PREFIXES.values()) if best is not None else ():
         name = prefix + str(best).removeprefix(prefix)
         for row in writers.iterate_metrics(folder, name):
@@ -210,17 +175,10 @@ def _metrics(folder: Path, config: Config) -> dict[int, float | None]:
 
 
 def choose_step(folder: Path, config: Config, step: str | int) -> int:
-    """Returns the number of a checkpoint.
+    """Returns the step of the "latest" checkpoint, the "best" by `best_metric`, or a given one.
 
-    Args:
-        folder: of the run.
-        config: its config.
-        step: "latest", "best" by the `best_metric` of the run, or a number.
-
-    Raises:
-        UserError: there is no such checkpoint.
-        CheckpointError: there are no checkpoints.
-        OSError: the folder cannot be read.
+    Raises UserError if there is no such checkpoint, CheckpointError if there are none, and OSError
+    if the folder cannot be read.
     """
     return _choose(folder, config, step, _metrics(folder, config))
 
@@ -240,7 +198,7 @@ def _choose(folder: Path, config: Config, step: str | int, known: dict[int, floa
                 f"there are {there}."
             )
         sign = -1 if config.root.kwargs.get("best_mode", Experiment.best_mode) == "max" else 1
-        # The first of equal ones, as `checkpoint.retention` keeps it and summary.json names it.
+        # The first of equal ones, which `checkpoint.commit.Retention` keeps and summary.json names.
         return min(finite, key=lambda number: (sign * finite[number], number))
     if isinstance(step, str):
         raise UserError(

@@ -31,23 +31,17 @@ class WarmStart:
     - "step": one of its checkpoints; by default the newest.
     - "rename": patterns and replacements, as in `checkpoint.rename`.
     - "fresh": a list of patterns of this run's parameters that are initialized, with other random
-      numbers than a run of the same seed that is not warm-started. What the other run has must be
-      left out by a rule of "rename".
+      numbers than a run of the same seed that is not warm-started. If the other run has such a
+      parameter, a rule of "rename" must drop it.
     - "optimizer" (the optimizer's state), "model_state" (such as batch statistics) and "schedule"
       (the position of the schedules): each "keep" or, by default, "reset".
 
-    Steps count from 0 in any case.
-
-    Args:
-        program: the run that starts.
-        config: what the program was built from, for the file and line in errors.
+    Steps count from 0 in any case. `config` has the file and line for errors. Raises ConfigError if
+    a rule has no effect, a parameter is missing or does not fit, or the other run has no intact
+    checkpoint.
 
     Attributes:
         number: how many warm starts led to this run, 1 if the other run was not warm-started.
-
-    Raises:
-        ConfigError: a rule has no effect, a parameter is missing or does not fit, or the other run
-            has no intact checkpoint.
     """
 
     def __init__(self, program: Program, config: Config | None = None):
@@ -55,8 +49,8 @@ class WarmStart:
         self._sources = config.sources if config else {}
         self._check_keys()
         wanted = program.abstract_state()
-        # One object, which the trials of a sweep call one after the other. Without out_shardings a
-        # compiled `init` loses the shardings of most optimizers' states.
+        # Compiled once, for all trials of a sweep. Without out_shardings a compiled `init` loses
+        # the shardings of most optimizers' states.
         shardings = jax.tree.map(lambda x: x.sharding, wanted.opt_state)
         self._init = jax.jit(partial(_init_optimizer, program), out_shardings=shardings)
         self._params, names = self._read_params(flatten(wanted.params))
@@ -72,19 +66,14 @@ class WarmStart:
         self.number = 1 + count_warm_starts(Path(self._options["from"]))
 
     def first_state(self, program: Program) -> State:
-        """Computes a state with the values that were read.
+        """Computes a state at step 0 with the values that were read.
 
         The moving average of the parameters (EMA) starts at the new parameters. An optimizer state
-        that is not kept is initialized from them.
-
-        Args:
-            program: the run that starts, or one that differs from it in its seed and its floats.
-
-        Returns:
-            The state to start from, at step 0.
+        that is not kept is initialized from them. `program` may differ from the one of the
+        constructor in its seed and its floats.
         """
-        # With the random numbers of a first start, a fresh parameter would be the value from which
-        # the other run trained its own, if the seeds are equal.
+        # Other random numbers than without a warm start: with the same seed, a fresh parameter
+        # would get the very value from which the other run trained its own.
         state = program.init(warm_starts=self.number)
         params = _put(state.params, self._params)
         ema = state.ema
@@ -143,7 +132,7 @@ class WarmStart:
         theirs = self._read("params")
         rules = self._options.get("rename") or {}
         try:
-            # Renames the numbers of the parameters, which tell afterwards where each came from.
+            # Rename numbers in place of the values: they tell afterwards where each came from.
             marked = {path: np.asarray(i) for i, path in enumerate(theirs)}
             renamed = flatten(checkpoint.rename(nested(marked), rules))
         except ValueError as error:
@@ -171,11 +160,9 @@ class WarmStart:
         return found, names
 
     def _fresh(self, wanted: Collection[str], found: Mapping[str, str]) -> set[str]:
-        """Returns the parameters that the patterns in 'fresh' leave to their initial values.
+        """Returns the parameters in `wanted` to which 'fresh' leaves their initial values.
 
-        Args:
-            wanted: the parameters of this run.
-            found: those that the other run has a value for -> their paths there.
+        `found` has those that the other run has a value for -> their paths there.
         """
         fresh: set[str] = set()
         for pattern in self._options.get("fresh") or []:
@@ -200,8 +187,8 @@ class WarmStart:
         theirs = self._read({"optimizer": "opt_state"}.get(part, part)) if wanted else {}
         found = {}
         for path, value in theirs.items():
-            # A state of a parameter has its path at the end: mu/blocks/qkv/kernel. The longest one
-            # counts, because a parameter may be called kernel alone.
+            # The state of a parameter ends with its path: mu/blocks/qkv/kernel. The longest match
+            # counts, because a parameter may be called just kernel.
             tail = max((p for p in names if path.endswith("/" + p)), key=len, default=None)
             found[path if tail is None else path[: -len(tail)] + names[tail]] = value
         missing = [path for path in wanted if path not in found]
@@ -225,13 +212,9 @@ class WarmStart:
 
 
 def count_warm_starts(folder: Path) -> int:
-    """Returns how many warm starts led to a run: 0 for one that began with initial values.
+    """Returns how many warm starts led to the run, or the trial of a sweep, in a folder.
 
-    Args:
-        folder: of the run, or of a trial of a sweep.
-
-    Raises:
-        UserError: its run.json is damaged.
+    It is 0 if the run began with initial values. Raises UserError if its run.json is damaged.
     """
     record = read_record(folder / "run.json") or {"lineage": []}
     numbers = [entry.get("warm_starts") for entry in record["lineage"]]

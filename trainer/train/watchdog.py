@@ -10,8 +10,8 @@ from collections.abc import Callable
 from typing import NamedTuple, TextIO
 
 _LOOK = 0.25  # seconds between two looks at what is done
-# Seconds that count for one look at most: in a process that was stopped, as by SIGSTOP, or had no
-# core, this thread did not run either, and nothing is to be said of its steps.
+# Seconds that count for one look at most. While the process is stopped, as by SIGSTOP, or has no
+# core, this thread does not run either, and the steps must not count as slow.
 _MOST_OF_A_LOOK = 1.0
 _SHORTEST = 1.0  # seconds; shorter pauses occur on any machine and are not reported
 _BETWEEN_STEPS = 60.0  # seconds that a batch of an evaluation, or a save, may take
@@ -22,15 +22,14 @@ _ENOUGH = 5  # times of steps that must be known before their median is used
 class _Activity(NamedTuple):
     what: str
     is_block: bool
-    number: int  # makes each of them another one
+    number: int  # a new one for each, so that two of the same text differ
 
 
 class SlowLines:
     """Limits the lines about slow steps, which come one after the other on a busy machine.
 
-    Args:
-        between: seconds between two lines; infinite for a single one.
-        stacks: whether the stacks of all threads follow each of them.
+    There are `between` seconds between two lines; if that is infinite, there is a single one.
+    `stacks` prints the stacks of all threads after each.
     """
 
     def __init__(self, between: float = 60.0, *, stacks: bool = False):
@@ -84,12 +83,7 @@ class Watchdog:
         self._thread: threading.Thread | None = None
 
     def block(self, first: int, steps: int) -> None:
-        """Records that a block of steps begins; cheap enough to be called at every block.
-
-        Args:
-            first: the number of its first step.
-            steps: the number of its steps.
-        """
+        """Records that a block begins; cheap enough to be called at every block."""
         now = time.monotonic()
         if self._left is not None:
             self._elsewhere += now - self._left
@@ -97,8 +91,8 @@ class Watchdog:
         if self._since is None:
             self._since, self._elsewhere = now, 0.0
         elif first != self._first and self._done:
-            # From one number to the next, all trials that share this compute a block: the devices
-            # are as far behind the host at the end as they were at the beginning.
+            # From one `first` to the next, each trial that shares this watchdog computes a block:
+            # the devices are as far behind the host at the end as they were at the beginning.
             self._seconds.append((now - self._since - self._elsewhere) / self._done)
             self._since, self._elsewhere, self._done = now, 0.0, 0
         self._first = first
@@ -109,21 +103,16 @@ class Watchdog:
         self._begin(name, True)
 
     def finished(self, steps: int) -> None:
-        """Records that the devices have finished a block.
-
-        Args:
-            steps: the number of its steps.
-        """
+        """Records that the devices have finished a block of so many steps."""
         self._done += steps
         self._unfinished -= steps
         if self._state is not None:
             self._begin(self._state.what, self._state.is_block)
 
     def other(self, what: str) -> None:
-        """Records that something else than a block begins.
+        """Records that something other than a block begins, such as "a save".
 
-        Args:
-            what: such as "a save"; used in the warning "Slow: a save has taken 70.0 s so far".
+        The text is used in the warning "Slow: a save has taken 70.0 s so far".
         """
         if self._left is None:
             self._left = time.monotonic()

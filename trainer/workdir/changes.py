@@ -33,11 +33,9 @@ class RunChanged(UserError):
 
 
 def covered(path: str, allowed: Sequence[str]) -> bool:
-    """Returns whether `allowed` covers a path of the config: names it, a parent or its last key.
+    """Returns whether `allowed` names a path of the config, one of its parents or its last key.
 
-    Args:
-        path: such as "optimizer.groups.hidden.b2".
-        allowed: the values of --allow_changed.
+    `allowed` has the values of --allow_changed, and a path is such as "optimizer.groups.hidden.b2".
     """
     return any(
         path == name or path.startswith((f"{name}.", f"{name}[")) or path.endswith(f".{name}")
@@ -46,15 +44,10 @@ def covered(path: str, allowed: Sequence[str]) -> bool:
 
 
 def refuse_config(path: Path, lines: Sequence[str], allowed: Sequence[str]) -> None:
-    """Checks that every difference between two configs of a run is allowed.
+    """Raises UserError if a difference between two configs of a run is not allowed.
 
-    Args:
-        path: of the workdir, for the error.
-        lines: the differences, such as "steps: 10 -> 20".
-        allowed: the values of --allow_changed.
-
-    Raises:
-        UserError: a difference is not allowed.
+    The differences are lines such as "steps: 10 -> 20", and `allowed` has the values of
+    --allow_changed.
     """
     refused = [line for line in lines if not covered(line.partition(":")[0], allowed)]
     if refused and "config" not in allowed and "program" not in allowed:
@@ -69,11 +62,7 @@ def refuse_config(path: Path, lines: Sequence[str], allowed: Sequence[str]) -> N
 
 
 def as_changes(lines: Sequence[str]) -> list[Change]:
-    """Converts differences of two configs to changes of the program.
-
-    Args:
-        lines: the differences, such as "steps: 10 -> 20".
-    """
+    """Converts differences of two configs, such as "steps: 10 -> 20", to changes of the program."""
     return [
         Change("program", path, *map(str.strip, values.split(" -> ", 1)))
         for path, _, values in (line.partition(": ") for line in lines)
@@ -82,20 +71,11 @@ def as_changes(lines: Sequence[str]) -> list[Change]:
 
 
 def refuse(path: Path, changes: Sequence[Change], allowed: Sequence[str]) -> None:
-    """Checks that every change to the program or the data is allowed.
-
-    Args:
-        path: of the workdir, for the error.
-        changes: the differences between two processes of the run.
-        allowed: the values of --allow_changed.
-
-    Raises:
-        RunChanged: a change is not allowed.
-    """
+    """Raises RunChanged if --allow_changed does not allow a change to the program or the data."""
     refused = [
         change
         for change in changes
-        # What can change bits at most is logged, and never refused.
+        # Changes that can affect bits at most are logged, and never refused.
         if change.kind != "bits"
         and change.kind not in allowed
         and not any(name == change.key or name.endswith(f".{change.key}") for name in allowed)
@@ -113,24 +93,15 @@ def refuse(path: Path, changes: Sequence[Change], allowed: Sequence[str]) -> Non
 
 
 def config_changes(file: Path, config: Call) -> list[str]:
-    """Returns the differences between the config in a folder and another one, of what is computed.
+    """Returns the differences of `config` from a run's config.yaml, such as "steps: 10 -> 20".
 
-    Args:
-        file: the config.yaml of a run.
-        config: the other config.
-
-    Returns:
-        Lines such as "steps: 10 -> 20".
+    Keys that do not change what is computed are ignored.
     """
     return configs.diff(configs.computed(configs.load([file]).root), configs.computed(config))
 
 
 def listed(lines: Sequence[str]) -> str:
-    """Indents lines for an error, at most four.
-
-    Args:
-        lines: if there are more than four, the last one shown gives the number of the others.
-    """
+    """Indents lines for an error; of more than four, shows three and the number of the others."""
     shown = list(lines if len(lines) <= _SHOWN else lines[: _SHOWN - 1])
     if len(lines) > len(shown):
         shown.append(f"... and {len(lines) - len(shown)} more")
@@ -138,15 +109,10 @@ def listed(lines: Sequence[str]) -> str:
 
 
 def check_allowed(allowed: Sequence[str], config: Call, fingerprint: Mapping[str, Any]) -> None:
-    """Checks that everything that --allow_changed names exists.
+    """Raises UserError if --allow_changed has a name that neither config nor fingerprint has.
 
-    Args:
-        allowed: the values of --allow_changed.
-        config: the resolved config.
-        fingerprint: of this process.
-
-    Raises:
-        UserError: a name is neither a path of the config nor a key of the fingerprint.
+    The names are paths of the config, keys of the fingerprint, and "program" and "data", which
+    stand for several keys.
     """
     paths = [path for path, _ in configs.leaves(config)]
     known = {*REFUSED, *REFUSED.values(), *fingerprint}

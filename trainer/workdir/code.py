@@ -19,20 +19,20 @@ _INSTALLED = {"site-packages", "dist-packages"}
 
 
 class _Source(NamedTuple):
-    """The source of a loaded module: its file, the hash of that, and the names that it imports."""
+    """The source of a loaded module: its file, the hash of its bytes, and the names it imports."""
 
     file: Path
     hash: str
     imports: tuple[str, ...]
 
 
-# Of modules that were hashed once. A file that is edited afterwards does not change what this
-# process computes.
+# The hash of a module stays that of its first reading: a file that is edited afterwards does not
+# change what this process computes.
 _sources: weakref.WeakKeyDictionary[ModuleType, _Source] = weakref.WeakKeyDictionary()
 
 
 def hashes(packages: Sequence[str]) -> dict[str, str]:
-    """Hashes the source files of packages that are imported at this moment.
+    """Hashes the source files of packages that are imported at this moment, given by --vocabulary.
 
     The files are those of all loaded modules of the packages, and of the modules that they import
     from the same folder, such as a helper.py next to a my_lab.py. Installed libraries are recorded
@@ -42,26 +42,16 @@ def hashes(packages: Sequence[str]) -> dict[str, str]:
     its module is first seen: one that is edited later keeps its hash, as the loaded module keeps
     its code.
 
-    Args:
-        packages: names given by --vocabulary, already imported.
-
-    Returns:
-        File -> the first 16 hex digits of its SHA-256; a file is named from the folder that the
-        import starts from, as "my_lab/nets.py", sorted.
+    Returns file -> the first 16 hex digits of its SHA-256, sorted. A file is named from the folder
+    that the import starts from, as "my_lab/nets.py".
     """
     return {name: source.hash for name, source in sorted(_used(packages).items())}
 
 
 def edited(packages: Sequence[str]) -> list[str]:
-    """Returns the files of packages that were edited since `hashes` first saw their modules.
+    """Returns the sorted names of files that were edited or removed since `hashes` first saw them.
 
-    This process still has the functions of before.
-
-    Args:
-        packages: as for `hashes`.
-
-    Returns:
-        The names of the files, sorted; one that was removed is among them.
+    This process still has the functions from before the edit.
     """
     return sorted(name for name, source in _used(packages).items() if _differs(source))
 
@@ -100,14 +90,10 @@ def _used(packages: Sequence[str]) -> dict[str, _Source]:
 
 
 def commits(packages: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """Asks git for the commits of packages that are in a checkout.
+    """Asks git for the commits of imported packages, given by --vocabulary, that are in a checkout.
 
-    Args:
-        packages: names given by --vocabulary, already imported.
-
-    Returns:
-        Package -> {"commit": of its checkout, "dirty": whether files of the package were changed or
-        added since}. Packages that are not in a checkout are omitted.
+    Returns package -> {"commit": of its checkout, "dirty": whether files of the package were
+    changed or added since}. Packages that are not in a checkout are omitted.
     """
     found = {}
     for top in dict.fromkeys(package.partition(".")[0] for package in packages):
@@ -173,7 +159,7 @@ def _imports(name: str, content: bytes) -> Iterator[str]:
     package = getattr(sys.modules.get(name), "__package__", None) or ""
     try:
         tree = ast.parse(content)
-    except (SyntaxError, ValueError):  # it was edited since it was imported
+    except (SyntaxError, ValueError):  # the file was edited since it was imported
         return
     for node in ast.walk(tree):
         names: list[str] = []
@@ -190,11 +176,7 @@ def _imports(name: str, content: bytes) -> Iterator[str]:
 
 
 def head(root: Path) -> str | None:
-    """Returns the commit of a checkout; None if git fails.
-
-    Args:
-        root: the top folder of the checkout.
-    """
+    """Returns the commit of a checkout, given by its top folder; None if git fails."""
     commit = _git(root, "rev-parse", "HEAD")
     return None if commit is None else commit.decode().strip()
 
@@ -202,9 +184,7 @@ def head(root: Path) -> str | None:
 def changes(root: Path, within: Path | None = None) -> bytes | None:
     """Returns the uncommitted changes of a checkout as a diff; None if git fails.
 
-    Args:
-        root: the top folder of the checkout.
-        within: limits the changes to a file or folder; None for the whole checkout.
+    `within` limits them to a file or folder; None stands for the whole checkout.
     """
     # Diff drivers and text conversions are programs that the checkout's settings name, and a
     # submodule has settings of its own.
@@ -214,14 +194,9 @@ def changes(root: Path, within: Path | None = None) -> bytes | None:
 
 
 def untracked(root: Path, within: Path) -> bytes | None:
-    """Lists the files under a path that are neither tracked nor ignored.
+    """Lists the files in a file or folder of a checkout that are neither tracked nor ignored.
 
-    Args:
-        root: the top folder of the checkout.
-        within: a file or folder in it.
-
-    Returns:
-        Paths, each followed by a null byte; None if git fails.
+    Returns their paths, each followed by a null byte; None if git fails.
     """
     return _git(root, "ls-files", "-z", "--others", "--exclude-standard", "--", str(within))
 
@@ -230,7 +205,7 @@ def _no_filters(root: Path) -> dict[str, str]:
     """Returns environment variables that disable every filter in the checkout's settings."""
     names = _git(root, "config", "-z", "--name-only", "--get-regexp", r"^filter\.") or b""
     variables = sorted({os.fsdecode(name) for name in names.split(b"\0") if name})
-    # git reads these variables after the checkout's settings, so that they override them.
+    # git reads these variables after the checkout's settings, so that the variables win.
     before = int(os.environ.get("GIT_CONFIG_COUNT") or 0)
     found = {"GIT_CONFIG_COUNT": str(before + len(variables))}
     for number, name in enumerate(variables, before):

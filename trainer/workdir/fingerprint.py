@@ -1,6 +1,6 @@
 """The fingerprint of a process: what a run depends on besides its config.
 
-That is versions, code, settings of jax, devices and cores.
+These are versions, code, settings of jax, devices and cores.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ REFUSED = {
     "data": "data",
     "processes": "data",
 }
-# Keys that the first versions did not record: a fingerprint without them has not changed. That of
-# the data was "" for a data set without an attribute `fingerprint`.
+# Keys that the first versions did not record: if they are absent, that is not a change. The data's
+# key was "" then for a data set without an attribute `fingerprint`.
 _ADDED = {"code", "data_seed"}
 
 
@@ -144,7 +144,7 @@ def compare(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[Change]:
     """Returns the differences between two fingerprints, the refused ones first.
 
     A key that only one of them has counts as None in the other. Keys that older versions did not
-    record are ignored if `old` lacks them, and the data if one of them does not know them.
+    record are ignored if `old` lacks them, and "data" if it is "" in one of them.
 
     Args:
         old: the fingerprint of the previous process, as read from run.json.
@@ -162,7 +162,7 @@ def compare(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[Change]:
 
 def digest(print_: Mapping[str, Any]) -> str:
     """Returns the first 16 hex digits of the SHA-256 of a fingerprint."""
-    # Sorted: the order of its keys is not a part of a fingerprint.
+    # Sorted, because the order of the keys does not count.
     text = json.dumps(print_, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
@@ -180,7 +180,7 @@ def _versions() -> dict[str, str]:
     # XLA's compiler for GPUs is in these packages.
     plugins = (f"jax-cuda{n}-{part}" for n in (12, 13) for part in ("plugin", "pjrt"))
     names = {each: each for each in (*_PACKAGES, *plugins)}
-    # The key is that of runs from before the distribution had its present name.
+    # The key stays "lockstep", the former name of the distribution, for the runs recorded then.
     for key, name in {"lockstep": "lockstep-jax", **names}.items():
         try:
             found[key] = importlib.metadata.version(name)
@@ -202,7 +202,7 @@ def _processor() -> dict[str, str | int | None]:
     except OSError:
         pass  # not Linux
     isa = [flag for flag in flags.split() if flag.startswith(_ISA)]
-    # Those that this process may use: results have other bits on one core than on two.
+    # The cores that this process may use: results have other bits on one core than on two.
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return {
         "machine": f"{platform.system()} {platform.machine()}",

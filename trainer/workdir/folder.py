@@ -1,4 +1,7 @@
-"""The folder of a run: checked, created once the config is known to be valid, and bound to it."""
+"""The folder of a run: checked, created when the config is known to be valid, and bound to it.
+
+Start with `Workdir`.
+"""
 
 from __future__ import annotations
 
@@ -108,7 +111,7 @@ class Workdir:
             self.write("plan.txt", plan)
             # Last, because a folder with a run.json counts as that of a run.
             self._save_record()
-            # Of the process before: a run that goes on has no results that are its last.
+            # Delete the summary of the previous process: the run has not ended.
             (self.path / SUMMARY_FILE).unlink(missing_ok=True)
         except OSError as e:
             self.lock.close()
@@ -283,7 +286,7 @@ class Workdir:
                 for change in compare(record["fingerprint"], fingerprint)
                 if change.key != "config"
             ]
-            # The first ones are those of the config, which were refused or allowed above.
+            # The first changes are those of the config, which were checked above.
             if begun:
                 refuse(self.path, differing[len(changes) :], allowed)
         return record, differing, begun
@@ -339,13 +342,9 @@ def check_name(path: str | os.PathLike[str]) -> None:
 
 
 def make(path: Path) -> None:
-    """Creates a workdir, with permissions 0700, and its parents.
+    """Creates a workdir, which may exist, with permissions 0700, and its parents.
 
-    Args:
-        path: the folder; may exist.
-
-    Raises:
-        UserError: the folder cannot be created.
+    Raises UserError if the folder cannot be created.
     """
     try:
         make_folder(path, mode=0o700)
@@ -355,33 +354,26 @@ def make(path: Path) -> None:
         ) from e
 
 
-# Names that may exist before a run begins: files of a run that was killed at once, hidden files,
-# and logs of the run's launcher (Slurm, or `... | tee WORKDIR/log.txt`).
 # What the folder has already.
 
+# Names that may exist before a run begins: files of a run that was killed at once, hidden files,
+# and logs of the run's launcher (Slurm, or `... | tee WORKDIR/log.txt`).
 _NO_STRANGER = re.compile(
     r"checkpoints|events\.out\..*|\..*|lost\+found|wandb|.*\.(log|out|err)|log(\W.*)?"
 )
 _AFTER_CONFIG = {"config_full.yaml", TOKENIZER_FILE}
 _AFTER_RECORD = {SUMMARY_FILE, SAMPLES_FILE}
-# What a run has before its first step.
+# Files that a run has before its first step.
 _BEFORE_STEPS = {"config.yaml", "plan.txt", "run.json", "lock", "epoch", SUMMARY_FILE, ID_FILE}
 _BEFORE_STEPS |= _AFTER_CONFIG
 
 
 def check_no_strangers(folder: Path) -> None:
-    """Checks that a folder is either empty or the folder of a run.
+    """Raises UserError if an existing folder without results has files that no run writes.
 
     The folder of a run has run.json. If a crash or the user removed that file, a folder counts as
     one of a run if it has only files that a run writes, and config.yaml is as a run writes it: the
-    user's own config.yaml must not be overwritten.
-
-    Args:
-        folder: an existing folder without results.
-
-    Raises:
-        UserError: the folder has other files.
-        OSError: the folder cannot be read.
+    user's own config.yaml must not be overwritten. Raises OSError if the folder cannot be read.
     """
     names = {path.name for path in folder.iterdir()}
     if "run.json" in names:
@@ -403,30 +395,20 @@ def check_no_strangers(folder: Path) -> None:
 def holds_steps(folder: Path) -> bool:
     """Returns whether a folder has anything of a step: a checkpoint, a row or any other result.
 
-    A run that ended before its first step has nothing that another config would contradict.
-
-    Args:
-        folder: of a run, or of a wave of a sweep; may not exist.
-
-    Raises:
-        OSError: the folder cannot be read.
+    A run that ended before its first step has nothing that another config would contradict. The
+    folder is of a run or of a wave of a sweep, and may not exist. Raises OSError if it cannot be
+    read.
     """
     names = unknown_names(folder, _BEFORE_STEPS) if folder.exists() else []
-    # A file may have been opened, and not been written.
+    # An empty file is no result: it was opened, and nothing was written.
     written = [name for name in names if (folder / name).is_dir() or (folder / name).stat().st_size]
     return bool(written) or holds_results(folder / "checkpoints")
 
 
 def remove_remains(folder: Path) -> None:
-    """Removes what another config would not replace of a run that has made no step.
+    """Removes the files of a run without a step that a new config does not replace.
 
-    That is its tokenizer, and TensorBoard's files, which have the values of its config.
-
-    Args:
-        folder: of the run.
-
-    Raises:
-        OSError: a file cannot be removed.
+    These are its tokenizer, and TensorBoard's files, which have the values of the old config.
     """
     for file in (folder / TOKENIZER_FILE, *folder.glob("events.out.*")):
         file.unlink(missing_ok=True)
@@ -435,12 +417,7 @@ def remove_remains(folder: Path) -> None:
 def unknown_names(folder: Path, known: Collection[str]) -> list[str]:
     """Returns the names in a folder that are neither known nor those of logs and hidden files.
 
-    Args:
-        folder: an existing folder.
-        known: names that the folder may have.
-
-    Raises:
-        OSError: the folder cannot be read.
+    Raises OSError if the folder cannot be read.
     """
     names = sorted({path.name for path in folder.iterdir()} - set(known))
     unknown = [name for name in names if not _NO_STRANGER.fullmatch(name)]

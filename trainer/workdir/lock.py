@@ -24,7 +24,7 @@ from trainer.writers.files import replace_file
 from trainer.writers.json_files import DamagedFile
 
 _TRIES, _PAUSE = 5, 0.1  # how often a dead holder's lock is tried, and seconds between two tries
-_BEATS = 3  # of a holder on another machine, for which its count is watched
+_BEATS = 3  # how many beats of a holder on another machine to wait for a change of its count
 
 
 class WorkdirTakenOver(RuntimeError):
@@ -114,7 +114,7 @@ class Lock:
             descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             try:
                 if _flock(descriptor):
-                    # Otherwise the file was replaced meanwhile, and nobody else looks at this lock.
+                    # If the file was replaced meanwhile, nobody else looks at this lock: try again.
                     if _same_file(descriptor, self.path):
                         if not take_over:
                             self._refuse_living(holders.read(self.path))
@@ -125,7 +125,7 @@ class Lock:
                         raise UserError(_refusal(self.directory, holder))
                     tries_left -= 1
                     if take_over or tries_left < 0:
-                        # Once: afterwards the new file may have a holder that is alive.
+                        # Take over once only: the new file may soon have a living holder.
                         take_over = False
                         self._replace(descriptor)
                     else:  # its new holder may not have written its name yet

@@ -40,10 +40,10 @@ def begin(
     """
     lineage = list(before["lineage"]) if before else []
     for entry in lineage:
-        # Every other end was recorded by `Workdir.close`.
+        # A process that was not killed has recorded its end, in `Workdir.close`.
         if entry.get("exit") is None:
             entry["exit"] = "killed"
-    # A run that was stopped or killed has not yet ended with the exit code for lost rows.
+    # Carry over the lost rows of a run that was stopped or killed: no exit code tells of them yet.
     ended = not lineage or lineage[-1].get("exit") not in ("stopped", "killed")
     lost_rows = [] if ended else list(lineage[-1].get("lost_rows", []))
     lineage.append(
@@ -70,13 +70,9 @@ def begin(
 
 
 def check_tokenizer(folder: Path) -> None:
-    """Refuses a tokenizer.json that is not the one that the run has written.
+    """Raises UserError if a run's folder has another tokenizer.json than the run has written.
 
-    Args:
-        folder: of the run, with a tokenizer.json.
-
-    Raises:
-        UserError: it is another one, or one of the two files cannot be read.
+    Raises it too if tokenizer.json or run.json cannot be read.
     """
     try:
         known = (read_record(folder / "run.json") or {}).get("tokenizer")
@@ -93,16 +89,11 @@ def check_tokenizer(folder: Path) -> None:
 
 
 def refuse_trial(folder: Path, record: Mapping[str, Any]) -> None:
-    """Refuses the folder of a finished trial of a sweep, in which a run would begin anew.
+    """Raises UserError for the folder of a finished trial of a sweep, where a run would begin anew.
 
-    Args:
-        folder: without checkpoints.
-        record: the content of its run.json.
-
-    Raises:
-        UserError: it is the folder of a trial.
+    The folder must have no checkpoints; `record` is the content of its run.json.
     """
-    # Without a summary.json, a trial that is computed as a run was killed while it was moved.
+    # Without a summary.json, the trial is computed as a run, which was killed before it was moved.
     if "sweep" in record and (folder / SUMMARY_FILE).exists():
         raise UserError(
             f"The workdir {folder} is that of a finished trial of a sweep, which has no checkpoint"

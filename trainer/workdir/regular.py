@@ -43,7 +43,7 @@ def check_files(folder: Path) -> None:
     for name in NAMES:
         try:
             mode = (folder / name).stat().st_mode
-        except OSError:  # absent, or not readable, which its reader reports
+        except OSError:  # absent, or unreadable, which whoever reads the file reports
             continue
         if not stat.S_ISREG(mode):
             raise DamagedFile(
