@@ -114,7 +114,7 @@ def is_name(text: str) -> bool:
 
 
 def check_argument(name: Key, source: Source) -> None:
-    """Raises ConfigError for a key that cannot name an argument, which is an identifier of Python.
+    """Raises ConfigError for a key that cannot name an argument: it must be an identifier.
 
     Args:
         name: the key, as the file has it.

@@ -328,7 +328,7 @@ class Config:
         return min(spoken, key=lambda each: each[:3])[3] if spoken else self.sources.get(path)
 
     def overridden(self, path: str) -> list[str]:
-        """Returns the options that changed an argument of a call of a file, as "--set width=8".
+        """Returns the options, such as "--set width=8", that changed arguments of a call of a file.
 
         Args:
             path: the path of the call; see `sources`.
