@@ -4,7 +4,8 @@
     print(dump(config.root))                        # canonical YAML
     experiment = Builder(config).build(units=Units(100, 128, 1797))
 
-Reading a config executes nothing. The readers and the builder are imported when first used.
+Reading a config executes nothing. The readers and the builder are imported when first used. Begin
+with tree.py, then `load` in files.py and `Builder` in build.py.
 """
 
 from typing import TYPE_CHECKING, Any

@@ -1,4 +1,8 @@
-"""Interprets type annotations: which values and results fit one, and how messages describe it."""
+"""Interprets type annotations: which values and results fit, and how messages describe them.
+
+A parameter `hint` is any annotation; a `part` is one that is not a union (see `union_members`). The
+last functions are about the names of dtypes.
+"""
 
 import collections.abc
 import functools
@@ -24,14 +28,11 @@ _OPTIMIZERS = ("GradientTransformation", "GradientTransformationExtraArgs")
 
 
 def or_type_of_default(hint: Any, default: Any) -> Any:
-    """Returns the annotation of a parameter, or the type of its default if it has none.
+    """Returns the annotation of a parameter, or the type of its default; Any if neither says it.
 
     Args:
         hint: the annotation, or `inspect.Parameter.empty`.
         default: the default, or `inspect.Parameter.empty`.
-
-    Returns:
-        An annotation; Any if neither says which values fit.
 
     Example:
         >>> import inspect
@@ -53,13 +54,12 @@ def or_type_of_default(hint: Any, default: Any) -> Any:
 def widen_to_float(hint: Any, default: Any) -> Any:
     """Returns an annotation that also accepts a float.
 
+    For a parameter without an annotation, it accepts a float or a schedule, and None if that is the
+    default.
+
     Args:
         hint: the annotation, or `inspect.Parameter.empty`.
         default: the default of the parameter.
-
-    Returns:
-        The annotation or a union with float; for a parameter without an annotation a float or a
-        schedule, and None if that is its default.
     """
     # Union, because `float | hint` raises TypeError if the hint is a string.
     if hint is not inspect.Parameter.empty:
@@ -71,11 +71,8 @@ def widen_to_float(hint: Any, default: Any) -> Any:
 def union_members(hint: Any) -> list[Any]:
     """Returns the annotations that a union consists of, without aliases and Annotated.
 
-    Args:
-        hint: any annotation.
-
-    Returns:
-        The members, also those of unions inside the union; a list of one item if it is not a union.
+    Members of unions inside the union are included. An annotation that is not a union is its only
+    member.
 
     Example:
         >>> from typing import Annotated
@@ -114,19 +111,12 @@ def takes_optimizer(hint: Any) -> bool:
 
     The builder passes the optimizer as a factory (a partial), which is called when the step is
     traced.
-
-    Args:
-        hint: the annotation.
     """
     return any(is_optimizer(part) for part in union_members(hint))
 
 
 def is_optimizer(part: Any) -> bool:
-    """Returns whether an annotation names an optimizer: an optax transformation or a partial.
-
-    Args:
-        part: an annotation that is not a union; see `union_members`.
-    """
+    """Returns whether an annotation names an optimizer: an optax transformation or a partial."""
     # By name: this package imports none of the packages whose functions a config names.
     part = typing.get_origin(part) or part
     if part is functools.partial:
@@ -191,37 +181,22 @@ def _takes_function(part: Any) -> bool:
 
 
 def is_protocol(part: Any) -> bool:
-    """Returns whether an annotation is a Protocol, which any class may implement.
-
-    Args:
-        part: an annotation that is not a union.
-    """
+    """Returns whether an annotation is a Protocol, which any class may implement."""
     return getattr(part, "_is_protocol", False)
 
 
 def is_scalar(part: Any) -> bool:
-    """Returns whether an annotation names a number, a string, a boolean or None.
-
-    Args:
-        part: an annotation that is not a union.
-    """
+    """Returns whether an annotation names a number, a string, a boolean or None."""
     return part in (bool, int, float, complex, str, type(None)) or is_literal(part)
 
 
 def is_literal(part: Any) -> bool:
-    """Returns whether an annotation is a Literal.
-
-    Args:
-        part: an annotation that is not a union.
-    """
+    """Returns whether an annotation is a Literal."""
     return typing.get_origin(part) is typing.Literal
 
 
 def choices(hint: Any) -> list[str]:
     """Returns the strings that an annotation lists with Literal.
-
-    Args:
-        hint: any annotation.
 
     Example:
         >>> from typing import Literal
@@ -237,9 +212,6 @@ _WORDS = {bool: "true or false", int: "an integer", float: "a float", str: "a st
 
 def describe(hint: Any) -> str:
     """Describes in a message what an annotation accepts.
-
-    Args:
-        hint: any annotation.
 
     Example:
         >>> describe(float | None)
@@ -291,7 +263,7 @@ def takes_result(hint: Any, returns: Any) -> bool:
     if accepts_anything(hint) or returns is inspect.Parameter.empty or accepts_anything(returns):
         return True
     if all(is_optimizer(part) for part in union_members(returns)):
-        # The argument is not one for optimizers, which `returns_optimizer` compares.
+        # Arguments that take an optimizer are left to `returns_optimizer`.
         return any(is_protocol(part) for part in parts)
     if not all(is_scalar(part) for part in parts):
         return True
@@ -366,9 +338,6 @@ _UNKNOWN = re.compile(r"data type '([^']*)' not understood")  # a message of num
 def exists(value: Any) -> bool:
     """Returns whether a value is the name of a dtype that jax supports.
 
-    Args:
-        value: any value of a config.
-
     Example:
         >>> exists("bfloat16"), exists("bf16")
         (True, False)
@@ -389,14 +358,7 @@ def exists(value: Any) -> bool:
 
 
 def hint(value: Any) -> str:
-    """Returns advice for a value that is not the name of a dtype.
-
-    Args:
-        value: any value of a config.
-
-    Returns:
-        The nearest name, if one is near, and a list of the names.
-    """
+    """Returns advice for a value that is not the name of a dtype: the nearest one, and all."""
     text = str(value).lower()
     short = _SHORT.fullmatch(text)
     if short:
@@ -407,13 +369,6 @@ def hint(value: Any) -> str:
 
 
 def hint_in(message: str) -> str:
-    """Returns advice for an exception of numpy about the name of a dtype.
-
-    Args:
-        message: the message of any exception.
-
-    Returns:
-        The advice of `hint`; "" for other messages.
-    """
+    """Returns the advice of `hint` for numpy's error about a dtype; "" for other messages."""
     found = _UNKNOWN.search(message)
     return hint(found[1]) if found else ""

@@ -1,4 +1,4 @@
-"""Checks a tree against the functions that it names, replaces floats in it, and builds it."""
+"""Checks a tree against the functions that it names, and builds objects from it."""
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
@@ -26,13 +26,13 @@ __all__ = ["Builder", "Floats", "Units"]
 
 
 class Floats(NamedTuple):
-    """What to build with in the place of floats.
+    """Replaces floats and functions of a config while it is built.
 
     Attributes:
         replace: called with the path of a float, such as "optimizer.clip_norm", its value and the
-            annotation of its argument; returns what to use in its place, or the value itself.
-        function: called with every function that the config names; returns the function to call in
-            its place, or the function itself.
+            annotation of its argument; returns what to use instead, or the value itself.
+        function: called with every function that the config names; returns the function to call
+            instead, or the function itself.
     """
 
     replace: Callable[[str, float, Any], Any]
@@ -41,7 +41,7 @@ class Floats(NamedTuple):
     def within(
         self, function: Function, values: Mapping[str, Any], path: str
     ) -> tuple[Function, dict[str, Any]]:
-        """Returns a function and its arguments, with those of its defaults that were replaced.
+        """Returns a function and its arguments, with the defaults that were replaced among them.
 
         Args:
             function: the function of a call.
@@ -195,8 +195,7 @@ class _Traversal:
             if slot.takes_mask and not (tree is None or isinstance(tree, bool)):
                 raise TypeMismatch
             leaf = self._leaf(tree, slot, path)
-            # The leaf is converted: a 1 in the place of a float is 1.0, and can be replaced as
-            # well.
+            # Replaced after the conversion: a 1 in the place of a float is 1.0.
             if self._floats is not None and type(leaf) is float:
                 return self._floats.replace(path, leaf, slot.hint)
             return leaf
@@ -246,7 +245,7 @@ class _Traversal:
 
     def _call(self, call: Call, slot: Slot, path: str) -> Any:
         is_factory = annotations.takes_optimizer(slot.hint)
-        # Optimizers need all required arguments now; another function may get the rest when called.
+        # An optimizer needs all required arguments now; another function may get some when called.
         is_waiting = call.partial and (not is_factory or annotations.takes_callable(slot.hint))
         function = self._function(call, path, None if is_waiting else slot)
         # A schedule may stand for any float of an optimizer, although no annotation says so.
@@ -296,7 +295,7 @@ class _Traversal:
     def _function(self, call: Call, path: str, slot: Slot | None = None) -> Function:
         """Returns the function of a call; raises ConfigError if it does not take the arguments.
 
-        If the call is for a `slot`, no required argument may be missing.
+        If a `slot` is given, no required argument may be missing.
         """
         function = self._vocabulary.function(call.name, self._config.sources[path])
         for name in call.kwargs:

@@ -13,13 +13,9 @@ from trainer.config.yaml_reader import PARTIAL
 
 
 def exception_text(error: Exception) -> str:
-    """Returns the message of an exception, with its type unless it is a ValueError.
+    """Returns the message of an exception on one line, with its type unless it is a ValueError.
 
-    Args:
-        error: the exception. If it is numpy's about the name of a dtype, advice is added.
-
-    Returns:
-        The message on one line.
+    Advice is added to numpy's message about the name of a dtype.
     """
     text = " ".join(str(error).split())
     text = f"{text.rstrip('.')}. {hint}" if (hint := annotations.hint_in(text)) else text
@@ -27,11 +23,7 @@ def exception_text(error: Exception) -> str:
 
 
 def call_hint(call: Call) -> str:
-    """Returns advice for a config that names a function where its result is expected.
-
-    Args:
-        call: the node that names the function.
-    """
+    """Returns advice for a config that names a function where its result is expected."""
     return f" To pass what {call.name} returns, call it: @{call.name}() or !{call.name}."
 
 
@@ -51,14 +43,11 @@ def unknown_argument(function: Function, name: str) -> str:
 
 
 def other_places(name: str, paths: Iterable[str]) -> str:
-    """Returns a sentence about an argument that the root does not take, but other calls have.
+    """Returns a sentence with the paths that end in the name of an argument; "" if there are none.
 
     Args:
         name: the name of the argument.
         paths: the paths of all nodes of the config.
-
-    Returns:
-        The sentence, with the paths that end in the name; "" if there are none.
     """
     below = [path for path in paths if path.endswith(f".{name}")]
     return f" This config has {name} at {listing(below, 4)}." if below else ""

@@ -102,15 +102,11 @@ def replace(config: Config, values: Mapping[str, Tree], source: Source) -> Confi
 def without(config: Config, path: str) -> Config:
     """Returns the config without the value at a path; an argument then has its default.
 
+    Raises KeyError if the path does not exist. `config` itself is not changed.
+
     Args:
         config: the config.
         path: the path of the value; as in `override`.
-
-    Returns:
-        The edited config; `config` itself is not changed.
-
-    Raises:
-        KeyError: the path does not exist.
 
     Example:
         >>> from trainer import config
@@ -132,14 +128,11 @@ def _without(node: Node, keys: Sequence[Key]) -> Node:
 
 
 def of_tree(root: Call, source: Source) -> Config:
-    """Returns the config of a tree that was not read from a file.
+    """Returns the config of a tree that was not read from a file; raises ConfigError.
 
     Args:
-        root: the call of `experiment`.
+        root: the call of `experiment` or `sweep`.
         source: where the tree comes from, for messages.
-
-    Raises:
-        ConfigError: a config cannot contain one of the values.
     """
     return to_config(_with_source(root, source))
 
@@ -175,7 +168,7 @@ def _replace(node: Node, path: str, new: Node, source: Source, above: str) -> No
         )
     if key is None:
         _check_new(node, path, source, above)
-        # A dict such as boundaries_and_scales has integer keys; that of a path is text.
+        # The keys of a path are text, and a dict such as boundaries_and_scales has integer keys.
         only_integers = items and all(isinstance(each, int) for each in items)
         key = int(path) if only_integers and path.isdecimal() else path
         return with_children(node, {**items, key: Node(new.value, source, source)})
@@ -211,10 +204,8 @@ def _check_new(node: Node, path: str, source: Source, above: str) -> None:
 def _hint_for_function_path(root: Node, path: str, value: str) -> str:
     """Returns advice for a path that begins with the name of a function; "" for other paths.
 
-    Args:
-        root: the tree, in which the path does not exist.
-        path: the path of a setting, such as "optim.muon.learning_rate".
-        value: the setting's value, as it was written.
+    The path is that of a setting, such as "optim.muon.learning_rate", and does not exist in the
+    tree.
     """
     from trainer.config.vocabulary import RUN
 
@@ -232,7 +223,7 @@ def _hint_for_function_path(root: Node, path: str, value: str) -> str:
             if f"{path}.".startswith(f"{short}."):
                 rest = path[len(short) + 1 :]
                 found[join(place, rest) if rest else place] = name
-    found.pop("", None)  # the root, which is not a value that can be set
+    found.pop("", None)  # the root cannot be set
     if found:
         settings = [f"--set {quote(f'{each}={value[:60]}')}" for each in found]
         names, count = listing(list(dict.fromkeys(found.values()))), len(settings)
@@ -241,7 +232,7 @@ def _hint_for_function_path(root: Node, path: str, value: str) -> str:
         shown = "\n  ".join(settings[:4] + [f"and {count - 4} more"] * (count > 4))
         return f"{told} This config calls {names} in {count} places; write one of:\n  {shown}"
     packages = {*RUN.modules, *(name.split(".")[0] for name, _ in calls)}
-    packages -= {"data", "metrics"}  # which are arguments of the root as well
+    packages -= {"data", "metrics"}  # also arguments of the root
     if below and not in_tree and head in packages:
         name = path.rpartition(".")[0]
         names = listing(sorted({name for name, _ in calls}))
@@ -261,14 +252,11 @@ def merge(base: Node, over: Node) -> Node:
     """Merges two trees; values of `over` replace those of `base`.
 
     Two dicts, two calls of one function, and a call in `base` with a dict in `over` are merged key
-    by key; anything else is replaced. New keys are added at the end.
+    by key; anything else is replaced. New keys are added at the end. Each value keeps its source.
 
     Args:
         base: the tree of the earlier file.
         over: the tree of the later file, or of the including one.
-
-    Returns:
-        A new tree, in which each value keeps its place for messages.
     """
     old, new = base.value, over.value
     if isinstance(old, Call) and isinstance(new, Call):

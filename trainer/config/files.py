@@ -16,7 +16,7 @@ from trainer.config.vocabulary import RUN, Language
 from trainer.config.wording import describe, known_names, listing, nearest
 
 MAX_BYTES = 256 * 1024
-SHIPPED = "lockstep:"  # how the names of the configs begin that are part of this program
+SHIPPED = "lockstep:"  # the prefix of the names of shipped configs
 EMPTY = "is empty: a config names a model, data, an optimizer and more"
 _GIN = (".gin",)
 _YAML = (".yaml", ".yml")
@@ -28,11 +28,8 @@ _YAML = (".yaml", ".yml")
 class SearchPath:
     """Finds the files of a config, and decides which files messages may quote.
 
-    Args:
-        search_paths: the folders of `--gin_search_paths`.
-
     Attributes:
-        folders: the folders of the files that the command names, and the search paths.
+        folders: the folders of the files that the command names, and of `--gin_search_paths`.
     """
 
     def __init__(self, search_paths: Sequence[str]):
@@ -46,16 +43,9 @@ class SearchPath:
     def find_file(self, file: str) -> str:
         """Returns the path of a file of the command line, and allows messages to quote its folder.
 
-        Args:
-            file: the path as given; a relative path that does not exist is looked up in the search
-                paths.
-
-        Returns:
-            The path that was found; `file` if there is none.
-
-        Raises:
-            ConfigError: two search paths contain different files of this name; or there is no such
-                shipped config.
+        A relative path that does not exist is looked up in the search paths; if it is not there
+        either, it is returned unchanged. Raises ConfigError if two search paths contain different
+        files of this name, or if there is no such shipped config.
         """
         found = shipped_file(file, Source(file)) or file
         # lexists: a broken link is an error of its own, and not replaced by a file elsewhere.
@@ -65,16 +55,9 @@ class SearchPath:
         return found
 
     def find_include(self, file: str, beside: str, included_at: Source) -> str:
-        """Returns the path of an included file.
+        """Returns the path of an included file; raises ConfigError as `find_file` does.
 
-        Args:
-            file: its name in the including file.
-            beside: the folder of the including file; "" is the current one.
-            included_at: where the include statement is.
-
-        Raises:
-            ConfigError: two of the folders contain different files of this name; or there is no
-                such shipped config.
+        `beside` is the folder of the including file, "" the current one.
         """
         if found := shipped_file(file, included_at):
             self.allow_quotes(os.path.dirname(found))
@@ -86,19 +69,14 @@ class SearchPath:
         return self._only(places, first, included_at)
 
     def allow_quotes(self, folder: str) -> None:
-        """Allows messages to quote the files below a folder.
-
-        Args:
-            folder: the folder; "" is the current one.
-        """
+        """Allows messages to quote the files below a folder; "" is the current one."""
         if "\0" not in folder:  # no folder has such a name, and realpath would raise ValueError
             self.folders.append(os.path.realpath(folder or "."))
 
     def may_quote(self, file: str) -> bool:
         """Returns whether messages may quote a file: whether the command names a folder above it.
 
-        Args:
-            file: the path of the file; symbolic links are followed first.
+        Symbolic links are followed first.
         """
         real = os.path.realpath(file)
         return any(os.path.commonpath([real, folder]) == folder for folder in self.folders)
@@ -126,17 +104,14 @@ class SearchPath:
 
 
 def shipped_file(name: str, source: Source) -> str | None:
-    """Returns the path of a config that is part of this program.
+    """Returns the path of a shipped config, such as "lockstep:muon_vit.gin".
+
+    Returns None if the name does not begin with "lockstep:"; raises ConfigError if there is no such
+    config.
 
     Args:
         name: such as "lockstep:muon_vit.gin".
         source: where it is named.
-
-    Returns:
-        The path; None if the name does not begin with "lockstep:".
-
-    Raises:
-        ConfigError: there is no such config.
     """
     if not name.startswith(SHIPPED):
         return None
@@ -168,17 +143,11 @@ def _read(path: str) -> bytes:
 
 
 def suffix_kind(path: str, source: Source) -> str:
-    """Returns the format of a config by the suffix of its name.
+    """Returns the format of a config, "gin" or "yaml", by its suffix; raises ConfigError.
 
     Args:
         path: the path of the file, which need not exist.
         source: the place to name in an error.
-
-    Returns:
-        "gin" or "yaml".
-
-    Raises:
-        ConfigError: the suffix is neither .gin, nor .yaml or .yml.
     """
     suffix = os.path.splitext(path)[1].lower()
     if suffix in _GIN:
@@ -233,14 +202,11 @@ def read_text(path: str, included_at: Source | None, searched: str = "") -> tupl
 
 
 def check_text(text: str, source: Source) -> None:
-    """Checks the length and the characters of a text before it is parsed.
+    """Raises ConfigError for a text that is too long, or has NUL or half of a surrogate pair.
 
     Args:
         text: the text of a file or of an option.
         source: the place to name in an error.
-
-    Raises:
-        ConfigError: the text is too long, or contains NUL or half of a surrogate pair.
     """
     # Python decodes bytes of an option that are not UTF-8 to half surrogates, which config.yaml
     # cannot contain.
@@ -266,9 +232,9 @@ def _hint(file: Path, included_at: Source | None) -> str:
     return f"In {file.parent} there is: {listing(configs)}." if configs else ""
 
 
-# Cycles are refused, but files that include others twice each could still multiply.
 # Combining files, bindings and settings.
 
+# Cycles are refused, but files that include two others each could still multiply.
 MAX_FILES = 100
 
 
@@ -359,9 +325,8 @@ class _FileReader:
     """Reads files and the files that they include.
 
     Attributes:
-        language: the kind of the config.
-        statements: the Gin statements, in order.
-        read: the files, in order.
+        statements: the Gin statements that were read, in order.
+        read: the files that were read, in order.
     """
 
     def __init__(self, kind: str, places: SearchPath, language: Language):

@@ -27,7 +27,7 @@ def full_text(config: Config, vocabulary: Sequence[str] = ()) -> str:
     """Returns the YAML of a config with the defaults of every call.
 
     Args:
-        config: the config, which builds.
+        config: a config that can be built.
         vocabulary: further packages whose public functions the config may name.
 
     Returns:
@@ -43,12 +43,11 @@ def full_text(config: Config, vocabulary: Sequence[str] = ()) -> str:
 def complete(config: Config, vocabulary: Sequence[str] = ()) -> tuple[Call, dict[str, str]]:
     """Adds the defaults of every call to the tree of a config.
 
-    Args:
-        config: the config, which builds.
-        vocabulary: further packages whose public functions the config may name.
+    Returns the tree, and path -> text for the defaults that a config cannot spell.
 
-    Returns:
-        The tree; and path -> text, for the defaults that are not in it.
+    Args:
+        config: a config that can be built.
+        vocabulary: further packages whose public functions the config may name.
 
     Example:
         >>> from trainer import config
@@ -97,7 +96,7 @@ class _Completion:
                     key: self._tree(x, slot.of_entry(key), join(path, key))
                     for key, x in tree.items()
                 }
-        except TypeMismatch:  # the builder was given another object for it
+        except TypeMismatch:  # the builder was given an object in place of this value
             pass
         return tree
 
@@ -109,7 +108,7 @@ def _defaults(function: Function) -> Iterator[tuple[str, Any]]:
 
 
 def _made(function: Function, name: str, parameter: Parameter) -> Any:
-    """Returns the default; a field of a dataclass may have a function that makes it."""
+    """Returns the default; that of a field of a dataclass may come from its `default_factory`."""
     if dataclasses.is_dataclass(function.call):
         for field in dataclasses.fields(function.call):
             if field.name == name and field.default_factory is not dataclasses.MISSING:

@@ -7,8 +7,8 @@ is evaluated in a scope with the name of the macro. `@fn` is called by the funct
 it, in the scope of that function.
 
 A binding that nothing reads is not a mistake if another one overrides it, or if it is in an
-included file and for a function that the config never calls. It is one if it is in a file of the
-command line, or in an option, and its function is never called; if its function is called, but
+included file and for a function that the config never calls. It is a mistake if it is in a file of
+the command line, or in an option, and its function is never called; if its function is called, but
 never in its scope; or if it defines a macro that no binding names.
 """
 
@@ -44,11 +44,7 @@ class Statement:
 
 
 def references(value: Node) -> Iterator[Reference]:
-    """Yields the references and macros in the value of a binding.
-
-    Args:
-        value: the value; references inside its lists and dicts are found as well.
-    """
+    """Yields the references and macros in the value of a binding, also inside lists and dicts."""
     if isinstance(value.value, Reference):
         yield value.value
     elif isinstance(value.value, list):
@@ -63,9 +59,6 @@ def references(value: Node) -> Iterator[Reference]:
 def suffixes(name: str) -> Iterator[str]:
     """Yields the shorter spellings of a dotted name.
 
-    Args:
-        name: the full name of a function.
-
     Example:
         >>> list(suffixes("optax.contrib.muon"))
         ['contrib.muon', 'muon']
@@ -76,11 +69,7 @@ def suffixes(name: str) -> Iterator[str]:
 
 
 class Bindings:
-    """All bindings of a config, in the order of the text.
-
-    Args:
-        statements: the statements in the order of the text.
-        root: the name of the call at the root of the tree.
+    """All bindings of a config, in the order of the text; `root` names the call at its root.
 
     Attributes:
         bindings: the statements that are bindings.
@@ -102,7 +91,7 @@ class Bindings:
         return Table(self, None)
 
     def before(self) -> list[tuple[int, "Table"]]:
-        """Returns the bindings in force before each later section, the latest first.
+        """Returns (section, its table) for each section but the last, the latest first.
 
         The table of a section holds for each argument the last binding up to that section, or else
         the first one after it.
@@ -138,19 +127,11 @@ class Table:
         self._spellings: dict[str, list[str]] = {}
 
     def bound(self, name: str, scope: Scope) -> dict[str, Binding]:
-        """Returns the bindings of a function in exactly one scope.
+        """Returns the bindings of a function in exactly one scope: argument -> binding.
 
-        A binding may spell only the last parts of the function's name, as in adamw.b2.
-
-        Args:
-            name: the full name of the function.
-            scope: the scope; bindings of outer scopes are not included.
-
-        Returns:
-            Argument -> binding.
-
-        Raises:
-            ConfigError: two bindings of one section bind the same argument.
+        Bindings of outer scopes are not included. A binding may spell only the last parts of the
+        function's name, as in adamw.b2. Raises ConfigError if two bindings of one section bind the
+        same argument.
         """
         if name not in self._spellings:
             short = [each for each in suffixes(name) if each not in self._full]
@@ -190,14 +171,13 @@ def resolve(
 ) -> tuple[Node, list[Unused]]:
     """Returns the tree of the statements, and the bindings that have no effect on it.
 
+    Raises ConfigError if a macro is not defined, references form a cycle, or a binding without
+    effect is a mistake; see `UnusedBindings`.
+
     Args:
         statements: the statements in the order of the text.
         where: the place to name if the root has no binding.
         language: the kind of the config, which has the name of the root.
-
-    Raises:
-        ConfigError: a macro is not defined, references form a cycle, or a binding without effect is
-            a mistake; see `gin_unused`.
     """
     root_name = language.root
     bindings = Bindings(statements, root_name)
@@ -319,7 +299,7 @@ class _Resolver:
     def _dict(self, pairs: Pairs, scope: Scope, caller: Scope, depth: int) -> dict[Key, Node]:
         items: dict[Key, Node] = {}
         for key_node, value_node in pairs.items:
-            # Only now: a key may be a macro, and two macros may have the same value.
+            # Compared once resolved: a key may be a macro, and two macros may have the same value.
             key = self._value(key_node, scope, caller, depth + 1).value
             at = key_node.source
             check_key(plain(Node(key, at)), at)
@@ -369,14 +349,7 @@ class UnusedBindings:
                     self._functions.setdefault(short, []).append(name)
 
     def refuse_ambiguous(self, statement: Statement) -> None:
-        """Checks that the name of a function stands for one function.
-
-        Args:
-            statement: a binding, or the head of a block.
-
-        Raises:
-            ConfigError: the name is short, and matches several functions that the config calls.
-        """
+        """Raises ConfigError for a short name that several functions have that the config calls."""
         functions = self._functions.get(statement.content.name, [])
         if len(functions) > 1:
             raise ConfigError(
@@ -386,30 +359,18 @@ class UnusedBindings:
             )
 
     def refuse_block(self, statement: Statement) -> None:
-        """Checks that the function of a block is called, whether or not the block has bindings.
+        """Raises ConfigError for a block, even an empty one, whose function is never called.
 
-        Args:
-            statement: the head of the block.
-
-        Raises:
-            ConfigError: the function is never called, and the block is not in an included file.
+        A block of an included file may be for a function that the config does not call.
         """
         name = statement.content.name
         if not statement.included and not self._scopes_since(statement):
             raise ConfigError(self._never_called(name), statement.content.source)
 
     def classify(self, statement: Statement, in_force: Sequence[Statement]) -> Unused:
-        """Returns why a binding without effect is not a mistake.
+        """Returns why a binding that no call reads is no mistake; raises ConfigError if it is.
 
-        Args:
-            statement: a binding that no call reads.
-            in_force: the bindings in force at the end of the text, which may override it.
-
-        Returns:
-            The binding and the reason.
-
-        Raises:
-            ConfigError: the binding is a mistake.
+        `in_force` are the bindings in force at the end of the text, which may override it.
         """
         binding = statement.content
         assert isinstance(binding, Binding)
@@ -496,7 +457,7 @@ class UnusedBindings:
     def _never_called(self, name: str) -> str:
         names = sorted(set(self._called) - {MACRO})
         last = name.rpartition(".")[2]
-        tails = [each for each in names if each.rpartition(".")[2] == last]  # optix.adamw
+        tails = [each for each in names if each.rpartition(".")[2] == last]  # as of optix.adamw
         near = nearest(name, names) or next(iter(tails), None)
         hint = known_names(name, names, "It calls")
         if near is not None:

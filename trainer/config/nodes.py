@@ -66,13 +66,9 @@ def plain(node: Node) -> Tree:
 
 
 def to_config(root: Node) -> Config:
-    """Converts a tree to a config.
+    """Converts the call at the root of a tree to a config.
 
-    Args:
-        root: the call of `experiment`.
-
-    Raises:
-        ConfigError: the tree is too deep or too large, or two values have the same path.
+    Raises ConfigError if the tree is too deep or too large, or if two values have the same path.
     """
     sources: dict[str, Source] = {}
     key_sources: dict[str, Source] = {}
@@ -118,14 +114,11 @@ def is_name(text: str) -> bool:
 
 
 def check_argument(name: Key, source: Source) -> None:
-    """Checks that a value can be the name of an argument.
+    """Raises ConfigError for a key that cannot name an argument: it must be an identifier.
 
     Args:
         name: the key, as the file has it.
         source: the place of the key.
-
-    Raises:
-        ConfigError: it is not an identifier of Python.
     """
     if not isinstance(name, str) or not name.isidentifier():
         hint = " In YAML an argument is written name: value." if "=" in str(name) else ""
@@ -133,14 +126,11 @@ def check_argument(name: Key, source: Source) -> None:
 
 
 def check_key(key: Any, source: Source) -> None:
-    """Checks that a value can be the key of a dict.
+    """Raises ConfigError for a key of a dict that is neither a string nor an integer.
 
     Args:
         key: the key, as the file has it.
         source: the place of the key.
-
-    Raises:
-        ConfigError: it is neither a string nor an integer, or a config cannot contain it.
     """
     if type(key) not in (str, int):
         raise ConfigError(f"Keys must be strings or integers, got {describe(key)}.", source)
@@ -148,15 +138,14 @@ def check_key(key: Any, source: Source) -> None:
 
 
 def check_leaf(value: Any, source: Source) -> None:
-    """Checks that a config can contain a leaf.
+    """Raises ConfigError for a leaf that a config cannot contain.
+
+    These are NaN, an integer of more than 64 bits, a string with half of a surrogate pair, and an
+    object of another type.
 
     Args:
         value: the leaf.
         source: the place of the leaf.
-
-    Raises:
-        ConfigError: it is NaN, an integer of more than 64 bits, a string with half of a surrogate
-            pair, or an object of another type.
     """
     # NaN is not equal to itself: such a config would differ from its own config.yaml.
     if isinstance(value, float) and math.isnan(value):
@@ -182,15 +171,7 @@ class Budget:
         self._left = limit
 
     def spend(self, depth: int, source: Source) -> None:
-        """Counts one node.
-
-        Args:
-            depth: the number of nodes above it.
-            source: the place of the node.
-
-        Raises:
-            ConfigError: the tree is too deep or too large.
-        """
+        """Counts one node below `depth` others; raises ConfigError for a tree too deep or large."""
         self._left -= 1
         if depth > MAX_DEPTH:
             raise ConfigError(

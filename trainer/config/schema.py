@@ -22,7 +22,7 @@ from trainer.config.wording import listing
 from trainer.config.yaml_reader import PARTIAL
 
 _DRAFT = "https://json-schema.org/draft/2020-12/schema"
-# Where YAML 1.2, which editors read, sees a string: numbers with underscores.
+# YAML 1.2, which editors read, takes numbers with underscores for strings.
 _DIGITS = "[0-9]+(_[0-9]+)*"
 _UNDERSCORES = {
     "type": "string",
@@ -66,13 +66,8 @@ def schema(vocabulary: Sequence[str] = ()) -> dict[str, Any]:
     """Returns a JSON schema, draft 2020-12, of the YAML files of runs and of sweeps.
 
     A file is that of a sweep if it has a key that only a sweep has. No key is required, because a
-    file may be laid over another one.
-
-    Args:
-        vocabulary: packages of the user whose public functions a config may name.
-
-    Raises:
-        ConfigError: a package cannot be imported.
+    file may be laid over another one. Raises ConfigError if a package of `vocabulary` cannot be
+    imported.
     """
     run, sweep = _Schemas(vocabulary, RUN), _Schemas(vocabulary, SWEEP)
     roots = [each.root() for each in (run, sweep)]
@@ -89,11 +84,7 @@ def schema(vocabulary: Sequence[str] = ()) -> dict[str, Any]:
 
 
 def text(vocabulary: Sequence[str] = ()) -> str:
-    """Returns the schema as a file has it: one line for each argument of a root and each function.
-
-    Args:
-        vocabulary: as for `schema`.
-    """
+    """Returns the schema as a file has it: a line for each argument of a root and each function."""
     return _lines(schema(vocabulary), "", 3) + "\n"
 
 
@@ -106,11 +97,7 @@ def _lines(node: Any, indent: str, levels: int) -> str:
 
 
 def custom_tags(vocabulary: Sequence[str] = ()) -> str:
-    """Returns the tags of all functions as a JSON list, for `yaml.customTags` of an editor.
-
-    Args:
-        vocabulary: as for `schema`.
-    """
+    """Returns the tags of all functions as a JSON list, for `yaml.customTags` of an editor."""
     tags = []
     for name, function in sorted(_Schemas(vocabulary, SWEEP).functions().items()):
         bare = not any(each.required for each in function.parameters.values())
@@ -122,7 +109,7 @@ def custom_tags(vocabulary: Sequence[str] = ()) -> str:
 
 
 class _Schemas:
-    """The schemas of one kind of config; `definitions` has those of its functions, and kinds."""
+    """The schemas of one kind of config; `definitions` has those of its functions and kinds."""
 
     def __init__(self, packages: Sequence[str], language: Language):
         self.definitions: dict[str, Any] = dict(_BASIC)
@@ -163,7 +150,7 @@ class _Schemas:
         self, function: Function, kinds: Mapping[str, str] | None = None
     ) -> dict[str, Any]:
         """Returns the schema of the arguments of a function, some of which are of known kinds."""
-        # Not the texts of optax, whose pages have them.
+        # Without the texts of optax, which its own pages have.
         described = {} if function.name.startswith("optax.") else argument_docs(function.call)
         properties = {}
         for name, parameter in function.parameters.items():
@@ -202,7 +189,7 @@ class _Schemas:
         if part in (int, str) and slot.takes_steps:
             return
         if part in _SCALARS:
-            # The annotation of an array includes bool, but true is no float.
+            # The annotation of an array includes bool, but true is not a float.
             others = annotations.union_members(slot.hint) if part in (bool, int) else ()
             if float not in others:
                 yield _SCALARS[part]
@@ -260,7 +247,7 @@ class _Schemas:
         return {"$ref": f"#/$defs/{name}"}
 
     def _define(self, function: Function) -> None:
-        if function.name in self.definitions:  # also of a function that takes what it returns
+        if function.name in self.definitions:  # or begun: a function may take its own result
             return
         self.definitions[function.name] = {}
         about = {"title": f"!{function.name}"}
@@ -276,7 +263,7 @@ def _result(function: Function) -> Any:
 
 
 def _is_optimizer(function: Function) -> bool:
-    """Returns whether a function returns an optimizer; classes of optax's states are none."""
+    """Returns whether a function returns an optimizer; classes, such as optax's states, do not."""
     if function.name == "optim.optimizer":
         return True
     return not inspect.isclass(function.call) and annotations.takes_optimizer(function.returns)
@@ -299,7 +286,7 @@ def _may_be(function: Function, kind: str) -> bool:
 
 
 def _default(parameter: Parameter) -> dict[str, Any]:
-    """Returns the default of a parameter for an editor, if JSON can say it."""
+    """Returns the default of a parameter for an editor; {} if JSON cannot express it."""
     value = list(parameter.default) if isinstance(parameter.default, tuple) else parameter.default
     try:
         return {"default": json.loads(json.dumps(value, allow_nan=False))}
@@ -314,11 +301,7 @@ _ENTRY = re.compile(
 
 
 def argument_docs(call: Any) -> Mapping[str, str]:
-    """Returns what a docstring in Google's style says of each argument, by its name.
-
-    Args:
-        call: a function or class.
-    """
+    """Returns what a docstring in Google's style says of each argument, by its name."""
     documented = f"{inspect.getdoc(call) or ''}\n"
     return {
         name: " ".join(about.split())

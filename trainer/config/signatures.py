@@ -69,13 +69,10 @@ class Function:
     returns: Any
 
     def bind(self, values: Mapping[str, Any]) -> functools.partial:
-        """Binds arguments to the function.
+        """Binds arguments by name to the function; the value of *args is a list.
 
-        Args:
-            values: the arguments by name. The value of *args is a list.
-
-        Returns:
-            A partial of the function, in which positional-only arguments are in their positions.
+        Returns a partial of the function, in which positional-only arguments are in their
+        positions.
         """
         # Python takes the values of *args only behind all positional arguments, so that these are
         # passed by position as well, their defaults included.
@@ -99,29 +96,19 @@ class Function:
 
 
 def home(value: Any) -> str:
-    """Returns the name of the module that defines a function or class.
-
-    Args:
-        value: the function or class, or a partial of it.
-
-    Returns:
-        The dotted name; "" if it is not known.
-    """
+    """Returns the module that defines a function, class or partial; "" if it is not known."""
     while isinstance(value, functools.partial):
         value = value.func
     return getattr(value, "__module__", None) or ""
 
 
 def read(name: str, call: Callable[..., Any], source: Source | None) -> Function:
-    """Reads the signature of a function.
+    """Reads the signature of a function or class; raises ConfigError for a builtin without one.
 
     Args:
         name: the name in the config.
         call: the function or class.
         source: where the config names it.
-
-    Raises:
-        ConfigError: it has no signature, like some builtins.
     """
     # A metaclass with __call__, such as that of nnx, hides the signature of __init__.
     made_by = type(call).__call__ if isinstance(call, type) else type.__call__
@@ -155,7 +142,7 @@ def _hints(call: Any) -> dict[str, Any]:
     hints: dict[str, Any] = {}
     for part in [call, call.__init__] if inspect.isclass(call) else [call]:
         try:
-            # It raises for all annotations of a function if one of them cannot be evaluated.
+            # Raises for all annotations of a function if one of them cannot be evaluated.
             hints.update(typing.get_type_hints(part, include_extras=True))
         except Exception:  # an annotation may be any expression; see _evaluated
             continue
@@ -223,11 +210,8 @@ class Slot:
     def of_argument(self, function: Function, name: str, is_factory: bool) -> "Slot":
         """Returns the slot of an argument of a function that is called here.
 
-        Args:
-            function: the function.
-            name: the name of the argument, one of its parameters.
-            is_factory: whether the function is the factory of an optimizer; then `learning_rate`
-                and `weight_decay` accept a float, whatever their annotation.
+        If the function is the factory of an optimizer, `learning_rate` and `weight_decay` accept a
+        float, whatever their annotation.
         """
         parameter = function.parameters[name]
         hint, default = (
@@ -243,11 +227,7 @@ class Slot:
     def of_elements(self, count: int) -> tuple[list["Slot"], type]:
         """Returns the slots of a list's elements, and the sequence type.
 
-        Args:
-            count: the length of the list.
-
-        Raises:
-            TypeMismatch: the annotation does not accept a list of this length.
+        Raises TypeMismatch if the annotation does not accept a list of `count` elements.
         """
         found = items(self.hint, count)
         if found is None:
@@ -264,14 +244,7 @@ class Slot:
         return replace(self, hint=self._entries()[0], default=None)
 
     def of_entry(self, key: Key) -> "Slot":
-        """Returns the slot of a value of a dict.
-
-        Args:
-            key: the key of the value.
-
-        Raises:
-            TypeMismatch: the annotation does not accept a dict.
-        """
+        """Returns the slot of a value of a dict; raises TypeMismatch if a dict is not accepted."""
         name = f"{self.argument}.{key}"
         return replace(self, hint=self._entries()[1], default=None, argument=name)
 
@@ -287,18 +260,12 @@ class TypeMismatch(Exception):
 
 
 def leaf(value: Tree, hint: Any, default: Any = None) -> Any:
-    """Converts a leaf to the annotated type: 3 to 3.0, a string to a Path.
+    """Converts a leaf to the annotated type, 3 to 3.0, a string to a Path; raises TypeMismatch.
 
     Args:
         value: a string, number, boolean or None.
         hint: the annotation.
         default: the default of the parameter; an integer becomes a float if this is one.
-
-    Returns:
-        The value, converted where necessary.
-
-    Raises:
-        TypeMismatch: the value does not fit the annotation.
 
     Example:
         >>> leaf(3, float | None)
@@ -364,15 +331,12 @@ def _string(value: str, parts: list[Any]) -> Any:
 def items(hint: Any, count: int) -> tuple[list[Any], type] | None:
     """Returns an annotation for each element of a list, and the sequence type.
 
+    Returns None if the annotation accepts no list; raises TypeMismatch if it accepts lists, but
+    none of this length.
+
     Args:
         hint: the annotation of the list.
         count: the length of the list.
-
-    Returns:
-        The annotations and the type; None if the annotation does not accept a list.
-
-    Raises:
-        TypeMismatch: the annotation accepts lists, but none of this length.
     """
     if accepts_anything(hint):
         return [Any] * count, list
@@ -398,13 +362,7 @@ def items(hint: Any, count: int) -> tuple[list[Any], type] | None:
 
 
 def entries(hint: Any) -> tuple[Any, Any] | None:
-    """Returns the annotations of a dict's keys and values.
-
-    Args:
-        hint: the annotation of the dict.
-
-    Returns:
-        The two annotations; None if the annotation does not accept a dict.
+    """Returns the annotations of a dict's keys and values; None if no dict is accepted.
 
     Example:
         >>> entries(dict[str, float] | None)

@@ -135,11 +135,7 @@ def same(a: Tree, b: Tree) -> bool:
 
 
 def child_trees(tree: Tree) -> Mapping[Any, Tree]:
-    """Returns the children of a call, dict or list by key.
-
-    Args:
-        tree: any tree; a leaf has no children.
-    """
+    """Returns the children of a call, dict or list by key; a leaf has none."""
     if isinstance(tree, Call):
         return dict(tree.kwargs)
     if isinstance(tree, list):
@@ -166,7 +162,7 @@ def leaves(tree: Tree, path: str = "") -> Iterator[tuple[str, Tree]]:
 
 
 def hparams(root: "Call") -> dict[str, Tree]:
-    """Returns the values of a config as a table has them: those of its leaves, and its functions.
+    """Returns the values of a config as a table: those of leaves, and names of functions.
 
     Args:
         root: the tree.
@@ -193,16 +189,13 @@ def _hparams(tree: Tree, path: str) -> Iterator[tuple[str, Tree]]:
 
 
 def split_path(tree: Tree, path: str) -> list[Key]:
-    """Splits a path into keys of a tree.
+    """Splits a path into keys of a tree; raises KeyError if the path does not exist.
 
     A key may contain dots; the longest matching key is taken.
 
     Args:
         tree: the tree.
         path: the keys from the root of the tree to a node, joined by dots.
-
-    Raises:
-        KeyError: the path does not exist.
 
     Example:
         >>> split_path({"blocks.0": {"width": 64}}, "blocks.0.width")
@@ -279,7 +272,7 @@ class Config:
     """A resolved config.
 
     Attributes:
-        root: the call of `experiment`.
+        root: the call of `experiment` or `sweep`.
         sources: where the value of each node was written, by path. A path consists of the keys from
             the root to the node, joined by dots: "optimizer.groups.rest.optimizer.learning_rate".
             The key of a list element is its index, and the path of the root is "".
@@ -335,7 +328,7 @@ class Config:
         return min(spoken, key=lambda each: each[:3])[3] if spoken else self.sources.get(path)
 
     def overridden(self, path: str) -> list[str]:
-        """Returns the options that changed an argument of a call of a file, as "--set width=8".
+        """Returns the options, such as "--set width=8", that changed arguments of a call of a file.
 
         Args:
             path: the path of the call; see `sources`.

@@ -28,14 +28,9 @@ _NEARLY = re.compile(rf"\s*[-+]?{_NUMBER}[A-Za-z]?\s*[%A-Za-z]*\s*")
 
 
 def quantity(text: str) -> tuple[Fraction, str] | None:
-    """Splits a number with a unit.
+    """Returns a number and its unit, "%", "step", "epoch", "example" or "token"; else None.
 
-    Args:
-        text: any text.
-
-    Returns:
-        The number and the unit ("%", "step", "epoch", "example" or "token"), or None for any other
-        text. K, M, B and T stand for 10**3, 10**6, 10**9 and 10**12 steps, examples or tokens.
+    K, M, B and T stand for 10**3, 10**6, 10**9 and 10**12 steps, examples or tokens.
 
     Example:
         >>> quantity("1_000 examples"), quantity("1.5K tokens"), quantity("fast")
@@ -50,19 +45,14 @@ def quantity(text: str) -> tuple[Fraction, str] | None:
 
 
 def looks_like_quantity(text: str) -> bool:
-    """Returns whether a text resembles a number with a unit, even if misspelled: "3 epoks".
-
-    Args:
-        text: any text.
-    """
+    """Returns whether a text resembles a number with a unit, even if misspelled: "3 epoks"."""
     return len(text) <= _LONGEST and _NEARLY.fullmatch(text) is not None
 
 
 def is_steps(hint: Any) -> bool:
     """Returns whether an annotation marks a number of steps, as Annotated[int, "steps"] does.
 
-    Args:
-        hint: any annotation; a member of a union may have the mark.
+    A member of a union may have the mark.
     """
     origin = typing.get_origin(hint)
     if origin is typing.Annotated and _STEPS in hint.__metadata__:
@@ -73,9 +63,6 @@ def is_steps(hint: Any) -> bool:
 
 def names_steps(name: str) -> bool:
     """Returns whether integer arguments of this name are numbers of steps.
-
-    Args:
-        name: the name of an argument.
 
     Example:
         >>> names_steps("warmup_steps"), names_steps("ns_steps"), names_steps("width")

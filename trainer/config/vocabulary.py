@@ -17,7 +17,7 @@ from trainer.config.signatures import Function, home
 from trainer.config.tree import ConfigError, Source
 from trainer.config.wording import known_names, listing, nearest
 
-# All of these are names and not imports, because the packages are above this one.
+# Names and not imports, because the packages are above this one.
 _OF_A_RUN: Mapping[str, str] = {
     "optim": "optim",
     "optax": "optax",
@@ -37,13 +37,14 @@ class Language:
     Attributes:
         root: the name of the call at the root, "experiment" or "sweep".
         what: what such a config describes, for messages.
-        nodes: the names without a dot, and the classes that they stand for.
-        modules: how the other names begin, and the modules that these prefixes stand for. A config
-            may name what `__all__` of a module lists, and in optax all public functions.
+        nodes: name without a dot -> the class that it stands for.
+        modules: prefix of the other names -> the module that it stands for. A config may name what
+            `__all__` of a module lists, and in optax all public functions.
         keys: some arguments of the root, for messages.
         mark: an argument of the root that the other kinds do not have.
-        command: how to use such a config, for a message to a user who did something else.
-        place: where an argument of this root is written by who has a config of the other kind.
+        command: what to do with such a config, for a user who used it as the other kind.
+        place: where an argument of this root belongs, for a user who wrote it in a config of the
+            other kind.
         example: a Gin statement that binds an argument of the root.
     """
 
@@ -103,15 +104,10 @@ _PACKAGE = re.compile(r"[A-Za-z]\w*(\.[A-Za-z]\w*)*", re.ASCII)
 
 
 class Vocabulary:
-    """Finds the functions that a config may name.
+    """Finds the functions that a config may name: those of a language, and of packages of the user.
 
-    Args:
-        packages: packages of the user, such as "my_lab.zoo"; a config spells the names of their
-            functions in full.
-        language: what a config may name besides.
-
-    Raises:
-        ConfigError: a package has an invalid name, a name that is taken, or cannot be imported.
+    A config spells the names of functions of these packages, such as "my_lab.zoo", in full. Raises
+    ConfigError if a package has an invalid name, a name that is taken, or cannot be imported.
     """
 
     def __init__(self, packages: Sequence[str] = (), language: Language = RUN):
@@ -122,29 +118,13 @@ class Vocabulary:
             self._check_package(package)
 
     def function(self, name: str, source: Source | None = None) -> Function:
-        """Returns a function by its dotted name.
-
-        Args:
-            name: the name, such as "optax.adamw".
-            source: where the config names it, for messages.
-
-        Raises:
-            ConfigError: a config may not name it, or it does not exist.
-        """
+        """Returns a function by its dotted name, such as "optax.adamw"; raises ConfigError."""
         if name not in self._functions:
             self._functions[name] = signatures.read(name, self._find(name, source), source)
         return self._functions[name]
 
     def ending_with(self, name: str, source: Source | None = None) -> list[Function]:
-        """Returns the functions whose name ends with a name.
-
-        Args:
-            name: a full name or its last parts, such as "optax.adamw" or "adamw".
-            source: where the config names it.
-
-        Raises:
-            ConfigError: there is no such function.
-        """
+        """Returns all functions whose name ends with a name like "adamw"; raises ConfigError."""
         modules = [each for each in sys.modules if any(_lies_in(each, p) for p in self._packages)]
         found = []
         for full in [
@@ -156,13 +136,10 @@ class Vocabulary:
         return found or [self.function(name, source)]
 
     def names(self, package: str) -> list[str]:
-        """Returns the full names of the functions that a config may name of a package.
+        """Returns the full names of a package's functions that a config may name.
 
-        Args:
-            package: how their names begin, such as "models", "optax.contrib" or "my_lab.zoo".
-
-        Raises:
-            ConfigError: there is no such package.
+        The package is their prefix, such as "models", "optax.contrib" or "my_lab.zoo". Raises
+        ConfigError if there is none.
         """
         module, rest = self._root(f"{package}.x", [*package.split("."), "x"][:-1], None)
         for step in rest:
@@ -170,11 +147,7 @@ class Vocabulary:
         return [f"{package}.{name}" for name in _public_names(module)]
 
     def is_ours(self, name: str) -> bool:
-        """Returns whether a function belongs to Lockstep or optax, and not to the user.
-
-        Args:
-            name: the dotted name of the function.
-        """
+        """Returns whether a function belongs to Lockstep or optax, and not to the user."""
         language = self._language
         return name in language.nodes or name.split(".")[0] in language.modules
 
@@ -280,7 +253,7 @@ class Vocabulary:
         return f"There is no function {name!r}. {hint}"
 
     def _elsewhere(self, name: str) -> str:
-        """Suggests a function of the same name in another package."""
+        """Suggests a function of the same name in another package; "" if there is none."""
         last = name.rsplit(".", 1)[-1]
         others = ["optax.contrib", *self._packages]
         for root, package in [*self._language.modules.items(), *zip(others, others, strict=True)]:
@@ -345,7 +318,7 @@ def _public_callable(
         return None
     is_own = name in getattr(module, "__all__", ())
     if module.__name__ not in _LISTED:
-        # Not what it imports: a config must not reach the functions of os through a package.
+        # What it imports is not public: a config must not reach the functions of os through it.
         is_own |= _lies_in(home(value), package)
     return value if is_own and not isinstance(value, typing.TypeVar) else None
 

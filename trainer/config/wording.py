@@ -12,35 +12,29 @@ from trainer.config.tree import Call, Key, Tree
 
 
 def nearest(word: str, known: Iterable[Key]) -> str | None:
-    """Returns the known name with the spelling nearest to a word.
+    """Returns the known name with the spelling nearest to a word; None if none is near.
 
     Args:
         word: the word.
         known: the names.
-
-    Returns:
-        The name, or None if none is near.
 
     Example:
         >>> nearest("adamW", ["adam", "adamw", "sgd"])
         'adamw'
     """
     names = {str(name).lower(): str(name) for name in known}
-    # difflib takes time that grows with the product of the lengths.
+    # Cut, because the time of difflib grows with the product of the lengths.
     close = difflib.get_close_matches(word[:100].lower(), names, n=1)
     return names[close[0]] if close else None
 
 
 def known_names(word: str, known: Iterable[Key], there_is: str = "There is") -> str:
-    """Returns a sentence that suggests the nearest known name, or lists the known names.
+    """Returns a sentence that suggests the nearest known name, or lists all; "" if there are none.
 
     Args:
         word: the unknown name.
         known: the known names.
         there_is: how the sentence with the list begins.
-
-    Returns:
-        The sentence; "" if there are no names.
 
     Example:
         >>> known_names("widht", ["width", "depth"])
@@ -73,9 +67,6 @@ def listing(names: Sequence[str], most: int = 8) -> str:
 def describe(tree: Tree) -> str:
     """Describes a value in a message.
 
-    Args:
-        tree: any value of a config.
-
     Example:
         >>> describe("fast"), describe(Call("optax.adamw"))
         ("the string 'fast'", 'a call of optax.adamw')
@@ -97,11 +88,11 @@ def describe(tree: Tree) -> str:
 
 
 def shorten(text: str, most: int = 60) -> str:
-    """Returns a text of limited length.
+    """Returns a text of limited length; a longer one ends in three dots.
 
     Args:
         text: any text.
-        most: the largest number of characters; a longer text ends in three dots.
+        most: the largest number of characters.
 
     Example:
         >>> shorten("optax.adamw(b2=0.95)", most=14)
@@ -111,11 +102,11 @@ def shorten(text: str, most: int = 60) -> str:
 
 
 def brief(tree: Tree, most: int = 60) -> str:
-    """Returns a value as one line of limited length.
+    """Returns a value as one line of limited length; a longer one ends in three dots.
 
     Args:
         tree: any value of a config.
-        most: the largest number of characters; a longer line ends in three dots.
+        most: the largest number of characters.
 
     Example:
         >>> brief(Call("optax.adamw", {"b2": 0.95}))
@@ -215,11 +206,7 @@ _LISTS = {
 
 
 def list_for_call(tag: str) -> str:
-    """Returns the message for a list in place of arguments, as in "!optax.chain [a, b]".
-
-    Args:
-        tag: the tag, such as "!optax.chain".
-    """
+    """Returns the message for a list in place of arguments, as in "!optax.chain [a, b]"."""
     name = _LISTS.get(tag.lstrip("!").removeprefix("partial:"))
     hint = ", with the argument's name" if name is None else ""
     return (
@@ -229,7 +216,7 @@ def list_for_call(tag: str) -> str:
 
 
 def _first(hints: list[tuple[str, str]], line: str) -> str:
-    # The bound on the line bounds the time that the patterns take to backtrack.
+    # Cut, because the patterns backtrack, and would take long on a long line.
     return next((hint for pattern, hint in hints if re.fullmatch(pattern, line[:200])), "")
 
 
@@ -260,10 +247,8 @@ def cause(error: BaseException) -> str:
     """Returns the type and the message of an exception on one line, and where it was raised.
 
     That is the last line of the user's code, or the last line if the user's code has no part in it.
-
-    Args:
-        error: the exception. jax passes on that of a host callback as text, with its traceback; the
-            result is then about the latter.
+    jax passes on an exception of a host callback as text, with its traceback; the result is then
+    about that exception.
 
     Example:
         >>> def fail():

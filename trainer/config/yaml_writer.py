@@ -82,16 +82,13 @@ def dump(root: Call) -> str:
     """
     bare = root.name in LANGUAGES and not root.partial
     tree = dict(sorted(root.kwargs.items())) if bare else root
-    # Keys stay in order, because that of groups counts. The width is that of no line, so that
-    # PyYAML does not fold long strings.
+    # The order of groups counts, so keys are not sorted. No line reaches the width, so PyYAML folds
+    # no long string.
     return yaml.dump(tree, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=2**30)
 
 
 def scalar_text(value: Tree) -> str:
     """Returns a leaf as `dump` writes it behind its key.
-
-    Args:
-        value: a string, number, boolean or None.
 
     Example:
         >>> scalar_text(1e-5), scalar_text("no"), scalar_text(None)
@@ -104,9 +101,6 @@ def scalar_text(value: Tree) -> str:
 
 def value_text(value: Tree) -> str:
     """Returns a tree as `dump` writes it behind its key, for a setting such as `--set path=VALUE`.
-
-    Args:
-        value: any tree; calls, dicts and lists may take several lines.
 
     Example:
         >>> print(value_text(Call("losses.huber", {"delta": 2.0})), end="")
@@ -159,7 +153,7 @@ def diff(a: Call, b: Call) -> list[str]:
 # A run may change these when it continues.
 _NOT_COMPUTED = ("steps_per_call",)
 
-# None is a value of a config.
+# Not None, which is a value of a config.
 _ABSENT = object()
 
 

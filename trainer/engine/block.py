@@ -47,14 +47,13 @@ class BlockRule(NamedTuple):
 def choose_block(experiment: Experiment, mesh: Mesh, jaxpr: Any, batch: Any) -> BlockRule:
     """Chooses the steps of a block from the operations of a step and the kind of device.
 
+    The number is a power of two, unless the experiment's `steps_per_call` sets another.
+
     Args:
         experiment: the experiment, whose `steps_per_call` overrides the choice of the steps.
         mesh: the devices.
-        jaxpr: of the step.
+        jaxpr: the jaxpr of the step.
         batch: field name -> `jax.ShapeDtypeStruct` of a training batch.
-
-    Returns:
-        The rule; its number of steps is a power of two, unless `steps_per_call` is another number.
     """
     if experiment.steps_per_call is None:
         steps, why = _choose_steps(experiment, mesh, jaxpr, batch)
@@ -80,7 +79,7 @@ def _choose_steps(experiment: Experiment, mesh: Mesh, jaxpr: Any, batch: Any) ->
     operations = max(1, count_flops(jaxpr, elementwise=True) // mesh.size)
     on_cpu = mesh.devices.flat[0].platform == "cpu"
     size = max(1, sum(math.prod(x.shape) * x.dtype.itemsize for x in batch.values()))
-    # A block ends at a log step, so that a longer one would be filled by nothing.
+    # A block ends where a log line, an evaluation or a save is due: a longer one is never filled.
     shortest = min(experiment.log_every, experiment.eval_every, experiment.save_every)
     limits = {
         f"a step has {operations:,} operations": (
@@ -96,11 +95,7 @@ def _choose_steps(experiment: Experiment, mesh: Mesh, jaxpr: Any, batch: Any) ->
 
 
 def step_of(traced: jax.stages.Traced) -> Step:
-    """Returns a traced step as a function that is not traced again.
-
-    Args:
-        traced: of a function (state, batch) -> (state, metrics).
-    """
+    """Returns a traced step as a function that jax does not trace again."""
     results = jax.tree.structure(traced.out_info)
 
     def step(state: Any, batch: Any) -> Any:

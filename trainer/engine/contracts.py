@@ -1,6 +1,7 @@
 """Checks that the model, the loss, the metrics and the data set keep their contracts.
 
-A component that does not is reported by name, with the line of the user's code where it raised.
+The contracts are the protocols of trainer/protocols.py. A component that breaks one is reported by
+name, with the line of the user's code where it raised.
 """
 
 from collections.abc import Iterator, Mapping
@@ -20,12 +21,9 @@ from trainer.protocols import Batch
 class ComponentError(ConfigError):
     """A mistake in one component of an experiment.
 
-    Args:
-        component: "model", "data", "loss" or "metrics".
-        message: whole sentences.
-
     Attributes:
-        component: the argument.
+        component: the field of the experiment: "model", "data", "loss", "metrics" or
+            "train_metrics".
     """
 
     def __init__(self, component: str, message: str):
@@ -47,14 +45,10 @@ def calling(component: str) -> Iterator[None]:
 
 
 def check_components(experiment: Any) -> None:
-    """Checks what is known of an experiment's components before one is called.
+    """Checks an experiment's components before one is called; raises ComponentError.
 
-    Args:
-        experiment: an `experiment.Experiment`.
-
-    Raises:
-        ComponentError: the model does not have the methods of a model, a metric of training is not
-            a Metric class, jax does not have a dtype of a training batch, or its mask does not fit.
+    The model must have the methods of a model, every metric of training must be a Metric class, jax
+    must have the dtypes of a training batch, and the mask of the batch must fit.
     """
     model, spec = experiment.model, experiment.data.element_spec
     if not all(callable(getattr(model, name, None)) for name in ("init", "apply")):
@@ -74,15 +68,12 @@ def check_components(experiment: Any) -> None:
 
 
 def check_data(data: Any, node: Tree, source: Source | None) -> None:
-    """Checks that a data set has the attributes of one.
+    """Raises ConfigError for a data set that lacks an attribute of the protocol.
 
     Args:
         data: the data set.
         node: the call in the config that returned it.
         source: where the config has the call.
-
-    Raises:
-        ConfigError: an attribute is missing.
     """
     for name in ("batch_size", "num_examples", "train", "evaluate", "element_spec"):
         if not hasattr(data, name):
@@ -96,15 +87,14 @@ def check_data(data: Any, node: Tree, source: Source | None) -> None:
 
 
 def check_language(model: Any, data: Any) -> None:
-    """Checks that a language model knows the tokens of a data set, and takes its sequences.
+    """Raises ValueError if a language model lacks tokens or positions for a data set.
+
+    A model without an attribute `language` is not checked, nor what the data set does not say, such
+    as `vocab_size`. Raises ComponentError if `tokens_per_example` is not a number of tokens.
 
     Args:
         model: the model; one without an attribute `language` is not checked.
         data: the data set; what it does not say, as `vocab_size`, is not checked.
-
-    Raises:
-        ValueError: the model has fewer tokens or positions.
-        ComponentError: `tokens_per_example` is not a number of tokens.
     """
     language = getattr(model, "language", None)
     vocab_size = getattr(data, "vocab_size", None)
@@ -125,14 +115,11 @@ def check_language(model: Any, data: Any) -> None:
 
 
 def check_metrics(metrics: Any, field: str) -> None:
-    """Checks the metrics of an experiment.
+    """Raises ComponentError for a metric that is not a Metric class or is called "loss".
 
     Args:
         metrics: metric name -> a class of `clu.metrics`.
         field: the field of the experiment, "metrics" or "train_metrics".
-
-    Raises:
-        ComponentError: a value is not a Metric class, or a metric has the reserved name "loss".
     """
     if not isinstance(metrics, Mapping):
         text = f"{field} is {describe(metrics)}; it must be a dict from names to metrics."
@@ -151,16 +138,10 @@ def check_metrics(metrics: Any, field: str) -> None:
 
 
 def tokens_per_example(data: Any) -> int | None:
-    """Returns the number of tokens of an example of a data set of texts.
+    """Returns the tokens of an example of a data set of texts; None if it does not say.
 
-    Args:
-        data: the data set.
-
-    Returns:
-        Its attribute `tokens_per_example`; None if it has no such attribute, or if that is None.
-
-    Raises:
-        ComponentError: the attribute is not an integer of at least 1.
+    Raises ComponentError if the attribute `tokens_per_example` is not an integer of at least 1, or
+    None.
     """
     tokens = getattr(data, "tokens_per_example", None)
     whole = isinstance(tokens, int | np.integer) and not isinstance(tokens, bool)
@@ -182,15 +163,12 @@ def describe(value: Any) -> str:
 
 
 def check_batch(batch: Any, spec: Mapping[str, Any], processes: int) -> None:
-    """Checks a training batch against the element_spec of its data set.
+    """Checks a training batch against the element_spec of its data set; raises ComponentError.
 
     Args:
-        batch: this process's shard of a batch, as the data set yielded it.
+        batch: this process's shard of a batch.
         spec: the data set's element_spec, of the whole batch.
         processes: the number of processes that share a batch.
-
-    Raises:
-        ComponentError: the fields, a shape or a dtype differ.
     """
     if not isinstance(batch, Mapping) or batch.keys() != spec.keys():
         found = ", ".join(map(str, batch)) if isinstance(batch, Mapping) else describe(batch)
@@ -213,16 +191,13 @@ def check_batch(batch: Any, spec: Mapping[str, Any], processes: int) -> None:
 
 
 def check_values(batch: Batch, method: str) -> None:
-    """Checks that jax has the dtypes of a batch, and does not change its values.
+    """Raises ComponentError for a dtype that jax lacks, or a value that 32 bits cannot hold.
 
-    Reading all values of every batch would take time of each step: this is for the first ones.
+    It is called for the first batches only: reading all values of each batch would slow every step.
 
     Args:
         batch: this process's shard of a batch.
         method: the method of the data set that yielded it, "train()" or "evaluate()".
-
-    Raises:
-        ComponentError: a dtype is none of jax's, or a value does not fit into 32 bits.
     """
     for name, x in batch.items():
         if (fault := dtype_fault(x.dtype) or value_fault(x)) is not None:
@@ -231,17 +206,10 @@ def check_values(batch: Batch, method: str) -> None:
 
 
 def check_eval_batch(batch: Any) -> Batch:
-    """Checks the mask of an evaluation batch.
+    """Returns an evaluation batch, this process's shard; raises ComponentError if it does not fit.
 
-    Args:
-        batch: this process's shard of a batch, as the data set's `evaluate()` yielded it.
-
-    Returns:
-        The batch.
-
-    Raises:
-        ComponentError: the mask is missing, has another size or dtype than required, or has values
-            other than 0 and 1; or the arrays differ in their numbers of examples.
+    It must have a mask of the right size and dtype, with values 0 and 1, and arrays with equal
+    numbers of examples.
     """
     if not isinstance(batch, Mapping) or "mask" not in batch or len(batch) == 1:
         found = ", ".join(map(str, batch)) if isinstance(batch, Mapping) else describe(batch)

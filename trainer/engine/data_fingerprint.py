@@ -21,15 +21,11 @@ from trainer.engine.contracts import (
 from trainer.engine.splits import eval_batches, split_sizes
 
 _SEED = 0
-_FAR = 100  # a data set may have to make all batches before the one that it is asked for
+_FAR = 100  # not farther: a data set may have to make all batches before this one
 
 
 def digest_batch(batch: Mapping[str, ArrayLike]) -> str:
-    """Returns the SHA-256 of names, dtypes, shapes and bytes of a batch, as 64 hex digits.
-
-    Args:
-        batch: field name -> array on the host.
-    """
+    """Returns the SHA-256 of names, dtypes, shapes and bytes of a batch, as 64 hex digits."""
     digest = hashlib.sha256()
     for name in sorted(batch):
         array = np.ascontiguousarray(batch[name])
@@ -39,22 +35,16 @@ def digest_batch(batch: Mapping[str, ArrayLike]) -> str:
 
 
 def data_fingerprint(data: Any) -> str:
-    """Returns the fingerprint of a data set: its attribute, or else a hash of some batches.
+    """Returns the attribute `fingerprint` of a data set, or else a hash of some batches.
 
-    The hash covers `element_spec`, `num_examples`, the first training batch, one of the first
-    epoch far behind it (the last one or, in a long epoch, number 100), both with the seed 0, and
-    the first batch of every split that is evaluated: all batches would take as long as an epoch. Of
-    several processes, each has the hash of its own shards.
+    The hash, "batches " and 16 hex digits, covers `element_spec`, `num_examples`, the first
+    training batch, one of the first epoch far behind it (the last one or, in a long epoch, number
+    100), both with the seed 0, and the first batch of every split that is evaluated. Hashing all
+    batches would take as long as an epoch. Each process hashes its own shards.
 
-    Args:
-        data: the data set.
-
-    Returns:
-        The attribute `fingerprint`; "batches " and 16 hex digits for a data set without one.
-
-    Raises:
-        ComponentError: the attribute is not a text; the data set has none, and yields two different
-            batches for one seed and index; or it raises, or a batch does not fit.
+    Raises ComponentError if the attribute is not a text; or if there is none, and the data set
+    yields two different batches for one seed and index, raises, or yields a batch that does not
+    fit.
     """
     if not _has_own(data):
         return f"batches {_hash_batches(data)[:16]}"
@@ -71,10 +61,9 @@ def data_fingerprint(data: Any) -> str:
 
 
 def describe_fingerprint(data: Any) -> str:
-    """Returns a line of the plan about `data_fingerprint`; "" if the data are not on this machine.
+    """Returns a line of the plan about `data_fingerprint`, without reading the data.
 
-    Args:
-        data: the data set, which is not read.
+    It is "" if the data are not on this machine.
     """
     if isinstance(data, DeclaredData):
         return ""
@@ -92,7 +81,7 @@ def _has_own(data: Any) -> bool:
     # Without computing a property, which may read all data.
     if inspect.getattr_static(data, "fingerprint", None) is not None:
         return True
-    return getattr(data, "fingerprint", None) is not None  # of a __getattr__
+    return getattr(data, "fingerprint", None) is not None  # found by a __getattr__
 
 
 def _far(data: Any) -> int:

@@ -22,16 +22,11 @@ from trainer.writers.lines import PREFIXES
 
 
 class Evaluation:
-    """The compiled evaluation of an experiment.
+    """The compiled evaluation of an experiment; no method donates the state.
 
-    Args:
-        experiment: the experiment.
-        mesh: the mesh of devices that it runs on.
-        insert: returns the experiment with the floats of `State.hyperparams`. The `eval_params` of
-            its optimizer returns the parameters to evaluate, unless it has an `ema_decay`.
-
-    Raises:
-        ComponentError: a metric does not keep its contract.
+    `insert` returns the experiment with the floats of `State.hyperparams`. The `eval_params` of its
+    optimizer returns the parameters to evaluate, unless the experiment has an `ema_decay`. Raises
+    ComponentError for a metric that does not keep its contract.
     """
 
     def __init__(
@@ -51,29 +46,17 @@ class Evaluation:
         self._zeros: dict[tuple[str, ...], Any] = {}  # names of aux values -> empty sums
 
     def params(self, state: State) -> Any:
-        """Returns the parameters that are evaluated: averages, if the experiment has any.
-
-        Args:
-            state: the state; it is not donated.
-        """
+        """Returns the parameters that are evaluated: averages, if the experiment has any."""
         return self._averages(state)
 
     def run(self, state: State, batches: Iterable[Batch]) -> dict[str, float]:
-        """Computes the metrics over all batches of a split.
+        """Computes the loss, its aux values and the metrics over all batches of a split.
 
-        Args:
-            state: the state; it is not donated.
-            batches: this process's shards of the evaluation batches; their "mask", float32 [batch]
-                or [batch, positions], is 1 for what counts and 0 for padding. A batch may consist
-                of padding only, so that all processes have equally many batches. Its number of
-                examples need not divide over the devices, but is the same in every process.
-
-        Returns:
-            "loss", every metric of the experiment and every aux value of the loss, in which all
-            examples, or all positions, have equal weights.
-
-        Raises:
-            ComponentError: a mask does not fit, or no batch has an example.
+        All examples, or all positions, have equal weights. `batches` are this process's shards;
+        their "mask", float32 [batch] or [batch, positions], is 1 for what counts and 0 for padding.
+        A batch may consist of padding only, so that all processes have equally many batches. Its
+        number of examples need not divide over the devices, but is the same in every process.
+        Raises ComponentError if a mask does not fit, or no batch has an example.
         """
         # Once for all batches: averages are functions of the state alone.
         params, total = self._averages(state), self._empty()
@@ -91,18 +74,11 @@ class Evaluation:
         return self._metric_accumulator.results(total)
 
     def run_examples(self, state: State, batches: Iterable[Batch], most: int) -> Examples:
-        """Computes the loss and the metrics of each example of a split.
+        """Computes the loss and the metrics of each of the first `most` examples of a split.
 
-        Metrics that are not means over examples are left out. The weighted means of the others
-        are those of `run`, up to rounding.
-
-        Args:
-            state: the state; it is not donated.
-            batches: the evaluation batches of the only process, as those of `run`.
-            most: how many examples to keep, the first ones.
-
-        Raises:
-            ComponentError: a mask does not fit, or a metric cannot be computed.
+        Metrics that are not means over examples are left out. The weighted means of the others are
+        those of `run`, up to rounding. `batches` are as for `run`, of the only process. Raises
+        ComponentError if a mask does not fit, or a metric cannot be computed.
         """
         params, collected = self._averages(state), ExampleCollector(most)
         for batch in batches:
@@ -119,14 +95,9 @@ class Evaluation:
     def run_splits(
         self, state: State, through: Callable[[Iterator[Batch]], Iterator[Batch]] = iter
     ) -> dict[str, float]:
-        """Evaluates every split of the data set.
+        """Evaluates every split, and returns the metrics by name, such as "validation/accuracy".
 
-        Args:
-            state: the state; it is not donated.
-            through: called with the batches of each split; what it yields is evaluated.
-
-        Returns:
-            The metrics by their names in metrics.jsonl, such as "validation/accuracy".
+        `through` is called with the batches of each split; what it yields is evaluated.
         """
         data = self._experiment.data
         return {
@@ -136,16 +107,10 @@ class Evaluation:
         }
 
     def check(self, state: State) -> None:
-        """Traces the evaluation of the first batch of every split.
+        """Traces the evaluation of the first batch of every split; raises ComponentError.
 
-        If the data set is not on this machine, it traces a batch of the declared shapes.
-
-        Args:
-            state: a `State` of arrays or of `jax.ShapeDtypeStruct`.
-
-        Raises:
-            ComponentError: there is no batch; its mask does not fit; jax does not have a dtype of
-                it, or would change a value; or the model, the loss or a metric raises for it.
+        If the data set is not on this machine, it traces a batch of the declared shapes. The state
+        may consist of `jax.ShapeDtypeStruct`.
         """
         params = self._averages.eval_shape(state)
         for split in split_sizes(self._experiment.data):

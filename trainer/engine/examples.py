@@ -1,4 +1,4 @@
-"""The loss and the metrics of single examples, which a mean over a split is the mean of."""
+"""The loss and the metrics of single examples, whose weighted means are those of the split."""
 
 import hashlib
 from collections.abc import Mapping
@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-_Batch = Mapping[str, Any]  # of trainer.protocols, which imports jax
+_Batch = Mapping[str, Any]  # as in trainer.protocols, which would import jax
 
 # By how much the sum over the examples of a batch may differ from what the metric says of the whole
 # batch, as a share of the sum of absolute values: both are sums in float32.
@@ -17,13 +17,13 @@ _EQUAL = 1e-6  # relative
 
 
 class ExampleSums(NamedTuple):
-    """A metric of a batch that is a mean, with what each example adds to it.
+    """A metric that is a mean: its sums over a batch, and what each example adds to them.
 
     Attributes:
-        totals: [batch].
-        counts: [batch]; 0 for padding.
-        total: of the whole batch, as the metric computes it.
-        count: of the whole batch.
+        totals: what each example adds to `total`, [batch].
+        counts: what each example adds to `count`, [batch]; 0 for padding.
+        total: the sum over the whole batch, as the metric computes it.
+        count: the number by which the metric divides `total`.
     """
 
     totals: Any
@@ -52,14 +52,11 @@ class Examples:
 
 
 class ExampleCollector:
-    """Collects the values of single examples from the batches of a split.
+    """Collects the values of the first `most` examples of a split from its batches.
 
-    A metric is left out if its values for single examples do not add up to those of their batches,
-    and so is a loss that is the same number for all examples of each batch, as one of the whole
-    batch is: neither is a mean over examples.
-
-    Args:
-        most: how many examples to keep, the first ones.
+    A metric is left out if its values for single examples do not add up to those of their batches.
+    So is a loss that is the same number for all examples of each batch, because it is one of the
+    whole batch. Neither is a mean over examples.
     """
 
     def __init__(self, most: int):
@@ -74,20 +71,14 @@ class ExampleCollector:
     def is_full(self, batch: _Batch) -> bool:
         """Returns whether a batch has examples, and none of them is to be kept.
 
-        Args:
-            batch: with its mask.
+        `result` then says that the examples are not complete.
         """
         full = not self._left and bool(_counted(batch).any())
         self._complete &= not full
         return full
 
     def add(self, batch: _Batch, found: Mapping[str, ExampleSums]) -> None:
-        """Adds a batch.
-
-        Args:
-            batch: with its mask, on the host.
-            found: name of a metric -> its sums over the batch.
-        """
+        """Adds a batch with its mask, on the host, and the sums of each metric over it."""
         kept = np.flatnonzero(_counted(batch))
         self._complete &= len(kept) <= self._left
         kept = kept[: self._left]
@@ -135,4 +126,4 @@ def _counted(batch: _Batch) -> NDArray[np.bool_]:
 def _adds_up(sums: ExampleSums, totals: NDArray, counts: NDArray) -> bool:
     same = float(counts.sum()) == float(sums.count)
     apart = abs(float(totals.sum()) - float(sums.total))
-    return same and bool(apart <= _ROUNDING * float(np.abs(totals).sum()))  # not of NaN
+    return same and bool(apart <= _ROUNDING * float(np.abs(totals).sum()))  # false for NaN

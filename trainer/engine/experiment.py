@@ -200,11 +200,7 @@ class Experiment:
         return best_row(self.best_metric, ["loss", *self.metrics], split_sizes(self.data))
 
     def batches(self, batch_index: int) -> Iterator[Mapping[str, Any]]:
-        """Returns this process's shards of the training batches.
-
-        Args:
-            batch_index: the index of the first batch, from 0.
-        """
+        """Returns this process's shards of the training batches, from an index on (from 0)."""
         return iter(self.data.train(batch_index, self.seed_of_data))
 
 
@@ -218,12 +214,8 @@ def as_model(configured: Any) -> Model:
 def as_optimizer(configured: Any) -> optim.Optimizer:
     """Converts the optimizer of a config to an `optim.Optimizer`.
 
-    Args:
-        configured: an `optim.Optimizer`; a partial of `optim.optimizer`; or a partial of any other
-            optimizer or an optax transformation, which then updates all parameters.
-
-    Returns:
-        The optimizer.
+    A partial of `optim.optimizer` is called. Any other optimizer, a partial or an optax
+    transformation, updates all parameters.
     """
     if isinstance(configured, partial) and configured.func is optim.optimizer:
         return configured()
@@ -235,19 +227,13 @@ def as_optimizer(configured: Any) -> optim.Optimizer:
 def build_experiment(
     config: Config, vocabulary: Sequence[str] = (), declared: bool = False
 ) -> Experiment:
-    """Builds the experiment that a config describes.
+    """Builds the experiment of a config, with step counts as integers; raises ConfigError.
 
     Args:
         config: the config, from `trainer.config.load`.
         vocabulary: further packages whose public functions the config may name.
         declared: whether a data set that is not on this machine is replaced by its declared shapes,
             with which an experiment can be planned and compiled, but not run.
-
-    Returns:
-        The experiment, with all step counts resolved to integers.
-
-    Raises:
-        ConfigError: the config has a mistake; the message has its file and line.
     """
     builder = Builder(config, vocabulary)
     builder.check()
@@ -269,7 +255,7 @@ def _build_data(builder: Builder, node: Any, declared: bool) -> Any:
         return builder.build("data")
     except ConfigError as error:
         absent = error.__cause__
-        # Not of a data set inside of another, whose shapes may be others.
+        # The shapes of a data set inside of another may differ from those of the outer one.
         name = node.name if isinstance(node, Call) else None
         if declared and isinstance(absent, DataAbsent) and absent.name == name:
             return absent.declared
@@ -279,12 +265,11 @@ def _build_data(builder: Builder, node: Any, declared: bool) -> Any:
 def units_of(config: Config, data: Any) -> Units:
     """Returns the converter of numbers of steps with a unit, such as '3 epochs'.
 
+    Raises ConfigError if the data set lacks an attribute, or `steps` is out of its range.
+
     Args:
         config: the config, whose `steps` is the length of the run.
         data: the data set that it describes.
-
-    Raises:
-        ConfigError: the data set lacks an attribute, or `steps` is out of its range.
     """
     check_data(data, config.root.kwargs["data"], config.sources.get("data"))
     configured = config.root.kwargs.get("steps")

@@ -19,20 +19,15 @@ _ALIGNMENT = 64  # bytes
 
 
 class Feed:
-    """The training batches of an experiment.
+    """The training batches of an experiment, for the devices of a mesh.
 
-    Args:
-        experiment: the experiment.
-        mesh: the mesh of devices that it runs on.
-
-    Raises:
-        ValueError: the batch does not divide over the microbatches and devices.
+    Raises ValueError if a batch does not divide over the microbatches and devices.
     """
 
     def __init__(self, experiment: Experiment, mesh: Mesh):
         self._experiment = experiment
         self._mesh = mesh
-        self._element_spec = dict(experiment.data.element_spec)  # read once: some make it anew
+        self._element_spec = dict(experiment.data.element_spec)  # some compute it at each access
         self._values_checked = False
         self._readers = 1
         self._copies: list[Iterator[Batch]] = []
@@ -45,10 +40,9 @@ class Feed:
             )
 
     def abstract_batch(self, steps: int | None = None) -> dict[str, jax.ShapeDtypeStruct]:
-        """Returns shapes, dtypes and shardings of a training batch.
+        """Returns the shapes and dtypes of a training batch, with shardings.
 
-        Args:
-            steps: the number of batches that are stacked; None for one batch.
+        For `steps` batches that are stacked, shapes are [steps, batch, ...], without shardings.
         """
         spread = sharding.batch_sharding(self._mesh) if steps is None else None
         stacked = () if steps is None else (steps,)
@@ -58,11 +52,7 @@ class Feed:
         }
 
     def of(self, experiment: Experiment) -> "Feed":
-        """Returns the feed of an experiment with another seed of the data, and else the same.
-
-        Args:
-            experiment: the experiment.
-        """
+        """Returns the feed of an experiment that differs in the seed of the data only."""
         feed = copy.copy(self)
         feed._experiment = experiment
         return feed
@@ -70,10 +60,8 @@ class Feed:
     def shared(self, readers: int) -> "Feed":
         """Returns a feed for several readers that advance side by side.
 
-        Each batch is made once, and stacked once.
-
-        Args:
-            readers: how many times `batches` is called for the same index.
+        Each of the `readers` calls `batches` once, for the same index. Each batch is made and
+        stacked once.
         """
         feed = copy.copy(self)
         feed._copies = []
@@ -81,13 +69,9 @@ class Feed:
         return feed
 
     def batches(self, batch_index: int) -> Iterator[Batch]:
-        """Yields this process's shards of the training batches, without end.
+        """Yields this process's shards of the training batches, from an index on, without end.
 
-        Args:
-            batch_index: the index of the first batch, from 0.
-
-        Raises:
-            ComponentError: the data set ends.
+        Raises ComponentError if the data set ends.
         """
         if self._readers == 1:
             return endless(self._experiment.batches(batch_index))
@@ -97,37 +81,23 @@ class Feed:
         return self._copies.pop()
 
     def to_devices(self, batch: Batch) -> dict[str, Any]:
-        """Sends this process's shard of a training batch to the devices.
+        """Sends this process's shard of a batch to the devices, and returns the global batch.
 
-        Args:
-            batch: field name -> numpy array; the arrays become read-only.
-
-        Returns:
-            The global batch.
-
-        Raises:
-            ComponentError: the batch does not fit the data set's element_spec, or is the first one
-                and has a value that jax would change.
+        The arrays become read-only. Raises ComponentError if the batch does not fit the data set's
+        element_spec, or is the first one and has a value that jax would change.
         """
         self._check(batch)
         return sharding.to_devices(self._mesh, batch)
 
     def stack(self, batches: Sequence[Batch], steps: int) -> dict[str, np.ndarray]:
-        """Stacks batches of a mesh of one device.
+        """Stacks at most `steps` batches, on a mesh of one device, to arrays [steps, batch, ...].
 
-        Args:
-            batches: at most `steps` batches; their arrays become read-only.
-            steps: the size of the first axis; what lies behind the batches is undefined.
-
-        Returns:
-            Field name -> array [steps, batch, ...].
-
-        Raises:
-            ComponentError: as `to_devices`.
+        The arrays of the batches become read-only; what lies behind them in the result is
+        undefined. Raises ComponentError as `to_devices` does.
         """
         before, stacked = self._stacked
         if len(before) == len(batches) and all(map(operator.is_, before, batches)):
-            return stacked  # of another reader
+            return stacked  # another reader stacked them
         for batch in batches:
             self._check(batch)
         stacked = {
@@ -148,7 +118,7 @@ class Feed:
 
 
 class _Shared(Iterator[Batch]):
-    """Batches of several readers, each of which gets the error that ended them."""
+    """The batches of several readers; an error that ends them is raised for each reader."""
 
     def __init__(self, batches: Iterator[Batch]):
         self._batches = batches

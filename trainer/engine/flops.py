@@ -13,21 +13,19 @@ _CUDNN_PRODUCTS = {"dot_product_attention_fwd_wrapper": 2, "dot_product_attentio
 def count_flops(jaxpr: Any, elementwise: bool = False) -> int:
     """Counts the operations of the matrix products and convolutions in a jaxpr.
 
-    XLA's own analysis counts the body of a loop once. This one multiplies a scan by its length and
-    a shard_map by its devices, counts the body of a `while` once and the most expensive branch of a
-    `cond`, and leaves out everything elementwise, as is usual for FLOPs that are compared with
-    a device's peak. It also leaves out the loop of chunked logits that a mean loss does not need.
-    What `jax.checkpoint` computes a second time counts a second time. cuDNN's attention counts as
-    the products of attention without it: whole, under a causal mask too, and without those that
-    the kernel computes again.
+    A multiplication and the addition after it are two operations. XLA's own analysis counts the
+    body of a loop once. This one multiplies a scan by its length and a shard_map by its devices,
+    counts the body of a `while` once and the most expensive branch of a `cond`, and leaves out
+    everything elementwise, as is usual for FLOPs that are compared with a device's peak. It also
+    leaves out the loop of chunked logits that computes a gradient again, which a mean loss does not
+    need. What `jax.checkpoint` computes a second time counts a second time. cuDNN's attention
+    counts as the products of attention without it: whole, under a causal mask too, and without
+    those that the kernel computes again.
 
     Args:
         jaxpr: what `jax.make_jaxpr(function)(*shapes)` returned.
         elementwise: whether to add one operation for each element of the result of every other
             operation.
-
-    Returns:
-        Floating-point operations; a multiplication and the addition after it are two.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -39,11 +37,7 @@ def count_flops(jaxpr: Any, elementwise: bool = False) -> int:
 
 
 def has_convolution(jaxpr: Any) -> bool:
-    """Returns whether a jaxpr, or one inside of it, has a convolution.
-
-    Args:
-        jaxpr: what `jax.make_jaxpr(function)(*shapes)` returned.
-    """
+    """Returns whether a jaxpr, or one inside of it, has a convolution."""
     return any(
         equation.primitive.name == "conv_general_dilated"
         or any(has_convolution(sub) for value in equation.params.values() for sub in _jaxprs(value))

@@ -53,20 +53,17 @@ class Sampling(NamedTuple):
 
 
 def draw(logits: jax.Array, key: jax.Array, sampling: Sampling) -> jax.Array:
-    """Draws a token.
+    """Draws a token, an int32 scalar, from logits [vocabulary].
 
     Args:
         logits: [vocabulary].
         key: a PRNG key.
         sampling: the temperature, and which tokens may be drawn.
-
-    Returns:
-        The token, an int32 scalar.
     """
     logits = logits[: sampling.vocab_size].astype(jnp.float32)
     if sampling.temperature == 0:
         return logits.argmax().astype(jnp.int32)
-    # Of differences, because the quotients of a small temperature overflow: the largest is then 0.
+    # The maximum is subtracted first, because quotients of a small temperature would overflow.
     temperature = max(sampling.temperature, float(np.finfo(np.float32).tiny))
     logits = (logits - logits.max()) / temperature
     if sampling.top_k is None or sampling.top_k >= logits.shape[0]:
@@ -136,10 +133,10 @@ class Continuation:
 
     Args:
         language: the model.
-        tokenizer: of the text that the model is trained on.
+        tokenizer: the tokenizer of the text that the model is trained on.
         prompt: the tokens of the prompt, at least one.
         sampling: how to draw; its `vocab_size` becomes that of the tokenizer.
-        precision: of the experiment; parameters are in bfloat16 for all but "float32".
+        precision: that of the experiment; parameters are in bfloat16 for all but "float32".
         mesh: the devices of the parameters; None for one device.
 
     Raises:
@@ -167,16 +164,10 @@ class Continuation:
         self._generate = jax.jit(self._compute, out_shardings=self._whole)
 
     def sample(self, params: Any, model_state: Any, seed: int, samples: int = 1) -> list[str]:
-        """Continues the prompt.
+        """Continues the prompt, and returns texts after it, up to the end of the document.
 
-        Args:
-            params: the parameters to use.
-            model_state: the state of the model.
-            seed: of the random numbers; equal seeds give equal texts.
-            samples: how many texts. The first ones are those of a call with fewer.
-
-        Returns:
-            The texts after the prompt, up to the end of the document.
+        Equal seeds give equal texts. The first texts of a call are those of a call with fewer
+        `samples`.
         """
         keys = jax.vmap(partial(jax.random.fold_in, jax.random.key(seed)))(np.arange(samples))
         prompt = np.tile(np.asarray(self.prompt, np.int32), (samples, 1))
@@ -202,12 +193,11 @@ class Continuation:
 def encode_prompt(tokenizer: Tokenizer, text: str) -> list[int]:
     """Returns the tokens of a prompt: `end_of_text`, with which documents begin, and the text.
 
-    Args:
-        tokenizer: of the text that the model is trained on.
-        text: the prompt, which may be empty.
+    The text may be empty. Raises ValueError if a part of it has no token.
 
-    Raises:
-        ValueError: a part of the prompt has no token.
+    Args:
+        tokenizer: the tokenizer of the text that the model is trained on.
+        text: the prompt, which may be empty.
     """
     try:
         return [tokenizer.end_of_text, *tokenizer.encode(text)]
@@ -225,9 +215,9 @@ def fitting_length(
     Args:
         language: the model.
         positions: the number of tokens of the prompt.
-        length: how many were asked for; None for 200, or as many as fit the model and the sequences
-            that it was trained on.
-        trained: the number of tokens of these; None if it is not known.
+        length: the number that was asked for; None for 200, or as many as fit the model and the
+            sequences that it was trained on.
+        trained: the number of tokens of these sequences; None if it is not known.
     """
     if length is not None:
         return length
@@ -271,7 +261,7 @@ def check_prompt(language: LanguageModel, tokens: Sequence[int], length: int) ->
 
     Args:
         language: the model.
-        tokens: of the prompt.
+        tokens: the tokens of the prompt.
         length: how many tokens are to be added.
     """
     unknown = next((token for token in tokens if not 0 <= token < language.vocab_size), None)

@@ -29,8 +29,8 @@ class Inputs:
 
     Attributes:
         values: config path -> value, sorted by path.
-        constants: config path -> (value, why it is not an input), for the other floats that might
-            have been.
+        constants: config path -> (value, why it is not an input), for floats that are constants of
+            the program.
         rebuild: builds the field "optimizer" of the experiment, and those of "loss" and "ema_decay"
             that have inputs, with floats replaced by path.
     """
@@ -45,19 +45,13 @@ class Inputs:
         return np.asarray(list(self.values.values()), jnp.result_type(float))
 
     def with_values(self, values: Mapping[str, float]) -> "Inputs":
-        """Returns the same inputs with other values.
-
-        Args:
-            values: config path -> value, for every input.
-        """
+        """Returns the same inputs with other values, config path -> value for every input."""
         return replace(self, values={path: values[path] for path in self.values})
 
     def insert(self, experiment: Experiment, hyperparams: Any) -> Experiment:
-        """Returns an experiment with its inputs replaced.
+        """Returns an experiment with its inputs replaced by values [inputs], which may be traced.
 
-        Args:
-            experiment: the experiment that the inputs were found in.
-            hyperparams: the values in the order of `pack`, [inputs]; they may be traced.
+        The inputs were found in this experiment; the values are in the order of `pack`.
         """
         if not self.values:
             return experiment
@@ -71,16 +65,14 @@ class Inputs:
     def keep_traceable(self, traces: Callable[["Inputs"], bool]) -> "Inputs":
         """Returns these inputs without those that cannot be traced, which become constants.
 
-        Args:
-            traces: whether the program can be traced with some of these inputs.
+        `traces` returns whether the program can be traced with some of these inputs.
         """
 
         def find(paths: list[str]) -> list[str]:
             """Finds the paths that cannot be traced even alone, by bisection."""
             if not paths or traces(self._only(paths)):
                 return []
-            # Each call of `traces` is a trace: where one of n paths is wrong, about 2 log2(n) of
-            # them.
+            # Each call of `traces` costs a trace; if one of n paths is wrong, about 2 log2(n).
             half = len(paths) // 2
             return find(paths[:half]) + find(paths[half:]) if half else paths
 
@@ -106,9 +98,6 @@ def find_inputs(config: Config, vocabulary: Sequence[str], experiment: Experimen
         config: the config of the experiment.
         vocabulary: further packages whose public functions the config may name.
         experiment: what `build_experiment` made of them.
-
-    Returns:
-        The inputs.
     """
     builder = Builder(config, vocabulary)
     units = units_of(config, experiment.data)
@@ -137,7 +126,7 @@ def find_inputs(config: Config, vocabulary: Sequence[str], experiment: Experimen
     others = {
         path: (value, f"it belongs to {path.split('.')[0]}")
         for path, value in leaves(config.root)
-        if path.split(".")[0] in ("model", "loss")  # others, as watchdog, are not in the program
+        if path.split(".")[0] in ("model", "loss")  # not watchdog and the like, outside the program
         and isinstance(value, float)
         and path not in found
     }
@@ -150,7 +139,7 @@ def find_inputs(config: Config, vocabulary: Sequence[str], experiment: Experimen
 def _factories_trace(inputs: Inputs) -> bool:
     """Returns whether all schedules and factories of the optimizer can be called with the inputs.
 
-    This is faster than to trace the program, which finds what they do later.
+    This is faster than to trace the whole program, which `Program.abstract_state` does later.
     """
 
     def call(hyperparams: jax.Array, step: jax.Array) -> Any:

@@ -45,16 +45,13 @@ def load_located(
     steps_per_call: int | None = None,
     declared: bool = False,
 ) -> Program:
-    """Builds the program of a config as `load` does, and names the place of every mistake.
+    """Builds a program as `load` does; every mistake is a ConfigError with its place.
 
     Args:
         config: the config, from `trainer.config.load`.
         vocabulary: further packages whose public functions the config may name.
         steps_per_call: replaces that of the config; None leaves it.
         declared: see `load`.
-
-    Raises:
-        ConfigError: the config has a mistake, or its parts do not fit together.
     """
     try:
         return load(config, vocabulary, steps_per_call, declared)

@@ -16,18 +16,15 @@ _GROUPS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory
 
 
 def too_large(state: Any, batch: Any, devices: Sequence[Any]) -> str | None:
-    """Returns an error message if a state and a batch do not fit into memory.
+    """Returns an error message if a state and a batch do not fit into memory, else None.
 
-    Other memory that a step needs, for gradients and activations, is not counted.
+    It is None as well if the size of the memory is not known. Other memory that a step needs, for
+    gradients and activations, is not counted.
 
     Args:
         state: a `State` of `jax.ShapeDtypeStruct` with shardings.
         batch: field name -> `jax.ShapeDtypeStruct` with a sharding.
         devices: the devices of this process. CPU devices share the memory of the machine.
-
-    Returns:
-        Sentences with the largest parameters; None if the state and the batch fit, or if the size
-        of the memory is not known.
     """
     limit, sharing, owner = _room(devices)
     size = sharing * _bytes(state)
@@ -68,11 +65,7 @@ class StepMemory:
         return self.arguments + self.results + self.temporary + self.code
 
     def describe(self, devices: Sequence[Any]) -> str:
-        """Returns a line with the bytes, and the memory that a device has.
-
-        Args:
-            devices: the devices of this process. CPU devices share the memory of the machine.
-        """
+        """Returns a line with the bytes, and the memory that one of this process's devices has."""
         limit, sharing, owner = _room(devices)
         parts = {"state and batch": self.arguments, "temporary": self.temporary}
         parts |= {"results": self.results, "code": self.code}
@@ -94,14 +87,7 @@ class StepMemory:
 
 
 def of_compiled(compiled: Any) -> StepMemory | None:
-    """Returns the memory of a compiled function.
-
-    Args:
-        compiled: what `jax.jit(...).lower(...).compile()` returned.
-
-    Returns:
-        The bytes on each device; None if the compiler does not report them.
-    """
+    """Returns the memory of a `jax.stages.Compiled`; None if the compiler does not report it."""
     found = compiled.memory_analysis()
     if found is None:
         return None
@@ -135,14 +121,7 @@ def of_device(device: Any) -> int | None:
 
 
 def stats_of(device: Any) -> dict[str, int]:
-    """Returns what a device says about its memory, as `jax.Device.memory_stats`.
-
-    Args:
-        device: of this process.
-
-    Returns:
-        Name -> number, such as "bytes_limit"; empty if the device does not report them.
-    """
+    """Returns the `memory_stats` of a device of this process; {} if it does not report them."""
     try:
         return device.memory_stats() or {}
     except jax.errors.JaxRuntimeError:

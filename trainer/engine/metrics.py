@@ -38,13 +38,10 @@ class Losses(NamedTuple):
     def mean(self, batch: Batch, share: Any = None) -> Any:
         """Returns the mean of the losses, weighted by the mask of the batch if it has one.
 
-        Args:
-            batch: the batch.
-            share: the mean of the mask of the whole batch, of which `batch` is a microbatch; None
-                if it is the whole batch. The average of such means over microbatches of equal size
-                is the weighted mean over the whole batch.
+        For a microbatch, `share` is the mean of the mask of the whole batch: the average of such
+        means over microbatches of equal size is then the weighted mean over the whole batch.
         """
-        # Over all losses, those that do not count included; the division corrects it.
+        # The mean over all losses, with 0 for those that do not count; the division corrects it.
         total = jnp.mean(self.counted(batch))
         if "mask" not in batch:
             return total
@@ -59,19 +56,15 @@ def mask_mean(batch: Batch) -> Any:
 
 
 def compute_losses(loss: Any, outputs: Any, batch: Batch) -> Losses:
-    """Computes the losses of the examples of a batch, or of their positions.
+    """Computes the losses of the examples of a batch, or of their positions, and the aux values.
+
+    Raises ComponentError if the loss raises or returns something else, or if the mask of the batch
+    does not fit the shape of the losses.
 
     Args:
         loss: the experiment's loss.
         outputs: the model's outputs for the batch.
         batch: field name -> array.
-
-    Returns:
-        The losses, and the named scalars that came with them.
-
-    Raises:
-        ComponentError: the loss raises; it returns something else; or the mask of the batch does
-            not fit the shape of the losses.
     """
     aux: Any = {}
     with calling("loss"):
@@ -250,13 +243,8 @@ def train_rows(computed: TrainMetrics) -> dict[str, Any]:
 class MetricAccumulator:
     """Accumulates the loss, its aux values and the metrics over the batches of a split.
 
-    The accumulated value is a dict, metric name -> clu metric.
-
-    Args:
-        metrics: metric name -> a class of `clu.metrics`.
-
-    Raises:
-        ComponentError: a value is not a Metric class, or a metric has the reserved name "loss".
+    The accumulated value is a dict, metric name -> clu metric. Raises ComponentError for a value
+    that is not a Metric class, or the reserved name "loss".
     """
 
     def __init__(self, metrics: Mapping[str, Any]):
@@ -272,11 +260,7 @@ class MetricAccumulator:
     def add(self, total: Mapping[str, Any], outputs: Any, batch: Batch, losses: Losses) -> dict:
         """Returns the value with a batch added; what has the mask 0 does not count.
 
-        Args:
-            total: the value so far. Aux values that it lacks are added to it.
-            outputs: the model's outputs for the batch.
-            batch: the batch, with its mask.
-            losses: what the loss returned for the batch.
+        Aux values that `total` lacks are added to it.
         """
         _check_names(losses.aux, self._metrics, "metrics")
         values = losses.values.astype(jnp.float32)
@@ -294,13 +278,9 @@ class MetricAccumulator:
     def of_examples(self, outputs: Any, batch: Batch, losses: Losses) -> dict[str, ExampleSums]:
         """Returns what each example of a batch adds to the loss and to the metrics that are means.
 
-        Those are of clu's Average, and compute it as it does. Each example is computed from the
-        outputs of the whole batch, with a mask that is 0 for all others.
-
-        Args:
-            outputs: the model's outputs for the batch.
-            batch: the batch, with its mask.
-            losses: what the loss returned for the batch.
+        These are subclasses of clu's Average that do not override `compute` or `merge`. Each
+        example is computed from the outputs of the whole batch, with a mask that is 0 for all
+        others.
         """
         means = {name: metric for name, metric in self._metrics.items() if _is_mean(metric)}
         values, mask = losses.values.astype(jnp.float32), batch["mask"]
@@ -349,14 +329,7 @@ def _mean_of(value: Any, weight: Any) -> clu_metrics.Average:
 
 
 def _metric_error(name: str, metric: Any, keywords: Mapping[str, Any], error: Exception) -> str:
-    """Returns an error message that compares a metric's keywords with those that it is passed.
-
-    Args:
-        name: the metric's name in the config.
-        metric: a class of `clu.metrics`.
-        keywords: the arguments of the call.
-        error: the exception that the metric raised.
-    """
+    """Returns an error message that compares a metric's keywords with those that it is passed."""
     parameters = inspect.signature(metric.from_model_output).parameters.values()
     reads = [each.name for each in parameters if each.kind is not each.VAR_KEYWORD]
     shown = f"{metric.__module__}.{metric.__qualname__}"

@@ -1,8 +1,8 @@
 """Pads an evaluation batch that does not divide over the devices, and removes the padding again.
 
-The model computes the padded batch, and the loss and the metrics get the outputs of its own
-examples only. So they are those of the batch on one device, also if they do not read the mask, or
-compare the examples of a batch with each other.
+The model computes the padded batch, but the loss and the metrics get the outputs of its own
+examples only. They are thus equal to those of the batch on one device, even if they ignore the mask
+or compare the examples of a batch with each other.
 """
 
 from typing import Any
@@ -41,11 +41,7 @@ def padded_shapes(mesh: Mesh, shapes: Batch) -> dict[str, jax.ShapeDtypeStruct]:
 
 
 def size_of(batch: Batch) -> int:
-    """Returns the number of examples of a batch.
-
-    Args:
-        batch: field name -> array, or its shape.
-    """
+    """Returns the number of examples of a batch of arrays or shapes."""
     return next(iter(batch.values())).shape[0]
 
 

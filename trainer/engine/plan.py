@@ -45,8 +45,8 @@ class Hyperparameter(NamedTuple):
         peak_step: the first step that has it, counted from 1 like the rows of metrics.jsonl; for
             runs of more than 10,000 steps, one of 10,000 that are equally far apart.
         first: the value of the first step.
-        final: that of the last step.
-        constant: whether it is no schedule, or one whose values are equal.
+        final: the value of the last step.
+        constant: whether all values are equal.
     """
 
     peak: float
@@ -63,17 +63,11 @@ class Hyperparameter(NamedTuple):
 
 
 def find_hyperparameters(program: Program) -> dict[str, dict[str, Hyperparameter]]:
-    """Finds the values of every float argument of the optimizers of a program.
+    """Finds the values over the run of every float argument of the optimizers of a program.
 
-    Args:
-        program: the program; it is not compiled.
-
-    Returns:
-        Group name -> argument -> values. The name "" has `clip_norm` of `optim.optimizer` if the
-        gradients are clipped.
-
-    Raises:
-        GroupError: a schedule returns what its argument does not take.
+    Returns group name -> argument -> values; the name "" has `clip_norm` of `optim.optimizer` if
+    the gradients are clipped. The program is not compiled. Raises GroupError if a schedule returns
+    what its argument does not take.
 
     Example:
         >>> from trainer.config import load
@@ -90,11 +84,7 @@ def find_hyperparameters(program: Program) -> dict[str, dict[str, Hyperparameter
 def describe(
     sampled: Mapping[str, Mapping[str, Sampled]],
 ) -> dict[str, dict[str, Hyperparameter]]:
-    """Describes sampled values.
-
-    Args:
-        sampled: as `sample` returned them.
-    """
+    """Describes the values that `sample` returned."""
     return {
         group: {name: _describe(*values) for name, values in arguments.items()}
         for group, arguments in sampled.items()
@@ -114,17 +104,11 @@ def _describe(steps: np.ndarray, values: np.ndarray) -> Hyperparameter:
 
 
 def sample(program: Program) -> dict[str, dict[str, Sampled]]:
-    """Samples all float arguments over the run.
+    """Samples all float arguments over the run, without compiling the program.
 
-    Args:
-        program: the program; it is not compiled.
-
-    Returns:
-        Group name -> argument -> (steps, values), steps counted from 0; the name "" has
-        `clip_norm`, if there is one.
-
-    Raises:
-        GroupError: a schedule returns what its argument does not take.
+    Returns group name -> argument -> (steps, values), steps counted from 0; the name "" has
+    `clip_norm`, if there is one. Raises GroupError if a schedule returns what its argument does not
+    take.
     """
     optimizer, steps = program.experiment.optimizer, program.experiment.steps
     at = np.unique(np.linspace(0, steps - 1, min(steps, _SAMPLES)).astype(np.int32))
@@ -168,7 +152,7 @@ def sample(program: Program) -> dict[str, dict[str, Sampled]]:
 
 
 def _over(at: np.ndarray, value: Any, scheduled: Any) -> np.ndarray:
-    """Returns the values at some steps: those of a schedule, or a number again and again."""
+    """Returns the values at some steps: those of a schedule, or a number repeated."""
     return np.asarray(scheduled) if callable(value) else np.full(at.shape, value)
 
 
@@ -320,19 +304,15 @@ class Plan:
 
 
 def make_plan(program: Program, config: Config | None = None) -> Plan:
-    """Traces a program and makes its plan.
+    """Traces a program, without compiling it, and makes its plan.
+
+    Raises ConfigError if a parameter matches no group, a group matches no parameter, the model,
+    loss or a metric does not fit the data, an optimizer cannot update its parameters, or the state
+    does not fit into memory.
 
     Args:
         program: the program; it is not compiled.
         config: the config of the program, for the file and line in error messages.
-
-    Returns:
-        The plan.
-
-    Raises:
-        ConfigError: a parameter matches no group, a group matches no parameter, the model, loss or
-            a metric does not fit the data, an optimizer cannot update its parameters, or the state
-            does not fit into memory.
     """
     experiment, optimizer = program.experiment, program.experiment.optimizer
     try:
@@ -441,14 +421,14 @@ def _bytes(tree: Any) -> int:
 
 
 def located(error: Exception, config: Config | None) -> ConfigError:
-    """Prefixes an error with the file and line of the config where the mistake is.
+    """Returns an error as a ConfigError with the file and line of the mistake.
 
     Args:
         error: an error of an optimizer, a model or another part of an experiment.
         config: the config of the experiment; None if it was not built from one.
     """
     for path, value in leaves(config.root) if config else ():
-        # Such an integer raises somewhere inside of jax, in words that do not name it.
+        # Such an integer raises an error inside of jax that does not name it.
         if isinstance(value, int) and value > _LARGEST:
             text = f"{path} is {value}, and a size in a program is at most 2**63 - 1: lower it."
             return ConfigError(text, config.sources[path] if config else None)
@@ -470,14 +450,11 @@ def located(error: Exception, config: Config | None) -> ConfigError:
 
 
 def located_fingerprint(program: Program, config: Config) -> str:
-    """Returns the fingerprint of a program's data; see `data_fingerprint.data_fingerprint`.
+    """Returns the fingerprint of a program's data; raises ConfigError with file and line.
 
     Args:
         program: the program.
         config: the config of the program.
-
-    Raises:
-        ConfigError: the data set has no fingerprint, with the file and line of the config.
     """
     try:
         return data_fingerprint(program.experiment.data)

@@ -7,14 +7,7 @@ from trainer.messages import plural, printable, table
 
 
 def render(plan: Plan) -> str:
-    """Formats a plan as two tables, of the parameters and of the groups, and the totals.
-
-    Args:
-        plan: the plan, from `make_plan`.
-
-    Returns:
-        Lines of text; the last ends with a newline.
-    """
+    """Formats a plan as two tables, of the parameters and of the groups, and the totals."""
     total = sum(count for count, _ in plan.groups.values())
     lines = [
         *table(parameter_cells(plan)),

@@ -23,15 +23,12 @@ _ELEMENTWISE = (
 
 
 def width_warnings(optimizer: optim.Optimizer, params: Any, widths: WidthScaling) -> list[str]:
-    """Finds groups whose learning rate is not divided as muP asks for their hidden kernels.
+    """Returns a sentence for each group whose rate for hidden kernels is not that of muP.
 
     Args:
         optimizer: the experiment's optimizer.
         params: the parameters, or their shapes and dtypes.
         widths: the model's attribute `width_scaling`.
-
-    Returns:
-        A sentence for each group.
     """
     labels = flatten(optimizer.label(params))
     found = []

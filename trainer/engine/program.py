@@ -33,7 +33,7 @@ class Program:
 
     Attributes:
         experiment: the experiment.
-        inputs: the inputs. Those that turn out not to be traceable become structure when the
+        inputs: the inputs. Those that turn out not to be traceable become constants when the
             program is first traced.
         mesh: the mesh of devices that it runs on.
         feed: the training batches.
@@ -89,7 +89,7 @@ class Program:
         return True
 
     def _drop_inputs(self) -> None:
-        """Makes the inputs that cannot be traced structure, unless something else is wrong."""
+        """Turns the inputs that cannot be traced into constants, unless something else is wrong."""
 
         def traces(inputs: Inputs) -> bool:
             program = Program(self.experiment, inputs)
@@ -301,29 +301,22 @@ class Program:
 
 
 class FirstState:
-    """The state before the first step, as a function of the seed and the inputs.
-
-    Args:
-        experiment: the experiment.
-        mesh: the mesh of devices that it runs on.
-        inputs: the floats that the compiled program takes as an array.
-    """
+    """The state before the first step, as a function of the seed and the inputs."""
 
     def __init__(self, experiment: Experiment, mesh: Mesh, inputs: Inputs):
         self._experiment = experiment
         self._mesh = mesh
         self._inputs = inputs
-        # One object: jax traces it once, for `find_shapes` and `compute`. Each `self._compute` is
-        # another.
+        # Stored, so that jax traces it once for `find_shapes` and `compute`: each access of
+        # `self._compute` makes another object.
         self._initial = self._compute
         self._compiled: Any = None
 
     def find_shapes(self) -> State:
         """Returns a `State` of `jax.ShapeDtypeStruct`, shardings included, without device work.
 
-        Raises:
-            GroupError: the optimizer's groups do not fit the model's parameters, or an argument is
-                out of range.
+        Raises GroupError if the optimizer's groups do not fit the model's parameters, or an
+        argument is out of range.
         """
         arguments = self._run_state(0), self._inputs.pack(), _draw(0)
         shapes = jax.eval_shape(self._initial, *arguments)
@@ -335,18 +328,12 @@ class FirstState:
     def compute(
         self, seed: int, hyperparams: np.ndarray, shardings: State, warm_starts: int = 0
     ) -> State:
-        """Computes the state in one compiled program.
+        """Computes the state on its devices, in one compiled program.
 
-        Args:
-            seed: the seed of the parameters.
-            hyperparams: the values of the inputs, [inputs].
-            shardings: the sharding of every leaf, the same in every call.
-            warm_starts: how many warm starts led to the run.
-
-        Returns:
-            The state, on its devices.
+        `hyperparams` are the values of the inputs, [inputs]. `shardings` must be the same in every
+        call.
         """
-        if self._compiled is None:  # one object: the trials of a sweep call it again and again
+        if self._compiled is None:  # stored, because every trial of a sweep calls it
             self._compiled = jax.jit(self._initial, out_shardings=shardings)
         return self._compiled(self._run_state(seed), hyperparams, _draw(warm_starts))
 
@@ -370,7 +357,7 @@ class FirstState:
         if experiment.precision == "bfloat16":
             params = to_bfloat16(params)
         averages = experiment.ema_decay is not None
-        experiment.optimizer.bind(params).check()  # as numbers: traced arguments are not compared
+        experiment.optimizer.bind(params).check()  # traced arguments could not be compared
         optimizer = self._inputs.insert(experiment, hyperparams).optimizer
         return State(
             step=jnp.zeros((), jnp.int32),

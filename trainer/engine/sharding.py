@@ -12,18 +12,11 @@ from optim.paths import flatten, path_name
 
 
 def make_mesh(axes: Mapping[str, int] | None) -> Mesh:
-    """Arranges devices in a mesh.
+    """Arranges the first devices in a mesh, as many as the axes need.
 
-    Args:
-        axes: axis name -> number of devices, such as {"data": 2, "fsdp": 4}. Every axis splits the
-            batch; the axis "fsdp" also splits the parameters. None uses one axis "data" with all
-            devices.
-
-    Returns:
-        A mesh over as many of the devices as the axes need, the first ones.
-
-    Raises:
-        ValueError: an axis is unknown or has no devices, or there are fewer devices than needed.
+    `axes` are axis name -> number of devices, such as {"data": 2, "fsdp": 4}. Every axis splits the
+    batch; the axis "fsdp" also splits the parameters. None is one axis "data" with all devices.
+    Raises ValueError if an axis is unknown or has no devices, or if there are too few devices.
     """
     devices = jax.devices()
     axes = {"data": len(devices)} if axes is None else dict(axes)
@@ -50,9 +43,6 @@ def is_simulated(mesh: Mesh) -> bool:
 
     They deadlock on few cores if many collectives are in flight, so that the host must not be far
     ahead.
-
-    Args:
-        mesh: the mesh, from `make_mesh`.
     """
     return mesh.size > 1 and mesh.devices.flat[0].platform == "cpu"
 
@@ -68,17 +58,14 @@ def replicated(mesh: Mesh) -> NamedSharding:
 
 
 def param_shardings(mesh: Mesh, params: Any) -> Any:
-    """Returns shardings that split each parameter over the mesh axis "fsdp".
+    """Returns a tree of shardings that split each parameter over the mesh axis "fsdp".
 
-    A parameter is split along its longest axis that the devices divide evenly.
+    A parameter is split along its longest axis that the devices divide evenly. It is replicated if
+    there is no such axis, or no mesh axis "fsdp".
 
     Args:
         mesh: the mesh, from `make_mesh`.
         params: a pytree of arrays or other leaves with a shape.
-
-    Returns:
-        A tree like `params` of shardings. A parameter is replicated if there is no axis "fsdp", or
-        if none of its own axes divides evenly.
     """
     shards = mesh.shape.get("fsdp", 1)
 
@@ -95,20 +82,18 @@ def param_shardings(mesh: Mesh, params: Any) -> Any:
 
 
 def state_shardings(mesh: Mesh, state: Any, params: Any) -> Any:
-    """Returns shardings of a state whose leaves are split as the parameters that they belong to.
+    """Returns a tree of shardings that split a state as the parameters that its leaves belong to.
 
     A leaf belongs to the parameter whose path is the end of the leaf's path, the longest such, and
     whose shape is the end of its shape: `opt_state/groups/rest/1/mu/head/kernel` is split as
     `head/kernel` is. Further axes before those of the parameter are not split: they count the
-    trials of a stacked state, or the past steps that L-BFGS keeps.
+    trials of a stacked state, or the past steps that L-BFGS keeps. Leaves that belong to no
+    parameter are replicated.
 
     Args:
         mesh: the mesh, from `make_mesh`.
         state: a pytree of leaves with a shape, such as the whole `State`.
         params: the parameters, or their shapes.
-
-    Returns:
-        A tree like `state` of shardings; leaves that belong to no parameter are replicated.
     """
     shapes = flatten(params)
     by_path = flatten(param_shardings(mesh, params))
@@ -134,9 +119,6 @@ def make_read_only(batch: Mapping[str, np.ndarray]) -> None:
     Devices run behind the host and may read a batch from the host's memory late. A data set that
     reused its buffers would then train on another batch than it yielded; writing to a read-only
     array raises instead.
-
-    Args:
-        batch: field name -> array.
     """
     for array in batch.values():
         # The flag of a view does not protect the array that it shows.
@@ -146,14 +128,13 @@ def make_read_only(batch: Mapping[str, np.ndarray]) -> None:
 
 
 def to_devices(mesh: Mesh, batch: Mapping[str, np.ndarray]) -> dict[str, Any]:
-    """Sends this process's shard of a batch to its devices.
+    """Sends this process's shard of a batch to its devices, and returns the global batch.
+
+    On a mesh of one device, the batch is returned unchanged.
 
     Args:
         mesh: the mesh, from `make_mesh`.
         batch: field name -> array; the first axis counts the examples of this process.
-
-    Returns:
-        The global batch, split over all devices; on a mesh of one device, the batch unchanged.
     """
     if mesh.size == 1:
         return dict(batch)  # the compiled step transfers it in half the time of jax.device_put

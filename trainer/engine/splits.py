@@ -9,16 +9,11 @@ from trainer.writers.lines import PREFIXES
 
 
 def split_sizes(data: Any) -> dict[str, int | None]:
-    """Returns the splits that a data set evaluates.
+    """Returns the splits that a data set evaluates, validation first.
 
-    Args:
-        data: the data set. A data set without an attribute `splits` has a test split only.
-
-    Returns:
-        Split -> number of examples, None if the data set does not say; validation comes first.
-
-    Raises:
-        ValueError: `splits` is not a collection of "validation" and "test".
+    Returns split -> number of examples, None if the data set does not say. A data set without an
+    attribute `splits` has a test split only. Raises ValueError if `splits` is not a collection of
+    "validation" and "test".
     """
     splits = getattr(data, "splits", ("test",))
     listed = isinstance(splits, Collection) and not isinstance(splits, str)
@@ -36,13 +31,13 @@ def split_sizes(data: Any) -> dict[str, int | None]:
 def eval_batches(data: Any, split: str) -> Iterator[Batch]:
     """Yields this process's shards of the batches of a split, once.
 
-    Args:
-        data: the data set. `evaluate` gets no argument if it takes none, as in a class that
-            overrides that of `ArrayDataset`, or if the data set has no attribute `splits`.
-        split: one of `split_sizes`.
+    `evaluate` gets no argument if it takes none, as in a class that overrides that of
+    `ArrayDataset`, or if the data set has no attribute `splits`. Raises ComponentError if it takes
+    none, and the split is not the test split.
 
-    Raises:
-        ComponentError: `evaluate` takes no argument, and `split` is not the test split.
+    Args:
+        data: the data set.
+        split: one of `split_sizes`.
     """
     if hasattr(data, "splits") and inspect.signature(data.evaluate).parameters:
         return iter(data.evaluate(split))
@@ -56,16 +51,13 @@ def eval_batches(data: Any, split: str) -> Iterator[Batch]:
 
 
 def best_row(best_metric: str, metrics: Sequence[str], splits: Collection[str]) -> str:
-    """Returns the name in metrics.jsonl of the metric that ranks checkpoints.
+    """Returns the name in metrics.jsonl of the metric that ranks checkpoints; raises ValueError.
 
     Args:
         best_metric: "accuracy" means that of the validation split, or of the test split if there is
             no other; "validation/accuracy" and "eval/accuracy" name the split.
         metrics: the names of the metrics that are evaluated.
         splits: the splits that the data set evaluates.
-
-    Raises:
-        ValueError: there is no such metric.
     """
     rows = [PREFIXES[split] + name for split in PREFIXES if split in splits for name in metrics]
     if best_metric in metrics:
@@ -83,8 +75,9 @@ def smaller_is_better(name: str, metrics: Mapping[str, Any]) -> bool:
     """Returns whether small values of a metric are known to be the better ones.
 
     Args:
-        name: of the metric, without a split.
-        metrics: those of the experiment, by name; the class of one may say `smaller_is_better`.
+        name: the name of the metric, without a split.
+        metrics: the metrics of the experiment, by name; the class of one may say
+            `smaller_is_better`.
     """
     return name == "loss" or getattr(metrics.get(name), "smaller_is_better", False)
 
@@ -92,9 +85,7 @@ def smaller_is_better(name: str, metrics: Mapping[str, Any]) -> bool:
 def ranking_warnings(experiment: Any) -> list[str]:
     """Returns a sentence if the checkpoint that is kept as the best is probably the worst.
 
-    Args:
-        experiment: an `experiment.Experiment`. The loss, and a metric whose class has
-            `smaller_is_better = True`, want best_mode "min".
+    The loss, and a metric whose class has `smaller_is_better = True`, want best_mode "min".
     """
     name = (experiment.best_row or "").partition("/")[2]
     if experiment.best_mode == "min" or not smaller_is_better(name, experiment.metrics):

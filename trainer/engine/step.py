@@ -1,4 +1,7 @@
-"""Computes one training step, as a pure function of the state and a batch."""
+"""Computes one training step, as a pure function of the state and a batch.
+
+Begin with `train_step`; `State` and `StepMetrics` are what goes in and comes out.
+"""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
@@ -152,8 +155,7 @@ def _gradients(
 ) -> tuple[tuple[Any, Any, TrainMetrics], dict[str, Any]]:
     """Computes the gradients of the trainable parameters, averaged over the microbatches.
 
-    Returns:
-        The loss, the new model state and the metrics of the batch; and the gradients by path.
+    Returns (loss, new model state, metrics of the batch), and the gradients by path.
     """
     count = experiment.microbatches
     by_path = flatten(state.params)
@@ -195,8 +197,7 @@ def _example_gradients(
 ) -> dict[str, Any]:
     """Computes the gradient of every example for groups whose optimizer needs them.
 
-    Returns:
-        Path -> gradients [batch, ...]; empty if no optimizer needs them.
+    Returns path -> gradients [batch, ...]; empty if no optimizer needs them.
     """
     wanting = needing(optimizer.groups, needs_examples)
     if not wanting:
@@ -233,14 +234,8 @@ def _loss(
 ) -> tuple[Any, tuple[Any, TrainMetrics]]:
     """Computes the mean loss of a batch, float32, the updated model state and the metrics.
 
-    Args:
-        experiment: the model, the loss and the metrics.
-        params: the parameters.
-        model_state: the model state.
-        batch: a batch, a microbatch or a single example.
-        key: the key of dropout.
-        share: the mean of the mask of the whole batch; None if `batch` is the whole batch and no
-            metrics are needed.
+    `share` is the mean of the mask of the whole batch, of which `batch` may be a microbatch. It is
+    None if no metrics are needed, for a whole batch or a single example.
     """
     outputs, new_state = apply_model(experiment, params, model_state, batch, key=key, train=True)
     losses = compute_losses(experiment.loss, outputs, batch)
@@ -254,7 +249,7 @@ def _loss(
 def apply_model(
     experiment: Experiment, params: Any, model_state: Any, batch: Batch, **kwargs: Any
 ) -> tuple[Any, Any]:
-    """Applies the model in the experiment's precision.
+    """Applies the model in the experiment's precision: returns outputs and new model state.
 
     Args:
         experiment: the model and the precision.
@@ -262,9 +257,6 @@ def apply_model(
         model_state: the state of the model.
         batch: field name -> array.
         **kwargs: "key" and "train"; see `apply` of `protocols.Model`.
-
-    Returns:
-        The model's outputs, and the new model state.
     """
     params, batch = in_precision((params, batch), experiment.precision)
     with calling("model"):
@@ -301,17 +293,13 @@ def in_precision(tree: Any, precision: str) -> Any:
 
     Args:
         tree: a pytree of arrays; leaves that are not floats stay as they are.
-        precision: of the experiment; "bfloat16" and "mixed" compute in bfloat16.
+        precision: the experiment's; "bfloat16" and "mixed" compute in bfloat16.
     """
     return tree if precision == "float32" else to_bfloat16(tree)
 
 
 def to_bfloat16(tree: Any) -> Any:
-    """Casts the leaves of floating dtypes, and returns the others unchanged.
-
-    Args:
-        tree: a pytree of arrays.
-    """
+    """Casts the leaves of floating dtypes, and returns the others unchanged."""
     return jax.tree.map(
         lambda x: x.astype(jnp.bfloat16) if jnp.issubdtype(x.dtype, jnp.floating) else x, tree
     )
@@ -339,11 +327,7 @@ class StepMetrics(Mapping[str, Any]):
 
     @classmethod
     def pack(cls, metrics: Mapping[str, Any]) -> "StepMetrics":
-        """Packs scalars; booleans become integers.
-
-        Args:
-            metrics: name -> scalar, perhaps traced.
-        """
+        """Packs scalars by name, perhaps traced; booleans become integers."""
         by_dtype: dict[Any, dict[str, Any]] = {}
         for name, value in metrics.items():
             array = jnp.asarray(value)
@@ -356,13 +340,10 @@ class StepMetrics(Mapping[str, Any]):
 
     @classmethod
     def stack_on_host(cls, metrics: Sequence["StepMetrics"]) -> "StepMetrics":
-        """Waits for the metrics of consecutive steps, and stacks them as numpy arrays.
+        """Waits for metrics of consecutive steps, and stacks them to numpy arrays [steps, metrics].
 
-        Args:
-            metrics: of one step each; or one alone, whose arrays are [steps, metrics] already.
-
-        Returns:
-            Metrics of numpy arrays [steps, metrics].
+        Each of `metrics` is of one step; or there is only one, whose arrays are [steps, metrics]
+        already.
         """
         # In one call, which starts all transfers before it waits for the first.
         host = jax.device_get([each.arrays for each in metrics])

@@ -23,12 +23,9 @@ _LAPACK = re.compile(r"custom_call @lapack_(\w+)_ffi\(.*?: \(tensor<((?:\d+x)+)"
 
 
 class Vmapped:
-    """The block of a program for several trials.
+    """The block of a program for `width` trials at once, on one device.
 
-    Args:
-        program: the compiled program of one trial, on one device.
-        width: how many trials are computed at once; if there are fewer, the other places compute a
-            trial of their own that nobody reads.
+    If there are fewer trials, the other places compute a trial of their own that nobody reads.
     """
 
     def __init__(self, program: Program, width: int):
@@ -48,12 +45,9 @@ class Vmapped:
     def advance(self, blocks: Sequence[Block]) -> list[Computed]:
         """Computes the same steps of every trial, asynchronously.
 
-        Args:
-            blocks: for each trial its state, whose buffers are donated, and its batches; at most
-                `width` of them, each with the same number of batches.
-
-        Returns:
-            For each trial the state after the block, and the metrics of its steps.
+        `blocks` has at most `width` trials, each with its state, whose buffers are donated, and the
+        same number of batches. Returns for each the state after the block, and the metrics of its
+        steps.
         """
         states = [state for state, _ in blocks]
         while len(states) + len(self._idle) < self._width:
@@ -71,7 +65,7 @@ class Vmapped:
     def difference(self) -> float:
         """Computes the largest relative difference of a loss from that of the program alone.
 
-        Over the first block of steps, for the experiment of the program.
+        It compares the first block of steps, for the experiment of the program.
         """
         batches = self._program.feed.batches(0)
         block = [next(batches) for _ in range(self._steps)]
@@ -85,16 +79,11 @@ class Vmapped:
 
 
 def batched_kernels(program: Program) -> list[str]:
-    """Finds the LAPACK kernels that would get the matrices of several trials at once.
+    """Finds LAPACK kernels, such as "sgeqrf", that would get matrices of several trials at once.
 
     On a CPU, jaxlib's kernels distribute a batch to the threads that compute the program, and wait
-    for them: several kernels at once can wait for ever (see `optim.matrices`).
-
-    Args:
-        program: the program of one trial.
-
-    Returns:
-        Names of LAPACK, such as "sgeqrf"; none on other devices, which have kernels of their own.
+    for them: several kernels at once can wait for ever (see `optim.matrices`). Other devices have
+    kernels of their own, and none is listed.
     """
     if program.mesh.devices.flat[0].platform != "cpu":
         return []
