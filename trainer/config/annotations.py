@@ -30,9 +30,7 @@ _OPTIMIZERS = ("GradientTransformation", "GradientTransformationExtraArgs")
 def or_type_of_default(hint: Any, default: Any) -> Any:
     """Returns the annotation of a parameter, or the type of its default; Any if neither says it.
 
-    Args:
-        hint: the annotation, or `inspect.Parameter.empty`.
-        default: the default, or `inspect.Parameter.empty`.
+    Both are `inspect.Parameter.empty` if the parameter has none.
 
     Example:
         >>> import inspect
@@ -56,10 +54,6 @@ def widen_to_float(hint: Any, default: Any) -> Any:
 
     For a parameter without an annotation, it accepts a float or a schedule, and None if that is the
     default.
-
-    Args:
-        hint: the annotation, or `inspect.Parameter.empty`.
-        default: the default of the parameter.
     """
     # Union, because `float | hint` raises TypeError if the hint is a string.
     if hint is not inspect.Parameter.empty:
@@ -254,10 +248,6 @@ def takes_result(hint: Any, returns: Any) -> bool:
 
     Only numbers, strings, booleans and optimizers are compared: other objects are accepted for
     what they do, not for their class.
-
-    Args:
-        hint: the annotation of the argument.
-        returns: the annotation of what the function returns.
     """
     parts = union_members(hint)
     if accepts_anything(hint) or returns is inspect.Parameter.empty or accepts_anything(returns):
@@ -274,9 +264,7 @@ def takes_result(hint: Any, returns: Any) -> bool:
 def returns_optimizer(hint: Any, returns: Any) -> bool:
     """Returns whether a function may return an optimizer, or another value that fits.
 
-    Args:
-        hint: the annotation of the argument, which accepts an optimizer.
-        returns: the annotation of what the function returns.
+    `hint` is the annotation of the argument, which accepts an optimizer.
     """
     if returns is inspect.Parameter.empty or accepts_anything(returns):
         return True
@@ -294,10 +282,6 @@ def returns_factory(hint: Any, returns: Any) -> bool:
 
     This is the case if the annotation accepts a class, or a function that does not itself return a
     function, and the function is annotated to return a function or a class.
-
-    Args:
-        hint: the annotation of the argument.
-        returns: the annotation of what the function returns.
     """
     if returns is inspect.Parameter.empty or accepts_anything(returns):
         return False

@@ -28,12 +28,7 @@ def call_hint(call: Call) -> str:
 
 
 def unknown_argument(function: Function, name: str) -> str:
-    """Returns the message for an argument that a function does not have.
-
-    Args:
-        function: the function.
-        name: the name of the argument in the config.
-    """
+    """Returns the message for an argument that a function does not have."""
     names = list(function.parameters)
     text = f"{function.name} has no argument {name!r}. "
     text += known_names(name, names, "It has") if names else "It takes no arguments."
@@ -45,23 +40,14 @@ def unknown_argument(function: Function, name: str) -> str:
 def other_places(name: str, paths: Iterable[str]) -> str:
     """Returns a sentence with the paths that end in the name of an argument; "" if there are none.
 
-    Args:
-        name: the name of the argument.
-        paths: the paths of all nodes of the config.
+    It is for an argument that the root of a config does not take.
     """
     below = [path for path in paths if path.endswith(f".{name}")]
     return f" This config has {name} at {listing(below, 4)}." if below else ""
 
 
 def unknown_at_root(root: Call, function: Function, name: str, paths: Iterable[str]) -> str:
-    """Returns the message for an argument that the root of a config does not have.
-
-    Args:
-        root: the root.
-        function: its function.
-        name: the name of the argument.
-        paths: the paths of all nodes of the config.
-    """
+    """Returns the message for an argument that the root of a config does not have."""
     text = unknown_argument(function, name)
     elsewhere = other_places(name, paths)
     own = LANGUAGES[root.name]
@@ -77,13 +63,7 @@ def unknown_at_root(root: Call, function: Function, name: str, paths: Iterable[s
 
 
 def missing_arguments(function: Function, missing: Sequence[str], slot: Slot) -> str:
-    """Returns the message for required arguments that are missing.
-
-    Args:
-        function: the function.
-        missing: the names of the arguments, at least one.
-        slot: what the call is for.
-    """
+    """Returns the message for required arguments that are missing."""
     many = len(missing) > 1
     what, them = ("the arguments", "them") if many else ("the argument", "it")
     text = f"{function.name} needs {what} {listing(missing)}"
@@ -104,12 +84,7 @@ def missing_arguments(function: Function, missing: Sequence[str], slot: Slot) ->
 
 
 def key_type_mismatch(key: Key, slot: Slot) -> str:
-    """Returns the message for a key of a dict that has the wrong type.
-
-    Args:
-        key: the key.
-        slot: what the key is for.
-    """
+    """Returns the message for a key of a dict that has the wrong type."""
     words = annotations.describe(slot.hint)
     return (
         f"{slot.owner} takes {words} as a key of {slot.argument!r}, and was given {describe(key)}."
@@ -117,12 +92,7 @@ def key_type_mismatch(key: Key, slot: Slot) -> str:
 
 
 def type_mismatch(tree: Tree, slot: Slot) -> str:
-    """Returns the message for a value that does not fit its argument, with advice.
-
-    Args:
-        tree: the value.
-        slot: what the value is for.
-    """
+    """Returns the message for a value that does not fit its argument, with advice."""
     words = "a mask" if slot.takes_mask else annotations.describe(slot.hint)
     words = "the name of a dtype" if slot.takes_dtype else words
     text = f"{slot.owner} takes {words} for {slot.argument!r}, and was given {describe(tree)}."

@@ -104,10 +104,6 @@ def without(config: Config, path: str) -> Config:
 
     Raises KeyError if the path does not exist. `config` itself is not changed.
 
-    Args:
-        config: the config.
-        path: the path of the value; as in `override`.
-
     Example:
         >>> from trainer import config
         >>> read = config.load(["configs/muon_vit.yaml"])
@@ -130,9 +126,7 @@ def _without(node: Node, keys: Sequence[Key]) -> Node:
 def of_tree(root: Call, source: Source) -> Config:
     """Returns the config of a tree that was not read from a file; raises ConfigError.
 
-    Args:
-        root: the call of `experiment` or `sweep`.
-        source: where the tree comes from, for messages.
+    `source` says in messages where the tree comes from.
     """
     return to_config(_with_source(root, source))
 
@@ -253,10 +247,6 @@ def merge(base: Node, over: Node) -> Node:
 
     Two dicts, two calls of one function, and a call in `base` with a dict in `over` are merged key
     by key; anything else is replaced. New keys are added at the end. Each value keeps its source.
-
-    Args:
-        base: the tree of the earlier file.
-        over: the tree of the later file, or of the including one.
     """
     old, new = base.value, over.value
     if isinstance(old, Call) and isinstance(new, Call):

@@ -108,10 +108,6 @@ def shipped_file(name: str, source: Source) -> str | None:
 
     Returns None if the name does not begin with "lockstep:"; raises ConfigError if there is no such
     config.
-
-    Args:
-        name: such as "lockstep:muon_vit.gin".
-        source: where it is named.
     """
     if not name.startswith(SHIPPED):
         return None
@@ -145,9 +141,7 @@ def _read(path: str) -> bytes:
 def suffix_kind(path: str, source: Source) -> str:
     """Returns the format of a config, "gin" or "yaml", by its suffix; raises ConfigError.
 
-    Args:
-        path: the path of the file, which need not exist.
-        source: the place to name in an error.
+    The file need not exist.
     """
     suffix = os.path.splitext(path)[1].lower()
     if suffix in _GIN:
@@ -164,10 +158,8 @@ def suffix_kind(path: str, source: Source) -> str:
 def read_text(path: str, included_at: Source | None, searched: str = "") -> tuple[str, str]:
     """Returns the text of a file and the SHA-256 of its bytes; raises ConfigError.
 
-    Args:
-        path: the file.
-        included_at: the include statement; None for a file of the command line.
-        searched: a sentence about the other places in which it was looked up.
+    `included_at` is the include statement, None for a file of the command line; `searched` is a
+    sentence about the other places in which the file was looked up.
     """
     source = included_at or Source(path)
     which = f"The included file {path}" if included_at else "The file"
@@ -202,12 +194,7 @@ def read_text(path: str, included_at: Source | None, searched: str = "") -> tupl
 
 
 def check_text(text: str, source: Source) -> None:
-    """Raises ConfigError for a text that is too long, or has NUL or half of a surrogate pair.
-
-    Args:
-        text: the text of a file or of an option.
-        source: the place to name in an error.
-    """
+    """Raises ConfigError for a text that is too long, or has NUL or half of a surrogate pair."""
     # Python decodes bytes of an option that are not UTF-8 to half surrogates, which config.yaml
     # cannot contain.
     match = re.search("[\0\ud800-\udfff]", text)

@@ -45,10 +45,6 @@ def complete(config: Config, vocabulary: Sequence[str] = ()) -> tuple[Call, dict
 
     Returns the tree, and path -> text for the defaults that a config cannot spell.
 
-    Args:
-        config: a config that can be built.
-        vocabulary: further packages whose public functions the config may name.
-
     Example:
         >>> from trainer import config
         >>> root, _ = complete(config.load(["configs/muon_vit.yaml"]))

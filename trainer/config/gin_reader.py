@@ -120,12 +120,7 @@ class _Parser(config_parser.ConfigParser):
 
 
 def read(text: str, source: Source) -> Iterator[Binding | Include | Block]:
-    """Yields the statements of a Gin text in order; raises ConfigError.
-
-    Args:
-        text: the statements.
-        source: the place of the text; see `yaml_reader.read`.
-    """
+    """Yields the statements of a Gin text in order; raises ConfigError."""
     parser = None
     while True:
         line = _line(parser)

@@ -172,12 +172,8 @@ def resolve(
     """Returns the tree of the statements, and the bindings that have no effect on it.
 
     Raises ConfigError if a macro is not defined, references form a cycle, or a binding without
-    effect is a mistake; see `UnusedBindings`.
-
-    Args:
-        statements: the statements in the order of the text.
-        where: the place to name if the root has no binding.
-        language: the kind of the config, which has the name of the root.
+    effect is a mistake; see `UnusedBindings`. `where` is the place to name if the root has no
+    binding.
     """
     root_name = language.root
     bindings = Bindings(statements, root_name)

@@ -43,9 +43,7 @@ def children(node: Node) -> Mapping[Key, Node]:
 def with_children(node: Node, items: Mapping[Key, Node]) -> Node:
     """Returns a copy of a node with other children.
 
-    Args:
-        node: a call, dict or list; a leaf has no children to replace.
-        items: the children by key, in their order; for a list the keys are ignored.
+    The keys of a list's children are ignored; a leaf has no children to replace.
     """
     value = node.value
     if isinstance(value, Call):
@@ -114,24 +112,14 @@ def is_name(text: str) -> bool:
 
 
 def check_argument(name: Key, source: Source) -> None:
-    """Raises ConfigError for a key that cannot name an argument: it must be an identifier.
-
-    Args:
-        name: the key, as the file has it.
-        source: the place of the key.
-    """
+    """Raises ConfigError for a key that cannot name an argument: it must be an identifier."""
     if not isinstance(name, str) or not name.isidentifier():
         hint = " In YAML an argument is written name: value." if "=" in str(name) else ""
         raise ConfigError(f"{brief(name)} is not the name of an argument.{hint}", source)
 
 
 def check_key(key: Any, source: Source) -> None:
-    """Raises ConfigError for a key of a dict that is neither a string nor an integer.
-
-    Args:
-        key: the key, as the file has it.
-        source: the place of the key.
-    """
+    """Raises ConfigError for a key of a dict that is neither a string nor an integer."""
     if type(key) not in (str, int):
         raise ConfigError(f"Keys must be strings or integers, got {describe(key)}.", source)
     check_leaf(key, source)
@@ -142,10 +130,6 @@ def check_leaf(value: Any, source: Source) -> None:
 
     These are NaN, an integer of more than 64 bits, a string with half of a surrogate pair, and an
     object of another type.
-
-    Args:
-        value: the leaf.
-        source: the place of the leaf.
     """
     # NaN is not equal to itself: such a config would differ from its own config.yaml.
     if isinstance(value, float) and math.isnan(value):

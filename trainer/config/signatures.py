@@ -103,13 +103,7 @@ def home(value: Any) -> str:
 
 
 def read(name: str, call: Callable[..., Any], source: Source | None) -> Function:
-    """Reads the signature of a function or class; raises ConfigError for a builtin without one.
-
-    Args:
-        name: the name in the config.
-        call: the function or class.
-        source: where the config names it.
-    """
+    """Reads the signature of a function or class; raises ConfigError for a builtin without one."""
     # A metaclass with __call__, such as that of nnx, hides the signature of __init__.
     made_by = type(call).__call__ if isinstance(call, type) else type.__call__
     try:
@@ -262,10 +256,7 @@ class TypeMismatch(Exception):
 def leaf(value: Tree, hint: Any, default: Any = None) -> Any:
     """Converts a leaf to the annotated type, 3 to 3.0, a string to a Path; raises TypeMismatch.
 
-    Args:
-        value: a string, number, boolean or None.
-        hint: the annotation.
-        default: the default of the parameter; an integer becomes a float if this is one.
+    An integer becomes a float if `default` is one.
 
     Example:
         >>> leaf(3, float | None)
@@ -333,10 +324,6 @@ def items(hint: Any, count: int) -> tuple[list[Any], type] | None:
 
     Returns None if the annotation accepts no list; raises TypeMismatch if it accepts lists, but
     none of this length.
-
-    Args:
-        hint: the annotation of the list.
-        count: the length of the list.
     """
     if accepts_anything(hint):
         return [Any] * count, list

@@ -108,10 +108,6 @@ def join(path: str, key: Key) -> str:
 def same(a: Tree, b: Tree) -> bool:
     """Returns whether two trees are equal, types included; see `Call`.
 
-    Args:
-        a: a tree.
-        b: another tree.
-
     Example:
         >>> same([1, 2.0], [1, 2.0]), same(1, 1.0), same(0.0, -0.0)
         (True, False, False)
@@ -193,10 +189,6 @@ def split_path(tree: Tree, path: str) -> list[Key]:
 
     A key may contain dots; the longest matching key is taken.
 
-    Args:
-        tree: the tree.
-        path: the keys from the root of the tree to a node, joined by dots.
-
     Example:
         >>> split_path({"blocks.0": {"width": 64}}, "blocks.0.width")
         ['blocks.0', 'width']
@@ -214,12 +206,7 @@ def split_path(tree: Tree, path: str) -> list[Key]:
 
 
 def longest_key(keys: Iterable[Key], path: str) -> Key | None:
-    """Returns the longest key that a path begins with, or None.
-
-    Args:
-        keys: the keys of a node.
-        path: a path below the node.
-    """
+    """Returns the longest key that a path begins with, or None."""
     fits = [key for key in keys if f"{path}.".startswith(f"{key}.")]
     return max(fits, key=lambda key: len(str(key)), default=None)
 

@@ -14,10 +14,6 @@ from trainer.config.tree import Call, Key, Tree
 def nearest(word: str, known: Iterable[Key]) -> str | None:
     """Returns the known name with the spelling nearest to a word; None if none is near.
 
-    Args:
-        word: the word.
-        known: the names.
-
     Example:
         >>> nearest("adamW", ["adam", "adamw", "sgd"])
         'adamw'
@@ -31,10 +27,7 @@ def nearest(word: str, known: Iterable[Key]) -> str | None:
 def known_names(word: str, known: Iterable[Key], there_is: str = "There is") -> str:
     """Returns a sentence that suggests the nearest known name, or lists all; "" if there are none.
 
-    Args:
-        word: the unknown name.
-        known: the known names.
-        there_is: how the sentence with the list begins.
+    `there_is` begins the sentence with the list.
 
     Example:
         >>> known_names("widht", ["width", "depth"])
@@ -52,9 +45,7 @@ def known_names(word: str, known: Iterable[Key], there_is: str = "There is") -> 
 def listing(names: Sequence[str], most: int = 8) -> str:
     """Joins names by commas.
 
-    Args:
-        names: the names.
-        most: how many names are shown; the others are counted.
+    Names beyond the first `most` are only counted.
 
     Example:
         >>> listing(["a", "b", "c"], most=2)
@@ -90,10 +81,6 @@ def describe(tree: Tree) -> str:
 def shorten(text: str, most: int = 60) -> str:
     """Returns a text of limited length; a longer one ends in three dots.
 
-    Args:
-        text: any text.
-        most: the largest number of characters.
-
     Example:
         >>> shorten("optax.adamw(b2=0.95)", most=14)
         'optax.adamw...'
@@ -103,10 +90,6 @@ def shorten(text: str, most: int = 60) -> str:
 
 def brief(tree: Tree, most: int = 60) -> str:
     """Returns a value as one line of limited length; a longer one ends in three dots.
-
-    Args:
-        tree: any value of a config.
-        most: the largest number of characters.
 
     Example:
         >>> brief(Call("optax.adamw", {"b2": 0.95}))
@@ -167,9 +150,7 @@ _IN_YAML = [
 def in_gin(line: str, reason: str) -> tuple[str, str]:
     """Returns why Gin's parser cannot read a line, and advice.
 
-    Args:
-        line: the line.
-        reason: the message of the parser.
+    `reason` is the message of the parser.
     """
     word = re.search(r"malformed node.*Failed to parse token '(.*?)'", reason)
     if word is None:
@@ -187,9 +168,7 @@ def in_gin(line: str, reason: str) -> tuple[str, str]:
 def in_yaml(text: str, line: int = 0) -> str:
     """Returns advice for a text that is not valid YAML; "" if there is none.
 
-    Args:
-        text: the whole text.
-        line: the line of the error, counted from 0.
+    `line` is the line of the error, counted from 0.
     """
     lines = text.split("\n")
     first = next((each for each in lines if each.strip() and not each.startswith("#")), "")
@@ -231,9 +210,7 @@ _IN_TEXT = re.compile(
 def summary(error: BaseException, package: str) -> str:
     """Returns the message of an exception, and the last line of a package in its traceback.
 
-    Args:
-        error: the exception.
-        package: the name of the package, or of a module or function in it.
+    `package` may also be the name of a module or function in it.
     """
     text = f"{type(error).__name__}: {' '.join(str(error).split())}".rstrip(": ")
     # The file of a syntax error was never executed, so it is not in the traceback.
@@ -270,10 +247,8 @@ def cause(error: BaseException) -> str:
 def location(error: BaseException, package: str | None = None) -> str:
     """Returns the last matching line of a traceback, as " (nets.py:12)"; "" if there is none.
 
-    Args:
-        error: the exception.
-        package: the package whose lines match; "" matches all lines, and None code of the user,
-            which is neither part of Lockstep nor installed.
+    `package` "" matches all lines, and None code of the user, which is neither part of Lockstep nor
+    installed.
     """
     for frame, line in reversed(list(traceback.walk_tb(error.__traceback__))):
         root = str(frame.f_globals.get("__name__", "")).split(".")[0]

@@ -70,10 +70,7 @@ for _kind, _pattern, _first in SCALARS:
 def read(text: str, source: Source) -> Node | None:
     """Reads one document into a tree, or None if it is empty; raises ConfigError.
 
-    Args:
-        text: the document.
-        source: the place of the document. If its line is 0, all values get this place; otherwise
-            lines are counted from it.
+    Lines are counted from that of `source`; if it is 0, all values get this place.
     """
     loader = None
     lines = _Lines(text)

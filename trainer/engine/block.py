@@ -47,13 +47,8 @@ class BlockRule(NamedTuple):
 def choose_block(experiment: Experiment, mesh: Mesh, jaxpr: Any, batch: Any) -> BlockRule:
     """Chooses the steps of a block from the operations of a step and the kind of device.
 
-    The number is a power of two, unless the experiment's `steps_per_call` sets another.
-
-    Args:
-        experiment: the experiment, whose `steps_per_call` overrides the choice of the steps.
-        mesh: the devices.
-        jaxpr: the jaxpr of the step.
-        batch: field name -> `jax.ShapeDtypeStruct` of a training batch.
+    The number is a power of two, unless the experiment's `steps_per_call` sets another. `jaxpr` is
+    that of the step, and `batch` has the `jax.ShapeDtypeStruct` of a training batch.
     """
     if experiment.steps_per_call is None:
         steps, why = _choose_steps(experiment, mesh, jaxpr, batch)

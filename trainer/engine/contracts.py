@@ -70,10 +70,7 @@ def check_components(experiment: Any) -> None:
 def check_data(data: Any, node: Tree, source: Source | None) -> None:
     """Raises ConfigError for a data set that lacks an attribute of the protocol.
 
-    Args:
-        data: the data set.
-        node: the call in the config that returned it.
-        source: where the config has the call.
+    `node` is the call in the config that returned the data set, and `source` its place.
     """
     for name in ("batch_size", "num_examples", "train", "evaluate", "element_spec"):
         if not hasattr(data, name):
@@ -91,10 +88,6 @@ def check_language(model: Any, data: Any) -> None:
 
     A model without an attribute `language` is not checked, nor what the data set does not say, such
     as `vocab_size`. Raises ComponentError if `tokens_per_example` is not a number of tokens.
-
-    Args:
-        model: the model; one without an attribute `language` is not checked.
-        data: the data set; what it does not say, as `vocab_size`, is not checked.
     """
     language = getattr(model, "language", None)
     vocab_size = getattr(data, "vocab_size", None)
@@ -117,9 +110,7 @@ def check_language(model: Any, data: Any) -> None:
 def check_metrics(metrics: Any, field: str) -> None:
     """Raises ComponentError for a metric that is not a Metric class or is called "loss".
 
-    Args:
-        metrics: metric name -> a class of `clu.metrics`.
-        field: the field of the experiment, "metrics" or "train_metrics".
+    `field` is that of the experiment, "metrics" or "train_metrics".
     """
     if not isinstance(metrics, Mapping):
         text = f"{field} is {describe(metrics)}; it must be a dict from names to metrics."
@@ -165,10 +156,7 @@ def describe(value: Any) -> str:
 def check_batch(batch: Any, spec: Mapping[str, Any], processes: int) -> None:
     """Checks a training batch against the element_spec of its data set; raises ComponentError.
 
-    Args:
-        batch: this process's shard of a batch.
-        spec: the data set's element_spec, of the whole batch.
-        processes: the number of processes that share a batch.
+    `batch` is this process's shard, and `spec` is of the batch of all `processes`.
     """
     if not isinstance(batch, Mapping) or batch.keys() != spec.keys():
         found = ", ".join(map(str, batch)) if isinstance(batch, Mapping) else describe(batch)
@@ -194,10 +182,7 @@ def check_values(batch: Batch, method: str) -> None:
     """Raises ComponentError for a dtype that jax lacks, or a value that 32 bits cannot hold.
 
     It is called for the first batches only: reading all values of each batch would slow every step.
-
-    Args:
-        batch: this process's shard of a batch.
-        method: the method of the data set that yielded it, "train()" or "evaluate()".
+    `batch` is this process's shard; `method` is that of the data set, for the message.
     """
     for name, x in batch.items():
         if (fault := dtype_fault(x.dtype) or value_fault(x)) is not None:

@@ -229,11 +229,8 @@ def build_experiment(
 ) -> Experiment:
     """Builds the experiment of a config, with step counts as integers; raises ConfigError.
 
-    Args:
-        config: the config, from `trainer.config.load`.
-        vocabulary: further packages whose public functions the config may name.
-        declared: whether a data set that is not on this machine is replaced by its declared shapes,
-            with which an experiment can be planned and compiled, but not run.
+    With `declared`, a data set that is not on this machine is replaced by its declared shapes; such
+    an experiment can be planned and compiled, but not run.
     """
     builder = Builder(config, vocabulary)
     builder.check()
@@ -266,10 +263,6 @@ def units_of(config: Config, data: Any) -> Units:
     """Returns the converter of numbers of steps with a unit, such as '3 epochs'.
 
     Raises ConfigError if the data set lacks an attribute, or `steps` is out of its range.
-
-    Args:
-        config: the config, whose `steps` is the length of the run.
-        data: the data set that it describes.
     """
     check_data(data, config.root.kwargs["data"], config.sources.get("data"))
     configured = config.root.kwargs.get("steps")

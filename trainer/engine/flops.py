@@ -20,12 +20,8 @@ def count_flops(jaxpr: Any, elementwise: bool = False) -> int:
     leaves out the loop of chunked logits that computes a gradient again, which a mean loss does not
     need. What `jax.checkpoint` computes a second time counts a second time. cuDNN's attention
     counts as the products of attention without it: whole, under a causal mask too, and without
-    those that the kernel computes again.
-
-    Args:
-        jaxpr: what `jax.make_jaxpr(function)(*shapes)` returned.
-        elementwise: whether to add one operation for each element of the result of every other
-            operation.
+    those that the kernel computes again. With `elementwise`, every other operation counts as one
+    for each element of its result.
 
     Example:
         >>> import jax, jax.numpy as jnp

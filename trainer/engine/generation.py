@@ -53,13 +53,7 @@ class Sampling(NamedTuple):
 
 
 def draw(logits: jax.Array, key: jax.Array, sampling: Sampling) -> jax.Array:
-    """Draws a token, an int32 scalar, from logits [vocabulary].
-
-    Args:
-        logits: [vocabulary].
-        key: a PRNG key.
-        sampling: the temperature, and which tokens may be drawn.
-    """
+    """Draws a token, an int32 scalar, from logits [vocabulary]."""
     logits = logits[: sampling.vocab_size].astype(jnp.float32)
     if sampling.temperature == 0:
         return logits.argmax().astype(jnp.int32)
@@ -194,10 +188,6 @@ def encode_prompt(tokenizer: Tokenizer, text: str) -> list[int]:
     """Returns the tokens of a prompt: `end_of_text`, with which documents begin, and the text.
 
     The text may be empty. Raises ValueError if a part of it has no token.
-
-    Args:
-        tokenizer: the tokenizer of the text that the model is trained on.
-        text: the prompt, which may be empty.
     """
     try:
         return [tokenizer.end_of_text, *tokenizer.encode(text)]
@@ -227,10 +217,8 @@ def fitting_length(
 def longest(language: LanguageModel, trained: int | None) -> int:
     """Returns how many tokens a prompt and its continuation may have to be like the training data.
 
-    Args:
-        language: the model.
-        trained: the number of tokens of the sequences that it was trained on; None if it is not
-            known.
+    `trained` is the number of tokens of the sequences that it was trained on; None if it is not
+    known.
     """
     # The last token is drawn at the last position, and not read.
     return language.max_length if trained is None else min(language.max_length, trained + 1)
@@ -239,11 +227,7 @@ def longest(language: LanguageModel, trained: int | None) -> int:
 def length_warning(positions: int, length: int, trained: int | None) -> str:
     """Returns a warning for a text that is longer than those of the training; "" for no warning.
 
-    Args:
-        positions: the number of tokens of the prompt.
-        length: how many are to be added.
-        trained: the number of tokens of the sequences that the model was trained on; None if it is
-            not known.
+    `length` tokens are added to a prompt of `positions`; `trained` is as for `longest`.
     """
     if trained is None or positions + length <= trained + 1:
         return ""
@@ -259,10 +243,7 @@ def length_warning(positions: int, length: int, trained: int | None) -> str:
 def check_prompt(language: LanguageModel, tokens: Sequence[int], length: int) -> None:
     """Raises ValueError if a prompt and its continuation do not fit a language model.
 
-    Args:
-        language: the model.
-        tokens: the tokens of the prompt.
-        length: how many tokens are to be added.
+    `length` is the number of tokens to add.
     """
     unknown = next((token for token in tokens if not 0 <= token < language.vocab_size), None)
     if unknown is not None:

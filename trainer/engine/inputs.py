@@ -93,11 +93,6 @@ def find_inputs(config: Config, vocabulary: Sequence[str], experiment: Experimen
     are annotated as `Annotated[float, "input"]`: values, and defaults of the functions that it
     names. A float that a function uses to decide something in Python cannot be traced, and is one
     of the constants.
-
-    Args:
-        config: the config of the experiment.
-        vocabulary: further packages whose public functions the config may name.
-        experiment: what `build_experiment` made of them.
     """
     builder = Builder(config, vocabulary)
     units = units_of(config, experiment.data)

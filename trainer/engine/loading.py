@@ -47,11 +47,7 @@ def load_located(
 ) -> Program:
     """Builds a program as `load` does; every mistake is a ConfigError with its place.
 
-    Args:
-        config: the config, from `trainer.config.load`.
-        vocabulary: further packages whose public functions the config may name.
-        steps_per_call: replaces that of the config; None leaves it.
-        declared: see `load`.
+    The arguments are those of `load`.
     """
     try:
         return load(config, vocabulary, steps_per_call, declared)

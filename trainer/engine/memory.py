@@ -19,12 +19,8 @@ def too_large(state: Any, batch: Any, devices: Sequence[Any]) -> str | None:
     """Returns an error message if a state and a batch do not fit into memory, else None.
 
     It is None as well if the size of the memory is not known. Other memory that a step needs, for
-    gradients and activations, is not counted.
-
-    Args:
-        state: a `State` of `jax.ShapeDtypeStruct` with shardings.
-        batch: field name -> `jax.ShapeDtypeStruct` with a sharding.
-        devices: the devices of this process. CPU devices share the memory of the machine.
+    gradients and activations, is not counted. `state` and `batch` consist of `jax.ShapeDtypeStruct`
+    with shardings; `devices` are those of this process.
     """
     limit, sharing, owner = _room(devices)
     size = sharing * _bytes(state)

@@ -60,11 +60,6 @@ def compute_losses(loss: Any, outputs: Any, batch: Batch) -> Losses:
 
     Raises ComponentError if the loss raises or returns something else, or if the mask of the batch
     does not fit the shape of the losses.
-
-    Args:
-        loss: the experiment's loss.
-        outputs: the model's outputs for the batch.
-        batch: field name -> array.
     """
     aux: Any = {}
     with calling("loss"):
@@ -176,12 +171,7 @@ def train_metrics(
 ) -> TrainMetrics:
     """Computes the aux values and the metrics of a training batch from the outputs of its step.
 
-    Args:
-        metrics: the experiment's `train_metrics`.
-        outputs: the model's outputs for the batch.
-        batch: the batch, or a microbatch.
-        losses: what the loss returned for it.
-        share: the mean of the mask of the whole batch.
+    `batch` may be a microbatch; `share` is the mean of the mask of the whole batch.
     """
     _check_names(losses.aux, metrics, "train_metrics")
     aux = losses.aux

@@ -17,9 +17,7 @@ from trainer.engine.contracts import Batch
 def pad(mesh: Mesh, batch: Batch) -> Batch:
     """Appends copies of the first example to a batch until it divides over the devices.
 
-    Args:
-        mesh: the mesh of devices, of which each process has equally many.
-        batch: field name -> array, this process's shard of a batch.
+    `batch` is this process's shard; each process has equally many devices of the mesh.
     """
     missing = -size_of(batch) % len(mesh.local_devices)
     if not missing:
@@ -33,9 +31,7 @@ def pad(mesh: Mesh, batch: Batch) -> Batch:
 def padded_shapes(mesh: Mesh, shapes: Batch) -> dict[str, jax.ShapeDtypeStruct]:
     """Returns the shapes of a padded batch.
 
-    Args:
-        mesh: the mesh of devices.
-        shapes: field name -> shape and dtype, over all processes.
+    `shapes` are those of the batch of all processes.
     """
     return resized(shapes, size_of(shapes) + -size_of(shapes) % mesh.size)
 
@@ -46,22 +42,15 @@ def size_of(batch: Batch) -> int:
 
 
 def resized(batch: Batch, size: int) -> dict[str, jax.ShapeDtypeStruct]:
-    """Returns the shapes of a batch with another number of examples.
-
-    Args:
-        batch: field name -> array, or its shape.
-        size: the number of examples.
-    """
+    """Returns the shapes of a batch with another number of examples."""
     return {name: jax.ShapeDtypeStruct((size, *x.shape[1:]), x.dtype) for name, x in batch.items()}
 
 
 def without_padding(padded: Any, shapes: Any) -> Any:
     """Removes the padding from a batch, or from what a model computed of it.
 
-    Args:
-        padded: a pytree of arrays of all processes.
-        shapes: the shapes that its leaves have without padding. An axis that is shorter there
-            counts examples, or equally many rows of each example.
+    `padded` has arrays of all processes, and `shapes` those of its leaves without padding. An axis
+    that is shorter there counts examples, or equally many rows of each example.
     """
     processes = jax.process_count()
 

@@ -53,12 +53,9 @@ def peak_flops(kind: str, precision: str) -> float | None:
     """Returns the peak of a device in dense floating-point operations a second, or None.
 
     A multiply-add counts as two. None means that the device is not in the table, as a CPU or a part
-    of a GPU is not.
-
-    Args:
-        kind: the `device_kind` of jax's device, such as "NVIDIA H100 80GB HBM3".
-        precision: the experiment's. "bfloat16" and "mixed" have the peak of bfloat16; "float32"
-            that of the products which jax computes for float32 by default, in TF32 on NVIDIA.
+    of a GPU is not. `kind` is the `device_kind` of jax. "bfloat16" and "mixed" have the peak of
+    bfloat16; "float32" that of the products which jax computes for float32 by default, in TF32 on
+    NVIDIA.
 
     Example:
         >>> peak_flops("NVIDIA H200", "bfloat16"), peak_flops("cpu", "float32")
@@ -71,12 +68,7 @@ def peak_flops(kind: str, precision: str) -> float | None:
 
 
 def peak_of(devices: Iterable[Any], precision: str) -> float | None:
-    """Returns the sum of `peak_flops` over devices; None if one of them is not known.
-
-    Args:
-        devices: jax's devices, or others with a `device_kind`.
-        precision: the experiment's; see `peak_flops`.
-    """
+    """Returns the sum of `peak_flops` over devices; None if one of them is not known."""
     peaks = [peak_flops(device.device_kind, precision) for device in devices]
     known = [peak for peak in peaks if peak is not None]
     return sum(known) if len(known) == len(peaks) else None

@@ -179,9 +179,7 @@ class Matrices(NamedTuple):
 def find_matrices(optimizer: optim.Optimizer, params: Any) -> Matrices:
     """Finds the matrices that each group's optimizer works on.
 
-    Args:
-        optimizer: the experiment's optimizer.
-        params: the parameters, or their shapes and dtypes; nothing is computed with them.
+    `params` may be shapes and dtypes: nothing is computed with them.
     """
     labels = flatten(optimizer.label(params))
     found = [one for one in declarations(optimizer.init, params) if one.layouts]
@@ -308,11 +306,7 @@ def make_plan(program: Program, config: Config | None = None) -> Plan:
 
     Raises ConfigError if a parameter matches no group, a group matches no parameter, the model,
     loss or a metric does not fit the data, an optimizer cannot update its parameters, or the state
-    does not fit into memory.
-
-    Args:
-        program: the program; it is not compiled.
-        config: the config of the program, for the file and line in error messages.
+    does not fit into memory. `config` gives errors their file and line.
     """
     experiment, optimizer = program.experiment, program.experiment.optimizer
     try:
@@ -423,9 +417,7 @@ def _bytes(tree: Any) -> int:
 def located(error: Exception, config: Config | None) -> ConfigError:
     """Returns an error as a ConfigError with the file and line of the mistake.
 
-    Args:
-        error: an error of an optimizer, a model or another part of an experiment.
-        config: the config of the experiment; None if it was not built from one.
+    `config` is None if the experiment was not built from one.
     """
     for path, value in leaves(config.root) if config else ():
         # Such an integer raises an error inside of jax that does not name it.
@@ -450,12 +442,7 @@ def located(error: Exception, config: Config | None) -> ConfigError:
 
 
 def located_fingerprint(program: Program, config: Config) -> str:
-    """Returns the fingerprint of a program's data; raises ConfigError with file and line.
-
-    Args:
-        program: the program.
-        config: the config of the program.
-    """
+    """Returns the fingerprint of a program's data; raises ConfigError with file and line."""
     try:
         return data_fingerprint(program.experiment.data)
     except ComponentError as error:

@@ -23,13 +23,7 @@ _ELEMENTWISE = (
 
 
 def width_warnings(optimizer: optim.Optimizer, params: Any, widths: WidthScaling) -> list[str]:
-    """Returns a sentence for each group whose rate for hidden kernels is not that of muP.
-
-    Args:
-        optimizer: the experiment's optimizer.
-        params: the parameters, or their shapes and dtypes.
-        widths: the model's attribute `width_scaling`.
-    """
+    """Returns a sentence for each group whose rate for hidden kernels is not that of muP."""
     labels = flatten(optimizer.label(params))
     found = []
     for name, group in optimizer.groups.items():

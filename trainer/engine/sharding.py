@@ -62,10 +62,6 @@ def param_shardings(mesh: Mesh, params: Any) -> Any:
 
     A parameter is split along its longest axis that the devices divide evenly. It is replicated if
     there is no such axis, or no mesh axis "fsdp".
-
-    Args:
-        mesh: the mesh, from `make_mesh`.
-        params: a pytree of arrays or other leaves with a shape.
     """
     shards = mesh.shape.get("fsdp", 1)
 
@@ -89,11 +85,6 @@ def state_shardings(mesh: Mesh, state: Any, params: Any) -> Any:
     `head/kernel` is. Further axes before those of the parameter are not split: they count the
     trials of a stacked state, or the past steps that L-BFGS keeps. Leaves that belong to no
     parameter are replicated.
-
-    Args:
-        mesh: the mesh, from `make_mesh`.
-        state: a pytree of leaves with a shape, such as the whole `State`.
-        params: the parameters, or their shapes.
     """
     shapes = flatten(params)
     by_path = flatten(param_shardings(mesh, params))
@@ -131,10 +122,6 @@ def to_devices(mesh: Mesh, batch: Mapping[str, np.ndarray]) -> dict[str, Any]:
     """Sends this process's shard of a batch to its devices, and returns the global batch.
 
     On a mesh of one device, the batch is returned unchanged.
-
-    Args:
-        mesh: the mesh, from `make_mesh`.
-        batch: field name -> array; the first axis counts the examples of this process.
     """
     if mesh.size == 1:
         return dict(batch)  # the compiled step transfers it in half the time of jax.device_put

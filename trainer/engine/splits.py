@@ -34,10 +34,6 @@ def eval_batches(data: Any, split: str) -> Iterator[Batch]:
     `evaluate` gets no argument if it takes none, as in a class that overrides that of
     `ArrayDataset`, or if the data set has no attribute `splits`. Raises ComponentError if it takes
     none, and the split is not the test split.
-
-    Args:
-        data: the data set.
-        split: one of `split_sizes`.
     """
     if hasattr(data, "splits") and inspect.signature(data.evaluate).parameters:
         return iter(data.evaluate(split))
@@ -53,11 +49,8 @@ def eval_batches(data: Any, split: str) -> Iterator[Batch]:
 def best_row(best_metric: str, metrics: Sequence[str], splits: Collection[str]) -> str:
     """Returns the name in metrics.jsonl of the metric that ranks checkpoints; raises ValueError.
 
-    Args:
-        best_metric: "accuracy" means that of the validation split, or of the test split if there is
-            no other; "validation/accuracy" and "eval/accuracy" name the split.
-        metrics: the names of the metrics that are evaluated.
-        splits: the splits that the data set evaluates.
+    "accuracy" means that of the validation split, or of the test split if there is no other;
+    "validation/accuracy" and "eval/accuracy" name the split.
     """
     rows = [PREFIXES[split] + name for split in PREFIXES if split in splits for name in metrics]
     if best_metric in metrics:
@@ -74,10 +67,7 @@ def best_row(best_metric: str, metrics: Sequence[str], splits: Collection[str]) 
 def smaller_is_better(name: str, metrics: Mapping[str, Any]) -> bool:
     """Returns whether small values of a metric are known to be the better ones.
 
-    Args:
-        name: the name of the metric, without a split.
-        metrics: the metrics of the experiment, by name; the class of one may say
-            `smaller_is_better`.
+    `name` has no split; the class of the metric may say `smaller_is_better`.
     """
     return name == "loss" or getattr(metrics.get(name), "smaller_is_better", False)
 

@@ -249,15 +249,7 @@ def _loss(
 def apply_model(
     experiment: Experiment, params: Any, model_state: Any, batch: Batch, **kwargs: Any
 ) -> tuple[Any, Any]:
-    """Applies the model in the experiment's precision: returns outputs and new model state.
-
-    Args:
-        experiment: the model and the precision.
-        params: the parameters.
-        model_state: the state of the model.
-        batch: field name -> array.
-        **kwargs: "key" and "train"; see `apply` of `protocols.Model`.
-    """
+    """Applies the model in the experiment's precision: returns outputs and new model state."""
     params, batch = in_precision((params, batch), experiment.precision)
     with calling("model"):
         outputs, new_state = experiment.model.apply(params, model_state, batch, **kwargs)
@@ -291,9 +283,7 @@ def _split(batch: Batch, count: int) -> dict[str, Any]:
 def in_precision(tree: Any, precision: str) -> Any:
     """Casts floats to the dtype in which the model computes.
 
-    Args:
-        tree: a pytree of arrays; leaves that are not floats stay as they are.
-        precision: the experiment's; "bfloat16" and "mixed" compute in bfloat16.
+    Other leaves stay as they are; "bfloat16" and "mixed" compute in bfloat16.
     """
     return tree if precision == "float32" else to_bfloat16(tree)
 
