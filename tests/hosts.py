@@ -14,25 +14,25 @@ from tests import runs
 from tests.chaos_worker import slowly
 from trainer.sweep import presence
 from trainer.workdir import record
-from trainer.writers import holders
+from trainer.writers import locks
 
 
-def become(host: str, ahead: float = 0.0, locks: Path | None = None, hurry: float = 1.0) -> None:
+def become(host: str, ahead: float = 0.0, apart: Path | None = None, hurry: float = 1.0) -> None:
     """Changes what this process knows of its machine, for good.
 
     Args:
         host: the name of the host; its process ids say nothing on others.
         ahead: seconds by which its clock is ahead.
-        locks: the folder of the locks that this host alone sees; None for the file system's.
+        apart: the folder of the locks that this host alone sees; None for the file system's.
         hurry: divides the seconds after which a silent process counts as dead.
     """
-    holders.machine = lambda: host
+    locks.machine = lambda: host
     socket.gethostname = lambda: host
-    holders.BEAT /= hurry
+    locks.BEAT /= hurry
     presence.SILENT /= hurry
     _shift(ahead)
-    if locks is not None:
-        _keep_locks_in(locks / host)
+    if apart is not None:
+        _keep_locks_in(apart / host)
 
 
 def _shift(ahead: float) -> None:
@@ -46,7 +46,7 @@ def _shift(ahead: float) -> None:
 
     # Not for all modules: C extensions of other packages rely on the real class.
     shifted = types.SimpleNamespace(datetime=Shifted, UTC=datetime.UTC)
-    holders.datetime = record.datetime = shifted  # type: ignore[assignment]
+    locks.datetime = record.datetime = shifted  # type: ignore[assignment]
 
 
 def _keep_locks_in(folder: Path) -> None:

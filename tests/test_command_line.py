@@ -19,7 +19,7 @@ from trainer.config import ConfigError, diff, load, wording
 from trainer.engine.experiment import Experiment
 from trainer.messages import UserError
 from trainer.train import peers
-from trainer.workdir import Lock
+from trainer.workdir import WorkdirLock
 
 REPO = Path(__file__).parent.parent
 
@@ -749,11 +749,11 @@ def test_a_file_that_cannot_be_plotted_is_an_error(
 
 def test_a_mistake_outside_of_the_config_is_a_user_error_but_not_a_config_error(tmp_path):
     (tmp_path / "metrics.jsonl").write_text('{"step": 1, "a": 2}\n')
-    lock = Lock(tmp_path)
+    lock = WorkdirLock(tmp_path)
     plot = ["plot", str(tmp_path), "--metric=a", f"--png={tmp_path}/no/a.png"]
     mistakes = {
         "cannot be written": lambda: commands.find("plot")(options.parser().parse_args(plot)),
-        "is in use by process": lambda: Lock(tmp_path),
+        "is in use by process": lambda: WorkdirLock(tmp_path),
         "must be HOST:PORT": lambda: peers.connect("nowhere", 2, 0, wait=1, silence=1),
     }
     for said, make in mistakes.items():

@@ -245,7 +245,7 @@ def test_every_module_keeps_the_rules_of_style_and_imports(
         (imports_point_one_way, "trainer.losses", "from trainer.metrics import accuracy"),
         (imports_point_one_way, "trainer.writers.jsonl", "import trainer.checkpoint"),
         (imports_point_one_way, "trainer.checkpoint.manager", "from trainer import workdir"),
-        (imports_point_one_way, "trainer.workdir.lock", "from ..engine import step"),
+        (imports_point_one_way, "trainer.workdir.folder", "from ..engine import step"),
         (imports_point_one_way, "trainer.engine.sharding", "from trainer.train import run"),
         (imports_point_one_way, "trainer.train.loop", "from trainer.diagnose import trace"),
         (imports_point_one_way, "trainer.train.loop", "from trainer.report.plots import Curve"),

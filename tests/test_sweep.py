@@ -554,6 +554,6 @@ def test_a_file_system_without_locks_is_refused(tmp_path, monkeypatch, capsys):
     def flock(descriptor: int, operation: int) -> None:
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
-    monkeypatch.setattr("trainer.sweep.locks.fcntl.flock", flock)
+    monkeypatch.setattr("trainer.writers.locks.fcntl.flock", flock)
     assert sweep(write_sweep(tmp_path), tmp_path / "sweep") == 2
     assert "has no locks, which keep two workers from the same trials" in capsys.readouterr().err

@@ -16,9 +16,9 @@ from tests.test_sweep import POISONED, folders, replaced, rows, sweep, write_swe
 from trainer.__main__ import main
 from trainer.sweep import local
 from trainer.sweep.folder import SweepFolder
-from trainer.sweep.locks import exclusive
 from trainer.sweep.wave import Wave
 from trainer.sweep.worker import Worker
+from trainer.writers.locks import exclusive
 from trainer.writers.summary import read_outcome
 
 pytestmark = pytest.mark.usefixtures("lab")

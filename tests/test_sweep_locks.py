@@ -19,7 +19,7 @@ from trainer.__main__ import main
 from trainer.messages import UserError
 from trainer.sweep import presence
 from trainer.sweep.presence import Mode, Presence
-from trainer.writers import holders
+from trainer.writers import locks
 
 HOUR = 3600.0
 
@@ -27,7 +27,7 @@ HOUR = 3600.0
 @pytest.fixture(autouse=True)
 def lab(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(runs.LAB)
-    monkeypatch.setattr(holders, "BEAT", 0.1)
+    monkeypatch.setattr(locks, "BEAT", 0.1)
     monkeypatch.setattr(presence, "SILENT", 1.0)
 
 
@@ -55,7 +55,7 @@ class Machine(Presence):
     @contextlib.contextmanager
     def _there(self) -> Iterator[None]:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(holders, "machine", lambda: self.host)
+            patch.setattr(locks, "machine", lambda: self.host)
             patch.setattr("socket.gethostname", lambda: self.host)
             yield
 
@@ -211,7 +211,7 @@ def test_a_process_that_was_taken_for_dead_announces_itself_again(tmp_path):
         file.unlink()
         one.look()
         (again,) = (tmp_path / "workers").iterdir()
-        assert holders.read(again)["host"] == "one"
+        assert locks.read_holder(again)["host"] == "one"
 
 
 # Workers.

@@ -27,7 +27,7 @@ from trainer.sweep import running, status
 from trainer.sweep.final import choose_winners
 from trainer.sweep.status import SweepReader
 from trainer.sweep.wave_file import WaveContent, wave_name
-from trainer.writers import holders
+from trainer.writers import locks
 from trainer.writers.summary import Summary
 
 SWEEP = """base: base.yaml
@@ -318,7 +318,7 @@ def test_a_worker_that_is_stopped_gives_no_time_that_is_left(sweep, capsys):
     try:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(os, "getpid", lambda: process.pid)
-            record = holders.this_process() | {"count": 3, "wave": file.stem, "locks": "flock"}
+            record = locks.this_process() | {"count": 3, "wave": file.stem, "locks": "flock"}
         (sweep / "workers").mkdir()
         (sweep / "workers" / "vm-1").write_text(json.dumps(record))
         with held(file):
@@ -338,12 +338,12 @@ def test_a_worker_of_another_machine_is_looked_at_twice_if_its_progress_is_old(
     sweep, monkeypatch, counts
 ):
     """Or if it is from the future: the clocks of two machines may be an hour apart."""
-    monkeypatch.setattr(holders, "BEAT", 0.2)
+    monkeypatch.setattr(locks, "BEAT", 0.2)
     (sweep / "workers").mkdir()
     file = wave(sweep, *FIRST[:4], step=5, steps=20, trials=4, rate=2.5)
     name = {"host": "far", "pid": 1, "machine": "far", "locks": "heartbeat", "wave": file.stem}
     with open(sweep / "workers" / "far-1", "w+") as stream:
-        beating = holders.Heartbeat(stream.fileno(), name)
+        beating = locks.Heartbeat(stream.fileno(), name)
         os.utime(file.with_suffix("") / "progress.json", (time.time() + 3600,) * 2)
         (sweep / "lock").unlink()  # with heartbeats there is none
         if not counts:

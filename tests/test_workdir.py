@@ -22,17 +22,16 @@ from trainer.config import Call
 from trainer.messages import UserError
 from trainer.workdir import (
     Change,
-    Lock,
     Workdir,
+    WorkdirLock,
     WorkdirTakenOver,
     check_name,
     compare,
     fingerprint,
 )
 from trainer.workdir import fingerprint as fingerprints  # the function; the module is below
-from trainer.workdir import lock as lock_module
 from trainer.workdir.fingerprint import REFUSED, _code
-from trainer.writers import holders
+from trainer.writers import locks
 from trainer.writers.files import replace_file
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -623,7 +622,7 @@ def test_a_full_disk_is_reported_without_a_traceback(tmp_path: Path, log: list[s
 
 def other_first(monkeypatch: pytest.MonkeyPatch, take: Callable[[], Any]) -> list[Any]:
     """Lets another process come between a lock's reading of the epoch and its writing."""
-    real, others = lock_module._read_epoch, []
+    real, others = locks._read_epoch, []
 
     def read(path: Path) -> tuple[int, str]:
         found = real(path)
@@ -632,20 +631,20 @@ def other_first(monkeypatch: pytest.MonkeyPatch, take: Callable[[], Any]) -> lis
             others[0] = take()
         return found
 
-    monkeypatch.setattr(lock_module, "_read_epoch", read)
+    monkeypatch.setattr(locks, "_read_epoch", read)
     return others
 
 
 def test_only_one_of_two_simultaneous_take_overs_may_write(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    Lock(tmp_path)
-    others = other_first(monkeypatch, lambda: Lock(tmp_path, take_over=True))
-    locks = [Lock(tmp_path, take_over=True), others[0]]
-    assert [lock.epoch for lock in locks] == [2, 2]
-    locks[0].check_fence()
+    WorkdirLock(tmp_path)
+    others = other_first(monkeypatch, lambda: WorkdirLock(tmp_path, take_over=True))
+    both = [WorkdirLock(tmp_path, take_over=True), others[0]]
+    assert [lock.epoch for lock in both] == [2, 2]
+    both[0].check_fence()
     with pytest.raises(WorkdirTakenOver, match="was taken over"):
-        locks[1].check_fence()
+        both[1].check_fence()
 
 
 def test_a_folder_that_is_deleted_while_it_is_opened_is_an_error(
@@ -653,12 +652,12 @@ def test_a_folder_that_is_deleted_while_it_is_opened_is_an_error(
 ) -> None:
     opened()
 
-    def again(self: Lock) -> None:
+    def again(self: WorkdirLock) -> None:
         monkeypatch.undo()
-        Lock(self.directory, take_over=True)
+        WorkdirLock(self.directory, take_over=True)
         self.check_fence()
 
-    monkeypatch.setattr(Lock, "check_fence", again)
+    monkeypatch.setattr(WorkdirLock, "check_fence", again)
     with pytest.raises(UserError, match="was taken over by process"):
         opened(take_over=True)
 
@@ -676,11 +675,11 @@ def test_a_broken_epoch_is_named(opened: Callable[..., Workdir], folder: Path) -
 
 HOLDER = """
     import sys
-    from trainer.workdir import WorkdirTakenOver, Lock
+    from trainer.workdir import WorkdirTakenOver, WorkdirLock
     from trainer.messages import UserError
 
     try:
-        lock = Lock(sys.argv[1], take_over="--take_over" in sys.argv)
+        lock = WorkdirLock(sys.argv[1], take_over="--take_over" in sys.argv)
     except UserError as error:
         sys.exit(str(error))
     print(lock.epoch, flush=True)
@@ -760,13 +759,13 @@ def test_a_second_process_is_refused_and_the_lock_of_a_dead_one_is_taken_over(
     pid = first.process.pid
     said = f"in use by process {pid} on {socket.gethostname()} "
     with pytest.raises(UserError, match=said):
-        Lock(tmp_path)
+        WorkdirLock(tmp_path)
     second = hold()
     assert second.process.wait() == 1
     assert said in second.end()
     assert first.ask() == "mine"
     first.end()
-    with_epoch = Lock(tmp_path)
+    with_epoch = WorkdirLock(tmp_path)
     assert with_epoch.epoch == 2
     with_epoch.check_fence()
     with_epoch.close()
@@ -775,11 +774,11 @@ def test_a_second_process_is_refused_and_the_lock_of_a_dead_one_is_taken_over(
 
 
 def test_a_second_lock_in_the_same_process_is_refused(tmp_path: Path) -> None:
-    lock = Lock(tmp_path)
+    lock = WorkdirLock(tmp_path)
     with pytest.raises(UserError, match=f"process {os.getpid()}"):
-        Lock(tmp_path)
+        WorkdirLock(tmp_path)
     lock.close()
-    Lock(tmp_path).close()
+    WorkdirLock(tmp_path).close()
 
 
 def test_only_one_of_four_simultaneous_processes_gets_the_lock(hold: Callable[..., Holder]) -> None:
@@ -805,7 +804,7 @@ def test_a_process_that_wakes_up_after_a_take_over_cannot_write(
     assert old.ask("close") == "closed"
     assert new.ask() == "mine", "What the old one does when it ends does not free the new one's."
     with pytest.raises(UserError, match=f"process {new.process.pid}"):
-        Lock(tmp_path)
+        WorkdirLock(tmp_path)
 
 
 def test_a_lock_held_on_another_host_is_respected(
@@ -818,8 +817,8 @@ def test_a_lock_held_on_another_host_is_respected(
     holder = json.loads(path.read_text()) | {"host": "far", "machine": "far", "pid": 2**22 + 1}
     path.write_text(json.dumps(holder))
     with pytest.raises(UserError, match=f"process {2**22 + 1} on far.*--take_over"):
-        Lock(tmp_path)
-    lock = Lock(tmp_path, take_over=True)
+        WorkdirLock(tmp_path)
+    lock = WorkdirLock(tmp_path, take_over=True)
     assert lock.epoch == 2
     assert "taken over" in first.ask()
     lock.close()
@@ -830,19 +829,19 @@ def test_a_process_on_another_host_whose_lock_is_not_seen_here_is_respected(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lives: bool
 ) -> None:
     """Its clock may be wrong: what tells is that it counts up in the file."""
-    monkeypatch.setattr(holders, "BEAT", 0.1)
+    monkeypatch.setattr(locks, "BEAT", 0.1)
     with monkeypatch.context() as there:
-        there.setattr(holders, "machine", lambda: "far")
+        there.setattr(locks, "machine", lambda: "far")
         there.setattr(socket, "gethostname", lambda: "far")
-        first = Lock(tmp_path, beat=True)
+        first = WorkdirLock(tmp_path, beat=True)
     if not lives:
         first._heartbeat.close()  # type: ignore[union-attr]
     monkeypatch.setattr(fcntl, "flock", lambda *_: None)  # only its own host sees a lock
     if lives:
         with pytest.raises(UserError, match="on far.*--take_over. The file system does not show"):
-            Lock(tmp_path)
+            WorkdirLock(tmp_path)
         first.check_fence()
-    Lock(tmp_path, take_over=lives).close()
+    WorkdirLock(tmp_path, take_over=lives).close()
     with pytest.raises(WorkdirTakenOver):
         first.check_fence()
     first.close()
@@ -857,7 +856,7 @@ def test_a_lock_inherited_by_a_child_of_a_dead_process_is_taken_over(
     child = int(first.ask("fork"))
     try:
         first.end()
-        lock = Lock(tmp_path)
+        lock = WorkdirLock(tmp_path)
         assert lock.epoch == 2
         lock.close()
     finally:
@@ -872,7 +871,7 @@ def test_a_released_lock_is_free_even_if_a_child_process_lives(
     child = int(first.ask("fork"))
     try:
         assert first.ask("close") == "closed"
-        Lock(tmp_path).close()
+        WorkdirLock(tmp_path).close()
     finally:
         os.kill(child, signal.SIGKILL)
 
@@ -887,17 +886,17 @@ def test_without_file_locks_the_recorded_process_decides(
     first.line()
     monkeypatch.setattr(fcntl, "flock", no_locks)
     with pytest.raises(UserError, match=f"process {first.process.pid}"):
-        Lock(tmp_path)
+        WorkdirLock(tmp_path)
     first.end()
-    lock = Lock(tmp_path)
+    lock = WorkdirLock(tmp_path)
     with pytest.raises(UserError, match=f"process {os.getpid()}"):
-        Lock(tmp_path)
+        WorkdirLock(tmp_path)
     lock.close()
-    Lock(tmp_path).close()
+    WorkdirLock(tmp_path).close()
 
 
 def test_a_process_whose_epoch_file_was_removed_cannot_write(tmp_path: Path) -> None:
-    lock = Lock(tmp_path)
+    lock = WorkdirLock(tmp_path)
     (tmp_path / "epoch").unlink()
     with pytest.raises(WorkdirTakenOver, match="removed"):
         lock.check_fence()
@@ -979,7 +978,7 @@ def test_a_run_that_wakes_up_after_a_take_over_saves_nothing(after: int, folder:
 @pytest.mark.parametrize("text", ["", "{", "[1]", "null", '{"pid": "x"}'])
 def test_a_lock_file_with_any_contents_is_accepted(text: str, tmp_path: Path) -> None:
     (tmp_path / "lock").write_text(text)
-    Lock(tmp_path).close()
+    WorkdirLock(tmp_path).close()
 
 
 def test_a_workdir_that_was_taken_over_is_not_written(
@@ -1014,8 +1013,8 @@ def test_a_lock_file_replaced_before_it_was_locked_does_not_count_as_the_lock(
         real(descriptor, operation)
 
     monkeypatch.setattr(fcntl, "flock", flock)
-    lock = Lock(tmp_path)
+    lock = WorkdirLock(tmp_path)
     assert json.loads((tmp_path / "lock").read_text())["pid"] == os.getpid()
     with pytest.raises(UserError, match="in use"):
-        Lock(tmp_path)
+        WorkdirLock(tmp_path)
     lock.close()

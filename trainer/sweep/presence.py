@@ -25,8 +25,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from trainer.messages import UserError
-from trainer.sweep import locks
-from trainer.writers import holders
+from trainer.writers import locks
 
 Mode = Literal["flock", "heartbeat"]
 
@@ -50,7 +49,7 @@ class _Seen:
             self.count, self.moved, self.silent = count, True, 0.0
         else:
             # This process may have been stopped since its last look, and the other one with it.
-            self.silent += min(now - self.at, holders.BEAT)
+            self.silent += min(now - self.at, locks.BEAT)
         self.at = now
 
 
@@ -71,7 +70,7 @@ class Presence:
         self.mode: Mode = mode
         self._sweep, self._folder = folder, folder / "workers"
         self._name: str | None = None
-        self._heartbeat: holders.Heartbeat | None = None
+        self._heartbeat: locks.Heartbeat | None = None
         self._descriptor: int | None = None
         self._new = True
         self._seen: dict[str, _Seen] = {}
@@ -109,8 +108,8 @@ class Presence:
                 self._descriptor = os.open(hidden, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         if self.mode == "flock":
             locks.lock(self._descriptor, wait=False)
-        record = holders.this_process() | {"locks": self.mode, "new": self._new, "wave": None}
-        self._heartbeat = holders.Heartbeat(self._descriptor, record)
+        record = locks.this_process() | {"locks": self.mode, "new": self._new, "wave": None}
+        self._heartbeat = locks.Heartbeat(self._descriptor, record)
         os.rename(hidden, self._folder / self._name)
 
     def _withdraw(self) -> None:
@@ -126,13 +125,13 @@ class Presence:
 
     def _probe(self) -> None:
         """Looks until it is known which of the others live, for a few beats at most."""
-        end = time.monotonic() + _PROBED * holders.BEAT
+        end = time.monotonic() + _PROBED * locks.BEAT
         while True:
             self.look()
             undecided = any(not seen.moved for seen in self._seen.values())
             if not undecided or time.monotonic() > end:
                 return
-            time.sleep(holders.BEAT / 20)
+            time.sleep(locks.BEAT / 20)
 
     def announce(self, wave: str | None) -> None:
         """Says which wave this process computes.
@@ -172,8 +171,8 @@ class Presence:
         file = self._folder / name
         # The lock first: if it is free because the process has died, it counts no more after this.
         locked = self.mode == "flock" and locks.is_locked(file)
-        record = holders.read(file)
-        if holders.has_ended(record):
+        record = locks.read_holder(file)
+        if locks.has_ended(record):
             file.unlink(missing_ok=True)
             return
         if "count" not in record:
@@ -181,7 +180,7 @@ class Presence:
         if record.get("locks") == "flock" and locked:
             self._trusted.add(name)
             return
-        here = holders.is_here(record)
+        here = locks.is_here(record)
         if not here:
             seen = self._seen.setdefault(name, _Seen(record["count"], time.monotonic()))
             seen.look(record["count"])
@@ -197,21 +196,21 @@ class Presence:
             raise UserError(self._other_mode(record))
         if self.mode == "flock":
             time.sleep(_DYING)
-            if not holders.has_ended(record) and not locks.is_locked(file) and file.exists():
+            if not locks.has_ended(record) and not locks.is_locked(file) and file.exists():
                 raise UserError(self._unseen(record))
 
     def _other_mode(self, record: Mapping[str, Any]) -> str:
         return (
-            f"The sweep in {self._sweep} is changed by {holders.describe(record)} with"
+            f"The sweep in {self._sweep} is changed by {locks.describe_holder(record)} with"
             f" --locks={record.get('locks')}, and by this process with --locks={self.mode}: use the"
             " same for all."
         )
 
     def _unseen(self, record: Mapping[str, Any]) -> str:
         return (
-            f"The sweep in {self._sweep} is changed by {holders.describe(record)}, and this process"
-            f" on {socket.gethostname()} does not see its locks, so that both would compute the"
-            " same trials: the file system shows locks to one machine only. Stop all workers of"
+            f"The sweep in {self._sweep} is changed by {locks.describe_holder(record)}, and this"
+            f" process on {socket.gethostname()} does not see its locks, so that both would compute"
+            " the same trials: the file system shows locks to one machine only. Stop all workers of"
             " this sweep, and start them again with --locks=heartbeat."
         )
 
@@ -274,5 +273,5 @@ def announced(folder: Path) -> list[dict[str, Any]]:
         names = os.listdir(folder / "workers")
     except OSError:
         return []
-    records = [holders.read(folder / "workers" / name) for name in names]
-    return [each for each in records if "count" in each and not holders.has_ended(each)]
+    records = [locks.read_holder(folder / "workers" / name) for name in names]
+    return [each for each in records if "count" in each and not locks.has_ended(each)]

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NotRequired, TypedDict, TypeVar
 
-from trainer.sweep.locks import is_locked, share
 from trainer.sweep.presence import announced
 from trainer.sweep.wave_file import read_wave
-from trainer.writers import holders
+from trainer.writers import locks
 from trainer.writers.json_files import DamagedFile, read_json
+from trainer.writers.locks import is_locked, share
 from trainer.writers.run_record import read_record
 
 T = TypeVar("T")
@@ -97,8 +97,8 @@ def _standing(folder: Path, workers: Mapping[str, Mapping[str, Any]]) -> set[str
     """Returns the waves whose workers are stopped, or have died where this machine cannot know."""
     found, old = set(), {}
     for wave, record in workers.items():
-        if holders.is_here(record):
-            if holders.is_stopped(record):
+        if locks.is_here(record):
+            if locks.is_stopped(record):
                 found.add(wave)
             continue
         with contextlib.suppress(OSError):
@@ -106,7 +106,7 @@ def _standing(folder: Path, workers: Mapping[str, Mapping[str, Any]]) -> set[str
             if abs(age) > _OLD:  # or the clocks of the machines differ
                 old[wave] = record["count"]
     if old:
-        time.sleep(1.5 * holders.BEAT)
+        time.sleep(1.5 * locks.BEAT)
         now = {record.get("wave"): record["count"] for record in announced(folder)}
         found |= {wave for wave, count in old.items() if now.get(wave) == count}
     return found

@@ -3,14 +3,14 @@
 from trainer.workdir import code
 from trainer.workdir.fingerprint import Change, compare, fingerprint
 from trainer.workdir.folder import Workdir, check_name
-from trainer.workdir.lock import Lock, WorkdirTakenOver
 from trainer.workdir.regular import check_files
+from trainer.writers.locks import WorkdirLock, WorkdirTakenOver
 from trainer.writers.run_record import read_record
 
 __all__ = [
     "Change",
     "WorkdirTakenOver",
-    "Lock",
+    "WorkdirLock",
     "Workdir",
     "check_files",
     "check_name",

@@ -28,12 +28,12 @@ from trainer.workdir.changes import (
     refuse_config,
 )
 from trainer.workdir.fingerprint import Change, compare
-from trainer.workdir.lock import Lock, WorkdirTakenOver
 from trainer.workdir.record import begin, now, refuse_trial
 from trainer.workdir.regular import NAMES, TOKENIZER_FILE, check_files
 from trainer.writers.base import Log, to_stderr
 from trainer.writers.files import make_folder, remove_temporaries, replace_file, sync
 from trainer.writers.lines import SAMPLES_FILE, sync_rows
+from trainer.writers.locks import WorkdirLock, WorkdirTakenOver
 from trainer.writers.loggers import ID_FILE
 from trainer.writers.run_record import read_record
 from trainer.writers.summary import SUMMARY_FILE
@@ -246,9 +246,9 @@ class Workdir:
         if self.lock.held:
             self.close("done" if error is None else "failed")
 
-    def _lock(self, take_over: bool) -> Lock:
+    def _lock(self, take_over: bool) -> WorkdirLock:
         try:
-            return Lock(self.path, take_over=take_over, beat=True)
+            return WorkdirLock(self.path, take_over=take_over, beat=True)
         except OSError as e:
             raise self._unwritable(e) from e
 

@@ -14,7 +14,7 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from trainer.writers.holders import flock
+from trainer.writers.locks import flock
 from trainer.writers.loggers import Reporter, Row, RunIdentity
 from trainer.writers.summary import Summary
 
