@@ -224,6 +224,19 @@ def test_another_config_is_refused_key_by_key(
     assert content(folder) == before
 
 
+def test_the_advice_about_a_key_with_a_colon_can_be_followed(
+    opened: Callable[..., Workdir],
+) -> None:
+    key = "(?:a)/b"  # of a table by patterns of parameters
+    before, after = (other(warm_start=Call("w", {"rename": {key: x}})) for x in ("c", "d"))
+    stepped(opened(before)).close("stopped")
+    with pytest.raises(UserError) as error:
+        opened(after)
+    advised = str(error.value).splitlines()[-1].rpartition("--allow_changed=")[2].rstrip(".")
+    assert advised.endswith(key)
+    opened(after, allow_changed=[advised]).close("stopped")
+
+
 def test_many_differences_are_counted(opened: Callable[..., Workdir]) -> None:
     stepped(opened()).close("stopped")
     with pytest.raises(UserError) as error:

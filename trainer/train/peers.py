@@ -464,7 +464,7 @@ def _has_ended(connection: Connection) -> bool:
     except OSError:
         return True
     finally:
-        connection.socket.settimeout(5.0)
+        connection.socket.settimeout(_SEND_TIMEOUT)
 
 
 def _connect_to_process_0(

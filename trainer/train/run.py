@@ -42,7 +42,7 @@ from trainer.train.trained import tokenizer_text
 from trainer.train.warm_start import WarmStart
 from trainer.train.watchdog import SlowLines, Watchdog
 from trainer.workdir import Workdir, WorkdirTakenOver, check_name, code, fingerprint
-from trainer.workdir.changes import config_changes, covered, listed
+from trainer.workdir.changes import config_changes, covered, listed, path_of
 from trainer.writers import RunIdentity, identity_of_run
 from trainer.writers.lines import PREFIXES
 from trainer.writers.summary import SUMMARY_FILE, read_summary
@@ -255,7 +255,7 @@ class Run:
             return
         lines = config_changes(file, self.config.root)
         # Other writers are allowed: a logger that is added receives the rows so far.
-        if changes := [x for x in lines if not covered(x.partition(":")[0], ["writers"])]:
+        if changes := [x for x in lines if not covered(path_of(x), ["writers"])]:
             raise UserError(
                 f"The run in {workdir} has made all of its {self.experiment.steps:,} steps, so that"
                 " this config would change none of its results. The differences, old -> new:\n"

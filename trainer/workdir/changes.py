@@ -43,19 +43,24 @@ def covered(path: str, allowed: Sequence[str]) -> bool:
     )
 
 
+def path_of(line: str) -> str:
+    """Returns the path of a difference such as "steps: 10 -> 20"; a path may have a colon in it."""
+    return line.partition(": ")[0]
+
+
 def refuse_config(path: Path, lines: Sequence[str], allowed: Sequence[str]) -> None:
     """Raises UserError if a difference between two configs of a run is not allowed.
 
     The differences are lines such as "steps: 10 -> 20", and `allowed` has the values of
     --allow_changed.
     """
-    refused = [line for line in lines if not covered(line.partition(":")[0], allowed)]
+    refused = [line for line in lines if not covered(path_of(line), allowed)]
     if refused and "config" not in allowed and "program" not in allowed:
         raise UserError(
             f"The workdir {path} has another config. The differences, old -> new:\n"
             + listed(refused)
             + "Choose another --workdir, or resume with --allow_changed="
-            + ",".join(dict.fromkeys(line.partition(":")[0] for line in refused[:3]))
+            + ",".join(dict.fromkeys(map(path_of, refused[:3])))
             + ",..." * (len(refused) > 3)
             + "."
         )
