@@ -25,7 +25,7 @@ OTHER_PYTHON := $(if $(PYTHON),$(shell [ "$$($(PYTHON) -V 2>&1)" = "$$($(RUN) -V
 
 help:
 	@echo 'make train   train configs/muon_vit.gin (CONFIG=... another; ARGS="--set steps=100" more)'
-	@echo 'make test    lint, then run the tests (ARGS="-k groups" some of them)'
+	@echo 'make test    lint, then run the tests (ROOM=sweep those of one room; ARGS="-k groups" some of them)'
 	@echo 'make docs    build the pages in docs/_build/html; needs no network once it is installed'
 	@echo 'make golden  compare all that the working tree computes with COMMIT (a quarter of an hour)'
 	@echo 'make chaos   kill a run 100 times, stop it 30 times, compare its bits (ten minutes)'
@@ -50,8 +50,13 @@ help:
 train: $(VENV)/.project
 	$(RUN) -m trainer --config=$(CONFIG) $(ARGS)
 
+# The tests of one room, and the examples in its docstrings; all tests without ROOM.
+ROOMS := $(sort $(notdir $(patsubst %/,%,$(dir $(wildcard tests/*/test_*.py)))))
+OF_ROOM = $(if $(filter $(ROOM),$(ROOMS)),$(wildcard tests/$(ROOM) trainer/$(ROOM) $(ROOM)),$(error \
+	there is no ROOM=$(ROOM): tests/ has $(ROOMS)))
+
 test: lint
-	$(RUN) -m pytest -n auto --maxprocesses=8 --dist=loadfile $(ARGS)
+	$(RUN) -m pytest -n auto --maxprocesses=8 --dist=loadfile $(if $(ROOM),$(OF_ROOM)) $(ARGS)
 
 # Every warning is an error: a dead link, a page that no table of contents has, a notebook that fails.
 docs: $(VENV)/.docs
@@ -94,7 +99,7 @@ chaos_sweep: $(VENV)/.test
 	$(RUN) -m tests.chaos_hosts
 
 chaos_distributed: $(VENV)/.test
-	CHAOS=1 $(RUN) -m pytest tests/test_distributed.py $(ARGS)
+	CHAOS=1 $(RUN) -m pytest tests/train/test_distributed.py $(ARGS)
 
 fuzz_sweep: $(VENV)/.test
 	$(RUN) -m tests.sweep_fuzz $(ARGS)
@@ -104,7 +109,7 @@ power_loss: $(VENV)/.test
 
 laws: $(VENV)/.test
 	LAWS=all $(RUN) -m pytest -n auto --maxprocesses=8 --dist=loadfile -m laws \
-		tests/test_explicit_axes.py tests/test_sweep_faults.py $(ARGS)
+		tests/optim/test_explicit_axes.py tests/sweep/test_sweep_faults.py $(ARGS)
 
 lint: $(VENV)/.test
 	$(RUN) -m ruff check .

@@ -13,8 +13,8 @@ working tree it
 It takes a quarter of an hour on two idle cores, and exits with 1 if anything differs.
 
 `python -m tests.golden --write` writes folders of the current version into golden.tar.xz, which
-later versions read, continue and report in tests/test_golden.py; `--report` replaces the report in
-it where its words were changed on purpose.
+later versions read, continue and report in tests/house/test_golden.py; `--report` replaces the
+report in it where its words were changed on purpose.
 """
 
 import argparse

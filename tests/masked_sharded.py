@@ -9,7 +9,7 @@ os.environ["JAX_PLATFORMS"] = "cpu"
 import numpy as np
 import optax
 
-from tests import test_loss_contract as cases
+from tests.engine import test_loss_contract as cases
 from trainer import data, metrics
 
 

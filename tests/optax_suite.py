@@ -5,7 +5,7 @@ whatever this package does around an optimizer to what optax promises of it. All
 
     python -m tests.optax_suite [part of a test's name]
 
-takes some minutes; tests/test_optax_suite.py runs a part of them.
+takes some minutes; tests/optim/test_optax_suite.py runs a part of them.
 """
 
 import functools

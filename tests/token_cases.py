@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy.special import logsumexp, softmax
 
-from tests import test_loss_contract
+from tests.engine import test_loss_contract
 from trainer import data, metrics
 from trainer.engine.program import Program
 from trainer.logits import ChunkedLogits

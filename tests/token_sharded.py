@@ -12,7 +12,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from tests import token_cases as cases
-from tests.test_loss_contract import one_step
+from tests.engine.test_loss_contract import one_step
 from trainer import metrics
 from trainer.logits import ChunkedLogits
 

@@ -2,8 +2,8 @@
 
 `SAME` says with which arguments they agree, `DIFFERENT` where the definitions differ and why: at
 constant learning rates, and under a cosine with warm-up. The names can be read without these
-packages; `difference` needs them. tests/test_torch.py asserts the bounds, and tests/references.py
-prints the differences.
+packages; `difference` needs them. tests/optim/test_torch.py asserts the bounds, and
+tests/references.py prints the differences.
 """
 
 import contextlib

@@ -15,8 +15,8 @@ from clu import metrics as clu_metrics
 from flax import struct
 
 from tests import token_cases
-from tests.test_loss_contract import CLASSES, KERNEL, POSITIONS, TEST, TRAIN
-from tests.test_loss_contract import program as program_of
+from tests.engine.test_loss_contract import CLASSES, KERNEL, POSITIONS, TEST, TRAIN
+from tests.engine.test_loss_contract import program as program_of
 from trainer import data
 
 

@@ -15,7 +15,7 @@ def show(text: str, stream: TextIO | None = None, end: str = "\n") -> None:
     """Prints a text, and escapes control characters except tabs and line breaks.
 
     All output of commands must use this function, because names in configs, of files and of
-    metrics may have any characters. tests/test_house.py checks it.
+    metrics may have any characters. tests/house/test_house.py checks it.
 
     Args:
         text: the text.

@@ -27,7 +27,7 @@ class Style(NamedTuple):
 # first. Two are replaced: their black on a dark background, and on white their yellow, whose
 # contrast is 1.3. The dark yellow is as far from the other seven for people who see two primary
 # colors as these are from each other (OKLab distance 0.076; severity 1 of Machado et al. 2009); a
-# lighter one is not. tests/test_plots.py computes both.
+# lighter one is not. tests/report/test_plots.py computes both.
 _COLORS = (
     ("#0072B2", "#0072B2"),  # blue
     ("#D55E00", "#D55E00"),  # vermillion

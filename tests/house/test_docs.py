@@ -1,0 +1,286 @@
+"""The pages: what they quote of the code is what it says, and every block of code runs.
+
+A block runs in a folder that has configs/ and experiments/ of the repository, after the blocks
+before it on its page; CONTRIBUTING.md says how. A block that cannot run has a line before it that
+says why: `<!-- not run: needs a GPU -->`.
+"""
+
+import functools
+import importlib.util
+import re
+import shlex
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests import reference_pages
+from trainer import config as configs
+from trainer.__main__ import main
+from trainer.cli import loading, options
+from trainer.config.vocabulary import RUN, SWEEP
+from trainer.engine.plan import make_plan
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = ["README.md", *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))]
+SHOWN = ("json", "latex", "mermaid", "text")  # and directives, such as {note}
+MARK = re.compile(r"<!-- not run: (?P<why>\w.*) -->")
+
+
+@pytest.mark.parametrize(("page", "name"), reference_pages.parts(), ids=lambda x: x)
+def test_a_page_has_what_the_code_says(page: str, name: str) -> None:
+    text = (ROOT / "docs" / page).read_text(encoding="utf-8")
+    begin, end = reference_pages.bounds(text, name)
+    wanted = reference_pages.parts()[page, name]
+    assert text[begin:end] == wanted, "Run `python -m tests.reference_pages`, which writes it."
+
+
+def test_the_readme_is_short_and_leads_to_every_page() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert len(text.splitlines()) < 250
+    # Some pages are nothing but a link to a file, whose text the site shows in their place.
+    pages = [page for page in PAGES[1:] if not (ROOT / page).read_text().startswith("[")]
+    assert [page for page in pages if f"]({page}" not in text] == []
+
+
+# The blocks of code.
+
+
+@dataclass(frozen=True)
+class Block:
+    """A fenced block: its page and line, its language, its text, and why it is not run."""
+
+    page: str
+    line: int
+    language: str
+    text: str
+    why: str = ""
+
+    @property
+    def place(self) -> str:
+        return f"{self.page}:{self.line}"
+
+    @property
+    def file(self) -> str:
+        """The name of a file in the first line, as in `# mine.yaml`; "" if there is none."""
+        named = re.match(r"# ([\w/]+\.(?:py|yaml|gin))$", self.text.partition("\n")[0])
+        return named[1] if named else ""
+
+
+def blocks(page: str, text: str) -> Iterator[Block]:
+    """Yields the fenced blocks of a page."""
+    fence = re.compile(r"^(?P<mark>[^\n]*)\n```(?P<language>\S*)\n(?P<text>.*?)^```$", re.M | re.S)
+    for found in fence.finditer(text):
+        mark = MARK.fullmatch(found["mark"])
+        line = text.count("\n", 0, found.start("text"))
+        why = mark["why"] if mark else ""
+        yield Block(page, line, found["language"], found["text"], why)
+
+
+def run(page: list[Block]) -> None:
+    """Runs the blocks of a page, in the current folder."""
+    names: dict[str, Any] = {}
+    for block in page:
+        if block.language in SHOWN or block.language.startswith("{") or block.why:
+            continue
+        assert block.language in RUNNERS, f"{block.place}: write the language of the block."
+        if block.file:
+            Path(block.file).parent.mkdir(parents=True, exist_ok=True)
+            Path(block.file).write_text(block.text)
+        try:
+            RUNNERS[block.language](block, names)
+        except (Exception, SystemExit) as error:
+            error.add_note(f"{block.place}: this block does not run")
+            raise
+
+
+def run_python(block: Block, names: dict[str, Any]) -> None:
+    lines = "\n" * block.line + block.text  # the lines of a traceback are those of the page
+    exec(compile(lines, block.page, "exec"), names)
+
+
+def run_config(block: Block, names: dict[str, Any]) -> None:
+    """Checks a config, or a part of one, which is laid over a whole one."""
+    suffix = block.language
+    file = Path(block.file or f"fragment.{suffix}")
+    file.write_text(block.text)
+    if re.search(r"^(sweep|base|arms|searches|trials)\b", block.text, re.MULTILINE):
+        assert main(["sweep", f"--config={file}", "--check"]) == 0
+        return
+    if not is_whole(file):
+        read = configs.load([ROOT / "configs" / f"muon_vit.{suffix}", file])
+        configs.Builder(read, ["my_lab"]).check()
+        return
+    read = configs.load([file])
+    make_plan(loading.make_program(read, ["my_lab"], declared=True), read)
+
+
+def is_whole(file: Path) -> bool:
+    """Returns whether a config has all keys that a config must have."""
+    try:
+        read = configs.load([file])
+    except configs.ConfigError:  # such as Gin bindings for functions that it does not call
+        return False
+    return {"model", "data", "loss", "optimizer", "steps"} <= set(read.root.kwargs)
+
+
+HERE = re.compile(r"^cat > (?P<file>\S+) <<'(?P<end>\w+)'\n(?P<text>.*?)^(?P=end)\n", re.M | re.S)
+
+
+def run_bash(block: Block, names: dict[str, Any]) -> None:
+    rest = block.text
+    while rest:
+        written = HERE.match(rest)
+        if written:
+            rest = rest[written.end() :]
+            run_written(block, Path(written["file"]), written["text"])
+            continue
+        line, _, rest = rest.partition("\n")
+        while line.endswith("\\"):
+            more, _, rest = rest.partition("\n")
+            line = f"{line[:-1]} {more}"
+        run_command(shlex.split(line, comments=True))
+
+
+def run_written(block: Block, file: Path, text: str) -> None:
+    """Writes a file that a command writes, and checks it if it is a config."""
+    file.write_text(text)
+    if file.suffix in (".gin", ".yaml"):
+        run_config(Block(block.page, block.line, file.suffix[1:], f"# {file}\n{text}"), {})
+
+
+def run_console(block: Block, names: dict[str, Any]) -> None:
+    lines = block.text.replace("\\\n", " ").splitlines()
+    commands = [line[2:] for line in lines if line.startswith("$ ")]
+    assert commands, "No line begins with `$ `: its language is `text`."
+    for line in commands:
+        run_command(shlex.split(line, comments=True))
+
+
+RUNNERS: dict[str, Callable[[Block, dict[str, Any]], None]] = {
+    "bash": run_bash,
+    "console": run_console,
+    "gin": run_config,
+    "python": run_python,
+    "yaml": run_config,
+}
+
+
+def run_command(words: list[str]) -> None:
+    """Runs a command of a page, or the part of it that takes no training.
+
+    Options and configs of all commands are read; explain, config, compare and the check of a sweep
+    run. What reads a run or the results of a sweep is not computed here.
+    """
+    if ">" in words:
+        words = words[: words.index(">")]
+    match words:
+        case [] | ["#", *_]:
+            pass
+        case ["python", "-m", "trainer", *rest] | ["lockstep", *rest]:
+            run_trainer(rest)
+        case ["python", "-m", module, *_]:
+            assert importlib.util.find_spec(module), f"There is no module {module}."
+        case ["make", target, *_]:
+            makefile = (ROOT / "Makefile").read_text()
+            assert re.search(rf"^{re.escape(target)}:", makefile, re.MULTILINE), target
+        case ["mkdir", *folders]:
+            for folder in folders:
+                Path(folder).mkdir()
+        case ["touch", *files]:
+            for file in files:
+                Path(file).touch()
+        case [".", *_] | ["cd" | "ls" | "cat", *_]:
+            pass
+        case _:
+            raise AssertionError(f"{shlex.join(words)}: mark the block with why it is not run.")
+
+
+def run_trainer(words: list[str]) -> None:
+    if not words or words[0].startswith("-"):
+        words = ["train", *words]
+    arguments = options.parser().parse_args(words)
+    match arguments.command:
+        case "explain" | "config" | "compare":
+            assert main(words) == 0
+        case "train" | "verify":
+            read = loading.read_config(arguments, RUN)
+            loading.make_program(read, arguments.vocabulary, declared=True)
+        case "sweep" if arguments.action is None:
+            loading.read_config(arguments, SWEEP)
+            assert checked_sweep(*loading.config_options(arguments)) == 0
+
+
+@functools.cache  # the same sweep stands on a page with several options
+def checked_sweep(*given: str) -> int:
+    return main(["sweep", *given, "--check"])
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The folder in which the blocks of a page run, with the lab of the tests on Python's path.
+
+    It has the examples of the page about the config language, mine.yaml and mine.gin.
+    """
+    for name in ("configs", "experiments"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    example = "docs/config_language.md"
+    for block in blocks(example, (ROOT / example).read_text(encoding="utf-8")):
+        if block.file:
+            (tmp_path / block.file).write_text(block.text)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(ROOT / "tests" / "lab")
+    monkeypatch.syspath_prepend(tmp_path)
+    for name in [each for each in sys.modules if each.partition(".")[0] == "my_lab"]:
+        monkeypatch.delitem(sys.modules, name)  # pages have a package of this name, too
+    before = set(sys.modules)
+    yield tmp_path
+    checked_sweep.cache_clear()
+    for name in set(sys.modules) - before:
+        if str(tmp_path) in (getattr(sys.modules[name], "__file__", None) or ""):
+            del sys.modules[name]
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_the_blocks_of_a_page_run(page: str, place: Path) -> None:
+    run(list(blocks(page, (ROOT / page).read_text(encoding="utf-8"))))
+
+
+WRONG = {
+    "```python\nimport lockstep as ls\nls.load_confg('a.yaml')\n```": "load_confg",
+    "```yaml\nmodel: !models.mlq {width: 8}\n```": "models.mlq",
+    "```gin\ndata.digits.batch_sise = 8\n```": "batch_sise",
+    "```yaml\nbase: configs/muon_vit.yaml\ntrails: 8\n```": "trails",
+    "```bash\npython -m trainer verify --config=configs/muon_vit.gin --stpes=9\n```": "--stpes",
+    "```console\n$ python -m trainer --config=a.gin\n```": "a.gin",
+    "```bash\npython -m trainer explain --config=configs/muon_vit.gin --set steps=x\n```": "steps",
+    "```bash\npython -m trainer --config=configs/muon_vit.gin --set model.widt=8\n```": "widt",
+    "```bash\npython -m benchmarks.nothing\n```": "benchmarks.nothing",
+    "```bash\ncat > a.yaml <<'END'\nmodel: !models.mlq {width: 8}\nEND\n```": "models.mlq",
+    "```bash\nmake coffee\n```": "coffee",
+    "```bash\nsquashfs a\n```": "squashfs a",
+    "```console\npython -m trainer\n```": "No line begins",
+    "```\npython -m trainer\n```": "write the language",
+    "<!-- not run -->\n```bash\nmake coffee\n```": "coffee",
+}
+
+
+@pytest.mark.parametrize(("text", "words"), WRONG.items())
+def test_a_block_that_does_not_run_is_named(
+    text: str, words: str, place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = list(blocks("page.md", f"# Title\n\n{text}\n"))
+    with pytest.raises((Exception, SystemExit)) as caught:
+        run(page)
+    told = "\n".join([str(caught.value), *getattr(caught.value, "__notes__", [])])
+    assert "page.md:" in told and words in told + capsys.readouterr().err
+
+
+def test_a_block_with_a_reason_is_not_run(place: Path) -> None:
+    text = "\n<!-- not run: there is no coffee -->\n```bash\nmake coffee\n```\n"
+    (block,) = blocks("page.md", text)
+    assert block.why == "there is no coffee"
+    run([block])

@@ -1,0 +1,264 @@
+"""No file that the program reads can make it execute something, or write where it should not.
+
+tests/house/test_house.py reads the same off the syntax trees: no pickle, eval, exec or unsafe YAML
+loader is anywhere in trainer and optim. Here malicious files meet the program that runs.
+"""
+
+import ast
+import io
+import json
+import os
+import pickle
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests import runs
+from trainer import checkpoint, config, writers
+from trainer.__main__ import main
+from trainer.checkpoint import CheckpointError, Checkpoints, file_list, integrity
+from trainer.sweep.stored_plan import digest_of
+from trainer.workdir import Workdir
+
+pytestmark = pytest.mark.usefixtures("lab")
+
+
+@pytest.fixture(scope="module")
+def run(lab: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return runs.stopped(tmp_path_factory.mktemp("run"), 4)
+
+
+class Bomb:
+    """Makes a file when it is unpickled."""
+
+    def __init__(self, target: Path):
+        self.target = target
+
+    def __reduce__(self):
+        return (Path.touch, (self.target,))
+
+
+def test_the_test_pickle_does_execute_code_when_loaded(tmp_path):
+    pickle.loads(pickle.dumps(Bomb(tmp_path / "harm")))
+    assert (tmp_path / "harm").exists()
+
+
+# Configs.
+
+GIN = [
+    "import os\n",
+    "import unruly_bomb\n",
+    "from os import system\n",
+    "experiment.model = @os.system()\nos.system.command = 'touch {harm}'\n",
+    "experiment.model = @os.popen()\nos.popen.cmd = 'touch {harm}'\n",
+    "experiment.model = @builtins.eval()\nbuiltins.eval.source = 'open({harm!r}, \"w\")'\n",
+    "experiment.model = @subprocess.run()\nsubprocess.run.args = ['touch', '{harm}']\n",
+    "experiment.model = @pathlib.Path.touch()\npathlib.Path.touch.self = '{harm}'\n",
+    "experiment.model = @models.model.os.system()\n",
+    "experiment.model = @models.__loader__.load_module()\n",
+    "experiment.steps = __import__('os').system('touch {harm}')\n",
+    "experiment.steps = (lambda: open('{harm}', 'w'))()\n",
+    "include '/dev/stdin'\n",
+]
+YAML = [
+    "experiment: !!python/object/apply:os.system ['touch {harm}']\n",
+    "experiment: !!python/object/new:os.system ['touch {harm}']\n",
+    "experiment: !!python/name:os.system\n",
+    "!!python/module:unruly_bomb\n",
+    "experiment: !os.system {{command: 'touch {harm}'}}\n",
+    "experiment: !builtins.exec {{source: \"open('{harm}', 'w')\"}}\n",
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "text"), [("a.gin", text) for text in GIN] + [("a.yaml", text) for text in YAML]
+)
+def test_reading_a_config_executes_no_code(tmp_path, monkeypatch, capsys, name, text):
+    harm = tmp_path / "harm"
+    (tmp_path / "unruly_bomb.py").write_text(f"open({str(harm)!r}, 'w')")
+    monkeypatch.syspath_prepend(tmp_path)
+    file = tmp_path / name
+    file.write_text(text.format(harm=harm))
+    base = tmp_path / "base.gin"
+    base.write_text(runs.CONFIG)
+    for command in ("train", "explain", "config"):
+        given = [f"--gin_file={base}", f"--gin_file={file}", "--vocabulary=unruly"]
+        given += [f"--workdir={tmp_path / 'run'}"] if command == "train" else []
+        code = main([command, *given])
+        # `config` prints a tree and calls nothing, so that a name may pass that nobody looks up.
+        assert code == 2 or command == "config"
+        assert not harm.exists() and "unruly_bomb" not in sys.modules
+        assert "Traceback" not in capsys.readouterr().err
+
+
+def test_a_file_cannot_add_packages_to_the_vocabulary(tmp_path):
+    file = tmp_path / "a.gin"
+    file.write_text("experiment.model = @unruly.points()\n")
+    assert main(["explain", f"--gin_file={file}"]) == 2
+
+
+def test_a_sweep_from_elsewhere_imports_no_package_that_the_command_does_not_name(
+    tmp_path, monkeypatch, capsys
+):
+    harm, sweep, file = tmp_path / "harm", tmp_path / "sweep", tmp_path / "sweep.yaml"
+    (tmp_path / "unruly_bomb.py").write_text(f"__all__ = []\nopen({str(harm)!r}, 'w').close()\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), os.pathsep)
+    (tmp_path / "base.gin").write_text(runs.CONFIG)
+    file.write_text("base: base.gin\nfinal: null\ngoal: {metric: loss, select_on: test}\n")
+    begin = ["sweep", f"--config={file}", "--vocabulary=unruly", f"--workdir={sweep}"]
+    assert main([*begin, "--plan_only"]) == 0
+    plan = sweep / "plan.json"
+    content = json.loads(plan.read_text())
+    (revision,) = content["revisions"]
+    revision["vocabulary"].append("unruly_bomb")
+    revision["digest"] = digest_of(revision)
+    text = json.dumps(content)
+    plan.write_text(text)
+    assert "unruly_bomb" in text
+    file.write_text(file.read_text() + "seeds: 2\n")
+    extend = ["sweep", "extend", str(sweep), f"--config={file}", "--vocabulary=unruly"]
+    work = ["sweep", "work", str(sweep), "--vocabulary=unruly"]
+    capsys.readouterr()
+    for words in (extend, [*extend, "--dry_run"], work):
+        assert main(words) == 2
+        said = capsys.readouterr().err
+        assert f"error: {plan} names unruly_bomb" in said and "--vocabulary=unruly_bomb" in said
+    for words in (["sweep", "status"], ["sweep", "show"], ["report"], ["plot"]):
+        main([*words, str(sweep), *["base/0"] * (words[-1] == "show")])
+    file.write_text(file.read_text().replace("seeds: 2\n", ""))
+    assert main(begin) == 2  # in a process of its own
+    assert "--vocabulary=unruly_bomb" in capsys.readouterr().err
+    assert not harm.exists() and "unruly_bomb" not in sys.modules
+    assert plan.read_text() == text
+    assert main([*work, "--vocabulary=unruly_bomb"]) == 0 and harm.exists()
+
+
+# What lies in a workdir.
+
+
+def copy(run: Path, target: Path) -> Path:
+    subprocess.run(["cp", "-r", str(run), str(target)], check=True)
+    return target
+
+
+@pytest.mark.parametrize("name", ["config.yaml", "run.json", "metrics.jsonl", "nonfinite.json"])
+def test_a_pickle_in_place_of_a_file_is_not_loaded(run, tmp_path, capsys, name):
+    workdir = copy(run, tmp_path / "run")
+    (workdir / name).write_bytes(pickle.dumps(Bomb(tmp_path / "harm")))
+    code = runs.train(run.parent / "run.gin", workdir, "--until=5")
+    main(["replay", str(workdir), "--vocabulary=unruly", "--step=1"])
+    main(["plot", str(workdir)])
+    assert not (tmp_path / "harm").exists()
+    assert code == (2 if name in ("config.yaml", "run.json") else 75), capsys.readouterr().err
+
+
+@pytest.mark.parametrize("kind", ["object array", "pickle"])
+def test_a_pickle_in_a_checkpoint_is_not_loaded(run, tmp_path, kind):
+    buffer = io.BytesIO()
+    if kind == "pickle":
+        pickle.dump(Bomb(tmp_path / "harm"), buffer)
+    else:
+        array = np.empty(1, object)
+        array[0] = Bomb(tmp_path / "harm")
+        np.save(buffer, array, allow_pickle=True)
+    workdir = copy(run, tmp_path / "run")
+    for file in (workdir / "checkpoints").rglob("*"):
+        if file.is_file():
+            file.write_bytes(buffer.getvalue())
+    assert main(["checkpoint", "check", str(workdir)]) == 1
+    assert main(["checkpoint", "ls", str(workdir)]) == 1
+    with pytest.raises(CheckpointError):
+        checkpoint.load_params(workdir)
+    assert runs.train(run.parent / "run.gin", workdir) == 1
+    assert not (tmp_path / "harm").exists()
+
+
+@pytest.mark.parametrize("name", ["../../../harm", "/harm", "params/../../harm", ""])
+def test_a_manifest_cannot_name_files_outside_of_its_folder(run, tmp_path, name):
+    """An attacker can seal what he wrote: the names themselves must lead nowhere."""
+    workdir = copy(run, tmp_path / "run")
+    step = workdir / "checkpoints" / "4"
+    (tmp_path / "harm").write_bytes(b"kept")
+    manifest = step / "integrity" / integrity.MANIFEST
+    inner = json.loads(manifest.read_text())["manifest"]
+    inner["leaves"][name] = next(iter(inner["leaves"].values()))
+    manifest.write_text(integrity.seal(inner))
+    files = json.loads((step / file_list.FILES).read_text())["manifest"]
+    files["files"] = {**file_list.file_list(step), name: [4, "00000000"]}
+    (step / file_list.FILES).write_text(integrity.seal(files))
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
+    assert any(checkpoint.check(workdir).values())
+    with pytest.raises(CheckpointError):
+        Checkpoints(workdir / "checkpoints", read_only=True).restore({}, 4)
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
+
+
+def test_a_symbolic_link_in_place_of_a_file_is_not_written_through(run, tmp_path):
+    workdir = copy(run, tmp_path / "run")
+    outside = tmp_path / "outside"
+    (workdir / "metrics.jsonl").rename(outside)
+    (workdir / "run.json").unlink()
+    (workdir / "run.json").symlink_to(outside)
+    content = outside.read_bytes()
+    runs.train(run.parent / "run.gin", workdir, "--until=5")
+    assert outside.read_bytes() == content
+
+
+@pytest.mark.parametrize("name", ["../harm", "/harm", "a/../../harm", "..", ""])
+def test_a_name_cannot_lead_out_of_a_workdir(tmp_path, name):
+    folder = Workdir(tmp_path / "run", config.Call("experiment", {}), plan="", fingerprint={})
+    with folder, pytest.raises(ValueError, match="not the name of a file"):
+        folder.write(name, "harm")
+
+
+def test_lines_of_metrics_that_nest_too_deeply_are_omitted(tmp_path):
+    file = tmp_path / "metrics.jsonl"
+    file.write_text('{"step": 1, "a": 2}\n' + "[" * 100_000 + '\n{"step": 2, "a": 3}\n')
+    assert [row["step"] for row in writers.read_metrics(file)] == [1, 2]
+
+
+# Permissions.
+
+
+def test_only_the_owner_can_access_the_folders_of_a_run(run):
+    for folder in (run, run / "checkpoints", *(run / "checkpoints").glob("[0-9]*")):
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o700, folder
+
+
+def test_the_cache_of_compiled_programs_is_private(tmp_path):
+    code = "import jax; from trainer.train import runtime; runtime.keep_compiled_programs();"
+    code += "print(jax.config.jax_compilation_cache_dir)"
+    env = {k: v for k, v in os.environ.items() if k != "JAX_COMPILATION_CACHE_DIR"}
+    env |= {"XDG_CACHE_HOME": str(tmp_path), "PYTHONPATH": str(runs.ROOT)}
+
+    def said() -> str:
+        command = [sys.executable, "-c", code]
+        return subprocess.run(
+            command, env=env, capture_output=True, text=True, check=True
+        ).stdout.strip()
+
+    folder = tmp_path / "lockstep" / "compiled"
+    assert said() == str(folder)
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    folder.chmod(0o777)  # what others may have put there is not run
+    assert said() == "None"
+
+
+def test_only_the_vocabulary_imports_modules_by_computed_names():
+    dynamic = set()
+    for path in [*(runs.ROOT / "trainer").rglob("*.py"), *(runs.ROOT / "optim").rglob("*.py")]:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
+                continue
+            if node.func.attr in {"import_module", "find_spec", "run_module", "run_path"}:
+                if not isinstance(node.args[0], ast.Constant):
+                    dynamic.add(str(path.relative_to(runs.ROOT)))
+    # Those beside the vocabulary import by names that stand in Python code, not in a file.
+    writers = {f"trainer/writers/{name}.py" for name in ("__init__", "tensorboard")}
+    by_code = {"trainer/config/__init__.py", *writers}
+    assert dynamic <= {"trainer/config/vocabulary.py"} | by_code

@@ -1,0 +1,79 @@
+"""docs/references.md has the rows that `python -m tests.references` prints, within their bounds."""
+
+from pathlib import Path
+
+import pytest
+
+from tests import references
+from tests.references import ALL, AUTHORS, DIFFERENT, HEADINGS, OPTAX, OTHER_AUTHORS, Row
+
+pytestmark = pytest.mark.laws
+
+PAGE = Path(__file__).parents[2] / "docs" / "references.md"
+
+
+def committed() -> list[list[str]]:
+    """Reads the cells of the page's rows."""
+    text = PAGE.read_text(encoding="utf-8")
+    inside = text[text.index(references.BEGIN) : text.index(references.END)]
+    lines = [line for line in inside.splitlines() if line.startswith("| `")]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+
+
+def test_the_page_has_the_rows_that_the_command_prints():
+    text = PAGE.read_text(encoding="utf-8")
+    printed = text[: text.index(references.END)]
+    assert [line[3:] for line in printed.splitlines() if line.startswith("## ")] == list(HEADINGS)
+    found = [(name.strip("`"), *rest[:2], rest[4]) for name, *rest in committed()]
+    assert found == [row.cells for row in ALL], "Paste what `python -m tests.references` prints."
+
+
+def test_the_pages_differences_are_within_their_bounds():
+    for row, cells in zip(ALL, committed(), strict=True):
+        numbers = [float(number) for number in cells[3:5] if number != "-"]
+        assert len(numbers) == (1 if row.constant else 2), cells
+        assert max(numbers) > 1e-5 if row.bound is None else max(numbers) < row.bound, cells
+    assert {row.bound for row in DIFFERENT} == {None} and all(row.remarks for row in DIFFERENT)
+
+
+def name(row: Row) -> str:
+    return row.optimizer
+
+
+@pytest.mark.parametrize("row", AUTHORS, ids=name)
+def test_an_optimizer_agrees_with_its_authors_program_for_50_steps(row):
+    assert max(row.differences()) < row.bound
+
+
+# A row of each kind: some compile for a minute.
+SOME = ("optax.adamw (masked decay)", "optax.contrib.momo", "optax.signum")
+OTHER = ("optax.contrib.schedule_free_sgd", "optax.MultiSteps")
+
+
+@pytest.mark.parametrize("row", [row for row in OPTAX if row.optimizer in SOME], ids=name)
+def test_an_optimizer_in_a_group_agrees_with_optax_for_50_steps(row):
+    assert max(row.differences()) < row.bound
+
+
+@pytest.mark.parametrize(
+    "row", [*OTHER_AUTHORS, *(row for row in DIFFERENT if row.optimizer in OTHER)], ids=name
+)
+def test_a_documented_difference_to_authors_and_to_optax_still_exists(row):
+    assert max(row.differences()) > 1e-5, "They agree now: give the row a bound."
+
+
+def test_the_command_exits_1_at_a_difference_and_omits_what_is_not_installed(monkeypatch, capsys):
+    near = Row("optax.sgd(0.1)", "a program", lambda cosine: 1e-9 if cosine else 0.0)
+    far = Row("optax.adam(0.1)", "a program", lambda cosine: float("nan") if cosine else 0.0)
+    fixed = Row("optim.rprop(0.1)", "a program", lambda cosine: 1e-8, constant=True)
+    absent = Row("optax.lion(0.1)", "torch.optim.Lion", lambda cosine: 0.0, is_installed=False)
+    monkeypatch.setattr(references, "HEADINGS", {"Some": [near, fixed, absent]})
+    assert references.main() == 0
+    told = capsys.readouterr()
+    assert "| `optax.sgd(0.1)` | a program | float64 | 0 | 1e-09 |  |" in told.out
+    assert "| `optim.rprop(0.1)` | a program | float64 | 1e-08 | - |  |" in told.out
+    assert "lion" not in told.out and "make torch" in told.err
+    monkeypatch.setattr(references, "HEADINGS", {"Some": [near, far]})
+    assert references.main() == 1
+    told = capsys.readouterr().err
+    assert "optax.adam(0.1) against a program: 0, nan, not below 1e-06" in told

@@ -1,0 +1,245 @@
+"""The command report, on sweeps that were computed, and with the mistakes of its users."""
+
+import csv
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests import runs
+from tests.sweep.test_sweep_plan import BASE
+from trainer.__main__ import main
+from trainer.report.run_results import read_runs
+from trainer.report.sweep_results import read_sweep
+
+SWEEP = """base: base.yaml
+arms:
+  adamw: {space: {optimizer.learning_rate: !space.log_uniform {low: 1e-3, high: 1e-1}}}
+  sgd:
+    set: {optimizer: !optax.sgd {learning_rate: 0.1}}
+    space: {optimizer.learning_rate: !space.log_uniform {low: 1e-2, high: 1.0}}
+trials: 3
+method: !method.sobol {seed: 0}
+goal: {metric: accuracy, mode: max, target: 0.2}
+final: {seeds: 3}
+"""
+
+
+@pytest.fixture(scope="module")
+def computed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Returns the folder of a sweep that is complete."""
+    home = tmp_path_factory.mktemp("computed")
+    (home / "base.yaml").write_text(BASE + "log_every: 5\neval_every: 10\n")
+    (home / "sweep.yaml").write_text(SWEEP)
+    assert runs.sweep(f"--config={home / 'sweep.yaml'}", f"--workdir={home / 'sweep'}") == 0
+    return home / "sweep"
+
+
+@pytest.fixture
+def planned(tmp_path: Path) -> Path:
+    """Returns the folder of a sweep of which nothing is computed."""
+    (tmp_path / "base.yaml").write_text(BASE)
+    (tmp_path / "sweep.yaml").write_text(SWEEP)
+    options = [f"--config={tmp_path / 'sweep.yaml'}", f"--workdir={tmp_path / 'sweep'}"]
+    assert main(["sweep", *options, "--plan_only"]) == 0
+    return tmp_path / "sweep"
+
+
+def report(capsys: pytest.CaptureFixture[str], *words: object, code: int = 0) -> str:
+    """Runs the command; returns what it printed, on standard error if it failed."""
+    capsys.readouterr()
+    assert main(["report", *map(str, words)]) == code
+    said = capsys.readouterr()
+    if code:
+        assert "Traceback" not in said.err and len(said.err.splitlines()) <= 4
+    return said.err if code else said.out
+
+
+def test_the_report_of_a_sweep(computed, capsys):
+    said = report(capsys, computed)
+    folder = computed / "report"
+    assert f"{folder}: index.html, report.md, " in said
+    verdict = said.split("\n\n")[0]
+    assert "accuracy on the test split" in verdict and "over 3 seeds" in verdict
+    markdown = " ".join((folder / "report.md").read_text().replace("**", "").split())
+    assert " ".join(verdict.split()) in markdown
+    with (folder / "tables" / "trials.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == 2 * 3 + 2 * 3
+    for row in rows:
+        # A link from the report, and the values that the run itself wrote.
+        summary = json.loads((folder / row["folder"] / "summary.json").read_text())
+        assert float(row["validation"]) == summary["metrics"]["validation/accuracy"]
+        assert float(row["seconds"]) == pytest.approx(summary["perf/seconds"])
+        assert (computed / row["trial"]).resolve() == (folder / row["folder"]).resolve()
+    with (folder / "tables" / "ledger.csv").open() as file:
+        ledger = {(row["arm"], row["runs"]): row for row in csv.DictReader(file)}
+    assert ledger["sgd", "search"]["steps"] == str(3 * 20)
+    assert float(ledger["sgd", "search"]["seconds"]) > 0
+    for name in ("arms", "pairs", "curves_step", "curves_time", "tuning", "learning_rate_1"):
+        assert (folder / "figures" / f"{name}.pdf").read_bytes().startswith(b"%PDF")
+
+
+def test_a_report_is_replaced_and_equal_results_give_equal_files(computed, capsys):
+    report(capsys, computed)
+    folder = computed / "report"
+    before = {file: file.read_bytes() for file in folder.rglob("*") if file.is_file()}
+    report(capsys, computed)
+    assert {file: file.read_bytes() for file in folder.rglob("*") if file.is_file()} == before
+
+
+def test_runs_are_arms_by_config(computed, tmp_path, capsys):
+    runs = sorted((computed / "final").glob("*/*"))
+    options = ["--metric=accuracy", "--mode=max", f"--output={tmp_path / 'out'}"]
+    said = report(capsys, *runs, *options)
+    assert "over 3 seeds" in said
+    with (tmp_path / "out" / "tables" / "arms.csv").open() as file:
+        rows = {row["arm"]: row for row in csv.DictReader(file)}
+    assert set(rows) == {"adamw", "sgd"} and rows["sgd"]["units"] == "3"
+
+
+def test_a_run_says_the_same_of_itself_alone_and_in_its_sweep(computed):
+    """Such as that it shared its time with the others of its wave."""
+    of_sweep = {run.folder: run for run in read_sweep(computed).finals}
+    alone = read_runs([str(folder) for folder in of_sweep], "accuracy", "max").finals
+    assert len(alone) == 6 and {run.side_by_side for run in alone} == {3}
+    for run in alone:
+        same = of_sweep[run.folder]
+        for name in ("end", "summary", "retries", "load", "began"):
+            assert getattr(run, name) == getattr(same, name), name
+
+
+def test_an_unfinished_sweep_says_what_is_missing(planned, capsys):
+    said = report(capsys, planned)
+    assert said.startswith("Not decided: no run has ended.\n")
+    assert "Note: The search is not complete: no result yet of 6 trials of 6" in said
+    assert "when the search is complete, each runs again on 3 fresh seeds." in said
+    assert (planned / "report" / "index.html").exists()
+
+
+def p_values(folder: Path) -> list[str]:
+    with (folder / "report" / "tables" / "pairs.csv").open() as file:
+        return [row["p"] for row in csv.DictReader(file) if row.get("p")]
+
+
+@pytest.mark.parametrize("ledger", [True, False])
+def test_results_that_were_edited_are_not_judged(computed, tmp_path, capsys, ledger):
+    """Halving one number in summary.json turned the verdict around, with its rows beside it."""
+    folder = tmp_path / "sweep"
+    shutil.copytree(computed, folder, ignore=shutil.ignore_patterns("report"))
+    if not ledger:  # as in sweeps of earlier versions
+        (folder / "ledger.jsonl").unlink()
+    before = report(capsys, folder)
+    assert "not judged" not in before and len(p_values(folder)) == 1
+    name = "final/sgd/10000/summary.json"
+    content = json.loads((folder / name).read_text())
+    content["metrics"]["eval/accuracy"] /= 2
+    (folder / name).write_text(json.dumps(content))
+    said = report(capsys, folder)
+    why = "changed after its line in ledger.jsonl" if ledger else "not that of the rows of metrics"
+    assert said.startswith(
+        f"The results are not judged, because files of the sweep disagree: {name} (it"
+    )
+    assert why in said and f"`python -m trainer sweep check {folder}`" in said
+    assert p_values(folder) == []
+    shutil.copy(computed / name, folder / name)
+    assert report(capsys, folder) == before
+
+
+def test_another_winner_and_seeds_taken_out_of_final_json_are_found(computed, tmp_path, capsys):
+    folder = tmp_path / "sweep"
+    shutil.copytree(computed, folder, ignore=shutil.ignore_patterns("report"))
+    file = folder / "final.json"
+    content = json.loads(file.read_text())
+    best = content[0]["winners"]["sgd"][0]
+    best["number"] = (best["number"] + 1) % 3
+    file.write_text(json.dumps(content))
+    said = report(capsys, folder)
+    assert said.startswith("The results are not judged") and "final.json (it was changed" in said
+    content[0]["seeds"].pop()
+    file.write_text(json.dumps(content))
+    assert "final.json is damaged (its seeds are" in report(capsys, folder, code=2)
+
+
+def test_runs_of_replaced_winners_are_in_the_ledger(computed, tmp_path, capsys):
+    folder = tmp_path / "sweep"
+    shutil.copytree(computed, folder, ignore=shutil.ignore_patterns("report"))
+    shutil.copytree(folder / "final" / "sgd", folder / "final.1" / "sgd")
+    report(capsys, folder)
+    with (folder / "report" / "tables" / "ledger.csv").open() as file:
+        found = {(row["arm"], row["runs"]): row["count"] for row in csv.DictReader(file)}
+    assert found["sgd", "replaced"] == "3" and ("adamw", "replaced") not in found
+    page = (folder / "report" / "index.html").read_text()
+    assert "changed after it had final runs" in page
+
+
+def test_two_sweeps_are_two_workloads(computed, tmp_path, capsys):
+    shutil.copytree(computed, tmp_path / "other")
+    said = report(capsys, computed, tmp_path / "other", f"--output={tmp_path / 'out'}")
+    assert said.count("accuracy on the test split") == 2 and "\nother: " in said
+    assert (tmp_path / "out" / "tables" / "workloads_scores.csv").exists()
+
+
+def test_a_folder_that_is_neither_a_sweep_nor_a_run(tmp_path, capsys):
+    said = report(capsys, tmp_path, code=2)
+    assert "is not the folder of a run or of a sweep" in said
+    assert not (tmp_path / "report").exists()
+
+
+def test_a_folder_with_runs_is_these_runs(computed, tmp_path, capsys):
+    for run in (computed / "final").glob("*/*"):
+        shutil.copytree(run, tmp_path / "runs" / f"{run.parent.name}_{run.name}")
+    said = report(capsys, tmp_path / "runs", f"--output={tmp_path / 'out'}")
+    assert "loss on the test split" in said and "over 3 seeds" in said
+
+
+def test_folders_that_cannot_be_reported(computed, capsys):
+    assert "There is no folder nowhere" in report(capsys, "nowhere", code=2)
+    said = report(capsys, computed / "trials", code=2)
+    assert f"is in the folder of a sweep, which is {computed}" in said
+
+
+@pytest.mark.parametrize("option", ["--target=abc", "--formats=docx", "--metrics=loss"])
+def test_options_that_do_not_exist(computed, capsys, option):
+    with pytest.raises(SystemExit, match="2"):
+        main(["report", str(computed), option])
+    said = capsys.readouterr().err
+    assert any(word in said for word in ("is not a number", "there are html", "mean --metric"))
+
+
+def test_sweeps_and_runs_together_are_refused(computed, capsys):
+    run = next((computed / "final").glob("*/*"))
+    assert "is not the folder of a sweep, and" in report(capsys, computed, run, code=2)
+
+
+def test_another_metric_of_a_sweep_is_a_second_outcome(computed, tmp_path, capsys):
+    said = report(capsys, computed, "--metric=loss", "--mode=min", f"--output={tmp_path / 'out'}")
+    assert "loss on the test split" in said and "second outcome" in said.lower()
+    said = report(capsys, computed, "--metric=los", "--mode=min", code=2)
+    assert "No run of the sweep" in said and "Did you mean 'loss'?" in said
+
+
+def test_a_metric_that_no_run_has(computed, capsys):
+    run = next((computed / "final").glob("*/*"))
+    said = report(capsys, run, "--metric=perplexity", "--mode=min", code=2)
+    assert "No run has the metric 'perplexity'" in said and "accuracy and loss" in said
+    assert "--mode is missing" in report(capsys, run, "--metric=accuracy", code=2)
+
+
+def test_a_run_that_was_copied_is_not_two_runs(computed, tmp_path, capsys):
+    run = next((computed / "final").glob("*/*"))
+    shutil.copytree(run, tmp_path / "copy")
+    assert "they are one run" in report(capsys, run, tmp_path / "copy", code=2)
+
+
+def test_two_sweeps_with_the_same_name(computed, tmp_path, capsys):
+    shutil.copytree(computed, tmp_path / "sweep")
+    said = report(capsys, computed, tmp_path / "sweep", code=2)
+    assert "Two sweeps have the name 'sweep'" in said
+
+
+def test_a_folder_with_other_files_is_not_replaced(computed, tmp_path, capsys):
+    (tmp_path / "thesis.tex").write_text("years of work")
+    report(capsys, computed, f"--output={tmp_path}", code=2)
+    assert (tmp_path / "thesis.tex").read_text() == "years of work"

@@ -1,0 +1,351 @@
+"""Intervals, tests, P(A > B) and power: known answers, degenerate cases and coverage.
+
+The losses of the SoftCap record of modded-nanogpt are in ../shared/statistics beside the checkout,
+or in the folder that KNOWN_STATISTICS names.
+"""
+
+import math
+import os
+from math import inf
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from trainer.report.statistics import (
+    Estimate,
+    Improvement,
+    iqm,
+    mean_interval,
+    needed,
+    needed_unpaired,
+    noether,
+    one_sample,
+    probability_of_improvement,
+    seeds_for_power,
+    welch,
+)
+
+ROOT = Path(__file__).resolve().parents[2]
+KNOWN = Path(os.environ.get("KNOWN_STATISTICS") or ROOT.parent / "shared" / "statistics")
+
+
+def normal(*shape: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).normal(size=shape)
+
+
+def holds(estimate: Estimate | Improvement, truth: float) -> bool:
+    """Returns whether an interval contains the truth; there must be one."""
+    assert estimate.low is not None and estimate.high is not None
+    return estimate.low <= truth <= estimate.high
+
+
+def percentile_bootstrap(values: np.ndarray, rng: np.random.Generator) -> tuple[float, float]:
+    means = values[rng.integers(0, len(values), (400, len(values)))].mean(axis=1)
+    return tuple(np.quantile(means, [0.025, 0.975]))
+
+
+# One arm.
+
+
+def test_the_interval_of_a_mean_is_students() -> None:
+    # The sleep data of Student (1908): R's t.test(extra[1:10] - extra[11:20]) gives these.
+    differences = [-1.2, -2.4, -1.3, -1.3, 0.0, -1.0, -1.8, -0.8, -4.6, -1.4]
+    estimate = mean_interval(differences)
+    expected = (-1.58, -2.4598858, -0.7001142)
+    assert (estimate.value, estimate.low, estimate.high) == pytest.approx(expected, abs=1e-7)
+    assert (estimate.n, estimate.deviation) == (10, pytest.approx(1.229995, abs=1e-6))
+    narrow = mean_interval(differences, 0.8)
+    t = stats.t.ppf(0.9, 9) * stats.sem(differences)
+    assert (narrow.low, narrow.high) == pytest.approx((-1.58 - t, -1.58 + t))
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ([3.0], Estimate(3.0, None, None, 1, None)),
+        ([3.0, 3.0], Estimate(3.0, None, None, 2, 0.0)),
+        ([0.1] * 5, Estimate(pytest.approx(0.1), None, None, 5, 0.0)),
+        ([1.0, inf, 2.0], Estimate(inf, None, None, 3, None)),
+        ([-inf], Estimate(-inf, None, None, 1, None)),
+    ],
+)
+def test_what_has_no_interval_has_none(values: list[float], expected: Estimate) -> None:
+    assert mean_interval(values) == expected
+
+
+def test_infinities_of_both_signs_have_no_mean() -> None:
+    estimate = mean_interval([inf, -inf])
+    assert math.isnan(estimate.value) and estimate.low is None
+
+
+@pytest.mark.parametrize("n", [3, 5, 10])
+def test_t_intervals_cover_where_percentile_bootstraps_do_not(n: int) -> None:
+    rng, repeats = np.random.default_rng(n), 800
+    t = bootstrap = 0
+    for values in normal(repeats, n, seed=n):
+        t += holds(mean_interval(values), 0.0)
+        low, high = percentile_bootstrap(values, rng)
+        bootstrap += low <= 0.0 <= high
+    assert t / repeats == pytest.approx(0.95, abs=0.02)
+    assert bootstrap / repeats == pytest.approx({3: 0.74, 5: 0.85, 10: 0.89}[n], abs=0.04)
+
+
+def test_t_intervals_of_lognormal_values_cover_less() -> None:
+    values, mean = np.exp(normal(1500, 5)), math.exp(0.5)
+    found = [mean_interval(row) for row in values]
+    assert np.mean([holds(e, mean) for e in found]) == pytest.approx(0.83, abs=0.03)
+
+
+@pytest.mark.skipif(not KNOWN.is_dir(), reason=f"the known statistics are not in {KNOWN}")
+def test_the_t_test_of_softcap() -> None:
+    losses = np.loadtxt(KNOWN / "softcap_losses.csv", skiprows=1)
+    result = one_sample(losses, 3.28)
+    assert (result.n, result.mean) == (80, pytest.approx(3.27914, abs=5e-6))
+    assert result.deviation == pytest.approx(0.00191, abs=5e-6)
+    assert result.t == pytest.approx(-4.015, abs=5e-4)
+    assert result.p == pytest.approx(6.7e-5, abs=5e-7)
+    assert one_sample(-losses, -3.28, "max").p == pytest.approx(result.p)
+    assert one_sample(losses, 3.28, "max").p == pytest.approx(1 - 6.7e-5, abs=5e-7)
+
+
+def test_the_t_test_of_one_value_or_equal_ones_has_no_p() -> None:
+    for values in ([1.0], [2.0, 2.0], [1.0, inf]):
+        result = one_sample(values, 3.0)
+        assert (result.t, result.p) == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ([1, 2, 3, 4, 5, 6, 7, 8], 4.5),
+        ([8, 1, 7, 2, 6, 3, 5, 100], 5.25),
+        ([1, 2, 3], 2.0),  # floor(3 / 4) = 0: nothing is left out
+        ([1, 2, 3, inf], 2.5),
+        ([1, 2, inf, inf], inf),
+        ([1, 2, 3, 4, 50], 3.0),
+    ],
+)
+def test_the_interquartile_mean(values: list[float], expected: float) -> None:
+    assert iqm(values) == expected
+
+
+# Two arms.
+
+
+def test_the_sleep_of_student_unpaired() -> None:
+    # R's t.test(extra ~ group) gives p = .07939 and the interval -3.3654832 to .2054832.
+    first = [0.7, -1.6, -0.2, -1.2, -0.1, 3.4, 3.7, 0.8, 0.0, 2.0]
+    second = [1.9, 0.8, 1.1, 0.1, -0.1, 4.4, 5.5, 1.6, 4.6, 3.4]
+    result = welch(first, second)
+    assert result is not None
+    assert result.p == pytest.approx(0.07939, abs=5e-6)
+    assert (result.low, result.high) == pytest.approx((-3.3654832, 0.2054832), abs=1e-6)
+
+
+def test_unpaired_tests_are_those_of_scipy() -> None:
+    a, b = normal(6, seed=1), normal(9, seed=2) * 3 + 0.5
+    result, expected = welch(a, b, level=0.01), stats.ttest_ind(a, b, equal_var=False)
+    assert result is not None
+    assert result.p == pytest.approx(expected.pvalue)
+    assert (result.low, result.high) == pytest.approx(expected.confidence_interval(0.99))
+
+
+@pytest.mark.parametrize("n", [3, 8])
+def test_welchs_interval_covers_with_unequal_spreads(n: int) -> None:
+    a, b = normal(400, n, seed=n), 3 * normal(400, n, seed=n + 1)
+    found = [welch(*rows) for rows in zip(a, b, strict=True)]
+    assert np.mean([each.low <= 0 <= each.high for each in found]) == pytest.approx(0.95, abs=0.03)
+
+
+def test_one_arm_may_be_constant_and_not_both() -> None:
+    result = welch([1.0, 1.0, 1.0], [2.0, 3.0, 4.0])
+    expected = mean_interval([-1.0, -2.0, -3.0])
+    assert result is not None
+    assert (result.low, result.high) == pytest.approx((expected.low, expected.high))
+    assert welch([1.0, 1.0], [2.0, 2.0]) is None
+    assert welch([1.0], [2.0, 3.0]) is None
+
+
+# The probability of improvement.
+
+
+def test_wins_and_ties() -> None:
+    a, b = [1.0, 2.0, 3.0, 4.0], [2.0, 2.0, 2.0, 5.0]
+    assert probability_of_improvement(a, b, True).value == 2.5 / 4
+    assert probability_of_improvement(b, a, True).value == 1.5 / 4
+    assert probability_of_improvement(a, b, True, better="max").value == 1.5 / 4
+    assert probability_of_improvement(a, b, False).value == (4 + 2.5 + 1 + 1) / 16
+    assert probability_of_improvement(a, b, False, better="max").value == 1 - 8.5 / 16
+    u = stats.mannwhitneyu(b, a).statistic
+    assert probability_of_improvement(a, b, False).value == u / 16
+
+
+def wins(won: int, n: int) -> Improvement:
+    return probability_of_improvement(np.arange(n), np.full(n, won - 0.5), True)
+
+
+@pytest.mark.parametrize("n", [1, 5, 8, 29])
+def test_the_interval_of_pairs_is_clopper_and_pearsons(n: int) -> None:
+    for won in range(n + 1):
+        result, exact = wins(won, n), stats.binomtest(won, n).proportion_ci(method="exact")
+        assert (result.low, result.high) == pytest.approx((exact.low, exact.high), abs=1e-9)
+
+
+@pytest.mark.parametrize("n", [5, 8, 16, 29])
+def test_the_interval_of_pairs_covers_every_probability(n: int) -> None:
+    found = [wins(won, n) for won in range(n + 1)]
+    with np.errstate(divide="ignore"):
+        percentile = [stats.binom.ppf([0.025, 0.975], n, won / n) / n for won in range(n + 1)]
+    percentile[0], percentile[n] = (0.0, 0.0), (1.0, 1.0)
+    for chance in [0.5, 0.6, 0.75, 0.9, 0.95, 0.99]:
+        weights = stats.binom.pmf(np.arange(n + 1), n, chance)
+        assert weights @ [holds(e, chance) for e in found] >= 0.95
+    chance = 0.9  # what the docstring says of the bootstrap, of infinitely many resamples
+    weights = stats.binom.pmf(np.arange(n + 1), n, 0.9)
+    covered = weights @ [low <= chance <= high for low, high in percentile]
+    assert covered == pytest.approx({5: 0.40, 8: 0.53, 16: 0.80, 29: 0.93}[n], abs=0.005)
+
+
+def test_the_interval_of_pairs_covers_with_ties() -> None:
+    # Accuracies on few examples: a third of the pairs are ties.
+    for n in (5, 8, 16):
+        draws = np.random.default_rng(n).choice([-1.0, 0.0, 1.0], (1500, n), p=[0.6, 0.3, 0.1])
+        found = [probability_of_improvement(row, np.zeros(n), True) for row in draws]
+        assert np.mean([holds(e, 0.75) for e in found]) >= 0.95
+
+
+@pytest.mark.parametrize("n", [5, 8, 16, 29])
+@pytest.mark.parametrize("spread", [1.0, 3.0])
+@pytest.mark.parametrize("chance", [0.5, 0.75, 0.9, 0.98])
+def test_the_interval_of_unpaired_runs_covers(n: int, spread: float, chance: float) -> None:
+    repeats = 1200
+    shift = stats.norm.ppf(chance) * math.hypot(1.0, spread)
+    a, b = normal(repeats, n, seed=n), shift + spread * normal(repeats, n, seed=n + 1)
+    found = [probability_of_improvement(*rows, False) for rows in zip(a, b, strict=True)]
+    assert np.mean([holds(e, chance) for e in found]) >= 0.94
+    if n <= 8 and chance == 0.98:  # where every run is separated, the bootstrap's is a point
+        separated = np.mean([e.value == 1.0 for e in found])
+        assert separated > 0.3 and all(e.low < 0.9 for e in found)
+
+
+@pytest.mark.parametrize(("n", "m", "spread"), [(5, 16, 1.0), (16, 5, 3.0), (8, 8, 10.0)])
+def test_the_interval_of_unequal_arms_covers(n: int, m: int, spread: float) -> None:
+    for chance in (0.5, 0.75, 0.9):
+        shift = stats.norm.ppf(chance) * math.hypot(1.0, spread)
+        a, b = normal(1200, n, seed=1), shift + spread * normal(1200, m, seed=2)
+        found = [probability_of_improvement(*rows, False) for rows in zip(a, b, strict=True)]
+        assert np.mean([holds(e, chance) for e in found]) >= 0.93
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "value", "pairs", "freedom"),
+    [
+        # The shares of b that each run of a beats have the variance 0, the other way round 1/2, and
+        # (1/2) (1/2) / (0 / 2 + 1/2 / 2) is one pair; two is the least.
+        ([1.0, 1.0], [2.0, 0.0], 0.5, 2, 1),
+        # Twice 1/8: (3/4) (1/4) / (1/8 / 2 + 1/8 / 2) = 1.5.
+        ([1.0, 3.0], [2.0, 4.0], 0.75, 2, 2),
+        # Twice 1/64: (15/16) (1/16) / (1/64 / 4 + 1/64 / 4) = 7.5.
+        ([1.0, 2.0, 3.0, 5.0], [4.0, 6.0, 7.0, 8.0], 15 / 16, 7.5, 6),
+        ([1.0, 2.0, 3.0], [4.0, 5.0, 6.0], 1.0, 3, 2),  # separated
+    ],
+)
+def test_the_interval_of_unpaired_runs_is_wilsons(
+    a: list[float], b: list[float], value: float, pairs: float, freedom: float
+) -> None:
+    result = probability_of_improvement(a, b, False, 0.9)
+    t = stats.t.ppf(0.95, freedom)
+    # Wilson's ends are where a share is t standard errors from the one that was seen.
+    assert result.value == value
+    for end in (result.low, result.high):
+        if 0.0 < end < 1.0:
+            distance = (value - end) ** 2 - t**2 * end * (1 - end) / pairs
+            assert distance == pytest.approx(0.0, abs=1e-12)
+    assert 0.0 < result.low < value
+
+
+def test_the_interval_of_unpaired_runs_is_narrower_than_that_of_as_many_pairs() -> None:
+    pairs = [probability_of_improvement(a, b + 1, True) for a, b in normal(300, 2, 8)]
+    runs = [probability_of_improvement(a, b + 1, False) for a, b in normal(300, 2, 8)]
+    width = np.mean([e.high - e.low for e in runs]) / np.mean([e.high - e.low for e in pairs])
+    assert 0.6 < width < 0.95
+    assert all(0.0 <= e.low <= e.value <= e.high <= 1.0 for e in pairs + runs)
+
+
+@pytest.mark.parametrize(
+    ("won", "n", "decision"),
+    [
+        (5, 5, "not significant"),  # .025^(1/5) = .478
+        (6, 6, "significant and meaningful"),
+        (10, 16, "not significant"),  # the interval is [.354, .848]
+        (62, 100, "significant, not meaningful"),  # [.517, .715]
+        (0, 30, "not significant"),  # the other arm is better
+    ],
+)
+def test_the_decision_has_three_values(won: int, n: int, decision: str) -> None:
+    assert wins(won, n).decision == decision
+
+
+def test_arms_are_exchanged_by_better_and_by_order() -> None:
+    a, b = normal(2, 7)
+    for pairs in (True, False):
+        there, back = (probability_of_improvement(*arms, pairs) for arms in ((a, b), (b, a)))
+        assert (back.value, back.low, back.high) == pytest.approx(
+            (1 - there.value, 1 - there.high, 1 - there.low)
+        )
+        assert probability_of_improvement(a, b, pairs, better="max") == back
+
+
+# Power.
+
+
+def test_the_seeds_for_a_power() -> None:
+    assert [seeds_for_power(d) for d in (0.5, 0.8, 1, 1.5, 2)] == [34, 15, 10, 6, 5]
+    assert seeds_for_power(-0.8) == 15
+    assert (seeds_for_power(1e6), seeds_for_power(0.0), seeds_for_power(0.02)) == (2, None, None)
+    assert (seeds_for_power(0.8, power=0.9), seeds_for_power(0.8, alpha=0.01)) == (19, 22)
+
+
+@pytest.mark.parametrize("effect", [0.5, 2.0])
+def test_the_power_is_reached_by_simulation(effect: float) -> None:
+    n = seeds_for_power(effect)
+    draws = normal(4000, n) + effect
+    share = (stats.ttest_1samp(draws, 0.0, axis=1).pvalue < 0.05).mean()
+    assert 0.78 < share < 0.92
+    assert (stats.ttest_1samp(draws[:, :-1], 0.0, axis=1).pvalue < 0.05).mean() < 0.82
+
+
+def test_the_n_that_would_decide() -> None:
+    differences = np.array([1.0, -1.0, 2.0, 0.0, 0.5])
+    effect = differences.mean() / differences.std(ddof=1)
+    assert needed(differences) == seeds_for_power(effect) == needed(-10 * differences)
+    for undecidable in ([1.0, -1.0], [1.0], [1.0, 1.0], [1.0, inf], [1e-3, 1.0, -1.0]):
+        assert needed(undecidable) is None
+    # G*Power and R's power.t.test(delta = .5, sd = 1, power = .8): 64 in each arm.
+    a = np.array([-1.0, 1.0]) / math.sqrt(2)
+    assert needed_unpaired(a, a + 0.5) == 64
+    assert needed_unpaired(a, a) is None and needed_unpaired(a, [1.0]) is None
+
+
+def test_noethers_n() -> None:
+    assert noether() == noether(0.25) == 29
+    assert noether(0.6) == math.ceil((2 * stats.norm.ppf(0.95)) ** 2 / (6 * 0.1**2))
+    with pytest.raises(ValueError, match=r"No number of pairs tells"):
+        noether(0.5)
+
+
+def test_mistakes_are_refused() -> None:
+    with pytest.raises(ValueError, match="got 2 and 1 values"):
+        probability_of_improvement([1.0, 2.0], [1.0], True)
+    with pytest.raises(ValueError, match="1 of 2 values are NaN"):
+        welch([1.0, np.nan], [1.0, 2.0])
+    with pytest.raises(ValueError, match="at least one number"):
+        welch([], [])
+    with pytest.raises(ValueError, match="'min' or 'max', got 'lower'"):
+        probability_of_improvement([1.0, 2.0], [1.0, 3.0], True, better="lower")
+    with pytest.raises(ValueError, match="at least one number, got the shape \\(1, 2\\)"):
+        mean_interval([[1.0, 2.0]])
+    with pytest.raises(ValueError, match="'min' or 'max', got 'up'"):
+        one_sample([1.0, 2.0], 0.0, "up")

@@ -1,0 +1,106 @@
+"""The warnings of the plans of arms: in the plan of a sweep, its folder, its status, its report."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.sweep.test_sweep_plan import BASE, planned
+from tests.sweep.test_sweep_plan_file import first_format
+from trainer.__main__ import main
+from trainer.engine.loading import load as load_program
+from trainer.engine.plan import make_plan as make_run_plan
+from trainer.sweep.plan_file import read_plan
+from trainer.sweep.programs import find_programs
+
+# An optimizer of which 0.9 is a likely mistake, because its momentum is the weight of what is new.
+SCION = (
+    "{optimizer: !optim.optimizer {groups: {kernels: !optim.group {match: '.*/kernel', optimizer:"
+    " !optim.scion {learning_rate: 0.1, momentum: 0.1}}, rest: !optim.group {match: '.*',"
+    " optimizer: !optax.adamw {learning_rate: 1e-3}}}}}"
+)
+MOMENTUM = "optimizer.groups.kernels.optimizer.momentum"
+TEXT = f"""base: base.yaml
+arms:
+  first: {{space: {{optimizer.b1: !space.values {{values: [0.8, 0.9]}}}}}}
+  second: {{set: {SCION}, space: {{{MOMENTUM}: !space.values {{values: [0.1, 0.9]}}}}}}
+  third: {{set: {SCION}, space: {{{MOMENTUM}: !space.values {{values: [0.9, 0.1]}}}}}}
+  fourth: {{set: {SCION}, space: {{{MOMENTUM}: !space.values {{values: [0.1, 0.2]}}}}}}
+final: {{seeds: 2}}
+"""
+PART = "In group 'kernels', optim.scion has momentum=0.9: it is the weight of the new gradient"
+LARGEST = (
+    "The goal is the largest loss, of which smaller values are better: the worst trial would win."
+    " Write mode: min in goal ('min' in Gin)."
+)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "base.yaml").write_text(BASE)
+    return tmp_path
+
+
+def test_warnings_are_those_of_the_plans_of_the_trials(folder):
+    plan = planned(folder, TEXT)
+    found = find_programs(plan).warnings
+    known = {}
+    for trial in plan.trials:
+        warnings = make_run_plan(load_program(trial.config), trial.config).warnings
+        known[trial.arm] = {*known.get(trial.arm, ()), *warnings}
+    assert {arm: set(found.get(arm, ())) for arm in known} == known
+    assert [bool(known[arm]) for arm in known] == [False, True, True, False]
+
+
+def test_a_check_shows_warnings_by_arm(folder, capsys):
+    planned(folder, TEXT)
+    command = ["sweep", f"--config={folder / 'sweep.yaml'}", "--check"]
+    assert main([*command, "--set=goal={mode: max}"]) == 0
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("warning")]
+    assert lines[0] == f"warning (first, second, third, fourth): {LARGEST}"
+    assert lines[1].startswith(f"warning (second, third): {PART}") and len(lines) == 2
+
+
+def test_the_folder_of_a_sweep_keeps_warnings_for_status_and_report(folder, capsys):
+    planned(folder, TEXT)
+    where = [f"--config={folder / 'sweep.yaml'}", f"--workdir={folder / 'runs'}"]
+    assert main(["sweep", *where, "--plan_only"]) == 0
+    assert f"warning (second, third): {PART}" in capsys.readouterr().out
+    assert main(["sweep", "status", str(folder / "runs")]) == 0
+    assert f"\nwarning (second, third): {PART}" in capsys.readouterr().out
+    assert main(["report", str(folder / "runs"), "--formats=markdown"]) == 0
+    assert f"Note: The plan of second and third warns: {PART}" in capsys.readouterr().out
+    page = (folder / "runs" / "report" / "report.md").read_text()
+    assert "The plan of second and third warns: " in page
+    # An arm that is added later has its own.
+    fifth = SCION.replace("0.1}", "0.95}")
+    space = "{optimizer.groups.rest.optimizer.b1: !space.values {values: [0.8, 0.9]}}"
+    more = TEXT.replace("final:", f"  fifth: {{set: {fifth}, space: {space}}}\nfinal:")
+    (folder / "sweep.yaml").write_text(more)
+    command = ["sweep", "extend", str(folder / "runs"), f"--config={folder / 'sweep.yaml'}"]
+    assert main(command) == 0
+    assert "warning (fifth): In group 'kernels', optim.scion has momentum=0.95" in (
+        capsys.readouterr().out
+    )
+    assert {*read_plan(folder / "runs").warnings} == {"second", "third", "fifth"}
+
+
+def test_a_plan_of_an_earlier_version_has_no_warnings(folder, capsys):
+    planned(folder, TEXT)
+    where = [f"--config={folder / 'sweep.yaml'}", f"--workdir={folder / 'runs'}"]
+    assert main(["sweep", *where, "--plan_only"]) == 0
+    file = folder / "runs" / "plan.json"
+    content = first_format(file)
+    for program in content["revisions"][0]["programs"]:
+        del program["warnings"]
+    file.write_text(json.dumps(content))
+    assert read_plan(folder / "runs").warnings == {}
+    capsys.readouterr()
+    assert main(["sweep", "status", str(folder / "runs")]) == 0
+    assert "warning" not in capsys.readouterr().out
+
+
+def test_the_smallest_loss_and_the_largest_accuracy_get_no_warning(folder):
+    for goal in ("{metric: accuracy, mode: max}", "{metric: loss, mode: min}"):
+        found = find_programs(planned(folder, TEXT, f"goal={goal}")).warnings
+        assert {*found} == {"second", "third"}
