@@ -20,7 +20,7 @@ from trainer.writers import read_metrics
 from trainer.writers.lines import PREFIXES
 
 _ABSENT = object()  # None is a value of a config
-_ORDER = " (order)"  # behind the path of a dict whose keys have another order
+_ORDER = " (order)"  # appended to the path of a dict whose keys are in another order
 # Differences of these keys of a fingerprint are differences of the config.
 _OF_CONFIG = ("config", "seed", "data_seed", "batch_size")
 
@@ -52,12 +52,8 @@ class Side:
 def read_side(path: str, search_paths: Sequence[str] = ()) -> Side:
     """Reads one side of a comparison; nothing is imported or executed.
 
-    Args:
-        path: a config file of a run or of a sweep; or the folder of a run or of a trial.
-        search_paths: folders for files that a config includes.
-
-    Raises:
-        UserError: there is nothing that can be compared, or a file is damaged.
+    `path` is a config file of a run or of a sweep, or the folder of a run or of a trial. Raises
+    UserError if there is nothing that can be compared, or a file is damaged.
     """
     folder = Path(path)
     if not folder.exists():
@@ -80,7 +76,7 @@ def read_side(path: str, search_paths: Sequence[str] = ()) -> Side:
 
 
 def _numbers(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a row without what no run writes, such as text in a file that was edited."""
+    """Drops the values that no run writes, such as text in a file that was edited."""
     return {name: value for name, value in row.items() if isinstance(value, int | float)}
 
 
@@ -100,7 +96,7 @@ def _load(file: str, search_paths: Sequence[str]) -> Config:
 
 
 def _what_else(folder: Path) -> str:
-    """Returns what a folder without a config.yaml is, and what to name instead."""
+    """Says what a folder without a config.yaml is, and what to name instead."""
     if not (folder / "plan.json").exists():
         return "it is not the folder of a run or of a trial."
     trials = sorted(folder.glob("trials/*/*/*/config.yaml"))
@@ -143,13 +139,9 @@ class ConfigDifferences:
 def compare_configs(a: Side, b: Side, vocabulary: Sequence[str] = ()) -> ConfigDifferences:
     """Compares two resolved configs path by path, with the defaults of their functions.
 
-    Defaults are shown where the other side has another value at the same path, but not where it
-    has no such path: those of two different functions would be too many.
-
-    Args:
-        a: one side.
-        b: the other side, of the same kind (a run or a sweep).
-        vocabulary: further packages whose public functions the configs may name.
+    Both are configs of runs, or both of sweeps. Defaults are shown where the other side has another
+    value at the same path, but not where it has no such path: those of two different functions
+    would be too many.
     """
     notes: list[str] = []
     full_a = _completed(a, "A", vocabulary, notes)
@@ -172,7 +164,7 @@ def _completed(side: Side, name: str, vocabulary: Sequence[str], notes: list[str
         notes[:] = ["The files of sweeps are compared as they are, without defaults."]
         return side.config.root
     try:
-        Builder(side.config, vocabulary).check()  # `complete` takes a config without mistakes
+        Builder(side.config, vocabulary).check()  # `complete` expects a config without mistakes
         return complete(side.config, vocabulary)[0]
     except ConfigError as error:
         notes.append(f"The defaults of {name} are not known: {error}")
@@ -216,7 +208,7 @@ def _children(tree: Tree) -> Mapping[Any, Tree]:
 
 def _equal(x: Any, y: Any, both_named: bool) -> bool:
     numbers = all(isinstance(each, int | float) and not isinstance(each, bool) for each in (x, y))
-    # Where one is a default, the builder converts an integer in the place of a float.
+    # An integer equals a default that is the same float, because the builder converts it.
     return same(x, y) or (numbers and not both_named and x == y)
 
 
@@ -229,12 +221,8 @@ def _shown(value: Any, named: bool) -> str:
 def compare_fingerprints(a: Side, b: Side) -> list[str]:
     """Lists the differences of two runs in versions, machine, code and data.
 
-    Args:
-        a: one side.
-        b: the other side.
-
-    Returns:
-        Lines such as "jax: 0.10.2 -> 0.11.2"; those that change the data or the program say so.
+    A line such as "jax: 0.10.2 -> 0.11.2" adds whether the difference changes the data or the
+    program.
     """
     changes = compare(a.fingerprint, b.fingerprint)
     return [
@@ -245,14 +233,9 @@ def compare_fingerprints(a: Side, b: Side) -> list[str]:
 
 
 def check_sides(a: Side, b: Side) -> None:
-    """Checks that two sides can be compared.
+    """Raises UserError for two sides that cannot be compared.
 
-    Args:
-        a: one side.
-        b: the other side.
-
-    Raises:
-        UserError: they are one file or folder, or the config of a run and that of a sweep.
+    These are one file or folder, or the config of a run and that of a sweep.
     """
     if Path(a.path).resolve() == Path(b.path).resolve():
         raise UserError(f"{a.path} and {b.path} are the same: name two configs or runs.")
@@ -267,7 +250,7 @@ def check_sides(a: Side, b: Side) -> None:
 
 Rows = Sequence[Mapping[str, Any]]
 
-_CLOCKED = "perf/"  # rows of equal runs differ in these
+_CLOCKED = "perf/"  # timings, in which equal runs differ
 _EVALUATIONS = tuple(PREFIXES.values())
 
 
@@ -279,7 +262,7 @@ class Final(NamedTuple):
         a: step and value in A; None if it has none.
         b: the same in B.
         first: the first step at which both have a value and the values differ; None if there is
-            none, or if the metric is clocked.
+            none, or if the metric is a timing.
     """
 
     name: str
@@ -290,15 +273,15 @@ class Final(NamedTuple):
 
 @dataclass(frozen=True)
 class RowDifferences:
-    """How the rows of two runs differ, without what is clocked.
+    """How the rows of two runs differ, apart from timings.
 
     Attributes:
         shared: the steps of which both runs have a row, increasing.
         only_a: how many steps only A has a row of.
         only_b: the same for B.
         first: the first shared step whose rows differ; None if none do.
-        names: the metrics that differ in that row, those that only one has included.
-        metrics: the last values of every metric, those of evaluations first.
+        names: the metrics that differ in that row, including those that only one run has.
+        metrics: the last values of every metric: evaluations first, timings last.
     """
 
     shared: tuple[int, ...]
@@ -316,12 +299,7 @@ class RowDifferences:
 
 
 def compare_rows(a: Rows, b: Rows) -> RowDifferences:
-    """Compares the rows of two runs bit for bit.
-
-    Args:
-        a: the rows of one run, as `writers.read_metrics` returns them.
-        b: the rows of the other run.
-    """
+    """Compares the rows of two runs, from `writers.read_metrics`, bit for bit."""
     old, new = ({row["step"]: row for row in rows} for rows in (a, b))
     shared = [step for step in old if step in new]
     found = ((step, _differing(old[step], new[step])) for step in shared)
@@ -358,20 +336,16 @@ def _finals(a: Rows, b: Rows) -> list[Final]:
 
 
 def _order(name: str) -> tuple[int, str]:
-    """Sorts evaluations first and what is clocked last."""
+    """Sorts evaluations first and timings last."""
     ranks = [*_EVALUATIONS, "", _CLOCKED]
     rank = next((r for r, start in enumerate(ranks) if start and name.startswith(start)), 2)
     return rank, name
 
 
 def to_draw(finals: Sequence[Final]) -> list[str]:
-    """Returns the metrics that both runs have and whose curves say most.
+    """Returns the names of at most two metrics to plot, which both runs have; the loss comes first.
 
-    Args:
-        finals: the metrics, in the order of `RowDifferences`.
-
-    Returns:
-        At most two: of the validation split, else of the test split, else the loss of training.
+    They are of the validation split, else of the test split, else of training.
     """
     both = [each.name for each in finals if each.a and each.b]
     for start in (*_EVALUATIONS, "train/"):

@@ -18,9 +18,9 @@ _OPERATION = re.compile(r"(?<![#\w.])(?:stablehlo|chlo)\.(\w+)|\b(call) @")
 _NO_OPERATIONS = ("return", "mesh")
 _VALUE = re.compile(r"%\w+(?:#\d+)?")  # %12, %arg3, %5#1
 _INPUT = re.compile(r"(stablehlo\.slice % \[\d+:\d+\] : )\(tensor<\d+xf\d+>\)( -> tensor<1xf\d+>)")
-_SUFFIX = re.compile(r"(@\w+?)_\d+\b")  # of the second of several functions of one name
-# Attributes that say nothing: which output takes the buffer of an argument, by its number, and that
-# no axis is sharded.
+_SUFFIX = re.compile(r"(@\w+?)_\d+\b")  # of all but the first function of a name
+# Attributes that are not compared: the number of the output that takes the buffer of an argument,
+# and shardings that shard no axis.
 _ATTRIBUTES = re.compile(
     r"tf\.aliasing_output = \d+ : i32(?:, )?"
     r"|(?:, )?sdy\.sharding = #sdy\.sharding<@mesh, \[(?:\{\}(?:, )?)*\]>"
@@ -36,10 +36,11 @@ class StepProgram:
     Attributes:
         text: its StableHLO.
         operations: kind -> number of operations in the text; the body of a loop counts once.
-        flops: operations of its matrix products and convolutions, loops with their lengths.
+        flops: operations of its matrix products and convolutions; the body of a loop counts as
+            often as it runs.
         state_bytes: bytes of the state of a run.
-        inputs: the config paths of the floats that it takes as inputs, and their values.
-        constants: the other floats of the config that might have been inputs.
+        inputs: config path -> value, for the floats that the program takes as inputs.
+        constants: the same for the other floats of the config.
     """
 
     text: str
@@ -53,12 +54,7 @@ class StepProgram:
 def lower_step(config: Config, vocabulary: Sequence[str] = ()) -> StepProgram:
     """Builds the program of a step, with the floats of the config as inputs, and lowers it.
 
-    Args:
-        config: the config of a run.
-        vocabulary: further packages whose public functions the config may name.
-
-    Raises:
-        ConfigError: the config has a mistake, or does not fit the devices of this machine.
+    Raises ConfigError if the config has a mistake, or does not fit the devices of this machine.
     """
     program = load_located(config, vocabulary)
     plan = make_plan(program, config)
@@ -75,10 +71,7 @@ def lower_step(config: Config, vocabulary: Sequence[str] = ()) -> StepProgram:
 
 
 def count_operations(text: str) -> Mapping[str, int]:
-    """Counts the operations of a program by kind; the body of a loop counts once.
-
-    Args:
-        text: StableHLO.
+    """Counts the operations of a StableHLO text by kind; the body of a loop counts once.
 
     Example:
         >>> count_operations('"stablehlo.gather"(%0) <{a = #stablehlo.gather<>}> call @f(%1)')
@@ -89,14 +82,9 @@ def count_operations(text: str) -> Mapping[str, int]:
 
 
 def counts(a: StepProgram, b: StepProgram) -> list[tuple[str, int, int]]:
-    """Returns what can be counted of two programs: totals, then the kinds that differ in number.
+    """Returns names with the counts of both programs: totals, then the kinds that differ in number.
 
-    Args:
-        a: one program.
-        b: the other program.
-
-    Returns:
-        Names and the numbers of both; the kinds of which the numbers differ most come first.
+    The kinds whose numbers differ most come first.
     """
     kinds = [
         (kind, a.operations.get(kind, 0), b.operations.get(kind, 0))
@@ -113,13 +101,10 @@ def counts(a: StepProgram, b: StepProgram) -> list[tuple[str, int, int]]:
 
 
 def normalized(text: str) -> list[str]:
-    r"""Returns the lines of a program without names of values and numbers of functions.
+    r"""Returns the lines of StableHLO without the names of values and the numbers of functions.
 
     An operation that is added would otherwise change the names of all values after it. Every
     argument and result of a function has a line of its own.
-
-    Args:
-        text: StableHLO.
 
     Example:
         >>> normalized("func.func @f_3(%arg0: tensor<f32>, %arg1: i1) {\n  %4 = a.b %3#1 : i1")
@@ -135,15 +120,9 @@ def normalized(text: str) -> list[str]:
 
 
 def unified_diff(a: StepProgram, b: StepProgram) -> list[str]:
-    """Returns the lines in which two programs differ, each with one line before and after.
+    """Returns a unified diff of the `normalized` lines of two programs, with one line of context.
 
-    Args:
-        a: one program.
-        b: the other program.
-
-    Returns:
-        A unified diff of their `normalized` lines; empty if they differ only in which values their
-        operations take.
+    It is empty if the programs differ only in which values their operations take.
     """
     old, new = normalized(a.text), normalized(b.text)
     return list(difflib.unified_diff(old, new, "A", "B", n=1, lineterm=""))

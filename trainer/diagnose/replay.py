@@ -3,7 +3,7 @@
 The operations of the jaxpr are run one after the other. An operation that returns an infinity or
 NaN for finite operands becomes the origin of that value, and results that it makes non-finite
 inherit the origin. An infinity that does not reach an output, such as a masked -inf whose exp is 0,
-is therefore not reported.
+is therefore not reported. Start with `replay`, which restores the state, and `find`.
 """
 
 import dataclasses
@@ -46,18 +46,9 @@ def replay(
 ) -> tuple[list[str], bool]:
     """Restores the nearest earlier checkpoint, advances to a step, and computes it with checks.
 
-    The folder is not changed.
-
-    Args:
-        workdir: the run's folder.
-        step: counted from 1; None for the last one in nonfinite.json.
-        vocabulary: further packages whose functions the config names.
-
-    Returns:
-        Lines that describe the step, and whether all its values were finite.
-
-    Raises:
-        UserError: the folder is not that of a run, or the run does not have the step.
+    The folder is not changed. `step` counts from 1; None is the last one in nonfinite.json. Returns
+    lines that describe the step, and whether all its values were finite. Raises UserError if the
+    folder is not that of a run, or the run does not have the step or cannot be repeated up to it.
     """
     folder = Path(workdir)
     config = read_run(folder)
@@ -95,7 +86,7 @@ def replay(
 
 
 class _EarlierNonFinite(Exception):
-    """Raised if an earlier step, `step`, of a run that halts is not finite."""
+    """Raised if a step before the requested one is not finite, in a run that halts then."""
 
     def __init__(self, step: int):
         super().__init__(step)
@@ -119,17 +110,10 @@ def _last_recorded(folder: Path, events: Sequence[Mapping[str, Any]]) -> int:
 def _state_before(
     program: Program, folder: Path, step: int, skipped_batches: int | None
 ) -> tuple[State, list[str]]:
-    """Restores the nearest checkpoint before a step and advances to the state before it.
+    """Returns the state before a step, counted from 1, and lines about the checkpoints used.
 
-    Args:
-        program: the compiled experiment.
-        folder: the run's folder.
-        step: the step, from 1.
-        skipped_batches: how many batches the run had skipped when it computed the step; None for
-            as many as it skips now.
-
-    Returns:
-        The state, and lines about the checkpoints.
+    It restores the nearest earlier checkpoint and advances from there. `skipped_batches` is how
+    many batches the run had skipped when it computed the step; None for as many as it skips now.
     """
     lines: list[str] = []
     start_line: list[str] = []
@@ -218,15 +202,15 @@ def _compute_with_checks(
     state, placed = jax.device_put(jax.device_get((state, dict(batch))), home)
     # With "skip" the step would replace the values that are not finite.
     plain = Program(dataclasses.replace(program.experiment, on_nonfinite="halt"), program.inputs)
-    # The parts of the state are named by their own paths, "params/...": it has no name itself.
+    # The state has the name "", so that its leaves have the names "params/...".
     with jax.default_device(home):
         (_, metrics), origins = find(plain.traced_step, (state, placed), ("", "batch"))
     loss, norm = (float(metrics[name]) for name in ("train/loss", "grad_norm"))
     lines = [f"Step {step} with batch {batch_index}: train/loss {loss:.6g}, grad_norm {norm:.6g}."]
     if not origins:
         return [*lines, "Every result of the step is finite."], True
-    # The step returns (state, metrics): 1 is the metrics. The loss first, because everything else
-    # follows from it.
+    # The step returns (state, metrics), so that the paths of metrics begin with 1. The loss comes
+    # first, because everything else follows from it.
     wanted = [path for path in ("1/train/loss", "1/grad_norm") if path in origins]
     path = wanted[0] if wanted else next(iter(origins))
     origin = origins[path]
@@ -253,7 +237,7 @@ def _with_parameter_names(operand: str, params: Mapping[str, Any]) -> str:
     return f"{operand}, shaped like params/{' or params/'.join(alike[:3])}" if alike else operand
 
 
-# Operations that only move, cast or repeat values: their result still is the input by name.
+# Operations that only move, cast or repeat values: their result keeps the name of the input.
 _KEEPS_NAME = {
     "broadcast_in_dim",
     "convert_element_type",
@@ -289,22 +273,17 @@ class Origin(NamedTuple):
 
 class _Value(NamedTuple):
     data: Any
-    name: str = ""  # of the input that it is a view of
+    name: str = ""  # of the input that has these values
     origin: Origin | None = None
 
 
 def find(
     function: Callable[..., Any], arguments: Sequence[Any], names: Sequence[str]
 ) -> tuple[Any, dict[str, Origin]]:
-    """Runs a function and traces every output that is not finite to its origin.
+    """Runs a function of pytrees, and traces every output that is not finite to its origin.
 
-    Args:
-        function: a function of pytrees of arrays that returns a pytree of arrays.
-        arguments: its arguments.
-        names: the names of its arguments; the path of a leaf begins with them.
-
-    Returns:
-        The results of the function; and output path -> origin, for outputs that are not finite.
+    `names` has a name for each argument, with which the paths of its leaves begin. Returns the
+    results of the function; and output path -> origin, for outputs that are not finite.
     """
     closed, shape = jax.make_jaxpr(function, return_shape=True)(*arguments)
     leaves = []
@@ -330,7 +309,7 @@ def _input(leaf: Any, name: str) -> _Value:
 def _run(
     jaxpr: Jaxpr, consts: Sequence[_Value], inputs: Sequence[_Value], place: str = ""
 ) -> list[_Value]:
-    """Runs the operations; `place` is the location of those that have none of their own."""
+    """Runs the operations; `place` is the location of those without one of their own."""
     known: dict[Any, _Value] = {}
 
     def read(atom: Any) -> _Value:
@@ -347,7 +326,7 @@ def _run(
 def _operation(eqn: JaxprEqn, operands: list[_Value], place: str) -> list[_Value]:
     """Runs one operation; searches loops and calls only if their results are not finite."""
     parameters = eqn.primitive.get_bind_params(eqn.params)
-    # The context in which it was traced, its mesh for example, decides what it does.
+    # What an operation does depends on the context in which it was traced, such as the mesh.
     with eqn.ctx.manager:
         data = eqn.primitive.bind(*[x.data for x in operands], **parameters)
     data = list(data) if eqn.primitive.multiple_results else [data]
@@ -423,7 +402,7 @@ def _run_while(eqn: JaxprEqn, operands: list[_Value], place: str) -> list[_Value
     """Runs the test and the body of a while loop until the test is false."""
     p = eqn.params
     cut = p["cond_nconsts"], p["cond_nconsts"] + p["body_nconsts"]
-    # Those of a while loop are constants of the test, constants of the body, and the carry.
+    # The operands are constants of the test, constants of the body, and the carry.
     of_test, of_body, carry = operands[: cut[0]], operands[cut[0] : cut[1]], operands[cut[1] :]
     test, body = p["cond_jaxpr"], p["body_jaxpr"]
     while bool(_run(test.jaxpr, [_Value(x) for x in test.consts], [*of_test, *carry])[0].data):

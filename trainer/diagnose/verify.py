@@ -1,6 +1,7 @@
-"""Proves exact resume on a user's config: single steps against blocks, a kill and a restore.
+"""Checks exact resume on a user's config: single steps against blocks, a kill and a restore.
 
-Each run writes the hashes of its batches and states; their first difference names the leaf.
+Each of two runs writes the hashes of its batches and states; the first difference names a leaf.
+Start with `verify`.
 """
 
 import contextlib
@@ -33,12 +34,8 @@ class Trace:
     """Writes the hashes of batches and states to WORKDIR/trace.jsonl, a line for each step.
 
     Every line has the hash of the step's batch, and the last line of a block those of every leaf of
-    the state as well.
-
-    If there are several processes, process 0 writes, with the hash of its shard of the batch.
-
-    Args:
-        workdir: the run's folder. A resumed run first drops the lines of later steps.
+    the state as well. A resumed run first drops the lines of later steps. If there are several
+    processes, process 0 writes, with the hash of its shard of the batch.
     """
 
     def __init__(self, workdir: str | Path):
@@ -47,18 +44,12 @@ class Trace:
         self._begun = False
 
     def __call__(self, step: int, batches: Sequence[Batch], state: State) -> None:
-        """Writes the lines of a block.
-
-        Args:
-            step: its last step, counted from 1.
-            batches: of its steps, on the host.
-            state: the state after it.
-        """
+        """Writes the lines of a block whose last step is `step`, counted from 1."""
         before = step - len(batches)
         if self._first and not self._begun:
             writers.truncate_after(self._path, before)
             self._begun = True
-        # The key of the last step: `train_step` folds in the number of finished steps after it.
+        # The key of the last step, as `train_step` computes it from the number of that step.
         key = jax.random.fold_in(jax.random.key(state.run_state["seed"]), state.step)
         rows: list[dict[str, Any]] = [
             {"step": before + number, "batch": digest_batch(batch)}
@@ -71,16 +62,9 @@ class Trace:
 
 
 def read_trace(workdir: str | Path) -> dict[int, dict[str, Any]]:
-    """Reads the trace of a run.
+    """Returns step -> {"batch": hash, "leaves": {path: hash}} from the trace.jsonl of a run.
 
-    Args:
-        workdir: the run's folder, with a trace.jsonl.
-
-    Returns:
-        Step -> {"batch": hash, "leaves": {path: hash}}; the leaves at the ends of blocks only.
-
-    Raises:
-        OSError: there is no trace.jsonl.
+    Only the last step of each block has "leaves".
     """
     lines = (Path(workdir) / FILE).read_text(encoding="utf-8").splitlines()
     rows = map(json.loads, lines)
@@ -102,15 +86,10 @@ class Difference(NamedTuple):
 def first_difference(
     one: Mapping[int, Mapping[str, Any]], two: Mapping[int, Mapping[str, Any]]
 ) -> Difference | None:
-    """Compares two traces; the leaves at the steps at which both traces have them.
+    """Returns the earliest difference of two traces, from `read_trace`; None if they are equal.
 
-    Args:
-        one: the trace of a run, from `read_trace`.
-        two: the trace of the other run.
-
-    Returns:
-        The earliest difference, that of a batch before those of leaves; None if the traces are
-        equal.
+    At a step, the batches are compared before the leaves. Leaves are compared at the steps at which
+    both traces have them.
     """
     for step in sorted({*one, *two}):
         if step not in one or step not in two:
@@ -127,12 +106,9 @@ def first_difference(
 
 
 class KillAfterCheckpoint:
-    """Kills its own process by SIGKILL at a block after a checkpoint has been committed.
+    """Kills its own process by SIGKILL at a block after the checkpoint of `step` is committed.
 
-    Args:
-        workdir: the run's folder.
-        step: the step of the checkpoint.
-        latest: the step at which to wait for the checkpoint if it is not committed yet.
+    From the step `latest` on, it waits up to a minute for that.
     """
 
     def __init__(self, workdir: str | Path, step: int, latest: int):
@@ -141,17 +117,11 @@ class KillAfterCheckpoint:
         self._latest = latest
 
     def __call__(self, step: int, batches: Sequence[Batch], state: State) -> None:
-        """Kills the process if the checkpoint is committed.
-
-        Args:
-            step: the last step of a block, counted from 1.
-            batches: not used.
-            state: not used.
-        """
+        """Kills the process if the checkpoint is committed; `step` is the last one of a block."""
         if step <= self._step:
             return
         give_up = time.monotonic() + 60
-        # A small model may make all of its steps before the save is committed.
+        # A small model may finish all of its steps before the save is committed.
         while step >= self._latest and not self._committed.is_dir():
             if time.monotonic() > give_up:
                 return
@@ -187,21 +157,16 @@ def verify(
 
     Each run is the trainer in its own process. The undisturbed run computes one step at a time; the
     one that is killed has the blocks of the config. Both save and evaluate every `half` steps,
-    which does not change the computation.
+    which does not change the computation. Raises UserError if the run is too short, or a process of
+    it failed.
 
     Args:
-        program: of the config.
+        program: the program of the config.
         config_options: the options for the config, such as ["--config=a.gin"].
-        half: the step of the kill, at least 1; `steps` // 2 of the run if that is smaller. None for
+        half: the step of the kill, at least 1; half of the run's steps if that is smaller. None for
             10, or the steps of a block if these are more.
         workdir: keeps the two runs in WORKDIR/whole and WORKDIR/killed; None removes them.
         log: called with each line of progress.
-
-    Returns:
-        The verdict.
-
-    Raises:
-        UserError: the run is too short, or a process of it failed.
     """
     experiment, rule = program.experiment, program.block_rule
     if experiment.steps < 2:
@@ -210,11 +175,11 @@ def verify(
             f"{experiment.steps}."
         )
     half = min(half or max(10, rule.steps), experiment.steps // 2)
-    # A larger log_every would not make the blocks longer, and write no row.
+    # A larger log_every would only leave out rows: the blocks end at saves anyway.
     every = {"log_every": min(experiment.log_every, half), "save_every": half, "eval_every": half}
     sets = [f"--set={name}={value}" for name, value in every.items()]
     kept = [name for name in experiment.writers if name not in writers.LOGGERS]
-    if len(kept) < len(experiment.writers):  # its runs are none for a logger
+    if len(kept) < len(experiment.writers):  # loggers shall not list these two runs
         sets.append(f"--set=writers=[{', '.join(kept)}]")
     command = [sys.executable, "-m", "trainer", "train", *config_options, *sets, "--trace_blocks"]
     command += [f"--until={2 * half}"]
@@ -224,7 +189,7 @@ def verify(
             f"Runs {2 * half} single steps; and in blocks of at most {rule.steps} "
             f"({rule.form}): {half} steps, a kill, and {half} more steps."
         )
-        # The undisturbed run goes on in parallel, which changes its times but not its bits.
+        # The undisturbed run is computed in parallel, which changes its times but not its bits.
         with _Trainer([*command, "--set=steps_per_call=1"], whole) as undisturbed:
             with _Trainer([*command, f"--kill_after={half}"], killed) as first:
                 first.wait(-signal.SIGKILL)
@@ -274,7 +239,7 @@ def _compare(whole: Path, killed: Path, half: int) -> Verdict:
 
 
 def _first_metric(whole: Path, killed: Path) -> Difference | None:
-    """Returns the first row of metrics.jsonl in which two runs differ, except for speeds."""
+    """Returns the first difference in metrics.jsonl of two runs, except for timings."""
     rows = [_rows(folder) for folder in (whole, killed)]
     for step in sorted({*rows[0], *rows[1]}):
         one, two = (side.get(step, {}) for side in rows)
@@ -285,7 +250,7 @@ def _first_metric(whole: Path, killed: Path) -> Difference | None:
 
 
 def _rows(folder: Path) -> dict[int, dict[str, str]]:
-    """Returns step -> name -> text of the value, so that two NaNs are equal."""
+    """Returns step -> name -> text of the value; as texts, two NaNs are equal."""
     return {
         row["step"]: {
             name: "NaN" if isinstance(x, float) and math.isnan(x) else repr(x)
@@ -319,7 +284,7 @@ class _Trainer:
             [*command, f"--workdir={workdir}"],
             stdout=self._log,
             stderr=subprocess.STDOUT,
-            # A package of --vocabulary may have been found by a path that only this process has.
+            # A package of --vocabulary may be on a path that only this process has.
             env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
         )
         self.output = ""

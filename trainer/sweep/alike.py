@@ -15,7 +15,7 @@ class UnlikeLoss(NamedTuple):
     Attributes:
         path: the argument that differs.
         text: a sentence.
-        values: arm -> the value, if that is not searched.
+        values: arm -> the value; empty if the argument is searched.
     """
 
     path: str
@@ -26,9 +26,8 @@ class UnlikeLoss(NamedTuple):
 def unlike_loss(trees: Mapping[str, Call], searched: Collection[str]) -> UnlikeLoss | None:
     """Returns why the losses of arms cannot be compared; None if all are one function.
 
-    Args:
-        trees: arm -> its config, with its defaults.
-        searched: the config paths in which the trials of an arm differ.
+    `trees` are the configs of the arms with their defaults; `searched` has the config paths in
+    which the trials of an arm differ.
     """
     which = "both" if len(trees) == 2 else "all of them"
     named = f"name a metric that {which} compute, such as {_common_metric(trees)}"
@@ -52,7 +51,7 @@ def unlike_loss(trees: Mapping[str, Call], searched: Collection[str]) -> UnlikeL
 
 
 def _common_metric(trees: Mapping[str, Call]) -> str:
-    """Returns the first metric that all arms compute; "accuracy" for an example if none is."""
+    """Returns the first metric that all arms compute; "accuracy" as an example if there is none."""
     of_arms = [tree.kwargs.get("metrics") for tree in trees.values()]
     names = [list(child_trees(metrics)) if metrics else [] for metrics in of_arms]
     common = [name for name in names[0] if all(name in each for each in names)] if names else []
@@ -60,15 +59,10 @@ def _common_metric(trees: Mapping[str, Call]) -> str:
 
 
 def unlike(found: Mapping[str, Mapping[str, str]]) -> dict[str, dict[str, str]]:
-    """Returns the arguments in which arms differ.
+    """Returns the arguments in which arms differ: path -> arm -> the value, from `arguments`.
 
-    Where two arms call different functions, their arguments are left out.
-
-    Args:
-        found: arm -> path -> the value as text, from `arguments`.
-
-    Returns:
-        Path -> arm -> the value; "absent" where the arm has no such argument.
+    The value is "absent" where the arm has no such argument. Where two arms call different
+    functions, their arguments are left out.
     """
     paths = dict.fromkeys(path for each in found.values() for path in each)
     different: dict[str, dict[str, str]] = {}
@@ -81,12 +75,7 @@ def unlike(found: Mapping[str, Mapping[str, str]]) -> dict[str, dict[str, str]]:
 
 
 def arguments(tree: Tree, path: str) -> Iterator[tuple[str, str]]:
-    """Yields the path and the value of each argument, and the function of each call.
-
-    Args:
-        tree: a part of a config.
-        path: its path.
-    """
+    """Yields the path and value of each argument below `path`, and the function of each call."""
     if isinstance(tree, Call):
         yield path, tree.name
     children: Mapping[str, Tree] = child_trees(tree)
@@ -97,11 +86,7 @@ def arguments(tree: Tree, path: str) -> Iterator[tuple[str, str]]:
 
 
 def values_text(values: Mapping[str, str]) -> str:
-    """Returns values with the arms that have them: "64 (muon) and 128 (adamw, sgd)".
-
-    Args:
-        values: arm -> the value.
-    """
+    """Returns values with the arms that have them: "64 (muon) and 128 (adamw, sgd)"."""
     arms: dict[str, list[str]] = {}
     for arm, value in values.items():
         arms.setdefault(value, []).append(arm)

@@ -1,8 +1,8 @@
 """The user's code that a sweep runs with: changed code is refused, or noted in the ledger.
 
-The ledger has the hash of each file of the `--vocabulary` packages that a process of the sweep has
-imported, from the planning on. A file that no process had imported before is added; one that
-differs is refused, unless the user allows it.
+Since the planning, the ledger has the hash of each file of the `--vocabulary` packages that a
+process of the sweep has imported. A file that no process had imported before is added; one that
+differs is refused, unless the user allows it with `--allow_changed=code`.
 """
 
 import contextlib
@@ -24,7 +24,7 @@ _SHOWN = 4
 
 
 class CodeChanged(UserError):
-    """Raised if a process would compute trials of a sweep with other code than the ones before."""
+    """Raised if a process would compute trials with other code than the trials before."""
 
 
 class CodeChange(NamedTuple):
@@ -32,7 +32,7 @@ class CodeChange(NamedTuple):
 
     Attributes:
         files: file -> its hash from then on.
-        after: how many trials had ended.
+        after: how many trials had ended before it.
     """
 
     files: Mapping[str, str]
@@ -42,12 +42,7 @@ class CodeChange(NamedTuple):
 def import_code(configs: Iterable[Config], vocabulary: Sequence[str]) -> None:
     """Imports the modules of the user's packages that configs name, without building anything.
 
-    Args:
-        configs: of arms.
-        vocabulary: the user's packages.
-
-    Raises:
-        ConfigError: a package or a module cannot be imported, or does not have a function.
+    Raises ConfigError if a package or a module cannot be imported, or does not have a function.
     """
     known = Vocabulary(vocabulary)
     for config in configs:
@@ -66,22 +61,11 @@ def _names(tree: Tree) -> Iterator[str]:
 def check_code(
     folder: Path, ledger: Recorder, found: Mapping[str, str], allowed: Sequence[str]
 ) -> dict[str, str]:
-    """Refuses code that differs from that with which the sweep ran before.
+    """Returns the old hashes of files that differ from the code with which the sweep ran before.
 
+    Raises CodeChanged if there are any, unless `allowed` has "code"; OSError if the ledger cannot
+    be read. `found` is the code of this process, file -> hash, from `trainer.workdir.code.hashes`.
     Files that only one of the two has are not compared: a process may not have imported them.
-
-    Args:
-        folder: of the sweep.
-        ledger: of the sweep.
-        found: the code of this process, file -> hash, as `trainer.workdir.code.hashes` returns it.
-        allowed: what may differ: "code" or nothing.
-
-    Returns:
-        The hashes before of the files that differ.
-
-    Raises:
-        CodeChanged: a file differs, and that is not allowed.
-        OSError: the ledger cannot be read.
     """
     known = ledger.code()
     changed = {x: known[x] for x, hash in found.items() if x in known and known[x].hash != hash}
@@ -102,15 +86,9 @@ def check_code(
 
 
 def refuse_changed_code(folder: Path, found: Mapping[str, str], allowed: Sequence[str]) -> None:
-    """Refuses changed code before anything is done in the folder of a sweep.
+    """Raises UserError for changed code before anything is done in the folder of a sweep.
 
-    Args:
-        folder: of the sweep.
-        found: the code of this process, file -> hash.
-        allowed: what may differ: "code" or nothing.
-
-    Raises:
-        UserError: a file differs, and that is not allowed; or the ledger cannot be read.
+    It does so as well if the ledger cannot be read. For the arguments, see `check_code`.
     """
     try:
         check_code(folder, Recorder(folder), found, allowed)
@@ -126,20 +104,9 @@ def _since(after: int) -> str:
 def note_code(
     folder: Path, ledger: Recorder, found: Mapping[str, str], allowed: Sequence[str]
 ) -> list[str]:
-    """Adds the code of this process to the ledger, as far as it is new; the sweep must be locked.
+    """Adds new code of this process to the ledger, and returns the files that were changed.
 
-    Args:
-        folder: of the sweep.
-        ledger: of the sweep.
-        found: the code of this process, file -> hash.
-        allowed: what may differ: "code" or nothing.
-
-    Returns:
-        The files that differ from those with which the sweep ran before.
-
-    Raises:
-        CodeChanged: a file differs, and that is not allowed.
-        OSError: the ledger cannot be read or written.
+    The sweep must be locked. For arguments and exceptions, see `check_code`.
     """
     changed = check_code(folder, ledger, found, allowed)
     known = ledger.code()
@@ -150,11 +117,7 @@ def note_code(
 
 
 def changes_in(ledger: Ledger | None) -> Iterator[CodeChange]:
-    """Yields the changes of the code that a ledger has, in order.
-
-    Args:
-        ledger: of a sweep; None if it has none.
-    """
+    """Yields the allowed changes of the code from a ledger, in order; none without a ledger."""
     ended = set[str]()
     for entry in () if ledger is None else ledger.entries:
         content: Mapping[str, Any] = entry.content
@@ -166,11 +129,7 @@ def changes_in(ledger: Ledger | None) -> Iterator[CodeChange]:
 
 
 def versions_in(ledger: Ledger | None) -> dict[str, tuple[str, ...]]:
-    """Returns the hashes that each file of the code had, in order.
-
-    Args:
-        ledger: of a sweep; None if it has none.
-    """
+    """Returns file -> the hashes that it had, in order; empty without a ledger."""
     found: dict[str, tuple[str, ...]] = {}
     for entry in () if ledger is None else ledger.of("code"):
         for name, hash in entry.content["code"].items():
@@ -179,11 +138,7 @@ def versions_in(ledger: Ledger | None) -> dict[str, tuple[str, ...]]:
 
 
 def code_of(trial: Path) -> Mapping[str, str]:
-    """Returns the code with which a trial ran, file -> hash; empty if that is not known.
-
-    Args:
-        trial: its folder.
-    """
+    """Returns the code with which a trial ran, file -> hash; empty if that is not known."""
     with contextlib.suppress(DamagedFile, OSError):
         record = read_record(trial / "run.json") or {"fingerprint": {}}
         return record["fingerprint"].get("code", {})
@@ -192,9 +147,6 @@ def code_of(trial: Path) -> Mapping[str, str]:
 
 def sentences(changes: Sequence[CodeChange]) -> list[str]:
     """Returns a sentence about each change.
-
-    Args:
-        changes: of the code of a sweep.
 
     Example:
         >>> sentences([CodeChange({"lab/nets.py": "0f"}, 12)])

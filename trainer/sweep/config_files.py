@@ -1,7 +1,7 @@
 """Writes the config.yaml and config_full.yaml of trials, which differ in few values.
 
-To write such a file anew takes 1 to 4 ms. The trials of an arm whose points are plain numbers and
-words have the same lines but for these values, which are replaced here.
+Writing such a file anew takes 1 to 4 ms. If the values of a trial are plain numbers and words, they
+are put into a template instead, which the trials of an arm share.
 """
 
 import re
@@ -25,45 +25,29 @@ _FILES: dict[str, Callable[[Config, Sequence[str]], str]] = {
 
 
 class ConfigFiles:
-    """Writes the files of trials.
-
-    Args:
-        vocabulary: further packages whose public functions the configs may name.
-    """
+    """Writes the files of trials."""
 
     def __init__(self, vocabulary: Sequence[str] = ()):
         self._vocabulary = vocabulary
         self._templates: dict[tuple[str, ...], _Template] = {}  # by arm and paths
 
     def write(self, trial: Trial, folder: Path) -> None:
-        """Writes the files of a trial.
-
-        Args:
-            trial: the trial.
-            folder: the folder for them.
-
-        Raises:
-            OSError: the disk cannot be written.
-        """
+        """Writes the files of a trial into `folder`."""
         for name, text in self.texts(trial).items():
             (folder / name).write_text(text, encoding="utf-8")
 
     def texts(self, trial: Trial) -> dict[str, str]:
-        """Returns the content of a trial's files by their names.
-
-        Args:
-            trial: the trial.
-        """
+        """Returns the content of a trial's files by their names."""
         values = {**trial.values, "seed": trial.seed}
         if not all(map(_is_plain, values.values())):
             return {name: text(trial.config, self._vocabulary) for name, text in _FILES.items()}
         key = (trial.arm, *values)
         template = self._templates.get(key)
-        if template is None or template.base is not trial.base:  # an extension reads it again
+        if template is None or template.base is not trial.base:  # read again after an extension
             template = self._templates[key] = self._template(trial.base, list(values))
         plain = [scalar_text(value) for value in values.values()]
         return {
-            # Texts and numbers of values alternate.
+            # Parts with an odd index are indices of `plain`.
             name: "".join(
                 plain[int(part)] if index % 2 else part for index, part in enumerate(parts)
             )

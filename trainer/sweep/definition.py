@@ -1,4 +1,7 @@
-"""The file of a sweep: what it says, and how it is read, with the configs of its arms."""
+"""The file of a sweep: what it says, and how it is read, with the configs of its arms.
+
+Start with the fields of `Sweep`, then read `read_sweep`.
+"""
 
 import math
 import os
@@ -19,19 +22,15 @@ from trainer.writers.lines import PREFIXES
 _ARM = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 _MOST_SEEDS = 10_000
 _FEWEST_SEARCHES, _MOST_SEARCHES = 3, 1_000
-# A file name has at most 255 bytes. Files and folders are named after arms, and what is added to a
-# name, for temporary files too, is shorter than the rest.
+# A file name has at most 255 bytes. Files and folders are named after arms; the other 55 are for
+# what is added to a name, also for temporary files.
 _LONGEST_NAME = 200
 # What an argument must be a call of, if it is not the function of the same name.
 _KINDS = {"method": "a function of method, such as method.grid", "arms": "arm"}
 
 
 def _check_space(space: Mapping[str, Space] | None) -> None:
-    """Raises ValueError for a space without paths, or an entry that is not a space.
-
-    Args:
-        space: the space of an arm; None if it has none.
-    """
+    """Raises ValueError for a space without paths, or an entry that is not a space."""
     if space is not None and not space:
         raise ValueError(
             "space is empty: give it a path and its values, or remove it for an arm of a single"
@@ -45,27 +44,18 @@ def _check_space(space: Mapping[str, Space] | None) -> None:
 def _check_kind(name: str, value: Any, *kinds: type) -> None:
     """Raises ValueError for an object of another class, which a call may have returned."""
     if value is not None and not isinstance(value, kinds):
-        # Without the object, whose fields would be taken for the places of the mistake.
+        # The text leaves the object out: its fields would be taken for places of the mistake.
         raise ValueError(f"{name} must be a call of {_KINDS.get(name, name)}.")
 
 
 def _check_trials(trials: int | None) -> None:
-    """Raises ValueError for a number of trials below 1.
-
-    Args:
-        trials: the number; None passes.
-    """
+    """Raises ValueError for a number of trials below 1."""
     if trials is not None and trials < 1:
         raise ValueError(f"trials is {trials}, but an arm has at least one trial.")
 
 
 def _check_searches(searches: int | None, final: "Final | None") -> None:
-    """Raises ValueError for a number of searches from which nothing can be said.
-
-    Args:
-        searches: the number; None passes.
-        final: the final runs of the sweep.
-    """
+    """Raises ValueError for a number of searches over which arms cannot be compared."""
     if searches in (None, 1):
         return
     if not _FEWEST_SEARCHES <= searches <= _MOST_SEARCHES:
@@ -81,11 +71,7 @@ def _check_searches(searches: int | None, final: "Final | None") -> None:
 
 
 def _check_seeds(seeds: int | Sequence[int]) -> None:
-    """Raises ValueError for a number of seeds out of its range, or a list that repeats one.
-
-    Args:
-        seeds: the number of seeds, or the seeds.
-    """
+    """Raises ValueError for a number of seeds out of its range, or a list that repeats one."""
     if isinstance(seeds, int):
         if not 1 <= seeds <= _MOST_SEEDS:
             raise ValueError(f"seeds is {seeds}, but must be at least 1 and at most {_MOST_SEEDS}.")
@@ -306,7 +292,7 @@ class ArmConfig:
         paths: path or selector of the space -> the paths of `config` that it sets.
         places: path or selector of the space -> the path of its space in the config of the sweep.
         method: how the trials are chosen.
-        trials: the number of trials that the file asks for, if it does.
+        trials: the number of trials that the file asks for; None if it does not.
         at: the path of the arm in the config of the sweep; "" is its root.
         sweep: the config of the sweep.
     """
@@ -334,11 +320,9 @@ class ArmConfig:
         return found
 
     def source(self, *names: str) -> Source:
-        """Returns the place of an argument of the arm, or of the arm itself.
+        """Returns the place of the first argument that the file has, or else of the arm itself.
 
-        Args:
-            names: arguments, of which the first that the file has counts: in the arm, or else at
-                the root.
+        All `names` are looked for in the arm first, and then at the root.
         """
         places = [*(join(self.at, name) for name in names), *names]
         found = [place for place in places if place in self.sweep.sources]
@@ -346,12 +330,7 @@ class ArmConfig:
         return source or self.sweep.sources[""]
 
     def source_of(self, path: str, value: Tree) -> Source:
-        """Returns the place of a value of the space.
-
-        Args:
-            path: the path of `config` that is set.
-            value: the value.
-        """
+        """Returns the place of a value of the space, which is for `path` of `config`."""
         key = next(key for key, paths in self.paths.items() if path in paths)
         place = self.places[key]
         tree = self.sweep.at(place)
@@ -360,7 +339,7 @@ class ArmConfig:
         return self.sweep.sources[self._listed_at(tree, place, key, value) or place]
 
     def _listed_at(self, tree: Tree, place: str, key: str, value: Tree) -> str | None:
-        """Returns where a list has a value; the trials of method.explicit are dicts, or lists."""
+        """Returns the path of a value in a list; method.explicit lists dicts, or lists of dicts."""
         for index, each in enumerate(tree if isinstance(tree, list) else ()):
             at = join(place, index)
             if self.space.get(key) is None and isinstance(each, list):
@@ -391,14 +370,9 @@ def read_sweep(
 ) -> Definition:
     """Builds a sweep and reads the configs of its arms.
 
-    Args:
-        config: the config of the sweep, from `trainer.config.load` with the language `SWEEP`.
-        vocabulary: further packages whose public functions the configs may name.
-        search_paths: folders for files that are not found otherwise.
-
-    Raises:
-        ConfigError: the file has a mistake, a config of an arm cannot be read, or an arm does not
-            have a path.
+    `config` is from `trainer.config.load` with the language `SWEEP`; `search_paths` are folders for
+    files that are not found otherwise. Raises ConfigError if the file has a mistake, a config of an
+    arm cannot be read, or an arm does not have a path.
 
     Example:
         >>> from trainer.config.vocabulary import SWEEP
@@ -503,7 +477,7 @@ class _Reader:
         return found
 
     def _places(self, space: Mapping[str, Space], method: Method, at: str) -> dict[str, str]:
-        """Returns where the file of the sweep has the values of each path or selector."""
+        """Returns the path in the sweep's config that has the values of each path or selector."""
         places: dict[str, str] = {}
         for key, each in space.items():
             entry = join(join(at, "space"), key)

@@ -11,12 +11,7 @@ from trainer.sweep.stored_plan import StoredPlan
 
 
 def differences(stored: StoredPlan, plan: SweepPlan) -> list[str]:
-    """Lists how a plan differs from that in a folder, one line for each kind of difference.
-
-    Args:
-        stored: the plan in the folder.
-        plan: the other plan.
-    """
+    """Lists how a plan differs from that in a folder, one line for each kind of difference."""
     old, new = stored.revisions[-1], plan.content()
     configs = {arm.name: arm.config for arm in plan.definition.arms}
     lines = []
@@ -38,7 +33,7 @@ def differences(stored: StoredPlan, plan: SweepPlan) -> list[str]:
 
 
 def _of_the_rule(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-    """Lists differences in what a plan has only where it is not the default."""
+    """Lists differences in entries that a plan has only where they are not the default."""
     searches = [len(each.get("offsets", [0])) for each in (old, new)]
     lines = [f"searches: {searches[0]} -> {searches[1]}"] if searches[0] != searches[1] else []
     for key, usual in (("looks", "planned"), ("skewed", False), ("per_example", True)):
@@ -49,13 +44,7 @@ def _of_the_rule(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
 
 
 def config_line(name: str, old: Config, new: Config) -> list[str]:
-    """Returns a line about how the config of an arm differs, or none if it does not.
-
-    Args:
-        name: the name of the arm.
-        old: its config.
-        new: its other config.
-    """
+    """Returns a line about how the config of an arm differs, or none if it does not."""
     changed = diff(old.root, new.root)
     more = f", and {len(changed) - 1} more" if len(changed) > 1 else ""
     return [f"config of {name}: {changed[0]}{more}"] if changed else []
@@ -83,14 +72,9 @@ _OF_A_REVISION = (
 
 
 def revised(before: Mapping[str, Any], revision: Mapping[str, Any]) -> list[str]:
-    """Lists what a revision of a plan changed beside the trials that it added.
+    """Lists what a revision changed besides adding trials, such as "seeds: 0 -> 0, 1".
 
-    Args:
-        before: the revision before it, as plan.json has it.
-        revision: the revision.
-
-    Returns:
-        Lines such as "seeds: 0 -> 0, 1".
+    `before` is the revision before it, as plan.json has it.
     """
     return [
         f"{what}: {shown(before[key])} -> {shown(revision[key])}"
@@ -100,11 +84,7 @@ def revised(before: Mapping[str, Any], revision: Mapping[str, Any]) -> list[str]
 
 
 def shown(value: Any) -> str:
-    """Returns a part of a plan as a short text.
-
-    Args:
-        value: what JSON can have.
-    """
+    """Returns a part of a plan, as JSON has it, as a short text."""
     if isinstance(value, Mapping):
         return listing([f"{key} {shown(each)}" for key, each in value.items()], 4) or "(none)"
     if isinstance(value, list):

@@ -11,8 +11,7 @@ from trainer.config import Call, Source, Tree, dump
 def canonical(content: Any) -> str:
     """Returns JSON in ASCII on one line; equal contents in equal order have equal texts.
 
-    Args:
-        content: what JSON can have, without NaN and infinities.
+    The content must not have NaN or infinities.
     """
     return json.dumps(content, separators=(",", ":"), allow_nan=False)
 
@@ -20,8 +19,7 @@ def canonical(content: Any) -> str:
 def encoded(values: Mapping[str, Tree]) -> dict[str, Any]:
     """Returns the values of a trial as JSON can have them.
 
-    Args:
-        values: path -> value. Lists, dicts, calls and infinities become {"yaml": text}.
+    Lists, dicts, calls, NaN and infinities become {"yaml": text}.
     """
     return {path: _encoded(value) for path, value in values.items()}
 
@@ -40,14 +38,10 @@ class Decoder:
         self._trees: dict[str, Tree] = {}
 
     def values(self, content: Mapping[str, Any]) -> dict[str, Tree]:
-        """Returns the values of a trial.
+        """Returns the values of a trial from what `encoded` returned.
 
-        Args:
-            content: as `encoded` returns it.
-
-        Raises:
-            ConfigError: a text is not YAML, or has something that a config cannot contain.
-            KeyError, TypeError: the content has another form.
+        Raises ConfigError if a text is not YAML, or has something that a config cannot contain;
+        KeyError or TypeError if the content has another form.
         """
         return {
             path: self._tree(value["yaml"]) if isinstance(value, dict) else value

@@ -1,7 +1,7 @@
 """Checks that the results of a sweep are those that were computed; imports no jax.
 
-The files are held against the ledger, the summary of each trial against its rows, and final.json
-against the seeds of the plan and the ranking of the trials.
+The files are compared with the ledger, the summary of each trial with its rows, and final.json with
+the seeds of the plan and the ranking of the trials. Start with `examine`.
 """
 
 import contextlib
@@ -26,7 +26,7 @@ from trainer.writers import iterate_metrics
 from trainer.writers.json_files import DamagedFile
 from trainer.writers.summary import SUMMARY_FILE, Summary, read_outcome
 
-_LOOKS = 3  # at a sweep whose workers append to the ledger meanwhile
+_LOOKS = 3  # checks at most, while workers append to the ledger
 _SAME = 1e-9  # relative
 
 
@@ -50,10 +50,10 @@ class Evidence:
     Attributes:
         faults: the files that disagree.
         results: how many trials have a result.
-        files: how many files were held against the ledger.
+        files: how many files were compared with the ledger.
         head: the last hash of the ledger; "" if there is none.
-        found: how many results were there when the ledger began.
-        changes: of the user's code, which were allowed.
+        found: how many results there were when the ledger was begun.
+        changes: the changes of the user's code, which were allowed.
         code: file of the user's code -> the hashes that it had, in order.
     """
 
@@ -71,14 +71,9 @@ def examine(
 ) -> Evidence:
     """Checks the results of a sweep, also while it is computed.
 
-    Args:
-        folder: of the sweep.
-        outcomes: folder of a trial -> its outcome, if they are known; None to read them.
-        thorough: whether to read the rows also of trials whose files the ledger has.
-
-    Raises:
-        UserError: the folder is not that of a sweep.
-        OSError: the disk cannot be read.
+    `outcomes` is folder of a trial -> its outcome; None to read them. `thorough` reads the rows
+    also of trials whose files the ledger has. Raises UserError if the folder is not that of a
+    sweep.
     """
     for _ in range(_LOOKS):
         before = _size(folder)
@@ -95,13 +90,13 @@ def _size(folder: Path) -> int:
 
 
 class _Examination:
-    """One look at all files of a sweep."""
+    """One check of all files of a sweep."""
 
     def __init__(self, folder: Path, outcomes: Mapping[str, Summary] | None, thorough: bool):
         self._folder, self._thorough = folder, thorough
         self._faults: list[Fault] = []
         self._plan = self._read_plan()
-        # Waves first: of those that end meanwhile, the ledger has the trials.
+        # Waves are read before the ledger, which has the trials of those that end meanwhile.
         self._waved = set(_trials_of_waves(folder))
         self._results = sorted(results_in(folder))
         self._outcomes = outcomes
@@ -117,7 +112,7 @@ class _Examination:
             return None
 
     def evidence(self) -> Evidence:
-        """Returns what the look found."""
+        """Returns what the check found."""
         files, recorded = 0, set[str]()
         ledger = self._ledger
         if ledger is not None and self._check_ledger(ledger):
@@ -174,13 +169,13 @@ class _Examination:
         return True
 
     def _check_files(self, ledger: Ledger) -> tuple[set[str], int]:
-        """Holds files against the ledger; returns the trials that it has, and how many files."""
+        """Compares files with the ledger; returns the trials that it has, and how many files."""
         trials: dict[str, Mapping[str, str]] = {}
         files: dict[str, str] = {}
         for entry in ledger.entries:
             if entry.event == "trial":
                 trials[entry.content["trial"]] = entry.content["files"]
-            elif entry.event != "code":  # whose files are not in the folder
+            elif entry.event != "code":  # the user's code is not in the folder
                 files |= entry.content["files"]
         wanted = {f"{name}/{file}": x for name, of in trials.items() for file, x in of.items()}
         gone = {name for name in trials if not (self._folder / name).exists()}
@@ -199,7 +194,7 @@ class _Examination:
         return set(trials), len(wanted) + len(files)
 
     def _check_code(self, ledger: Ledger) -> None:
-        """Checks that the ledger has the code of each trial, since it has any."""
+        """Checks that the ledger has the code of each trial after its first line about code."""
         versions, begun = versions_in(ledger), False
         for entry in ledger.entries:
             begun |= entry.event == "code"
@@ -259,7 +254,7 @@ def _trials_of_waves(folder: Path) -> Iterator[str]:
 
 
 def _unlike_rows(trial: Path, outcome: Summary) -> Iterator[str]:
-    """Yields the names of what the summary of a trial has otherwise than its rows."""
+    """Yields the names of values in which the summary of a trial differs from its rows."""
     newest: dict[str, float] = {}
     finite: dict[str, list[float]] = {name: [] for name in outcome.best}
     for row in iterate_metrics(trial):
@@ -287,11 +282,7 @@ def _same(one: float | None, other: float) -> bool:
 
 
 def report_of(evidence: Evidence) -> list[str]:
-    """Returns the lines that `sweep check` prints.
-
-    Args:
-        evidence: what the check found.
-    """
+    """Returns the lines that `sweep check` prints."""
     if evidence.faults:
         return [f"{fault.file}: {fault.why}." for fault in evidence.faults]
     results = f"{evidence.results:,} results"

@@ -1,7 +1,8 @@
 """Adds to the plan in the folder of a sweep: trials, seeds, arms, final seeds, or a wider space.
 
-What was planned before stays as it is, so that its results stay valid. The trials that are new
-become a revision of plan.json, which also records which results were known when it was written.
+What was planned before stays as it is, so that its results stay valid. The new trials become a
+revision of plan.json, which also records which results were known when it was written. Start with
+`make_extension`.
 """
 
 import itertools
@@ -63,25 +64,13 @@ def write_extension(
     code: Mapping[str, str] | None = None,
     allow_changed: Sequence[str] = (),
 ) -> tuple[StoredPlan, dict[str, Any]]:
-    """Adds a revision to the plan in a folder.
+    """Adds a revision to the plan in a folder; returns the plan before, and the revision.
 
-    The file of the sweep is written to sweep.N.yaml, where N is the number of the revision.
-
-    Args:
-        folder: the folder of the sweep.
-        plan: the plan of the file with what is new.
-        programs: its programs.
-        vocabulary: further packages whose public functions the configs may name.
-        locks: what keeps others from the folder meanwhile; see `Presence`.
-        code: the user's code that planned it, file -> hash.
-        allow_changed: what may differ from the processes before: "code" or nothing.
-
-    Returns:
-        The plan before, and the revision; see `make_extension`.
-
-    Raises:
-        UserError: as `make_extension` raises it, or the code was changed, or the folder cannot be
-            written, or another process extended the sweep meanwhile.
+    The file of the sweep is written to sweep.N.yaml, where N is the number of the revision. `plan`
+    and `programs` are those of the file with what is new; `locks` is as for `Presence`; `code` is
+    the user's code that planned it, file -> hash; `allow_changed` is what may differ from the
+    processes before: "code" or nothing. Raises UserError as `make_extension` does, and if the code
+    was changed, the folder cannot be written, or another process extended the sweep meanwhile.
     """
     folder = folder.absolute()
     read_plan(folder)  # before the lock, which would create the folder
@@ -103,7 +92,7 @@ def write_extension(
 
 
 def _check_not_extended(folder: Path, stored: StoredPlan) -> None:
-    """Checks that the others have kept out: they do not if they took this process for dead."""
+    """Raises UserError if another process extended the sweep, because it took this one for dead."""
     if read_plan(folder).digest != stored.digest:
         raise UserError(
             f"The sweep in {folder} was extended by another process just now. Nothing was added:"
@@ -120,25 +109,15 @@ def make_extension(
 ) -> dict[str, Any]:
     """Returns the revision with which a file extends the plan in a folder.
 
-    A grid or a list of trials adds the points that the arm does not have yet. Of other methods,
-    number n is the n-th point of the space that the file has now, and the earlier numbers stay
-    points of the space that it had.
+    `plan` and `programs` are those of the file. A grid or a list of trials adds the points that the
+    arm does not have yet. With other methods, new trial n is the n-th point of the space that the
+    file has now, and earlier trials stay points of the space that it had.
 
-    Args:
-        folder: the folder of the sweep.
-        stored: its plan.
-        plan: the plan of the file with what is new.
-        programs: its programs.
-        vocabulary: further packages whose public functions the configs may name.
-
-    Returns:
-        What plan.json has of a revision: all arms, seeds and the goal as they are now; the new
-        trials and their programs; "known", the trials that have results and whether final.json
-        exists; "follows", the digest of the revision before.
-
-    Raises:
-        UserError: the file changes or removes what was planned, or adds nothing.
-        ConfigError: the arms have unequal budgets with the new trials.
+    A revision is a part of plan.json: all arms, seeds and the goal as they are now; the new trials
+    and their programs; "known", the trials that have results and whether final.json exists;
+    "follows", the digest of the revision before. Raises UserError if the file changes or removes
+    what was planned, or adds nothing; ConfigError if the arms have unequal budgets with the new
+    trials.
     """
     changed = _changes(stored, plan)
     points: dict[Point, list[_Point]] = {}
@@ -198,7 +177,7 @@ def _points(trials: Sequence[Trial]) -> list[_Point]:
 
 
 def _changes(stored: StoredPlan, plan: SweepPlan) -> list[str]:
-    """Lists what a file changes that must stay, except for points."""
+    """Lists what a file changes that must stay as it is, except for points."""
     configs = {arm.name: arm.config for arm in plan.definition.arms}
     lines = []
     for name, config in stored.arms.items():
@@ -271,7 +250,7 @@ def _programs(
     added: Sequence[tuple[Trial, Mapping[str, Any]]],
 ) -> list[dict[str, Any]]:
     """Groups new trials by their programs, in the order of the trials."""
-    # Seeds are no part of a program, so that a point has one.
+    # A program does not depend on the seed: a point has one program for all seeds.
     of_file = {
         (trial.arm, _key(encoded(trial.values))): group
         for group in programs.groups
@@ -281,7 +260,7 @@ def _programs(
     entries: dict[int, dict[str, Any]] = {}
     for trial, values in added:
         program = of_file.get((trial.arm, _key(values)))
-        if program is None:  # of a space that the file no longer has
+        if program is None:  # the point is of a space that the file no longer has
             seed = seed_of_search(stored.seeds[0], stored.offsets[trial.search])
             program = of_name[replace(trial, seed=seed).name]
         entry = entries.setdefault(id(program), program_entry(program, []))
@@ -308,7 +287,7 @@ def _check_budgets(
 
 
 def _finished(folder: Path, names: set[str]) -> list[str]:
-    """Returns the names of the trials that have a result, which is their folder."""
+    """Returns the names of the trials that have a result: their folders exist."""
     return sorted(names.intersection(x[len("trials/") :] for x in paths_below(folder, "trials", 3)))
 
 
@@ -317,14 +296,8 @@ def render_extension(
 ) -> str:
     """Formats a revision: the new trials, programs and what they cost, and what was known.
 
-    Args:
-        folder: the folder of the sweep.
-        stored: its plan before the revision.
-        revision: as `extension.make_extension` returns it.
-        power: sentences about the differences that the added units find.
-
-    Returns:
-        Lines of text; the last ends with a newline.
+    `stored` is the plan before the revision; `power` has sentences about the differences that the
+    added units find. The last line ends with a newline.
     """
     lines = [f"revision {stored.revision + 1} of the sweep in {folder}", ""]
     lines += [*_arms(stored, revision), ""]

@@ -1,4 +1,4 @@
-"""Whose fault an exception in a worker is: of the disk, the memory, another worker or a trial."""
+"""Says whether the disk, the memory, another worker or a trial caused an exception in a worker."""
 
 import os
 from pathlib import Path
@@ -17,9 +17,8 @@ from trainer.writers.json_files import DamagedFile
 def is_of_the_disk(error: BaseException) -> bool:
     """Returns whether files could not be read or written, which may work at a later start.
 
-    Args:
-        error: an exception; a UserError counts by the error of the system that it describes, unless
-            that says that something does not exist or is of another kind.
+    A UserError counts by the error of the system that caused it, unless that says that something
+    does not exist or is of another kind.
     """
     if isinstance(error, UserError) and not isinstance(error.__cause__, ABSENT):
         return isinstance(error.__cause__, OSError)
@@ -27,12 +26,7 @@ def is_of_the_disk(error: BaseException) -> bool:
 
 
 def damage_in(folder: Path, error: BaseException) -> str:
-    """Returns what is wrong with a file in a folder; "" if the error is another one.
-
-    Args:
-        folder: the folder.
-        error: an exception.
-    """
+    """Returns what is wrong with a file in `folder`; "" if the error has another cause."""
     if isinstance(error, DamagedFile) and error.file.is_relative_to(folder):
         return error.fault
     kinds = (IsADirectoryError, NotADirectoryError, FileExistsError)
@@ -42,29 +36,20 @@ def damage_in(folder: Path, error: BaseException) -> str:
 
 
 def is_of_the_memory(error: BaseException) -> bool:
-    """Returns whether trials do not fit into the memory of the host or of a device.
-
-    Args:
-        error: an exception.
-    """
+    """Returns whether trials do not fit into the memory of the host or of a device."""
     out_of = isinstance(error, jax.errors.JaxRuntimeError) and "RESOURCE_EXHAUSTED" in str(error)
     return out_of or isinstance(error, MemoryError)
 
 
 def is_of_another_worker(error: BaseException) -> bool:
-    """Returns whether another process has taken a wave over from this one.
-
-    Args:
-        error: an exception.
-    """
+    """Returns whether another process has taken a wave over from this one."""
     return isinstance(error, WorkdirTakenOver) or isinstance(error.__cause__, WorkdirTakenOver)
 
 
 def is_of_a_trial(error: BaseException) -> bool:
-    """Returns whether the code of a trial raised an exception: a data set, a hook, a metric.
+    """Returns whether the code of a trial, such as its data set, hook or metric, raised an error.
 
-    Args:
-        error: an exception that was raised in the turn of the trial.
+    The error is one that was raised while the trial was advanced.
     """
     of_others = (is_of_the_disk, is_of_the_memory, is_of_another_worker)
     others = isinstance(error, jax.errors.JaxRuntimeError | DamagedFile | DataChanged)

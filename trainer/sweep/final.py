@@ -31,7 +31,7 @@ class _Winner(TypedDict):
 class _Choice(TypedDict):
     revision: int
     seeds: list[int]
-    # Of each search; plans of earlier versions have one search, and no list.
+    # Arm -> the winner of each search; earlier versions have one search, and no list.
     winners: dict[str, list[_Winner | None] | _Winner | None]
 
 
@@ -51,16 +51,11 @@ class Choice:
 
 
 def rank(plan: StoredPlan, outcomes: Mapping[str, Summary | None]) -> dict[Point, dict[int, float]]:
-    """Computes by what the points of each search of an arm are compared.
+    """Returns arm and search -> number of a point -> the mean of the goal over its seeds.
 
-    Args:
-        plan: the plan of the sweep.
-        outcomes: folder of a trial -> its outcome; None or absent if there is none yet.
-
-    Returns:
-        Arm and search -> number of a point -> the mean of the goal over its seeds, the best point
-        first. Points that diverged or failed on any seed have infinity as the worst value, and come
-        last. Points without all of their results are left out.
+    The best point comes first. Points that diverged or failed on any seed have infinity as the
+    worst value, and come last. Points without all of their results are left out. `outcomes` is
+    folder of a trial -> its outcome; None or absent if there is none yet.
     """
     sign = 1 if plan.goal.better == "min" else -1
     values: dict[Point, dict[int, list[float | None]]] = {}
@@ -91,11 +86,8 @@ def choose_winners(
 ) -> None:
     """Writes final.json: the best point of each search of an arm, and the seeds of its runs.
 
-    Args:
-        folder: of the sweep.
-        plan: its plan, all of whose trials have results.
-        outcomes: folder of a trial -> its outcome.
-        record: takes the content of the file before it is written.
+    All trials of the plan have results. `record` takes the content of the file before it is
+    written.
     """
     text = json.dumps([*_read(folder), choice_of(plan, outcomes)], indent=1) + "\n"
     record(text.encode())
@@ -103,12 +95,7 @@ def choose_winners(
 
 
 def choice_of(plan: StoredPlan, outcomes: Mapping[str, Summary | None]) -> dict[str, Any]:
-    """Returns what final.json has of a revision of a plan.
-
-    Args:
-        plan: the plan, of that revision, all of whose trials have results.
-        outcomes: folder of a trial -> its outcome.
-    """
+    """Returns what final.json has of a revision of a plan, all of whose trials have results."""
     winners: dict[str, list[_Winner | None]] = {arm: [] for arm in plan.arms}
     for (arm, _), points in sorted(rank(plan, outcomes).items(), key=lambda item: item[0][1]):
         number, value = next(iter(points.items()))
@@ -121,13 +108,7 @@ def choice_of(plan: StoredPlan, outcomes: Mapping[str, Summary | None]) -> dict[
 def read_choices(folder: Path, plan: StoredPlan) -> list[Choice]:
     """Reads final.json: the winners of each revision whose trials were complete, in order.
 
-    Args:
-        folder: of the sweep.
-        plan: its plan.
-
-    Raises:
-        DamagedFile: final.json is damaged, or disagrees with the plan.
-        OSError: the disk cannot be read.
+    Raises DamagedFile if final.json is damaged, or disagrees with the plan.
     """
     file, points = folder / FINAL_FILE, {(t.arm, t.search, t.number) for t in plan.trials}
     choices = []
@@ -159,21 +140,14 @@ def wrong_choices(
 ) -> Iterator[str]:
     """Yields what in final.json differs from the ranking of the trials, as parts of sentences.
 
-    Args:
-        folder: of the sweep.
-        plan: its plan.
-        outcomes: folder of a trial -> its outcome.
-
-    Raises:
-        DamagedFile: final.json is damaged, or disagrees with the plan.
-        OSError: the disk cannot be read.
+    Raises DamagedFile as `read_choices` does.
     """
     read_choices(folder, plan)
     for each in _read(folder):
         revisions = plan.revisions[: each["revision"]]
         trials = plan.trials[: sum(len(revision["trials"]) for revision in revisions)]
         if any(outcomes.get(trial.folder) is None for trial in trials):
-            continue  # of which one was removed, to be computed again
+            continue  # one was removed, to be computed again
         arms = {arm: plan.arms[arm] for arm in revisions[-1]["arms"]}
         then = replace(plan, arms=arms, trials=trials, revision=each["revision"])
         for arm, best in choice_of(then, outcomes)["winners"].items():
@@ -199,18 +173,10 @@ def _shown(winner: _Winner | None) -> str:
 
 
 def final_trials(folder: Path, plan: StoredPlan) -> list[Trial] | None:
-    """Returns the final trials: the arms in their order, then the searches, then the seeds.
+    """Returns the final trials; None before the winners of the plan's revision are chosen.
 
-    Args:
-        folder: of the sweep.
-        plan: its plan.
-
-    Returns:
-        The trials; None if the search of the plan's revision is not complete.
-
-    Raises:
-        DamagedFile: final.json is damaged.
-        OSError: the disk cannot be read.
+    They are ordered by arm, then by search, then by seed. Raises DamagedFile as `read_choices`
+    does.
     """
     choices = read_choices(folder, plan)
     chosen = [n for n, each in enumerate(choices) if each.revision == plan.revision]
@@ -220,12 +186,8 @@ def final_trials(folder: Path, plan: StoredPlan) -> list[Trial] | None:
 def trials_of_choice(plan: StoredPlan, choices: Sequence[Choice]) -> list[Trial]:
     """Returns the final trials of the last one of some choices.
 
-    They are in `final/`; those of a winner that another one preceded, before an extension of the
-    sweep, are in `final.N/`, with the number of the revision.
-
-    Args:
-        plan: the plan of the sweep.
-        choices: the choice, after those before it.
+    They are in `final/`. If a search had another winner before an extension of the sweep, those of
+    its new winner are in `final.N/`, where N is the number of the revision.
     """
     first = {(t.arm, t.search, t.number): t for t in reversed(plan.trials)}
     trials = []

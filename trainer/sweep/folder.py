@@ -44,6 +44,7 @@ class Claim:
         path: waves/NAME, the folder of the wave.
         program: the index of its program in the plan.
         lock: the same file, open and locked.
+        presence: tells other processes that this one has the wave.
     """
 
     name: str
@@ -65,13 +66,8 @@ class Claim:
 class SweepFolder:
     """The folder of a sweep.
 
-    Args:
-        path: the folder.
-        presence: how this process keeps others from its waves; None for one that claims none.
-        log: takes a line for the user.
-
-    Raises:
-        UserError: the folder has no plan, or it is damaged.
+    `presence` keeps others from the waves of this process; None for a process that claims none.
+    Raises UserError if the folder has no plan, or it is damaged.
 
     Attributes:
         path: the folder.
@@ -149,17 +145,13 @@ class SweepFolder:
         return self._program_of[trial.name if not trial.final else self._tuning_name(trial)]
 
     def identity_of(self, trial: Trial) -> Callable[[], RunIdentity]:
-        """Returns a function that returns what loggers call a trial; it may read or write a file.
-
-        Args:
-            trial: the trial.
-        """
+        """Returns a function that returns what loggers call a trial; it may use a file."""
         return lambda: identity_of_trial(
             self.path, trial.folder, trial.arm, hparams(trial.config.root)
         )
 
     def _tuning_name(self, trial: Trial) -> str:
-        # A final trial differs from the winner in its seed only.
+        # A final trial differs from its winner in the seed only.
         seed = seed_of_search(self.plan.seeds[0], self.plan.offsets[trial.search])
         return f"{trial.arm}/{trial.point}/{seed}"
 
@@ -169,17 +161,10 @@ class SweepFolder:
         return sorted(x for x in files if x.suffix == ".json" and x != self.limits.path)
 
     def note_code(self, found: Mapping[str, str], allowed: Sequence[str]) -> list[str]:
-        """Adds the user's code that this process has imported to the ledger, as far as it is new.
+        """Adds new code of this process to the ledger; returns the files that were changed.
 
-        Args:
-            found: file -> its hash.
-            allowed: what may differ from before: "code" or nothing.
-
-        Returns:
-            The files that differ from those with which the sweep ran before.
-
-        Raises:
-            CodeChanged: a file differs, and that is not allowed.
+        `found` is file -> hash. Raises CodeChanged if a file differs from before, unless `allowed`
+        has "code".
         """
         with self.presence.exclusive():
             self.refresh()
@@ -191,16 +176,11 @@ class SweepFolder:
     def claim(self, workers: int, fits: Callable[[int], int]) -> Claim | None:
         """Takes a wave that nobody computes: one that a killed worker left, or a new one.
 
-        Args:
-            workers: how many workers share the trials, at least.
-            fits: index of a program -> how many of its trials fit into memory side by side.
-
-        Returns:
-            The wave; None if all trials are finished or in the waves of other workers.
-
-        Raises:
-            UserError: the winners cannot be chosen, because a result is damaged; the file system
-                has no locks, or does not show them to all machines.
+        `workers` is how many workers share the trials, at least. `fits` takes the index of a
+        program, and returns how many of its trials fit into memory side by side. Returns None if
+        all trials are finished or in the waves of other workers. Raises UserError if the winners
+        cannot be chosen, because a result is damaged, or if the file system has no locks, or does
+        not show them to all machines.
         """
         self._waves.mkdir(mode=0o700, exist_ok=True)
         self.presence.look()
@@ -259,7 +239,7 @@ class SweepFolder:
         left = [trial for name, trial in trials.items() if name not in taken]
         if not left:
             return None
-        # The arm of which the smallest share was begun, so that all arms advance together.
+        # Take the arm with the largest share of trials left, so that all arms advance together.
         phase = [trial for trial in trials.values() if trial.final == left[0].final]
         share = {
             arm: sum(trial.arm == arm for trial in left) / sum(trial.arm == arm for trial in phase)
@@ -302,13 +282,13 @@ class SweepFolder:
         """Locks a wave; returns None if another process has it, or nothing of it is left to do."""
         with contextlib.ExitStack() as stack:
             stream = stack.enter_context(_opened(file))
-            # A file without a name was removed meanwhile, by a worker that finished the wave.
+            # Without a link, the file was removed meanwhile, by a worker that finished the wave.
             taken = self.presence.take(file.stem, stream.fileno())
             if not (taken and os.fstat(stream.fileno()).st_nlink > 0):
                 return None
             known = self.trials()
-            # If all have results, a worker was killed before it removed the wave. If some are not
-            # known, they are final runs of what was the winner before the sweep was extended.
+            # If all have results, a worker was killed before it removed the wave. Trials that are
+            # not known are final runs of a winner from before the sweep was extended.
             finished = all((self.path / name).exists() for name in content["trials"])
             if finished or not set(content["trials"]) <= set(known):
                 self._ledger.add_trials(self._events(content["trials"]))
@@ -330,7 +310,7 @@ class SweepFolder:
     def _throw_away(self, file: Path, error: Exception) -> None:
         """Removes a wave whose file is damaged, unless a worker computes it nevertheless."""
         with contextlib.ExitStack() as stack:
-            with contextlib.suppress(OSError):  # what cannot be opened is locked by nobody
+            with contextlib.suppress(OSError):  # a file that cannot be opened is not locked
                 stream = stack.enter_context(_opened(file))
                 if not self.presence.take(file.stem, stream.fileno()):
                     return
@@ -338,12 +318,9 @@ class SweepFolder:
             remove(set_aside(file))
 
     def record(self, claim: Claim) -> None:
-        """Adds the trials of a wave that have results to the ledger.
+        """Adds the trials of a wave that have results, and were moved, to the ledger.
 
-        A worker that is killed before leaves the wave, and the next one does this.
-
-        Args:
-            claim: the wave, of which the trials that ended were moved.
+        If a worker is killed before this, the next one finds its wave and adds them.
         """
         events = list(self._events([trial.folder for trial in claim.trials]))
         with self.presence.exclusive():
@@ -357,8 +334,7 @@ class SweepFolder:
     def remove(self, claim: Claim) -> None:
         """Removes a wave whose trials are finished or are to be claimed again.
 
-        Args:
-            claim: the wave, whose workdir is closed.
+        Its workdir must be closed.
         """
         with self.presence.exclusive():  # other workers read the files of waves
             removed = set_aside(claim.file)

@@ -65,7 +65,7 @@ class Ledger:
 
     Attributes:
         entries: its lines that are intact.
-        damage: a sentence about the first line that is not; "" if all are.
+        damage: what is wrong with the first line that is not intact; "" if all are.
         head: the hash of the last intact line; "" of an empty ledger.
         torn: whether a last line without its end follows, which a killed worker left.
     """
@@ -81,15 +81,7 @@ class Ledger:
 
 
 def append(folder: Path, events: Iterable[Mapping[str, Any]]) -> None:
-    """Appends events to the ledger; the sweep must be locked.
-
-    Args:
-        folder: of the sweep.
-        events: what the lines say; each has "event".
-
-    Raises:
-        OSError: the file cannot be read or written.
-    """
+    """Appends events, each with the key "event", to the ledger; the sweep must be locked."""
     descriptor = os.open(folder / LEDGER_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     with open(descriptor, "r+b") as file:
         end = after_newline(file, os.fstat(descriptor).st_size)
@@ -100,7 +92,7 @@ def append(folder: Path, events: Iterable[Mapping[str, Any]]) -> None:
             line = _line(event, before)
             before = _hash_of(line)
             lines.append(line)
-        file.truncate(end)  # without a line that a killed worker left torn
+        file.truncate(end)  # removes a line that a killed worker left torn
         file.seek(end)
         file.write(b"".join(lines))
         file.flush()
@@ -113,7 +105,7 @@ def _line(event: Mapping[str, Any], before: str) -> bytes:
 
 
 def _hash_of(line: bytes) -> str:
-    """Returns the hash that a line has; "" of no line, or of one that is damaged."""
+    """Returns the hash that a line has; "" for no line, or a damaged one."""
     try:
         return str(json.loads(line)["hash"])
     except (ValueError, KeyError, TypeError, RecursionError):
@@ -121,16 +113,9 @@ def _hash_of(line: bytes) -> str:
 
 
 def read_ledger(folder: Path) -> Ledger | None:
-    """Reads the ledger of a sweep and checks its lines.
+    """Reads the ledger of a sweep and checks its lines; None if there is none.
 
-    Args:
-        folder: of the sweep.
-
-    Returns:
-        None if there is no ledger, as of sweeps of earlier versions.
-
-    Raises:
-        OSError: the file cannot be read.
+    Sweeps of earlier versions have none.
     """
     try:
         with open_regular(folder / LEDGER_FILE) as file:
@@ -165,7 +150,10 @@ def _checked(line: bytes) -> dict[str, Any] | None:
 
 
 def _is_event(content: Mapping[str, Any]) -> bool:
-    """Returns whether a line has what its readers need; anybody can compute its hash."""
+    """Returns whether a line has what its readers need.
+
+    A correct hash does not show that: anybody can compute it.
+    """
     kinds: dict[str, dict[str, type]] = {
         "plan": {"revision": int, "digest": str, "files": dict},
         "code": {"code": dict, "changed": dict},
@@ -179,12 +167,9 @@ def _is_event(content: Mapping[str, Any]) -> bool:
 
 
 class Recorder:
-    """Appends what happens in a sweep to its ledger; each method needs the sweep's lock.
+    """Appends what happens in a sweep to its ledger; each method but `code` needs the sweep's lock.
 
-    Of a ledger that it has read, it reads what other workers appended only.
-
-    Args:
-        folder: of the sweep.
+    It reads the ledger once, and after that only what other workers appended.
     """
 
     def __init__(self, folder: Path):
@@ -198,16 +183,9 @@ class Recorder:
         self._revision = 0
 
     def add_plan(self, revision: int, digest: str) -> None:
-        """Adds the revision of the plan, unless the ledger has it.
+        """Adds the last revision of the plan and its digest, unless the ledger has it.
 
         The ledger of a sweep that was computed without one begins with the results that are there.
-
-        Args:
-            revision: the number of the last revision.
-            digest: of that revision.
-
-        Raises:
-            OSError: a file cannot be read or written.
         """
         self._look()
         if self._revision >= revision:
@@ -225,38 +203,21 @@ class Recorder:
         append(self._folder, events)
 
     def code(self) -> Mapping[str, KnownFile]:
-        """Returns the files of the user's code that the sweep ran with last, by their names.
-
-        It needs no lock.
-
-        Raises:
-            OSError: the ledger cannot be read.
-        """
+        """Returns the files of the user's code that the sweep ran with last, by their names."""
         self._look()
         return self._code
 
     def add_code(self, code: Mapping[str, str], changed: Mapping[str, str]) -> None:
-        """Adds files of the user's code that are new or were changed.
+        """Adds files of the user's code, file -> hash, that are new or were changed.
 
-        Args:
-            code: file -> its hash.
-            changed: file -> the hash that it had before, for those that were changed.
-
-        Raises:
-            OSError: the ledger cannot be read or written.
+        `changed` is file -> the hash that it had before, for those that were changed.
         """
         append(self._folder, [{"event": "code", "code": dict(code), "changed": dict(changed)}])
 
     def add_trials(self, events: Iterable[Mapping[str, Any]]) -> None:
-        """Adds trials; those that the ledger has are not added again.
+        """Adds events from `trial_event`, but for trials that the ledger has.
 
         A trial that was computed again gets a line that says so.
-
-        Args:
-            events: from `trial_event`.
-
-        Raises:
-            OSError: the ledger cannot be read or written.
         """
         self._look()
         new = []
@@ -268,14 +229,7 @@ class Recorder:
             append(self._folder, new)
 
     def add_final(self, content: bytes) -> None:
-        """Adds the content that final.json is about to get.
-
-        Args:
-            content: its bytes.
-
-        Raises:
-            OSError: the ledger cannot be read or written.
-        """
+        """Adds the content that final.json is about to get."""
         append(self._folder, [final_event(content)])
 
     def _look(self) -> None:
@@ -305,36 +259,17 @@ class Recorder:
 
 
 def trial_event(folder: Path, name: str) -> dict[str, Any]:
-    """Returns the event of a trial that ended.
-
-    Args:
-        folder: of the sweep.
-        name: the folder of the trial in it.
-
-    Raises:
-        OSError: a file of the trial cannot be read.
-    """
+    """Returns the event of a trial that ended; `name` is its folder in that of the sweep."""
     return {"event": "trial", "trial": name, "files": dict(digests(folder / name))}
 
 
 def final_event(content: bytes) -> dict[str, Any]:
-    """Returns the event of a final.json.
-
-    Args:
-        content: its bytes.
-    """
+    """Returns the event of a final.json."""
     return {"event": "final", "files": {FINAL_FILE: _digest(content)}}
 
 
 def results_in(folder: Path) -> Iterator[str]:
-    """Yields the trials that have a result, by their folders, those of earlier winners too.
-
-    Args:
-        folder: of the sweep.
-
-    Raises:
-        OSError: the disk cannot be read.
-    """
+    """Yields the trials that have a result, by their folders, those of earlier winners too."""
     for name in os.listdir(folder):
         if name == "trials" or name.partition(".")[0] == "final" and name != FINAL_FILE:
             yield from paths_below(folder, name, 3 if name == "trials" else 2)
@@ -347,14 +282,7 @@ def _digests_of_plan(folder: Path) -> Iterator[tuple[str, str]]:
 
 
 def digests(folder: Path) -> Iterator[tuple[str, str]]:
-    """Yields the path and the SHA-256 of each file of a trial but for its checkpoints, sorted.
-
-    Args:
-        folder: of the trial.
-
-    Raises:
-        OSError: a file cannot be read.
-    """
+    """Yields the path and SHA-256 of each file in a trial's folder but its checkpoints, sorted."""
     for name in sorted(_files(folder, "")):
         yield name, file_digest(folder / name)
 
@@ -371,14 +299,7 @@ def _files(folder: Path, below: str) -> Iterator[str]:
 
 
 def file_digest(path: Path) -> str:
-    """Returns the SHA-256 of a file in hexadecimal digits.
-
-    Args:
-        path: the file.
-
-    Raises:
-        OSError: it cannot be read.
-    """
+    """Returns the SHA-256 of a file in hexadecimal digits."""
     with open_regular(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()  # type: ignore[arg-type]
 

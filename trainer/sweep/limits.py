@@ -14,8 +14,8 @@ from trainer.writers.json_files import DamagedFile, read_json
 
 MOST_ERRORS = 3  # errors of a trial's own code before it counts as failed
 
-# Operations of a wave: about a minute on two cores. A wave takes time of its own, for its folder
-# and its files, which 16 trials share well; only short ones gain from more.
+# FLOPs of a wave: about a minute on two cores. A wave's folder and files take time, of which each
+# of 16 trials has a small share; only short trials gain from wider waves.
 _USEFUL_OPERATIONS, _USEFUL, _MOST = 2**38, 16, 64
 
 
@@ -26,21 +26,15 @@ class _Content(TypedDict):
 
 
 def useful_width(operations: int) -> int:
-    """Returns the number of trials beyond which a wave gains nothing.
-
-    Args:
-        operations: floating-point operations of a trial.
-    """
+    """Returns the number of trials, with so many FLOPs each, beyond which a wave gains nothing."""
     operations = max(1, operations)
     return min(_MOST, max(_USEFUL, _USEFUL_OPERATIONS // operations))
 
 
 def wave_width(trials: int, *most: int) -> int:
-    """Returns the width of waves of equal widths.
+    """Returns the width of waves if trials are divided into as few as possible, of equal widths.
 
-    Args:
-        trials: number of trials that may share a wave.
-        *most: upper bounds of the width, at least one.
+    `most` are upper bounds of the width, at least one.
 
     Example:
         >>> wave_width(32, 64, 23)
@@ -51,11 +45,9 @@ def wave_width(trials: int, *most: int) -> int:
 
 
 class Limits:
-    """What was learned about trials that cannot be computed in their waves, in a file.
+    """What was learned about trials that cannot be computed in their waves, in waves/limits.json.
 
-    Args:
-        path: waves/limits.json.
-        exclusive: keeps other workers from the file.
+    `exclusive` keeps other workers from the file.
     """
 
     def __init__(self, path: Path, exclusive: Callable[[], AbstractContextManager[None]]):
@@ -63,15 +55,14 @@ class Limits:
         self._exclusive = exclusive
 
     def read(self) -> dict[str, Any]:
-        """Returns the limits.
+        """Returns the limits; empty ones if the file is missing or damaged.
 
-        Returns:
-            "widths": index of a program, as text -> the most trials of a wave; "alone": the folders
-            of trials that are computed as runs of their own; "faults": folder of a trial -> number
-            of errors.
+        "widths" is index of a program, as text -> the most trials of a wave; "alone" are the
+        folders of trials that are computed as runs of their own; "faults" is folder of a trial ->
+        number of errors.
         """
         empty: dict[str, Any] = {"widths": {}, "alone": [], "faults": {}}
-        # What it lost is learned again.
+        # The limits of a lost file are learned again.
         with contextlib.suppress(FileNotFoundError, DamagedFile):
             return empty | read_json(self.path, _Content, "remove it.")
         return empty
@@ -79,9 +70,7 @@ class Limits:
     def halve_width(self, program: int, width: int) -> None:
         """Makes all later waves of a program at most half as wide as one that cannot be computed.
 
-        Args:
-            program: the index of the program.
-            width: of the wave, at least 2.
+        The width of that one is at least 2.
         """
 
         def halve(limits: dict[str, Any]) -> None:
@@ -90,19 +79,11 @@ class Limits:
         self._change(halve)
 
     def leave_alone(self, folder: str) -> None:
-        """Lets a trial be computed as a run of its own, after a rollback in its wave.
-
-        Args:
-            folder: of the trial.
-        """
+        """Lets a trial be computed as a run of its own, after a rollback in its wave."""
         self._change(lambda limits: limits["alone"].append(folder))
 
     def has_failed(self, folder: str) -> bool:
-        """Counts an error of a trial; returns whether it has failed for good.
-
-        Args:
-            folder: of the trial.
-        """
+        """Counts an error of a trial; returns whether it has failed for good."""
         count = 0
 
         def add(limits: dict[str, Any]) -> None:

@@ -13,7 +13,8 @@ from trainer.messages import DONE, FAILED, MISTAKE, STOPPED
 from trainer.train.signals import StopSignals
 
 _LOOK = 0.1  # seconds between two looks at the processes
-_SOON, _MOST_SOON = 20.0, 30  # a worker that dies so soon, so often, is not started again
+# A worker that is killed so many times in a row, so soon (seconds), is not started again.
+_SOON, _MOST_SOON = 20.0, 30
 
 
 def run_workers(
@@ -22,20 +23,13 @@ def run_workers(
     signals: StopSignals,
     log: Callable[[str], None],
 ) -> int:
-    """Runs workers of a sweep until all have ended.
+    """Runs workers of a sweep until all have ended; returns an exit code.
 
-    A worker that is killed, by the system for its memory or by a fault in a library perhaps, is
-    started again. Each of several workers has one of the GPUs that this process may use.
-
-    Args:
-        command: of a worker.
-        count: how many workers to start.
-        signals: reports when to stop; the workers are stopped then.
-        log: takes a line for the user.
-
-    Returns:
-        DONE if every worker ended with it; STOPPED if one was stopped after it saved; MISTAKE for
-        a user's mistake; otherwise FAILED.
+    `command` is that of a worker. One that is killed, for example by the system for its memory or
+    by a fault in a library, is started again. Each of several workers has one of the GPUs that this
+    process may use. When `signals` receives one, the workers are stopped. The code is DONE if
+    every worker ended with it; MISTAKE for a user's mistake; STOPPED if one was stopped; otherwise
+    FAILED.
     """
     names = [""] if count == 1 else [f"worker {number}" for number in range(1, count + 1)]
     workers = [
@@ -50,7 +44,7 @@ def run_workers(
             for worker in workers:
                 worker.stop()
     codes = [worker.code for worker in workers]
-    if stopped:  # before it could handle signals, so that there was nothing to save
+    if stopped:  # by SIGTERM before it could handle signals: there was nothing to save
         codes = [STOPPED if code == -signal.SIGTERM else code for code in codes]
     for code in (MISTAKE, STOPPED):
         if code in codes:
@@ -61,14 +55,11 @@ def run_workers(
 class _Worker:
     """A process that computes trials.
 
-    Args:
-        command: of the process.
-        name: precedes what it writes; "" for the only one.
-        environment: variables that it has besides those of this process.
-        log: takes a line for the user.
+    `name` precedes what it writes; "" for the only one. `environment` has variables besides those
+    of this process.
 
     Attributes:
-        code: the exit code of the last process; negative for a signal.
+        code: the exit code of the last process; negative for a signal; None while it runs.
     """
 
     def __init__(
@@ -90,7 +81,7 @@ class _Worker:
         self.code, self._began = None, time.monotonic()
         self._process = subprocess.Popen(
             self._command,
-            stdin=subprocess.PIPE,  # of which the worker sees the end; see `stop_with_the_caller`
+            stdin=subprocess.PIPE,  # the worker stops at its end; see `stop_with_the_caller`
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
             env=self._environment,
@@ -125,13 +116,9 @@ class _Worker:
             self._process.send_signal(signal.SIGTERM)
 
     def goes_on(self, stopped: bool) -> bool:
-        """Starts the process again if a signal killed it, unless it does that again and again.
+        """Returns whether the process has not ended; starts it again if a signal killed it.
 
-        Args:
-            stopped: whether the workers were asked to stop.
-
-        Returns:
-            Whether the process has not ended.
+        It is not started again if it was `stopped`, or killed again and again.
         """
         if self.is_alive():
             return True

@@ -25,7 +25,7 @@ Point = Mapping[str, Tree]  # the key of a space -> a value of the space
 
 
 class Method(Protocol):
-    """Chooses the points of a space."""
+    """Chooses the points of a space, which is key -> space, in the order of the file."""
 
     @property
     def text(self) -> str:
@@ -35,49 +35,29 @@ class Method(Protocol):
     def count(self, space: Mapping[str, Space]) -> int | None:
         """Returns the number of points, if the method itself determines it, or else None.
 
-        Args:
-            space: key -> space, in the order of the file.
-
-        Raises:
-            ValueError: the method cannot choose points of the space.
+        Raises ValueError if the method cannot choose points of the space.
         """
         ...
 
     def points(self, space: Mapping[str, Space], count: int) -> Sequence[Point]:
-        """Returns the points in their order.
-
-        Args:
-            space: key -> space, in the order of the file.
-            count: the number of points.
-        """
+        """Returns the first `count` points in their order."""
         ...
 
     def of_search(self, search: int) -> "Method":
         """Returns the method with the points of one of several independent searches.
 
-        Args:
-            search: its number, from 0; the method itself is that of search 0.
-
-        Raises:
-            ValueError: the method has no independent searches, or not so many.
+        Searches count from 0, which is that of the method itself. Raises ValueError if the method
+        has no independent searches, or not so many.
         """
         ...
 
 
 def search_seed(seed: int, search: int, attempt: int = 0) -> int:
-    """Returns the seed of one of several independent searches.
+    """Returns the seed of one of several independent searches, which count from 0.
 
-    It is a hash, so that the searches of two sweeps are different ones, where counting from the
-    seed would share most of them.
-
-    Args:
-        seed: the seed of the method.
-        search: the number of the search, from 0.
-        attempt: counts the hashes that could not be used.
-
-    Returns:
-        `seed` itself for search 0; otherwise the first 64 bits of the SHA-256 of the text
-        "search SEED SEARCH ATTEMPT".
+    It is `seed` for search 0; otherwise the first 64 bits of the SHA-256 of the text "search SEED
+    SEARCH ATTEMPT", where `attempt` counts the hashes that could not be used. Hashes make the
+    searches of two sweeps different; counting from the seed would share most of them.
     """
     if search == 0:
         return seed
@@ -305,7 +285,7 @@ def _of_scipy(name: str, seed: int) -> Method:
         from scipy.stats import qmc
 
         with warnings.catch_warnings():
-            # Sobol warns of a number of points that is no power of 2, as the docstring says.
+            # Sobol warns of a number of points that is not a power of 2; the docstring says that.
             warnings.simplefilter("ignore", UserWarning)
             return getattr(qmc, name)(dimensions, scramble=True, rng=seed).random(count)
 

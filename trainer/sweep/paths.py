@@ -13,7 +13,10 @@ _SELECTOR = re.compile(r"(\w+/)*\w+(\.\w+)*")
 
 @dataclass(frozen=True)
 class ArmPaths:
-    """Finds what paths and selectors set in the config of an arm.
+    """Finds what the keys of a sweep's file, paths and selectors, set in the config of an arm.
+
+    In all methods, a source is the place of a key in the file of the sweep, and ConfigError is
+    raised if the arm has no such path.
 
     Attributes:
         title: the arm as the subject of a sentence.
@@ -28,17 +31,7 @@ class ArmPaths:
     edited: list[str] = field(default_factory=list)
 
     def set(self, config: Config, key: str, value: Tree, source: Source) -> Config:
-        """Returns the config with a value where a key sets it.
-
-        Args:
-            config: the config of the arm.
-            key: the path or selector.
-            value: the value.
-            source: the place of the key in the file of the sweep.
-
-        Raises:
-            ConfigError: the arm has no such path.
-        """
+        """Returns the config with a value where a key sets it."""
         paths = self.reached(config, key, value, source)
         self.edited.extend(paths)
         return replace(config, dict.fromkeys(paths, value), source)
@@ -46,15 +39,7 @@ class ArmPaths:
     def all_reached(
         self, config: Config, keys: Mapping[str, Source | None]
     ) -> dict[str, tuple[str, ...]]:
-        """Returns what the keys of a space set.
-
-        Args:
-            config: the config of the arm.
-            keys: path or selector -> its place in the file of the sweep.
-
-        Raises:
-            ConfigError: the arm has no such path, or two keys set the same.
-        """
+        """Returns the paths that each key of a space sets; ConfigError if two keys overlap."""
         found: dict[str, tuple[str, ...]] = {}
         taken: dict[str, str] = {}
         for key, source in keys.items():
@@ -73,14 +58,7 @@ class ArmPaths:
     ) -> tuple[str, ...]:
         """Returns the paths that a key sets: itself, or those that a selector of Gin reaches.
 
-        Args:
-            config: the config of the arm.
-            key: the path or selector.
-            value: a value to set, for a path that the config does not have yet.
-            source: the place of the key in the file of the sweep.
-
-        Raises:
-            ConfigError: the arm has no such path.
+        A path that the config does not have yet is set to `value`, to see whether it can be.
         """
         if key == "seed":
             text = "The seeds of the trials are set by seeds at the root of the sweep: remove seed."
@@ -116,7 +94,7 @@ class ArmPaths:
         calls = [path for path, name in _calls(config.root) if f".{name}".endswith(f".{function}")]
         in_edits = [join(path, argument) for path in calls if self._is_edited(path)]
         in_files, refusal = self._bound(key)
-        # Of the calls in the files, some may have been replaced.
+        # Some of the calls in the files may have been replaced.
         kept = [path for path in in_files if not self._is_edited(path.rpartition(".")[0])]
         if in_files and not kept:
             refusal = "The calls that it would change are replaced by set."
@@ -132,7 +110,7 @@ class ArmPaths:
             bound = load(self.files, [binding], search_paths=self.search_paths)
         except ConfigError as error:
             return (), str(error).removeprefix(f"{error.source}: ").strip()
-        # There is no other option, and its name in a source is cut if it is long.
+        # The binding is the only option. Only the dashes are compared: a long name is cut.
         reached = [path for path, source in bound.sources.items() if source.file.startswith("--")]
         return tuple(reached), "As a binding of Gin it changes nothing: others override it."
 

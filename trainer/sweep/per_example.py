@@ -24,19 +24,10 @@ def keep_examples(
     """Writes per_example.npz of a run that ended; nothing if it has no mean over test examples.
 
     This is one more pass over the test split. It changes nothing else of the run, and a mistake in
-    it, such as of a metric that cannot be computed in this way, is logged only.
-
-    Args:
-        program: of the run.
-        state: after its last step; it is not donated.
-        folder: of the run.
-        fence: called before the file is written.
-        log: takes a line for the user.
-        watch: is told before each batch what begins.
-
-    Raises:
-        UserError: a file of the data set was changed.
-        OSError: the file cannot be written.
+    it, such as of a metric that cannot be computed in this way, is logged only. `state` is that
+    after the last step, and is not donated; `folder` is that of the run. `fence` is called before
+    the file is written, and `watch` before each batch, with what begins. Raises UserError if a file
+    of the data set was changed.
     """
     data = program.experiment.data
     if "test" not in split_sizes(data):

@@ -5,7 +5,8 @@
     sha256          of the examples, in their order
     complete        whether they are all examples of the split, and not the first 100,000
 
-The same for every metric that is a mean over examples. `numpy.load` reads the file.
+Each metric that is a mean over examples has arrays like those of the loss. `numpy.load` reads the
+file.
 """
 
 import io
@@ -22,18 +23,14 @@ from trainer.writers.files import open_regular
 PER_EXAMPLE_FILE = "per_example.npz"
 MOST_EXAMPLES = 100_000
 _VALUE, _WEIGHT = "value/", "weight/"
-# By which float16 may change a mean, as a share of that of absolute values: rounding changes it by
-# 0.0005 at most, and values that float16 does not have by more.
+# How much float16 may change a mean, as a share of the mean of absolute values. Rounding changes it
+# by 0.0005 at most; values outside the range of float16 change it by more.
 _MEAN_CHANGES = 1e-3
-_MOST_BYTES = 16 * MOST_EXAMPLES  # of an array that is read, which someone else may have written
+_MOST_BYTES = 16 * MOST_EXAMPLES  # of an array in a file, which someone else may have written
 
 
 def encode(examples: Examples) -> bytes:
-    """Returns the content of the file; equal examples give equal bytes.
-
-    Args:
-        examples: those of a run, at most 100,000.
-    """
+    """Returns the content of the file; equal examples, at most 100,000, give equal bytes."""
     arrays: dict[str, NDArray] = {}
     for name, values in examples.values.items():
         arrays[_VALUE + name] = _compact(values)
@@ -52,19 +49,12 @@ def _compact(values: NDArray) -> NDArray:
     with np.errstate(over="ignore"):
         half = values.astype(np.float16)
     changed = abs(float(half.astype(float).mean() - values.mean()))
-    close = changed <= _MEAN_CHANGES * float(np.abs(values).mean())  # not of infinities
+    close = changed <= _MEAN_CHANGES * float(np.abs(values).mean())  # False for infinities
     return half if close else values.astype(np.float32)
 
 
 def read_examples(folder: Path) -> Examples | None:
-    """Reads what a run has of single examples; imports no jax.
-
-    Args:
-        folder: of the run.
-
-    Returns:
-        The values as they are stored; None if there is no such file, or it is damaged.
-    """
+    """Returns the examples in a run's folder, as stored; None without a file that is intact."""
     try:
         with open_regular(folder / PER_EXAMPLE_FILE) as file, zipfile.ZipFile(file) as archive:
             if any(each.file_size > _MOST_BYTES for each in archive.infolist()):

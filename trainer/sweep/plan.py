@@ -16,21 +16,16 @@ from trainer.sweep.encoding import canonical, encoded
 from trainer.sweep.methods import Explicit, Point, Sampled, search_seed
 
 _MOST_RUNS = 100_000
-# Between the first seed of the trials and the first of the final runs: more than the most seeds
-# that can be counted, so that seeds which are added later are not those of the final runs.
+# Between the first seed of the trials and the first of the final runs: the most seeds that can be
+# counted, so that seeds which are added later are not those of the final runs.
 _TO_FINAL_SEEDS = 10_000
-# Seeds of searches are in different blocks of this size, which hold those of trials and of final
-# runs, however many seeds are added later.
+# Each search has a block of so many seeds, enough for its trials and its final runs, however many
+# seeds are added later.
 _BLOCK = 2 * _TO_FINAL_SEEDS
 
 
 def point_name(search: int, number: int) -> str:
-    """Returns the name of a point: "2.0007" for number 7 of search 2, "0007" in search 0.
-
-    Args:
-        search: the number of the search, from 0.
-        number: the number of the point in its search, from 0.
-    """
+    """Returns the name of a point: "2.0007" for number 7 of search 2, "0007" in search 0."""
     return f"{search}.{number:04d}" if search else f"{number:04d}"
 
 
@@ -44,8 +39,8 @@ class Trial:
         seed: the seed of the run.
         values: path of the config -> value, without the seed.
         base: the config of the arm.
-        final: the folder of the runs of winners on fresh seeds, "final" as a rule, if it is one
-            of them; "" for a trial of the search.
+        final: the folder of a run of a winner on fresh seeds, "final" or "final.N"; "" for a
+            trial of the search.
         search: the number of the search, from 0.
     """
 
@@ -103,18 +98,14 @@ class SweepPlan:
     offsets: tuple[int, ...] = (0,)
 
     def of_arm(self, name: str) -> list[Trial]:
-        """Returns the runs of an arm, in order.
-
-        Args:
-            name: the name of the arm.
-        """
+        """Returns the runs of an arm, in order."""
         return [trial for trial in self.trials if trial.arm == name]
 
     def content(self) -> dict[str, Any]:
         """Returns all that the plan says, as JSON can have it.
 
-        What plans of earlier versions did not have is left out where it has its default, so that
-        equal files have equal plans.
+        Entries that plans of earlier versions lack are left out where they have their defaults, so
+        that equal files have equal plans.
         """
         sweep = self.definition.sweep
         goal, arms = sweep.goal, self.definition.arms
@@ -150,27 +141,19 @@ class SweepPlan:
 def trial_entry(trial: Trial, values: Mapping[str, Any]) -> list[Any]:
     """Returns what plan.json has of a trial: arm, number, seed, values, and the search unless 0.
 
-    Args:
-        trial: the trial.
-        values: its values, encoded.
+    The values are encoded.
     """
     search = [trial.search] if trial.search else []
     return [trial.arm, trial.number, trial.seed, dict(values), *search]
 
 
 def make_plan(definition: Definition) -> SweepPlan:
-    """Lists the trials of a sweep.
+    """Lists the trials of a sweep, from `definition.read_sweep`.
 
-    Args:
-        definition: the sweep, from `reading.read_sweep`.
-
-    Returns:
-        The plan. It depends on the files only; with a larger number of trials, those of `random`,
-        `halton` and `sobol` that it had before stay the same.
-
-    Raises:
-        ConfigError: an arm's method does not fit its space or number of trials, arms have unequal
-            numbers of trials although budgets are equal, or there are more than 100,000 runs.
+    The plan depends on the files only; with a larger number of trials, those of `random`, `halton`
+    and `sobol` that it had before stay the same. Raises ConfigError if an arm's method does not fit
+    its space or number of trials, arms have unequal numbers of trials although budgets are equal,
+    seeds overlap, or there are more than 100,000 runs.
     """
     seeds, final_seeds = _seeds(definition)
     offsets = _offsets(definition)
@@ -195,12 +178,7 @@ def make_plan(definition: Definition) -> SweepPlan:
 
 
 def seed_of_search(seed: int, offset: int) -> int:
-    """Returns a seed of a search from that of search 0.
-
-    Args:
-        seed: of search 0.
-        offset: of the search, from the plan.
-    """
+    """Returns a seed of a search from that of search 0 and the search's offset in the plan."""
     return (seed + offset) % 2**32
 
 
@@ -244,7 +222,7 @@ def _offsets(definition: Definition) -> tuple[int, ...]:
 def _refuse_shared_seeds(
     definition: Definition, seeds: Sequence[int], offsets: Sequence[int]
 ) -> None:
-    """Checks that searches have different seeds, which listed seeds that lie far apart may not."""
+    """Raises ConfigError if two searches share a seed: listed seeds may lie too far apart."""
     of_searches = {seed_of_search(seed, offset) for seed in seeds for offset in offsets}
     if len(of_searches) < len(seeds) * len(offsets):
         raise ConfigError(
@@ -293,15 +271,9 @@ def _count(arm: ArmConfig) -> int:
 
 
 def refuse_unequal(definition: Definition, what: str, budgets: Mapping[str, int]) -> None:
-    """Checks that the arms of a sweep have equal budgets, unless its file allows unequal ones.
+    """Raises ConfigError if the arms have unequal budgets, unless the sweep's file allows them.
 
-    Args:
-        definition: the sweep.
-        what: what the budgets count, "trials", "steps" or "examples".
-        budgets: arm -> how many the arm has.
-
-    Raises:
-        ConfigError: they are unequal.
+    `budgets` has the number of `what`, which is "trials", "steps" or "examples", for each arm.
     """
     if definition.sweep.budgets == "unequal" or len(set(budgets.values())) == 1:
         return

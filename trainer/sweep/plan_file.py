@@ -27,7 +27,7 @@ from trainer.sweep.presence import Mode, Presence
 from trainer.sweep.stored_plan import FORMAT, StoredPlan, StoredProgram, digest_of, read_plan
 from trainer.writers.files import open_regular, remove_temporaries, replace_file
 
-# What is in a folder before plan.json, which is written last.
+# Names that a process of the sweep may have written before plan.json, which is the last.
 _OWN_NAMES = ("lock", "held", "workers", "sweep.yaml", "arms", "plan.json")
 
 # programs.py and trainer.workdir import jax, which a process that reads a plan does not need.
@@ -232,9 +232,9 @@ def _content(file: Path) -> bytes:
 
 
 def _strangers(folder: Path, plan: SweepPlan) -> list[str]:
-    """Returns the names of a folder that a killed process of the sweep cannot have left there.
+    """Returns the names in a folder that a killed process of the sweep cannot have left there.
 
-    A file of the same name and another content may be the user's own, and is not replaced.
+    A file of the same name with other content may be the user's own, and is not replaced.
     """
     if not folder.exists():
         return []

@@ -25,15 +25,8 @@ def render(
 ) -> str:
     """Formats a plan: the arms, the programs, what they cost, and the first trials.
 
-    Args:
-        plan: the plan.
-        programs: its programs.
-        vocabulary: further packages whose public functions the configs may name.
-        needs: what each program needs on this machine; empty if it was not measured.
-        power: sentences about the differences that the sweep finds.
-
-    Returns:
-        Lines of text; the last ends with a newline.
+    `needs` is what each program needs on this machine; empty if it was not measured. `power` has
+    sentences about the differences that the sweep finds. The last line ends with a newline.
     """
     lines = [
         *_arms(plan),
@@ -57,14 +50,7 @@ def render(
 def render_check(file: str, plan: SweepPlan, programs: Programs, power: Sequence[str] = ()) -> str:
     """Formats what was checked of a sweep before its programs are compiled, and what was not.
 
-    Args:
-        file: of the sweep.
-        plan: its plan.
-        programs: its programs, which were found without a mistake.
-        power: sentences about the differences that the sweep finds.
-
-    Returns:
-        Lines of text; the last ends with a newline.
+    For `power` and the result, see `render`.
     """
     arms, runs = len(plan.definition.arms), len(plan.trials)
     final = len(plan.final_seeds) * arms * len(plan.offsets)
@@ -197,7 +183,7 @@ def _warnings(plan: SweepPlan, programs: Programs) -> list[str]:
 
 
 def _repeats(plan: SweepPlan) -> list[str]:
-    """Counts the points that a method drew again, from values of which there are few."""
+    """Counts the points that a method drew more than once, as it may from a space of few values."""
     lines = []
     for arm in plan.definition.arms:
         points = [repr(t.values) for t in plan.of_arm(arm.name) if t.seed == plan.seeds[0]]

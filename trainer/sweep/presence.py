@@ -5,8 +5,8 @@
 
 Each process holds the lock of its file. If another one gets that lock although the process lives,
 the file system shows a lock to one machine only, as some do, and two machines would compute the
-same trials. That a process of another machine lives is seen by its count, which changes within
-seconds of the observer's own clock; no clocks of two machines are compared.
+same trials. A process of another machine counts as alive if its count changes within seconds of the
+observer's own clock; clocks of two machines are never compared.
 
 With --locks=heartbeat nothing depends on locks: a process keeps others out as long as it lives. One
 that was taken for dead, and is not, finds by the fence of the wave's folder that it has lost the
@@ -31,7 +31,7 @@ Mode = Literal["flock", "heartbeat"]
 
 SILENT = 30.0  # seconds without a change of its count, after which a process counts as dead
 _PROBED = 3  # beats for which a process watches the others before it begins
-_DYING = 0.2  # seconds within which a process ends that has released its locks
+_DYING = 0.2  # seconds after which a process that released its locks has ended
 
 
 @dataclass
@@ -56,14 +56,10 @@ class _Seen:
 class Presence:
     """Announces this process in the folder of a sweep, and watches the others.
 
-    Used as a context manager; before and after, it only locks.
-
-    Args:
-        folder: of the sweep.
-        mode: "flock" relies on the locks of the file system, "heartbeat" does not.
+    It does so as a context manager; before and after, it only locks.
 
     Attributes:
-        mode: as given.
+        mode: "flock" relies on the locks of the file system, "heartbeat" does not.
     """
 
     def __init__(self, folder: Path, mode: Mode = "flock"):
@@ -74,8 +70,8 @@ class Presence:
         self._descriptor: int | None = None
         self._new = True
         self._seen: dict[str, _Seen] = {}
-        self._trusted: set[str] = set()  # whose locks this machine sees
-        self._others: dict[str, dict[str, Any]] = {}  # processes that may live, without the trusted
+        self._trusted: set[str] = set()  # processes whose locks this machine sees
+        self._others: dict[str, dict[str, Any]] = {}  # processes that may live, but for the trusted
 
     # This process.
 
@@ -99,11 +95,11 @@ class Presence:
     def _announce(self) -> None:
         host = re.sub(r"[^\w.-]", "-", socket.gethostname())
         self._name = f"{host}-{secrets.token_hex(8)}"
-        # Under another name first: whoever sees the file must see its lock.
+        # It is created under a hidden name: whoever sees the file must find it locked.
         hidden = self._folder / f".{self._name}"
         while self._descriptor is None:
             self._folder.mkdir(mode=0o700, exist_ok=True)
-            # Otherwise the last of the others has removed the folder.
+            # The last of the others may have removed the folder meanwhile.
             with contextlib.suppress(FileNotFoundError):
                 self._descriptor = os.open(hidden, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         if self.mode == "flock":
@@ -134,24 +130,17 @@ class Presence:
             time.sleep(locks.BEAT / 20)
 
     def announce(self, wave: str | None) -> None:
-        """Says which wave this process computes.
-
-        Args:
-            wave: its name; None for no wave any more.
-
-        Raises:
-            OSError: the disk cannot be written.
-        """
+        """Tells others which wave this process computes; None for no wave any more."""
         if self._heartbeat is not None:
             self._heartbeat.write(wave=wave)
 
     # The others.
 
     def look(self) -> None:
-        """Looks which other processes live.
+        """Finds out which other processes live.
 
-        Raises:
-            UserError: one of them has locks that this process does not see, or does not use locks.
+        Raises UserError if one of them has locks that this process does not see, or has another
+        mode.
         """
         try:
             names = sorted(os.listdir(self._folder))
@@ -169,7 +158,7 @@ class Presence:
 
     def _look_at(self, name: str) -> None:
         file = self._folder / name
-        # The lock first: if it is free because the process has died, it counts no more after this.
+        # The lock comes first: if it is free because the process died, its count stays the same.
         locked = self.mode == "flock" and locks.is_locked(file)
         record = locks.read_holder(file)
         if locks.has_ended(record):
@@ -189,7 +178,7 @@ class Presence:
                 return
         self._others[name] = record
         lives = here or self._seen[name].moved
-        # One that is just beginning looks at the others itself.
+        # A process that is just beginning checks this one itself.
         if not lives or (record.get("new") and not self._new):
             return
         if record.get("locks") != self.mode:
@@ -221,14 +210,9 @@ class Presence:
             self.look()
 
     def take(self, wave: str, descriptor: int) -> bool:
-        """Takes a wave, unless another process computes it, or may do so, by the last look.
+        """Takes a wave by locking the descriptor of its file; returns whether this process has it.
 
-        Args:
-            wave: its name.
-            descriptor: of its file.
-
-        Returns:
-            Whether this process has it.
+        It does not if, by the last look, another process computes the wave, or may do so.
         """
         if any(record.get("wave") == wave for record in self._others.values()):
             return False
@@ -238,9 +222,7 @@ class Presence:
     def exclusive(self) -> Iterator[None]:
         """Keeps other processes from claims and from plan.json, and waits while another one does.
 
-        Raises:
-            UserError: the file system has no locks.
-            OSError: the disk cannot be written.
+        Raises UserError if the file system has no locks.
         """
         if self.mode == "flock":
             with locks.exclusive(self._sweep):
@@ -259,15 +241,10 @@ class Presence:
 
 
 def announced(folder: Path) -> list[dict[str, Any]]:
-    """Returns what names the processes that work on a sweep, as far as this machine can tell.
+    """Returns records of the processes that work on a sweep, as far as this machine can tell.
 
-    A process of another machine that was killed may be among them.
-
-    Args:
-        folder: of the sweep.
-
-    Returns:
-        Records with "host", "pid", "locks", "wave" and "count".
+    They have "host", "pid", "locks", "wave" and "count". A process of another machine that was
+    killed may be among them.
     """
     try:
         names = os.listdir(folder / "workers")

@@ -1,7 +1,8 @@
 """Finds out which programs the trials of a sweep need, and checks that all of them build.
 
 Trials whose configs differ only in inputs of the program, which are floats and seeds, are one
-program. One trial of each program is built; the others are compared with it as trees.
+program. One trial of each program is built; the others are compared with it as trees. Start with
+`find_programs`.
 """
 
 import dataclasses
@@ -107,13 +108,9 @@ class Programs:
 def find_programs(plan: SweepPlan, vocabulary: Sequence[str] = ()) -> Programs:
     """Groups the trials of a sweep by their programs, and checks their configs.
 
-    Args:
-        plan: the plan of the sweep.
-        vocabulary: further packages whose public functions the configs may name.
-
-    Raises:
-        ConfigError: a trial does not build, a value does not fit its argument, the goal's metric is
-            never written, or the arms' budgets are unequal.
+    Raises ConfigError if a trial does not build, a value does not fit its argument, the goal's
+    metric is never written, losses that are compared are not one function, or the arms' budgets are
+    unequal.
     """
     by_arm: dict[str, list[ProgramGroup]] = {}
     titles = {arm.name: arm.title for arm in plan.definition.arms}
@@ -131,7 +128,7 @@ def find_programs(plan: SweepPlan, vocabulary: Sequence[str] = ()) -> Programs:
 
 
 def _refuse_unlike_losses(plan: SweepPlan, vocabulary: Sequence[str]) -> None:
-    """Checks that all trials have the same loss, if that is what they are compared by."""
+    """Raises ConfigError if trials are compared by their losses, and these are not one function."""
     if plan.definition.sweep.goal.metric != "loss":
         return
     configs: dict[str, Config] = {}
@@ -146,7 +143,7 @@ def _refuse_unlike_losses(plan: SweepPlan, vocabulary: Sequence[str]) -> None:
     found = unlike_loss(trees, searched)
     if found is None:
         return
-    # The place of a value that is not that of the first arm; there is none if it is a default.
+    # Name the place of a value that differs from the first arm's. A default has no place.
     usual = next(iter(found.values.values()), "")
     unusual = [arm for arm, value in found.values.items() if value != usual]
     places = [configs[arm].argument_source(found.path) for arm in (*unusual, *found.values)]
@@ -308,26 +305,17 @@ def is_number(value: Tree) -> bool:
 
 
 def check_types(arm: ArmConfig, trials: Sequence[Trial], vocabulary: Sequence[str]) -> None:
-    """Checks that the values of a space fit the arguments that they are for.
-
-    Args:
-        arm: the arm.
-        trials: its trials.
-        vocabulary: further packages whose public functions the configs may name.
-
-    Raises:
-        ConfigError: a value does not fit.
-    """
+    """Raises ConfigError if a value of a space does not fit the argument that it is for."""
     try:
         Builder(arm.config, vocabulary).check()  # first, because a trial may replace the mistake
     except ConfigError as error:
         raise placed(error, arm, arm.title) from error
-    # Values of a space that no trial drew are mistakes as well, if they do not fit.
+    # A listed value that no trial drew must fit as well.
     listed = [(path, value) for path, values in arm.listed.items() for value in values]
     drawn = [item for trial in trials for item in trial.values.items()]
     seen: set[tuple[str, str]] = set()
     for path, value in [*listed, *drawn]:
-        # Of the floats of an interval one is enough: all have the same type.
+        # Check one float of each path: all have the same type.
         key = path, "float" if type(value) is float else repr(value)
         if key in seen:
             continue
@@ -344,17 +332,9 @@ def check_extremes(
 ) -> list[str]:
     """Builds the trials with the smallest and the largest value of each path.
 
-    Args:
-        arm: the arm.
-        trials: the trials of one program of the arm.
-        params: the parameters of the program, a tree of `jax.ShapeDtypeStruct`.
-        vocabulary: further packages whose public functions the configs may name.
-
-    Returns:
-        The warnings about the matrices that their optimizers work on.
-
-    Raises:
-        ConfigError: one does not build, as for a number out of its range.
+    The trials are those of one program of the arm, which has the parameters `params`, a tree of
+    `jax.ShapeDtypeStruct`. Returns the warnings about the matrices that their optimizers work on.
+    Raises ConfigError if one does not build, as for a number out of its range.
     """
     chosen: dict[int, Trial] = {}
     for path in trials[0].values:
@@ -379,12 +359,7 @@ def check_extremes(
 
 
 def with_places(arm: ArmConfig, trial: Trial) -> Config:
-    """Returns the config of a trial, in which each value has its place in the file of the sweep.
-
-    Args:
-        arm: the arm of the trial.
-        trial: the trial.
-    """
+    """Returns the config of a trial, in which each value has its place in the file of the sweep."""
     config = trial.config
     for path, value in trial.values.items():
         config = replace(config, {path: value}, arm.source_of(path, value))
@@ -394,10 +369,8 @@ def with_places(arm: ArmConfig, trial: Trial) -> Config:
 def placed(error: ConfigError, arm: ArmConfig, who: str) -> ConfigError:
     """Returns an error that begins with a place in the file of the sweep.
 
-    Args:
-        error: the error, whose place may be in a config of the arm.
-        arm: the arm.
-        who: what does not build, such as "The arm 'muon'".
+    `who` is what does not build, such as "The arm 'muon'". The place of the given error may be in a
+    config of the arm.
     """
     files = {source.file for source in arm.sweep.sources.values()}
     if error.source is not None and error.source.file in files:
@@ -410,18 +383,9 @@ def _without_place(error: ConfigError) -> str:
 
 
 def check_goal(plan: SweepPlan, arm: ArmConfig, experiment: Experiment) -> list[str]:
-    """Checks that an arm writes the metric of the goal.
+    """Raises ConfigError if an arm lacks the metric of the goal, or its data set lacks the split.
 
-    Args:
-        plan: the plan of the sweep.
-        arm: the arm.
-        experiment: one of the experiments of the arm.
-
-    Returns:
-        A sentence if the best trial by the goal is probably the worst.
-
-    Raises:
-        ConfigError: the experiment has no such metric, or the data set no such split.
+    Returns a sentence if the best trial by the goal is probably the worst.
     """
     goal, config = plan.definition.sweep.goal, plan.definition.config
     places = ("goal.metric", "goal.select_on", "goal")
@@ -454,16 +418,14 @@ def check_goal(plan: SweepPlan, arm: ArmConfig, experiment: Experiment) -> list[
     return []
 
 
-_SHARE = 0.5  # of the memory that the states of a wave may take
-_BLOCKS = 3  # that are timed
+_SHARE = 0.5  # the part of the memory that the states of a wave may take
+_BLOCKS = 3  # how many are timed
 
 
 def most_side_by_side(state_bytes: int, workers: int) -> int:
     """Returns how many trials fit into memory side by side, at least 1.
 
-    Args:
-        state_bytes: bytes of the state of a trial.
-        workers: how many workers share the memory of a host; each has a GPU of its own.
+    The workers share the memory of a host; each has a GPU of its own.
     """
     device = jax.local_devices()[0]
     on_cpu = device.platform == "cpu"
@@ -488,12 +450,7 @@ class Needs(NamedTuple):
 
 
 def measure(group: ProgramGroup, vocabulary: Sequence[str] = ()) -> Needs:
-    """Compiles a program and times a few of its steps.
-
-    Args:
-        group: the trials of the program.
-        vocabulary: further packages whose public functions the configs may name.
-    """
+    """Compiles a program and times a few of its steps."""
     program = load_located(group.trials[0].config, vocabulary)
     state = program.init()
     program.compile(state)

@@ -12,16 +12,10 @@ _REMOVED = ".removed-"
 
 
 def set_aside(file: Path) -> Path:
-    """Removes the file of a wave, whatever it is, and renames its folder; the sweep must be locked.
+    """Removes waves/NAME.json, whatever it is, and renames the folder; the sweep must be locked.
 
-    If this process is killed while it removes the content of the folder, no worker takes what is
-    left for that of a wave.
-
-    Args:
-        file: waves/NAME.json.
-
-    Returns:
-        What is to be passed to `remove`, after the lock is released if it may take long.
+    Returns a folder for `remove`, which may be called after the lock is released, because it may
+    take long. If this process is killed meanwhile, what is left is not mistaken for a wave.
     """
     removed = Path(tempfile.mkdtemp(prefix=_REMOVED, dir=file.parent))
     with contextlib.suppress(FileNotFoundError):
@@ -35,16 +29,12 @@ def set_aside(file: Path) -> Path:
 
 def remove(folder: Path) -> None:
     """Removes what `set_aside` returned, as far as possible."""
-    with contextlib.suppress(OSError):  # which `ignore_errors` does not do for all of them
+    with contextlib.suppress(OSError):  # `ignore_errors` does not ignore all of them
         shutil.rmtree(folder, ignore_errors=True)
 
 
 def clean(waves: Path) -> None:
-    """Removes what workers that were killed have left in waves/; the sweep must be locked.
-
-    Args:
-        waves: the folder.
-    """
+    """Removes what workers that were killed have left in waves/; the sweep must be locked."""
     remove_temporaries(waves)
     for removed in waves.glob(f"{_REMOVED}*"):
         remove(removed)  # perhaps at the same time as a worker that is alive

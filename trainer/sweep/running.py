@@ -1,4 +1,4 @@
-"""The waves of a sweep that are not finished, as a process sees them that computes none."""
+"""Reads the unfinished waves of a sweep, for a process that computes none."""
 
 import contextlib
 import os
@@ -17,7 +17,7 @@ from trainer.writers.run_record import read_record
 
 T = TypeVar("T")
 
-_TO_LOCK = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK  # a pipe would be waited for
+_TO_LOCK = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK  # otherwise a pipe would block
 _PATIENCE, _PAUSE = 1.0, 0.05  # seconds to wait for workers that claim waves, and between two looks
 _OLD = 30.0  # seconds; a wave whose progress is older, or from the future, is looked at twice
 
@@ -43,7 +43,7 @@ class WaveStatus:
         trials: the folders of its trials.
         program: the index of its program in the plan.
         held: whether a worker has it.
-        moving: whether that worker is not stopped.
+        moving: whether that worker seems to live and is not stopped.
         step: the last step that was reported; 0 before the first.
         running: number of trials that have not ended.
         rate: steps per second of each of them; None if the worker has not reported it yet.
@@ -64,15 +64,7 @@ class WaveStatus:
 def read_waves(
     folder: Path, files: Sequence[Path]
 ) -> tuple[tuple[WaveStatus, ...], tuple[str, ...]]:
-    """Reads the waves that are not finished.
-
-    Args:
-        folder: the folder of the sweep.
-        files: those of the waves, from `SweepFolder.waves`.
-
-    Returns:
-        The waves, and sentences about files that are damaged.
-    """
+    """Reads the files of `SweepFolder.waves`; returns sentences about damaged ones as well."""
     found, faults = {}, []
     for file in files:
         try:
@@ -86,7 +78,7 @@ def read_waves(
     standing = _standing(folder, workers)
     waves = []
     for file, content in found.items():
-        # This machine may not see the lock of one that is announced.
+        # This machine may not see the lock of a wave that is announced.
         has_it = file in held or file.stem in workers
         moving = has_it and file.stem not in standing
         waves.append(_wave(file, tuple(content["trials"]), content["program"], has_it, moving))
@@ -120,7 +112,7 @@ def _wave(
     progress = _read(folder / "progress.json", _Progress) or _Progress()
     if "pid" not in holder:  # nobody has the folder; who had it last?
         holder = _Holder() if held else _last_process(folder / "run.json")
-    # Otherwise an earlier worker wrote it.
+    # An earlier worker wrote progress with another epoch.
     own = held and "epoch" in progress and progress["epoch"] == _epoch(folder)
     return WaveStatus(
         name=file.stem,
@@ -166,7 +158,7 @@ def _held(lock: Path, files: Sequence[Path]) -> set[Path]:
         until = time.monotonic() + _PATIENCE
         while not share(descriptor):
             if time.monotonic() > until:
-                return set(files)  # its holder is a worker
+                return set(files)  # a worker keeps the lock: all may be held
             time.sleep(_PAUSE)
         return {file for file in files if is_locked(file)}
 

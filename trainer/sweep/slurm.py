@@ -61,18 +61,13 @@ class SlurmSettings:
 
 
 def read_settings(file: str | None, settings: Sequence[str] = ()) -> SlurmSettings:
-    """Reads the settings of a file and of the command line.
+    """Reads the settings of a file and of the command line, which override the file.
 
-    A setting is a long option of sbatch with "-" or "_", where the value true stands for an option
-    without a value and false for none; or one of `setup` and `warning`, the attributes of
-    SlurmSettings.
-
-    Args:
-        file: a YAML file with a mapping, such as `{partition: gpu, cpus_per_task: 4}`, or None.
-        settings: settings of the form KEY=VALUE, which override the file.
-
-    Raises:
-        ConfigError: the file cannot be read, or a setting is not one.
+    The file is YAML with a mapping, such as `{partition: gpu, cpus_per_task: 4}`, and `settings`
+    have the form KEY=VALUE. A setting is a long option of sbatch with "-" or "_", where the value
+    true stands for an option without a value and false for none; or one of `setup` and `warning`,
+    the attributes of SlurmSettings. Raises ConfigError if the file cannot be read, or a setting is
+    not one.
 
     Example:
         >>> read_settings(None, ["partition=gpu", "cpus_per_task=4", "exclusive=true"]).options
@@ -175,14 +170,11 @@ class Submitted(NamedTuple):
 
 
 def script(folder: Path, words: Sequence[str], workers: int, settings: SlurmSettings) -> str:
-    """Returns the batch script of the workers.
+    """Returns the batch script of the workers, one in each task of the array.
 
-    Args:
-        folder: the absolute path of the sweep's folder.
-        words: what follows python in the command of a worker, such as ["-m", "trainer", ...]. It
-            must exit with 75 when a signal has stopped it before the sweep is complete.
-        workers: how many workers there are, one in each task of the array.
-        settings: what the user asks of Slurm.
+    The folder of the sweep is absolute. `words` are what follows python in the command of a worker,
+    such as ["-m", "trainer", ...]. It must exit with 75 when a signal has stopped it before the
+    sweep is complete.
     """
     path = os.environ.get("PYTHONPATH")
     return _SCRIPT.format(
@@ -262,20 +254,9 @@ def submit(
 ) -> Submitted:
     """Writes the batch script of the workers to the sweep's folder, and submits it.
 
-    The workers run with this Python, in the current folder, with the current PYTHONPATH. All
-    nodes must see the sweep's folder.
-
-    Args:
-        folder: the sweep's folder, which exists.
-        words: what follows python in the command of a worker, as for `script`.
-        workers: how many workers to start; at least 1.
-        settings: what the user asks of Slurm.
-
-    Returns:
-        The number of the array, and what to print.
-
-    Raises:
-        UserError: the script cannot be written, there is no sbatch, or sbatch refuses the array.
+    The workers run with this Python, in the current folder, with the current PYTHONPATH. All nodes
+    must see the sweep's folder, which exists. `words` are as for `script`. Raises UserError if the
+    script cannot be written, there is no sbatch, or sbatch refuses the array.
     """
     _check_setup(settings.setup)
     try:
@@ -290,7 +271,7 @@ def submit(
     except OSError as error:
         raise UserError(f"{folder}/slurm/workers.sh cannot be written: {error.strerror}.") from None
     options = _options(place, workers, settings)
-    # Also here, because the variables of sbatch, such as SBATCH_PARTITION, override the script.
+    # Given here too, because variables of sbatch, such as SBATCH_PARTITION, override the script.
     given = [f"--{name}={value}" if value else f"--{name}" for name, value in options.items()]
     job, said = _sbatch([*given, str(file)])
     number, _, cluster = job.partition(";")
@@ -307,15 +288,15 @@ def submit(
 
 def _check_setup(setup: str) -> None:
     """Raises UserError if the setup is not valid bash by itself, without the lines after it."""
-    # Otherwise bash may warn of what the user's variables name, such as a locale.
+    # With the user's variables, bash may warn of what they name, such as a locale.
     clean = {"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C"}
     try:
         done = subprocess.run(
             ["bash", "-n"], input=setup, env=clean, capture_output=True, text=True
         )
-    except OSError:  # of the machine that submits; the error about sbatch says more
+    except OSError:  # this machine has no bash; the error about sbatch says more
         return
-    # What follows a here-document without an end would be part of it: for bash this is a warning.
+    # A here-document without an end would include the lines after it; bash only warns of that.
     if done.returncode or done.stderr:
         raise UserError(f"The setup of --slurm_file is not valid bash:\n{done.stderr}")
 

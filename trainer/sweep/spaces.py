@@ -64,11 +64,7 @@ _BOUNDED = re.compile(r"(log_uniform|uniform|integers) (\S+) to (\S+)")
 def bounds(text: str) -> Bounds | None:
     """Returns the ends of an interval from the text that plan.json has of it.
 
-    Args:
-        text: the attribute `text` of a space.
-
-    Returns:
-        None for a space that is not an interval.
+    None for a space that is not an interval.
 
     Example:
         >>> bounds(log_uniform(1e-4, 1e-2).text)

@@ -70,8 +70,8 @@ class Status:
         final: the final trials, none for an arm of which every point diverged; None before the
             winners are known.
         complete: whether all runs have ended, those on final seeds included.
-        seconds: until the sweep is complete, with the workers and the speed of now; None if no
-            worker has reported its speed.
+        seconds: until the sweep is complete, if the workers keep their speed; None if no worker
+            has reported it.
     """
 
     arms: tuple[ArmStatus, ...]
@@ -87,14 +87,10 @@ class Status:
 class SweepReader:
     """Reads the folder of a sweep again and again; outcomes are read once.
 
-    Args:
-        path: the folder of the sweep.
-
-    Raises:
-        UserError: the folder is not that of a sweep, or its plan is damaged.
+    Raises UserError if the folder is not that of a sweep, or its plan is damaged.
 
     Attributes:
-        path: as given.
+        path: the folder.
     """
 
     def __init__(self, path: Path):
@@ -118,8 +114,7 @@ class SweepReader:
     def read(self) -> Status:
         """Returns what is in the folder now.
 
-        Raises:
-            UserError: plan.json or final.json is damaged, or the disk cannot be read.
+        Raises UserError if plan.json or final.json is damaged, or the disk cannot be read.
         """
         with self._readable():
             return self._read()
@@ -135,7 +130,8 @@ class SweepReader:
     def _read(self) -> Status:
         if self._folder.refresh():
             self._forget()
-        # Waves first: their trials may be finished meanwhile, but not the other way round.
+        # Waves are read before outcomes: their trials may be finished meanwhile, but none returns
+        # to a wave.
         waves, damaged = read_waves(self.path, self._folder.waves())
         if self._final is None:
             self._final = final_trials(self.path, self.plan)
@@ -168,8 +164,7 @@ class SweepReader:
     def code_changes(self) -> tuple[CodeChange, ...]:
         """Returns the changes of the user's code, from the ledger.
 
-        Raises:
-            UserError: the disk cannot be read.
+        Raises UserError if the disk cannot be read.
         """
         with self._readable():
             return tuple(changes_in(read_ledger(self.path)))
@@ -224,7 +219,7 @@ class SweepReader:
             elif wave is not None:
                 steps_done += min(wave.step, of_trial)
         held = {wave.name: wave for t in of_arm if (wave := in_wave.get(t.folder)) and wave.held}
-        final = bool(of_arm[0].final)  # then all of them are
+        final = bool(of_arm[0].final)  # the same for all of them
         values = [_value(outcomes.get(t.folder), self.plan) for t in of_arm] if final else []
         return ArmStatus(
             arm=arm,
@@ -319,12 +314,7 @@ _LONGEST = 200  # characters of a reason
 
 
 def counts(status: Status, plan: StoredPlan) -> list[str]:
-    """Formats the runs of each arm as a table, and what is left in a line below it.
-
-    Args:
-        status: of the sweep.
-        plan: its plan.
-    """
+    """Formats the runs of each arm as a table, and what is left in a line below it."""
     head = ("arm", "runs", "done", "running", "diverged", "failed", "steps")
     rows: list[Sequence[str]] = [(*head, plan.goal.metric, "trial")]
     rows += [_row(arm) for arm in status.arms]
@@ -374,14 +364,7 @@ def render(
 ) -> str:
     """Formats the status of a sweep: arms, waves, failures and the results of the winners.
 
-    Args:
-        status: of the sweep.
-        plan: its plan.
-        folder: of the sweep, as the commands that are named take it.
-        changes: of the user's code.
-
-    Returns:
-        Lines of text; the last ends with a newline.
+    Commands to run next name the folder as it is given. The last line ends with a newline.
     """
     parts = [
         counts(status, plan),
@@ -507,15 +490,9 @@ def shown(value: float | None) -> str:
 def best_runs(folder: Path) -> dict[str, list[Path]]:
     """Returns the runs of each arm's best point: those on final seeds, or else those of the search.
 
-    Args:
-        folder: of the sweep.
-
-    Returns:
-        Arm and number, such as "muon 0007", or the number of its searches, such as "muon, 5
-        searches" -> the folders of the runs of their best points that are done.
-
-    Raises:
-        UserError: the folder is not that of a sweep, or no point has all of its results.
+    The keys are arm and number, such as "muon 0007", or the number of its searches, such as "muon,
+    5 searches"; the values are the folders of runs that are done. Raises UserError if the folder is
+    not that of a sweep, or no point has all of its results.
     """
     reader = SweepReader(folder)
     status = reader.read()

@@ -18,8 +18,8 @@ from trainer.writers.files import open_regular
 from trainer.writers.json_files import as_record, check_json, damaged, read_json
 
 FORMAT = 2
-# What the digest of a revision covers in files of format 1, of which `write_revisions` keeps the
-# revisions as they are. That of a later one, which names the vocabulary, covers all that it says.
+# What the digest of a revision of format 1 covers; `write_revisions` keeps such revisions as they
+# are. The digest of a later revision, which names the vocabulary, covers all that it says.
 _DIGESTED = (
     "arms",
     "seeds",
@@ -169,17 +169,9 @@ def read_plan(folder: Path) -> StoredPlan:
 
 
 def check_vocabulary(folder: Path, plan: StoredPlan, named: Sequence[str]) -> None:
-    """Refuses a plan that names packages which the user's command does not name.
+    """Raises UserError if a plan names packages that the values of `--vocabulary` do not name.
 
     To import a package is to execute its code, and the folder may come from elsewhere.
-
-    Args:
-        folder: of the sweep.
-        plan: its plan.
-        named: the values of `--vocabulary`.
-
-    Raises:
-        UserError: the plan names others.
     """
     others = [package for package in plan.vocabulary if package not in named]
     if others:
@@ -191,30 +183,20 @@ def check_vocabulary(folder: Path, plan: StoredPlan, named: Sequence[str]) -> No
 
 
 def work_command(folder: Path, vocabulary: Sequence[str]) -> list[str]:
-    """Returns what follows "python" in the command that computes a sweep as one of its workers.
-
-    Args:
-        folder: of the sweep.
-        vocabulary: further packages whose public functions the configs may name.
-    """
+    """Returns what follows "python" in the command that computes a sweep as one of its workers."""
     options = [f"--vocabulary={package}" for package in vocabulary]
     return ["-m", "trainer", "sweep", "work", str(folder), *options]
 
 
 def searches_of(revision: Mapping[str, Any]) -> int:
-    """Returns how many searches each arm has in a revision.
-
-    Args:
-        revision: its content.
-    """
+    """Returns how many searches each arm has in a revision."""
     return len(revision.get("offsets", (0,)))
 
 
 def digest_of(revision: Mapping[str, Any]) -> str:
     """Returns the SHA-256 of a revision, in hexadecimal digits.
 
-    Args:
-        revision: its content; that of an extension has what it follows.
+    That of an extension covers the revisions before as well, through its entry "follows".
     """
     every = [key for key in revision if key != "digest"]
     covered = every if "vocabulary" in revision else _DIGESTED

@@ -55,16 +55,11 @@ class WaveConsensus:
 
 
 class TrialCheckpoints:
-    """Takes the states of a trial for the checkpoint of its wave, and keeps those of its own.
+    """Takes the states of a trial for the checkpoint of its wave, and saves the trial's own.
 
-    Args:
-        directory: of the trial's own checkpoints.
-        keep: "none", "final" or "best"; see `definition.Sweep`.
-        last: the last step of the trial.
-        metric: step -> what ranks the state after it; None if it was not evaluated.
-        goal: whether the metric is minimized.
-        log: takes a line of warning.
-        fence: called before anything is written.
+    `keep` is "none", "final" or "best"; see `definition.Sweep`. `last` is the last step of the
+    trial. `metric` takes a step, and returns what ranks the state after it by `goal`; None if it
+    was not evaluated. `fence` is called before anything is written.
 
     Attributes:
         state: the newest state that was handed over, and is not in a checkpoint of the wave; None
@@ -138,23 +133,12 @@ class TrialCheckpoints:
 class TrialLoop:
     """A trial that is computed side by side with others.
 
-    Args:
-        trial: the trial.
-        program: the program, with the trial's values and seeds.
-        state: the state to begin with; its buffers are donated.
-        restored: the step of that state if it was restored; None for the first state.
-        folder: where the trial's files are written.
-        keep: which checkpoints the folder keeps; see `definition.Sweep`.
-        goal: what ranks these checkpoints.
-        consensus: what all trials do together.
-        watchdog: watches the blocks of all trials.
-        fence: called before anything is written.
-        log: takes a line for the user.
-        vocabulary: the user's packages, for the command that an error suggests.
-        clock: of the wave; runs while its steps are computed, and adds up the share of one trial.
-        identity: returns what loggers call the trial.
-        reporter: reports on the loggers of this process.
-        per_example: whether to keep the results on single test examples.
+    `state` is the state to begin with, whose buffers are donated; `restored` is its step if it was
+    restored, or None for the first state. The program has the trial's values and seeds, and
+    `folder` is that of the trial. `keep` is which checkpoints it keeps, ranked by `goal`; see
+    `TrialCheckpoints`. `fence` is called before anything is written. `clock` is that of the wave:
+    it runs while its steps are computed, and adds up the share of one trial. `vocabulary` is for
+    the command that an error suggests.
 
     Attributes:
         trial: the trial.
@@ -253,13 +237,9 @@ class TrialLoop:
         return self._go(lambda: next(self._run))
 
     def proceed(self, computed: Computed) -> Ended | GoBack | Halted | None:
-        """Does what follows a block, and asks for the next one.
+        """Does what follows `block`, computed by `Program.advance`, and asks for the next one.
 
-        Args:
-            computed: what `Program.advance` returns for `block`.
-
-        Returns:
-            How the trial ended; None if it has not.
+        Returns how the trial ended; None if it has not.
         """
         return self._go(lambda: self._run.send(computed))
 
@@ -273,11 +253,8 @@ class TrialLoop:
     def outcome(self, end: Ended | Halted) -> Summary:
         """Returns the outcome of a trial that ended, and closes its files.
 
-        Args:
-            end: what `begin` or `proceed` returned.
-
-        Raises:
-            OSError: the results could not be written.
+        `end` is what `begin` or `proceed` returned. Raises OSError if the results could not be
+        written.
         """
         try:
             if isinstance(end, Ended) and end.code != DONE:
@@ -302,34 +279,24 @@ class TrialLoop:
         return self._results.summary(end, self._experiment)
 
     def stopped(self, why: str) -> None:
-        """Says that the trial is stopped, and continues later.
-
-        Args:
-            why: a sentence.
-        """
+        """Tells the trial's writers that it is stopped, and why; it continues later."""
         self._writer.finish(self._summary(Ended("stopped", STOPPED, self.step, why)))
 
     def failed(self, why: str) -> Summary:
-        """Returns the outcome of a trial that an error ended.
-
-        Args:
-            why: a sentence.
-        """
+        """Returns the outcome of a trial that an error ended."""
         return self._summary(Ended("failed", FAILED, self.step, why))
 
     def close(self) -> None:
-        """Closes the files, all of them also where one cannot be written."""
+        """Closes all files, even if one of them cannot be written."""
         with contextlib.ExitStack() as stack:
             for each in (self.checkpoints, self._writer, self._run):
                 stack.callback(each.close)
 
 
 def asked_writers(config: Config) -> list[str]:
-    """Returns the writers that a config asks for; the terminal shows the sweep instead.
+    """Returns the writers that a trial's config names; the terminal shows the sweep instead.
 
-    Args:
-        config: of a trial. Its defaults do not count, so that a sweep does not write thousands of
-            files for TensorBoard.
+    Defaults do not count, so that a sweep does not write thousands of files for TensorBoard.
     """
     named = config.root.kwargs.get("writers") or ()
     return [name for name in named if name != "console"]

@@ -16,16 +16,9 @@ from trainer.writers.summary import Summary
 def describe(reader: SweepReader, name: str) -> str:
     """Formats a trial as its resolved config, in YAML, below comments with all else.
 
-    Args:
-        reader: of the sweep.
-        name: "ARM/NUMBER", "ARM/NUMBER/SEED", "final/ARM" or "final/ARM/SEED", also with "trials/"
-            before it. Without a seed, the config is that of the first one.
-
-    Returns:
-        Lines of text; the last ends with a newline. Saved to a file, they are the config of a run.
-
-    Raises:
-        UserError: there is no such trial.
+    `name` is "ARM/NUMBER", "ARM/NUMBER/SEED", "final/ARM" or "final/ARM/SEED", also with "trials/"
+    before it. Without a seed, the config is that of the first one. Saved to a file, the text is the
+    config of a run. Raises UserError if there is no such trial.
     """
     status = reader.read()
     trials = find_trials(reader, status, name)
@@ -48,16 +41,8 @@ def describe(reader: SweepReader, name: str) -> str:
 def find_trials(reader: SweepReader, status: Status, name: str) -> list[Trial]:
     """Returns the trials that a name means: those of a point, or one of them.
 
-    Args:
-        reader: of the sweep.
-        status: from `reader.read`.
-        name: see `describe`; "muon/7" is "muon/0007", and "muon/2.7" is "muon/2.0007".
-
-    Returns:
-        At least one trial.
-
-    Raises:
-        UserError: there is no such trial.
+    For names, see `describe`; "muon/7" is "muon/0007", and "muon/2.7" is "muon/2.0007". Raises
+    UserError if there is no such trial.
     """
     trials = (*reader.plan.trials, *(status.final or ()))
     known: dict[str, list[Trial]] = {}
@@ -67,7 +52,7 @@ def find_trials(reader: SweepReader, status: Status, name: str) -> list[Trial]:
             known.setdefault(key, []).append(trial)
     asked = name.strip("/")
     for each in (asked, asked.removeprefix("trials/")):
-        # The names of search 0 do not have its number.
+        # Names in search 0 have no number of a search.
         padded = re.sub(r"(?<=/)(?:0\.)?(\d+\.)?(\d+)", _padded, each, count=1)
         if found := known.get(each) or known.get(padded):
             return found

@@ -8,11 +8,7 @@ Warnings = Mapping[str, tuple[str, ...]]  # arm -> sentences
 
 
 def together(every: Iterable[Warnings]) -> dict[str, tuple[str, ...]]:
-    """Joins the warnings of several programs; of equal ones of an arm one is kept.
-
-    Args:
-        every: those of each program.
-    """
+    """Joins the warnings of several programs; equal ones of an arm are kept once."""
     found: dict[str, dict[str, None]] = {}
     for warnings in every:
         for arm, sentences in warnings.items():
@@ -21,12 +17,7 @@ def together(every: Iterable[Warnings]) -> dict[str, tuple[str, ...]]:
 
 
 def by_sentence(warnings: Warnings, order: Iterable[str]) -> dict[str, list[str]]:
-    """Returns the arms that have each warning.
-
-    Args:
-        warnings: arm -> its warnings.
-        order: the arms in their order.
-    """
+    """Returns warning -> the arms that have it; `order` is that of the arms."""
     arms: dict[str, list[str]] = {}
     for arm in order:
         for sentence in warnings.get(arm, ()):
@@ -36,10 +27,6 @@ def by_sentence(warnings: Warnings, order: Iterable[str]) -> dict[str, list[str]
 
 def warning_lines(warnings: Warnings, order: Iterable[str]) -> list[str]:
     """Returns a line for each warning, with the arms that have it.
-
-    Args:
-        warnings: arm -> its warnings.
-        order: the arms in their order.
 
     Example:
         >>> warning_lines({"b": ["The loss is odd."], "a": ["The loss is odd."]}, "ab")

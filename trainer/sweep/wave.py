@@ -4,10 +4,10 @@
     waves/NAME/               laid out as the folder of a run, with one lock and one record
         checkpoints/          of all trials together
         trials/ARM/NUMBER/SEED/metrics.jsonl ...
-        progress.json         for those who look on
+        progress.json         for `sweep status`
 
-A trial has a summary.json once it ended. Its folder is moved to that of the sweep when all trials
-of the wave have ended.
+A trial that ended has a summary.json. Its folder is moved to that of the sweep when all trials of
+the wave have ended.
 """
 
 import contextlib
@@ -64,11 +64,11 @@ from trainer.writers.lines import sync_rows
 from trainer.writers.run_record import FORMAT, read_record
 from trainer.writers.summary import SUMMARY_FILE, Summary, read_outcome
 
-# A wave is split after so many kills of its workers while it computes, or at all, without progress
-# between them; it is also split after MOST_ERRORS.
+# A wave is split after so many attempts without progress: _KILLS that had begun to compute, or
+# _STARTS in all; it is also split after MOST_ERRORS errors.
 _KILLS, _STARTS = 3, 10
-# A trial that is alone in its wave has failed after so many. More than for a wave, because kills
-# from outside, such as by a scheduler, must hardly ever look like the trial's own.
+# The same for a trial that is alone in its wave, which then has failed. It is more, because a trial
+# should hardly ever be blamed for kills from outside, such as by a scheduler.
 _KILLS_OF_ONE = 6
 _BETWEEN_REPORTS = 2.0  # seconds
 
@@ -76,23 +76,12 @@ _BETWEEN_REPORTS = 2.0  # seconds
 class Wave:
     """A wave that this process computes.
 
-    Args:
-        folder: the folder of the sweep.
-        claim: the wave.
-        plan: the text of the plan of its program, for those who look into the folder.
-        vocabulary: further packages whose public functions the configs may name.
-        data: the data set of its trials.
-        data_fingerprint: that of the data set.
-        code: returns the user's code that this process has imported, file -> hash.
-        config_files: writes the configs of its trials.
-        allow_changed: what may differ from the process that began the wave: "code" or nothing.
-        log: takes a line for the user.
-        take_over: whether to take the folder from the process that has its lock, because who has
-            the wave is decided by other means.
-
-    Raises:
-        RunChanged: the wave was begun by a process with other code or settings.
-        DamagedFile: the folder of the wave is not as a worker leaves it.
+    `plan` is the text of the plan of its program, for those who look into the folder. `code`
+    returns the user's code that this process has imported, file -> hash. `allow_changed` is what
+    may differ from the process that began the wave: "code" or nothing. `take_over` takes the folder
+    from the process that has its lock, because who has the wave is decided by other means. Raises
+    RunChanged if the wave was begun by a process with other code or settings; DamagedFile if its
+    folder is not as a worker leaves it.
 
     Attributes:
         claim, take_over: as given.
@@ -125,7 +114,8 @@ class Wave:
         first = claim.trials[0].config
         others = itertools.islice(folder.path.glob("trials/*/*/*/run.json"), 1)
         threads = use_openblas_threads(claim.path, *(record.parent for record in others))
-        # It asks git and reads what is installed, which would take most of the time of a trial.
+        # Once for all trials: it asks git and reads what is installed, which would take most of the
+        # time of a short trial.
         self._common = fingerprint(
             data=data_fingerprint,
             batch_size=data.batch_size,
@@ -146,7 +136,7 @@ class Wave:
         self._reported = 0.0
 
     def _comparable(self, found: Mapping[str, str]) -> Mapping[str, str]:
-        """Returns the code of the files with which the wave was begun.
+        """Returns the present code of the files that the wave was begun with.
 
         The process that began it may have imported other modules in the waves before.
         """
@@ -180,13 +170,9 @@ class Wave:
         ]
 
     def keep(self, trial: Trial, outcome: Summary) -> None:
-        """Writes the outcome of a trial that ended before the others.
+        """Writes the outcome of a trial that ended before the others, whose writers are closed.
 
         Its rows are on the disk first.
-
-        Args:
-            trial: the trial, whose writers are closed.
-            outcome: how it ended.
         """
         staged = self.staged(trial)
         make_folder(staged)
@@ -197,10 +183,8 @@ class Wave:
     def finish(self, outcomes: Mapping[Trial, Summary]) -> None:
         """Moves the trials that ended to the folder of the sweep, and removes the wave.
 
-        Trials without an outcome are claimed again.
-
-        Args:
-            outcomes: of the trials that ended since the last call of `keep`.
+        Trials without an outcome are claimed again. `outcomes` are those of the trials that ended
+        since the last call of `keep`.
         """
         self.workdir.check_fence()
         self._common["code"] = self._code()  # with what was imported during the wave
@@ -209,7 +193,7 @@ class Wave:
             if trial in outcomes or read_outcome(self.staged(trial)) is not None:
                 self._complete(trial)
         sync_file_system(self.path)
-        # Only now: a summary says that all else of the folder is on the disk.
+        # Summaries come last: each says that all else of its folder is on the disk.
         for trial, outcome in outcomes.items():
             (self.staged(trial) / SUMMARY_FILE).write_text(outcome.text())
         sync_file_system(self.path)
@@ -222,7 +206,7 @@ class Wave:
         self.discard()
 
     def _complete(self, trial: Trial) -> None:
-        """Writes what a trial's folder has besides its metrics, as that of a run."""
+        """Writes the configs and the record of a trial, so that its folder is that of a run."""
         staged = self.staged(trial)
         staged.mkdir(parents=True, exist_ok=True)
         if len(self.workdir.lineage) > 1:
@@ -234,7 +218,7 @@ class Wave:
             entry | {"wave": self.claim.name, "trials": len(self.claim.trials)}
             for entry in self.workdir.lineage
         ]
-        with contextlib.suppress(OSError):  # of processes that want a core, for each core
+        with contextlib.suppress(OSError):  # how many processes want each core
             lineage[-1]["load"] = round(os.getloadavg()[0] / (os.cpu_count() or 1), 2)
         content = {
             "format": FORMAT,
@@ -268,9 +252,8 @@ class Wave:
     def leave(self, kind: str, **values: object) -> None:
         """Ends the work of this process on the wave, which another one resumes.
 
-        Args:
-            kind: "stopped", "failed" or "crashed", for the record of a wave that is not finished.
-            **values: of JSON, to record as well.
+        `kind`, "stopped", "failed" or "crashed", and `values`, as JSON has them, are for the record
+        of a wave that is not finished.
         """
         if self.workdir.lock.held:
             self.workdir.close(kind, **values)
@@ -280,24 +263,21 @@ class Wave:
     def begins(self, restored: int | None) -> None:
         """Records that the first block is about to be computed.
 
-        Args:
-            restored: the step of the checkpoint; None for the first states.
+        `restored` is the step of the checkpoint; None for the first states.
         """
         self.workdir.record(restored=restored, computing=True)
 
     def newest(self) -> int | None:
         """Returns the step of the newest checkpoint; None if there is none."""
         path = self.workdir.checkpoints
-        if self.claim.alone:  # its run has them
+        if self.claim.alone:  # the checkpoints are in the folder of its run
             path = self.staged(self.claim.trials[0]) / "checkpoints"
         return Checkpoints(path, read_only=True).latest()
 
     def given_up(self) -> str:
-        """Returns why the wave is not computed again: kills or errors of the last attempts.
+        """Returns why the wave is not computed again; "" if it is computed.
 
-        Returns:
-            The last error of attempts without progress, or a sentence about kills; "" if there were
-            few, and the wave is computed.
+        The reason is the last error of attempts without progress, or a sentence about kills.
         """
         newest = self.newest()
         without: list[dict[str, Any]] = []  # attempts, the last one first
@@ -315,18 +295,14 @@ class Wave:
         return ""
 
     def code_changed(self) -> bool:
-        """Returns whether other code of the user began the wave."""
+        """Returns whether the wave was begun with other code of the user."""
         lines = [line for entry in self.workdir.lineage for line in entry["changed"]]
         return any(line.startswith("code: ") for line in lines)
 
     # Progress.
 
     def report(self, **progress: float) -> None:
-        """Writes progress.json, at most every two seconds.
-
-        Args:
-            **progress: what `sweep status` reads.
-        """
+        """Writes progress.json, which `sweep status` reads, at most every two seconds."""
         now = time.monotonic()
         if now - self._reported < _BETWEEN_REPORTS:
             return
@@ -349,18 +325,8 @@ def run_alone(
 ) -> int:
     """Computes the one trial of a wave by `Run`, in the trial's folder.
 
-    Args:
-        wave: the wave.
-        program: the compiled program, with the trial's values and seeds.
-        signals: reports when to stop.
-        log: takes a line for the user.
-        vocabulary: further packages whose public functions the config may name.
-        slow_lines: limits the lines about slow steps.
-        identity: returns what loggers call the trial.
-        per_example: whether to keep the results on single test examples.
-
-    Returns:
-        DONE: the trial has a result. STOPPED: saved. FAILED: the disk cannot be written.
+    The program is compiled, and has the trial's values and seeds. Returns DONE if the trial has a
+    result, STOPPED if it is saved, and FAILED if the disk cannot be written.
     """
     (trial,) = wave.claim.trials
     staged = wave.staged(trial)
@@ -382,11 +348,11 @@ def run_alone(
         slow_lines=slow_lines,
         identity=identity,
     )
-    # Not its summary.json: a run that failed is tried again, and a trial with a result is not.
-    # The wave has compared the code with that of the process that began it.
+    # The run writes no summary.json, because a run that failed is tried again, and a trial with a
+    # summary is not. It allows changed code, because the wave has compared the code.
     allowed = ["code"]
     code = run.start(staged, allow_changed=allowed, summarize=False, take_over=wave.take_over)
-    if warm_starts := count_warm_starts(staged):  # the record of the trial is that of the wave
+    if warm_starts := count_warm_starts(staged):  # the trial gets the record of the wave
         wave.workdir.record(warm_starts=warm_starts)
     if code == FAILED:
         _check_not_lost(staged / "checkpoints")
@@ -405,7 +371,7 @@ def run_alone(
         state = restore_of(program, staged, experiment.steps)
         fence = wave.workdir.check_fence
         keep_examples(program, state, staged, fence, lambda line: log(f"{trial.folder}: {line}"))
-    # Before its checkpoints are removed, because a run without them begins anew.
+    # The outcome is written before the checkpoints are removed: a run without both begins anew.
     wave.keep(trial, results.summary(end, experiment))
     wave.finish({})
     return DONE

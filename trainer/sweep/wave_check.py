@@ -21,12 +21,8 @@ _ADVICE = "remove the folder of the wave, and its trials are computed again."
 def check_folder(claim: Claim) -> None:
     """Checks the files of a wave, except for its checkpoints and its rows.
 
-    Args:
-        claim: the wave, whose folder may not exist yet.
-
-    Raises:
-        DamagedFile: a file is not as a worker leaves it.
-        UserError: a config cannot be read.
+    The folder may not exist yet. Raises DamagedFile if a file is not as a worker leaves it;
+    UserError if a config cannot be read.
     """
     path = claim.path
     if path.is_symlink() or (path.exists() and not path.is_dir()):
@@ -60,16 +56,10 @@ def _check_config(folder: Path, config: Config) -> None:
 
 
 def check_rows(folder: Path, last: int, experiment: Experiment) -> None:
-    """Checks that metrics.jsonl of a trial has a row of every step that is logged or evaluated.
+    """Raises DamagedFile if metrics.jsonl of a trial lacks a row of a logged or evaluated step.
 
-    Args:
-        folder: of the trial in its wave.
-        last: the last step of which there must be a row.
-        experiment: of the trial.
-
-    Raises:
-        DamagedFile: rows are missing.
-        OSError: the disk cannot be read.
+    `folder` is that of the trial in its wave, and `last` the last step of which there must be a
+    row.
     """
     file, wanted = folder / "metrics.jsonl", set[int]()
     for every in (experiment.log_every, experiment.eval_every):

@@ -25,24 +25,14 @@ class WaveContent(TypedDict):
 
 
 def wave_name(content: WaveContent) -> str:
-    """Returns the name of a wave, which is a hash, so that a changed file is noticed.
-
-    Args:
-        content: of its file.
-    """
+    """Returns the name of a wave, which is a hash, so that a changed file is noticed."""
     return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:12]
 
 
 def read_wave(file: Path) -> WaveContent:
-    """Reads the file of a wave.
+    """Reads waves/NAME.json.
 
-    Args:
-        file: waves/NAME.json.
-
-    Raises:
-        FileNotFoundError: there is no such file.
-        DamagedFile: it is damaged.
-        OSError: the disk cannot be read.
+    Raises FileNotFoundError if there is no such file, and DamagedFile if it is damaged.
     """
     content = read_json(file, WaveContent, _ADVICE)
     if wave_name(content) != file.stem:

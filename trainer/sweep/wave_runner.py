@@ -2,7 +2,7 @@
 
 All trials share the compiled program and the form of its blocks, so that each has the bits that it
 would have alone. A trial that has ended takes no time. A loop over the trials inside one program
-would gain little: see `benchmarks.sweep`.
+would gain little: see `benchmarks.sweep`. Start with `WaveRunner.run`.
 """
 
 import contextlib
@@ -43,17 +43,9 @@ End = Ended | GoBack | Halted
 class WaveRunner:
     """The trials of a wave.
 
-    Args:
-        program: the compiled program of all of them.
-        program_of: returns the program with the values and seeds of a trial.
-        wave: the wave.
-        folder: the folder of the sweep.
-        signals: reports when to stop.
-        log: takes a line for the user.
-        slow_lines: limits the lines about slow steps.
-        reporter: reports on the loggers of this process.
-        vocabulary: further packages whose public functions the configs may name.
-        vmapped: computes a block of all trials at once; None computes one after another.
+    `program` is the compiled program of all of them; `program_of` returns it with the values and
+    seeds of a trial. `vmapped` computes a block of all trials at once; None computes one after
+    another.
     """
 
     def __init__(
@@ -70,7 +62,7 @@ class WaveRunner:
         vmapped: Vmapped | None = None,
     ):
         self._vmapped = vmapped
-        # Of all trials, which share the time of their wave.
+        # One clock for all trials, which share the time of their wave.
         self._clock = Clock(running=False)
         self._program = program
         self._program_of = program_of
@@ -89,13 +81,12 @@ class WaveRunner:
     def run(self) -> int:
         """Computes the trials until all have ended, or a signal.
 
-        Returns:
-            DONE: the wave is finished, and its trials are in the folder of the sweep. STOPPED:
-            saved. FAILED: it could not be saved.
+        Returns DONE if the wave is finished, and its trials are in the folder of the sweep; STOPPED
+        if they are saved; FAILED if they could not be saved.
 
         Raises:
             MemoryError, jax.errors.JaxRuntimeError: the trials do not fit into memory, or the
-                program cannot be executed.
+            program cannot be executed.
             OSError, MetricsError, CheckpointError: the disk cannot be written or read.
             DataChanged: a file of the data set is not what it was.
             WorkdirTakenOver: another process has the wave.
@@ -191,7 +182,7 @@ class WaveRunner:
         for trial_loop in list(self._trial_loops):
             self._advance_trial(trial_loop, trial_loop.begin)
 
-    # Rounds.
+    # Blocks.
 
     def _advance(self, checkpoints: Checkpoints, step: int) -> int:
         wave, consensus = self._wave, self._consensus
@@ -221,7 +212,7 @@ class WaveRunner:
     def _compute_blocks(self) -> None:
         """Computes the next block of every trial, and does what follows it."""
         trial_loops = list(self._trial_loops)
-        # A trial cannot be timed by itself: the first turn after an evaluation waits for work of
+        # A trial cannot be timed by itself: the first block after an evaluation waits for work of
         # the others that is still queued. All have one program, so that each has an equal share.
         self._clock.share = 1 / len(trial_loops)
         with self._clock.running():
@@ -236,7 +227,7 @@ class WaveRunner:
                 self._advance_trial(trial_loop, partial(trial_loop.proceed, result))
 
     def _advance_trial(self, trial_loop: TrialLoop, proceed: Callable[[], End | None]) -> None:
-        """Does something for a trial, and removes the trial if it ended by that."""
+        """Calls `proceed` for a trial, and removes the trial if it ended."""
         trial = trial_loop.trial
         try:
             end = proceed()
@@ -282,7 +273,8 @@ class WaveRunner:
             self._key(trial_loop.trial): trial_loop.checkpoints.state
             for trial_loop in self._trial_loops
         }
-        # No trial may lack a checkpoint of its own from before the step that the wave resumes from.
+        # The trials' own checkpoints are committed before that of the wave: after a resume from it,
+        # those of earlier steps are not saved again.
         for trial_loop in self._trial_loops:
             trial_loop.checkpoints.wait()
         for trial_loop in self._trial_loops:

@@ -1,4 +1,7 @@
-"""A worker of a sweep: computes waves until every trial has a result."""
+"""A worker of a sweep: computes waves until every trial has a result.
+
+Start with `Worker.run`.
+"""
 
 import contextlib
 import gc
@@ -45,7 +48,7 @@ from trainer.workdir.changes import RunChanged
 from trainer.writers import Reporter
 from trainer.writers.summary import Summary
 
-_KEPT_PROGRAMS = 4  # waves of several arms take turns
+_KEPT_PROGRAMS = 4  # more than one, because waves of different arms alternate
 _PAUSE = 1.0  # seconds between two looks at the folder while others compute the last trials
 
 
@@ -62,18 +65,11 @@ class _Prepared:
 
 
 class Worker:
-    """Computes waves of a sweep.
+    """Computes waves of a sweep, whose folder is `path`.
 
-    Args:
-        path: the folder of the sweep, with its plan.
-        workers: how many workers share the trials, at least.
-        signals: reports when to stop.
-        log: takes a line for the user.
-        locks: what keeps others from the trials of this process; see `Presence`.
-        allow_changed: what may differ from the processes before: "code" or nothing.
-
-    Raises:
-        UserError: the folder is not that of a sweep.
+    `workers` is how many workers share the trials, at least. `locks` is what keeps others from the
+    trials of this process; see `Presence`. `allow_changed` is what may differ from the processes
+    before: "code" or nothing. Raises UserError if the folder is not that of a sweep.
     """
 
     def __init__(
@@ -96,18 +92,14 @@ class Worker:
         self._slow_lines = SlowLines(math.inf)  # other workers may keep this machine busy
         self._reporter = Reporter(log)
         self._thrown_away: set[str] = set()  # names of waves whose folders were damaged
-        self._prepared: dict[int, _Prepared] = {}  # the one used last is the last
+        self._prepared: dict[int, _Prepared] = {}  # by program, in the order of their last use
 
     def run(self) -> int:
         """Computes waves until every trial has a result, or a signal.
 
-        Returns:
-            DONE: every trial has a result. STOPPED: a signal came, and the wave was saved. FAILED:
-            the disk cannot be read or written.
-
-        Raises:
-            UserError: the locks of the folder are not seen by all machines, its files are damaged,
-                or code was changed.
+        Returns DONE if every trial has a result; STOPPED if a signal came, and the wave was saved;
+        FAILED if the disk cannot be read or written. Raises UserError if the locks of the folder
+        are not seen by all machines, its files are damaged, or code was changed.
         """
         try:
             return self._compute_waves()
@@ -149,7 +141,7 @@ class Worker:
     def _note_code(self) -> Mapping[str, str]:
         """Adds what this process has imported of the user's code to the ledger, and returns it."""
         found = code.hashes(self._vocabulary)
-        # Others may go over to changed code meanwhile; what this process has imported stays.
+        # Other workers may use changed code by now; this process still has what it imported.
         new = {name: hash for name, hash in found.items() if name not in self._noted}
         if new:
             changed = self.folder.note_code(new, self._allow_changed)
@@ -165,7 +157,7 @@ class Worker:
             # An error of a file that is open does not name it.
             file = Path(os.fsdecode(error.filename or where))
             text = f"{file}: {error.strerror}"
-            where = where if file.is_relative_to(where) else str(file)  # that of a data set
+            where = where if file.is_relative_to(where) else str(file)  # a file of a data set
         return (
             f"error: {text}. Finished trials are kept: start the same command again once {where}"
             " can be read and written."
@@ -188,14 +180,14 @@ class Worker:
         except Exception as error:
             if self._is_thrown_away(wave, claim, error):
                 return DONE
-            if isinstance(error, RunChanged):  # by other code or settings, since the wave began
+            if isinstance(error, RunChanged):  # other code or settings than when the wave began
                 end = "failed"
                 more = f", go on with {ALLOWED}" if error.keys == ("code",) else ""
                 raise UserError(
                     f"{error.changes}Restore the old value{more}; or remove {claim.path}, and its"
                     " trials are computed from the beginning."
                 ) from error
-            if isinstance(error, CodeChanged):  # of a module that was imported during the wave
+            if isinstance(error, CodeChanged):  # a module that was imported during the wave
                 end = "failed"
                 raise
             if is_of_the_disk(error):
@@ -203,7 +195,7 @@ class Worker:
                 raise
             if is_of_another_worker(error):
                 self._log(str(error))
-                time.sleep(_PAUSE)  # which computes the wave now
+                time.sleep(_PAUSE)  # the other worker computes the wave now
                 return DONE
             if wave is None:
                 raise
@@ -218,7 +210,7 @@ class Worker:
     def _is_thrown_away(self, wave: Wave | None, claim: Claim, error: Exception) -> bool:
         """Removes a wave that cannot be resumed, once; returns whether it did.
 
-        Its folder is damaged, or the user allowed code whose state is another one.
+        Its folder is damaged, or the user allowed changed code, which does not fit its checkpoint.
         """
         damage = damage_in(claim.path, error)
         if wave is not None and wave.code_changed() and isinstance(error, UnlikeCheckpoint):
@@ -332,7 +324,7 @@ class Worker:
             jax.clear_caches()
         first = next(iter(claim.trials))
         program = load_located(first.config, self._vocabulary)
-        self._note_code()  # before the time that it takes to compile
+        self._note_code()  # before compiling, which takes time
         plan = make_plan(program, first.config)
         data = located_fingerprint(program, first.config)
         start = time.perf_counter()
