@@ -50,7 +50,7 @@ class Summary:
         seconds: the time of the steps, as perf/seconds in metrics.jsonl.
         metrics: the newest metrics of training and evaluation, by their names in metrics.jsonl.
         best: name of an evaluation metric -> "min" and "max" -> its smallest and its largest value
-        in the run; a loss has only "min".
+            in the run; a loss has only "min".
         why: a sentence about a run that is not done, or whose metrics.jsonl lacks rows.
     """
 
