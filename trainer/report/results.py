@@ -56,7 +56,7 @@ class Result:
         fingerprint: what its bits depend on, from run.json.
         search: the number of the search that it belongs to, from 0.
         side_by_side: how many trials shared its wave.
-        load: runnable processes per core when it ended; None if unknown.
+        load: the load average per core when it ended; None if unknown.
         began: when its first process began, in UTC; "" if unknown.
         code_changed: whether it was resumed with changed code of the user.
     """

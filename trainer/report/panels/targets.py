@@ -67,7 +67,7 @@ def targets_block(workload: Workload, prefix: str) -> Block:
     return Block(text=(sentence,), warnings=warnings, figures=figures, tables=(table,))
 
 
-_MOST_LOAD = 1.2  # runnable processes per core up to which times can be trusted
+_MOST_LOAD = 1.2  # the load average per core up to which times can be trusted
 
 _NOTE = (
     "A run is compared with the target at its evaluations, so that these numbers are no finer than"
