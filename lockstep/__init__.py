@@ -57,7 +57,8 @@ __all__ = [
     "train",
 ]
 
-# The module of each name. No module has the name of a function here, which it would replace.
+# The module of each name. No module may have the name of a function here: importing it would
+# replace the function.
 _MODULES = {
     "Comparison": "lockstep.results",
     "Config": "lockstep.configs",
@@ -86,7 +87,7 @@ _MODULES = {
 
 
 def _check_packages() -> None:
-    """Raises ImportError if Python has, or would find, another package `trainer` or `optim`."""
+    """Raises ImportError if Python has imported, or would find, another `trainer` or `optim`."""
     home = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))
     for name in ("trainer", "optim"):
         loaded = sys.modules.get(name)
@@ -110,7 +111,7 @@ def _places(found: ModuleType | ModuleSpec | None) -> list[str]:
 
 
 def _owner(name: str) -> str:
-    """Returns which installed distributions own a package, other than Lockstep."""
+    """Returns which installed distributions, other than Lockstep, own a package."""
     from importlib.metadata import packages_distributions
 
     owners = {each for each in packages_distributions().get(name, ()) if "lockstep" not in each}

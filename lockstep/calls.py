@@ -26,7 +26,7 @@ class Recorder:
         self._name = name
 
     def __getattr__(self, name: str) -> "Recorder":
-        if name.startswith("__"):  # asked by copy, pickle and notebooks, and no function's name
+        if name.startswith("__"):  # copy, pickle and notebooks look for such; no function has one
             raise AttributeError(name)
         return Recorder(f"{self._name}.{name}" if self._name else name)
 
@@ -61,14 +61,10 @@ call = Recorder()
 
 
 def tree_of(value: Any) -> Any:
-    """Returns a value as a config can contain it.
+    """Returns a value as a config can contain it: plain values, calls, lists and dicts of them.
 
-    Args:
-        value: a text, number, boolean or None; a call; a list, tuple or dict of such values; or a
-            scalar of numpy.
-
-    Raises:
-        UserError: the value is something else, such as a function.
+    Tuples become lists, and scalars of numpy become numbers. Raises UserError for any other value,
+    such as a function.
     """
     if isinstance(value, Call):
         return Call(value.name, {k: tree_of(v) for k, v in value.kwargs.items()}, value.partial)
@@ -87,7 +83,7 @@ def tree_of(value: Any) -> Any:
 
 
 def _refusal(value: Any) -> str:
-    """Says what to write in place of a value that a config cannot contain."""
+    """Returns what to write in place of a value that a config cannot contain."""
     name = getattr(value, "__qualname__", None)
     if name is None:
         return (
@@ -107,7 +103,7 @@ def _refusal(value: Any) -> str:
     path, options = _in_config(module, outer)
     if path is None:
         return f"A config cannot name {name}, a function of the module {module}."
-    if within:  # what a function returned
+    if within:  # defined within a function, which has returned it
         return (
             f"A config cannot contain a function that {path} returned: write the call itself,"
             f" ls.call.{path}(...){options}."
@@ -119,16 +115,16 @@ def _refusal(value: Any) -> str:
 
 
 def _shown(value: Any) -> str:
-    """Returns a value in a sentence: its type alone if it prints long."""
+    """Returns a value as a part of a sentence: its type alone if its repr is long."""
     text, kind = repr(value), type(value).__name__
     return f"a value of the type {kind}" + (f", {text}" if len(text) <= 40 else "")
 
 
 def _in_config(module: str, name: str) -> tuple[str | None, str]:
-    """Returns the name of a function in a config, and what it takes for a config to name it."""
+    """Returns the name of a function in a config, or None, and which vocabulary it needs."""
     steps = [step for step in module.removeprefix("trainer.").split(".") if step[0] != "_"]
     if steps[0] in RUN.modules:
-        # optax and our rooms have their public functions at the top.
+        # optax and our packages have their public functions at the top.
         top = f"{steps[0]}.contrib" if steps[:2] == ["optax", "contrib"] else steps[0]
         return f"{top}.{name}", ""
     if module.partition(".")[0] in ("builtins", "trainer", "lockstep"):

@@ -89,7 +89,7 @@ class Config:
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Config) and self._resolved.root == other._resolved.root
 
-    __hash__ = None  # type: ignore[assignment]  # it can be edited
+    __hash__ = None  # type: ignore[assignment]  # a config can be edited
 
     def copy(self) -> "Config":
         """Returns a config that can be edited without changing this one."""
@@ -200,7 +200,7 @@ def _inner(tree: Any, path: str) -> Iterator[tuple[str, Any]]:
 
 
 def _html(key: Any, tree: Any, depth: int) -> str:
-    """Returns a node of a config as HTML; deep ones are closed at first."""
+    """Returns a node of a config as HTML; deep nodes are collapsed at first."""
     children = child_trees(tree)
     name = f"<b>{html.escape(str(key))}</b>"
     if isinstance(tree, Call):

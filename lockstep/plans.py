@@ -84,17 +84,13 @@ def explain(config: Config, *, vocabulary: Sequence[str] = ()) -> Plan:
 
 
 def html_table(rows: Sequence[Sequence[str]]) -> str:
-    """Returns a table as HTML.
-
-    Args:
-        rows: the cells; the first row is the heading.
-    """
+    """Returns a table as HTML; the first row is the heading."""
     head, *body = rows
     cells = "".join(f"<th>{html.escape(cell)}</th>" for cell in head)
     lines = "".join(
         "<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>" for row in body
     )
-    # The class of pandas' tables, which notebooks and pages style; the padding is for all others.
+    # Notebooks and pages style the class of pandas' tables; the padding is for all other viewers.
     return (
         f'<table class="dataframe" cellpadding="6"><thead><tr>{cells}</tr></thead>'
         f"<tbody>{lines}</tbody></table>"

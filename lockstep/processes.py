@@ -15,7 +15,7 @@ from trainer.messages import DONE, MISTAKE, STOPPED, UserError
 
 
 class Stopped(RuntimeError):  # noqa: N818
-    """A run or sweep was stopped after a checkpoint; the same call goes on with it."""
+    """A run or sweep was stopped after a checkpoint; the same call resumes it."""
 
 
 class RunFailed(RuntimeError):  # noqa: N818
@@ -26,19 +26,20 @@ Translate = Callable[[str], str]
 """Returns a line of a message with places that the user knows."""
 
 
-# Of the process: it prints at once, and finds packages where this process does, not in the current
-# folder before.
+# The process prints without a buffer, and does not look for packages in the current folder first:
+# it has the search path of this process.
 _ENVIRONMENT = {"PYTHONUNBUFFERED": "1", "PYTHONSAFEPATH": "1"}
 
 
 def run_command(words: Sequence[str], translate: Translate, quiet: bool = False) -> None:
     """Runs `python -m trainer WORDS` in a process of its own, until it ends.
 
-    A process of its own, because a signal to stop, the allocation of memory and the flags of jax
-    belong to a whole process: those of a notebook would change the run, and a run would change
-    them. Its output appears line by line in this process's. An interrupt of this process sends one
-    SIGINT to it, after which it saves a checkpoint and ends; a second interrupt ends it at once. If
-    this process ends, such as by a restart of a notebook's kernel, it saves and ends as well.
+    It needs a process of its own, because signals to stop, the allocation of memory and the flags
+    of jax belong to a whole process: those of a notebook would change the run, and a run would
+    change those of the notebook. Its output is shown line by line by this process. An interrupt of
+    this process sends one SIGINT to it, after which it saves a checkpoint and ends; a second
+    interrupt ends it at once. If this process ends, for example because a notebook's kernel is
+    restarted, it saves and ends as well.
 
     Args:
         words: the words of the command, after `trainer`.
@@ -51,10 +52,10 @@ def run_command(words: Sequence[str], translate: Translate, quiet: bool = False)
         RunFailed: it ended otherwise.
     """
     _check_memory()
-    # A session of its own: Ctrl-C in a terminal would reach it twice, and end it at once.
+    # Start a new session: otherwise Ctrl-C in a terminal would reach it twice, and end it at once.
     child = subprocess.Popen(
         [sys.executable, "-m", "trainer", *words, "--watched"],
-        stdin=subprocess.PIPE,  # closed when this process ends, and then the run saves and ends
+        stdin=subprocess.PIPE,  # closed when this process ends, upon which the run saves and ends
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -93,9 +94,9 @@ def run_command(words: Sequence[str], translate: Translate, quiet: bool = False)
 
 
 def _stream(name: str) -> TextIO:
-    """Returns where the lines of a stream of the process are shown."""
+    """Returns the stream of this process that shows lines of a stream of the other process."""
     in_notebook = type(sys.stderr).__module__.startswith("ipykernel")
-    return sys.stdout if in_notebook else getattr(sys, name)  # stderr would be red there
+    return sys.stdout if in_notebook else getattr(sys, name)  # a notebook shows stderr in red
 
 
 def _read(name: str, stream: IO[str], lines: "queue.Queue[tuple[str, str] | None]") -> None:
@@ -106,7 +107,7 @@ def _read(name: str, stream: IO[str], lines: "queue.Queue[tuple[str, str] | None
 
 
 def _search_path() -> str:
-    """Returns what the process finds packages in: what this one does, in the same order."""
+    """Returns the value of PYTHONPATH with which the process finds the packages of this one."""
     folders = [os.path.abspath(each or ".") for each in sys.path]
     return os.pathsep.join(dict.fromkeys(folders))
 
@@ -172,16 +173,10 @@ def _check_memory() -> None:
 
 
 def run_here(words: Sequence[str], translate: Translate) -> None:
-    """Runs a command in this process.
+    """Runs `python -m trainer WORDS` in this process; raises what `run_command` does.
 
-    Args:
-        words: the words of the command, after `trainer`.
-        translate: applied to messages of errors.
-
-    Raises:
-        UserError: as `run_command`, or this is not the main thread.
-        Stopped: as `run_command`.
-        RunFailed: as `run_command`.
+    Raises UserError too if this is not the main thread. `translate` is applied to messages of
+    errors.
     """
     if threading.current_thread() is not threading.main_thread():
         raise UserError(
@@ -201,14 +196,7 @@ def run_here(words: Sequence[str], translate: Translate) -> None:
 
 
 def check_vocabulary(vocabulary: Sequence[str]) -> None:
-    """Checks the names of packages.
-
-    Args:
-        vocabulary: the names.
-
-    Raises:
-        UserError: it is a single text, or names the notebook or script itself.
-    """
+    """Raises UserError if the vocabulary is a single text, or names the notebook or script."""
     if isinstance(vocabulary, str):
         raise UserError(f"vocabulary is a list of packages: write vocabulary=[{vocabulary!r}].")
     if "__main__" in vocabulary:

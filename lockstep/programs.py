@@ -1,4 +1,4 @@
-"""`compile`: a program that initializes, updates and evaluates a state, for loops of one's own."""
+"""`compile`: a program that initializes, updates and evaluates a state, for loops of your own."""
 
 import contextlib
 from collections.abc import Generator, Iterator, Mapping, Sequence
@@ -21,13 +21,7 @@ from trainer.workdir import code
 def load_program(config: Config, vocabulary: Sequence[str], declared: bool = False) -> _Program:
     """Builds the program of a config.
 
-    Args:
-        config: the config.
-        vocabulary: further packages whose public functions the config may name.
-        declared: whether a data set that is not on this machine is replaced by its shapes.
-
-    Raises:
-        UserError: the config has a mistake.
+    If `declared`, a data set that is not on this machine is replaced by its declared shapes.
     """
     program = make_program(config.resolved, vocabulary, declared=declared)
     check_code(vocabulary)
@@ -35,14 +29,7 @@ def load_program(config: Config, vocabulary: Sequence[str], declared: bool = Fal
 
 
 def check_code(vocabulary: Sequence[str]) -> None:
-    """Checks that the user's packages are those of their files.
-
-    Args:
-        vocabulary: packages that are imported.
-
-    Raises:
-        UserError: a file was edited after this process imported it.
-    """
+    """Raises UserError if a file of the user's packages was edited after it was imported."""
     if edited := code.edited(vocabulary):
         raise UserError(
             f"{listing(edited, 4)} {'were' if len(edited) > 1 else 'was'} edited after this process"
@@ -144,7 +131,7 @@ class Program:
 
     @contextlib.contextmanager
     def _given(self, state: State) -> Generator[None, None, None]:
-        """Says of an error that it is due to a state of another program, if it is."""
+        """Explains an error in the block by the state, if that is the state of another program."""
         try:
             yield
         except (TypeError, ValueError, UserError) as error:
@@ -189,15 +176,7 @@ def _sharding(x: Any) -> Any:
 
 
 def split_batches(data: Any, split: str) -> Iterator[Mapping[str, Any]]:
-    """Yields the batches of a split.
-
-    Args:
-        data: the data set.
-        split: the name of the split.
-
-    Raises:
-        UserError: the data have no such split.
-    """
+    """Yields the batches of a split; raises UserError if the data have no such split."""
     splits = list(split_sizes(data))
     if split not in splits:
         hint = known_names(split, splits, "It has")

@@ -1,4 +1,4 @@
-"""`report`, `compare` and `plot`: what runs and sweeps came to, shown here and saved to files."""
+"""`report`, `compare` and `plot`: the results of runs and sweeps, shown here and saved to files."""
 
 import html
 import tempfile
@@ -27,7 +27,7 @@ class Report:
 
     Attributes:
         verdict: sentences, one for each workload.
-        warnings: what limits them.
+        warnings: sentences about what limits the verdict.
     """
 
     def __init__(self, content: Any, default: Path):

@@ -1,4 +1,4 @@
-"""`train` and `load_run`: runs, and what they have learned."""
+"""`train` and `load_run`: runs, their metrics and their parameters."""
 
 import tempfile
 import warnings
@@ -246,8 +246,8 @@ def train(
 ) -> Run:
     """Trains what a config says, from the newest checkpoint in the folder if there is one.
 
-    It is the command `python -m trainer train`, in a process of its own whose output is shown here:
-    a second call with the same folder goes on where the first was stopped. An interrupt, such as
+    It is the command `python -m trainer train`, in a process of its own whose output is shown here.
+    A second call with the same folder resumes a run that was stopped. An interrupt, such as
     Ctrl-C or the button of a notebook, saves a checkpoint and raises `Stopped`.
 
     Args:

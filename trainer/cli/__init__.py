@@ -1,5 +1,5 @@
 """The command line.
 
-Read commands.py first, which has one function per command. options.py defines their options, and
+Start with commands.py, which has one function per command. options.py defines their options, and
 loading.py reads the config that the options name.
 """

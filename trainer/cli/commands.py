@@ -1,6 +1,6 @@
 """The commands: each is a function of the parsed options that returns an exit code.
 
-Those about one run are here; `find` imports the others from modules of their own.
+Commands about one run are here; `find` imports the others from modules of their own.
 """
 
 import argparse
@@ -16,18 +16,14 @@ from trainer.cli.terminal import show
 from trainer.config import Config
 from trainer.messages import DONE, FAILED, UserError
 
-# Modules that import jax are imported by the commands that need them: jax takes long, and the
-# memory of a process must be configured before.
+# Modules that import jax are imported by the commands that need them: jax takes long to import, and
+# the memory of a process must be configured before.
 if TYPE_CHECKING:
     from trainer.train.services import Observer
 
 
 def find(command: str) -> Callable[[argparse.Namespace], int]:
-    """Returns the function of a command.
-
-    Args:
-        command: its name on the command line.
-    """
+    """Returns the function of a command, from its name on the command line."""
     match command:
         case "checkpoint":
             from trainer.cli.inspect_checkpoints import run
@@ -51,30 +47,22 @@ def find(command: str) -> Callable[[argparse.Namespace], int]:
 
 
 def train(arguments: argparse.Namespace) -> int:
-    """Trains, from the newest checkpoint if there is one.
-
-    Args:
-        arguments: the parsed options of the command.
-
-    Returns:
-        The exit code of the run.
-
-    Raises:
-        UserError: the config, an option or the workdir cannot be used.
-    """
+    """Trains, from the newest checkpoint if there is one."""
     from trainer.train import runtime
 
     began = time.perf_counter()
     config = read_config(arguments)
     workdir = arguments.workdir or default_workdir(arguments.files, config)
-    # Before jax starts its threads, which would get memory arenas of their own, and OpenBLAS its.
+    # Call these before jax starts its threads, which would get memory arenas of their own, and
+    # before OpenBLAS starts its threads.
     runtime.keep_freed_memory()
     runtime.use_openblas_threads(Path(workdir))
     runtime.keep_compiled_programs()
     if arguments.distributed:
         from trainer.train import multihost
 
-        # Not defaults of the parser: without --distributed, it must show that an option was given.
+        # Not defaults of the parser: without --distributed, options that were given are refused
+        # below.
         join, peer = arguments.join_timeout or 120, arguments.peer_timeout or 60
         if peer < 5:
             raise UserError(f"--peer_timeout must be at least 5 seconds, got {peer}.")
@@ -138,7 +126,7 @@ def _observer(arguments: argparse.Namespace, workdir: str) -> "Observer | None":
     if arguments.trace or arguments.trace_blocks:
         observers.append(Trace(workdir))
     if arguments.kill_after is not None:
-        # At the last step but one: a run that has made its last step cannot be killed any more.
+        # Kill it before the last step, after which the run could end first.
         latest = (arguments.until or 2 * arguments.kill_after) - 1
         observers.append(KillAfterCheckpoint(workdir, arguments.kill_after, latest))
 
@@ -150,17 +138,7 @@ def _observer(arguments: argparse.Namespace, workdir: str) -> "Observer | None":
 
 
 def verify(arguments: argparse.Namespace) -> int:
-    """Checks on a config that a killed and restarted run has the same bits.
-
-    Args:
-        arguments: the parsed options of the command.
-
-    Returns:
-        FAILED if bits differ, otherwise DONE.
-
-    Raises:
-        UserError: the config cannot be used, or a process of the check failed.
-    """
+    """Checks on a config that a killed and restarted run has the same bits."""
     from trainer.diagnose.verify import verify
 
     config = read_config(arguments)
@@ -177,17 +155,7 @@ def verify(arguments: argparse.Namespace) -> int:
 
 
 def replay(arguments: argparse.Namespace) -> int:
-    """Repeats one step of a run and names the first operation whose result is not finite.
-
-    Args:
-        arguments: the parsed options of the command.
-
-    Returns:
-        FAILED if a result is not finite, otherwise DONE.
-
-    Raises:
-        UserError: the folder is not that of a run, or the run does not have the step.
-    """
+    """Repeats one step of a run and names the first operation whose result is not finite."""
     from trainer.train import runtime
 
     runtime.use_openblas_threads(Path(arguments.workdir))
@@ -207,15 +175,6 @@ def config(arguments: argparse.Namespace) -> int:
 
     With --full, the defaults of all calls are part of it. With --unused, lists the bindings that
     have no effect instead.
-
-    Args:
-        arguments: the parsed options of the command.
-
-    Returns:
-        DONE.
-
-    Raises:
-        ConfigError: the config cannot be used.
     """
     config = read_config(arguments)
     configs.Builder(config, arguments.vocabulary).check()

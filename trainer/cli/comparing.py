@@ -28,18 +28,7 @@ _LONGEST = 200  # characters of a line of a diff in the terminal
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Shows how two configs or runs differ: config, program, and metrics.
-
-    Args:
-        arguments: the parsed options of the command.
-
-    Returns:
-        DONE, whether they differ or not.
-
-    Raises:
-        UserError: one of them cannot be read, they are the same or of two kinds, or the file for
-            the diff cannot be written.
-    """
+    """Shows how two configs or runs differ: config, program, and metrics."""
     if arguments.no_program and arguments.diff:
         raise UserError("--diff writes the difference of the programs; --no_program leaves it out.")
     a, b = (read_side(path, search_paths(arguments)) for path in (arguments.a, arguments.b))
@@ -72,13 +61,10 @@ def differences(
         a: one side.
         b: the other side, of the same kind.
         vocabulary: further packages whose public functions the configs may name.
-        program: whether the programs of a step are compared, which takes a moment.
-        longest: lines of their difference that are shown.
+        program: whether to compare the programs of a step, which takes a moment.
+        longest: how many lines of the programs' difference are shown.
         diff: a file for all of these lines.
         metrics: those that are drawn; by default the ones that differ first.
-
-    Raises:
-        UserError: they are the same or of two kinds, or the file cannot be written.
     """
     check_sides(a, b)
     yield "\n".join(table([("A", *_described(a)), ("B", *_described(b))]))

@@ -1,4 +1,4 @@
-"""The command explain: prints the plan of a config, and on request what compiling it gives."""
+"""The command explain: prints the plan of a config and, on request, compiles its step."""
 
 import argparse
 import time
@@ -17,15 +17,6 @@ def run(arguments: argparse.Namespace) -> int:
     """Prints the plan and draws the schedules; compiles the step with --compile.
 
     The data need not be on this machine, if their shapes are known.
-
-    Args:
-        arguments: the parsed options of the command.
-
-    Returns:
-        DONE.
-
-    Raises:
-        UserError: the config cannot be used, or the figure cannot be written.
     """
     from trainer.engine.plan import make_plan
     from trainer.engine.plan_text import render
@@ -35,7 +26,7 @@ def run(arguments: argparse.Namespace) -> int:
     config = read_config(arguments)
     program = make_program(config, arguments.vocabulary, declared=True)
     plan = make_plan(program, config)
-    # Reads the other run's checkpoint, so that its mistakes are found here as well.
+    # Read the other run's checkpoint now, so that `explain` also finds mistakes in the warm start.
     if program.experiment.warm_start:
         WarmStart(program, config)
     show(render(plan))
@@ -53,11 +44,10 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _compile(program: "Program", devices: str) -> Iterator[str]:
-    """Compiles a step from shapes alone, and yields lines about it."""
+    """Compiles a step from shapes, without computing parameters, and yields lines about it."""
     from trainer.engine.memory import of_compiled
 
     began = time.perf_counter()
-    # Shapes and not arrays: no parameter is computed or takes memory.
     program.compile(program.abstract_state())
     seconds = time.perf_counter() - began
     rule = program.block_rule

@@ -16,19 +16,7 @@ from trainer.messages import DONE
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Adds what a file has more than the plan in a folder, and prints it.
-
-    Args:
-        arguments: the parsed options of the command.
-
-    Returns:
-        DONE.
-
-    Raises:
-        UserError: the file has a mistake, changes what was planned or adds nothing, the folder is
-            not that of a sweep, its code was changed, or its plan names packages that the command
-            does not name.
-    """
+    """Adds to a plan what a file has beyond it, and prints that."""
     from trainer.report.planned_power import power_of_extension
     from trainer.sweep.code_changes import refuse_changed_code
     from trainer.sweep.definition import read_sweep

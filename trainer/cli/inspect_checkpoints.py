@@ -12,17 +12,7 @@ from trainer.writers.files import replace_file
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Runs `checkpoint ls|check|diff|export`.
-
-    Args:
-        arguments: the parsed options.
-
-    Returns:
-        The exit code: FAILED if a checkpoint is damaged or two differ, otherwise DONE.
-
-    Raises:
-        UserError: the checkpoint does not exist, or the file cannot be written.
-    """
+    """Runs `checkpoint ls|check|diff|export`; FAILED if a checkpoint is damaged, or two differ."""
     actions = {"ls": _ls, "check": _check, "diff": _diff, "export": _export}
     try:
         return actions[arguments.action](arguments)
@@ -59,7 +49,7 @@ def _diff(arguments: argparse.Namespace) -> int:
     a = max(ours) if arguments.step is None else arguments.step
     b = arguments.other_step
     if b is None:
-        # Within one run, the checkpoint before; in another run, any.
+        # Default: in the same run the checkpoint before `a`, in another run the newest one.
         before = [step for step in theirs if arguments.other or step < a]
         if not before:
             raise UserError(

@@ -1,4 +1,4 @@
-"""Shows how far a sweep is, while this process computes it."""
+"""Shows the progress of a sweep, while this process computes it."""
 
 import os
 import sys
@@ -11,14 +11,14 @@ from types import TracebackType
 from trainer.cli.terminal import Redrawn, show
 
 _REDRAWN, _REPORTED = 1.0, 60.0  # seconds between two tables in a terminal, or between two lines
-_MOST = 0.05  # of the time that reading the folder may take
+_MOST = 0.05  # the fraction of the time that may be spent on reading the folder
 
 
 class LiveView:
-    """A context manager that shows how far a sweep is, on stderr.
+    """A context manager that shows the progress of a sweep on stderr, from a thread of its own.
 
-    In a terminal it is a table below the lines of the log, which is drawn again about once a
-    second; elsewhere a line about once a minute. What goes wrong here never ends the sweep.
+    In a terminal it is a table below the lines of the log, redrawn about once a second; elsewhere a
+    line about once a minute. An error here never ends the sweep.
 
     Args:
         folder: of the sweep.
@@ -65,11 +65,7 @@ class LiveView:
                 self._table.draw(())
 
     def log(self, line: str) -> None:
-        """Prints a line, above the table if there is one.
-
-        Args:
-            line: the line.
-        """
+        """Prints a line, above the table if there is one."""
         with self._writing:
             if self._table is None:
                 show(line, sys.stderr)

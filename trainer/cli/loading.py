@@ -20,18 +20,7 @@ if TYPE_CHECKING:
 
 
 def read_config(arguments: argparse.Namespace, language: Language = RUN) -> Config:
-    """Reads the config that the options name.
-
-    Args:
-        arguments: the parsed options of a command that takes a config.
-        language: the kind of the config, of a run or of a sweep.
-
-    Returns:
-        The resolved config.
-
-    Raises:
-        ConfigError: a file cannot be read, or the config has a mistake.
-    """
+    """Reads the config that the options name."""
     folders = search_paths(arguments)
     return configs.load(arguments.files, arguments.bindings, arguments.sets, folders, language)
 
@@ -47,40 +36,28 @@ def make_program(
     steps_per_call: int | None = None,
     declared: bool = False,
 ) -> "Program":
-    """Builds the experiment of a config, and the program that trains it.
+    """Builds the experiment of a config, and the program that trains it, which is not compiled yet.
 
-    Args:
-        config: the resolved config.
-        vocabulary: the user's packages whose functions the config may name.
-        steps_per_call: replaces that of the config; None leaves it.
-        declared: whether a data set that is not on this machine is replaced by its declared shapes;
-            such a program can be planned and compiled, but not run.
-
-    Returns:
-        The program, which is not compiled yet.
-
-    Raises:
-        ConfigError: the config has a mistake, or its parts do not fit together.
+    `vocabulary` has the user's packages whose functions the config may name; `steps_per_call`
+    replaces that of the config, unless it is None. If `declared`, a data set that is not on this
+    machine is replaced by its declared shapes: the program can then be planned and compiled, but
+    not run.
     """
     from trainer.engine.loading import load_located
 
-    ignore_optimizer_warnings()  # the plan has the same warnings, once
+    ignore_optimizer_warnings()  # the plan has each of them once
     return load_located(config, vocabulary, steps_per_call, declared)
 
 
 def ignore_optimizer_warnings() -> None:
-    """Ignores the warnings that optimizers give when they are built; `explain` shows them."""
+    """Ignores the warnings of optimizers when they are built; the plan of `explain` has them."""
     from optim.declarations import OptimizerWarning
 
     warnings.simplefilter("ignore", OptimizerWarning)
 
 
 def config_options(arguments: argparse.Namespace) -> list[str]:
-    """Returns the options of the config, for a subprocess of the trainer.
-
-    Args:
-        arguments: the parsed options of a command that takes a config.
-    """
+    """Returns the options of the config, for a subprocess that runs a command."""
     given = {
         "--config": arguments.files,
         "--gin_search_paths": [",".join(folders) for folders in arguments.search_paths],
@@ -92,38 +69,24 @@ def config_options(arguments: argparse.Namespace) -> list[str]:
 
 
 def allowed_changes(arguments: argparse.Namespace) -> list[str]:
-    """Returns the options `--allow_changed`, for another process of the sweep.
-
-    Args:
-        arguments: the parsed options of a command that takes them.
-    """
+    """Returns the options `--allow_changed`, for another process of the sweep."""
     return [f"--allow_changed={name}" for name in dict.fromkeys(arguments.allow_changed)]
 
 
 def default_workdir(files: Sequence[str], config: Config) -> str:
     """Returns the folder of a run without --workdir, such as runs/muon_vit-1a2b3c4d.
 
-    Args:
-        files: the config files; the folder is named after the first.
-        config: the resolved config, whose digest is part of the name.
-
-    Raises:
-        UserError: the current folder does not exist any more.
+    It is named after the first file and the digest of the config: a changed config gets another
+    folder, and the same command resumes. Raises UserError if the current folder no longer exists.
     """
     if not values.current_folder_exists():
         raise UserError(
             f"Without --workdir the run's folder is created in the current one, but {values.GONE}."
         )
-    # The digest gives a changed config another folder, and lets the same command resume.
     return f"runs/{folder_name(files, configs.digest(config.root))}"
 
 
 def folder_name(files: Sequence[str], digest: str) -> str:
-    """Returns the name of a folder without --workdir, such as muon_vit-1a2b3c4d.
-
-    Args:
-        files: the config files; the folder is named after the first.
-        digest: of what they say.
-    """
+    """Returns the name of a folder from its first config file and a digest: muon_vit-1a2b3c4d."""
     stem = Path(files[0].removeprefix(SHIPPED)).stem[:_LONGEST_STEM]
     return f"{stem}-{digest[:8]}"

@@ -1,4 +1,4 @@
-"""The options of the command line. Imports nothing that takes long, so that --help is fast."""
+"""The options of the command line. It imports nothing that takes long, so that --help is fast."""
 
 import argparse
 
@@ -202,7 +202,7 @@ def _train(train: argparse.ArgumentParser) -> None:
         help="compute one step at a time, and write the hashes of every batch and of every leaf to "
         "trace.jsonl",
     )
-    # For verify: the same with blocks of steps, with the leaves at their ends.
+    # For verify: as --trace, but with blocks of steps, and the leaves at the end of each.
     train.add_argument("--trace_blocks", action="store_true", help=argparse.SUPPRESS)
     train.add_argument(  # for verify: the process kills itself in the steps after a checkpoint
         "--kill_after", type=values.positive, help=argparse.SUPPRESS
@@ -236,14 +236,7 @@ def _replay(replay: argparse.ArgumentParser) -> None:
 
 
 def _checkpoint(checkpoint: argparse.ArgumentParser) -> argparse.ArgumentParser:
-    """Adds the actions of `checkpoint` and their options.
-
-    Args:
-        checkpoint: the parser of the command.
-
-    Returns:
-        The parser of `checkpoint export`, which still lacks --vocabulary.
-    """
+    """Adds the actions of `checkpoint`; returns the parser of `export`, without --vocabulary."""
     actions = checkpoint.add_subparsers(dest="action", metavar="action", required=True)
     listing = actions.add_parser("ls", help="list the checkpoints of a run")
     check = actions.add_parser("check", help="read every leaf and compare its checksum")
@@ -288,11 +281,7 @@ def _step(parser: argparse.ArgumentParser) -> None:
 
 
 def _sample(sample: argparse.ArgumentParser) -> None:
-    """Adds the options of `sample`.
-
-    Args:
-        sample: the parser of the command.
-    """
+    """Adds the options of `sample`."""
     sample.add_argument("workdir", type=values.folder, metavar="RUN", help="a run's folder")
     text = sample.add_mutually_exclusive_group()
     text.add_argument(
@@ -335,11 +324,7 @@ def _sample(sample: argparse.ArgumentParser) -> None:
 
 
 def _report(report: argparse.ArgumentParser) -> None:
-    """Adds the options of the command.
-
-    Args:
-        report: the parser of the command.
-    """
+    """Adds the options of `report`."""
     report.add_argument(
         "folders",
         nargs="+",
@@ -381,19 +366,14 @@ def _report(report: argparse.ArgumentParser) -> None:
 
 
 def _figure(parser: argparse.ArgumentParser, purpose: str) -> None:
-    """Adds the option --figure to a parser.
-
-    Args:
-        parser: the parser of a command.
-        purpose: what is drawn, for the help.
-    """
+    """Adds the option --figure to a parser; `purpose` is a part of its help."""
     parser.add_argument(
         "--figure", "--png", metavar="FILE", help=f"{purpose}: .png, .pdf or .svg, by its suffix"
     )
 
 
 def _plot(plot: argparse.ArgumentParser) -> None:
-    """Adds the options of the command plot to its parser."""
+    """Adds the options of `plot`."""
     plot.add_argument(
         "workdirs",
         nargs="+",
@@ -430,7 +410,7 @@ def _plot(plot: argparse.ArgumentParser) -> None:
 
 
 def _compare(compare: argparse.ArgumentParser) -> None:
-    """Adds the options of the command compare to its parser."""
+    """Adds the options of `compare`."""
     for name in ("A", "B"):
         compare.add_argument(
             name.lower(),

@@ -12,18 +12,7 @@ from trainer.report.run_results import read_lines
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Draws a metric of one or more runs, or of the best trials of a sweep.
-
-    Args:
-        arguments: the parsed options of the command.
-
-    Returns:
-        DONE.
-
-    Raises:
-        UserError: a run does not have the metric, nothing of it can be drawn, or the figure cannot
-            be written.
-    """
+    """Draws a metric of one or more runs, or of the best trials of a sweep."""
     metric, x = arguments.metric, arguments.x
     lines = read_lines(
         arguments.workdirs, metric, x, arguments.smoothing, each_run=arguments.each_run
@@ -56,11 +45,7 @@ def _smoothed(arguments: argparse.Namespace) -> str:
 
 
 def _left_out(lines: Mapping[str, Line], arguments: argparse.Namespace) -> str:
-    """Returns a sentence about points that cannot be drawn; "" if there are none.
-
-    Raises:
-        UserError: no point can be drawn.
-    """
+    """Returns a sentence about points that cannot be drawn, or ""; raises UserError if none can."""
     finite = positive = total = 0
     for line in lines.values():
         x, y = np.asarray(line.x, float), np.asarray(line.y, float)

@@ -11,17 +11,7 @@ from trainer.report.wording import joined
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Writes a report, and prints the verdict and where the files are.
-
-    Args:
-        arguments: the parsed options of the command.
-
-    Returns:
-        DONE.
-
-    Raises:
-        UserError: a folder is not that of a sweep or run, or the report cannot be written.
-    """
+    """Writes a report, and prints the verdict and where the files are."""
     import trainer
     from trainer.report import FORMATS
     from trainer.report.comparison import default_folder, make_report, read_workloads
@@ -52,7 +42,7 @@ def _command(arguments: argparse.Namespace) -> str:
 
 
 def _counted(files: Sequence[Path]) -> str:
-    """Returns what was written, such as "index.html, report.md and 12 figures (PDF, PNG)"."""
+    """Returns what was written, such as "index.html, report.md and 12 figures as PDF and PNG"."""
     names = [file.name for file in files]
     suffixes = [file.suffix for file in files]
     parts = [name for name in ("index.html", "report.md") if name in names]

@@ -8,22 +8,11 @@ from trainer.cli.loading import ignore_optimizer_warnings
 from trainer.cli.terminal import show
 from trainer.messages import DONE, UserError
 
-_BETWEEN = "\n----\n"  # two samples
+_BETWEEN = "\n----\n"  # separates two samples
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Prints the prompt and its continuation; several of them are separated by a line "----".
-
-    Args:
-        arguments: the parsed options.
-
-    Returns:
-        DONE.
-
-    Raises:
-        UserError: the folder is not that of a run of a language model, it has no such checkpoint,
-            or the prompt or an option does not fit the model.
-    """
+    """Prints the prompt and its continuation; several of them are separated by a line "----"."""
     from trainer.engine.experiment import Experiment
     from trainer.engine.generation import (
         Continuation,
@@ -68,7 +57,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _prompt(arguments: argparse.Namespace) -> str:
-    """Returns the prompt, without the line break at the end of a file or of stdin."""
+    """Returns the prompt, without one newline at the end of a file or of stdin."""
     try:
         if arguments.prompt_file is not None:
             text = Path(arguments.prompt_file).read_text(encoding="utf-8")

@@ -7,17 +7,7 @@ from trainer.messages import DONE
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Prints the JSON schema of YAML configs, or the list of tags.
-
-    Args:
-        arguments: the parsed options of the command.
-
-    Returns:
-        DONE.
-
-    Raises:
-        ConfigError: a package of the vocabulary cannot be imported.
-    """
+    """Prints the JSON schema of YAML configs, or the list of tags."""
     from trainer.config import schema
 
     made = schema.custom_tags if arguments.custom_tags else schema.text

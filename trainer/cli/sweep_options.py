@@ -7,14 +7,9 @@ from trainer.parser import Actions, Parser
 
 
 def add(sweep: argparse.ArgumentParser, config: Parser) -> argparse.ArgumentParser:
-    """Adds the options of the command and its actions.
+    """Adds the options and actions of `sweep`; returns the parser of `work`, without --vocabulary.
 
-    Args:
-        sweep: the parser of the command.
-        config: the options of a config, for actions that take one.
-
-    Returns:
-        The parser of `sweep work`, which still lacks --vocabulary.
+    `config` has the options of a config, for actions that take one.
     """
     instead = sweep.add_mutually_exclusive_group()
     instead.add_argument(
@@ -46,7 +41,7 @@ def add(sweep: argparse.ArgumentParser, config: Parser) -> argparse.ArgumentPars
     _locks(sweep)
     _allow_changed(sweep)
     _launcher(sweep)
-    # For this command itself, which plans a sweep in a process of its own.
+    # This command starts itself with --plan_only, to plan a sweep in a process of its own.
     sweep.add_argument("--plan_only", action="store_true", help=argparse.SUPPRESS)
     add_watched(sweep)
     actions = sweep.add_subparsers(dest="action", metavar="action", action=Actions)
@@ -136,9 +131,8 @@ def _launcher(sweep: argparse.ArgumentParser) -> None:
 
 
 def add_watched(parser: argparse.ArgumentParser) -> None:
-    """Adds the option of a process that ends, after a checkpoint, with the one that started it.
+    """Adds --watched: the process ends, after a checkpoint, when the one that started it has ended.
 
-    Args:
-        parser: of a command that another process starts, to which its standard input is a pipe.
+    The process that starts it must give it a pipe as its standard input.
     """
     parser.add_argument("--watched", action="store_true", help=argparse.SUPPRESS)

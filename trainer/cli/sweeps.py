@@ -29,20 +29,10 @@ if TYPE_CHECKING:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Calls the action of the command.
-
-    Args:
-        arguments: the parsed options of the command.
-
-    Returns:
-        The exit code.
-
-    Raises:
-        UserError: the file has a mistake, or the folder cannot be used.
-    """
+    """Calls the action of the command."""
     from trainer.train import runtime
 
-    # Before jax starts its threads, which would get memory arenas of their own.
+    # Call it before jax starts its threads, which would get memory arenas of their own.
     runtime.keep_freed_memory()
     if arguments.action is None:
         return _start(arguments)
@@ -57,7 +47,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _start(arguments: argparse.Namespace) -> int:
-    """Plans a sweep, and computes it."""
+    """Plans a sweep, unless its folder has the plan, and computes it in worker processes."""
     from trainer.sweep.definition import read_sweep
     from trainer.sweep.plan import make_plan
     from trainer.sweep.plan_file import check_same
@@ -89,7 +79,7 @@ def _start(arguments: argparse.Namespace) -> int:
         code = _compute_in_workers(folder, arguments, view)
     try:
         show(f"\n{_status_of(folder)}", end="")
-    except (UserError, OSError) as error:  # the end of the sweep does not depend on its table
+    except (UserError, OSError) as error:  # must not change the exit code of the sweep
         _log(f"The results cannot be shown: {error}")
     if code == STOPPED:
         words = work_command(folder, arguments.vocabulary)
@@ -102,7 +92,7 @@ def _start(arguments: argparse.Namespace) -> int:
 
 
 def _refuse_changed_code(folder: Path, arguments: argparse.Namespace) -> None:
-    """Refuses changed code before workers are started, which would each refuse it."""
+    """Refuses changed code here, before workers are started, each of which would refuse it."""
     from trainer.sweep.code_changes import import_code, refuse_changed_code
     from trainer.workdir import code
 
@@ -111,9 +101,9 @@ def _refuse_changed_code(folder: Path, arguments: argparse.Namespace) -> None:
 
 
 def _plan_apart(arguments: argparse.Namespace, folder: Path) -> int:
-    """Plans a sweep in another process; returns its exit code.
+    """Plans a sweep in another process, so that its memory and GPU are free for the workers.
 
-    Its memory, and its GPU, are then free for the workers.
+    Returns the exit code of that process.
     """
     options = [*config_options(arguments), f"--workdir={folder}", "--plan_only"]
     options.append(f"--locks={arguments.locks}")
@@ -134,7 +124,7 @@ def _submit(folder: Path, arguments: argparse.Namespace, settings: SlurmSettings
 
 
 def _power(arguments: argparse.Namespace, plan: "SweepPlan") -> list[str]:
-    """Returns sentences about the differences that a sweep finds."""
+    """Returns sentences about the differences between arms that the sweep can detect."""
     from trainer.report.planned_power import power_of_plan, read_pilot
 
     pilot = read_pilot(arguments.pilot, plan) if arguments.pilot else None
@@ -142,7 +132,7 @@ def _power(arguments: argparse.Namespace, plan: "SweepPlan") -> list[str]:
 
 
 def _check(arguments: argparse.Namespace, plan: "SweepPlan", power: Sequence[str]) -> int:
-    """Checks a plan as far as shapes go, and prints what was checked."""
+    """Checks a plan by shapes alone, and prints what was checked."""
     from trainer.sweep.plan_text import render_check
     from trainer.sweep.programs import find_programs
 
@@ -153,7 +143,7 @@ def _check(arguments: argparse.Namespace, plan: "SweepPlan", power: Sequence[str
 
 
 def _dry_run(arguments: argparse.Namespace, plan: "SweepPlan", power: Sequence[str]) -> int:
-    """Prints a plan with the memory and the time that it needs."""
+    """Prints a plan with the memory and the time that its programs need, which it measures."""
     from trainer.sweep.plan_text import render
     from trainer.sweep.programs import find_programs, measure
     from trainer.train import runtime
@@ -211,7 +201,7 @@ def _work(arguments: argparse.Namespace) -> int:
 
 
 def _compute_in_workers(folder: Path, arguments: argparse.Namespace, view: LiveView) -> int:
-    """Computes trials in other processes, which this one watches."""
+    """Computes trials in worker processes, and waits for them."""
     from trainer.sweep.local import run_workers
 
     command = [sys.executable, *_worker_words(folder, arguments), "--watched"]
@@ -266,14 +256,7 @@ def _log(line: str) -> None:
 
 
 def slurm_settings(arguments: argparse.Namespace) -> SlurmSettings | None:
-    """Returns the settings of `--slurm_file` and `--slurm`; None for another launcher.
-
-    Args:
-        arguments: the parsed options of the command.
-
-    Raises:
-        UserError: a setting is wrong, or is given to another launcher.
-    """
+    """Returns the settings of `--slurm_file` and `--slurm`; None for another launcher."""
     if arguments.launcher == "slurm":
         return read_settings(arguments.slurm_file, arguments.slurm)
     if arguments.slurm or arguments.slurm_file is not None:

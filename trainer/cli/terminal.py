@@ -14,6 +14,7 @@ _KEPT = "\n\t"
 def show(text: str, stream: TextIO | None = None, end: str = "\n") -> None:
     """Prints a text, and escapes control characters except tabs and line breaks.
 
+<<<<<<< HEAD
     All output of commands must use this function, because names in configs, of files and of
     metrics may have any characters. tests/house/test_house.py checks it.
 
@@ -21,15 +22,18 @@ def show(text: str, stream: TextIO | None = None, end: str = "\n") -> None:
         text: the text.
         stream: the stream; None for stdout.
         end: printed after the text.
+=======
+    All output of commands must use this function, because names in configs, of files and of metrics
+    may have any characters. tests/test_house.py checks it. `stream` None is stdout.
+>>>>>>> w-doc2-run
     """
     print(printable(text, keep=_KEPT), file=stream or sys.stdout, end=end, flush=True)
 
 
 class Redrawn:
-    """Lines at the end of a terminal that are drawn again in place, below all other lines.
+    """Lines at the end of a terminal that are redrawn in place, below all other lines.
 
-    Args:
-        stream: of a terminal that understands the control sequences of ECMA-48.
+    The terminal must understand the control sequences of ECMA-48.
     """
 
     def __init__(self, stream: TextIO):
@@ -37,26 +41,24 @@ class Redrawn:
         self._drawn = 0
 
     def draw(self, lines: Sequence[str], above: str = "") -> None:
-        """Replaces the lines that were drawn before.
+        """Replaces the lines that were drawn before; leaves out those that do not fit the terminal.
 
-        Args:
-            lines: the new ones; what does not fit into the terminal is left out.
-            above: a text that stays above them.
+        The text `above` stays above them for good.
         """
         width, height = _size(self._stream)
-        # Without the last column and row: there a terminal would wrap a line, or scroll.
+        # Leave out the last column and row, where a terminal would wrap a line, or scroll.
         lines = [printable(line)[: width - 1] for line in lines[: height - 1]]
         text = f"{printable(above, keep=_KEPT)}\n" if above else ""
         text += "".join(f"{line}\n" for line in lines)
         up = f"\x1b[{self._drawn}A" if self._drawn else ""
-        # One write, so that the terminal never shows the lines half drawn.
+        # A single write, so that the terminal never shows lines that are half drawn.
         print(f"{up}\r\x1b[J{text}", file=self._stream, end="", flush=True)
         self._drawn = len(lines)
 
 
 def _size(stream: TextIO) -> tuple[int, int]:
     """Returns columns and rows of a terminal."""
-    # Not shutil.get_terminal_size, which asks stdout, and that may be a file.
+    # shutil.get_terminal_size would ask stdout, which may be a file.
     with contextlib.suppress(OSError, ValueError, AttributeError):
         size = os.get_terminal_size(stream.fileno())
         if size.columns and size.lines:
@@ -68,11 +70,8 @@ class BestEffortStream:
     """A context manager that replaces stdout or stderr with a stream that never raises.
 
     Text that cannot be written is dropped, so that a closed terminal, a pipe without a reader or a
-    full disk does not end a run, prevent its last checkpoint or change its exit code.
-
-    Args:
-        name: the attribute of `sys` to replace within the block, "stdout" or "stderr". Where it is
-            None, because the process was started without that stream, nothing is replaced.
+    full disk does not end a run, prevent its last checkpoint or change its exit code. A stream that
+    is None, because the process was started without it, is not replaced.
     """
 
     def __init__(self, name: Literal["stdout", "stderr"]):

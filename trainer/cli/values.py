@@ -1,4 +1,4 @@
-"""Converts the values of options, with errors that say what to write."""
+"""Converts the values of options; raises errors that say what to write instead."""
 
 import argparse
 import math
@@ -31,7 +31,7 @@ def workers(text: str) -> int:
 
 
 def step(text: str) -> int:
-    """Converts an argument to a number of steps."""
+    """Converts an argument to an integer, a number of steps."""
     try:
         return int(text)
     except ValueError:
@@ -41,7 +41,7 @@ def step(text: str) -> int:
 
 
 def profiled(text: str) -> tuple[int | None, int]:
-    """Converts "20" or "100-120" to the first step, None in the first form, and their number."""
+    """Converts "20" or "100-120" to the first step, None for "20", and the number of steps."""
     match = re.fullmatch(r"([1-9][0-9]{0,8})(?:-([1-9][0-9]{0,8}))?", text)
     if match is None or (match[2] and int(match[2]) < int(match[1])):
         raise argparse.ArgumentTypeError(
@@ -98,7 +98,7 @@ def weight(text: str) -> float:
 
 
 def report_formats(text: str) -> list[str]:
-    """Converts an argument, separated by commas, to formats of a report."""
+    """Converts an argument such as "html,csv" to formats of a report."""
     names = text.split(",")
     for name in names:
         if name not in FORMATS:
@@ -109,17 +109,17 @@ def report_formats(text: str) -> list[str]:
 
 
 def folders(text: str) -> list[str]:
-    """Converts an argument, separated by commas, to folders."""
+    """Converts an argument such as "a,b" to folders."""
     return [folder(each) for each in text.split(",")]
 
 
 def folder(text: str) -> str:
-    """Converts an argument to a folder of this machine, as it is given."""
+    """Checks that an argument names a folder of this machine, and returns it unchanged."""
     if not text.strip():
         raise argparse.ArgumentTypeError(
             "it is empty, maybe from a shell variable that is not set; name a folder"
         )
-    # Path('gs://bucket/run') is the folder gs:/bucket/run of this machine.
+    # Path('gs://bucket/run') would be the folder gs:/bucket/run of this machine.
     if "://" in text:
         raise argparse.ArgumentTypeError(
             f"{text!r} is not a folder of this machine; name one, on a disk that is mounted here"
@@ -130,7 +130,7 @@ def folder(text: str) -> str:
 
 
 def current_folder_exists() -> bool:
-    """Returns whether the current folder exists: a relative path needs it."""
+    """Returns whether the current folder exists, which relative paths need."""
     try:
         return bool(os.getcwd())
     except OSError:

@@ -1,4 +1,4 @@
-"""Reports, and curves of metrics. Read document.py first, then comparison.py; or plots.py."""
+"""Reports, and curves of metrics. Start with document.py, then comparison.py; or with plots.py."""
 
-# What `write.py` writes a report as. Here, so that the command line imports nothing else for it.
+# The formats of `write.py`. They are here so that the command line imports nothing else for them.
 FORMATS = ("html", "markdown", "csv", "latex", "pdf", "png")

@@ -34,7 +34,7 @@ class _Part:
 
     Attributes:
         workload: the results.
-        prefix: of the names of its figures and tables.
+        prefix: how the names of its figures and tables begin.
         title: of its blocks; "" if it is the only workload.
         pairs: the comparisons of its arms.
     """
@@ -52,12 +52,10 @@ class _Part:
 
 
 def make_report(workloads: Sequence[Workload], folder: Path, made: str = "") -> Report:
-    """Computes a report.
+    """Computes a report on one or more workloads of different names, in the order of the page.
 
-    Args:
-        workloads: what is reported, in the order of the page; at least one, with different names.
-        folder: the folder that the report will be in, from which it links to the runs.
-        made: how the report was made, such as the command.
+    `folder` is where the report will be, from which it links to the runs; `made` says how it was
+    made, such as the command.
     """
     several = len(workloads) > 1
     prefixes = _prefixes([each.name for each in workloads]) if several else [""]
@@ -112,7 +110,7 @@ def _panels(parts: Sequence[_Part], names: Mapping[str, str]) -> Iterator[Panel]
 
 
 def _prefixes(names: Sequence[str]) -> list[str]:
-    """Returns what the names of files of each workload begin with, all different."""
+    """Returns how the names of files of each workload begin, all different."""
     stems = ["".join(c if c.isascii() and c.isalnum() else "_" for c in name) for name in names]
     folded = [stem.casefold() for stem in stems]
     return [
@@ -122,7 +120,7 @@ def _prefixes(names: Sequence[str]) -> list[str]:
 
 
 def _verdict_block(parts: Sequence[_Part], names: Mapping[str, str]) -> Block:
-    """Returns the verdicts, with what limits them."""
+    """Returns the verdicts, and warnings about what limits them."""
     workloads = [part.workload for part in parts]
     warnings = []
     for part in parts:
@@ -174,7 +172,8 @@ def read_workloads(
         metric: the metric that is compared; None for the goal of a sweep, and the loss of runs.
         mode: "min" or "max", whichever values of the metric are better; needed with a metric other
             than the loss.
-        target: a value of the metric whose first step is compared; None for that of a sweep's file.
+        target: a value of the metric, whose first step is compared; None for that of a sweep's
+            file.
 
     Raises:
         UserError: a folder is not that of a sweep or run, or they do not belong into one report.
@@ -206,10 +205,6 @@ def read_workloads(
 
 
 def default_folder(folders: Sequence[str]) -> Path:
-    """Returns where a report goes: into the sweep, or the folder `report` for several.
-
-    Args:
-        folders: of the sweeps or runs.
-    """
+    """Returns where a report goes: into a single sweep, or into the folder `report` for several."""
     only = Path(folders[0]) if len(set(folders)) == 1 else None
     return only / "report" if only and (only / "plan.json").exists() else Path("report")

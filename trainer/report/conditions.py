@@ -1,4 +1,4 @@
-"""What differs between the arms of a comparison beside their optimizers and what they searched."""
+"""In which respects arms are not alike, beside their optimizers and what they searched."""
 
 import math
 import re
@@ -16,21 +16,18 @@ from trainer.report.results import Result, Workload
 from trainer.report.wording import joined
 from trainer.sweep.alike import arguments, unlike, unlike_loss, values_text
 
-# Arguments of the root that arms may differ in: what is compared, and what changes no result.
+# Arguments of the root in which arms may differ: what is compared, and what changes no result.
 _MAY_DIFFER = ("optimizer", "seed", "log_every", "save_every", "keep_latest", "best_metric")
 _MAY_DIFFER += ("best_mode", "hooks", "writers", "watchdog", "steps_per_call")
-# What differs between runs of one comparison by purpose.
-_OF_A_RUN = ("config", "seed", "data_seed", "code")  # of the code, see `changed_code`
+# Entries of a fingerprint that differ between the runs of a comparison on purpose; changed code is
+# found by `changed_code`.
+_OF_A_RUN = ("config", "seed", "data_seed", "code")
 _ENDINGS = {1: "st", 2: "nd", 3: "rd"}
 _LOG_UNIFORM = re.compile(r"log_uniform (\S+) to (\S+)")
 
 
 def conditions(workload: Workload) -> list[str]:
-    """Says in which respects arms are not alike, in sentences for the verdict.
-
-    Args:
-        workload: the results.
-    """
+    """Returns sentences for the verdict on the respects in which arms are not alike."""
     sentences = []
     unlike = unlike_arguments(workload)
     if unlike:
@@ -41,7 +38,7 @@ def conditions(workload: Workload) -> list[str]:
 
 
 def _widths(workload: Workload) -> Iterator[str]:
-    """Says how wide the spaces of the arms are, if one is much wider than another."""
+    """Yields a sentence if the space of an arm is much wider than that of another."""
     decades = {
         arm: math.fsum(
             math.log10(float(found[2]) / float(found[1]))
@@ -59,16 +56,11 @@ def _widths(workload: Workload) -> Iterator[str]:
 
 
 def unlike_arguments(workload: Workload) -> dict[str, dict[str, str]]:
-    """Returns the arguments that differ between the configs of arms.
+    """Returns the arguments that differ between the configs of arms: path -> arm -> value as text.
 
-    Those of the optimizer are left out, and so are the axes of the search and what has no effect on
-    results. Where two arms call different functions, their arguments are left out.
-
-    Args:
-        workload: the results.
-
-    Returns:
-        Path -> arm -> the value as text; "absent" where the arm has no such argument.
+    Arguments of the optimizer, axes of the search, and arguments without an effect on results are
+    left out. Where two arms call different functions, the arguments of these functions are left
+    out. "absent" stands for an argument that an arm does not have.
     """
     trees = {arm: tree for arm in workload.arms if (tree := _config_of(workload, arm)) is not None}
     if len(trees) < 2:
@@ -78,14 +70,10 @@ def unlike_arguments(workload: Workload) -> dict[str, dict[str, str]]:
 
 
 def unlike_losses(workload: Workload) -> str:
-    """Says why the losses of arms cannot be compared.
+    """Returns a sentence on why the losses of arms cannot be compared; "" if they can.
 
-    Args:
-        workload: the results.
-
-    Returns:
-        A sentence; "" if all arms and all of their trials have the same loss, or if another metric
-        is compared.
+    It is "" if all arms and all of their trials have the same loss, or if another metric is
+    compared.
     """
     if workload.goal.metric != "loss":
         return ""
@@ -101,18 +89,14 @@ def unlike_losses(workload: Workload) -> str:
 
 
 def _config_of(workload: Workload, arm: str) -> Call | None:
-    """Returns the config of an arm with its defaults, if its runs have it."""
+    """Returns the config of an arm: that of a run, with defaults, or else that of the plan."""
     runs = [*workload.finals_of(arm), *workload.trials_of(arm)]
     full = read_config(runs[0].folder) if runs else None
     return full or workload.configs.get(arm)
 
 
 def read_config(folder: Path) -> Call | None:
-    """Returns the config of a run, with its defaults if they were written; None without one.
-
-    Args:
-        folder: of the run.
-    """
+    """Returns the config of a run, with its defaults if they were written; None if it has none."""
     for name in ("config_full.yaml", "config.yaml"):
         try:
             return configs.load([folder / name]).root
@@ -128,7 +112,7 @@ def _leaves(root: Call, searched: set[str]) -> Iterator[tuple[str, str]]:
 
 
 def _machines(workload: Workload) -> list[str]:
-    """Says which versions, machines and settings differ between runs although they may matter."""
+    """Returns a sentence if runs differ in versions, machines or settings, which may matter."""
     seen: dict[str, dict[str, list[str]]] = {}
     for what, run in _kinds(workload):
         for key, value in run.fingerprint.items():
@@ -152,7 +136,7 @@ def _machines(workload: Workload) -> list[str]:
 
 
 def _kinds(workload: Workload) -> Iterator[tuple[str, Result]]:
-    """Yields each run that has ended once, with what it is: "trials", "final runs" or "runs"."""
+    """Yields each run once, with what it is: "trials", "final runs" or "runs"."""
     searched = {run.name for run in workload.trials}
     for run in workload.trials:
         yield "trials", run
@@ -167,14 +151,10 @@ def _short(value: str) -> str:
 
 
 def changed_code(workload: Workload) -> Iterator[str]:
-    """Says which runs of which arms ran after files of the user's code had changed.
-
-    Args:
-        workload: the results.
-    """
+    """Yields sentences about the runs that ran after files of the user's code had changed."""
     runs = [(what, run) for what, run in _kinds(workload) if "code" in run.fingerprint]
     totals = Counter((what, run.arm) for what, run in runs)
-    same: dict[tuple[str, tuple[str, ...]], list[str]] = {}  # the files of which it is said
+    same: dict[tuple[str, tuple[str, ...]], list[str]] = {}  # -> the files of one sentence
     for file, hashes in sorted(_versions(workload, [run for _, run in runs]).items()):
         for number, hash in enumerate(hashes[1:], 1):
             after = [run.name for _, run in runs if run.fingerprint["code"].get(file) == hash]
@@ -194,7 +174,7 @@ def _versions(workload: Workload, runs: Sequence[Result]) -> dict[str, list[str]
     found: dict[str, list[str]] = {}
     for run in sorted(runs, key=lambda run: run.began):
         for file, hash in run.fingerprint["code"].items():
-            # Those of a ledger come last: what it lacks was computed before it began.
+            # Hashes of the ledger come last: runs with other ones were computed before it began.
             if hash not in (*found.setdefault(file, []), *workload.code.get(file, ())):
                 found[file].append(hash)
     return {file: [*hashes, *workload.code.get(file, ())] for file, hashes in found.items()}
@@ -215,8 +195,7 @@ def _counted(runs: Sequence[tuple[str, Result]], totals: Mapping[tuple[str, str]
 def fingerprint_rows(runs: Sequence[Result]) -> list[tuple[str, str]]:
     """Returns what the bits of runs depend on, as names and values; "differs" where they differ.
 
-    Args:
-        runs: at least one, with fingerprints.
+    There must be at least one run, and each must have a fingerprint.
     """
     rows = []
     for key, value in runs[0].fingerprint.items():

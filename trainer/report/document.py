@@ -2,8 +2,8 @@
 
 `comparison.py` and its neighbours compute a `Report`; `page.py` writes it as HTML, `markdown.py`,
 `latex.py` and `tables.py` as Markdown, LaTeX and CSV, and `drawing.py` draws its figures as PDF and
-PNG. All of them show the same numbers, because nothing is computed after this point (but for what
-the page computes again for the trials that a reader selects).
+PNG. All formats show the same numbers, because nothing is computed later, except by the page for
+the trials that a reader selects.
 """
 
 import itertools
@@ -16,7 +16,7 @@ from typing import Literal
 from trainer.report.wording import p_text
 
 Cell = str | int | float | None
-_MOST_LABELS = 5  # that a legend explains
+_MOST_LABELS = 5  # labels that a legend explains
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Column:
         title: what readers see, such as "steps to target".
         kind: how cells are written. "number" has four significant digits; "p" is a p value; "share"
             is a fraction of 1, written in percent; "code" is a path or command.
-        only_csv: whether it is in CSV only, as there are too many of its kind for a reader.
+        only_csv: whether only CSV has it, because a reader could not read so many.
     """
 
     name: str
@@ -63,11 +63,7 @@ class Table:
         return self.only(kept)
 
     def compact(self, keep: Collection[str] = ()) -> "Table":
-        """Returns the table without the columns in which no row has anything.
-
-        Args:
-            keep: names of columns that stay nevertheless.
-        """
+        """Returns the table without columns that are None in all rows, except those in `keep`."""
         kept = [
             index
             for index in range(len(self.columns))
@@ -78,11 +74,7 @@ class Table:
         return self.only(kept)
 
     def only(self, kept: Sequence[int]) -> "Table":
-        """Returns the table with some of its columns.
-
-        Args:
-            kept: their indices.
-        """
+        """Returns the table with the columns of some indices only."""
         columns = tuple(self.columns[index] for index in kept)
         rows = tuple(tuple(row[index] for index in kept) for row in self.rows)
         return replace(self, columns=columns, rows=rows)
@@ -111,16 +103,16 @@ class Series:
         kind: "line" connects the points; "steps" is constant after each point; "points" are
             separate markers; "band" fills from `y` to `high`; "interval" is a bar from `y` to
             `high` at each x; "rule" is a line across the figure, at `y` or, without `y`, at `x`.
-        arm: the name of an arm; "" for what belongs to none, such as a target.
+        arm: the name of an arm; "" for a series of no arm, such as a target.
         x: values of the x axis.
         y: values of the y axis, as many; the lower end of a band or interval.
         high: the upper ends of a band or interval; empty for other kinds.
-        label: what it is, for the legend and for hovering.
-        faint: whether it stands behind the others, thin and pale.
+        label: its name in the legend and when a reader points at it.
+        faint: whether it is behind the others, thin and pale.
         trials: the name of a trial for each point; or one name for all of a line; empty if it does
             not belong to trials. The page hides what belongs to trials that a filter leaves out.
         recipe: how the page computes the series again from the trials that a filter leaves:
-            "best_of_k" is the expected best of k trials over k; "" if it does not.
+            "best_of_k" is the expected best of k trials over k; "" if the page does not do so.
     """
 
     kind: Literal["line", "steps", "points", "band", "interval", "rule"]
@@ -145,7 +137,7 @@ class Figure:
             out.
         x: the horizontal axis.
         y: the vertical axis.
-        series: what is drawn, the front last. Points that are not finite are not drawn; a band
+        series: what is drawn, the foremost last. Points that are not finite are not drawn; a band
             whose end is infinite reaches out of the figure.
         table: the numbers of the figure.
     """
@@ -162,7 +154,8 @@ class Figure:
     def legend(self) -> dict[tuple[str, str], bool]:
         """What a legend explains beside arms: (kind, label) -> whether it is faint.
 
-        Labels that name an arm are left out, as the arm is in the legend; all are if they are many.
+        Labels that name an arm are left out, as the legend has the arm. It is empty if there are
+        many.
         """
         names = {series.arm for series in self.series if series.arm}
         labels = {
@@ -220,11 +213,11 @@ class Trials:
         workload: its name.
         table: one row a trial. Its columns "trial", "arm" and "end" exist always; `goal` and
             `axes` name others; "folder" is the path of the trial's folder from that of the report.
-        goal: the name of the column of the value by which trials were compared; None in it if the
-            trial diverged or failed.
+        goal: the name of the column by which trials were compared; its cells are None for trials
+            that diverged or failed.
         better: whether the smallest or the largest value is the best.
         axes: the names of the columns of the search spaces.
-        command: what repeats a trial, with "{folder}" and "{trial}" to be replaced.
+        command: the command that repeats a trial, with "{folder}" and "{trial}" to be replaced.
     """
 
     workload: str
@@ -242,10 +235,10 @@ class Report:
     Attributes:
         title: what was compared.
         verdict: the verdicts, a sentence for each workload.
-        arms: the names of all arms, in the order that gives them their styles.
+        arms: the names of all arms, in the order of their styles.
         panels: in the order of the page.
         trials: one for each workload with a search.
-        made: how it was made: the command, the version of Lockstep, the date.
+        made: how it was made: the version of Lockstep and the command.
     """
 
     title: str
@@ -257,7 +250,7 @@ class Report:
 
     @property
     def sections(self) -> list[Panel]:
-        """The panels, with one for the trials, before the methods, if none has its place."""
+        """The panels, with one for the trials inserted before the methods, if there is none yet."""
         panels = list(self.panels)
         if self.trials and all(panel.name != "trials" for panel in panels):
             at = next((i for i, panel in enumerate(panels) if panel.name == "methods"), len(panels))
@@ -288,11 +281,7 @@ class Report:
 
 
 def column_name(text: str, taken: Collection[str] = ()) -> str:
-    """Returns a text as the name of a column: lower case, without spaces.
-
-    Args:
-        text: such as a config path or the name of an arm.
-        taken: names that other columns have.
+    """Returns a text as the name of a column, lower case, without spaces, and not among `taken`.
 
     Example:
         >>> column_name("matrices.learning_rate"), column_name("Muon (tuned)", {"muon_tuned"})
@@ -304,12 +293,7 @@ def column_name(text: str, taken: Collection[str] = ()) -> str:
 
 
 def column_names(texts: Sequence[str], taken: Collection[str] = ()) -> list[str]:
-    """Returns different names of columns for texts; see `column_name`.
-
-    Args:
-        texts: the texts.
-        taken: names that other columns have.
-    """
+    """Returns different names of columns for texts, none among `taken`; see `column_name`."""
     names: list[str] = []
     for text in texts:
         names.append(column_name(text, {*taken, *names}))
@@ -317,12 +301,7 @@ def column_names(texts: Sequence[str], taken: Collection[str] = ()) -> list[str]
 
 
 def text_of(kind: str, value: Cell) -> str:
-    """Returns a cell as readers see it.
-
-    Args:
-        kind: of its column.
-        value: the cell.
-    """
+    """Returns a cell as readers see it; `kind` is that of its column."""
     if value is None:
         return "–"
     if isinstance(value, str):
@@ -337,7 +316,7 @@ def text_of(kind: str, value: Cell) -> str:
         return f"{value:,.0f}"
     if kind == "seconds":
         return _seconds(value)
-    value += 0.0  # which is no -0
+    value += 0.0  # turns -0 into 0
     return f"{value:.4g}".replace("-", "−") if abs(value) < 1e5 else f"{value:.3e}"
 
 

@@ -31,9 +31,10 @@ from trainer.report.statistics import (
 from trainer.report.test_sets import OtherTestSets, other_test_sets
 from trainer.report.wording import joined
 
-# Searches of 2 trials call the narrower of two spaces better in 16%; see docs/statistics.md.
+# With searches of 2 trials, the narrower of two spaces is called better in 16% of sweeps; see
+# docs/statistics.md.
 FEWEST_TRIALS = 4
-_NAMED = 3  # the most files that disagree which a sentence lists
+_NAMED = 3  # how many of the files that disagree a sentence lists
 
 
 @dataclass(frozen=True)
@@ -46,11 +47,11 @@ class Pair:
         difference: that of the means, better minus worse; not a number if a unit has no value.
         diverged: how many units of the better and of the worse arm have no value.
         low, high: the ends of its interval, which holds for all pairs and looks at once; None if
-            it has none.
+            there is none.
         deviation: the standard deviation of the paired differences; None if it has none.
         looks: the numbers of units at which the pair was judged; empty if it was not yet.
-        test: how, such as "paired t test"; "" if no test applies.
-        p: over all pairs and looks; None if no test applies.
+        test: the test, such as "paired t test"; "" if no test applies.
+        p: the p value over all pairs and looks; None if no test applies.
         decided: whether the better arm is better.
         relevance: the kind of the difference, if the goal says which one is relevant; see
             `statistics.relevance`.
@@ -107,11 +108,7 @@ class Standing:
 
 
 def standings(workload: Workload) -> list[Standing]:
-    """Returns the arms with compared units, the best mean first.
-
-    Args:
-        workload: the results.
-    """
+    """Returns the arms with compared units, the best mean first."""
     sign, found = workload.goal.sign, []
     for arm in workload.arms:
         values = workload.units_of(arm)
@@ -121,17 +118,11 @@ def standings(workload: Workload) -> list[Standing]:
 
 
 def compare_arms(workload: Workload) -> list[Pair]:
-    """Compares every two arms.
+    """Compares every two arms; the pairs of the arm with the best mean come first.
 
-    Unit by unit if every unit of one arm has its counterpart in the other; single runs of other
-    seeds are compared as independent samples. The error is divided over all pairs of the workload,
-    those of arms without results included.
-
-    Args:
-        workload: the results.
-
-    Returns:
-        The pairs; those of the arm with the best mean come first.
+    Arms are compared unit by unit if every unit of one has its counterpart in the other; single
+    runs of other seeds are compared as independent samples. The error is divided over all pairs of
+    the workload, also those of arms without results.
     """
     comparisons = max(1, math.comb(len(workload.arms), 2))
     judge = not why_not_judged(workload)
@@ -140,24 +131,12 @@ def compare_arms(workload: Workload) -> list[Pair]:
 
 
 def trials_of_search(workload: Workload, arm: str) -> int:
-    """Returns the number of trials of each search of an arm; 0 for single runs.
-
-    Args:
-        workload: the results.
-        arm: its name.
-    """
+    """Returns the number of points of each search of an arm; 0 for single runs."""
     return len({run.number for run in workload.trials_of(arm) if run.search == 0})
 
 
 def why_not_judged(workload: Workload) -> str:
-    """Says why the arms of a workload are not to be judged, whatever their runs are.
-
-    Args:
-        workload: the results.
-
-    Returns:
-        A sentence; "" if nothing speaks against it.
-    """
+    """Returns why the arms must not be judged, in a sentence; "" if they may be."""
     if workload.faults:
         return (
             "The results are not judged, because files of the sweep disagree:"
@@ -184,24 +163,16 @@ def why_not_judged(workload: Workload) -> str:
 
 
 def looks_of(workload: Workload, arms: Sequence[str], units: int) -> Looks | None:
-    """Returns the looks that were taken at the units of two arms.
+    """Returns the looks that were taken at the units of two arms; None if there was none yet.
 
     All revisions from before any winner was known count as one plan, which is judged once, when all
     of it has ended. A later revision is judged when it has ended, if it added units or one of the
-    two arms.
-
-    Args:
-        workload: the results.
-        arms: the two arms.
-        units: how many units both have, from the first one on without a gap.
-
-    Returns:
-        None if the arms have not been judged yet.
+    two arms. `units` is how many units both arms have, from the first one on without a gap.
     """
     if not workload.revisions:
         return looks_of_plan(units) if units > 1 else None
     ended = [each for each in workload.revisions if each.number <= workload.completed]
-    # The runs of a new winner are compared when all of them have ended.
+    # The runs of a new winner are compared only when all of them have ended.
     later = workload.revisions[workload.completed :]
     if any(set(arms) & set(each.new_winners) for each in later):
         return None
@@ -225,7 +196,7 @@ def looks_of(workload: Workload, arms: Sequence[str], units: int) -> Looks | Non
 
 def _pair(a: Standing, b: Standing, workload: Workload, comparisons: int, judge: bool) -> Pair:
     common = [unit for unit in a.values if unit in b.values]
-    # Units that only one arm has are those whose other run has not ended.
+    # If the units of one arm contain those of the other, the other's missing units have not ended.
     if not common or len(common) not in (len(a.values), len(b.values)):
         return _unpaired(a, b, workload, comparisons, judge)
     looks = looks_of(workload, (a.arm, b.arm), workload.leading(common)) if judge else None
@@ -255,14 +226,14 @@ def _is_worse(x: NDArray, y: NDArray, sign: int) -> bool:
 
 
 def _described(better: str, worse: str, x: NDArray, y: NDArray) -> Pair:
-    """Returns a pair that was not judged."""
+    """Returns a pair with its difference, not judged."""
     diverged = int(np.isinf(x).sum()), int(np.isinf(y).sum())
     difference = math.nan if any(diverged) else float(x.mean() - y.mean())
     return Pair(better, worse, min(len(x), len(y)), difference, diverged)
 
 
 def _judged(pair: Pair, x: NDArray, y: NDArray, looks: Looks, goal: Goal, comparisons: int) -> Pair:
-    """Returns a pair with what the looks decide."""
+    """Returns a pair with the decision of its looks."""
     found = decide([x, y], looks, goal.better, comparisons)
     low, high, p = (_known(each[0]) for each in (found.low, found.high, found.p))
     t = "anytime-valid t test"
@@ -313,7 +284,7 @@ def _unpaired(a: Standing, b: Standing, workload: Workload, comparisons: int, ju
 def _relevance(goal: Goal, low: float | None, high: float | None) -> str | None:
     if goal.relevant is None or low is None or high is None:
         return None
-    ends = (-high, -low) if goal.sign > 0 else (low, high)  # of the improvement
+    ends = (-high, -low) if goal.sign > 0 else (low, high)  # improvements are positive
     return str(relevance(*ends, goal.relevant))
 
 

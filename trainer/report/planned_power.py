@@ -1,4 +1,4 @@
-"""Says which differences a sweep would find, before it is computed."""
+"""Computes which differences a sweep would find, before the sweep is computed."""
 
 import itertools
 import math
@@ -25,7 +25,7 @@ from trainer.sweep.plan import SweepPlan
 from trainer.sweep.stored_plan import StoredPlan, searches_of
 
 POWER = 0.8
-_FEWEST_SEARCHES = 3  # of a pilot
+_FEWEST_SEARCHES = 3  # that a pilot must have
 _DEVIATIONS = "standard deviations of the paired differences"
 
 
@@ -40,7 +40,7 @@ class Pilot:
         final_seeds: the number of final seeds of each search.
         arms: the two arms whose differences vary most.
         deviation: the standard deviation of their paired differences, above 0.
-        words: of what, such as "loss on the test split".
+        words: what the results are, such as "loss on the test split".
     """
 
     name: str
@@ -62,18 +62,12 @@ class Pilot:
 
 
 def read_pilot(folder: str, plan: SweepPlan) -> Pilot:
-    """Reads from a finished sweep how much the results of searches vary.
+    """Reads from a finished sweep how much the results of searches vary, to judge `plan` by it.
 
-    Of several pairs of arms it takes the one whose differences vary most, among the arms that both
-    sweeps have if these are at least two.
-
-    Args:
-        folder: of the finished sweep.
-        plan: the plan of the sweep that is to be judged in the same way.
-
-    Raises:
-        UserError: the folder is not that of a finished sweep with at least three searches, its goal
-            is another one, this sweep has one search, or no two arms have results that differ.
+    Of all pairs of arms it takes the one whose differences vary most; if the two sweeps share at
+    least two arms, only pairs of these. Raises UserError if the sweep is not a finished one with at
+    least three searches and the goal of the plan, the plan has one search, or no two arms have
+    results that differ.
     """
     goal = plan.definition.sweep.goal
     if len(plan.offsets) == 1:
@@ -129,14 +123,10 @@ def _largest_deviation(pilot: Workload, arms: Sequence[str]) -> tuple[float, tup
 
 
 def power_of_plan(plan: SweepPlan, pilot: Pilot | None = None) -> list[str]:
-    """Says over how many units the arms of a sweep are compared, and what that finds.
+    """Returns sentences on how many units the arms have, and which difference these can find.
 
-    Args:
-        plan: the plan.
-        pilot: a finished sweep, after which the difference is told in units of the metric.
-
-    Returns:
-        Sentences; none for a sweep of one arm.
+    There are none for a sweep of one arm. With a pilot, the difference is also given in units of
+    the metric.
     """
     sweep, searches = plan.definition.sweep, len(plan.offsets)
     arms = len(plan.definition.arms)
@@ -194,14 +184,10 @@ def _in_units(plan: SweepPlan, pilot: Pilot, effect: float, level: float) -> lis
 
 
 def power_of_extension(stored: StoredPlan, revision: Mapping[str, Any]) -> list[str]:
-    """Says what units that are added to a sweep after its winners were chosen can still find.
+    """Returns sentences on what units can find that are added after winners were chosen.
 
-    Args:
-        stored: the plan before.
-        revision: what is added, from `extension.make_extension`.
-
-    Returns:
-        Sentences; none if no units are added to what was judged or will be.
+    There are none if no units are added to what was judged or will be. `stored` is the plan before,
+    and `revision` what is added, from `extension.make_extension`.
     """
     every = [*stored.revisions, revision]
     planned = [*itertools.takewhile(lambda each: not _winners_known(each), every)][-1]
@@ -253,5 +239,5 @@ def _level(looks: Looks, arms: int) -> float:
 
 
 def _effect(units: int, looks: Looks, arms: int) -> float | None:
-    """Returns the effect that the planned look finds, or with any look the last one."""
+    """Returns the effect that the planned look finds or, without a planned look, the last look."""
     return detectable_effect(units, POWER, _level(looks, arms), later=looks.planned is None)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 Curve = tuple[ArrayLike, ArrayLike]  # x values, y values
 
-T_RUNS = 3  # the fewest runs with a t interval: that of two is about nine times their distance
+T_RUNS = 3  # the fewest runs with a t interval; that of two runs is nine times their distance wide
 
 
 # Curves: reading, smoothing, combining.
@@ -53,7 +53,7 @@ class Line:
         y: its values, [points].
         low: the lower end of its band, [points]; None if it has no band.
         high: the upper end of its band, [points]; None if it has no band.
-        faint: curves that are drawn faint behind it, as they are in metrics.jsonl.
+        faint: curves that are drawn pale behind it: its runs, as metrics.jsonl has them.
         runs: of how many runs it is the mean.
     """
 
@@ -71,20 +71,15 @@ class Line:
 
 
 def read_points(workdir: str | os.PathLike[str], name: str, x: str = "step") -> Points:
-    """Reads one metric of a run.
+    """Reads one metric of a run, by step or by another value of its rows, such as "epochs".
 
-    Args:
-        workdir: the run's folder.
-        name: of the metric, such as "eval/accuracy".
-        x: another name in the rows, such as "epochs"; rows that lack it are left out.
-
-    Raises:
-        ValueError: the folder has no metrics, or none of one of these names.
+    Rows that lack one of the two are left out. Raises ValueError if the folder has no metrics, or
+    no row with both.
     """
     file = Path(workdir) / "metrics.jsonl"
     if not file.is_file():
         raise ValueError(f"{workdir} has no metrics.jsonl; name the folder of a run.")
-    # Without what no run writes, such as text in a file that was edited.
+    # Drop values that no run writes, such as text in a file that was edited.
     rows = [
         {key: value for key, value in row.items() if isinstance(value, int | float)}
         for row in read_metrics(file)
@@ -102,14 +97,11 @@ def read_points(workdir: str | os.PathLike[str], name: str, x: str = "step") -> 
 
 
 def smooth(values: ArrayLike, weight: float) -> np.ndarray:
-    """Returns the debiased exponential moving mean of values.
+    """Returns the debiased exponential moving mean of values, [points].
 
-    It is the mean of all values so far, with weights that fall by the factor `weight` from each to
-    the one before: without a start value whose trace would have to fade.
-
-    Args:
-        values: the values, [points]. One that is not finite stays, and counts in no mean.
-        weight: at least 0, where nothing changes, and below 1.
+    It is the mean of all values so far, where a value counts `weight` times as much as the one
+    after it; there is no starting value. A value that is not finite stays, and counts in no mean. A
+    weight of 0 changes nothing; it must be below 1.
 
     Example:
         >>> smooth([1.0, 1.0, 4.0], 0.5).round(3).tolist()
@@ -127,13 +119,10 @@ def smooth(values: ArrayLike, weight: float) -> np.ndarray:
 def combine(runs: Sequence[Points], smoothing: float = 0.0) -> Line:
     """Returns the curve of a run, or the mean of several with a band.
 
-    The band is the 95% t interval of the mean for three runs or more, and from the smallest to
-    the largest value for two. There are points at the steps that all runs have; their x is the
-    mean of those of the runs, which differ if they are clocked.
-
-    Args:
-        runs: at least one.
-        smoothing: the weight with which every run is smoothed first; see `smooth`.
+    The band is the 95% t interval of the mean for three runs or more, and from the smallest to the
+    largest value for two. There are points at the steps that all runs have; their x is the mean
+    over the runs, in which times differ. Every run is first smoothed with the weight `smoothing`;
+    see `smooth`.
     """
     faint = [(run.x, run.y) for run in runs]
     smoothed = [run._replace(y=smooth(run.y, smoothing)) for run in runs]
@@ -152,18 +141,14 @@ def combine(runs: Sequence[Points], smoothing: float = 0.0) -> Line:
 def _band(y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     if len(y) < T_RUNS:
         return y.min(0), y.max(0)
-    from scipy.special import stdtrit  # which takes less than scipy.stats to import
+    from scipy.special import stdtrit  # imported faster than scipy.stats
 
     half = stdtrit(len(y) - 1, 0.975) * y.std(0, ddof=1) / np.sqrt(len(y))
     return y.mean(0) - half, y.mean(0) + half
 
 
 def describe_bands(lines: Iterable[Line]) -> str:
-    """Returns what the bands of lines are, such as "band: 95% t interval of the mean".
-
-    Args:
-        lines: the lines; those without a band are ignored. Without any band, the text is "".
-    """
+    """Returns what the bands of lines are, such as "band: 95% t interval of the mean", or ""."""
     kinds = {
         "95% t interval of the mean"
         if line.runs >= T_RUNS
@@ -178,19 +163,19 @@ def describe_bands(lines: Iterable[Line]) -> str:
 
 FORMATS = ("png", "pdf", "svg")
 
-_NAMED = 47  # names in a legend, which then has two columns; other curves are grey
-_ROWS = 24  # names below each other
+_NAMED = 47  # names in a legend, in two columns; other curves are grey
+_ROWS = 24  # names in a column of a legend
 _GREY = "#C8C8C8"
-_MARKED = 14  # points of a curve that is alone, with a marker each
+_MARKED = 14  # a curve of at most so many points has a marker at each
 
-# Without the time of day, so that a figure drawn again has the same bytes.
+# No date, so that a figure that is drawn again has the same bytes.
 _METADATA: Mapping[str, dict[str, Any]] = {
     "png": {},
     "pdf": {"CreationDate": None},
     "svg": {"Date": None},
 }
-# Text stays text: it can be searched, and journals refuse the fonts of type 3 that matplotlib
-# writes into a PDF otherwise.
+# Text stays text: it can be searched, and journals refuse the Type 3 fonts that matplotlib would
+# write into a PDF.
 _SETTINGS: Any = {"svg.hashsalt": "lockstep", "svg.fonttype": "none", "pdf.fonttype": 42}
 
 
@@ -206,8 +191,7 @@ def save_figure(
     """Draws curves into a file, with a legend beside them if there are several.
 
     Each has a color, a dash and a marker, from `style.style`; with more than 47, the others are
-    grey. A band that reaches beyond the curves
-    on a logarithmic y axis is cut.
+    grey. On a logarithmic y axis, bands are cut where they reach beyond the curves.
 
     Args:
         lines: name -> what is drawn.
@@ -225,7 +209,7 @@ def save_figure(
     if suffix not in FORMATS:
         known = ", .".join(FORMATS)
         raise UserError(f"{file} cannot be written: its suffix is not one of .{known}.")
-    # Not pyplot, which chooses a backend for the display and keeps every figure.
+    # pyplot would choose a backend for the display, and keep every figure in memory.
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 
@@ -237,7 +221,7 @@ def save_figure(
         axes.set(title=title, xlabel=x_label, ylabel=y_label)
         axes.title.set_fontsize("medium")
         _show_as_written(axes.title, axes.xaxis.label, axes.yaxis.label)
-        # Before the curves, whose markers are spaced by their places in the figure.
+        # Set scales before drawing curves: markers are spaced by their positions in the figure.
         axes.set_xscale("log" if log_x else "linear")
         axes.set_yscale("log" if log_y else "linear")
         for index, line in reversed([*enumerate(lines.values())]):  # grey lines behind the others
@@ -273,13 +257,13 @@ def _draw(axes: "Axes", line: Line, look: Style, lines: int) -> None:
         linewidth=1.5 if lines <= 10 else 1.1,
         marker=look.marker if few or lines > 1 else "",
         markersize=4,
-        # Eight along the diagonal of the figure, beginning elsewhere for each marker.
+        # Eight markers along the diagonal of the figure, from an offset that depends on the marker.
         markevery=None if few else ((ord(look.marker) % 10) / 80, 0.125),
     )
 
 
 def _fit(axes: "Axes", lines: Mapping[str, Line]) -> None:
-    """Fits a logarithmic y axis to the curves: the ends of bands may be next to 0."""
+    """Fits a logarithmic y axis to the curves, not to bands, whose ends may be close to 0."""
     curves: list[Curve] = [c for line in lines.values() for c in (line.curve, *line.faint)]
     values = np.concatenate([np.asarray(y, float) for _, y in curves])
     values = values[np.isfinite(values) & (values > 0)]
@@ -290,11 +274,11 @@ def _fit(axes: "Axes", lines: Mapping[str, Line]) -> None:
 
 def _show_as_written(*texts: "Text") -> None:
     for text in texts:
-        text.set_parse_math(False)  # a "$" in the name of a folder is no formula
+        text.set_parse_math(False)  # a "$" in the name of a folder does not begin a formula
 
 
 def _label(name: str) -> str:
-    """Returns the label of a name; matplotlib shows none that begins with an underscore."""
+    """Returns the label of a name; matplotlib hides labels that begin with an underscore."""
     return printable(f" {name}" if name.startswith("_") else name)
 
 
@@ -322,14 +306,14 @@ def _add_legend(figure: "Figure", names: list[str]) -> None:
         handlelength=4,
     )
     _show_as_written(*legend.get_texts())
-    # Otherwise the constrained layout takes the width from the axes.
+    # Widen the figure; the constrained layout would take the width of the legend from the axes.
     extent = legend.get_window_extent()
     figure.set_size_inches(7 + max(0.0, extent.width / figure.dpi - 0.5), 4)
 
 
-# One for each curve; with more curves they repeat.
 # Drawings with characters.
 
+# One for each curve; with more curves they repeat.
 _MARKS = "*o+x#@%&" + string.ascii_letters.replace("o", "").replace("x", "")
 _MOST_NAMES = 24  # names below the drawing
 
@@ -375,10 +359,10 @@ def draw_in_terminal(
     columns = np.linspace(left, right, width)
     drawn = [_interpolated(x, y, columns) for x, y in points]
     low, high = _ends(drawn)
-    if low == high:  # the middle of an axis around it
+    if low == high:  # draw a constant in the middle of the axis
         low, high = low - (0.05 * abs(low) or 0.05), high + (0.05 * abs(high) or 0.05)
     grid = [[" "] * width for _ in range(height)]  # [row from the top][column]
-    # The first curve last, so that it hides the others where they meet.
+    # Draw the first curve last, so that it hides the others where they meet.
     for mark, values in reversed([*zip(itertools.cycle(_MARKS), drawn, strict=False)]):
         for column in np.flatnonzero(np.isfinite(values)):
             grid[round((high - values[column]) / (high - low) * (height - 1))][column] = mark
@@ -393,7 +377,7 @@ def draw_in_terminal(
 
 
 def _scaled(curve: Curve, log_x: bool, log_y: bool) -> tuple[np.ndarray, np.ndarray]:
-    """Returns a curve as it lies on the axes; values that cannot be drawn are NaN."""
+    """Returns a curve in units of the axes, sorted by x; values that cannot be drawn are NaN."""
     x, y = (np.array(values, float) for values in curve)
     with np.errstate(invalid="ignore", divide="ignore"):
         x, y = np.log10(x) if log_x else x, np.log10(y) if log_y else y
@@ -411,10 +395,10 @@ def _ends(arrays: Sequence[np.ndarray]) -> tuple[float, float]:
 
 def _interpolated(x: np.ndarray, y: np.ndarray, columns: np.ndarray) -> np.ndarray:
     """Returns the values of a curve at the columns, NaN where it has none."""
-    if not len(x) or columns[0] == columns[-1]:  # in one point, the first column is enough
+    if not len(x) or columns[0] == columns[-1]:  # all x are equal: draw one value, if there is any
         return y[np.isfinite(y)][:1]
     values = np.interp(columns, x, y, left=np.nan, right=np.nan)
-    # A point between values that are not finite is nowhere on an interpolated line.
+    # Interpolation loses a finite point between values that are not finite: add it.
     for at, value in zip(x, y, strict=True):
         nearest = int(np.abs(columns - at).argmin())
         if np.isfinite(value) and not np.isfinite(values[nearest]):
@@ -423,7 +407,7 @@ def _interpolated(x: np.ndarray, y: np.ndarray, columns: np.ndarray) -> np.ndarr
 
 
 def _labels(values: np.ndarray, log: bool) -> list[str]:
-    """Returns numbers with as many digits as it takes to tell them apart, 3 to 8."""
+    """Returns numbers with as few digits as tell them apart, 3 to 8."""
     size = np.abs(values).max()
     values = 10**values if log else np.where(np.abs(values) < 1e-9 * size, 0.0, values)
     texts: list[str] = []
@@ -435,13 +419,13 @@ def _labels(values: np.ndarray, log: bool) -> list[str]:
 
 
 def _legend(names: Sequence[str]) -> list[str]:
-    """Returns lines with the mark of each curve, or of the first of many."""
+    """Returns lines with the mark and name of each curve, or of the first of many."""
     shown = [f"{mark} {name}" for mark, name in zip(itertools.cycle(_MARKS), names, strict=False)][
         : _MOST_NAMES if len(names) > _MOST_NAMES else None
     ]
     if len(names) > len(shown):
         shown.append(f"and {len(names) - len(shown)} more")
-    # Names contain spaces, at which their lines must not be broken.
+    # Lines must not be broken at the spaces within names.
     joined = "   ".join(each.replace(" ", "\0") for each in shown)
     lines = textwrap.wrap(joined, 78, break_long_words=False, break_on_hyphens=False)
     return [f"  {line}".replace("\0", " ") for line in lines]

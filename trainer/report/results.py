@@ -26,7 +26,7 @@ class Curve:
     Attributes:
         steps: number of updates before each evaluation.
         values: the metric.
-        seconds: training time until then; not a number where it was not recorded.
+        seconds: training time until then; NaN where it was not recorded.
     """
 
     steps: NDArray[np.float64]
@@ -48,15 +48,15 @@ class Result:
         arm: the arm that it belongs to.
         seed: its seed.
         number: the number of its point in the space of the arm; None for a single run.
-        summary: what came of it; its `end` is "missing" if it has not ended.
+        summary: its summary.json; its `end` is "missing" if it has not ended.
         steps: how many steps were planned.
         flops: floating-point operations of a step; None if they are not known.
         values: config path -> value, for the axes of the search space.
         retries: how often its computation was started again after an interruption.
-        fingerprint: what its bits depend on, as run.json has it.
+        fingerprint: what its bits depend on, from run.json.
         search: the number of the search that it belongs to, from 0.
         side_by_side: how many trials shared its wave.
-        load: how many processes wanted a core, for each core, when it ended; None if unknown.
+        load: the load average per core when it ended; None if unknown.
         began: when its first process began, in UTC; "" if unknown.
         code_changed: whether it was resumed with changed code of the user.
     """
@@ -84,20 +84,16 @@ class Result:
         return self.summary.end
 
     def value(self, row: str) -> float | None:
-        """Returns the last value of a metric.
+        """Returns the last value of a metric, by its name in metrics.jsonl; None if there is none.
 
-        Args:
-            row: its name in metrics.jsonl.
-
-        Returns:
-            None if the run has not ended, diverged, failed, or has no finite value.
+        It is None if the run has not ended, diverged, failed, or has no finite value.
         """
         return self.summary.value(row)
 
 
 @dataclass(frozen=True)
 class Goal:
-    """By what runs are compared.
+    """The metric by which runs are compared.
 
     Attributes:
         metric: the name without a split: "loss".
@@ -106,7 +102,7 @@ class Goal:
             targets are measured.
         report_on: the split on which arms are compared.
         target: a value of the metric; None if there is none.
-        relevant: the smallest difference that matters; None if it was not said.
+        relevant: the smallest difference that matters; None if the file does not say.
         primary: the metric by which winners were selected, if it is another one.
     """
 
@@ -162,12 +158,12 @@ class Revision:
         trials: arm -> how many runs it added.
         known: how many runs were finished when it was made; None for the first.
         winners_known: whether the winners were chosen by then.
-        changes: what it changed beside that, such as "goal: ...".
+        changes: other changes of the plan, such as "goal: ...".
         arms: the arms that it has.
         units: how many units it has: searches, or final seeds if each arm is searched once.
-        new_winners: the arms of which another configuration is compared than before.
+        new_winners: the arms whose compared configuration is another one than before.
         points: arm -> how many points it added to the searches of the arm; absent if none.
-        spaces: arm -> the space which those points are from.
+        spaces: arm -> the space from which those points are.
     """
 
     number: int
@@ -190,7 +186,7 @@ class Workload:
     Attributes:
         name: for headings: the name of the sweep's folder.
         path: the folder; None for single runs.
-        goal: by what runs are compared.
+        goal: the metric by which runs are compared.
         arms: the names of the arms, in the order of the file.
         trials: the runs of the search; empty for single runs.
         finals: the runs that are compared: those of winners on fresh seeds, or single runs.
@@ -203,7 +199,7 @@ class Workload:
             single runs.
         looks: "planned" or "any", as the file has it.
         skewed: whether the file says that differences may be skewed.
-        replaced: runs of earlier winners, whose places other points took when the sweep was
+        replaced: final runs of earlier winners, which other points replaced when the sweep was
             extended.
         budgets: "equal", or "unequal" if the file allows it.
         missing: sentences about what is not computed yet.
@@ -252,12 +248,9 @@ class Workload:
     def units_of(self, arm: str) -> dict[int, float]:
         """Returns the value of each unit of an arm, in the order of the plan.
 
-        A unit is a search, whose value is the mean over its final seeds, or a final seed. One with
-        a run that diverged or failed has infinity as the worst value; those of which a run has not
-        ended are left out.
-
-        Args:
-            arm: its name.
+        A unit is a search, whose value is the mean over its final seeds, or a final seed. A unit
+        with a run that diverged or failed has infinity as the worst value; a unit is left out until
+        all its runs have ended.
         """
         found: dict[int, list[float | None]] = {}
         for run in self.finals:
@@ -278,41 +271,33 @@ class Workload:
         return run.search if self.searches > 1 else run.seed
 
     def leading(self, units: Collection[int]) -> int:
-        """Returns how many of the first units of the plan are among some, without a gap."""
+        """Returns how many units of the plan, from the first one without a gap, are in `units`."""
         order = self.units or sorted(units)
         return next((n for n, unit in enumerate(order) if unit not in units), len(order))
 
     def values_of(self, arm: str, row: str | None = None) -> dict[int, float]:
         """Returns the values of an arm's compared runs by seed; runs without one are left out.
 
-        Args:
-            arm: its name.
-            row: the name of the metric; None for the reported one.
+        `row` is the name of a metric in metrics.jsonl; None for the reported one.
         """
         values = {run.seed: run.value(row or self.goal.reported) for run in self.finals_of(arm)}
         return {seed: value for seed, value in values.items() if value is not None}
 
     def curve(self, run: Result) -> Curve:
-        """Returns the metric of the selection at every evaluation of a run; each is read once."""
+        """Returns the selected metric at every evaluation of a run; each is read once."""
         if run.name not in self._curves:
             self._curves[run.name] = read_curve(run.folder, self.goal.selected)
         return self._curves[run.name]
 
     def examples(self, run: Result) -> Examples | None:
-        """Returns what a run has of single test examples, if anything; each is read once."""
+        """Returns the results of a run on single test examples, or None; each is read once."""
         if run.name not in self._examples:
             self._examples[run.name] = read_examples(run.folder)
         return self._examples[run.name]
 
 
 def with_outcome(run: Result, summary: Summary, record: Mapping[str, Any]) -> Result:
-    """Returns a run with what its folder says of it.
-
-    Args:
-        run: the run.
-        summary: the content of summary.json.
-        record: the content of run.json; empty if it is not known.
-    """
+    """Returns a run with the content of its summary.json and run.json; `record` may be empty."""
     lineage = record.get("lineage", ())
     last = lineage[-1] if lineage else {}
     return replace(
@@ -332,15 +317,7 @@ def with_outcome(run: Result, summary: Summary, record: Mapping[str, Any]) -> Re
 
 
 def read_curve(folder: Path, row: str) -> Curve:
-    """Reads a metric from the metrics.jsonl of a run.
-
-    Args:
-        folder: of the run.
-        row: the name of the metric.
-
-    Returns:
-        The curve; of length 0 if the file is missing or the metric is not in it.
-    """
+    """Reads a metric from a metrics.jsonl; an empty curve if the file or the metric is missing."""
     points: list[tuple[float, float, float]] = []
     try:
         for line in iterate_metrics(folder, about=row):

@@ -26,14 +26,8 @@ def read_runs(
 ) -> Workload:
     """Reads runs; those whose configs differ in their seeds only are one arm.
 
-    Args:
-        workdirs: the runs' folders, or folders with runs.
-        metric: the name of a metric, without a split.
-        better: whether its smallest or largest value is the best.
-        target: a value of the metric; None for none.
-
-    Raises:
-        UserError: a folder is not that of a run, or no run has the metric.
+    `workdirs` are the runs' folders, or folders with runs; `metric` has no split. Raises UserError
+    if a folder is not that of a run, no run has the metric, or an arm has a seed twice.
     """
     named = names_of([run for workdir in workdirs for run in _runs(Path(workdir))])
     groups = group_by_seed(named)
@@ -56,7 +50,7 @@ def read_runs(
 
 
 def _runs(workdir: Path) -> list[str]:
-    """Returns a run, or the runs below a folder."""
+    """Returns the run in a folder, or else the runs below it."""
     if (workdir / "metrics.jsonl").is_file():
         return [str(workdir)]
     if workdir.is_file():
@@ -81,7 +75,7 @@ def _runs(workdir: Path) -> list[str]:
 
 
 def _check_seeds(results: Sequence[Result]) -> None:
-    """Raises UserError if an arm has a seed twice, as when a run was copied."""
+    """Raises UserError if an arm has a seed twice, for example because a run was copied."""
     seen: dict[tuple[str, int], Result] = {}
     for run in results:
         other = seen.setdefault((run.arm, run.seed), run)
@@ -151,11 +145,9 @@ _SEEDS = ("seed", "data_seed")
 
 
 def runs_in(folder: Path, name: str) -> list[str]:
-    """Returns the runs below a folder that is not one itself, such as those of an arm of a sweep.
+    """Returns the runs below a folder; none below that of a run.
 
-    Args:
-        folder: the folder; that of a run has none.
-        name: of a metric; runs without it, such as those that diverged at once, are left out.
+    Runs without the metric `name`, such as those that diverged at once, are left out.
     """
     if (folder / "metrics.jsonl").exists():
         return []
@@ -168,15 +160,11 @@ def runs_in(folder: Path, name: str) -> list[str]:
 def groups_in(
     workdirs: Sequence[str], metric: str, *, each_run: bool = False
 ) -> dict[str, list[str]]:
-    """Returns the runs to draw, in groups that differ in their seeds only.
+    """Returns the runs to draw, in groups that differ in their seeds only: name -> folders.
 
-    Args:
-        workdirs: folders of runs, of folders with runs, or of sweeps, whose best trials are drawn.
-        metric: a metric; runs without it that are not named themselves are left out.
-        each_run: whether each run is a group of its own.
-
-    Returns:
-        Name -> folders.
+    `workdirs` are folders of runs, of folders with runs, or of sweeps, whose best trials are drawn.
+    In folders and sweeps, runs without the metric are left out. With `each_run`, each run is a
+    group.
     """
     found: dict[str, list[str]] = {}
     plain: list[str] = []
@@ -210,12 +198,9 @@ def read_lines(
     Args:
         workdirs: folders of runs, of folders with runs, or of sweeps, whose best trials are read.
         metric: its name in metrics.jsonl.
-        x: what the horizontal axis shows.
+        x: what the horizontal axis shows: "step", or a name in metrics.jsonl.
         smoothing: the weight of an exponential average, from 0 to below 1.
         each_run: whether each run is a line of its own.
-
-    Returns:
-        Name -> line.
 
     Raises:
         UserError: a run does not have the metric, or cannot be read.
@@ -230,13 +215,9 @@ def read_lines(
 
 
 def names_of(workdirs: Sequence[str]) -> dict[str, str]:
-    """Names runs by the ends of their paths, as short as possible and all different.
+    """Returns name -> folder: names are the ends of paths, as short as possible and all different.
 
-    Args:
-        workdirs: the runs' folders; one that is given twice counts once.
-
-    Returns:
-        name -> folder, in the order given.
+    A folder that is given twice counts once.
     """
     paths: dict[Path, str] = {}
     for workdir in workdirs:
@@ -251,15 +232,11 @@ def names_of(workdirs: Sequence[str]) -> dict[str, str]:
 
 
 def group_by_seed(runs: dict[str, str]) -> dict[str, list[str]]:
-    """Groups the runs whose configs are equal but for their seeds.
+    """Groups the runs whose configs are equal but for their seeds: from name -> folder to folders.
 
-    Args:
-        runs: name -> folder. A run whose config.yaml does not exist or cannot be read is a group
-            of its own.
-
-    Returns:
-        name -> folders, in the order of their first runs. A group is named by what its runs' names
-        have in common at their beginnings or ends.
+    A run whose config.yaml is missing or cannot be read is a group of its own. Groups are in the
+    order of their first runs, and named by what their runs' names have in common at their
+    beginnings or ends.
     """
     groups: dict[str, dict[str, str]] = {}
     for name, folder in runs.items():
@@ -275,7 +252,7 @@ def group_by_seed(runs: dict[str, str]) -> dict[str, list[str]]:
 
 
 def _key(folder: Path) -> str | None:
-    """Returns what is equal for runs of one config; None if it cannot be read."""
+    """Returns a digest of a run's config without its seeds; None if it cannot be read."""
     try:
         root = configs.load([folder / "config.yaml"]).root
     except (UserError, OSError):
@@ -285,11 +262,7 @@ def _key(folder: Path) -> str | None:
 
 
 def _common_name(names: Sequence[str]) -> str:
-    """Returns the whole words that names have in common, such as "muon" for "muon_0", "muon_1".
-
-    Args:
-        names: at least one.
-    """
+    """Returns the whole words that names have in common, such as "muon" for "muon_0", "muon_1"."""
     if len(names) == 1:
         return names[0]
     words = [re.findall(r"[^/_. -]+|[/_. -]+", name) for name in names]

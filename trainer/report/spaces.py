@@ -1,4 +1,4 @@
-"""The points of searches: their values, and what they are along the axes of a space."""
+"""The points of searches: their values, and their places along the axes of a space."""
 
 import math
 from collections.abc import Iterable
@@ -11,15 +11,10 @@ Place = tuple[int, int]  # a search, and the number of a point in it
 
 
 def point_values(workload: Workload, arm: str) -> dict[Place, float]:
-    """Returns the goal of each point of an arm's searches: the mean over its seeds.
+    """Returns the goal of each point of an arm's searches, the mean over its seeds.
 
-    Args:
-        workload: the sweep.
-        arm: the name of the arm.
-
-    Returns:
-        Search and number -> value, for the points with all results; those that diverged or failed
-        on any seed have infinity as the worst value.
+    Only points with all results have a value; it is infinite, as the worst value, if any seed
+    diverged or failed.
     """
     return {
         place: math.fsum(values) / len(values)
@@ -28,15 +23,7 @@ def point_values(workload: Workload, arm: str) -> dict[Place, float]:
 
 
 def seed_values(workload: Workload, arm: str) -> dict[Place, list[float]]:
-    """Returns the goal of each point of an arm's searches for each of its seeds.
-
-    Args:
-        workload: the sweep.
-        arm: the name of the arm.
-
-    Returns:
-        As of `point_values`.
-    """
+    """Returns the goal of each point of an arm's searches for each seed; see `point_values`."""
     values: dict[Place, list[float | None]] = {}
     for run in workload.trials_of(arm):
         value = run.value(workload.goal.selected)
@@ -51,21 +38,15 @@ def place_of(run: Result) -> Place:
     return run.search, run.number or 0
 
 
-# Parts of a path that say little: where an optimizer stands, and that a rate has a schedule.
+# Parts of a path that say little: the place of an optimizer, and that a rate has a schedule.
 _PLAIN = ("optimizer", "groups", "peak_value")
 
 
 def axes_of(workloads: Iterable[Workload]) -> dict[str, str]:
-    """Names the axes of search spaces, shortly.
+    """Returns short names for the axes of spaces, such as "matrices.learning_rate", by config path.
 
-    The peak of a schedule and a constant in the same place have the same name, as they are the same
-    axis of two arms.
-
-    Args:
-        workloads: the sweeps.
-
-    Returns:
-        Config path -> name, such as "matrices.learning_rate".
+    The peak of a schedule and a constant in the same place have the same name, because they are the
+    same axis of two arms.
     """
     spaces = [space for workload in workloads for space in workload.spaces.values()]
     paths = dict.fromkeys(path for space in spaces for path in space.axes)
@@ -73,7 +54,7 @@ def axes_of(workloads: Iterable[Workload]) -> dict[str, str]:
     for space in spaces:
         within = [names[path] for path in space.axes]
         for path in space.axes:
-            # Two axes of one arm are never the same.
+            # Two axes of one arm must have different names.
             if within.count(_plain(path)) > 1:
                 names[path] = path
     return names
@@ -114,12 +95,7 @@ class Scan:
 
 
 def scans(workload: Workload, arm: str) -> list[Scan]:
-    """Returns the points of an arm along each axis whose values are numbers.
-
-    Args:
-        workload: the results.
-        arm: its name.
-    """
+    """Returns the points of an arm along each axis whose values are numbers."""
     values, seeds = point_values(workload, arm), seed_values(workload, arm)
     first = {place_of(run): run for run in reversed(workload.trials_of(arm))}
     found: list[Scan] = []
@@ -132,14 +108,14 @@ def scans(workload: Workload, arm: str) -> list[Scan]:
         if not points:
             continue
         at, goals, names, of_seeds = zip(*sorted(points), strict=True)
-        # Several paths may take the same value, such as the rates of two groups: one axis.
+        # Paths that always have the same value, such as the rates of two groups, are one axis.
         if not any((at, names) == (scan.at, scan.names) for scan in found):
             found.append(Scan(arm, path, True, at, goals, names, of_seeds))
     return [replace(scan, alone=_varied(first.values()) == 1) for scan in found]
 
 
 def _varied(runs: Iterable[Result]) -> int:
-    """Returns how many axes have several values; those that always have the same count once."""
+    """Returns how many axes have several values; axes that always have equal values count once."""
     columns: dict[str, list[str]] = {}
     for run in runs:
         for path, value in run.values.items():
@@ -150,8 +126,7 @@ def _varied(runs: Iterable[Result]) -> int:
 def spans_decades(values: Iterable[float]) -> bool:
     """Returns whether values are drawn on a logarithmic axis: positive, and over a decade apart.
 
-    Args:
-        values: the values; those that are not finite are ignored.
+    Values that are not finite are ignored.
     """
     finite = [value for value in values if math.isfinite(value)]
     return bool(finite) and min(finite) > 0 and max(finite) > 10 * min(finite)

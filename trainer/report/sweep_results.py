@@ -32,15 +32,10 @@ def read_sweep(
 ) -> Workload:
     """Reads what a sweep computed; imports no jax.
 
-    Args:
-        folder: of the sweep.
-        target: a value of the metric to replace that of the sweep's file; None to keep it.
-        metric: another metric than that of the goal, by which winners were selected, as a second
-            outcome; None for that of the goal.
-        better: whether the smallest or the largest value of that metric is the best.
-
-    Raises:
-        UserError: the folder is not that of a sweep, or is damaged; no run has the metric.
+    `target` replaces that of the sweep's file, unless it is None. `metric` is a second outcome,
+    beside the goal by which winners were selected, and `better` says which of its values are
+    better; None for the goal. Raises UserError if the folder is not that of a sweep, or is damaged,
+    or if no run has the metric.
     """
     reader = SweepReader(folder)
     status = reader.read()
@@ -48,7 +43,8 @@ def read_sweep(
     trials = tuple(_result(reader, status.outcomes, trial) for trial in plan.trials)
     choices = read_choices(folder, plan)
     winners = _winners(plan, status, choices)
-    # After an extension, and until its trials are complete, those of the revision before.
+    # After an extension, the winners are those of the revision before, until its trials are
+    # complete.
     chosen = trials_of_choice(plan, choices) if choices else ()
     outcomes = {**status.outcomes, **_outcomes(folder, chosen, status)}
     finals = tuple(_result(reader, outcomes, trial) for trial in chosen)
@@ -86,7 +82,7 @@ def read_sweep(
 
 
 def _evidence(folder: Path, status: Status) -> Evidence:
-    """Looks for files that disagree; the ledger has the digests of most, so that few are read."""
+    """Finds files that disagree; takes most digests from the ledger, so that few files are read."""
     try:
         return examine(folder, status.outcomes, thorough=False)
     except OSError as error:
@@ -96,7 +92,7 @@ def _evidence(folder: Path, status: Status) -> Evidence:
 def _winners(
     plan: StoredPlan, status: Status, choices: Sequence[Choice]
 ) -> dict[tuple[str, int], int]:
-    """Returns the winner of each search: of the last choice, or the best one as far as is known."""
+    """Returns the winner of each search: that of the last choice, or the best point so far."""
     if choices:
         found = choices[-1].winners
         return {key: number for key, number in found.items() if number is not None}
@@ -106,14 +102,14 @@ def _winners(
 
 
 def _outcomes(folder: Path, chosen: Sequence[Trial], status: Status) -> dict[str, Summary]:
-    """Reads what the status, which has the trials of the plan's revision only, has not."""
+    """Reads the outcomes that the status lacks: it has only those of the plan's last revision."""
     new = [trial.folder for trial in chosen if trial.folder not in status.outcomes]
     found = {name: read_outcome(folder / name) for name in new}
     return {name: outcome for name, outcome in found.items() if outcome is not None}
 
 
 def _check_metric(folder: Path, metric: str, runs: Sequence[Result]) -> None:
-    """Refuses a metric that no run has."""
+    """Raises UserError for a metric that no run has."""
     known = {row.partition("/")[2] for run in runs for row in run.summary.metrics if "/" in row}
     if known and metric not in known:
         hint = known_names(metric, sorted(known))
@@ -188,7 +184,7 @@ def _record(folder: Path) -> dict[str, Any]:
 
 
 def _replaced(folder: Path, plan: StoredPlan, finals: tuple[Result, ...]) -> Iterator[Result]:
-    """Yields the final runs of winners that are not the winners any more."""
+    """Yields the final runs of earlier winners that are no longer the winners."""
     known = {run.name for run in finals}
     programs = {arm: program for program in plan.programs for arm in _arms_of(program)}
     for place in sorted(folder.glob("final*/*/*")):
@@ -234,7 +230,7 @@ def _revision(plan: StoredPlan, number: int, choices: Sequence[Choice]) -> Revis
 
 
 def _added(before: Sequence[Mapping[str, Any]], revision: Mapping[str, Any]) -> dict[str, int]:
-    """Returns how many points a revision added to each arm; seeds of earlier points are none."""
+    """Returns how many points a revision added to each arm, without new seeds of earlier points."""
     new = Counter(arm for arm, _ in _points(revision).difference(*map(_points, before)))
     return {arm: new[arm] for arm in revision["arms"] if arm in new}
 
@@ -251,7 +247,7 @@ def _spaces(revision: Mapping[str, Any]) -> dict[str, Space]:
 
 
 def _new_winners(number: int, choices: Sequence[Choice]) -> tuple[str, ...]:
-    """Returns the arms of which a revision chose another point than the last one with a choice."""
+    """Returns the arms of which a revision chose another point than the choice before it."""
     at = next((n for n, each in enumerate(choices) if each.revision == number), 0)
     if at == 0:
         return ()
@@ -267,7 +263,7 @@ def _new_winners(number: int, choices: Sequence[Choice]) -> tuple[str, ...]:
 def _missing(
     reader: SweepReader, status: Status, trials: tuple[Result, ...], finals: tuple[Result, ...]
 ) -> list[str]:
-    """Returns sentences about what an unfinished sweep lacks."""
+    """Returns sentences about the runs that an unfinished sweep lacks, and about damaged files."""
     counts = Counter(run.arm for run in trials if run.end == "missing")
     lines = []
     if counts:

@@ -1,4 +1,4 @@
-"""What the differences between arms on single test examples say about another test set."""
+"""Intervals for other test sets, from the differences between arms on single test examples."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -30,15 +30,9 @@ def other_test_sets(
 ) -> OtherTestSets | None:
     """Computes the interval of a pair from the results of its final runs on single test examples.
 
-    Args:
-        workload: the results.
-        better: an arm.
-        worse: the other arm.
-        differences: unit -> that of the reported metric, better minus worse.
-
-    Returns:
-        None if a run has no such results for the reported metric, as those of earlier versions or
-        of a metric that is not a mean over examples.
+    `differences` is unit -> difference of the reported metric, better minus worse. Returns None if
+    a run lacks such results for the reported metric, for example because an earlier version
+    computed it, or because the metric is not a mean over examples.
     """
     goal = workload.goal
     if goal.report_on != "test":
@@ -58,14 +52,14 @@ def other_test_sets(
         return OtherTestSets(None)
     means = [_means(of_units, goal.metric) for of_units in of_arms]
     table = means[0] - means[1]
-    if first.complete:  # then the means over examples are known without the rounding to float16
+    if first.complete:  # the means over examples are known exactly, although files have float16
         exact = np.array(list(differences.values()))
         table += (exact - np.average(table, axis=1, weights=weights))[:, None]
     return OtherTestSets(two_way(table, weights=weights), first.complete)
 
 
 def _of_arm(workload: Workload, arm: str, units: Sequence[int]) -> list[list[Examples | None]]:
-    """Returns what each run of each unit has."""
+    """Returns the results of each run of each unit on single examples."""
     found: dict[int, list[Examples | None]] = {unit: [] for unit in units}
     for run in workload.finals:
         if run.arm == arm and (unit := workload.unit_of(run)) in found:

@@ -1,4 +1,7 @@
-"""Says in sentences which arm is better, how sure that is, and what it does not show."""
+"""Writes the verdict: which arm is better, how sure that is, and what the runs do not show.
+
+Start with `verdict`. The methods of `_Writer` each return a sentence or a part of one.
+"""
 
 import math
 from collections.abc import Sequence
@@ -16,15 +19,11 @@ _NAMED = 4  # the most arms that a sentence lists
 def verdict(workload: Workload, pairs: Sequence[Pair]) -> str:
     """Returns the verdict as a paragraph: a claim, and what limits it.
 
-    With one search an arm the claim is about the configurations that were found; with several,
-    about the arms. Of a workload of which runs are missing it says what there is so far, and of one
-    whose files disagree, which they are.
-
-    Args:
-        workload: the results.
-        pairs: from `compare_arms`.
+    With one search an arm, the claim is about the configurations that were found; with several,
+    about the arms. For a workload with missing runs it says what there is so far, and for one whose
+    files disagree, which these are.
     """
-    if workload.faults:  # nor are the means worth anything
+    if workload.faults:  # the means cannot be trusted either
         return why_not_judged(workload)
     text, goal = _verdict(workload, pairs), workload.goal
     if goal.primary:
@@ -53,7 +52,7 @@ def _verdict(workload: Workload, pairs: Sequence[Pair]) -> str:
     if not any(pair.looks for pair in pairs):
         return writer.unjudged(ordered)
     beaten = {pair.worse for pair in pairs if pair.decided}
-    # By signs an arm may be better although a run without a value leaves it without a mean.
+    # An arm without a mean, because a run has no value, may still be better by counting signs.
     best = next((each for each in ordered if each.arm not in beaten), first)
     return writer.judged(best.arm)
 
@@ -79,12 +78,7 @@ def _without_runs(workload: Workload) -> str:
 
 
 class _Writer:
-    """Writes the sentences about a workload.
-
-    Args:
-        workload: the results.
-        pairs: all of its pairs.
-    """
+    """Writes the sentences about a workload and all of its pairs."""
 
     def __init__(self, workload: Workload, pairs: Sequence[Pair]):
         self._workload = workload
@@ -95,11 +89,7 @@ class _Writer:
     # Who is better.
 
     def judged(self, first: str) -> str:
-        """Returns the verdict on arms that were judged.
-
-        Args:
-            first: the arm with the best mean.
-        """
+        """Returns the verdict on judged arms; `first` is the best arm that no other one beats."""
         involved = [pair for pair in self._pairs if first in (pair.better, pair.worse)]
         against = [pair for pair in involved if pair.decided and pair.better == first]
         others = [pair for pair in involved if pair not in against]
@@ -113,7 +103,7 @@ class _Writer:
         return " ".join(part for part in parts if part)
 
     def _better(self, against: Sequence[Pair]) -> str:
-        """Says that an arm is better than all others; the closest of them is named."""
+        """Says that an arm is better than all others, and names the closest of them."""
         closest = against[0]
         rest = ["", " and the other arm"]
         more = rest[len(against) - 1] if len(against) < 3 else f" and the other {len(against) - 1}"
@@ -142,7 +132,7 @@ class _Writer:
         }.get(pair.relevance or "", "")
 
     def _open(self, first: str, others: Sequence[Pair], against: Sequence[Pair]) -> str:
-        """Says between which arms nothing is decided."""
+        """Says which pairs are undecided or equivalent, and which arms the first one beats."""
         names = [pair.worse if pair.better == first else pair.better for pair in others]
         equal = all(pair.relevance == "equivalent" for pair in others)
         if len(names) > _NAMED:
@@ -167,7 +157,7 @@ class _Writer:
         return text + (f" {self._subject(first, True)} is better than {better}." if against else "")
 
     def _between(self, names: Sequence[str]) -> str:
-        """Returns what nothing is decided between."""
+        """Returns the names of the arms of undecided pairs, as a part of a sentence."""
         if self._workload.searches == 1:
             found = "found for" if self._workload.trials else "of"
             return f"the configurations {found} {joined(names)}"
@@ -178,10 +168,8 @@ class _Writer:
     def _how(self, pair: Pair, than: str, of: str = "") -> str:
         """Says by how much the first arm of a pair is better, and how sure that is.
 
-        Args:
-            pair: the pair.
-            than: " than that of ARM", or "".
-            of: " of ARM", or "" where the sentence names the arm before.
+        `than` is " than that of ARM" or "", and `of` is " of ARM", or "" if the sentence has named
+        the arm.
         """
         units, words = plural(pair.n, unit(self._workload)), self._goal.words
         test = f"no test with {units}"
@@ -274,7 +262,7 @@ class _Writer:
         return f"The results were judged at {looks} {units}, and the interval holds for all looks."
 
     def _one_search(self, against: Sequence[Pair]) -> str:
-        """Says what one search an arm does not show, after a claim."""
+        """Says what one search an arm does not show, after a claim that an arm is better."""
         if self._workload.searches > 1 or not against:
             return ""
         better, worse = _arms(against[0])
@@ -289,7 +277,7 @@ class _Writer:
         )
 
     def _subject(self, arm: str, start: bool = False) -> str:
-        """Returns an arm as what the claim is about."""
+        """Returns an arm as the subject of a claim."""
         trials = trials_of_search(self._workload, arm)
         if self._workload.searches > 1:
             return f"{arm}, best of {trials} trials in its space,"
@@ -299,7 +287,7 @@ class _Writer:
         return f"{the} configuration of {arm}"
 
     def _object(self, arm: str) -> str:
-        """Returns the other arm of a claim."""
+        """Returns the arm with which a claim compares."""
         trials = trials_of_search(self._workload, arm)
         if self._workload.searches > 1:
             return f"{arm}, best of {trials} in its space"
@@ -308,11 +296,7 @@ class _Writer:
     # What is not judged.
 
     def unjudged(self, ordered: Sequence[Standing]) -> str:
-        """Returns the means, and why there is no verdict.
-
-        Args:
-            ordered: the arms with results, the best mean first.
-        """
+        """Returns the means, and why there is no verdict."""
         why = why_not_judged(self._workload) or self._progress(ordered)
         means = [
             f"{each.arm} {shown(each.mean.value)}"
@@ -339,12 +323,7 @@ def _arms(pair: Pair) -> tuple[str, str]:
 
 
 def estimate_text(estimate: Estimate, what: str = "seed") -> str:
-    """Returns a mean with its interval, in words.
-
-    Args:
-        estimate: the mean.
-        what: what it is the mean over, in the singular.
-    """
+    """Returns a mean with its interval, in words; `what` is a noun for one of the values."""
     if estimate.low is None or estimate.high is None:
         return f"{shown(estimate.value)} (no interval with {plural(estimate.n, what)})"
     interval = f"{shown(estimate.low)} to {shown(estimate.high)}"

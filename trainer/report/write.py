@@ -1,4 +1,4 @@
-"""Writes a report into a folder, which is replaced as a whole, so that it is never half of one."""
+"""Writes a report into a folder, which is replaced as a whole, so that it is never incomplete."""
 
 import contextlib
 import json
@@ -26,23 +26,14 @@ _STEM = re.compile(r"[A-Za-z0-9][\w.-]*", re.ASCII)
 
 
 def write(report: Report, folder: Path, formats: Collection[str] = FORMATS) -> list[Path]:
-    """Writes a report into a folder, in the place of a report that is there.
+    """Writes a report into a folder, in place of an earlier one; returns the files, the page first.
 
     The folder has index.html, report.md, tables/*.csv, figures/*.pdf, figures/*.png and
     latex/*.tex; the same report gives the same bytes. Files that a user put there are kept. If the
-    process is killed, or the disk is full, the folder has the report from before.
+    process is killed, or the disk is full, the folder still has the earlier report.
 
-    Args:
-        report: the report.
-        folder: created with its parents if it does not exist.
-        formats: which files are written, of `FORMATS`; default: all.
-
-    Returns:
-        The paths of the files, the page first.
-
-    Raises:
-        UserError: the folder is not that of a report, or cannot be written.
-        ValueError: a figure or table has a name that is no name of a file, or that of another.
+    Raises UserError if the folder is not that of a report, or cannot be written, and ValueError if
+    a figure or table has a name that is not a name of a file, or that of another.
     """
     _check_names("tables", [table.name for table in report.tables])
     _check_names("figures", [figure.name for figure in report.figures])
@@ -97,8 +88,8 @@ def _check_names(what: str, names: Sequence[str]) -> None:
         raise ValueError(f"The {what} {bad + twice} of the report cannot be names of files.")
 
 
-_SWAP = 1.0  # seconds that two renames take at most
-_LIST = ".report.json"  # names the files that a report has, and tells that the folder is one
+_SWAP = 1.0  # more seconds than the two renames of `_swap` take
+_LIST = ".report.json"  # names the files of a report; a folder without it is not a report
 
 
 class _Written(TypedDict):
@@ -107,20 +98,12 @@ class _Written(TypedDict):
 
 @contextlib.contextmanager
 def replaced(folder: Path) -> Iterator[Path]:
-    """Gives an empty folder, which takes the place of the one of a report in the end.
+    """Yields an empty folder beside that of a report, which replaces the latter at the end.
 
-    Files in the old folder that no report wrote, such as what LaTeX made there, are kept. A process
-    that is killed meanwhile leaves the old folder, or its content beside it, from where the next
-    one takes it back.
-
-    Args:
-        folder: absolute; may not exist.
-
-    Yields:
-        A new folder beside it, to be filled.
-
-    Raises:
-        UserError: the folder is not that of a report, or the disk cannot be written.
+    Files in the old folder that no report wrote, such as the output of LaTeX, are kept. A process
+    that is killed meanwhile leaves the old folder, or leaves it under another name, from which the
+    next one restores it. The path must be absolute; the folder may not exist. Raises UserError if
+    it is not that of a report, or if the disk cannot be written.
     """
     folder = folder.resolve() if folder.is_symlink() else folder
     staged = _beside(folder, "tmp")
@@ -146,8 +129,7 @@ def replaced(folder: Path) -> Iterator[Path]:
 def _others(folder: Path) -> list[str]:
     """Returns the files in a report's folder that no report wrote.
 
-    Raises:
-        UserError: it is not the folder of a report.
+    Raises UserError if the folder is not that of a report.
     """
     if not os.path.lexists(folder):
         return []
@@ -182,7 +164,7 @@ def _paths(folder: Path) -> Iterator[str]:
 
 
 def _keep(folder: Path, staged: Path, names: list[str]) -> None:
-    """Puts a user's files into the new folder too."""
+    """Copies a user's files into the new folder."""
     for name in names:
         target = staged / name
         if os.path.lexists(target):
@@ -209,18 +191,19 @@ def _swap(staged: Path, folder: Path) -> None:
 
 
 def _beside(folder: Path, suffix: str) -> Path:
-    # Beside it, because a rename is possible only within a file system.
+    # In the same parent, because renaming works only within a file system.
     return folder.with_name(f".{folder.name}.{_host()}.{os.getpid()}.{suffix}")
 
 
 def _host() -> str:
-    return re.sub(r"\W", "-", socket.gethostname())  # without dots, which separate the parts
+    return re.sub(r"\W", "-", socket.gethostname())  # dots separate the parts of the name
 
 
 def _clean(folder: Path) -> None:
-    """Takes back the folder, and removes what is beside it, if a process was killed.
+    """Restores the folder, and removes what is beside it, if a process was killed.
 
-    Whether a process of another host lives is not known: what it fills may be in use.
+    It removes only what processes of this host left: whether one of another host is alive, and
+    still fills its folder, is not known.
     """
     pattern = re.compile(rf"\.{re.escape(folder.name)}\.([\w-]+)\.(\d+)\.(tmp|old)")
     for path in sorted(folder.parent.glob(".*.*.*.*")):
@@ -234,7 +217,7 @@ def _clean(folder: Path) -> None:
 
 
 def _stays_away(folder: Path) -> bool:
-    """Returns whether a folder does not exist, nor is put there by a process that replaces it."""
+    """Returns whether a folder is missing for longer than a process takes to replace it."""
     end = time.monotonic() + _SWAP
     while not (there := folder.exists()) and time.monotonic() < end:
         time.sleep(_SWAP / 10)
@@ -248,4 +231,4 @@ def _lives(process: int) -> bool:
         return False
     except OSError:  # of another user
         return True
-    return process != os.getpid()  # as this one, it cannot have left anything
+    return process != os.getpid()  # this process left nothing: an earlier one had its id

@@ -1,7 +1,8 @@
 """Where metrics go: metrics.jsonl, TensorBoard, the console, loggers, and clu's writers by name.
 
-A run calls only methods that clu's MetricWriter has too, so that any of clu's writers plugs in.
-Only this package imports tensorboardX, wandb, mlflow and clu's writers, none before it is used.
+Start with `create`. A run calls only methods that clu's MetricWriter also has, so that any of clu's
+writers can be used. Only this package imports tensorboardX, wandb, mlflow and clu's writers, and
+only when a run uses them.
 """
 
 from __future__ import annotations
@@ -84,7 +85,8 @@ def check_names(names: Sequence[str]) -> None:
 
 def _has(package: str) -> bool:
     try:
-        # Not imported to find out: clu's writers import TensorFlow, which takes 9.6 s and 694 MB.
+        # Do not import it to find out: clu's writers import TensorFlow, which takes 9.6 s and 694
+        # MB.
         return importlib.util.find_spec(package) is not None
     except ValueError:  # sys.modules marks it as absent
         return False

@@ -65,7 +65,7 @@ class MultiWriter(Writer):
 
     def __init__(self, writers: Sequence[Any]) -> None:
         self.writers = tuple(writers)
-        # clu's writers have neither.
+        # clu's writers have neither method.
         self._progress = [w.progress for w in writers if hasattr(w, "progress")]
         self._finish = [w.finish for w in writers if hasattr(w, "finish")]
 
@@ -140,16 +140,11 @@ class MultiWriter(Writer):
 def number(name: str, value: ArrayLike) -> int | float | bool:
     """Converts a scalar, or an array with one element, to a Python number.
 
-    Args:
-        name: the name of the metric, for the error message.
-        value: a number or array of Python, numpy or jax.
-
-    Raises:
-        ValueError: the value is not one real number.
+    Raises ValueError, with the name of the metric, if the value is not one real number.
     """
     array = np.asarray(value)
-    # O objects, U and S text, M and m times, c complex. bfloat16 has the kind V, as records do, but
-    # unlike them no names.
+    # Refuse objects (O), text (U, S), times (M, m) and complex numbers (c). bfloat16 has the kind
+    # V, as structured arrays do, but no field names.
     if array.size != 1 or array.dtype.kind in "OUSMmc" or array.dtype.names:
         raise ValueError(
             f"The metric {name!r} must be one real number, got {value!r}. "

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 SPEED = "perf/steps_per_second"
 TOKEN_SPEED = "perf/tokens_per_second"
-# How the names of metrics begin, the most important first; all others come after them.
+# Prefixes of the names of metrics, in the order of a line; all others come after them.
 _ORDER = (
     "train/loss",
     "train/",
@@ -28,7 +28,7 @@ _ORDER = (
     "rollbacks",
     "learning_rate/",
 )
-_WIDE = 60  # from this many columns the bar also shows the speed
+_WIDE = 60  # columns of a terminal from which the bar also shows the speed
 _REFRESH = 0.1  # seconds between two updates of the bar
 
 
@@ -127,7 +127,7 @@ class ConsoleWriter(Writer):
             speed = self._speed_text() if console.width >= _WIDE else ""
             bar.update(bar.task_ids[0], completed=step, speed=speed)
             line = _line_that_fits(fields, console.width)
-            # Without markup: rich would read a name in brackets as a style.
+            # No markup: rich would read a name in brackets as a style.
             console.print(line, highlight=False, markup=False, no_wrap=True, overflow="ellipsis")
         else:
             tail = [text for text in (self._speed_text(), self._eta(step)) if text]
@@ -149,7 +149,8 @@ class ConsoleWriter(Writer):
         if self._speed_from is None:
             self._speed_from = (step, now)
         elif step > self._speed_from[0] and now > self._speed_from[1]:
-            # The loop's own speed leaves out evaluations and saves, which this one cannot.
+            # The loop's own speed leaves out evaluations and saves, which the one measured here
+            # cannot.
             if not self._loop_writes_speed:
                 self._speed = (step - self._speed_from[0]) / (now - self._speed_from[1])
             self._speed_from = (step, now)

@@ -1,4 +1,4 @@
-"""Replaces, syncs and reads files, which are intact after a crash or a loss of power."""
+"""Replaces, syncs and reads files so that they are intact after a crash or a loss of power."""
 
 from __future__ import annotations
 
@@ -23,16 +23,8 @@ def replace_file(
 ) -> None:
     """Writes a new file, syncs it, and renames it to the path.
 
-    A process that is killed meanwhile leaves the old file or the new one.
-
-    Args:
-        path: the file.
-        content: its bytes, or pieces of them.
-        fence: called just before the rename; an exception of it prevents the rename.
-
-    Raises:
-        OSError: the disk cannot be written; the old file is unchanged.
-        Exception: any exception of `fence`.
+    A process that is killed meanwhile leaves the old file or the new one. `fence` is called just
+    before the rename; an exception of it, or of the disk, leaves the old file unchanged.
     """
     pieces = [content] if isinstance(content, bytes) else content
     temporary = temporary_beside(path)
@@ -48,26 +40,19 @@ def replace_file(
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
-    sync(path.parent)  # until then a loss of power may undo the rename
+    sync(path.parent)  # before this, a loss of power may undo the rename
 
 
 def temporary_beside(path: Path) -> Path:
-    """Returns a name for a temporary file, in the same folder, from where it can be renamed.
-
-    Args:
-        path: the file that it is to replace.
-    """
-    # Not the process id: processes on two machines may have the same one.
+    """Returns a name for a temporary file that can be renamed to `path`: one in the same folder."""
+    # A random number, not the process id: processes on two machines may have the same id.
     return path.with_name(f".{path.name}.{secrets.randbelow(10**15)}.tmp")
 
 
 def remove_temporaries(directory: Path) -> None:
     """Removes the temporary files of `replace_file` that killed processes left.
 
-    Only the process that may write to the folder may call it: another writer needs its files.
-
-    Args:
-        directory: the folder.
+    Only the process that may write to the folder may call it: it would also remove those in use.
     """
     for path in directory.glob(".*.tmp"):
         if _TEMPORARY.fullmatch(path.name):
@@ -76,14 +61,7 @@ def remove_temporaries(directory: Path) -> None:
 
 
 def open_regular(path: Path) -> BinaryIO:
-    """Opens a file to read it, without a wait for a pipe that nobody writes to.
-
-    Args:
-        path: the file.
-
-    Raises:
-        OSError: the file does not exist or cannot be read, or is not a regular file.
-    """
+    """Opens a file for reading; raises OSError at once for a pipe, a folder or a device."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     mode = os.fstat(descriptor).st_mode
     if not stat.S_ISREG(mode):
@@ -94,17 +72,10 @@ def open_regular(path: Path) -> BinaryIO:
 
 
 def paths_below(folder: Path, name: str, levels: int) -> Iterator[str]:
-    """Yields the paths, from a folder, of what lies so many levels below a folder in it.
+    """Yields the paths, relative to `folder`, of the entries `levels` below `folder / name`.
 
-    Unlike `Path.glob` of Python 3.13, it raises the errors of a disk.
-
-    Args:
-        folder: the folder.
-        name: of the folder in it; one that does not exist has nothing below it.
-        levels: how many; 0 yields the name itself.
-
-    Raises:
-        OSError: the disk cannot be read.
+    `levels` 0 yields the name itself; a missing folder has no entries. Unlike `Path.glob` of Python
+    3.13, it raises the errors of a disk.
     """
     if not levels:
         yield name
@@ -115,35 +86,19 @@ def paths_below(folder: Path, name: str, levels: int) -> Iterator[str]:
 
 
 def other_kind(mode: int) -> str:
-    """Returns what something is that is not a regular file, such as "a folder".
-
-    Args:
-        mode: its `st_mode`.
-    """
+    """Returns what a file that is not regular is, such as "a folder", from its `st_mode`."""
     return _KINDS.get(stat.S_IFMT(mode), "a device")
 
 
 def blocks(file: BinaryIO, size: int) -> Iterator[bytes]:
-    """Yields the next bytes of a file in blocks of at most 1 MiB.
-
-    Args:
-        file: read from its current position.
-        size: how many bytes to read; fewer if the file ends before.
-    """
+    """Yields the next `size` bytes of a file, or those up to its end, in blocks of up to 1 MiB."""
     while size > 0 and (block := file.read(min(size, _BLOCK))):
         size -= len(block)
         yield block
 
 
 def after_newline(file: BinaryIO, end: int) -> int:
-    """Returns the offset after the last newline before an offset; 0 if there is none.
-
-    Reads the file backwards, in blocks.
-
-    Args:
-        file: the file.
-        end: an offset.
-    """
+    """Returns the offset after the last newline before offset `end`; 0 if there is none."""
     while end > 0:
         start = max(0, end - _BLOCK)
         file.seek(start)
@@ -161,12 +116,6 @@ def sync(path: str | os.PathLike[str]) -> None:
     """Writes the bytes of a file, or the entries of a folder, through to the disk.
 
     Does nothing for a folder if the file system cannot sync folders.
-
-    Args:
-        path: the file or folder.
-
-    Raises:
-        OSError: the path does not exist, or the disk cannot be written.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
@@ -179,15 +128,9 @@ def sync(path: str | os.PathLike[str]) -> None:
 
 
 def sync_file_system(path: str | os.PathLike[str]) -> None:
-    """Writes all that was written to a file system through to its disk.
+    """Writes all that was written to the file system of `path` through to its disk.
 
-    Much faster than to sync many files one by one.
-
-    Args:
-        path: a file or folder on the file system.
-
-    Raises:
-        OSError: the path does not exist, or the disk cannot be written.
+    This is much faster than syncing many files one by one.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
@@ -201,15 +144,8 @@ def sync_file_system(path: str | os.PathLike[str]) -> None:
 
 
 def sync_tree(directory: Path) -> None:
-    """Syncs every file and folder below a folder, and the folder itself.
-
-    Args:
-        directory: the folder.
-
-    Raises:
-        OSError: as `sync` raises it.
-    """
-    # From the bottom: first the content, then the folder that names it.
+    """Syncs every file and folder below a folder, and the folder itself."""
+    # Bottom-up: first the content, then the folder that names it.
     for folder, _, names in os.walk(directory, topdown=False, onerror=_raise):
         for name in names:
             sync(os.path.join(folder, name))
@@ -219,16 +155,11 @@ def sync_tree(directory: Path) -> None:
 def make_folder(path: Path, mode: int = 0o777) -> None:
     """Makes a folder and its missing parents, and syncs their names.
 
-    Args:
-        path: the folder, absolute; may exist.
-        mode: permissions of the folder itself; its parents get the usual ones.
-
-    Raises:
-        OSError: a folder cannot be created.
+    The path must be absolute. `mode` is that of the folder itself; its parents get the usual one.
     """
     missing = [folder for folder in (path, *path.parents) if not folder.exists()]
     path.mkdir(mode=mode, parents=True, exist_ok=True)
-    # The name of a folder is an entry of its parent, from the topmost one that is new.
+    # The name of a folder is an entry of its parent; sync the topmost new one first.
     for folder in reversed(missing):
         sync(folder.parent)
 
@@ -239,9 +170,6 @@ def _raise(error: OSError) -> None:
 
 class Outage:
     """Logs the first of several failures in a row, and the success that ends them.
-
-    Args:
-        log: takes a line for the user.
 
     Attributes:
         error: why the operation failed last, without a full stop; None after a success.
@@ -254,20 +182,14 @@ class Outage:
     def failed(self, error: str, consequence: str) -> None:
         """Records a failure, and logs it unless the operation failed before as well.
 
-        Args:
-            error: what failed and why, without a full stop.
-            consequence: sentences on what happens until the operation works again.
+        `error` has no full stop; `consequence` says in sentences what happens until it works again.
         """
         first, self.error = self.error is None, error
         if first:
             self._log(f"{error}. {consequence}")
 
     def ended(self, sentence: str | None = None) -> None:
-        """Records a success.
-
-        Args:
-            sentence: logged if the operation failed before; None logs nothing.
-        """
+        """Records a success; logs the sentence, if any, when the operation failed before."""
         failed_before, self.error = self.error is not None, None
         if failed_before and sentence is not None:
             self._log(sentence)

@@ -1,9 +1,9 @@
-"""Reads and writes the JSON files of runs and sweeps, which may hold anything when they are read.
+"""Reads and writes the JSON files of runs and sweeps, and checks the types of what it reads.
 
-A file may be cut off by a loss of power, edited by hand, or replaced by a folder. Every reader says
-which types it needs, as annotations, so that the code behind it meets no others. A dataclass is a
-record: its fields are those of the file, so that a new field is written, checked and read by its
-declaration alone (`as_json`, `read_record`).
+A file may be cut off by a loss of power, edited by hand, or replaced by a folder. Every reader
+states the types that it needs as annotations, so that later code meets no others. A dataclass
+describes a file: a new field is written, checked and read once it is declared (`as_json`,
+`read_record`).
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ from trainer.writers.files import open_regular
 
 T = TypeVar("T")
 
-# A float that may be infinite or not a number: then it is one of the texts, because JSON has no
-# such numbers.
+# A float that may be infinite or not a number; these are written as one of _TEXTS, because JSON has
+# no such numbers.
 AnyFloat = Annotated[float, "any"]
 _TEXTS = ("nan", "inf", "-inf")
 
-# What a later attempt does not cure; other errors are those of the disk.
+# Errors that would occur again at a later attempt; all others are errors of the disk.
 _LASTING = {errno.EACCES, errno.EISDIR, errno.ELOOP, errno.ENXIO, errno.EPERM}
 _NAMES = {
     bool: "true or false",
@@ -56,14 +56,11 @@ _NAMES = {
 class DamagedFile(UserError):
     """Raised for a file that is not as a run or a sweep writes it.
 
-    Args:
-        file: the file.
-        fault: what is wrong with it, as a sentence without its full stop.
-        advice: a sentence that begins with a small letter: what to do.
+    The message is the fault and the advice: a sentence that begins with a small letter.
 
     Attributes:
         file: the file.
-        fault: as given.
+        fault: what is wrong with it, as a sentence without its full stop.
     """
 
     def __init__(self, file: Path, fault: str, advice: str):
@@ -74,10 +71,7 @@ class DamagedFile(UserError):
 def damaged(file: Path, why: str, advice: str) -> DamagedFile:
     """Returns the error for a file whose content cannot be used.
 
-    Args:
-        file: the file.
-        why: what is wrong, as a part of a sentence.
-        advice: as DamagedFile takes it.
+    `why` is a part of a sentence; `advice` says what to do, beginning with a small letter.
 
     Example:
         >>> print(damaged(Path("run.json"), "it is empty", "remove it."))
@@ -91,9 +85,9 @@ def read_json(file: Path, kind: type[T], advice: str) -> T:
 
     Args:
         file: the file.
-        kind: the type of the content: a TypedDict or a dataclass, or any combination of
-            dict[str, ...], list[...], int, float, AnyFloat, str, bool, None, unions of them, and
-            Any for what is not looked at. Objects may have further keys. Integers have 64 bits;
+        kind: the type of the content: a TypedDict or a dataclass, or any combination of dict[str,
+            ...], list[...], int, float, AnyFloat, str, bool, None, unions of them, and Any for
+            content that is not checked. Objects may have further keys. Integers have 64 bits;
             floats are finite, and may be integers.
         advice: what the user is to do if the file is damaged, as `damaged` takes it.
 
@@ -111,27 +105,18 @@ def read_json(file: Path, kind: type[T], advice: str) -> T:
 
 
 def read_record(file: Path, kind: type[T], advice: str) -> T:
-    """Reads a dataclass from the JSON file that has what `as_json` returns of it.
+    """Reads a dataclass from a file that has the result of `as_json`; raises what `read_json` does.
 
-    Args:
-        file: the file.
-        kind: the dataclass. A field with a default may be missing in the file; its name there is
-            that of the attribute, or `field(metadata={"name": ...})`.
-        advice: as `damaged` takes it.
-
-    Raises:
-        FileNotFoundError, DamagedFile, OSError: as `read_json` does.
+    A field with a default may be missing in the file. The name of a field in the file is that of
+    the attribute, or `field(metadata={"name": ...})`.
     """
     return as_record(read_json(file, kind, advice), kind)
 
 
 def as_json(value: Any) -> Any:
-    """Returns a dataclass, and what consists of such, as JSON can have it.
+    """Converts a dataclass, or mappings and lists of dataclasses, to values that JSON can store.
 
     Fields that are None are left out; floats that are not finite become texts.
-
-    Args:
-        value: the dataclass; or a mapping, a list or a tuple of such; or a plain value.
     """
     if is_dataclass(value):
         found = {name: getattr(value, at) for name, _, _, at in _fields(type(value))}
@@ -144,12 +129,7 @@ def as_json(value: Any) -> Any:
 
 
 def as_record(content: Any, kind: Any) -> Any:
-    """Returns what `as_json` was given, from the content of a file that was checked.
-
-    Args:
-        content: the content.
-        kind: its type.
-    """
+    """Returns the value that was given to `as_json`, from checked content of the type `kind`."""
     options = get_args(kind)
     origin = get_origin(kind)
     if isinstance(kind, type) and is_dataclass(kind):
@@ -168,17 +148,7 @@ def as_record(content: Any, kind: Any) -> Any:
 
 
 def check_json(content: Any, kind: type[T], file: Path, advice: str) -> T:
-    """Checks the types of the content of a JSON file, and returns it.
-
-    Args:
-        content: the content.
-        kind: its type; see `read_json`.
-        file: the file.
-        advice: see `read_json`.
-
-    Raises:
-        DamagedFile: it has another type.
-    """
+    """Returns `content`; raises DamagedFile if it does not have the type, as in `read_json`."""
     try:
         _check(content, kind, "")
     except ValueError as error:
@@ -193,7 +163,7 @@ def _why(error: Exception, text: bytes) -> str:
         return "it nests too deeply"
     if isinstance(error, json.JSONDecodeError | UnicodeDecodeError):
         return f"it is not JSON: {error}"
-    return "a number is out of range"  # has thousands of digits
+    return "a number is out of range"  # it has thousands of digits
 
 
 def _read(file: Path, advice: str) -> bytes:
@@ -237,7 +207,7 @@ def _check(value: Any, kind: Any, place: str) -> None:
 
 
 def _plain(kind: Any) -> type:
-    """Returns the type that json.loads gives, without those of its parts."""
+    """Returns the type that json.loads returns for a type, such as dict for dict[str, int]."""
     if is_typeddict(kind) or is_dataclass(kind):
         return dict
     origin = get_origin(kind) or kind
@@ -246,7 +216,7 @@ def _plain(kind: Any) -> type:
 
 @functools.cache
 def _fields(kind: Any) -> tuple[tuple[str, Any, bool, str], ...]:
-    """Returns the name in the file, type, whether it is required, and attribute of each field."""
+    """Returns for each field its name in the file, type, whether it is required, and attribute."""
     hints = get_type_hints(kind, include_extras=True)
     if is_dataclass(kind):
         return tuple(
@@ -258,7 +228,7 @@ def _fields(kind: Any) -> tuple[tuple[str, Any, bool, str], ...]:
             )
             for each in fields(kind)
         )
-    # Not __required_keys__, which is wrong where annotations are texts.
+    # __required_keys__ is wrong in modules whose annotations are strings.
     optional = {name for name, of in hints.items() if get_origin(of) is NotRequired}
     return tuple(
         (name, get_args(of)[0] if name in optional else of, name not in optional, name)
@@ -267,7 +237,7 @@ def _fields(kind: Any) -> tuple[tuple[str, Any, bool, str], ...]:
 
 
 def _kind_of(value: Any, kind: Any) -> type:
-    """Returns the type of a value, which is float for an integer where a float belongs."""
+    """Returns the type of a value; float for an integer where a float is expected."""
     return float if kind is float and type(value) is int else type(value)
 
 

@@ -1,4 +1,4 @@
-"""Writes metrics.jsonl, one JSON object and line per step, intact after every crash."""
+"""Writes metrics.jsonl, one JSON object and line per step, so that it is intact after a crash."""
 
 from __future__ import annotations
 
@@ -125,8 +125,8 @@ class JsonlWriter(Writer):
                 self.rows = sum(1 for _ in lines_of(self.path)) if self._last else 0
         lines, at = self._pending, None
         if self._last is not None and self._last[0] in lines:
-            # The row of that step is the first: its line is at the end of the file, and is replaced
-            # from `at` on.
+            # The line of that step is the last one of the file: write its merged row first, in
+            # place of that line, from `at` on.
             step, values, at = self._last
             lines = {step: values | lines[step]} | {s: v for s, v in lines.items() if s != step}
         encoded = [encode(step, values) for step, values in lines.items()]
@@ -138,7 +138,7 @@ class JsonlWriter(Writer):
             self._pending = {}
 
     def _restore(self, change: str) -> bool:
-        """Restores the rows that are known; returns whether the file can be written."""
+        """Restores the rows that are known; returns whether the file can be written now."""
         kept = 0
 
         def merge(now: Iterable[bytes], before: Iterable[bytes]) -> list[bytes]:
@@ -150,7 +150,7 @@ class JsonlWriter(Writer):
         if not self._file.restore(merge, self._fence):
             return False
         missing = max(0, (self.rows or 0) - kept)
-        self.rows, self._read_last_line = kept, False  # the last line may be another one now
+        self.rows, self._read_last_line = kept, False  # the last line may have changed
         sentence = f"{self.path} {change} by another program while this run was writing to it"
         if missing:
             sentence += f": {missing} rows before step {self._first_step()} are lost for good."
@@ -162,7 +162,7 @@ class JsonlWriter(Writer):
         return True
 
     def _first_step(self) -> int:
-        """Returns the first step that the file has a row of, or will have."""
+        """Returns the first step that has a row in the file, or will have one."""
         row = next(iterate_metrics(self.path), None)
         return row["step"] if row else next(iter(self._pending), 0)
 

@@ -18,9 +18,9 @@ from trainer.writers.base import number
 from trainer.writers.files import after_newline, open_regular, replace_file, sync
 
 SAMPLES_FILE = "samples.jsonl"  # of `trainer.hooks.samples`
-ROW_FILES = ("metrics.jsonl", SAMPLES_FILE)  # of a run or a trial: a row for each of many steps
+ROW_FILES = ("metrics.jsonl", SAMPLES_FILE)  # the files of a run or trial with a row per step
 
-# Split -> how the names of its metrics begin.
+# Split -> the prefix of the names of its metrics.
 PREFIXES = {"validation": "validation/", "test": "eval/"}
 
 _MOST = 2**63
@@ -35,12 +35,7 @@ def whole_lines(file: BinaryIO) -> int:
 def encode(step: int, values: Mapping[str, Any]) -> bytes:
     """Returns the line of one step, including the newline.
 
-    Args:
-        step: number of finished steps.
-        values: name -> a number, or an array with one element.
-
-    Raises:
-        ValueError: a value is not one real number.
+    Raises ValueError if a value is neither a real number nor an array with one of them.
     """
     row: dict[str, Any] = {"step": int(step)}
     for name, value in values.items():
@@ -57,7 +52,7 @@ def _decode(line: bytes) -> dict[str, Any] | None:
         row = json.loads(line)
     except (ValueError, RecursionError):
         return None
-    # A line without its end was torn by a crash, and the run writes that step again.
+    # A line without a newline was torn by a crash; the run writes that step again.
     if not line.endswith(b"\n") or not isinstance(row, dict):
         return None
     step = row.get("step")
@@ -65,7 +60,7 @@ def _decode(line: bytes) -> dict[str, Any] | None:
 
 
 def _values(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the numbers of a row; a file that was edited may have other values."""
+    """Returns the numbers of a row, and drops any other values: the file may have been edited."""
     return {
         name: number
         for name, value in row.items()
@@ -82,16 +77,9 @@ def _number(value: Any) -> float | None:
 
 
 def last_line(path: Path) -> tuple[int, dict[str, Any], int] | None:
-    """Reads the last complete line of a file, without reading the file from the beginning.
+    """Reads the step, values and offset of the last complete line, from the end of the file.
 
-    Args:
-        path: the file; may not exist.
-
-    Returns:
-        Step, values, and offset of the line; None if there is no such line.
-
-    Raises:
-        OSError: the file cannot be read.
+    Returns None if there is no such line, or no file.
     """
     try:
         file = open_regular(path)
@@ -112,12 +100,6 @@ def lines_of(path: Path) -> Iterator[tuple[bytes, dict[str, Any] | None]]:
     """Yields each line of a file with its row.
 
     The row is None if the line is incomplete, or was not written by a run.
-
-    Args:
-        path: the file.
-
-    Raises:
-        OSError: the file cannot be read.
     """
     with open_regular(path) as file:
         for line in file:
@@ -125,24 +107,13 @@ def lines_of(path: Path) -> Iterator[tuple[bytes, dict[str, Any] | None]]:
 
 
 def sync_rows(folder: Path) -> None:
-    """Syncs the files of rows of a run or a trial.
-
-    Args:
-        folder: of the run or trial, which may have none of the files.
-
-    Raises:
-        OSError: the disk cannot be written.
-    """
+    """Syncs those files of rows that the folder of a run or trial has."""
     for file in filter(Path.exists, (folder / name for name in ROW_FILES)):
         sync(file)
 
 
 def file_of(path: str | os.PathLike[str]) -> Path:
-    """Returns the metrics.jsonl of a workdir.
-
-    Args:
-        path: a workdir; any other path is returned as it is.
-    """
+    """Returns the metrics.jsonl of a workdir; any other path is returned as it is."""
     path = Path(path)
     return path / "metrics.jsonl" if path.is_dir() else path
 
@@ -160,14 +131,14 @@ def iterate_metrics(path: str | os.PathLike[str], about: str = "") -> Iterator[d
     Raises:
         OSError: the file cannot be read.
     """
-    # As a key begins in the file: with the quote before it, without the one after it: "eval/
+    # The beginning of a key in the file, with the quote before it but not the one after it: "eval/
     name = json.dumps(about, ensure_ascii=False)[:-1].encode()
     file = file_of(path)
     if not file.exists():
         return
     with open_regular(file) as lines:
         for line in lines:
-            # A search of bytes takes less than parsing every row of training.
+            # Searching the bytes is faster than parsing every row of training.
             row = _decode(line) if name in line else None
             if row is not None and any(key.startswith(about) for key in row):
                 yield _values(row)
@@ -252,17 +223,11 @@ def truncate_after(
 
 
 def merge_lines(now: Iterable[bytes], before: Iterable[bytes]) -> list[bytes]:
-    """Merges the rows that a file had before into those that it has now.
+    """Merges the rows that a file had before into those that it has now; returns lines by step.
 
     If both have a value, the one of `now` is used. Rows of `now` that are later than all rows of
-    `before` are dropped: this run has not computed these steps.
-
-    Args:
-        now: lines of the file.
-        before: pieces of the bytes that the file had before.
-
-    Returns:
-        Lines, sorted by step.
+    `before` are dropped: this run has not computed these steps. `before` has pieces of bytes, which
+    may end anywhere; `now` has whole lines.
     """
     rows: dict[int, dict[str, Any]] = {}
     for line in b"".join(before).splitlines(keepends=True):

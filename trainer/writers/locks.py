@@ -1,12 +1,12 @@
-"""Locks: who holds a file, whether that process lives, and what keeps two from the same folder.
+"""Locks: who holds a file, whether that process is alive, and how a folder is kept to one process.
 
 Three parts, each of which uses the one before it:
 
-- A process is named by its host, its id and when it started, and counts up in a file, its
-  heartbeat. On one machine the id tells whether it lives. A process on another machine is seen to
-  live if its count changes within seconds of the observer's own clock; no clocks of two machines
-  are compared.
-- The locks in the folder of a sweep: of the file system, and `FileLock` for those without locks.
+- A process is named by its host, its id and when it started, and increases a count in a file, its
+  heartbeat. On one machine the id tells whether it is alive. A process on another machine is alive
+  if its count changes within seconds of the observer's own clock; the clocks of two machines are
+  never compared.
+- The locks in the folder of a sweep: those of the file system, and `FileLock` where it has none.
 - `WorkdirLock`, the lock of a run's folder, with a fence against a former holder.
 """
 
@@ -31,10 +31,10 @@ from trainer.writers.files import replace_file
 from trainer.writers.json_files import DamagedFile
 
 BEAT = 2.0  # seconds between two counts
-_BEATS = 3  # for which a holder must not be seen to count, before it counts as dead
-_PAUSE = 0.1  # seconds between two tries to get a lock
-_TRIES = 5  # how often the lock of a dead holder of a workdir is tried
-_WIDTH = 510  # bytes of a record, so that a new one covers the one before
+_BEATS = 3  # beats without a new count after which a holder is taken for dead
+_PAUSE = 0.1  # seconds between two attempts to get a lock
+_TRIES = 5  # attempts to get a workdir's lock after its holder has died
+_WIDTH = 510  # bytes to which a record is padded, so that it overwrites all of the one before
 
 # The errors of flock on file systems that have no locks.
 _UNSUPPORTED = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EINVAL}
@@ -43,9 +43,7 @@ _UNSUPPORTED = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, err
 def flock(descriptor: int, operation: int) -> bool | None:
     """Locks an open file; returns whether it could, or None on a file system without locks.
 
-    Args:
-        descriptor: of the file.
-        operation: of `fcntl.flock`; with LOCK_NB it does not wait for the holder of the lock.
+    `operation` is that of `fcntl.flock`; with LOCK_NB it does not wait for the holder of the lock.
     """
     try:
         fcntl.flock(descriptor, operation)
@@ -59,7 +57,7 @@ def flock(descriptor: int, operation: int) -> bool | None:
 
 
 def this_process() -> dict[str, Any]:
-    """Returns what names this process: host, pid, and what tells them from later ones."""
+    """Returns the record of this process: host, id, and what tells it from others with this id."""
     pid = os.getpid()
     return {
         "host": socket.gethostname(),
@@ -80,12 +78,12 @@ def machine() -> str | None:
 
 
 def _stat(pid: int) -> tuple[str | None, str | None]:
-    """Returns the state of a process, and when it started, in ticks since boot.
+    """Returns the state of a process, and when it started, in ticks since boot; None if unknown.
 
-    Process ids are reused, so that the time belongs to the name of a process.
+    Process ids are reused, so that only id and starting time identify a process.
     """
     try:
-        # Fields 3 and 22 of proc(5); field 2, the name in parentheses, may contain spaces and
+        # Fields 3 and 22 of proc(5). Field 2, the name in parentheses, may contain spaces and
         # parentheses.
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         return fields[0], fields[19]
@@ -94,11 +92,7 @@ def _stat(pid: int) -> tuple[str | None, str | None]:
 
 
 def parse_holder(content: bytes | str) -> dict[str, Any]:
-    """Returns what names a process; empty if the content is no such record.
-
-    Args:
-        content: of a file.
-    """
+    """Returns the record of a process; empty if the content of a file is not such a record."""
     try:
         holder = json.loads(content)
     except (ValueError, RecursionError):
@@ -107,11 +101,7 @@ def parse_holder(content: bytes | str) -> dict[str, Any]:
 
 
 def read_holder(path: Path) -> dict[str, Any]:
-    """Returns what names a process in a file; empty if the file is missing or is no such record.
-
-    Args:
-        path: the file.
-    """
+    """Returns the record of a process in a file; empty if the file is missing or has none."""
     try:
         return parse_holder(path.read_bytes())
     except OSError:
@@ -119,58 +109,38 @@ def read_holder(path: Path) -> dict[str, Any]:
 
 
 def is_here(holder: Mapping[str, Any]) -> bool:
-    """Returns whether the process ran on this machine, so that its id says something.
-
-    Args:
-        holder: what names it.
-    """
+    """Returns whether the process ran on this machine, so that its id can be looked up here."""
     own = machine()
     return own is not None and holder.get("machine") == own
 
 
 def has_ended(holder: Mapping[str, Any]) -> bool:
-    """Returns whether a process has surely ended: it ran on this machine, and no longer does.
-
-    Args:
-        holder: what names it.
-    """
+    """Returns whether a process has surely ended: it ran on this machine, and no longer does."""
     pid, started = holder.get("pid"), holder.get("started")
     if not is_here(holder) or not isinstance(pid, int) or started is None:
         return False
     state, now = _stat(pid)
-    return now != started or state in ("Z", "X")  # its parent has not asked for its exit code yet
+    return now != started or state in ("Z", "X")  # ended, but its parent has not waited for it yet
 
 
 def is_stopped(holder: Mapping[str, Any]) -> bool:
-    """Returns whether a process of this machine is stopped, as by SIGSTOP.
-
-    Args:
-        holder: what names it.
-    """
+    """Returns whether a process of this machine is stopped, for example by SIGSTOP."""
     pid = holder.get("pid")
     return is_here(holder) and isinstance(pid, int) and _stat(pid)[0] in ("T", "t")
 
 
 def describe_holder(holder: Mapping[str, Any]) -> str:
-    """Returns the process as a part of a sentence.
-
-    Args:
-        holder: what names it.
-    """
+    """Returns the process as a part of a sentence."""
     if "pid" not in holder:
         return "another process"
     return f"process {holder['pid']} on {holder.get('host')} (since {holder.get('since')})"
 
 
 class Heartbeat:
-    """Counts up in an open file, from a separate thread, until `close`.
+    """Increases a count in an open file, from a thread of its own, until `close`.
 
-    Args:
-        descriptor: of the file, which stays that of the caller.
-        record: what the file says besides.
-
-    Raises:
-        OSError: the file cannot be written.
+    The caller owns the descriptor. `record` is what the file holds besides the count. Raises
+    OSError if the file cannot be written.
     """
 
     def __init__(self, descriptor: int, record: Mapping[str, Any]):
@@ -183,14 +153,7 @@ class Heartbeat:
         threading.Thread(target=self._beat, name="heartbeat", daemon=True).start()
 
     def write(self, **changes: Any) -> None:
-        """Changes what the file says, and counts up.
-
-        Args:
-            **changes: parts of the record.
-
-        Raises:
-            OSError: the file cannot be written.
-        """
+        """Changes parts of the record and increases the count; raises OSError if it cannot."""
         with self._writing:
             if self._descriptor is None:
                 return
@@ -198,7 +161,7 @@ class Heartbeat:
             self._count += 1
             text = json.dumps(self._record | {"count": self._count})
             os.pwrite(self._descriptor, f"{text:<{_WIDTH}}\n".encode(), 0)
-            os.fsync(self._descriptor)  # other machines see only what left this one
+            os.fsync(self._descriptor)  # other machines see only what was synced
 
     def _beat(self) -> None:
         while not self._end.wait(BEAT):
@@ -206,7 +169,7 @@ class Heartbeat:
                 self.write()
 
     def close(self) -> None:
-        """Ends the counting; the file may be closed then."""
+        """Stops counting; the caller may close the file afterwards."""
         self._end.set()
         with self._writing:
             self._descriptor = None
@@ -218,15 +181,10 @@ class Heartbeat:
 def lock(descriptor: int, *, wait: bool) -> bool:
     """Locks an open file; returns whether it could.
 
-    Args:
-        descriptor: of the file.
-        wait: whether to wait for a process that holds the lock.
-
-    Raises:
-        UserError: the file system has no locks.
+    Raises UserError if the file system has no locks.
     """
     locked = flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-    if locked is None:  # not an error of the disk, which may be gone at a later start
+    if locked is None:  # not an OSError: another start cannot help
         raise UserError(
             "The file system of the sweep's folder has no locks, which keep two workers from the"
             " same trials: add --locks=heartbeat, or choose a --workdir on another file system."
@@ -237,11 +195,10 @@ def lock(descriptor: int, *, wait: bool) -> bool:
 def is_locked(file: Path) -> bool:
     """Returns whether a process holds the lock of a file, as far as this machine sees.
 
-    Args:
-        file: the file; one that does not exist is not locked.
+    A file that does not exist is not locked.
     """
     try:
-        # Otherwise a pipe would be waited for.
+        # O_NONBLOCK: opening a pipe would wait for a writer.
         descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except (FileNotFoundError, PermissionError):
         return False
@@ -254,23 +211,17 @@ def is_locked(file: Path) -> bool:
 def share(descriptor: int) -> bool:
     """Keeps others from locking an open file, until it is closed; returns whether it could.
 
-    Several processes may do so at the same time. On a file system without locks it does nothing.
-
-    Args:
-        descriptor: of the file.
+    Several processes may do so at the same time. On a file system without locks it does nothing,
+    and returns True.
     """
     return flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB) is not False
 
 
 @contextlib.contextmanager
 def exclusive(folder: Path) -> Iterator[None]:
-    """Keeps other processes from claims and from plan.json, and waits while another one does.
+    """Waits for the lock of a sweep's folder, which guards claims and plan.json, and holds it.
 
-    Args:
-        folder: of the sweep.
-
-    Raises:
-        UserError: the file system has no locks, or the file `lock` is a folder.
+    Raises UserError if the file system has no locks, or the file `lock` is a folder.
     """
     file = folder / "lock"
     try:
@@ -287,13 +238,13 @@ def exclusive(folder: Path) -> Iterator[None]:
 class FileLock:
     """A file that exists while a process holds the lock, for file systems without locks.
 
-    Used as a context manager. The system does not release it: the others remove the file of a
+    Used as a context manager. The system does not release it: other processes remove the file of a
     holder that has died.
 
     Args:
-        file: the file, which has the name of the holder.
+        file: the file; it contains the name of the holder.
         name: returns the name of this process, which `may_live` may change.
-        may_live: name of a process -> whether it may live.
+        may_live: returns whether the process of a name may be alive.
     """
 
     def __init__(self, file: Path, name: Callable[[], str], may_live: Callable[[str], bool]):
@@ -306,7 +257,7 @@ class FileLock:
             time.sleep(_PAUSE)
 
     def __exit__(self, *raised: object) -> None:
-        with contextlib.suppress(OSError):  # the others then see that this process has ended
+        with contextlib.suppress(OSError):  # others remove the file once this process has ended
             if self._file.read_text() == self._written:
                 self._file.unlink()
 
@@ -327,10 +278,10 @@ class FileLock:
         return True
 
     def _remove_of_the_dead(self) -> None:
-        """Removes the file once its holder was not seen for a few beats."""
+        """Removes the file once its holder showed no sign of life for a few beats."""
         holder, unseen = self._holder(), 0.0
         while unseen < _BEATS * BEAT:
-            # An empty file is that of a process that has not written its name yet, or never will.
+            # The file is empty until its process has written its name, which it may never do.
             if holder is None or self._holder() != holder or self._may_live(holder):
                 return
             time.sleep(_PAUSE)
@@ -338,7 +289,7 @@ class FileLock:
         aside = self._file.with_name(f".{self._file.name}-{self._name()}")
         with contextlib.suppress(FileNotFoundError):
             os.rename(self._file, aside)
-            if aside.read_text() != holder:  # another process has taken it just now
+            if aside.read_text() != holder:  # another process has just taken it: put it back
                 with contextlib.suppress(OSError):
                     os.link(aside, self._file)
             aside.unlink()
@@ -354,8 +305,8 @@ class FileLock:
 #
 # It is an flock, which the system releases when its holder dies. If the holder's node is gone and
 # the file system still keeps the lock, another process may take it over. The epoch, a number in a
-# file that grows with every holder, then keeps the old holder from writing if it resumes. A random
-# word follows the number: two processes that take over at the same moment may write the same
+# file that grows with every holder, then keeps the old holder from writing if it wakes up again. A
+# random word follows the number: two processes that take over at the same moment may write the same
 # number, but the file ends up with the word of only one of them.
 
 
@@ -468,7 +419,7 @@ class WorkdirLock:
             os.close(descriptor)
 
     def _refuse_living(self, holder: dict[str, Any]) -> None:
-        """Raises UserError if a process on another machine lives that did not release the lock."""
+        """Raises UserError if a holder on another machine, which did not release it, is alive."""
         if is_here(holder) or "count" not in holder:
             return
         end = time.monotonic() + _BEATS * BEAT
@@ -482,7 +433,7 @@ class WorkdirLock:
                 )
 
     def _replace(self, descriptor: int) -> None:
-        """Replaces the lock file by a new one, if its lock will never be released.
+        """Replaces the lock file by a new one, for a lock that will never be released.
 
         A forked child may keep the lock of a process that died.
         """
@@ -491,11 +442,11 @@ class WorkdirLock:
 
 
 def _lock_or_end(descriptor: int) -> bool:
-    """Takes the lock of an open file without waiting; returns whether it could."""
+    """Locks an open file without waiting; returns whether it could."""
     locked = flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     if locked is not None:
         return locked
-    # The file system has no locks: find out by its process id whether the holder is alive.
+    # The file system has no locks: the lock is free if the holder is known to have ended.
     holder = parse_holder(os.pread(descriptor, 4096, 0))
     return not holder or has_ended(holder)
 

@@ -1,7 +1,8 @@
 """Sends the metrics of a run to loggers, W&B and MLflow, by threads that no step waits for.
 
-metrics.jsonl is what counts: a logger gets the rows that it lacks, each once, also after a run was
-killed and resumed. A logger that fails is reported once, and the run goes on without it.
+A logger gets each row of metrics.jsonl once, also after a run was killed and resumed. A logger that
+fails is reported once, and the run continues without it. `LoggerWriter` is called by the run;
+`_Feed` does the work in the thread.
 """
 
 from __future__ import annotations
@@ -25,14 +26,14 @@ from trainer.writers.files import Outage
 from trainer.writers.lines import iterate_metrics
 from trainer.writers.summary import Summary
 
-# Each name of a logger, and the package that it needs, which the extra of that name installs.
+# Logger -> the package that it needs, which the extra with the name of the logger installs.
 LOGGERS = {"wandb": "wandb", "mlflow": "mlflow"}
 ID_FILE = "logger_id"
 
-_MOST_WAITING = 10_000  # rows, of a logger that is slower than the run
-_PAUSE = 60.0  # seconds between a failure and the next try
-# Seconds for which the end of a run waits for the last rows: of a logger that works; of one that
-# failed before; and after a signal, whose sender does not wait for long.
+_MOST_WAITING = 10_000  # rows that may wait for a logger that is slower than the run
+_PAUSE = 60.0  # seconds between a failure and the next attempt
+# Seconds that the end of a run waits for its last rows to be sent: by a logger that works; by one
+# that failed before; and after a signal, whose sender does not wait for long.
 _LONGEST_WAIT, _WAIT_AFTER_FAILURE, _WAIT_AFTER_SIGNAL = 90.0, 2.0, 10.0
 
 
@@ -91,7 +92,7 @@ def _stable_id(folder: Path) -> str:
         temporary = folder / f".{ID_FILE}.{secrets.token_hex(8)}"
         temporary.write_text(f"{secrets.token_hex(8)}\n")
         try:
-            os.link(temporary, file)  # all of it or nothing, and never over another one
+            os.link(temporary, file)  # atomic, and never replaces an existing file
         except FileExistsError:
             pass
         finally:
@@ -112,7 +113,7 @@ class Row(NamedTuple):
 
 
 class Logger(Protocol):
-    """What is logged in a service; all methods are called in one thread, and may raise anything."""
+    """A client of a logging service; one thread calls all methods, which may raise anything."""
 
     def open(self) -> int:
         """Finds the run, or the place for a new one.
@@ -182,12 +183,13 @@ class Reporter:
 class LoggerWriter(Writer):
     """Sends the rows of a run to a logger, in a thread.
 
-    A row is sent once it is complete: when that of a later step begins, or the run has ended. Rows
-    that the logger has are not sent again, and the rows of metrics.jsonl that it lacks are.
+    A row is sent once it is complete: when the row of a later step begins, or the run has ended.
+    Rows that the logger already has are not sent again, and rows of metrics.jsonl that it lacks are
+    sent.
 
     Args:
         name: of the logger.
-        make: returns it; called in the thread, because the import of its package takes long.
+        make: returns the logger; called in the thread, because importing its package takes long.
         reporter: reports failures.
         rows: the metrics.jsonl of the run.
         resumed: the last step whose row the file has; this process writes the later ones.
@@ -212,16 +214,14 @@ class LoggerWriter(Writer):
         self._overflowed = self._closed = False
         self._feed = _Feed(name, make, reporter)
         arguments = (rows, resumed)
-        # A daemon: the process must not wait for a server that does not answer.
+        # A daemon thread: the process must not wait for a server that does not answer.
         self._thread = threading.Thread(target=self._follow, args=arguments, daemon=True, name=name)
         self._thread.start()
 
     def write_scalars(self, step: int, scalars: Mapping[str, ArrayLike]) -> None:
         """Queues scalars of a step; see `Writer.write_scalars`.
 
-        Raises:
-            ValueError: a value is not one real number.
-            Exception: any exception of `fence`.
+        Raises ValueError if a value is not one real number, and any exception of `fence`.
         """
         if self._fence is not None:
             self._fence()
@@ -229,7 +229,7 @@ class LoggerWriter(Writer):
         if self._overflowed:
             return
         if self._given - self._feed.done >= _MOST_WAITING:
-            # Not any of the later rows either: the next process sends the rest from metrics.jsonl.
+            # Skip all later rows too: the next process sends the rest from metrics.jsonl.
             self._overflowed = True
             why = f"it takes rows more slowly than the run writes them, and {_MOST_WAITING:,} wait"
             self._reporter.failed(self._name, why)
@@ -238,15 +238,11 @@ class LoggerWriter(Writer):
         self._queue.put(Row(int(step), values))
 
     def finish(self, summary: Summary) -> None:
-        """Says how the run ended, or stopped.
-
-        Args:
-            summary: of the run.
-        """
+        """Stores how the run ended, or stopped, for `close`."""
         self._summary = summary
 
     def close(self) -> None:
-        """Sends the last rows, and waits for that as long as it may take at the end of a run."""
+        """Has the last rows sent, and waits for that, but no longer than a limit."""
         if self._closed:
             return
         self._closed = True
@@ -262,7 +258,7 @@ class LoggerWriter(Writer):
             self._reporter.failed(self._name, why)
 
     def _follow(self, rows: Path, resumed: int) -> None:
-        """Sends the rows of the file, and then those of the queue, until it is closed."""
+        """Sends the rows of the file, and then those of the queue, until the writer is closed."""
         feed = self._feed
         feed.prepare()
         try:
@@ -276,11 +272,11 @@ class LoggerWriter(Writer):
             more = self._take(feed)
             if more:
                 feed.send()
-        # Without the last rows it does not get the end of the run, with which it would be complete.
+        # A logger that lacks the last rows is not told that the run ended: it would look complete.
         feed.end(None if self._overflowed else self._summary)
 
     def _take(self, feed: _Feed) -> bool:
-        """Waits for a row and takes all that are there; returns whether more may follow."""
+        """Waits for a row and takes all that are queued; returns whether more may follow."""
         row = self._queue.get()
         while row is not None:
             feed.add(row)
@@ -292,21 +288,21 @@ class LoggerWriter(Writer):
 
 
 class _Feed:
-    """The rows that a logger has not got yet, in its thread."""
+    """The rows that a logger does not have yet; its methods are called in the logger's thread."""
 
     def __init__(self, name: str, make: Callable[[], Logger], reporter: Reporter):
-        self.taken = 0  # rows of the queue
-        self.done = 0  # those of them that the logger has; the main thread reads it
+        self.taken = 0  # rows taken from the queue
+        self.done = 0  # how many of them the logger has; the main thread reads this
         self._name, self._make, self._reporter = name, make, reporter
         self._made: Logger | None = None
         self._is_open = False
         self._sent = -1  # the last step of which the logger has a row
         self._complete: list[Row] = []
-        self._newest: Row | None = None  # to which more values may come
+        self._newest: Row | None = None  # values may still be added to it
         self._again_at = 0.0
 
     def prepare(self) -> None:
-        """Imports the logger's package, while the program is compiled."""
+        """Imports the logger's package, while the main thread compiles the program."""
         self._try(self._logger)
 
     def add(self, row: Row) -> None:
@@ -323,12 +319,13 @@ class _Feed:
             self._try(self._write)
 
     def end(self, summary: Summary | None) -> None:
-        """Sends the last rows, and ends the work on the run."""
-        # A run that continues may evaluate its last state again, and add to the newest row.
+        """Sends the last rows, and closes the logger."""
+        # A run that will be resumed may evaluate its last state again, and add to the newest row.
         ended = summary is not None and summary.end in ("done", "diverged")
         if ended:
             self._complete_newest()
-        # A run without a row, such as one that is stopped at once, is none for the logger.
+        # Do not create a run in the service for one without rows, such as one that is stopped at
+        # once.
         if self._complete or ended or self._is_open:
             self._try(lambda: self._close(summary))
 
@@ -363,7 +360,7 @@ class _Feed:
         try:
             action()
         except Exception as error:
-            # The next one asks which of the rows the logger has got.
+            # The next attempt opens a new logger, which asks the service which rows it has.
             self._made, self._is_open = None, False
             self._again_at = time.monotonic() + _PAUSE
             text = shorten(" ".join(str(error).split()), 200).rstrip(".")

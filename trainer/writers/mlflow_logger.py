@@ -20,11 +20,11 @@ from trainer.writers.summary import Summary
 
 EXPERIMENT = "lockstep"  # unless MLFLOW_EXPERIMENT_NAME or MLFLOW_EXPERIMENT_ID names one
 ID_TAG, GROUP_TAG = "lockstep.id", "lockstep.group"
-# A metric of every row, whose newest value is thus the last step that was logged.
+# This metric is logged with every row: its newest value is the last step that was logged.
 STEP = "step"
 _MOST_METRICS, _MOST_PARAMS, _LONGEST_NAME, _LONGEST_VALUE = 1000, 100, 250, 5000
 _NOT_ALLOWED = re.compile(r"[^\w\-. :/]")
-# By default it tries for minutes; a run tries again by itself.
+# By default MLflow tries for minutes; LoggerWriter tries again by itself.
 _SETTINGS = {
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2",
@@ -38,18 +38,14 @@ _STATUS = {"done": "FINISHED", "stopped": "KILLED"}
 class MlflowLogger:
     """Logs a run to an MLflow server or store, that of MLFLOW_TRACKING_URI or MLflow's default.
 
-    It calls the client with the id of the run, and not MLflow's active run, of which there is one:
-    the trials of a wave are computed at the same time.
-
-    Args:
-        identity: of the run.
-        reporter: is told where the run is found.
+    It calls the client with the id of the run, because MLflow has only one active run, and the
+    trials of a wave are computed at the same time. `reporter` is told where the run is found.
     """
 
     def __init__(self, identity: RunIdentity, reporter: Reporter):
         for name, value in _SETTINGS.items():
             os.environ.setdefault(name, value)
-        # Of its own use of SQLAlchemy and Alembic.
+        # MLflow's own use of SQLAlchemy and Alembic raises warnings.
         warnings.filterwarnings("ignore", module=r"(mlflow|sqlalchemy|alembic)(\.|$)")
         self._mlflow: Any = importlib.import_module("mlflow")
         self._entities: Any = importlib.import_module("mlflow.entities")
@@ -90,7 +86,7 @@ class MlflowLogger:
             if len(batch) + len(metrics) > _MOST_METRICS:
                 self._log(batch)
                 batch = []
-            while len(metrics) > _MOST_METRICS:  # the step, which is the last, with the last part
+            while len(metrics) > _MOST_METRICS:  # STEP is last: it is sent once all others are
                 self._log(metrics[:_MOST_METRICS])
                 metrics = metrics[_MOST_METRICS:]
             batch += metrics
@@ -98,14 +94,14 @@ class MlflowLogger:
 
     def close(self, summary: Summary | None) -> None:
         """Adds the summary, and sets the status of the run."""
-        # Of a run that continues, the newest row is not complete, and follows.
+        # The newest row of a run that will be resumed is not complete, and is sent later.
         if summary is not None and summary.end in ("done", "diverged"):
             self._log_summary(summary)
         status = "FAILED" if summary is None else _STATUS.get(summary.end, "FAILED")
         self._client.set_terminated(self._run_id, status)
 
     def _experiment(self) -> str:
-        """Returns the id of the experiment, which is created where it does not exist."""
+        """Returns the id of the experiment, which is created if it does not exist."""
         if id := os.environ.get("MLFLOW_EXPERIMENT_ID"):
             return id
         name = os.environ.get("MLFLOW_EXPERIMENT_NAME") or EXPERIMENT
@@ -120,7 +116,7 @@ class MlflowLogger:
         return found.experiment_id
 
     def _log_config(self, known: Mapping[str, str]) -> None:
-        """Adds the config; what changed since the run began is a tag, because a param cannot."""
+        """Logs the config as params; changed values as tags, because a param cannot be changed."""
         config = {_name(k): str(x)[:_LONGEST_VALUE] for k, x in self._identity.config.items()}
         new = [self._entities.Param(k, x) for k, x in config.items() if k not in known]
         for first in range(0, len(new), _MOST_PARAMS):
@@ -142,7 +138,7 @@ class MlflowLogger:
         known = self._client.get_run(self._run_id).data.metrics
         flat = summary.flat()
         numbers = {k: x for k, x in flat.items() if not isinstance(x, str)}
-        # Those of the rows are the newest values already.
+        # The metrics of rows were logged with the rows.
         new = {k: x for k, x in numbers.items() if k not in summary.metrics}
         new = {k: x for k, x in new.items() if known.get(_name(k)) != x}
         self.write([Row(summary.step, new)] if new else [])
@@ -153,9 +149,9 @@ class MlflowLogger:
 
 @contextlib.contextmanager
 def _alone_in(uri: str) -> Iterator[None]:
-    """Keeps others from the file of a SQLite store, whose tables two clients cannot create at once.
+    """Locks the file of a SQLite store: two clients cannot create its tables at the same time.
 
-    Threads of this process are others, too. SQLite's own locks are of another kind.
+    This also excludes other threads of this process. SQLite's own locks are of another kind.
     """
     if not uri.startswith(_SQLITE):
         yield
@@ -166,7 +162,7 @@ def _alone_in(uri: str) -> Iterator[None]:
 
 
 def _name(name: str) -> str:
-    """Returns a name that MLflow allows: the same, or one with a hash of it at the end."""
+    """Returns a name that MLflow allows: the same, or a changed one that ends with a hash."""
     cleaned = _NOT_ALLOWED.sub("_", name)
     if posixpath.normpath(cleaned) != cleaned or cleaned.startswith(("/", "..")):
         cleaned = cleaned.replace("/", "_")

@@ -1,4 +1,4 @@
-"""A file that grows by whole records, and stays intact on a full disk and if others change it."""
+"""A file that grows by whole records, and survives a full disk and changes by other programs."""
 
 from __future__ import annotations
 
@@ -49,29 +49,18 @@ class RecordFile:
         return self._outage.error
 
     def write(self, data: bytes) -> bool:
-        """Writes records at the end.
+        """Writes whole records at the end of the file; returns whether this succeeded.
 
-        Args:
-            data: whole records.
-
-        Returns:
-            Whether it could. If not, `error` is the reason, the file is as it was before, and the
-            caller may try the same later.
+        If not, `error` is the reason, the file is as it was before, and the caller may try again
+        later.
         """
         return self._try(lambda: self._append(data))
 
     def replace_from(self, start: int, data: bytes, fence: Callable[[], None] | None) -> bool:
-        """Replaces the records from an offset on; a new file replaces the old one by a rename.
+        """Replaces the records from an offset on by renaming a new file; returns as `write` does.
 
-        A process that is killed meanwhile leaves the old records or the new ones.
-
-        Args:
-            start: an offset at which a record begins.
-            data: whole records.
-            fence: as `replace_file` takes it.
-
-        Returns:
-            What `write` returns.
+        `start` is where a record begins. A process that is killed meanwhile leaves the old records
+        or the new ones. `fence` is that of `replace_file`.
         """
         return self._try(lambda: self._replace(start, data, fence))
 
@@ -91,7 +80,7 @@ class RecordFile:
     def changed(self) -> str | None:
         """Returns what another program did to the file since it was written, such as "was deleted".
 
-        None if it did nothing, or if this object has not opened the file.
+        Returns None if the file is unchanged, or if this object has not opened it.
         """
         if self._file is None:
             return None
@@ -101,7 +90,7 @@ class RecordFile:
             return "was deleted"
         except OSError:  # the next write reports the reason
             return None
-        # The open file is still ours, even if the path names another one now.
+        # The open file is still ours, even if the path now names another file.
         ours = os.fstat(self._file.fileno())
         if (now.st_dev, now.st_ino) != (ours.st_dev, ours.st_ino):
             return "was replaced"
@@ -115,24 +104,19 @@ class RecordFile:
         merge: Callable[[Iterable[bytes], Iterable[bytes]], Iterable[bytes]],
         fence: Callable[[], None] | None,
     ) -> bool:
-        """Restores what another program removed from the file; a new file replaces it by a rename.
+        """Restores what another program removed by renaming a new file; returns as `write` does.
 
         A file that was deleted or replaced is still open here, and complete. If it was changed in
         place, its last bytes, at least 1 MiB, are known from memory.
 
-        Args:
-            merge: takes the lines that the file has now, and the known bytes that it had before, in
-                pieces; returns the new content.
-            fence: as `replace_file` takes it.
-
-        Returns:
-            What `write` returns.
+        `merge` takes the lines that the file has now, and the known bytes that it had before, in
+        pieces; it returns the new content.
         """
 
         def replace() -> None:
             content = merge(self._lines_now(), self._before())
             replace_file(self.path, content, fence)
-            # Opened before the old one is closed, so that the old one stays in use if this fails.
+            # Open the new file before closing the old one, which stays in use if this fails.
             file = open(self.path, "r+b", buffering=0)  # noqa: SIM115
             self.close()
             self._attach(file, file.seek(0, os.SEEK_END))
@@ -140,7 +124,7 @@ class RecordFile:
         return self._try(replace)
 
     def knows_all(self) -> bool:
-        """Returns whether everything is known that the file had before it was changed."""
+        """Returns whether all bytes that the file had before it was changed are known."""
         return not self._was_changed_in_place() or self._recent_from == 0
 
     def _lines_now(self) -> Iterator[bytes]:
@@ -168,7 +152,7 @@ class RecordFile:
             self._recent, self._recent_from = bytearray(), start
         del self._recent[start - self._recent_from :]
         self._recent += data
-        # At twice the size, so that the bytes are not moved at every write.
+        # Shorten it only at twice the size, so that the bytes are not moved at every write.
         if len(self._recent) > 2 * _REMEMBERED:
             self._recent_from += len(self._recent) - _REMEMBERED
             del self._recent[:-_REMEMBERED]
@@ -195,7 +179,7 @@ class RecordFile:
             file.seek(self.end)
             done = 0
             while done < len(data):
-                # An unbuffered write may take a part only, on a full disk for example.
+                # An unbuffered write may write only a part, for example on a full disk.
                 done += file.write(data[done:])
         except OSError:
             with contextlib.suppress(OSError):
@@ -216,7 +200,7 @@ class RecordFile:
     def _open(self) -> BinaryIO:
         if self._file is None:
             flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
-            # Without a buffer, which would keep the bytes of a failed write for the next one.
+            # Unbuffered: a buffer would keep the bytes of a failed write for the next one.
             file = open(os.open(self.path, flags, 0o644), "r+b", buffering=0)
             with contextlib.ExitStack() as stack:
                 stack.enter_context(file)  # closed if the disk fails
@@ -226,7 +210,7 @@ class RecordFile:
         return self._file
 
     def _attach(self, file: BinaryIO, end: int) -> None:
-        """Writes to an open file from now on, after cutting it off at `end`."""
+        """Cuts an open file off at `end`, and writes to it from now on."""
         file.truncate(end)
         self._recent_from = max(0, end - _REMEMBERED)
         file.seek(self._recent_from)

@@ -1,6 +1,6 @@
 """Reads run.json, which `trainer.workdir` writes: how a run was made, and how each process ended.
 
-It imports no jax, for those who look at a sweep that others compute.
+It imports no jax, so that commands which only look at a sweep start quickly.
 """
 
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""summary.json: what came of a run, single or of a sweep."""
+"""summary.json: the results of a run, single or of a sweep."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 
 from trainer.writers.json_files import AnyFloat, DamagedFile, as_json, read_record
 
-ENDS = ("done", "diverged", "failed")  # of a run that has ended, and is not continued
+ENDS = ("done", "diverged", "failed")  # `end` of a run that is not to be resumed
 SUMMARY_FILE = "summary.json"
 _ADVICE = "restore it from a copy; or remove it, and the run counts as not ended."
 
@@ -50,7 +50,7 @@ class Summary:
         seconds: the time of the steps, as perf/seconds in metrics.jsonl.
         metrics: the newest metrics of training and evaluation, by their names in metrics.jsonl.
         best: name of an evaluation metric -> "min" and "max" -> its smallest and its largest value
-            in the run; a loss has only "min", because nothing else is best.
+            in the run; a loss has only "min".
         why: a sentence about a run that is not done, or whose metrics.jsonl lacks rows.
     """
 
@@ -66,20 +66,13 @@ class Summary:
     why: str = ""
 
     def value(self, row: str) -> float | None:
-        """Returns the value of a metric by which runs are compared.
-
-        Args:
-            row: the name of the metric in metrics.jsonl.
-
-        Returns:
-            None if the run is not done, or has no finite value.
-        """
+        """Returns a metric by its name in metrics.jsonl; None if not done or not finite."""
         value = self.metrics.get(row)
         done = self.end == "done" and value is not None and math.isfinite(value)
         return value if done else None
 
     def flat(self) -> dict[str, float | str]:
-        """Returns all of it by name, as loggers have it: the best values as "min/eval/loss"."""
+        """Returns all values by name, as loggers show them; the best ones as "min/eval/loss"."""
         best = {
             f"{mode}/{name}": best.value
             for name, modes in self.best.items()
@@ -94,17 +87,9 @@ class Summary:
 
 
 def read_summary(folder: str | os.PathLike[str]) -> Summary | None:
-    """Reads the summary.json of a run.
+    """Reads the summary.json of a run or trial; None if it is absent or damaged.
 
-    Args:
-        folder: of the run, or of a trial.
-
-    Returns:
-        The summary; None if the file is absent, as that of a run which has not ended, or damaged,
-        as it may be after a loss of power.
-
-    Raises:
-        OSError: the disk cannot be read.
+    It is absent while the run has not ended, and may be damaged after a loss of power.
     """
     with contextlib.suppress(FileNotFoundError, DamagedFile):
         return load_summary(folder)
@@ -112,28 +97,14 @@ def read_summary(folder: str | os.PathLike[str]) -> Summary | None:
 
 
 def read_outcome(folder: str | os.PathLike[str]) -> Summary | None:
-    """Reads what came of a trial: the summary.json in its folder.
+    """Reads the summary.json of a trial that has ended; None if it is absent or damaged.
 
-    Args:
-        folder: of the trial.
-
-    Returns:
-        The summary; None if the file is absent or damaged, as it may be after a loss of power, or
-        is that of a trial which was continued as a run and stopped.
+    It is also None for a trial that was continued as a run and stopped.
     """
     summary = read_summary(folder)
     return None if summary is None or summary.end not in ENDS else summary
 
 
 def load_summary(folder: str | os.PathLike[str]) -> Summary:
-    """Reads the summary.json of a run.
-
-    Args:
-        folder: of the run, or of a trial.
-
-    Raises:
-        FileNotFoundError: there is none.
-        DamagedFile: it is damaged.
-        OSError: the disk cannot be read.
-    """
+    """Reads the summary.json of a run or trial; raises FileNotFoundError or DamagedFile."""
     return read_record(Path(folder) / SUMMARY_FILE, Summary, _ADVICE)

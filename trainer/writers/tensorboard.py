@@ -102,15 +102,16 @@ class TensorBoardWriter(Writer):
             name: value if isinstance(value, bool | int | float | str) else str(value)
             for name, value in hparams.items()
         }
-        # Not the first one, an "experiment": TensorBoard would take the columns of a table of many
-        # runs from that of a single one, and without it takes all that any run has.
+        # Drop the first result, an "experiment": TensorBoard would take the columns of a table of
+        # many runs from that of one run. Without it, the table has all hyperparameters that any run
+        # has.
         _, start, _ = summary.hparams(plain, {})
         self._add(0, [start])
 
     def finish(self, summary: Summary) -> None:
-        """Writes how the run ended, for the tab HParams, unless it goes on.
+        """Writes how the run ended, for the tab HParams, if it is done or diverged.
 
-        A process that wrote no values found the run ended.
+        Does nothing in a process that wrote no values: the run had ended before.
 
         Args:
             summary: of the run.
@@ -149,7 +150,7 @@ class TensorBoardWriter(Writer):
                 _record(events.Event(wall_time=now, file_version="brain.Event:2"))
             )
             if self._purge_step is not None:
-                # At this event TensorBoard drops what it has read of this step and later ones.
+                # At this event TensorBoard drops what it has read about this step and later ones.
                 start = events.SessionLog(status=events.SessionLog.START)
                 self._unwritten.append(
                     _record(events.Event(wall_time=now, step=self._purge_step, session_log=start))
@@ -191,14 +192,14 @@ def _time_stamp(logdir: Path) -> str:
             seconds, fraction = found[1], (found[2] or "")[:6].ljust(6, "0")
             newest = max(newest, int(seconds) * 10**6 + int(fraction))
     seconds, fraction = divmod(max(int(time.time() * 10**6), newest + 1), 10**6)
-    return f"{seconds:010d}.{fraction:06d}"  # names of equal length are in the order of time
+    return f"{seconds:010d}.{fraction:06d}"  # equal lengths, so that names sort by time
 
 
 def _import_without_torch() -> None:
     """Imports tensorboardX without torch, which it imports if installed (200 MB, 2 seconds)."""
     absent = "torch" not in sys.modules
     if absent:
-        sys.modules["torch"] = None  # type: ignore[assignment]  # makes an import raise
+        sys.modules["torch"] = None  # type: ignore[assignment]  # an import raises ImportError
     try:
         importlib.import_module("tensorboardX")
     finally:

@@ -15,17 +15,14 @@ from trainer.writers.loggers import Reporter, Row, RunIdentity
 from trainer.writers.summary import Summary
 
 PROJECT = "lockstep"  # unless WANDB_PROJECT names one
-_SECONDS = 30.0  # for the server to take a new run, and its last rows
+_SECONDS = 30.0  # how long the server may take for a new run, and for its last rows
 
 
 class WandbLogger:
     """Logs a run to Weights & Biases, or into files that `wandb sync` uploads.
 
-    It is offline where the user asked for that, and where no key of an account is known.
-
-    Args:
-        identity: of the run.
-        reporter: is told where the run is found.
+    It is offline if the user asked for that, or if no key of an account is known. `reporter` is
+    told where the run is found.
     """
 
     def __init__(self, identity: RunIdentity, reporter: Reporter):
@@ -33,7 +30,7 @@ class WandbLogger:
         self._identity, self._reporter = identity, reporter
         self._run: Any = None
         self._has_ended = False
-        # As the environment says, or a file of settings that `wandb offline` wrote.
+        # From the environment, or from a file of settings that `wandb offline` wrote.
         settings = self._wandb.setup().settings
         self._mode = settings.mode
         if self._mode == "online" and "WANDB_MODE" not in os.environ and not _has_key(settings):
@@ -51,11 +48,11 @@ class WandbLogger:
         """Adds rows to the history of the run; its steps are those of the run."""
         run, self._has_ended = self._started(), False
         for step, values in rows:
-            # With `commit`, because otherwise the row waits for the next one.
+            # Without `commit` the row would wait for the next one.
             run.log(values, step=step, commit=True)
 
     def close(self, summary: Summary | None) -> None:
-        """Adds the summary, and ends the run: with 0 if it is done."""
+        """Adds the summary, and ends the run: with exit code 0 if it is done."""
         done = summary is not None and summary.end in ("done", "diverged")
         if self._run is None and (self._has_ended or not done):
             return
@@ -120,7 +117,8 @@ def _has_key(settings: Any) -> bool:
 def _read_offline(identity: RunIdentity) -> tuple[int, bool]:
     """Returns the last step in the files of an offline run, and whether it has ended.
 
-    Each process that computed the run left a file. What a killed one had not written is not there.
+    Each process that computed the run left a file. Rows that a killed process had not written are
+    missing.
     """
     last, ended = -1, False
     for file in sorted(identity.folder.glob(f"wandb/offline-run-*-{identity.id}/run-*.wandb")):
@@ -138,16 +136,10 @@ _FULL, _FIRST, _MIDDLE, _LAST = 1, 2, 3, 4
 
 
 def read_records(file: Path) -> Iterator[Any]:
-    """Yields the records of a .wandb file, up to the end or to a torn one.
+    """Yields the records of a .wandb file, up to its end or to a torn one.
 
     The file has the layout of LevelDB's logs: blocks of 32 KiB with pieces of records, each after a
     header with its checksum, length and kind.
-
-    Args:
-        file: the file.
-
-    Raises:
-        OSError: it cannot be read.
     """
     messages = importlib.import_module("wandb.proto.wandb_internal_pb2")
     with open(file, "rb") as opened:

@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike, NDArray
 from trainer.report.document import Axis, Figure, Series
 
 _SUPERSCRIPT = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
-_MARGIN = 0.03  # of the range, at each end
+_MARGIN = 0.03  # the part of the range that is added at each end
 
 
 @dataclass(frozen=True)
@@ -18,7 +18,7 @@ class Tick:
     """A mark on an axis.
 
     Attributes:
-        value: where it stands.
+        value: its place on the axis.
         text: what is written there; "" for a minor tick.
     """
 
@@ -45,11 +45,7 @@ class Scale:
     empty: bool = False
 
     def at(self, values: ArrayLike) -> NDArray[np.float64]:
-        """Returns where values lie: 0 at `low`, 1 at `high`, nan for what has no place.
-
-        Args:
-            values: values of the axis, of any shape.
-        """
+        """Returns where values lie: 0 at `low`, 1 at `high`, NaN for a value without a place."""
         values = np.asarray(values, np.float64)
         low, high = self.low, self.high
         with np.errstate(divide="ignore", invalid="ignore"):
@@ -59,11 +55,7 @@ class Scale:
             return np.where(np.isfinite(values), (values - low) / (high - low), np.nan)
 
     def limited(self, values: ArrayLike) -> NDArray[np.float64]:
-        """Returns the ends of a band, where infinite ones lie just outside of the range.
-
-        Args:
-            values: ends of a band.
-        """
+        """Returns the ends of a band, where infinite ones lie just outside of the range."""
         values = np.asarray(values, np.float64)
         margin = 0.1 * (self.high - self.low)
         above = self.high * 2 if self.log else self.high + margin
@@ -101,12 +93,9 @@ class Scale:
 def scales(figure: Figure) -> tuple[Scale, Scale]:
     """Returns the scales of the x and y axis.
 
-    Both hold all finite values of the series in front. Bands and faint series widen the range by
-    at most its own length at each end, and faint ones by what holds 96% of their values, so that
-    curves of trials that diverged do not flatten all others; the drawings cut them there.
-
-    Args:
-        figure: the figure.
+    Both hold all finite values of the series in front. Bands and faint series widen the range by at
+    most its own length at each end, and faint series only by what holds 96% of their values, so
+    that curves of diverged trials do not flatten all others; the drawings cut them there.
     """
     faint = [each for each in figure.series if each.faint]
     bands = [each for each in figure.series if each.kind == "band" and not each.faint]

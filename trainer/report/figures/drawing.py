@@ -19,7 +19,7 @@ if TYPE_CHECKING:  # imported where it is used: it takes long, and most commands
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 
-_UNIT = 200  # of svg.py in an inch: its width is 5.6 inches, that of the text of many papers
+_UNIT = 200  # units of svg.py in an inch: its width is 5.6 inches, as the text of many papers
 _ROW = 36  # the height of a row of the legend
 _TEXT = 8.5  # points
 _GREY = "#666666"
@@ -27,15 +27,10 @@ _CENTERED: dict[str, Any] = {"ha": "center", "fontsize": _TEXT}
 
 
 def draw(figure: Figure, arms: Sequence[str]) -> "Drawing":
-    """Returns a figure as one of matplotlib.
-
-    Args:
-        figure: the figure.
-        arms: the names of all arms of the report, in the order that gives them their styles.
-    """
+    """Returns a figure as one of matplotlib; `arms` are all arms, in the order of their styles."""
     from matplotlib.figure import Figure as Drawing
 
-    # The margins of svg.py: matplotlib's own layout takes longer than all else.
+    # Use the margins of svg.py: computing matplotlib's own layout takes longer than all the rest.
     at = frame(figure)
     handles, columns = _legend(figure, arms)
     height = at.height + _ROW * -(-len(handles) // columns)
@@ -64,16 +59,9 @@ def save(
     stem: str | os.PathLike[str],
     formats: Sequence[str] = ("pdf", "png"),
 ) -> list[Path]:
-    """Writes a figure as PDF, and as PNG with 150 dots per inch.
+    """Writes a figure as PDF, and as PNG with 150 dots per inch; returns the paths.
 
-    Args:
-        figure: the figure.
-        arms: the names of all arms of the report, in the order that gives them their styles.
-        stem: the path without its suffix; its folder exists.
-        formats: "pdf", "png" or both.
-
-    Returns:
-        The paths of the files.
+    `arms` are those of `draw`, and `stem` is the path without its suffix, in a folder that exists.
     """
     import matplotlib
 
@@ -96,7 +84,7 @@ def _plain(text: str) -> str:
 
 
 def _escaped(text: str) -> str:
-    """Returns such text in which matplotlib sees no formula."""
+    """Returns such text in which matplotlib finds no formula."""
     return _plain(text).replace("$", r"\$")
 
 
@@ -167,13 +155,13 @@ def _series(axes: "Axes", series: Series, arm: int | None, order: int, at: Frame
 
 
 def _placed(values: Sequence[float], log: bool) -> np.ndarray:
-    """Returns values as floats, nan for what has no place on the axis."""
+    """Returns values as floats, NaN for a value without a place on the axis."""
     found = np.asarray(values, np.float64)
     return np.where(np.isfinite(found) & ((found > 0) | (not log)), found, np.nan)
 
 
 def _explained(kind: str, label: str, faint: bool) -> "Line2D | Patch":
-    """Returns a line of the legend for a kind of series, in grey."""
+    """Returns an entry of the legend for a kind of series, in grey."""
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 
@@ -192,7 +180,7 @@ def _explained(kind: str, label: str, faint: bool) -> "Line2D | Patch":
 
 
 def _legend(figure: Figure, arms: Sequence[str]) -> tuple[list["Line2D | Patch"], int]:
-    """Returns the lines of the legend and the number of its columns."""
+    """Returns the entries of the legend and the number of its columns."""
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 

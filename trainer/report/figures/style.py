@@ -1,4 +1,4 @@
-"""Colors, dashes and markers by which the series of a figure are told apart; names in figures."""
+"""Colors, dashes and markers that distinguish the series of a figure."""
 
 import contextlib
 import warnings
@@ -23,11 +23,11 @@ class Style(NamedTuple):
     marker: str
 
 
-# Okabe and Ito's colors (Color Universal Design, 2008), those with most contrast on white
-# first. Two are replaced: their black on a dark background, and on white their yellow, whose
-# contrast is 1.3. The dark yellow is as far from the other seven for people who see two primary
-# colors as these are from each other (OKLab distance 0.076; severity 1 of Machado et al. 2009); a
-# lighter one is not. tests/report/test_plots.py computes both.
+# Okabe and Ito's colors (Color Universal Design, 2008), those with most contrast on white first.
+# Two are replaced: black on a dark background, and on white the yellow, whose contrast is 1.3. For
+# people who see two primary colors, the dark yellow is as far from the other seven as these are
+# from each other (OKLab distance 0.076; severity 1 of Machado et al. 2009); a lighter one is not.
+# tests/report/test_plots.py computes both.
 _COLORS = (
     ("#0072B2", "#0072B2"),  # blue
     ("#D55E00", "#D55E00"),  # vermillion
@@ -43,13 +43,10 @@ _MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 
 
 def style(index: int) -> Style:
-    """Returns the style of a series.
+    """Returns the style of the series with a number from 0.
 
-    35 series differ in dash and marker, so that a print in black and white tells them apart, and
-    280 in color, dash and marker.
-
-    Args:
-        index: the number of the series in its figure, from 0.
+    35 series differ in dash and marker, so that they can be told apart in black and white, and 280
+    in color, dash and marker.
 
     Example:
         >>> style(0)
@@ -57,14 +54,14 @@ def style(index: int) -> Style:
         >>> style(9).color == style(1).color, style(9).dash == style(1).dash
         (True, False)
     """
-    # The periods have no common divisor.
+    # The periods have no common divisor, so that combinations repeat as late as possible.
     color, on_dark = _COLORS[index % len(_COLORS)]
     return Style(color, on_dark, _DASHES[index % len(_DASHES)], _MARKERS[index % len(_MARKERS)])
 
 
 @contextlib.contextmanager
 def missing_glyphs_ignored() -> Iterator[None]:
-    """Ignores the warnings of matplotlib about characters that its font lacks: it draws boxes."""
+    """Ignores the warnings of matplotlib about characters that its font lacks, drawn as boxes."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", r"(?s)Glyph \d+ .*missing from")
         yield

@@ -1,4 +1,9 @@
-"""Writes figures as SVG, for the page or alone. Lengths are integers, in half pixels."""
+"""Writes figures as SVG, for the page or alone. Lengths are integers, in half pixels.
+
+Start with `svg`. `prefix` is what ids begin with in the page, whose stylesheet has the colors;
+without one, the drawing is `alone`: a file of its own, in the colors for white paper and with a
+legend.
+"""
 
 import re
 from collections.abc import Callable, Sequence
@@ -12,18 +17,18 @@ from trainer.report.document import Figure, Series
 from trainer.report.figures.axes import Scale, scales
 from trainer.report.figures.style import style
 
-Pixels = NDArray[np.float64]  # [points], nan where a value has no place
+Pixels = NDArray[np.float64]  # [points], NaN where a value has no place
 
 _CAP = 7  # half the width of the ends of an interval
 _MARKS = 9  # markers on a long line
-_CUT_FRONT, _CUT_FAINT = 0.8, 1.5  # how far from a point that is left out the line may pass
+_CUT_FRONT, _CUT_FAINT = 0.8, 1.5  # the largest distance of the line from points that are left out
 
 
 def path(series: Series, x: Pixels, y: Pixels, high: Pixels, box: tuple[int, ...]) -> str:
     """Returns the data `d` of the path that draws a series, in integers.
 
-    Points without a place are left out, and interrupt a line. Of lines, so are points that nobody
-    could see, at most 0.4 pixels from the line in front and 1.5 in faint ones.
+    Points without a place are left out, and interrupt a line. Points of lines are also left out if
+    nobody could see them: at most 0.4 pixels from the line in front and 1.5 in faint ones.
 
     Args:
         series: the series.
@@ -48,7 +53,7 @@ def path(series: Series, x: Pixels, y: Pixels, high: Pixels, box: tuple[int, ...
     if series.kind == "points":
         inside = (x > left - 9) & (x < right + 9) & (y > top - 9) & (y < bottom + 9)
         return _relative(np.stack([x[inside], y[inside]], 1)) if inside.any() else ""
-    away = 3 * (bottom - top)  # keeps lines that leave the frame from growing without bound
+    away = 3 * (bottom - top)  # limits the coordinates of lines that leave the frame
     y, high = np.clip(y, top - away, bottom + away), np.clip(high, top - away, bottom + away)
     if series.kind == "band":
         return "".join(_runs([x, y, high], _ribbon))
@@ -58,12 +63,7 @@ def path(series: Series, x: Pixels, y: Pixels, high: Pixels, box: tuple[int, ...
 
 
 def marks(x: Pixels, y: Pixels) -> str:
-    """Returns the data of a path whose vertices are marked points of a line, at most nine.
-
-    Args:
-        x: places of the points of the line.
-        y: the same of y.
-    """
+    """Returns the data of a path whose vertices are marked points of a line, at most nine."""
     points = np.stack([x, y], 1)[np.isfinite(x) & np.isfinite(y)]
     if len(points) > _MARKS:
         points = points[[round(i * (len(points) - 1) / (_MARKS - 1)) for i in range(_MARKS)]]
@@ -71,7 +71,7 @@ def marks(x: Pixels, y: Pixels) -> str:
 
 
 def _runs(columns: list[Pixels], draw: Callable[[NDArray[np.float64]], str]) -> list[str]:
-    """Draws each run of points that all have a place."""
+    """Draws each sequence of points that all have a place."""
     points = np.stack(columns, 1)
     placed = np.isfinite(points).all(1)
     cuts = np.flatnonzero(np.diff(placed)) + 1
@@ -130,14 +130,14 @@ def _simplify(points: NDArray[np.float64], tolerance: float) -> NDArray[np.float
 
 WIDTH, HEIGHT = 1120, 680
 TEXT = 25  # the size of text
-_LARGE = 32  # its size on narrow screens, for which the margins leave room
-_EM = 0.54  # the mean width of a character, in sizes
+_LARGE = 32  # the size of text on narrow screens, for which the margins leave room
+_EM = 0.54  # the mean width of a character, as a part of the size
 _LONGEST = 30  # characters of a turned label
 
 
 @dataclass(frozen=True)
 class Frame:
-    """Where a figure stands in its drawing.
+    """The scales of a figure, and the place of its axes in the drawing.
 
     Attributes:
         x: the scale of the horizontal axis.
@@ -170,11 +170,7 @@ class Frame:
 
 
 def frame(figure: Figure) -> Frame:
-    """Returns the frame of a figure, with margins that hold its labels.
-
-    Args:
-        figure: the figure.
-    """
+    """Returns the frame of a figure, with margins that hold its labels."""
     x, y = scales(figure)
     longest = max((len(tick.text) for tick in y.ticks()), default=0)
     left = round(min(max(56, longest * _EM * _LARGE + 18), 0.42 * WIDTH))
@@ -194,21 +190,12 @@ def frame(figure: Figure) -> Frame:
 
 
 def shortened(label: str) -> str:
-    """Returns the label of a category as it fits where labels are turned.
-
-    Args:
-        label: the label.
-    """
+    """Returns the label of a category, cut to the room of turned labels."""
     return label if len(label) <= _LONGEST else label[: _LONGEST - 1] + "…"
 
 
 def wrap(label: str, width: float) -> list[str]:
-    """Returns a label in one line or two, broken after a space, "_", "-" or "/" if it is long.
-
-    Args:
-        label: the label.
-        width: the width that it may have.
-    """
+    """Returns a label in one line or two, broken after a space, "_", "-" or "/" if it is long."""
     if len(label) * _EM * _LARGE <= width:
         return [label]
     breaks = [m.end() for m in re.finditer(r"[\s_/−-]+", label) if m.end() < len(label)]
@@ -219,14 +206,7 @@ def wrap(label: str, width: float) -> list[str]:
 
 
 def svg(figure: Figure, arms: Sequence[str], prefix: str = "") -> str:
-    """Returns a figure as SVG.
-
-    Args:
-        figure: the figure.
-        arms: the names of all arms of the report, in the order that gives them their styles.
-        prefix: what ids begin with, in the page, whose stylesheet has the colors; "" for a file
-            of its own, in the colors for white paper and with a legend.
-    """
+    """Returns a figure as SVG; `arms` are all arms of the report, in the order of their styles."""
     alone = not prefix
     prefix = prefix or "figure"
     at = frame(figure)
@@ -360,34 +340,19 @@ MARKERS = {
 
 
 def xml(text: str) -> str:
-    """Returns text as HTML and XML can hold it; characters that they forbid become "�".
-
-    Args:
-        text: any text.
-    """
+    """Returns text as HTML and XML can hold it; characters that they forbid become "�"."""
     return escape(_FORBIDDEN.sub("�", text))
 
 
 def paint(arm: int | None, alone: bool) -> str:
-    """Returns the color of an arm in SVG.
-
-    Args:
-        arm: its index, or None for what belongs to none.
-        alone: whether the drawing is a file of its own; the page has variables.
-    """
+    """Returns the color of an arm in SVG, of no arm for None; the page uses variables."""
     if arm is None:
         return "#666" if alone else "var(--soft)"
     return style(arm).color if alone else f"var(--a{arm})"
 
 
 def marker(arm: int, name: str, alone: bool) -> str:
-    """Returns the definition of the marker of an arm, to be used as `marker-mid` and so on.
-
-    Args:
-        arm: its index.
-        name: its id.
-        alone: whether the drawing is a file of its own.
-    """
+    """Returns the definition of an arm's marker with the id `name`, for `marker-mid` and so on."""
     edge = "#fff" if alone else "var(--paper)"
     return (
         f'<marker id="{name}" markerUnits="userSpaceOnUse" markerWidth="24" markerHeight="24" '
@@ -402,18 +367,15 @@ def draw(
     places: tuple[Pixels, Pixels, Pixels, tuple[int, ...]],
     prefix: str,
 ) -> str:
-    """Returns a series as SVG.
+    """Returns a series as SVG; `arm` is the index of its arm, None if it belongs to none.
 
-    Args:
-        series: the series.
-        arm: the index of its arm; None if it belongs to none.
-        places: where its x, y and high values lie, and the frame of the axes.
-        prefix: what ids begin with in the page; "" in a file of its own.
+    `places` are those of its x, y and high values, and the frame of the axes.
     """
     alone = not prefix
     mine = "" if arm is None else f' data-a="{arm}"'
     if series.faint and series.kind in {"line", "steps"} and not alone:
-        # Hundreds of these: on a grid of whole pixels, and with all else in the stylesheet.
+        # There are hundreds of these: use a grid of whole pixels, and leave the look to the
+        # stylesheet.
         x, y, high, box = places
         data = path(series, x / 2, y / 2, high, tuple(side // 2 for side in box))
         return f'<path class="s f"{mine} d="{data}"/>'
@@ -454,13 +416,7 @@ def _marked(arm: int, alone: bool) -> str:
 
 
 def sample(kind: str, faint: bool, color: str = "var(--soft)") -> str:
-    """Returns what a legend shows of a kind of series, in a box of 60 by 24.
-
-    Args:
-        kind: of the series.
-        faint: whether it is faint.
-        color: in which it is drawn.
-    """
+    """Returns what a legend shows of a kind of series, in a box of 60 by 24."""
     opacity = ' opacity=".5"' if faint else ""
     line = f'fill="none" stroke="{color}"'
     if kind == "band":

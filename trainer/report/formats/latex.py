@@ -14,7 +14,7 @@ class Typeset:
     """A column of a table in LaTeX.
 
     Attributes:
-        spec: its letter and options, for two columns if `span` is 2.
+        spec: its column type and options; those of two columns of LaTeX if `span` is 2.
         head: its heading, plain text.
         cells: one a row; with a "&" in it if `span` is 2.
         span: how many columns of LaTeX it has.
@@ -27,11 +27,9 @@ class Typeset:
 
 
 def typeset(table: Table, width: int) -> list[Typeset]:
-    """Returns the columns of a table, where three are one if they are a mean and its interval.
+    """Returns the columns of a table; a mean and the ends of its interval become one column.
 
-    Args:
-        table: the table.
-        width: characters of a line of text; longer cells have several lines.
+    Cells longer than `width` characters have several lines.
     """
     cells = [[row[index] for row in table.rows] for index in range(len(table.columns))]
     result, index = [], 0
@@ -49,21 +47,14 @@ def typeset(table: Table, width: int) -> list[Typeset]:
 def with_interval(
     column: Column, middle: Sequence[Cell], low: Sequence[Cell], high: Sequence[Cell]
 ) -> Typeset:
-    """Returns a column of means, with half of the width of their intervals if these are symmetric.
-
-    Args:
-        column: that of the means.
-        middle: the means.
-        low: the lower ends.
-        high: the upper ends.
-    """
+    """Returns a column of means, with half of the width of their intervals if all are symmetric."""
     return _plus_minus(column, middle, low, high) or _numbers_of(column, middle)
 
 
 def _plus_minus(
     column: Column, middle: Sequence[Cell], low: Sequence[Cell], high: Sequence[Cell]
 ) -> Typeset | None:
-    """Returns a mean with half of its interval, or None if some interval is not symmetric."""
+    """Returns means with half of their intervals, or None if an interval is not symmetric."""
     scale = 100 if column.kind == "share" else 1
     values = [_finite(value, scale) for value in middle]
     halves: list[float | None] = []
@@ -117,14 +108,7 @@ def _numbers_of(column: Column, cells: Sequence[Cell]) -> Typeset:
 
 
 def texts(title: str, cells: Sequence[str], width: int, code: bool = False) -> Typeset:
-    """Returns a column of texts, which are broken into lines.
-
-    Args:
-        title: its heading.
-        cells: plain text, one a row.
-        width: characters of a line.
-        code: whether the texts are code.
-    """
+    """Returns a column of texts, one a row, which are broken into lines of `width` characters."""
     typeset = []
     for cell in cells:
         lines = [f"\\texttt{{{tex(s)}}}" if code else tex(s) for s in wrapped(cell, width)]
@@ -200,17 +184,17 @@ def _finite(cell: Cell, scale: float = 1) -> float | None:
 
 
 def _missing(cell: Cell) -> str:
-    """Returns what is written for a cell that is no number."""
+    """Returns what is written for a cell without a number."""
     if isinstance(cell, int | float) and math.isinf(cell):
         return "{$\\infty$}" if cell > 0 else "{$-\\infty$}"
     return "{--}" if cell is None else "{not a number}"
 
 
 PANELS = ("verdict", "arms", "pairs", "ledger", "target")
-_LINES = 45  # of text; a longer table does not fit on a page
-_HEAD = 11  # characters of a line of a heading
-_CELL = 24  # characters of a line of a cell, and those in a table that would be too long with them
-_CELL_OF_LONG = 48
+_LINES = 45  # lines of text; a longer table does not fit on a page
+_HEAD = 11  # characters in a line of a heading
+_CELL = 24  # characters in a line of a cell
+_CELL_OF_LONG = 48  # the same, for tables that are too long with _CELL
 
 _NEEDS = r"""% Needs, in the preamble:
 %   \usepackage[T1]{fontenc}
@@ -266,15 +250,10 @@ def latex(report: Report, figures: Mapping[str, str] | None = None) -> dict[str,
     TeX makes a table that is wider than the line smaller; in two columns, one that is wider than
     4/3 of a column is set over both. A document may choose by defining `\lockstepfloat`.
 
-    Args:
-        report: the report.
-        figures: the name of a figure -> the path of its PDF, relative to the folder of the files;
-            figures that are not named are left out.
-
-    Returns:
-        The name of a file without its suffix -> its text. Each is a table with caption and label,
-        for `\input`; "report" is a document with all of them, and with the verdict, what limits
-        it, the figures and the methods.
+    Returns name of a file without its suffix -> its text. Each is a table with caption and label,
+    for `\input`; "report" is a document with all of them, and with the verdict, what limits it, the
+    figures and the methods. `figures` is the name of a figure -> the path of its PDF, relative to
+    the folder of the files; figures that it does not name are left out.
     """
     files: dict[str, str] = {}
     skipped = []
@@ -336,7 +315,7 @@ def _table(table: Table, block: Block) -> str | None:
 
 
 def _without_zeros(table: Table) -> Table:
-    """Returns the table without the counts that are 0 in several rows, which its note names."""
+    """Returns the table without counts that are 0 in all of several rows, which its note names."""
     zero = [
         index
         for index, column in enumerate(table.columns)
@@ -353,19 +332,19 @@ def _without_zeros(table: Table) -> Table:
 
 
 def _height(cells: Sequence[str]) -> int:
-    """Returns the lines of text of a row."""
+    """Returns how many lines of text a row has."""
     return 1 + max(cell.count(r"\\") for cell in cells)
 
 
 def _float(table: Table, columns: Sequence[Typeset], caption: str) -> str:
-    """Returns the floating table; `columns` are those of the table, or others in their place."""
+    """Returns the floating table, with `columns` in place of the columns of the table."""
     if any(column.span == 2 for column in columns):
         level = re.search(r"\d+%", " ".join(column.title for column in table.columns))
         interval = f"{level[0]} interval" if level else "interval"
         caption += f" The number after ± is half of the width of the {interval}."
     heads = [wrapped(column.head, _HEAD) for column in columns]
     lines = []
-    for back in range(max(map(len, heads)), 0, -1):  # from the top; short headings are at the foot
+    for back in range(max(map(len, heads)), 0, -1):  # short headings are aligned at the bottom
         words = [head[-back] if back <= len(head) else "" for head in heads]
         lines.append([_head(word, each) for word, each in zip(words, columns, strict=True)])
     rows = list(zip(*(column.cells for column in columns), strict=True))
@@ -380,7 +359,7 @@ def _float(table: Table, columns: Sequence[Typeset], caption: str) -> str:
 
 
 def _head(word: str, column: Typeset) -> str:
-    # In braces, because siunitx would read a number in it.
+    # Braces keep siunitx from reading a number in it.
     return f"\\multicolumn{{2}}{{c}}{{{tex(word)}}}" if column.span == 2 else f"{{{tex(word)}}}"
 
 
@@ -436,11 +415,11 @@ _ASCII = {
     "`": r"\textasciigrave{}",
     '"': r"\textquotedbl{}",
     "'": r"\textquotesingle{}",
-    "-": "-{}",  # two would be a dash
-    "[": "{[}",  # after \\ it would begin an argument, as would *
+    "-": "-{}",  # two hyphens would be a dash
+    "[": "{[}",  # after \\ it would begin an argument, as * would
     "]": "{]}",
     "*": "{*}",
-    ",": ",{}",  # two, as ! and ? before `, would be another character
+    ",": ",{}",  # two commas, and ! or ? before `, would become another character
     "!": "!{}",
     "?": "?{}",
 }
@@ -487,9 +466,6 @@ def tex(text: str) -> str:
 
     A character that pdfLaTeX has no font for is written as its number, such as U+4E2D.
 
-    Args:
-        text: any text, such as the name of an arm.
-
     Example:
         >>> tex("a_b & 100% #1"), tex("β≥中")
         ('a\\_b \\& 100\\% \\#1', '$\\beta$$\\geq$U+4E2D')
@@ -501,11 +477,7 @@ def wrapped(text: str, width: int) -> list[str]:
     """Returns the lines of a text: as few as possible, and then as short as possible.
 
     It is broken at spaces, and in names and paths after a point, slash, sign or underscore. A line
-    is longer than `width` only if it has no such place.
-
-    Args:
-        text: plain text.
-        width: characters of a line.
+    is longer than `width` characters only if it has no such place.
 
     Example:
         >>> wrapped("optimizer.learning_rate.peak_value", 24)
@@ -529,11 +501,7 @@ def _filled(parts: Sequence[str], width: int) -> list[str]:
 
 
 def prose(text: str) -> str:
-    """Returns a paragraph as LaTeX, with what stands between backticks as code.
-
-    Args:
-        text: the paragraph.
-    """
+    """Returns a paragraph as LaTeX, with what is between backticks as code."""
     parts = re.split(r"`([^`]+)`", " ".join(text.split()))
     return "".join(
         f"\\texttt{{{_escaped(part)}}}" if index % 2 else _escaped(part)

@@ -19,17 +19,17 @@ from trainer.report.document import (
     text_of,
 )
 
-_WIDTH = 100  # of paragraphs
+_WIDTH = 100  # characters in a line of a paragraph
 _PADDED = 40  # cells are padded to at most this width
-_ROWS = 50  # longer tables are cut, and the CSV file named that has all rows
+_ROWS = 50  # longer tables are cut, and refer to the CSV file with all rows
 _BEST = 5  # trials of an arm that are shown
 
-# An underscore between letters or digits never begins emphasis; "[0.1, 0.3]" is no link unless a
+# An underscore between letters or digits never begins emphasis; "[0.1, 0.3]" is not a link unless a
 # parenthesis follows. Escaping them there would only make the text harder to read.
 _SPECIAL = re.compile(
     r"[\\`*<|~$]|(?<![^\W_])_|_(?![^\W_])|\](?=[(\[:])|&(?=#?\w+;)|(?<=\s)#(?=#*$)"
 )
-# What begins a list, a heading, a quote or a table at the start of a line.
+# Characters that begin a list, a heading, a quote or a table at the start of a line.
 _AT_START = re.compile(r"^(\d+(?=[.)](?:\s|$))|(?=[-+](?:\s|$)|[-=]+$|#|>|:-))", re.MULTILINE)
 _CODE = re.compile(r"(`[^`]+`)")
 
@@ -37,21 +37,15 @@ _CODE = re.compile(r"(`[^`]+`)")
 def markdown(
     report: Report, figures: Mapping[str, str], tables: Mapping[str, str] | None = None
 ) -> str:
-    """Writes a report as GitHub-flavoured Markdown.
+    """Returns a report as GitHub-flavoured Markdown, ending with a newline.
 
     The verdict comes first, then all panels. Warnings are block quotes. The table of a figure is
     not shown, but linked. Of the trials, the five best of each arm are shown. In the paragraphs and
     warnings, what is between backticks is code, and all else is plain text.
 
-    Args:
-        report: the report.
-        figures: the name of a figure -> the path of its picture, relative to the file with the
-            Markdown. A figure that is not named is described in a sentence.
-        tables: the name of a table -> the relative path of its CSV file; one that is not named is
-            not linked. Default: none is.
-
-    Returns:
-        The text; it ends with a newline.
+    `figures` and `tables` are the names of figures and tables -> the paths of their pictures and
+    CSV files, relative to the file with the Markdown. A figure without a picture is described in a
+    sentence; a table without a file is not linked.
     """
     paths = tables or {}
     parts = [f"# {escaped(report.title)}"]
@@ -204,9 +198,6 @@ def _cell(column: Column, value: Cell) -> str:
 def escaped(text: str) -> str:
     r"""Returns a text in one line, in which no character is Markdown.
 
-    Args:
-        text: any text, such as the name of an arm.
-
     Example:
         >>> escaped("a_b *c* | <d>"), escaped("learning_rate in [0.1, 0.3]")
         ('a_b \\*c\\* \\| \\<d>', 'learning_rate in [0.1, 0.3]')
@@ -220,14 +211,14 @@ def _plain(text: str) -> str:
 
 def _code(text: str) -> str:
     text = printable(" ".join(text.split()))
-    # A code span can hold neither of these in every place where we write one.
+    # A code span cannot hold these characters everywhere, for example not in a table.
     return escaped(text) if re.search(r"[`|\\]", text) else f"`{text}`"
 
 
 def _wrapped(text: str, width: int = _WIDTH) -> str:
     """Returns a paragraph in lines, in which only text between backticks is Markdown."""
     pieces = _CODE.split(" ".join(text.split()))
-    # A command stays in one line, so that it can be copied.
+    # Keep a command in one line, so that it can be copied.
     marked = [
         _code(piece[1:-1]).replace(" ", "\0") if _CODE.fullmatch(piece) else _plain(piece)
         for piece in pieces
@@ -247,5 +238,5 @@ def _link(path: str) -> str:
 
 
 def _quoted(path: str) -> str:
-    # A name that is not valid UTF-8 has its bytes in the link.
+    # The link of a name that is not valid UTF-8 has its bytes.
     return quote(path, errors="surrogateescape")

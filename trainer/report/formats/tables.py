@@ -7,7 +7,7 @@ import numbers
 from trainer.messages import printable
 from trainer.report.document import Cell, Table
 
-_FORMULA = ("=", "+", "-", "@")  # what spreadsheets take a text for a formula by
+_FORMULA = ("=", "+", "-", "@")  # a text that begins so is a formula for spreadsheets
 
 
 def csv_of(table: Table) -> str:
@@ -15,13 +15,10 @@ def csv_of(table: Table) -> str:
 
     The first line has the names of the columns. Numbers have all of their digits, without units and
     without separators of thousands: reading them gives the same float64; seconds stay seconds, and
-    shares are fractions of 1. What does not exist is an empty field. A number that is not finite is
-    nan, inf or -inf, which `float`, NumPy, pandas and R read. Lines end with CR LF. A text that a
-    spreadsheet would compute, as it begins with =, +, - or @, begins with an apostrophe; control
+    shares are fractions of 1. None is an empty field. A number that is not finite is nan, inf or
+    -inf, which `float`, NumPy, pandas and R read. Lines end with CR LF. A text that a spreadsheet
+    would compute, because it begins with =, +, - or @, gets an apostrophe in front; control
     characters are written as their escapes.
-
-    Args:
-        table: the table.
 
     Example:
         >>> from trainer.report.document import Column
@@ -33,7 +30,7 @@ def csv_of(table: Table) -> str:
     writer = csv.writer(file, lineterminator="\r\n")
     writer.writerow([column.name for column in table.columns])
     for row in table.rows:
-        # csv writes a row of one empty field as "", so that it is no empty line.
+        # csv writes a row of one empty field as "", so that its line is not empty.
         writer.writerow([_field(value) for value in row])
     return file.getvalue()
 
@@ -44,5 +41,5 @@ def _field(value: Cell) -> str:
     if isinstance(value, str):
         text = printable(value)
         return f"'{text}" if text.startswith(_FORMULA) else text
-    # NumPy's numbers too, whose repr is "np.float64(0.5)".
+    # Convert NumPy's numbers first: their repr is "np.float64(0.5)".
     return str(int(value)) if isinstance(value, numbers.Integral) else repr(float(value))

@@ -1,1 +1,1 @@
-"""Writes a report as one HTML page with its style and script. Read page.py first."""
+"""Writes a report as one HTML page with its style and script. Start with page.py."""

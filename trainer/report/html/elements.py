@@ -1,4 +1,7 @@
-"""Parts of the page: text, names of arms, tables and figures as HTML."""
+"""Parts of the page as HTML: text, names of arms, tables and figures.
+
+`arms` are the names of all arms of the report; an arm is their index.
+"""
 
 import re
 from collections.abc import Sequence
@@ -9,17 +12,15 @@ from trainer.report.figures.style import style
 from trainer.report.figures.svg import MARKERS, marker, sample, svg, xml
 from trainer.report.html.selection import embedded, figure_data
 
-_MANY = 8  # columns that stand closer together
-_LONG = 40  # rows of a table that is written in short
+_MANY = 8  # with more columns, a table has less space between them
+_LONG = 40  # with more rows, a table is written in short
 _NUMERIC = {"integer", "number", "p", "share", "seconds"}
 
 
 def prose(text: str, arms: Sequence[str] = ()) -> str:
-    """Returns text as HTML, with what stands between backticks as code.
+    """Returns text as HTML, with what is between backticks as code.
 
-    Args:
-        text: the text.
-        arms: names that are marked, where they stand as words of at least three letters.
+    Names of arms of at least three letters are marked.
     """
     parts = re.split(r"`([^`]+)`", text)
     return "".join(
@@ -59,11 +60,7 @@ def _with_arms(text: str, arms: Sequence[str]) -> str:
 
 
 def marks(arms: Sequence[str]) -> str:
-    """Returns the markers that all figures and legends of the page use, in a drawing of no size.
-
-    Args:
-        arms: the names of all arms.
-    """
+    """Returns the markers that all figures and legends of the page use, in a drawing of no size."""
     markers = "".join(marker(arm, f"m{arm}", False) for arm in range(len(arms)))
     keys = "".join(_key(arm) for arm in range(len(arms)))
     return (
@@ -84,12 +81,9 @@ def _key(arm: int) -> str:
 
 
 def arm_name(arm: int, arms: Sequence[str], button: bool = False) -> str:
-    """Returns the mark and the name of an arm, which highlights it where it is.
+    """Returns the mark and the name of an arm, which highlights the arm while it is pointed at.
 
-    Args:
-        arm: its index.
-        arms: the names of all arms.
-        button: whether it also keeps the highlight when it is pressed.
+    A button also keeps the highlight when it is pressed.
     """
     key = f'<svg class="key" aria-hidden="true"><use href="#k{arm}"/></svg>'
     if button:
@@ -101,13 +95,7 @@ def arm_name(arm: int, arms: Sequence[str], button: bool = False) -> str:
 
 
 def table(shown: Table, arms: Sequence[str], caption: bool = True) -> str:
-    """Returns a table, in a region that scrolls sideways if it is wide.
-
-    Args:
-        shown: the table.
-        arms: the names of all arms.
-        caption: whether its title stands above it.
-    """
+    """Returns a table, in a region that scrolls sideways if it is wide."""
     title = f"<caption>{xml(shown.title)}</caption>" if caption else ""
     heads = "".join(f'<th scope="col">{xml(column.title)}</th>' for column in shown.columns)
     write = _short_row if len(shown.rows) > _LONG else row
@@ -124,13 +112,7 @@ def table(shown: Table, arms: Sequence[str], caption: bool = True) -> str:
 
 
 def row(cells: Sequence[Cell], columns: Sequence[Column], arms: Sequence[str]) -> str:
-    """Returns a row of a table.
-
-    Args:
-        cells: its cells.
-        columns: the columns of the table.
-        arms: the names of all arms.
-    """
+    """Returns a row of a table."""
     shown = "".join(
         f"<td>{_cell(cell, column, arms)}</td>" for cell, column in zip(cells, columns, strict=True)
     )
@@ -138,7 +120,7 @@ def row(cells: Sequence[Cell], columns: Sequence[Column], arms: Sequence[str]) -
 
 
 def _short_row(cells: Sequence[Cell], columns: Sequence[Column], arms: Sequence[str]) -> str:
-    """Returns a row without the ends that HTML does not need, for tables of hundreds of rows."""
+    """Returns a row without the end tags that HTML does not need, for tables with many rows."""
     texts = (xml(text_of(c.kind, cell)) for cell, c in zip(cells, columns, strict=True))
     return f"<tr{_whose(cells, columns, arms)}><td>{'<td>'.join(texts)}"
 
@@ -149,11 +131,7 @@ def _whose(cells: Sequence[Cell], columns: Sequence[Column], arms: Sequence[str]
 
 
 def aligned(columns: Sequence[Column]) -> str:
-    """Returns the classes of a table, which align the columns of numbers to the right.
-
-    Args:
-        columns: its columns.
-    """
+    """Returns the classes of a table, which align the columns of numbers to the right."""
     many = ["many"] if len(columns) > _MANY else []
     return " ".join(
         many + [f"n{i}" for i, column in enumerate(columns, 1) if column.kind in _NUMERIC]
@@ -172,22 +150,14 @@ def _cell(cell: Cell, column: Column, arms: Sequence[str]) -> str:
 
 
 def link(path: str) -> str:
-    """Returns the address of a path, whose bytes may be no text.
-
-    Args:
-        path: the path, as `os.fsdecode` returns it.
-    """
+    """Returns the address of a path from `os.fsdecode`, whose bytes may not be valid text."""
     return quote(re.sub("[\ud800-\udc7f\udd00-\udfff]", "?", path), errors="surrogateescape")
 
 
 def figure(shown: Figure, number: int, arms: Sequence[str], places: dict[str, int]) -> str:
-    """Returns a figure with its legend, its description and its numbers.
+    """Returns a figure, numbered from 1, with its legend, its description and its numbers.
 
-    Args:
-        shown: the figure.
-        number: its number in the report, from 1.
-        arms: the names of all arms.
-        places: name of a trial -> its row in the table of trials of the same workload.
+    `places` is the name of a trial -> its row in the table of trials of the same workload.
     """
     data = embedded(figure_data(shown, places))
     return (

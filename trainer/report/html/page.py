@@ -16,17 +16,13 @@ from trainer.report.figures.svg import xml
 from trainer.report.html.elements import aligned, arm_name, figure, link, marks, prose, row, table
 from trainer.report.html.selection import embedded, trials_data
 
-_STATIC_ROWS = 10  # of the trials, for readers without a script and for print
-_HALF = 56  # characters of a table that has half the width of the page
+_STATIC_ROWS = 10  # trials that are shown without the script, and in print
+_HALF = 56  # the most characters in a row of a table that fits half the width of the page
 _SCRIPTS = ("figures.js", "filter.js", "selection.js", "trials.js", "page.js")
 
 
 def page(report: Report) -> str:
-    """Returns the page.
-
-    Args:
-        report: what it shows.
-    """
+    """Returns the page of a report."""
     panels = report.sections
     contents = "".join(
         f'<li><a href="#{_id(panel)}">{xml(panel.title)}</a></li>' for panel in panels
@@ -101,9 +97,9 @@ def _panel(panel: Panel, report: Report, numbers: Iterator[int]) -> str:
 
 
 def _rows(blocks: Sequence[Block]) -> list[tuple[Sequence[Block], bool]]:
-    """Returns the blocks of a panel in groups, and whether those of a group stand side by side.
+    """Returns the blocks of a panel in groups, and whether those of a group are side by side.
 
-    Workloads do, unless their tables are too wide; then their figures do, above the tables.
+    Workloads are, unless their tables are too wide; then their figures are, above the tables.
     """
     if len(blocks) < 2 or not all(block.title for block in blocks):
         return [(blocks, False)]

@@ -1,4 +1,4 @@
-"""What the script of the page knows of figures and trials, as JSON inside the page."""
+"""The data that the script of the page needs about figures and trials, as JSON inside the page."""
 
 import json
 import math
@@ -9,27 +9,20 @@ from trainer.report.document import Cell, Figure, Series, Trials, text_of
 
 
 def embedded(data: Any) -> str:
-    """Returns data as JSON that can stand in a script element.
-
-    Args:
-        data: dictionaries, lists, strings and numbers that are finite.
-    """
+    """Returns data as JSON that can be in a script element; numbers must be finite."""
     text = json.dumps(data, separators=(",", ":"), allow_nan=False)
     return text.translate({60: "\\u003c", 62: "\\u003e", 38: "\\u0026", 0x2028: "\\u2028"})
 
 
 def figure_data(figure: Figure, places: dict[str, int]) -> dict[str, Any]:
-    """Returns the values of a figure for pointing at them and for drawing them again.
+    """Returns the values of a figure, with which the script shows them and draws them again.
 
-    Faint lines and bands have none: the script reads their points from their paths.
-
-    Args:
-        figure: the figure.
-        places: name of a trial -> its row in the table of trials of the same workload.
+    Faint lines and bands have none: the script reads their points from their paths. `places` is the
+    name of a trial -> its row in the table of trials of the same workload.
     """
     series = [_series(each, places) for each in figure.series]
     previous: list[float | None] = []
-    for each in series:  # the script takes the x of the one before where there is none
+    for each in series:  # a series without x has the x of the one before, for the script
         if each.get("x") == previous and len(previous) > 1:
             del each["x"]
         previous = each.get("x", previous)
@@ -52,7 +45,7 @@ def _series(series: Series, places: dict[str, int]) -> dict[str, Any]:
 
 
 def _short(values: Sequence[float]) -> list[float | None]:
-    """Returns values with five digits; None for what is not finite."""
+    """Returns values with five digits; None for those that are not finite."""
     rounded = [float(f"{float(value):.5g}") for value in values]
     return [
         None if not math.isfinite(value) else int(value) if value.is_integer() else value
@@ -61,12 +54,7 @@ def _short(values: Sequence[float]) -> list[float | None]:
 
 
 def trials_data(trials: Trials, arms: Sequence[str]) -> dict[str, Any]:
-    """Returns the table of trials, column by column.
-
-    Args:
-        trials: the trials of a workload.
-        arms: the names of all arms.
-    """
+    """Returns the table of trials, column by column; `arms` are all arms of the report."""
     columns = trials.table.columns
     cells = zip(*trials.table.rows, strict=True) if trials.table.rows else [() for _ in columns]
     names = [column.name for column in columns]

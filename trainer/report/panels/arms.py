@@ -12,12 +12,7 @@ from trainer.report.wording import joined, shown
 
 
 def arms_block(workload: Workload, prefix: str) -> Block:
-    """Returns the panel of arms: every compared run, means and intervals.
-
-    Args:
-        workload: the results.
-        prefix: of the names of figures and tables, which tells workloads apart.
-    """
+    """Returns the panel of arms: every compared run, means and intervals."""
     goal, ordered = workload.goal, standings(workload)
     warnings = list(_warnings(workload, ordered))
     if not ordered:
@@ -67,7 +62,7 @@ def arms_block(workload: Workload, prefix: str) -> Block:
 
 
 def _searches(workload: Workload, prefix: str) -> Table:
-    """Returns the winner of each search, with its results."""
+    """Returns the table of the winner of each search, with its results."""
     goal = workload.goal
     rows: list[tuple[Cell, ...]] = []
     for arm in workload.arms:
@@ -125,7 +120,7 @@ def _arms_figure(workload: Workload, ordered: Sequence[Standing], prefix: str) -
     what = "search" if workload.searches > 1 else "run"
     for index, each in enumerate(ordered):
         finite = {seed: v for seed, v in each.values.items() if math.isfinite(v)}
-        # Beside the interval, and one beside the other: every point is seen.
+        # Draw points beside the interval and side by side, so that each can be seen.
         spread = [0.12 + 0.22 * i / max(1, len(finite) - 1) for i in range(len(finite))]
         names = tuple(runs[each.arm, seed] for seed in finite)
         series.append(

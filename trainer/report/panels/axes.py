@@ -11,13 +11,7 @@ from trainer.report.spaces import number_of, spans_decades
 
 
 def axes_block(workload: Workload, prefix: str, names: Mapping[str, str]) -> Block:
-    """Returns the panel of axes.
-
-    Args:
-        workload: the results.
-        prefix: of the names of figures and tables, which tells workloads apart.
-        names: config path -> the name of the axis.
-    """
+    """Returns the panel of axes: a plot of the trials for each axis of the search spaces."""
     paths = [path for space in workload.spaces.values() for path in space.axes]
     figures = []
     for index, name in enumerate(dict.fromkeys(names[path] for path in paths), 1):

@@ -1,4 +1,4 @@
-"""The ledger: what each arm cost, what was searched, and what was known when."""
+"""The ledger: what each arm cost, what was searched, and what was known at each revision."""
 
 import math
 from collections.abc import Sequence
@@ -10,12 +10,7 @@ from trainer.report.wording import joined
 
 
 def cost_block(workload: Workload, prefix: str) -> Block:
-    """Returns the panel of costs.
-
-    Args:
-        workload: the results.
-        prefix: of the names of tables, which tells workloads apart.
-    """
+    """Returns the panel of costs, spaces and revisions."""
     tables = [_costs(workload, prefix)]
     if workload.spaces:
         tables.append(_spaces(workload, prefix))
@@ -53,13 +48,13 @@ def _costs(workload: Workload, prefix: str) -> Table:
 
 
 def _runs(workload: Workload) -> dict[str, Sequence[Result]]:
-    """Returns all runs by what they were for."""
+    """Returns all runs, by their purpose."""
     compared = _apart(workload)
     return {"search": workload.trials, "compared": compared, "replaced": workload.replaced}
 
 
 def _apart(workload: Workload) -> list[Result]:
-    """Returns the compared runs that are not trials of the search as well."""
+    """Returns the compared runs that are not also trials of the search."""
     names = {run.name for run in workload.trials}
     return [run for run in workload.finals if run.name not in names]
 

@@ -12,12 +12,7 @@ from trainer.report.spaces import spans_decades
 
 
 def curves_block(workload: Workload, prefix: str) -> Block:
-    """Returns the panel of learning curves, by step and by time.
-
-    Args:
-        workload: the results.
-        prefix: of the names of figures and tables, which tells workloads apart.
-    """
+    """Returns the panel of learning curves, by step and by time."""
     figures = [_figure(workload, prefix, clock=False), _figure(workload, prefix, clock=True)]
     drawn = tuple(figure for figure in figures if figure is not None)
     if not drawn:

@@ -13,13 +13,8 @@ _ROOT = "optimizer"
 def hyperparameters_table(workload: Workload, prefix: str) -> Table | None:
     """Returns the arguments of the optimizers of each arm's compared runs.
 
-    Args:
-        workload: the results.
-        prefix: of the name of the table, which tells workloads apart.
-
-    Returns:
-        A table with a row for each argument whose values differ between arms, or for every one if
-        there is a single arm; None if no config can be read.
+    There is a row for each argument whose values differ between arms, or for every one if there is
+    a single arm. Returns None if no config can be read, or no argument differs.
     """
     arms: dict[str, dict[str, str]] = {}
     ranges = False
@@ -61,10 +56,9 @@ def hyperparameters_table(workload: Workload, prefix: str) -> Table | None:
 
 
 def _cell(values: Sequence[str]) -> str:
-    """Returns the one value, the smallest and the largest of several, or all that are no numbers.
+    """Returns the only value, the smallest and largest of several numbers, or all other values.
 
-    Args:
-        values: different ones.
+    The values are different ones.
     """
     if len(values) == 1:
         return values[0]

@@ -15,7 +15,7 @@ from trainer.report.wording import joined
 from trainer.sweep.spaces import Bounds, bounds
 from trainer.writers import iterate_metrics
 
-_NAMED = 4  # the most axes that a sentence lists
+_NAMED = 4  # how many axes a sentence lists
 _COLUMNS = (
     Column("arm", "arm"),
     Column("axis", "axis"),
@@ -42,13 +42,7 @@ _SEVERAL = (
 
 
 def learning_rate_block(workload: Workload, prefix: str, names: Mapping[str, str]) -> Block:
-    """Returns the panel of the learning rate.
-
-    Args:
-        workload: the results.
-        prefix: of the names of figures and tables, which tells workloads apart.
-        names: config path -> the name of the axis.
-    """
+    """Returns the panel of the learning rate, and warnings about best points at edges of spaces."""
     every = [scan for arm in workload.arms for scan in scans(workload, arm)]
     rates = [scan for scan in every if "learning_rate" in scan.path and min(scan.at) > 0]
     warnings = [text for scan in every if (text := _warning(workload, scan, names[scan.path]))]
@@ -87,7 +81,7 @@ def _sensitivities(workload: Workload, scan: Scan, initial: float) -> list[float
     if not math.isfinite(initial):
         return []
     ended = [run for run in workload.trials_of(scan.arm) if run.end != "missing"]
-    for seed in sorted({run.seed for run in ended}):  # those of searches are different ones
+    for seed in sorted({run.seed for run in ended}):  # each search has other seeds
         points = []
         for run in ended:
             at, value = number_of(run.values.get(scan.path)), run.value(workload.goal.selected)
@@ -142,9 +136,10 @@ def _figure(
 
 
 def _is_near(initial: float, values: Sequence[float]) -> bool:
-    """Returns whether the initial value does not flatten the points of a figure.
+    """Returns whether a rule at the initial value would not flatten the points of a figure.
 
-    Values that are not finite are drawn at the initial one, so that it is shown with them.
+    It is drawn in any case if some values are not finite, because these are drawn at the initial
+    value.
     """
     low, high = min(values), max(values)
     if not math.isfinite(low) or not math.isfinite(high):
@@ -153,7 +148,7 @@ def _is_near(initial: float, values: Sequence[float]) -> bool:
 
 
 def _capped(value: float, initial: float, sign: int) -> float:
-    """Returns a value, or the initial one if that is better."""
+    """Returns the better one of a value and the initial value."""
     return value if not math.isfinite(initial) else sign * min(sign * value, sign * initial)
 
 
@@ -165,10 +160,11 @@ def _spread(values: Sequence[float], initial: float, sign: int) -> tuple[float, 
 
 
 def _initial(workload: Workload, rates: list[Scan]) -> float:
-    """Returns the metric before training, about: of the first row of the trial that moved least.
+    """Estimates the metric before training.
 
-    For a loss it is the first training loss of the trial with the smallest learning rate; for other
-    metrics, which training rows may lack, the worst first evaluation of any trial.
+    For a loss it is the first training loss of the trial with the smallest learning rate, which
+    moved least; for other metrics, which training rows may lack, the worst first evaluation of any
+    trial.
     """
     if workload.goal.metric == "loss":
         slowest = min(rates, key=lambda scan: scan.at[0])
@@ -187,15 +183,7 @@ def _initial(workload: Workload, rates: list[Scan]) -> float:
 
 
 def edge_sentence(workload: Workload, names: Mapping[str, str]) -> str:
-    """Names the arms whose best points lie at an edge of their spaces, which limits a verdict.
-
-    Args:
-        workload: the results.
-        names: config path -> the name of the axis.
-
-    Returns:
-        A sentence; "" if there are none.
-    """
+    """Returns a sentence naming arms whose best points lie at an edge of their spaces, or ""."""
     every = [scan for arm in workload.arms for scan in scans(workload, arm)]
     found = [f"{names[x.path]} of {x.arm}" for x in every if _edge(workload, x)]
     if not found:
@@ -208,7 +196,7 @@ def edge_sentence(workload: Workload, names: Mapping[str, str]) -> str:
 
 
 def _edge(workload: Workload, scan: Scan) -> tuple[float, Bounds, str] | None:
-    """Returns the best value, the bounds, and the edge, of an arm with its best point at one."""
+    """Returns the best value, the bounds and the edge, if an arm's best point lies at an edge."""
     text = workload.spaces[scan.arm].axes[scan.path]
     space = bounds(text) or Bounds("values", min(scan.at), max(scan.at))
     best = min(range(len(scan.at)), key=lambda i: workload.goal.sign * scan.values[i])
@@ -219,7 +207,7 @@ def _edge(workload: Workload, scan: Scan) -> tuple[float, Bounds, str] | None:
 
 
 def _warning(workload: Workload, scan: Scan, name: str) -> str | None:
-    """Warns about an arm whose best point lies on an edge of its space."""
+    """Returns a warning if the best point of an arm lies at an edge of its space."""
     if (found := _edge(workload, scan)) is None:
         return None
     best, space, where = found
@@ -235,7 +223,7 @@ def _warning(workload: Workload, scan: Scan, name: str) -> str | None:
 
 
 def _wider(space: Bounds, where: str) -> str:
-    """Returns what to write for a space that goes on beyond an edge."""
+    """Returns the text to write for a space that is wider beyond an edge."""
     low, high = space.low, space.high
     if space.kind == "values":
         return (
@@ -244,9 +232,9 @@ def _wider(space: Bounds, where: str) -> str:
     if space.log:
         low, high = (low / 10, high) if where == "low" else (low, 10 * high)
     elif where == "low":
-        # Few arguments that were not negative may be.
+        # An argument whose space has no negative values can rarely be negative.
         low = max(low - (high - low), 0.0) if low >= 0 else low - (high - low)
     else:
-        # Nor do decay rates and probabilities pass 1.
+        # Decay rates and probabilities must not pass 1.
         high = min(2 * high - low, 1.0) if low >= 0 and high < 1 else 2 * high - low
     return f"space.{space.kind} {{low: {low:g}, high: {high:g}}}, if it may have such values,"

@@ -20,13 +20,7 @@ _ELSEWHERE = (
 
 
 def methods_block(workload: Workload, pairs: Sequence[Pair], prefix: str) -> Block:
-    """Returns the panel of methods.
-
-    Args:
-        workload: the results.
-        pairs: from `compare_arms`.
-        prefix: of the names of tables, which tells workloads apart.
-    """
+    """Returns the panel of methods."""
     runs = [run for run in (*workload.trials, *workload.finals) if run.fingerprint]
     text = (_paragraph(workload, pairs, runs),)
     hyperparameters = hyperparameters_table(workload, prefix)
@@ -38,7 +32,7 @@ def methods_block(workload: Workload, pairs: Sequence[Pair], prefix: str) -> Blo
 
 
 def _paragraph(workload: Workload, pairs: Sequence[Pair], runs: Sequence[Result]) -> str:
-    """Returns the paragraph, whose sentences hold for this workload only."""
+    """Returns the paragraph; each of its sentences is true of this workload."""
     sentences = []
     arms = [arm for arm in workload.arms if arm in workload.configs]
     if arms:
@@ -185,7 +179,7 @@ def _versions(runs: Sequence[Result]) -> str:
 
     edited = any(run.fingerprint.get("uncommitted", "none") != "none" for run in runs)
     changes = " with uncommitted changes" if edited else ""
-    commits = of("commit", 12)  # not known of a package that was installed
+    commits = of("commit", 12)  # unknown if Lockstep is an installed package
     at = f"at commit {commits}{changes}" if commits else ""
     parts = [" ".join(filter(None, ["Lockstep", of("lockstep"), at]))]
     parts += [f"{name} {of(name)}" for name in ("jax", "optax") if name in runs[0].fingerprint]

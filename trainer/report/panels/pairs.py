@@ -48,13 +48,7 @@ _KINDS = {
 
 
 def pairs_block(workload: Workload, pairs: Sequence[Pair], prefix: str) -> Block:
-    """Returns the panel of pairs: differences, intervals, tests.
-
-    Args:
-        workload: the results.
-        pairs: from `compare_arms`.
-        prefix: of the names of figures and tables.
-    """
+    """Returns the panel of pairs: differences, intervals, tests."""
     if not pairs:
         return Block(text=("There are no two arms to compare.",))
     words, figure = workload.goal.words, _pairs_figure(workload, pairs, prefix)
@@ -88,7 +82,7 @@ def pairs_block(workload: Workload, pairs: Sequence[Pair], prefix: str) -> Block
 
 
 def _test_sets(pairs: Sequence[Pair], prefix: str, units: str) -> list[Table]:
-    """Returns the table of what is known about other test sets, if anything is."""
+    """Returns the table of intervals for other test sets, if there are any."""
     known = [
         (pair, each.found, each.complete)
         for pair in pairs
@@ -151,11 +145,7 @@ def _tested(pair: Pair) -> tuple[Cell, ...]:
 
 
 def decision(pair: Pair) -> str:
-    """Returns what was decided about a pair, in a few words.
-
-    Args:
-        pair: the pair.
-    """
+    """Returns what was decided about a pair, in a few words."""
     if not pair.looks:
         return "not judged"
     if pair.relevance is not None:
@@ -200,7 +190,7 @@ def _pairs_figure(workload: Workload, pairs: Sequence[Pair], prefix: str) -> Fig
 
 
 def _to(best: str, pair: Pair) -> tuple[str, float, float | None, float | None]:
-    """Returns the other arm of a pair, and its difference to the best with its interval."""
+    """Returns the other arm of a pair, and its difference to the best arm with the interval."""
     if pair.worse == best:
         return pair.better, pair.difference, pair.low, pair.high
     low, high = (None if end is None else -end for end in (pair.high, pair.low))

@@ -16,14 +16,10 @@ from trainer.report.wording import shown
 
 
 def target_of(workload: Workload) -> tuple[float | None, str]:
-    """Returns the target and a sentence about where it is from.
+    """Returns the target, or None, and a sentence about its origin.
 
-    Args:
-        workload: the results.
-
-    Returns:
-        The target of the sweep's file or of --target; without one, the mean value at which the
-        runner-up ended, which shows how much earlier the winner gets there; or None.
+    It is the target of the sweep's file or of --target; without one, the mean value at which the
+    runner-up ended, which shows how much earlier the winner gets there.
     """
     goal = workload.goal
     if goal.target is not None:
@@ -40,16 +36,10 @@ def target_of(workload: Workload) -> tuple[float | None, str]:
 
 
 def to_target(workload: Workload, arm: str, target: float, clock: bool) -> list[float]:
-    """Returns when each compared run of an arm first reached a target.
+    """Returns the steps after which each compared run of an arm first reached a target.
 
-    Args:
-        workload: the results.
-        arm: its name.
-        target: the value of the metric of the selection.
-        clock: whether to return seconds instead of steps.
-
-    Returns:
-        One number a run, infinity for a miss; not a number where a run has no clock.
+    With `clock` it returns seconds. A miss is infinite; a run without recorded times is NaN. The
+    target is a value of the metric on the split of the selection.
     """
     return [_reached(workload, run, target, clock) for run in workload.finals_of(arm)]
 
@@ -63,12 +53,7 @@ def _reached(workload: Workload, run: Result, target: float, clock: bool) -> flo
 
 
 def targets_block(workload: Workload, prefix: str) -> Block:
-    """Returns the panel of steps and time to the target.
-
-    Args:
-        workload: the results.
-        prefix: of the names of figures and tables, which tells workloads apart.
-    """
+    """Returns the panel of steps and time to the target."""
     target, sentence = target_of(workload)
     arms = [arm for arm in workload.arms if workload.finals_of(arm)]
     if target is None or not arms:
@@ -82,7 +67,7 @@ def targets_block(workload: Workload, prefix: str) -> Block:
     return Block(text=(sentence,), warnings=warnings, figures=figures, tables=(table,))
 
 
-_MOST_LOAD = 1.2  # processes that want a core, for each core, beside which a clock is right
+_MOST_LOAD = 1.2  # the load average per core up to which times can be trusted
 
 _NOTE = (
     "A run is compared with the target at its evaluations, so that these numbers are no finer than"
@@ -144,11 +129,7 @@ def _table(
 
 
 def why_not_clocked(workload: Workload) -> str:
-    """Says why the times of the compared runs cannot be compared; "" if they can.
-
-    Args:
-        workload: the results.
-    """
+    """Returns why the times of the compared runs cannot be compared, in words; "" if they can."""
     runs = [run for run in workload.finals if run.end == "done"]
     if any(run.summary.seconds is None for run in runs):
         return "they were not recorded."
@@ -161,7 +142,7 @@ def why_not_clocked(workload: Workload) -> str:
 
 
 def _uneven(workload: Workload, arms: Sequence[str]) -> Iterator[str]:
-    """Warns about arms of which a run took much longer for a step than the others."""
+    """Yields warnings about arms of which a run took much longer for a step than the others."""
     for arm in arms:
         times = {
             run.name: run.summary.seconds / run.summary.step
@@ -200,7 +181,7 @@ def _limit(workload: Workload, arms: Sequence[str]) -> float | None:
 
 
 def _at(workload: Workload, arm: str, limit: float | None) -> float | None:
-    """Returns the mean of the metric at the end of runs, if all had ended by a time."""
+    """Returns the mean of the metric at the end of runs, None unless all had ended by a time."""
     if limit is None:
         return None
     values = []
@@ -221,7 +202,7 @@ def _figure(
     series: list[Series] = []
     rows: list[tuple[Cell, ...]] = []
     missed = {arm: sum(not math.isfinite(x) for x in each) for arm, each in steps.items()}
-    # At the upper edge, beyond all steps that were computed.
+    # Draw misses at the upper edge, beyond all steps that were computed.
     most = max((run.steps for arm in steps for run in workload.finals_of(arm)), default=0)
     edge = 1.06 * max(most, *(x for each in steps.values() for x in each if math.isfinite(x)))
     if any(missed.values()):

@@ -16,16 +16,9 @@ from trainer.writers.lines import PREFIXES
 def trials_of(
     workload: Workload, prefix: str, names: Mapping[str, str], report: Path
 ) -> Trials | None:
-    """Returns the trials of a workload, the compared runs of winners included.
+    """Returns the trials of a workload and the compared runs of winners; None if there are no runs.
 
-    Args:
-        workload: the results.
-        prefix: of the name of the table, which tells workloads apart.
-        names: config path -> the name of the axis.
-        report: the folder of the report, from which links go to the folders of trials.
-
-    Returns:
-        None without any run.
+    `report` is the folder of the report, from which links go to the folders of trials.
     """
     search = {run.name for run in workload.trials}
     runs = [*workload.trials, *(run for run in workload.finals if run.name not in search)]
@@ -92,7 +85,7 @@ def _others(goal: Goal, runs: Iterable[Result]) -> list[str]:
 
 
 def _value(run: Result, row: str, search: Collection[str], goal: Goal) -> float | None:
-    """Returns a metric of a run; none of the test split of trials, which were selected without."""
+    """Returns a metric of a run; None for the test split of trials, if selection did not use it."""
     of_test = row.startswith(PREFIXES["test"]) and goal.select_on != "test"
     return None if of_test and run.name in search else run.value(row)
 

@@ -9,8 +9,8 @@ from trainer.report.spaces import point_values, spans_decades
 from trainer.report.statistics import best_of_k
 from trainer.report.wording import shown
 
-_BANDS = 2
-_EQUAL = 1.01  # costs that differ by less are equal
+_BANDS = 2  # arms whose bands are drawn; more would hide each other
+_EQUAL = 1.01  # costs whose ratio is at most this count as equal
 _TEXT = (
     "How good the best of k trials is on average, if k of an arm's trials are drawn without"
     " replacement (U statistic). The band holds the curve of the median best of k with 95%"
@@ -31,12 +31,7 @@ _COLUMNS = (
 
 
 def tuning_block(workload: Workload, prefix: str) -> Block:
-    """Returns the panel of tuning curves.
-
-    Args:
-        workload: the results.
-        prefix: of the names of figures and tables, which tells workloads apart.
-    """
+    """Returns the panel of tuning curves."""
     goal = workload.goal
     arms = {arm: list(point_values(workload, arm).values()) for arm in workload.arms}
     arms = {arm: values for arm, values in arms.items() if values}
@@ -140,7 +135,7 @@ def _series(
     arms: dict[str, list[float]],
     rows: Sequence[tuple[Cell, ...]],
 ) -> tuple[Series, ...]:
-    # More bands would hide each other; the table has those of every arm.
+    # The table has the bands of every arm.
     sign = workload.goal.sign
     with_band = sorted(arms, key=lambda arm: min(sign * v for v in arms[arm]))[:_BANDS]
     bands, lines = [], []
@@ -150,7 +145,7 @@ def _series(
         if arm in with_band:
             bands.append(Series("band", arm, k, low, high, label="95% band of the median"))
         names = tuple(run.name for run in workload.trials_of(arm) if run.end != "missing")
-        # The page knows trials and not means over seeds, which it could not compute again.
+        # The page computes a curve again from trials, and cannot do so from means over seeds.
         recipe = "best_of_k" if len(names) == len(k) else ""
         lines.append(Series("line", arm, k, expected, label=arm, trials=names, recipe=recipe))
     return (*bands, *lines)

@@ -19,15 +19,11 @@ from trainer.report.statistics.scores import (
 )
 from trainer.report.wording import joined
 
-_LARGEST_RATIO = 4.0  # of AlgoPerf's score
+_LARGEST_RATIO = 4.0  # the r_max of AlgoPerf's score
 
 
 def workloads_block(workloads: Sequence[Workload]) -> Block:
-    """Returns the panel across workloads.
-
-    Args:
-        workloads: at least two.
-    """
+    """Returns the panel across workloads, of which there are at least two."""
     arms = [a for a in workloads[0].arms if all(a in each.arms for each in workloads)]
     arms = [a for a in arms if all(each.finals_of(a) for each in workloads)]
     left_out = dict.fromkeys(a for each in workloads for a in each.arms if a not in arms)

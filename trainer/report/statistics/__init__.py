@@ -1,4 +1,4 @@
-"""The statistics of comparisons, as functions of arrays. Read decide.py first."""
+"""The statistics of comparisons, as functions of arrays. Start with decide.py."""
 
 from trainer.report.statistics.decide import (
     LEVEL,

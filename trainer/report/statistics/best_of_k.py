@@ -1,9 +1,10 @@
 """Tuning curves: how good the best of k trials is, from N trials that were run.
 
-All functions take the results of N trials of one arm and return arrays over k = 1 to N. They
-describe trials drawn independently from one distribution, as random search does. Halton and Sobol
-points are spread more evenly, and a grid is no sample: for those the curves describe a random
-choice of k of the trials, and the bands are a guide.
+All functions take `values`, the results [N] of the trials of one arm, of which there must be at
+least one and no NaN, and return arrays [N] over k = 1 to N. They describe trials drawn
+independently from one distribution, as random search draws them. Halton and Sobol points are spread
+more evenly, and a grid is not a sample: for those the curves describe a random choice of k of the
+trials, and the bands are a guide.
 
 A diverged trial is infinitely bad: pass `inf` (`-inf` if larger is better).
 """
@@ -22,18 +23,9 @@ def expected_best(values: ArrayLike, better: str = "min") -> NDArray[np.float64]
     """Returns the mean best of k trials, drawn without replacement: the U-statistic.
 
     It is the mean over all subsets of k trials, and estimates the expected best of k new trials
-    without bias (for maxima, sum over sorted v(i) of v(i) C(i-1, k-1) / C(N, k)).
-
-    Args:
-        values: the result of each trial, [N].
-        better: "min" if smaller is better, or "max".
-
-    Returns:
-        The mean for each k, [N]. It is infinite where a subset may consist of diverged trials
-        alone, which is for every k up to their number; see `median_best`.
-
-    Raises:
-        ValueError: there is no value, or a NaN.
+    without bias (for maxima, sum over sorted v(i) of v(i) C(i-1, k-1) / C(N, k)). It is infinite
+    where a subset may consist of diverged trials alone, which is for every k up to their number;
+    see `median_best`.
 
     >>> expected_best([1, 2, 3, 4, 5], "max").round(3).tolist()
     [3.0, 4.0, 4.5, 4.8, 5.0]
@@ -51,16 +43,7 @@ def expected_best_v(values: ArrayLike, better: str = "min") -> NDArray[np.float6
     """Returns the mean best of k trials, drawn with replacement: the V-statistic.
 
     It is the estimate of arXiv:1909.03004, and biased towards worse values. `expected_best` is not.
-
-    Args:
-        values: the result of each trial, [N].
-        better: "min" if smaller is better, or "max".
-
-    Returns:
-        The mean for each k, [N]. It is infinite for every k if a trial diverged.
-
-    Raises:
-        ValueError: there is no value, or a NaN.
+    It is infinite for every k if a trial diverged.
 
     >>> expected_best_v([1, 2, 3, 4, 5], "max").round(3).tolist()
     [3.0, 3.8, 4.2, 4.434, 4.584]
@@ -74,17 +57,8 @@ def expected_best_v(values: ArrayLike, better: str = "min") -> NDArray[np.float6
 def median_best(values: ArrayLike, better: str = "min") -> NDArray[np.float64]:
     """Returns the median best of k trials, by the distribution of the N trials.
 
-    Args:
-        values: the result of each trial, [N].
-        better: "min" if smaller is better, or "max".
-
-    Returns:
-        The median for each k, [N]: one of the values, of two in the middle the better one. It is
-        infinite only where more than half of all draws of k trials (with replacement) consist of
-        diverged trials alone.
-
-    Raises:
-        ValueError: there is no value, or a NaN.
+    It is one of the values; of two in the middle, the better one. It is infinite only where more
+    than half of all draws of k trials (with replacement) consist of diverged trials alone.
 
     >>> median_best([1, 2, 3, 4, 5], "max").tolist()
     [3.0, 4.0, 4.0, 5.0, 5.0]
@@ -103,25 +77,21 @@ def bands(
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Returns a band that holds the true median best of k for all k at once (arXiv:2311.09480).
 
-    With the given confidence the true distribution function lies between two step functions, and
-    so all its quantiles do. The steps are the equal-tailed intervals of the order statistics,
-    widened until they hold together: opda's `ld_equal_tailed`, computed exactly where opda
-    simulates. Bootstrap bands are too narrow at large k, where they see no more than the best
-    trial.
+    With the given confidence the true distribution function lies between two step functions, and so
+    do all its quantiles. The steps are the equal-tailed intervals of the order statistics, widened
+    until they hold together: opda's `ld_equal_tailed`, computed exactly where opda simulates.
+    Bootstrap bands are too narrow at large k, where they see no more than the best trial.
 
     Args:
-        values: the result of each trial, [N]. Ties and infinite values make the band wider than
-            it needs to be, never too narrow.
-        confidence: the probability that the whole band holds.
+        values: the result of each trial, [N]. Ties and infinite values make the band wider than it
+            needs to be, never too narrow.
+        confidence: the probability that the whole band holds, between 0 and 1.
         better: "min" if smaller is better, or "max".
-        support: the smallest and largest possible value, such as (0.0, inf) for a loss. Where the
-            N trials set no limit, the band ends there.
+        support: the smallest and largest possible value, such as (0.0, inf) for a loss. The band
+            ends there for every k at which the N trials set no limit.
 
     Returns:
         The lower and the upper end for each k, [N] and [N].
-
-    Raises:
-        ValueError: there is no value, a NaN, or a confidence that is not between 0 and 1.
     """
     if not 0.0 < confidence < 1.0:
         raise ValueError(f"confidence must be between 0 and 1, got {confidence}.")
@@ -152,7 +122,7 @@ def _shares(size: int) -> NDArray:
 
 @functools.cache
 def _steps(size: int, confidence: float) -> tuple[NDArray, NDArray]:
-    """Returns the limits [N], [N] of the shares at which N order statistics lie, all together."""
+    """Returns the limits [N], [N] that hold for the shares of all N order statistics at once."""
     from scipy.optimize import brentq
     from scipy.special import betaincinv
 
@@ -166,16 +136,17 @@ def _steps(size: int, confidence: float) -> tuple[NDArray, NDArray]:
     def excess(log_tail: float) -> float:
         return _coverage(*limits(log_tail)) - confidence
 
-    tail = (1 - confidence) / 2  # of one order statistic; all together need N times less at most
+    tail = (1 - confidence) / 2  # for one order statistic; N at once need at least tail / N each
     root: Any = brentq(excess, math.log(tail / (2 * size)), math.log(tail) + 1e-9, xtol=1e-6)
     return limits(float(root))
 
 
 def _coverage(low: NDArray, high: NDArray) -> float:
-    """Returns the probability that N sorted uniform numbers lie between limits, each in its own.
+    """Returns the probability that each of N sorted uniform numbers lies within its own limits.
 
-    A Poisson process of rate N that has N points in [0, 1] has such points. The number of its
-    points is followed through all limits: at low[i] it is at most i, at high[i] more than i.
+    The points of a Poisson process of rate N that has N points in [0, 1] are such numbers. The
+    number of its points is followed through all limits: at low[i] it is at most i, at high[i] more
+    than i.
     """
     size = len(low)
     times = np.concatenate([low, high])

@@ -1,7 +1,8 @@
-"""The rule by which a difference between two arms counts as decided, if they have the same units.
+"""The rule that decides whether two arms differ, for arms that have the same units.
 
-`decide` is called by the sentences of a report, and by `experiments.calibration`, which simulates
-how often those sentences are false. The rule spends 5% of error on all pairs and all looks:
+Start with `decide`. The sentences of a report call it, and so does `experiments.calibration`, which
+simulates how often those sentences are false. The rule spends 5% of error on all pairs and all
+looks:
 
 - The units that were planned are judged once, by a paired t test at 4%, divided by the number of
   pairs. A unit is a search (the mean over its final seeds), or a final seed if there is one search.
@@ -25,11 +26,11 @@ from numpy.typing import ArrayLike, NDArray
 from trainer.report.statistics.estimates import direction
 
 LEVEL = 0.05  # of all claims of a report together
-PLANNED_LEVEL, _LATER = 0.04, 0.01  # its parts
+PLANNED_LEVEL, _LATER = 0.04, 0.01  # the parts of LEVEL for the planned look and for later ones
 # With moderately skewed differences a planned t test at .05 is wrong in 6% of cases; at this level
 # in at most 5%.
 _SKEWED = 0.034
-_FEWEST_LOOKED_AT = 3  # units, of a rule that allows any look
+_FEWEST_LOOKED_AT = 3  # units at the first look, if the file allows a look at any time
 _PRIOR = 0.25  # c of the e-value: a priori the effect has a standard deviation of 1 / sqrt(c) = 2
 _FEWEST_SIGNS = 6  # with five signs no p is below 2 / 2^5 = .06
 _FEWEST_ALL_DIVERGED = 4
@@ -107,8 +108,8 @@ class Decisions:
             test applies.
         decided: -1 where the first arm has the smaller mean, 1 where it has the larger one, and 0
             where that is not decided.
-        test: by what: "t" (or e-values from t), "signs", "diverged" (all runs of one arm, none of
-            the other) or "" (none applies).
+        test: what decides: "t" (or e-values from t), "signs", "diverged" (all runs of one arm, none
+            of the other) or "" (no test applies).
     """
 
     pairs: tuple[tuple[int, int], ...]
@@ -125,15 +126,15 @@ def decide(
 ) -> Decisions:
     """Decides which arms differ.
 
-    The values of a unit are paired over the arms. Where a run of a pair diverged, where all
-    differences of a pair are equal, signs are counted in place of the t test, from six units on; an
-    arm of which all units diverged, at least four, loses against one without.
+    The values of a unit are paired over the arms. If a run of a pair diverged, or all differences
+    of a pair are equal, signs are counted in place of the t test, from six units on. An arm of
+    which all units diverged, at least four, loses against an arm without diverged units.
 
     Args:
         values: the units of each arm, [draws, arms, units] or [arms, units]; a diverged one is
             `inf`, or `-inf` if larger values are better. No unit beyond the last look is used.
         looks: when the units are judged.
-        better: "min" if smaller values are better, or "max"; it says what diverged units are.
+        better: "min" if smaller values are better, or "max"; it decides the sign of diverged units.
         comparisons: over how many pairs the error is divided; None for all pairs of these arms.
 
     Raises:
@@ -147,7 +148,7 @@ def decide(
     single = array.ndim == 2
     array = array[None] if single else array
     _check(array, looks)
-    # Diverged units are the largest values from here on.
+    # From here on smaller values are better, and diverged units are inf.
     sign = direction(better)
     pairs = tuple(itertools.combinations(range(array.shape[1]), 2))
     m = comparisons or len(pairs)
@@ -204,7 +205,7 @@ def _check(array: NDArray, looks: Looks) -> None:
 
 
 def _pair(a: NDArray, b: NDArray, looks: Looks, m: int) -> tuple[NDArray, ...]:
-    """Decides about one pair; `a` and `b` are [draws, units], and infinite where they diverged."""
+    """Decides about one pair; `a` and `b` are [draws, units], and inf for diverged units."""
     draws = len(a)
     low, high = np.full(draws, -np.inf), np.full(draws, np.inf)
     p, decided = np.full(draws, np.nan), np.zeros(draws)
@@ -217,7 +218,7 @@ def _pair(a: NDArray, b: NDArray, looks: Looks, m: int) -> tuple[NDArray, ...]:
         low, high = np.maximum(low, look.low), np.minimum(high, look.high)
         p = np.fmin(p, np.minimum(1.0, look.p * m * LEVEL / level))
         decided = np.where(decided == 0, look.decided, decided)
-    # Looks that contradict each other are a sign of values that are not normal: nothing is said.
+    # Looks that contradict each other are a sign of values that are not normal: decide nothing.
     clash = (low > high) | (decided * difference < 0)
     nothing = clash | ((low == -np.inf) & (high == np.inf))
     low, high = np.where(nothing, np.nan, low), np.where(nothing, np.nan, high)
@@ -226,7 +227,7 @@ def _pair(a: NDArray, b: NDArray, looks: Looks, m: int) -> tuple[NDArray, ...]:
 
 @dataclass(frozen=True)
 class _Look:
-    """What one look at the units of a pair says; arrays [draws]."""
+    """The result of one look at the units of a pair; arrays [draws]."""
 
     difference: NDArray
     low: NDArray
@@ -245,7 +246,7 @@ def _look(a: NDArray, b: NDArray, level: float, later: bool) -> _Look:
     finite = np.logical_not((bad_a | bad_b).any(1))
     safe = np.where(finite[:, None], d, 0.0)
     mean, deviation = safe.mean(1), safe.std(1, ddof=1)
-    # A difference is rounded as its operands are.
+    # A deviation that is tiny beside the operands consists of their rounding errors.
     scale = np.where(finite, np.maximum(np.abs(a).max(1), np.abs(b).max(1)), 0.0)
     normal = finite & (deviation > 1e-12 * scale)
     error = np.where(normal, deviation / math.sqrt(n), 1.0)
@@ -279,28 +280,21 @@ def _t_test(t: NDArray, n: int, level: float) -> tuple[float, NDArray]:
 
 
 def limit_of_t(n: int, level: float) -> float:
-    """Returns the |t| above which the planned t test decides.
-
-    Args:
-        n: the number of differences, at least 2.
-        level: of the test.
-    """
+    """Returns the |t| above which the planned t test decides, with n >= 2 differences."""
     from scipy.special import stdtrit
 
     return float(stdtrit(n - 1, 1 - level / 2))
 
 
 def _e_of_t(t: NDArray, n: int, level: float) -> tuple[float, NDArray]:
-    """Returns the same from e-values, whose reciprocals are p values that hold at every look."""
+    """Returns what `_t_test` does, from e-values: their reciprocals are p values for every look."""
     return limit_of_e(n, level), 1 / e_of_t(t, n)
 
 
 def limit_of_e(n: int, level: float) -> float:
-    """Returns the |t| above which the e-value of n differences decides; infinite for too few.
+    """Returns the |t| above which the e-value of n >= 2 differences decides; infinite for too few.
 
-    Args:
-        n: the number of differences, at least 2.
-        level: the reciprocal of the e-value that decides.
+    `level` is the reciprocal of the e-value that decides.
 
     >>> round(limit_of_e(8, 0.01), 2), limit_of_e(3, 0.01)
     (5.66, inf)
@@ -312,16 +306,12 @@ def limit_of_e(n: int, level: float) -> float:
 
 
 def e_of_t(t: ArrayLike, n: int) -> NDArray[np.float64]:
-    """Returns the e-value of a paired t statistic, against a mean difference of 0.
+    """Returns the e-value of a paired t statistic of n >= 2 differences, against a mean of 0.
 
     It is the Bayes factor of normal differences whose effect d, the mean over the standard
     deviation, has a normal prior with variance 1 / c, c = 1/4, and whose scale has the right Haar
     prior. With growing n it is a nonnegative martingale if the mean is 0, so that it ever exceeds
     1/a with a probability of at most a (arXiv:2310.03722).
-
-    Args:
-        t: the mean over its standard error.
-        n: the number of differences, at least 2.
 
     >>> round(float(e_of_t(4.0, 8)), 2)
     15.52
@@ -339,14 +329,10 @@ def _sign_test(wins: NDArray, losses: NDArray) -> NDArray:
 
 
 def e_of_signs(wins: ArrayLike, losses: ArrayLike) -> NDArray[np.float64]:
-    """Returns the e-value of signs, against equal probabilities of winning and of losing.
+    """Returns the e-value of numbers of wins and losses, against equal probabilities of both.
 
     It is the Bayes factor with the prior Beta(1/2, 1/2) for the probability of winning. With
     growing numbers it is a martingale, as `e_of_t`.
-
-    Args:
-        wins: how many differences are below 0.
-        losses: how many are above.
 
     >>> e_of_signs([8, 4], [0, 4]).round(3).tolist()
     [50.273, 0.273]

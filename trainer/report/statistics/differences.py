@@ -1,6 +1,6 @@
 """The difference between two samples of runs that share no seeds.
 
-Runs that do are compared by `decide`.
+Runs that share their seeds are compared by `decide`.
 """
 
 import math
@@ -48,7 +48,7 @@ def welch(a: ArrayLike, b: ArrayLike, level: float = 0.05) -> Unpaired | None:
     first, second = sample(a), sample(b)
     if min(len(first), len(second)) < 2 or not math.hypot(spread(first), spread(second)):
         return None
-    # scipy's test warns of an arm without spread, which this test allows.
+    # Not scipy's test, which warns about an arm without spread; this one allows it.
     arms = CompareMeans.from_data(first, second)
     low, high = map(float, arms.tconfint_diff(level, usevar="unequal"))
     return Unpaired(low, high, float(arms.ttest_ind(usevar="unequal")[1]))

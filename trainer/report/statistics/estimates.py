@@ -1,4 +1,4 @@
-"""What the runs of one arm say: a mean with its interval, a test against a target, an IQM."""
+"""Estimates from the runs of one arm: a mean with its interval, a test against a target, an IQM."""
 
 import math
 from dataclasses import dataclass
@@ -12,10 +12,9 @@ from numpy.typing import ArrayLike, NDArray
 class Estimate:
     """A mean with its t interval.
 
-    `low` and `high` are None where no interval exists: one value, values without spread, or
-    values that are not finite. `deviation` is the sample standard deviation (n - 1), None where n
-    is 1 or a value is not finite; of a Welch interval, the standard deviation that both arms share
-    if their variances are averaged.
+    `low` and `high` are None where no interval exists: one value, values without spread, or values
+    that are not finite. `deviation` is the sample standard deviation (n - 1), None where n is 1 or
+    a value is not finite.
     """
 
     value: float
@@ -100,12 +99,9 @@ def iqm(values: ArrayLike) -> float:
 
 
 def interval(values: NDArray, confidence: float, scale: float | None = None) -> Estimate:
-    """Returns what `mean_interval` does.
+    """Returns what `mean_interval` does, for values that `sample` has checked.
 
-    Args:
-        values: at least one number, checked.
-        confidence: the nominal coverage.
-        scale: the largest number that the values were computed from; see `spread`.
+    `scale` is the largest number that the values were computed from; see `spread`.
     """
     n = len(values)
     if not np.isfinite(values).all():
@@ -127,8 +123,7 @@ def interval(values: NDArray, confidence: float, scale: float | None = None) -> 
 def sample(values: ArrayLike) -> NDArray[np.float64]:
     """Returns values as an array of floats.
 
-    Raises:
-        ValueError: they are not one row of at least one number, or one is NaN.
+    Raises ValueError if they are not one row of at least one number, or one is NaN.
     """
     array = np.asarray(values, dtype=np.float64)
     if array.ndim != 1 or not array.size:
@@ -142,11 +137,7 @@ def sample(values: ArrayLike) -> NDArray[np.float64]:
 
 
 def direction(better: str) -> int:
-    """Returns 1 if `better` is "min" and -1 if it is "max".
-
-    Raises:
-        ValueError: it is neither.
-    """
+    """Returns 1 if `better` is "min" and -1 if it is "max"; raises ValueError if it is neither."""
     if better not in {"min", "max"}:
         raise ValueError(f"better must be 'min' or 'max', got {better!r}.")
     return 1 if better == "min" else -1
@@ -155,12 +146,7 @@ def direction(better: str) -> int:
 def lower_is_better(values: ArrayLike, better: str) -> NDArray[np.float64]:
     """Returns values as an array of floats, with the sign changed if larger ones are better.
 
-    Args:
-        values: at least one number.
-        better: "min" or "max".
-
-    Raises:
-        ValueError: see `direction` and `sample`.
+    Raises what `direction` and `sample` raise.
     """
     return direction(better) * sample(values)
 
@@ -168,9 +154,8 @@ def lower_is_better(values: ArrayLike, better: str) -> NDArray[np.float64]:
 def spread(values: NDArray[np.float64], scale: float | None = None) -> float:
     """Returns the sample standard deviation, or 0.0 where it consists of rounding errors.
 
-    Args:
-        values: at least two finite numbers.
-        scale: the largest number that they were computed from; by default their own largest.
+    The values are at least two finite numbers. `scale` is the largest number that they were
+    computed from; None for their own largest.
     """
     deviation = float(values.std(ddof=1))
     scale = float(np.abs(values).max()) if scale is None else scale

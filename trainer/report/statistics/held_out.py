@@ -1,4 +1,4 @@
-"""The error of a difference that comes from the held-out examples, beside that from seeds."""
+"""The error of a difference that comes from the held-out examples, added to that from seeds."""
 
 import math
 from dataclasses import dataclass

@@ -8,7 +8,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from trainer.report.statistics.estimates import lower_is_better
 
-# What counts as an improvement that matters, as the paper recommends.
+# The probability from which an improvement matters, as the paper recommends.
 MEANINGFUL = 0.75
 
 NOT_SIGNIFICANT = "not significant"
@@ -103,7 +103,7 @@ def _clopper_pearson(wins: float, n: int, confidence: float) -> tuple[float, flo
 
 
 def _wilson(wins: NDArray, confidence: float) -> tuple[float, float]:
-    """Returns the interval of the mean of a table [n, m] of wins of each run over each."""
+    """Returns the interval of the mean of a table [n, m] of wins of each run over each other."""
     from scipy.special import stdtrit
 
     n, m = wins.shape

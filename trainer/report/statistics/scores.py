@@ -1,8 +1,8 @@
-"""Steps and times to a target, and what AlgoPerf makes of them over several workloads.
+"""Steps and times to a target, and AlgoPerf's scores of them over several workloads.
 
-Times to a target are arrays [arm, workload] of positive numbers: seconds, or steps; `inf` where
-the arm missed the target. A score over workloads depends on which arms take part, so that the
-report shows it with each arm left out in turn.
+`times` are the times to the targets, [arm, workload], positive: seconds, or steps; `inf` where the
+arm missed the target. A function raises ValueError if they are anything else. A score over
+workloads depends on which arms take part, so the report shows it with each arm left out in turn.
 """
 
 from collections.abc import Sequence
@@ -45,9 +45,6 @@ def steps_to_target(
         target: the value to reach; an equal one does.
         better: "min" if smaller values are better, or "max".
 
-    Raises:
-        ValueError: the lengths differ, or `better` is neither.
-
     >>> steps_to_target([10, 20, 30], [0.5, 0.2, 0.1], target=0.2)
     20.0
     """
@@ -62,11 +59,7 @@ def steps_to_target(
 def time_of_studies(studies: Sequence[ArrayLike]) -> float:
     """Returns an arm's time on a workload: the fastest trial of each study, the median over them.
 
-    Args:
-        studies: the times to the target of the trials of each study; `inf` where one missed it.
-
-    Raises:
-        ValueError: there is no study, a study without a trial, or a NaN.
+    `studies` has the times to the target of the trials of each study; `inf` where one missed it.
 
     >>> time_of_studies([[9.0, 5.0], [7.0, float("inf")], [float("inf"), float("inf")]])
     7.0
@@ -77,15 +70,7 @@ def time_of_studies(studies: Sequence[ArrayLike]) -> float:
 def performance_profile(times: ArrayLike, taus: ArrayLike) -> NDArray[np.float64]:
     """Returns the share of workloads on which an arm is within a factor tau of the fastest arm.
 
-    Args:
-        times: the times to the targets, [arm, workload].
-        taus: the factors, at least 1, [T].
-
-    Returns:
-        The shares, [arm, T].
-
-    Raises:
-        ValueError: `times` is not a table of positive numbers.
+    The factors `taus`, [T], are at least 1; the shares are [arm, T].
     """
     factors = np.asarray(taus, float)
     return (_ratios(times)[:, None, :] <= factors[:, None]).mean(axis=2)
@@ -94,19 +79,11 @@ def performance_profile(times: ArrayLike, taus: ArrayLike) -> NDArray[np.float64
 def algoperf_score(
     times: ArrayLike, r_max: float = 4.0, points: int | None = 100
 ) -> NDArray[np.float64]:
-    """Returns AlgoPerf's benchmark score: the mean of the performance profile over 1 to r_max.
+    """Returns AlgoPerf's benchmark scores, [arm]: means of the performance profile over 1 to r_max.
 
-    Args:
-        times: the times to the targets, [arm, workload].
-        r_max: the factor from which an arm counts as having missed the target.
-        points: the points of the trapezoidal rule, 100 in AlgoPerf's scorer (arXiv:2306.07179);
-            None for the exact integral.
-
-    Returns:
-        The scores between 0 and 1, [arm].
-
-    Raises:
-        ValueError: `times` is not a table of positive numbers, or `r_max` is not over 1.
+    From the factor `r_max`, which must be over 1, an arm counts as having missed the target.
+    `points` are those of the trapezoidal rule, 100 in AlgoPerf's scorer (arXiv:2306.07179); None
+    for the exact integral. Scores are between 0 and 1.
     """
     if not r_max > 1.0:
         raise ValueError(f"r_max must be over 1, got {r_max}.")
@@ -136,9 +113,6 @@ def score_intervals(
 
     Returns:
         The lower and the upper ends, [arm] and [arm].
-
-    Raises:
-        ValueError: an arm has no run on a workload, or there is a NaN.
     """
     rng = np.random.default_rng(0)
     times = np.stack(
@@ -162,18 +136,10 @@ def _medians(values: NDArray, rng: np.random.Generator, draws: int) -> NDArray:
 def leave_one_out(
     times: ArrayLike, r_max: float = 4.0, points: int | None = 100
 ) -> dict[int, NDArray[np.float64]]:
-    """Returns the scores of the other arms with each arm left out, since they depend on it.
+    """Returns the scores of the other arms with each arm left out, because they depend on it.
 
-    Args:
-        times: the times to the targets, [arm, workload].
-        r_max: see `algoperf_score`.
-        points: see `algoperf_score`.
-
-    Returns:
-        The arm left out -> the scores, [arm], NaN for that arm. It is empty with a single arm.
-
-    Raises:
-        ValueError: `times` is not a table of positive numbers, or `r_max` is not over 1.
+    The result maps the arm left out to the scores, [arm], NaN for that arm. It is empty with a
+    single arm. For `r_max` and `points` see `algoperf_score`.
     """
     table = _table(times)
     if len(table) < 2:
@@ -184,17 +150,7 @@ def leave_one_out(
 
 
 def speedups(times: ArrayLike) -> dict[tuple[int, int], Speedup]:
-    """Returns the geometric mean speedup of each arm over each other one.
-
-    Args:
-        times: the times to the targets, [arm, workload].
-
-    Returns:
-        (arm, other arm) -> the speedup of the first over the second.
-
-    Raises:
-        ValueError: `times` is not a table of positive numbers.
-    """
+    """Returns the geometric mean speedup of each arm over each other one, by (arm, other arm)."""
     table = _table(times)
     met = np.isfinite(table)
     result = {}

@@ -7,7 +7,7 @@ from numpy.typing import ArrayLike
 
 from trainer.report.statistics.estimates import sample
 
-# A best value in the outermost part of the range counts as lying on its edge.
+# The part of a range, at each end, in which a best value counts as lying at the edge.
 _EDGE = 0.05
 
 
@@ -32,10 +32,6 @@ def sensitivity(learning_rates: ArrayLike, losses: ArrayLike, initial_loss: floa
         The sensitivity in units of the loss; None with fewer than two rates, or if every trial
         diverged.
 
-    Raises:
-        ValueError: a rate is not positive and finite, the lengths differ, the initial loss is not
-            finite, or there is a NaN.
-
     >>> rates = [1e-4, 3e-4, 9e-4, 2.7e-3, 8.1e-3, 2.43e-2, 7.29e-2]
     >>> round(sensitivity(rates, [3.2, 3.1, 3, 3, 3.1, 4, float("inf")], initial_loss=10.0), 6)
     1.2
@@ -58,23 +54,12 @@ def sensitivity(learning_rates: ArrayLike, losses: ArrayLike, initial_loss: floa
 
 
 def edge(values: ArrayLike, best_index: int, low: float, high: float, log: bool) -> str | None:
-    """Returns the end of its range at which the best value lies, if it does.
+    """Returns the end of its range, "low" or "high", at which the best value lies, or None.
 
     The best value lies at an edge if it is in the outermost 5% of the range (of its logarithm if
-    `log`), whether or not a trial had a value beyond it.
-
-    Args:
-        values: the value that each trial had on this axis.
-        best_index: which trial was best.
-        low: the lower end of the range.
-        high: its upper end.
-        log: whether the axis is logarithmic.
-
-    Returns:
-        "low", "high", or None; None too if the trials have fewer than three different values.
-
-    Raises:
-        ValueError: the range is empty, is not positive where `log`, or there is a NaN.
+    `log`), whether or not a trial had a value beyond it. It is None too if the trials have fewer
+    than three different values. `values` are those of each trial on this axis, `best_index` is the
+    best trial, and `low` and `high` are the ends of the range.
 
     >>> edge([0.001, 0.01, 0.1, 1.0], best_index=3, low=0.001, high=1.0, log=True)
     'high'
@@ -85,7 +70,7 @@ def edge(values: ArrayLike, best_index: int, low: float, high: float, log: bool)
     if len(np.unique(array)) < 3:
         return None
     best, start, end = float(array[best_index]), low, high
-    if not low < best < high:  # also outside of a range that was narrowed or widened later
+    if not low < best < high:  # it may lie outside of a range that was changed later
         return "low" if best <= low else "high"
     if log:
         place = math.log(best / start) / math.log(end / start)
