@@ -219,7 +219,7 @@ def plot(
         what: runs, sweeps, or their folders. Runs that differ in their seeds only are one line,
             their mean.
         metric: its name in metrics.jsonl, such as "eval/accuracy".
-        x: what the horizontal axis shows.
+        x: what the horizontal axis shows; "seconds" is the time of the steps.
         smoothing: the weight of an exponential average, from 0 to below 1.
         each_run: whether each run is a line of its own.
         log_x: whether the horizontal axis is logarithmic.
@@ -232,7 +232,8 @@ def plot(
     from trainer.report.run_results import read_lines
 
     folders = [_folder(each) for each in _listed(what)]
-    lines = read_lines(folders, metric, x, smoothing, each_run=each_run)
+    column = "perf/seconds" if x == "seconds" else x
+    lines = read_lines(folders, metric, column, smoothing, each_run=each_run)
     band = describe_bands(lines.values())
     return Plot(lines, f"{metric}\n{band}" if band else metric, (x, metric), (log_x, log_y))
 

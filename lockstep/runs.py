@@ -72,10 +72,10 @@ class Run:
         """
         try:
             rows = list(iterate_metrics(self.folder))
-        except FileNotFoundError:
-            raise UserError(f"The run in {self.folder} has no metrics yet.") from None
         except OSError as error:
             raise UserError(f"The metrics of {self.folder} cannot be read: {error}.") from error
+        if not rows:
+            raise UserError(f"The run in {self.folder} has no metrics yet.")
         known = dict.fromkeys(name for row in rows for name in row)
         for name in names:
             if name not in known:

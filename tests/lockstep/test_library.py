@@ -3,6 +3,7 @@
 import functools
 import io
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -246,6 +247,13 @@ def test_metrics_are_a_table(trained: ls.Run):
     assert np.isnan(trained.metrics()["eval/loss"]).sum() == 21
     with pytest.raises(ls.UserError, match="no metric 'train/los'. Did you mean 'train/loss'?"):
         trained.metrics("train/los")
+
+
+def test_a_run_without_rows_says_so(trained: ls.Run, tmp_path: Path):
+    shutil.copytree(trained.folder, tmp_path / "run")
+    (tmp_path / "run" / "metrics.jsonl").unlink()
+    with pytest.raises(ls.UserError, match="has no metrics yet"):
+        ls.load_run(tmp_path / "run").metrics()
 
 
 def test_parameters_in_a_notebook_give_the_metrics_of_the_run(trained: ls.Run):
@@ -718,6 +726,8 @@ def test_reports_comparisons_and_plots_show_and_save_themselves(
         drawn.save(tmp_path / "plot.xyz")
     with pytest.raises(ls.UserError, match="has no metric 'train/los'"):
         ls.plot(trained, "train/los")
+    for x in ("step", "examples", "epochs", "seconds"):
+        assert "<svg" in ls.plot(trained, "train/loss", x=x)._repr_svg_()
 
 
 # The optimizer in loops of one's own.

@@ -15,7 +15,7 @@ from trainer.sweep.encoding import Decoder, canonical
 from trainer.sweep.plan import Trial
 from trainer.sweep.warning_text import Warnings, together
 from trainer.writers.files import open_regular
-from trainer.writers.json_files import as_record, check_json, damaged, read_json
+from trainer.writers.json_files import as_dataclass, check_json, damaged, read_json
 
 FORMAT = 2
 # What the digest of a revision of format 1 covers; `write_revisions` keeps such revisions as they
@@ -220,7 +220,7 @@ def _stored(folder: Path, content: Mapping[str, Any]) -> StoredPlan:
         for arm, number, seed, values, *search in revision["trials"]
     )
     programs = tuple(
-        as_record(program, StoredProgram)
+        as_dataclass(program, StoredProgram)
         for revision in revisions
         for program in revision["programs"]
     )

@@ -3,7 +3,7 @@
 A file may be cut off by a loss of power, edited by hand, or replaced by a folder. Every reader
 states the types that it needs as annotations, so that later code meets no others. A dataclass
 describes a file: a new field is written, checked and read once it is declared (`as_json`,
-`read_record`).
+`read_dataclass`).
 """
 
 from __future__ import annotations
@@ -104,13 +104,13 @@ def read_json(file: Path, kind: type[T], advice: str) -> T:
     return check_json(content, kind, file, advice)
 
 
-def read_record(file: Path, kind: type[T], advice: str) -> T:
+def read_dataclass(file: Path, kind: type[T], advice: str) -> T:
     """Reads a dataclass from a file that has the result of `as_json`; raises what `read_json` does.
 
     A field with a default may be missing in the file. The name of a field in the file is that of
     the attribute, or `field(metadata={"name": ...})`.
     """
-    return as_record(read_json(file, kind, advice), kind)
+    return as_dataclass(read_json(file, kind, advice), kind)
 
 
 def as_json(value: Any) -> Any:
@@ -128,21 +128,21 @@ def as_json(value: Any) -> Any:
     return repr(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def as_record(content: Any, kind: Any) -> Any:
+def as_dataclass(content: Any, kind: Any) -> Any:
     """Returns the value that was given to `as_json`, from checked content of the type `kind`."""
     options = get_args(kind)
     origin = get_origin(kind)
     if isinstance(kind, type) and is_dataclass(kind):
         return kind(
-            **{at: as_record(content[n], of) for n, of, _, at in _fields(kind) if n in content}
+            **{at: as_dataclass(content[n], of) for n, of, _, at in _fields(kind) if n in content}
         )
     if origin in (Union, types.UnionType):
         fitting = (each for each in options if _plain(each) is _kind_of(content, each))
-        return as_record(content, next(fitting))
+        return as_dataclass(content, next(fitting))
     if isinstance(content, dict) and options:
-        return {name: as_record(x, options[1]) for name, x in content.items()}
+        return {name: as_dataclass(x, options[1]) for name, x in content.items()}
     if isinstance(content, list) and options:
-        return (origin or list)(as_record(x, options[0]) for x in content)
+        return (origin or list)(as_dataclass(x, options[0]) for x in content)
     number: Any = content
     return float(number) if kind is float or kind is AnyFloat else content
 

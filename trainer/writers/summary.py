@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from trainer.writers.json_files import AnyFloat, DamagedFile, as_json, read_record
+from trainer.writers.json_files import AnyFloat, DamagedFile, as_json, read_dataclass
 
 ENDS = ("done", "diverged", "failed")  # `end` of a run that is not to be resumed
 SUMMARY_FILE = "summary.json"
@@ -107,4 +107,4 @@ def read_outcome(folder: str | os.PathLike[str]) -> Summary | None:
 
 def load_summary(folder: str | os.PathLike[str]) -> Summary:
     """Reads the summary.json of a run or trial; raises FileNotFoundError or DamagedFile."""
-    return read_record(Path(folder) / SUMMARY_FILE, Summary, _ADVICE)
+    return read_dataclass(Path(folder) / SUMMARY_FILE, Summary, _ADVICE)

@@ -98,11 +98,8 @@ def iqm(values: ArrayLike) -> float:
     return float(stats.trim_mean(sample(values), 0.25))
 
 
-def interval(values: NDArray, confidence: float, scale: float | None = None) -> Estimate:
-    """Returns what `mean_interval` does, for values that `sample` has checked.
-
-    `scale` is the largest number that the values were computed from; see `spread`.
-    """
+def interval(values: NDArray, confidence: float) -> Estimate:
+    """Returns what `mean_interval` does, for values that `sample` has checked."""
     n = len(values)
     if not np.isfinite(values).all():
         worst, best = bool((values == np.inf).any()), bool((values == -np.inf).any())
@@ -111,7 +108,7 @@ def interval(values: NDArray, confidence: float, scale: float | None = None) -> 
     value = float(values.mean())
     if n == 1:
         return Estimate(value, None, None, n, None)
-    if not spread(values, scale):
+    if not spread(values):
         return Estimate(value, None, None, n, 0.0)
     from scipy import stats
 
