@@ -122,7 +122,7 @@ lock:
 	@python=$$($(FIND_PYTHON)) && "$$python" .ci/lock.py
 
 clean:
-	rm -rf $(VENV) build dist docs/_build *.egg-info .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build dist docs/_build *.egg-info .compiled .pytest_cache .ruff_cache .hypothesis
 
 # The environment in layers: the locked packages, the project itself, what tests and pages need.
 $(VENV)/.locked: requirements.lock $(OTHER_PYTHON)

@@ -4,13 +4,11 @@ It stands at the root, so that the doctests of trainer and optim run under the s
 """
 
 import os
-import tempfile
+
+from tests import compiled_programs
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")  # before the first import of jax
-# Many tests, and the processes that they start, train the same small program. One folder of
-# compiled programs for the session nearly halves the time of such tests, and keeps them from
-# reading and filling the user's own. A cached program computes the same bits as a compiled one.
-os.environ["JAX_COMPILATION_CACHE_DIR"] = tempfile.mkdtemp(prefix="lockstep-compiled-")
+os.environ["JAX_COMPILATION_CACHE_DIR"] = str(compiled_programs.folder())
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
 
 import contextlib
@@ -45,9 +43,10 @@ def pytest_make_parametrize_id(val: object) -> str | None:
     return text if len(text) <= 40 else f"{text[:37]}..."
 
 
-def pytest_unconfigure() -> None:
-    """Removes the session's compiled programs."""
-    shutil.rmtree(os.environ["JAX_COMPILATION_CACHE_DIR"], ignore_errors=True)
+def pytest_configure(config: pytest.Config) -> None:
+    """Cleans the folder of compiled programs before the test processes start."""
+    if not hasattr(config, "workerinput"):
+        compiled_programs.clean()
 
 
 # Recorded once for every program handed to XLA, also when the persistent cache answers.

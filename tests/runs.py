@@ -154,7 +154,9 @@ def findings(module: str) -> tuple[list[dict[str, Any]], subprocess.CompletedPro
     done = subprocess.run(
         [sys.executable, "-m", module],
         cwd=ROOT,
-        env=environment(JAX_COMPILATION_CACHE_DIR=""),  # each program is compiled once
+        # Without kept programs, which start so quickly one after the other that eight simulated
+        # devices on two cores wait for each other in vain, and XLA aborts.
+        env=environment(JAX_COMPILATION_CACHE_DIR=""),
         capture_output=True,
         text=True,
     )

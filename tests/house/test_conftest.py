@@ -3,8 +3,8 @@
 import contextlib
 import functools
 import os
-import tempfile
 import warnings
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,6 +12,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+
+from tests import compiled_programs
+from tests.runs import ROOT
 
 
 def test_compilations_are_counted_by_name(
@@ -49,7 +52,20 @@ def test_ids_show_containers_and_functions(value: object, request: pytest.Fixtur
     assert request.node.name.endswith(f"[{wanted}]")
 
 
-def test_compiled_programs_are_kept_for_the_session_and_not_in_the_users_folder() -> None:
+def test_compiled_programs_are_kept_in_the_checkout_and_not_in_the_users_folder() -> None:
     folder = os.environ["JAX_COMPILATION_CACHE_DIR"]
     assert jax.config.jax_compilation_cache_dir == folder
-    assert Path(folder).is_relative_to(tempfile.gettempdir())
+    assert Path(folder).parents[1] == ROOT and any(Path(folder).iterdir())
+
+
+def test_programs_that_were_not_written_whole_are_removed(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(compiled_programs, "folder", lambda: tmp_path / "programs")
+    compiled_programs.clean()
+    whole = zlib.compress(b"program" * 99)
+    (tmp_path / "programs" / "whole").write_bytes(whole)
+    (tmp_path / "programs" / "cut").write_bytes(whole[:-5])
+    compiled_programs.clean()
+    assert [file.name for file in (tmp_path / "programs").iterdir()] == ["whole"]
+    monkeypatch.setattr(compiled_programs, "_MOST_BYTES", 3)
+    compiled_programs.clean()
+    assert not any((tmp_path / "programs").iterdir())
