@@ -196,7 +196,7 @@ def save_by_hand(folder: Path, state: Any) -> None:
         folder: takes the file.
         state: pytree of arrays and typed PRNG keys.
     """
-    arrays: dict[str, Any] = host_copy.to_store(host_copy.to_host(state))
+    arrays: dict[str, Any] = host_copy.arrays_to_write(host_copy.to_host(state))
     with open(folder / "state.tmp", "wb") as file:
         np.savez(file, **{name.replace("/", "."): array for name, array in arrays.items()})
         file.flush()
@@ -212,7 +212,7 @@ def seconds_of_checksums(side: Side) -> float:
     """
     leaves = host_copy.to_host(side.state)
     start = time.perf_counter()
-    host_copy.entries(leaves)
+    host_copy.manifest_entries(leaves)
     return time.perf_counter() - start
 
 

@@ -32,7 +32,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import optim
-from optim.division import deal, square_cost
+from optim.division import assign_to_devices, square_cost
 from optim.newton_schulz import flops
 from trainer.engine import sharding
 
@@ -192,7 +192,7 @@ def dealt(name: str, layers: int, width: int) -> float:
         # Each matrix has two sides: up and down have one of width and one of 4 width.
         numbers = [4 * 2 * layers + 2 * layers, 2 * layers]
         costs = [square_cost((width, width)), square_cost((4 * width, 4 * width))]
-    shares = deal(numbers, costs, DEVICES)
+    shares = assign_to_devices(numbers, costs, DEVICES)
     loads = sum(cost * share for cost, share in zip(costs, shares, strict=True))
     return float(np.max(loads) / np.mean(loads))
 

@@ -9,7 +9,7 @@ from typing import Any
 from lockstep.calls import tree_of
 from trainer import config as configs
 from trainer.config import Call, Source
-from trainer.config.edit import of_tree, without
+from trainer.config.edit import config_of_tree, without
 from trainer.config.tree import child_trees, split_path
 from trainer.config.wording import known_names, nearest
 from trainer.messages import UserError
@@ -187,7 +187,7 @@ def make_config(**arguments: Any) -> Config:
         0.001
     """
     root = Call("experiment", {key: tree_of(value) for key, value in arguments.items()})
-    return Config(of_tree(root, Source("make_config(...)")))
+    return Config(config_of_tree(root, Source("make_config(...)")))
 
 
 def _inner(tree: Any, path: str) -> Iterator[tuple[str, Any]]:

@@ -209,7 +209,7 @@ class BoundOptimizer(NamedTuple):
 
 # Extra arguments, such as the loss and its functions, for a group's optimizer.
 # A group with maximize=True receives those of _OF_LOSS with the opposite sign.
-_OF_LOSS = ("value", "grad", "value_fn", "obj_fn", "grad_fn")
+_NEGATED_IF_MAXIMIZED = ("value", "grad", "value_fn", "obj_fn", "grad_fn")
 
 
 def extra_arguments(
@@ -265,7 +265,7 @@ def negated(extra: Any) -> Any:
     """Reverses the sign of the loss, its gradient and their functions, for maximize=True."""
 
     def negative(name: str, x: Any) -> Any:
-        if name not in _OF_LOSS:
+        if name not in _NEGATED_IF_MAXIMIZED:
             return x
         if not callable(x):
             return jax.tree.map(jnp.negative, x)

@@ -19,9 +19,9 @@ from optim.factories import (
     declared_dtypes,
     evaluate,
     floats,
-    located,
     name_of,
     named_floats,
+    recipes_with_paths,
     takes_float,
 )
 from optim.rounding import LowPrecision
@@ -58,7 +58,7 @@ _EXAMPLES = (optax.contrib.dpsgd, optax.contrib.differentially_private_aggregate
 
 def missing_arguments(recipe: Recipe) -> str | None:
     """Describes an unknown or missing argument of a recipe or of those inside it; else None."""
-    for _, inner in located(recipe):
+    for _, inner in recipes_with_paths(recipe):
         parameters = inspect.signature(inner.func).parameters
         takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
         unknown = [name for name in inner.keywords if name not in parameters and not takes_any]
@@ -132,7 +132,7 @@ def wrong_option(
     """
     if not callable(clip_norm) and (why := wrong_float("clip_norm", clip_norm)) is not None:
         return f"clip_norm {why}"
-    if clip_norm is not None and (found := needing(groups, needs_examples)):
+    if clip_norm is not None and (found := groups_needing(groups, needs_examples)):
         group, name = next(iter(found.items()))
         return (
             f"clip_norm scales the gradient of the whole batch, but in group {group!r} {name} "
@@ -157,7 +157,7 @@ def wrong_argument(recipe: Recipe) -> tuple[str, str] | None:
     checked: see `wrong_schedule` for more. Traced values pass. Raises ValueError if a schedule
     fails, or returns no scalar.
     """
-    for path, inner in located(recipe):
+    for path, inner in recipes_with_paths(recipe):
         for name, value, default in floats(inner):
             what = f"{name} of {name_of(inner)}"
             if callable(value):
@@ -226,10 +226,12 @@ def needs_examples(recipe: Recipe) -> str | None:
 
 
 def _found(recipe: Recipe, known: tuple[Callable[..., Any], ...]) -> str | None:
-    return next((name_of(inner) for _, inner in located(recipe) if inner.func in known), None)
+    return next(
+        (name_of(inner) for _, inner in recipes_with_paths(recipe) if inner.func in known), None
+    )
 
 
-def needing(groups: Mapping[str, Any], what: Callable[[Any], str | None]) -> dict[str, str]:
+def groups_needing(groups: Mapping[str, Any], what: Callable[[Any], str | None]) -> dict[str, str]:
     """Finds the groups with a certain need: group name -> optimizer name.
 
     `what` is `needs_full_batch` or `needs_examples`.

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from optim.doubts import DEPTHWISE, Surroundings
+from optim.doubts import DEPTHWISE, ModelShapes
 from optim.layouts import Layout, Rule, layouts, rules
 from optim.paths import flatten
 
@@ -137,7 +137,7 @@ def _doubts(
     """
     whole = _MODEL.get()
     shapes = {path: layout.shape for path, layout in found.items()}
-    model = Surroundings({**(whole or {}), **shapes}, whole is not None)
+    model = ModelShapes({**(whole or {}), **shapes}, whole is not None)
     kinds: dict[str, list[tuple[str, str | None]]] = {}
     for path, layout in found.items():
         if 0 in layout.shape:

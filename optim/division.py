@@ -68,7 +68,7 @@ def divide(
         kinds.setdefault(tuple((x.shape[1:], x.dtype) for x in row), []).append(place)
     sizes = [row[0].shape[0] for row in rows]
     numbers = [sum(sizes[place] for place in places) for places in kinds.values()]
-    shares = deal(numbers, [cost(kind[0][0]) for kind in kinds], mesh.size)
+    shares = assign_to_devices(numbers, [cost(kind[0][0]) for kind in kinds], mesh.size)
     results: list[Any] = [None] * len(rows)
     for places, share in zip(kinds.values(), shares, strict=True):
         columns = zip(*(rows[place] for place in places), strict=True)
@@ -82,7 +82,9 @@ def divide(
     return results
 
 
-def deal(numbers: Sequence[int], costs: Sequence[float], devices: int) -> list[np.ndarray]:
+def assign_to_devices(
+    numbers: Sequence[int], costs: Sequence[float], devices: int
+) -> list[np.ndarray]:
     """Distributes matrices to devices: the costliest first, each to the least loaded device.
 
     `numbers` and `costs` are, for each shape, how many matrices have it and the cost of one.

@@ -85,7 +85,7 @@ _PRESETS = {
 }
 
 
-class Surroundings:
+class ModelShapes:
     """The parameters of a model, or of one optimizer, from which the axes of each are guessed.
 
     Args:

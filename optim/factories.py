@@ -37,10 +37,10 @@ class ArgumentError(ValueError):
 
 def recipes_within(recipe: object) -> Iterator[partial]:
     """Yields a recipe and the recipes inside it, outermost first; nothing for other objects."""
-    return (inner for _, inner in located(recipe))
+    return (inner for _, inner in recipes_with_paths(recipe))
 
 
-def located(recipe: object, path: str = "") -> Iterator[tuple[str, partial]]:
+def recipes_with_paths(recipe: object, path: str = "") -> Iterator[tuple[str, partial]]:
     """Yields a recipe and those inside it, outermost first, each after its path.
 
     A path is such as "" or "inner.base_optimizer". Containers of recipes are searched, and other
@@ -54,13 +54,13 @@ def located(recipe: object, path: str = "") -> Iterator[tuple[str, partial]]:
         yield path, recipe
         for name, value in bound(recipe).arguments.items():
             if takes_recipe(recipe.func, name):
-                yield from located(value, below(name))
+                yield from recipes_with_paths(value, below(name))
     elif isinstance(recipe, Mapping):
         for key, value in recipe.items():
-            yield from located(value, below(key))
+            yield from recipes_with_paths(value, below(key))
     elif isinstance(recipe, list | tuple) and not isinstance(recipe, optax.GradientTransformation):
         for index, value in enumerate(recipe):
-            yield from located(value, below(index))
+            yield from recipes_with_paths(value, below(index))
 
 
 def name_of(recipe: Recipe) -> str:
@@ -95,7 +95,7 @@ def named_floats(recipe: Recipe) -> Iterator[tuple[str, partial, str, Any, Any]]
     default.
     """
     found: set[str] = set()
-    for path, inner in located(recipe):
+    for path, inner in recipes_with_paths(recipe):
         for name, value, default in floats(inner):
             key = f"{path}.{name}" if name in found else name
             found.add(key)
@@ -128,7 +128,9 @@ def declared_dtypes(recipe: Recipe) -> list[Any]:
     Args:
         recipe: a partial of a factory, or a finished transformation (which has none).
     """
-    given = [item for _, inner in located(recipe) for item in bound(inner).arguments.items()]
+    given = [
+        item for _, inner in recipes_with_paths(recipe) for item in bound(inner).arguments.items()
+    ]
     return [jnp.dtype(x) for name, x in given if "dtype" in name and x is not None]
 
 
@@ -139,7 +141,7 @@ def learning_rate_of(recipe: Recipe) -> Any:
     """
     found = {
         path: value
-        for path, inner in located(recipe)
+        for path, inner in recipes_with_paths(recipe)
         for name, value, _ in floats(inner)
         if name == "learning_rate"
     }

@@ -42,7 +42,7 @@ _USUAL: tuple[tuple[str, str | int], ...] = (
 
 # States with copies of parameters, or with the length of a searched step: they would not agree with
 # parameters whose steps were scaled afterwards.
-_COUNT_ON_THEIR_STEP = (
+_STATES_THAT_DEPEND_ON_STEPS = (
     *(SlowParams, optax.contrib.ScheduleFreeState, optax.contrib.SAMState),
     *(optax.contrib.MechanicState, optax.contrib.COCOBState),
     *(optax.ScaleByBacktrackingLinesearchState, optax.ScaleByZoomLinesearchState),
@@ -54,8 +54,8 @@ def refuse_states(state: optax.OptState) -> None:
 
     Such a state contains copies of parameters, or the length of a step.
     """
-    found = jax.tree.leaves(state, is_leaf=lambda x: isinstance(x, _COUNT_ON_THEIR_STEP))
-    if any(isinstance(node, _COUNT_ON_THEIR_STEP) for node in found):
+    found = jax.tree.leaves(state, is_leaf=lambda x: isinstance(x, _STATES_THAT_DEPEND_ON_STEPS))
+    if any(isinstance(node, _STATES_THAT_DEPEND_ON_STEPS) for node in found):
         raise ValueError(
             "layer_decay scales the steps of the lower layers, but the state of this optimizer "
             "depends on its unscaled steps. Remove layer_decay, or put every layer in a group with "
@@ -97,7 +97,7 @@ def layer_scales(
         ValueError: inside shard_map, if a parameter is sharded.
     """
     require_whole(None, (by_path, ()), "layer_decay")
-    places = {path: _place(path, x, layers or {}) for path, x in by_path.items()}
+    places = {path: _layer_of(path, x, layers or {}) for path, x in by_path.items()}
     _check_places(by_path, places, layers or {}, moving)
     depth = max(place.end for place in places.values() if place is not None)
     scales: dict[str, Any] = {}
@@ -144,7 +144,7 @@ class _Place(NamedTuple):
     stack: str
 
 
-def _place(path: str, x: Any, layers: Layers) -> _Place | None:
+def _layer_of(path: str, x: Any, layers: Layers) -> _Place | None:
     for pattern, where in [*layers.items(), *_USUAL]:
         compiled = re.compile(pattern)
         # The rules of this file need no time limit.

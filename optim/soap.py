@@ -182,7 +182,12 @@ def soap(
             steps, mean, variance, grams = ([row[i] for row in rows] for i in range(4))
             due = jnp.where(count % precondition_frequency == 0, 1, 0)
             mean, variance, bases = jax.lax.switch(
-                jnp.where(first, 2, due), [_stay, _follow, _begin], mean, variance, grams, bases
+                jnp.where(first, 2, due),
+                [_keep_bases, _rotate_bases, _first_bases],
+                mean,
+                variance,
+                grams,
+                bases,
             )
             return steps, mean, variance, *_of_sides(grams), *_of_sides(bases)
 
@@ -218,7 +223,7 @@ def _turn_back(x: jax.Array, bases: _Sides) -> jax.Array:
 _Moved = tuple[list[jax.Array], list[jax.Array], list[_Sides]]
 
 
-def _stay(mean: Any, variance: Any, grams: Any, bases: Any) -> _Moved:
+def _keep_bases(mean: Any, variance: Any, grams: Any, bases: Any) -> _Moved:
     del grams
     return mean, variance, bases
 
@@ -235,14 +240,14 @@ def _is_noise(variance: jax.Array) -> jax.Array:
     return variance <= (_SMALLEST_ELEMENT * jnp.finfo(variance.dtype).eps) ** 2 * scale
 
 
-def _begin(mean: Any, variance: Any, grams: list[_Sides], bases: Any) -> _Moved:
+def _first_bases(mean: Any, variance: Any, grams: list[_Sides], bases: Any) -> _Moved:
     """Computes the first bases; the mean is still zero, so it need not be rotated."""
     del bases
     leaves, structure = jax.tree.flatten(grams)
     return mean, variance, structure.unflatten(divide(eigenvectors, leaves))
 
 
-def _follow(
+def _rotate_bases(
     mean: list[jax.Array], variance: list[jax.Array], grams: list[_Sides], bases: list[_Sides]
 ) -> _Moved:
     """Rotates the bases towards the eigenvectors by one power iteration."""

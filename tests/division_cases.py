@@ -20,7 +20,7 @@ from jax.sharding import PartitionSpec
 
 import optim
 from benchmarks import division as benchmark
-from optim.division import deal, divide
+from optim.division import assign_to_devices, divide
 from trainer import data, losses, models
 from trainer.engine import sharding
 from trainer.engine.experiment import Experiment
@@ -91,7 +91,7 @@ def matrices_computed() -> None:
         found = jax.jit(lambda x: divide(function, x))(batches)
         jax.effects_barrier()
     right = all(np.array_equal(a, 2 * b) for a, b in zip(found, batches, strict=True))
-    shares = deal([7, 3, 9], [64.0, 512.0, 8.0], 8)
+    shares = assign_to_devices([7, 3, 9], [64.0, 512.0, 8.0], 8)
     wanted = {(d, m): int(s[d]) for m, s in zip((4, 8, 2), shares, strict=True) for d in range(8)}
     say("computed", right=right, same={k: v for k, v in wanted.items() if v} == dict(seen))
 

@@ -19,7 +19,7 @@ from trainer import protocols
 from trainer.cli import options
 from trainer.config import schema
 from trainer.config.schema import argument_docs
-from trainer.config.signatures import Function, Parameter, home
+from trainer.config.signatures import Function, Parameter, defining_module
 from trainer.config.vocabulary import SWEEP, Vocabulary
 from trainer.engine.experiment import Experiment
 from trainer.sweep.definition import Arm, Final, Goal, Sweep
@@ -292,7 +292,7 @@ def _row(function: Function) -> tuple[str, str, str]:
     arguments = [_argument(*item) for item in function.parameters.items()]
     listing = ", ".join(map(code, arguments))
     # The modules of optax that define its functions are private.
-    name, module = function.name, home(function.call)
+    name, module = function.name, defining_module(function.call)
     public = name.rpartition(".")[0] if name.startswith("optax.") else module
     return code(name), f"{first_sentence(function.call)}<br>{code(public)}", listing
 

@@ -24,7 +24,7 @@ from trainer.engine.generation import (
     encode_prompt,
     fitting_length,
     length_warning,
-    longest,
+    longest_text,
 )
 from trainer.engine.splits import eval_batches, split_sizes
 from trainer.models.model import LanguageModel
@@ -131,7 +131,7 @@ class Samples:
         language, tokenizer = _parts(experiment)
         trained = tokens_per_example(experiment.data)
         if self._prompt is None:
-            most = longest(language, trained)
+            most = longest_text(language, trained)
             most -= self._length or most // 2
             if most < 1:  # longer than what the model was trained on: a warning says so below
                 most = language.max_length - (self._length or 0)

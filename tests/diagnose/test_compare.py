@@ -15,8 +15,8 @@ from trainer.diagnose.compare import (
     compare_configs,
     compare_fingerprints,
     compare_rows,
+    metrics_to_plot,
     read_side,
-    to_draw,
 )
 from trainer.diagnose.compare_programs import (
     StepProgram,
@@ -241,7 +241,7 @@ def test_what_is_clocked_is_not_compared_and_stands_last() -> None:
     assert found.first is None
     names = [each.name for each in found.metrics]
     assert names == ["validation/loss", "eval/loss", "loss", "perf/seconds"]
-    assert found.metrics[-1].first is None and to_draw(found.metrics) == ["validation/loss"]
+    assert found.metrics[-1].first is None and metrics_to_plot(found.metrics) == ["validation/loss"]
 
 
 def test_steps_that_one_side_lacks_are_counted() -> None:

@@ -24,20 +24,20 @@ BATCH_BYTES = 400_000
 
 def test_a_state_one_byte_too_large_is_reported(monkeypatch):
     devices = jax.devices()[:1]
-    monkeypatch.setattr(memory, "of_host", lambda: BYTES + BATCH_BYTES)
+    monkeypatch.setattr(memory, "host_memory", lambda: BYTES + BATCH_BYTES)
     assert memory.too_large(STATE, BATCH, devices) is None
-    monkeypatch.setattr(memory, "of_host", lambda: BYTES + BATCH_BYTES - 1)
+    monkeypatch.setattr(memory, "host_memory", lambda: BYTES + BATCH_BYTES - 1)
     told = memory.too_large(STATE, BATCH, devices)
     assert told is not None
     for words in ("take 64 MB", "a batch takes 400,000 bytes", "this machine has 64.4 MB of"):
         assert words in told
     assert "are embed/kernel (32 MB), head/bias (10 bytes)." in told
-    monkeypatch.setattr(memory, "of_host", lambda: None)
+    monkeypatch.setattr(memory, "host_memory", lambda: None)
     assert memory.too_large(STATE, BATCH, devices) is None
 
 
 def test_devices_of_a_cpu_share_its_memory(monkeypatch):
-    monkeypatch.setattr(memory, "of_host", lambda: BYTES + BATCH_BYTES)
+    monkeypatch.setattr(memory, "host_memory", lambda: BYTES + BATCH_BYTES)
     assert memory.too_large(STATE, BATCH, jax.devices()[:1] * 2) is not None
 
 
@@ -58,12 +58,12 @@ def test_a_compiled_step_that_does_not_fit_is_said_to(monkeypatch):
     step, devices = memory.StepMemory(6 * 10**7, 0, 4 * 10**7, 0), jax.devices()[:1] * 2
     advice = ". The temporary memory is smaller with --set microbatches=N, which splits a batch"
     for limit, words in ((2 * 10**8, "has 200 MB"), (2 * 10**8 - 1, f"has only 200 MB{advice}")):
-        monkeypatch.setattr(memory, "of_host", lambda limit=limit: limit)
+        monkeypatch.setattr(memory, "host_memory", lambda limit=limit: limit)
         said = step.describe(devices)
         assert f"; this machine {words}" in said and (advice in said) == ("only" in words)
         assert said.startswith("memory for each of 2 devices on this CPU: 100 MB")
     assert step.describe(devices[:1]).startswith("memory on this CPU: 100 MB")
-    monkeypatch.setattr(memory, "of_host", lambda: None)
+    monkeypatch.setattr(memory, "host_memory", lambda: None)
     assert step.describe(devices).endswith(
         "(state and batch 60 MB, temporary 40 MB, results 0 bytes, code 0 bytes)"
     )
@@ -73,8 +73,8 @@ def test_a_compiled_step_that_does_not_fit_is_said_to(monkeypatch):
 def test_a_container_may_have_less_than_the_machine(text, wanted, tmp_path, monkeypatch):
     file = tmp_path / "memory.max"
     monkeypatch.setattr(memory, "_GROUPS", (file,))
-    whole = memory.of_host()
+    whole = memory.host_memory()
     if text is not None:
         file.write_text(text)
-    assert memory.of_host() == (wanted or whole)
+    assert memory.host_memory() == (wanted or whole)
     assert whole is not None and whole > 10**8

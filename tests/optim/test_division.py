@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from optim.division import deal
+from optim.division import assign_to_devices
 from tests import runs
 
 MESHES = ["data 8", "fsdp 8", "data 2 x fsdp 4"]
@@ -67,7 +67,7 @@ def test_a_run_divides_its_work_over_its_mesh_and_its_flops_are_counted_once(fou
 
 
 def test_shares_are_equal_if_every_number_of_matrices_is_divisible_by_the_devices():
-    shares = deal([48, 24], [30.0, 50.0], 8)
+    shares = assign_to_devices([48, 24], [30.0, 50.0], 8)
     assert [share.tolist() for share in shares] == [[6] * 8, [3] * 8]
 
 
@@ -77,7 +77,7 @@ def test_every_matrix_is_assigned_once_and_no_share_exceeds_the_mean_by_more_tha
     kinds, devices = draw.integers(1, 5), int(draw.integers(1, 17))
     numbers = draw.integers(0, 40, kinds).tolist()
     costs = draw.uniform(1, 100, kinds).tolist()
-    shares = deal(numbers, costs, devices)
+    shares = assign_to_devices(numbers, costs, devices)
     assert [int(share.sum()) for share in shares] == numbers
     loads = sum(cost * share for cost, share in zip(costs, shares, strict=True))
     largest = max((c for c, n in zip(costs, numbers, strict=True) if n), default=0)

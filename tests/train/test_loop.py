@@ -29,10 +29,10 @@ from trainer.train.autosave import AutosavePolicy, was_killed
 from trainer.train.rollback import (
     MOST_ROLLBACKS,
     Counters,
-    GoBack,
     RollbackLog,
-    go_back,
+    RollbackTarget,
     read_rollbacks,
+    rollback_target,
 )
 from trainer.train.stopwatch import Clock, Stopwatch
 from trainer.train.watchdog import SlowLines, Watchdog
@@ -260,7 +260,7 @@ def test_rollbacks_json_keeps_the_keys_that_earlier_versions_wrote(tmp_path):
     assert (read[9].skipped_batches, read[9].last, read[9].retries) == (4, 11, 2)
     written = {}
     log = RollbackLog(tmp_path, written.__setitem__, print)
-    log.add(GoBack(7, Counters(4, 8, 12, 3)))
+    log.add(RollbackTarget(7, Counters(4, 8, 12, 3)))
     new = {"step": 7, "rollbacks": 4, "left_out": 8, "last": 12, "again": 3}
     assert json.loads(written["rollbacks.json"]) == [rows[0], new]
 
@@ -273,7 +273,7 @@ def test_a_run_ends_when_rollbacks_run_out(tmp_path, capfd):
 
 def test_repeated_rollbacks_go_back_further():
     def back(counters, bad):
-        found = go_back(counters, bad)
+        found = rollback_target(counters, bad)
         assert found is not None
         return found
 
@@ -286,7 +286,7 @@ def test_repeated_rollbacks_go_back_further():
     step, later = back(third, 12)  # past the trouble: that batch alone
     assert (step, later.skipped_batches, later.retries) == (11, 8, 0)
     assert back(Counters(1, 1, 3, 5), 3).step == 0
-    assert go_back(Counters(MOST_ROLLBACKS), 11) is None
+    assert rollback_target(Counters(MOST_ROLLBACKS), 11) is None
 
 
 # Replay.

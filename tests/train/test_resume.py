@@ -77,7 +77,7 @@ def test_a_folder_that_is_deleted_under_a_run_can_be_used_again(
             (workdir / "checkpoints/4.orbax-checkpoint-tmp/state").mkdir(parents=True)
         return entries(leaves)
 
-    monkeypatch.setattr(writing, "entries", deleting)
+    monkeypatch.setattr(writing, "manifest_entries", deleting)
     assert runs.train(config, workdir) == 1
     assert "was removed. This process writes nothing more there" in capfd.readouterr().err
     assert [path.name for path in workdir.iterdir()] == ["checkpoints"]

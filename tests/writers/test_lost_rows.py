@@ -12,7 +12,7 @@ import pytest
 from tests import runs
 from trainer import writers
 from trainer.engine.program import Program
-from trainer.train.rows import Logged, expected_rows
+from trainer.train.rows import LoggedRows, expected_rows
 from trainer.writers import JsonlWriter, TensorBoardWriter, record_file
 
 
@@ -187,18 +187,22 @@ def test_the_expected_rows_are_those_that_the_loop_writes(tmp_path, monkeypatch)
         rows = len(steps(workdir / "metrics.jsonl")) if until > 2 else 0
         # An evaluation at the last step itself may have been interrupted by a signal.
         sure = rows - (until == 10)
-        assert expected_rows([Logged(0, 0, **EVERY)], until) == sure, until
+        assert expected_rows([LoggedRows(0, 0, **EVERY)], until) == sure, until
 
 
 @pytest.mark.parametrize(
     ("spans", "restored", "rows"),
     [
         ([], 10, None),  # run.json of a version that did not count
-        ([Logged(0, 0, **EVERY), Logged(9, 5, **EVERY)], 12, 7),
-        ([Logged(0, 0, **EVERY), Logged(9, 4, **EVERY)], 9, 4),  # one was lost and told before
-        ([Logged(0, 0, **EVERY), Logged(16, 7, **EVERY)], 9, 4),  # 16 was damaged
-        ([Logged(0, 0, **EVERY), Logged(16, 7, 1, 5, 20)], 9, None),
-        ([Logged(0, 0, **EVERY), Logged(9, 4, 1, 5, 20)], 12, 7),
+        ([LoggedRows(0, 0, **EVERY), LoggedRows(9, 5, **EVERY)], 12, 7),
+        (
+            [LoggedRows(0, 0, **EVERY), LoggedRows(9, 4, **EVERY)],
+            9,
+            4,
+        ),  # one was lost and told before
+        ([LoggedRows(0, 0, **EVERY), LoggedRows(16, 7, **EVERY)], 9, 4),  # 16 was damaged
+        ([LoggedRows(0, 0, **EVERY), LoggedRows(16, 7, 1, 5, 20)], 9, None),
+        ([LoggedRows(0, 0, **EVERY), LoggedRows(9, 4, 1, 5, 20)], 12, 7),
     ],
 )
 def test_rows_are_counted_from_the_last_start(spans, restored, rows):

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 
 
-def gather(values: Sequence[int]) -> np.ndarray:
+def all_gather_ints(values: Sequence[int]) -> np.ndarray:
     """Collects integers of every process of the run as an int32 array [processes, values].
 
     All processes must call it, in the same order and with equally many values, each within int32:
@@ -28,4 +28,4 @@ def all_agree(ok: bool) -> bool:
 
     All processes must call it, including one that failed: the others wait for it.
     """
-    return bool(gather([ok]).all())
+    return bool(all_gather_ints([ok]).all())

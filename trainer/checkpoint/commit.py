@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
 from trainer.checkpoint import integrity
-from trainer.checkpoint.errors import CheckpointError, reason
+from trainer.checkpoint.errors import CheckpointError, one_line
 from trainer.checkpoint.file_list import ARRAYS, COMMITTED, FILES, SizeAndCrc, file_list
 from trainer.checkpoint.reading import read_metric
 from trainer.writers.files import sync, sync_tree
@@ -68,7 +68,7 @@ def remove(directory: Path, steps: Collection[int], fence: Fence) -> None:
         return
     fence()
     sync(directory)  # a killed process may not have synced the names of those that stay
-    sweep(directory)
+    delete_removed(directory)
     home = directory / REMOVED
     for step in sorted(steps, reverse=True):
         fence()
@@ -76,10 +76,10 @@ def remove(directory: Path, steps: Collection[int], fence: Fence) -> None:
         (directory / str(step)).rename(free_name(home, step))
     # Sync the renames before any file is deleted: a folder named as a step must be complete.
     sync(directory)
-    sweep(directory)
+    delete_removed(directory)
 
 
-def sweep(directory: Path) -> None:
+def delete_removed(directory: Path) -> None:
     """Deletes the folder of removed checkpoints, including those of a killed process.
 
     Files that cannot be deleted now (a reader on NFS has them open) are deleted after the next
@@ -107,7 +107,7 @@ def set_aside(path: Path) -> Path:
         home.mkdir(mode=0o700, exist_ok=True)
         return path.rename(free_name(home, int(path.name)))
     except OSError as e:
-        why = "it is a file" if isinstance(e, FileExistsError) else reason(e)
+        why = "it is a file" if isinstance(e, FileExistsError) else one_line(e)
         raise CheckpointError(
             f"The damaged checkpoint {path} cannot be moved to the folder {home}: {why}. Move it "
             "away, and start the same command again."
@@ -141,7 +141,7 @@ def step_directories(directory: str | os.PathLike[str]) -> dict[int, Path]:
         names = [path for path in root.iterdir() if re.fullmatch(r"0|[1-9][0-9]{0,17}", path.name)]
         return dict(sorted((int(path.name), path) for path in names if path.is_dir()))
     except OSError as e:
-        raise CheckpointError(f"{root} cannot be listed: {reason(e)}.") from e
+        raise CheckpointError(f"{root} cannot be listed: {one_line(e)}.") from e
 
 
 def holds_results(directory: str | os.PathLike[str]) -> bool:

@@ -48,7 +48,7 @@ def system_error(error: BaseException) -> OSError | None:
     return None
 
 
-def reason(error: BaseException) -> str:
+def one_line(error: BaseException) -> str:
     """Describes an error in one line of at most 200 characters, without a full stop.
 
     An error of the operating system is described by the system's own text, such as "No space left

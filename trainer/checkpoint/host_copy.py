@@ -72,7 +72,7 @@ def _bounds(index: Sequence[slice], shape: Sequence[int]) -> Index:
     return [list(part.indices(n)[:2]) for part, n in zip(index, shape, strict=True)]
 
 
-def entries(leaves: Mapping[str, HostLeaf]) -> dict[str, dict[str, Any]]:
+def manifest_entries(leaves: Mapping[str, HostLeaf]) -> dict[str, dict[str, Any]]:
     """Computes the checksums of leaves, and returns their entries of the manifest, by path.
 
     An entry is {"shape", "dtype", "stored_shape", "stored_dtype", "crc32"}, of JSON values. "crc32"
@@ -90,7 +90,7 @@ def entries(leaves: Mapping[str, HostLeaf]) -> dict[str, dict[str, Any]]:
     }
 
 
-def to_store(leaves: Mapping[str, HostLeaf]) -> dict[str, np.ndarray | jax.Array]:
+def arrays_to_write(leaves: Mapping[str, HostLeaf]) -> dict[str, np.ndarray | jax.Array]:
     """Returns the arrays that are written for leaves, by path: always at least one.
 
     Empty leaves are left out, because orbax cannot store them.

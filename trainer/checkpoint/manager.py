@@ -22,13 +22,13 @@ from trainer.checkpoint.commit import (
     Fence,
     Retention,
     commit,
+    delete_removed,
     remove,
     remove_unfinished,
     set_aside,
     step_directories,
-    sweep,
 )
-from trainer.checkpoint.errors import CheckpointError, CorruptCheckpoint, reason
+from trainer.checkpoint.errors import CheckpointError, CorruptCheckpoint, one_line
 from trainer.checkpoint.file_list import SizeAndCrc
 from trainer.checkpoint.host_copy import HostLeaf, to_host
 from trainer.checkpoint.reading import read_manifest, read_state, storage
@@ -172,7 +172,7 @@ class Checkpoints:
                 self._retention.read(step_directories(self.directory))
                 remove(self.directory, self._retention.superfluous(self.steps()), self._fence)
             except OSError as e:
-                self._log(f"Older checkpoints could not be removed: {reason(e)}.")
+                self._log(f"Older checkpoints could not be removed: {one_line(e)}.")
 
     def wait(self) -> None:
         """Waits until the save in progress, if there is one, is committed or has failed."""
@@ -248,7 +248,7 @@ class Checkpoints:
             try:
                 remove(self.directory, later, self._fence)
             except OSError as e:
-                why = f": {reason(e)}"
+                why = f": {one_line(e)}"
         if not all_agree(not why):
             later_ones = f"The checkpoints after step {step} in {self.directory}"
             raise CheckpointError(f"{later_ones} could not be removed{why}.")
@@ -276,7 +276,7 @@ class Checkpoints:
             self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._retention.read(step_directories(self.directory))
             if jax.process_index() == 0:
-                sweep(self.directory)
+                delete_removed(self.directory)
             self._saver.open()
 
     def _remove_superfluous(self) -> None:
@@ -297,7 +297,7 @@ class Checkpoints:
             self._failed(step, problem or OSError("its files disappeared after they were written"))
             return
         if problem is not None:  # it was saved, but older ones could not be removed
-            self._log(f"After the checkpoint of step {step}: {reason(problem)}.")
+            self._log(f"After the checkpoint of step {step}: {one_line(problem)}.")
         self._outage.ended(f"Checkpoints can be saved again: the one of step {step} was saved.")
 
     def _failed(self, step: int, error: BaseException) -> None:
@@ -310,7 +310,7 @@ class Checkpoints:
         newest = self.latest()
         kept = "There is no older one" if newest is None else f"The newest is of step {newest}"
         self._outage.failed(
-            f"The checkpoint of step {step} could not be saved: {reason(error)}",
+            f"The checkpoint of step {step} could not be saved: {one_line(error)}",
             f"{kept}; training continues and the next save tries again.",
         )
 

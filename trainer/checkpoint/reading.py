@@ -21,7 +21,7 @@ from trainer.checkpoint.errors import (
     CheckpointError,
     CorruptCheckpoint,
     UnlikeCheckpoint,
-    reason,
+    one_line,
 )
 from trainer.checkpoint.file_list import FILES, file_problems
 from trainer.writers.files import open_regular
@@ -53,7 +53,7 @@ def read_arrays(
         entry = every[name]
         arrays[name] = np.zeros(entry["stored_shape"], integrity.dtype(entry["stored_dtype"]))
     arrays = {name: np.asarray(arrays[name]) for name in wanted}
-    _refuse(integrity.verify(manifest, arrays))
+    _raise_if_damaged(integrity.verify(manifest, arrays))
     return {name: integrity.as_saved(every[name], array) for name, array in arrays.items()}
 
 
@@ -72,7 +72,7 @@ def mismatches(manifest: Mapping[str, Any], leaves: Mapping[str, Any]) -> list[s
     ]
 
 
-def read_for(step_directory: Path, targets: Mapping[str, Any]) -> dict[str, np.ndarray]:
+def read_matching(step_directory: Path, targets: Mapping[str, Any]) -> dict[str, np.ndarray]:
     """Reads a step whose leaves must have the paths, shapes and dtypes of the targets.
 
     Returns path -> array; a typed key is its key data. Raises UnlikeCheckpoint, which names the
@@ -92,7 +92,7 @@ def read_for(step_directory: Path, targets: Mapping[str, Any]) -> dict[str, np.n
 def read_in_all_processes(
     step_directory: Path, targets: Mapping[str, Any]
 ) -> dict[str, np.ndarray]:
-    """Reads a step as `read_for` does, in every process of the run.
+    """Reads a step as `read_matching` does, in every process of the run.
 
     Raises CorruptCheckpoint in all processes if one of them finds the step damaged, and
     CheckpointError in all if one of them cannot read the disk, or if leaves differ from the
@@ -100,12 +100,12 @@ def read_in_all_processes(
     """
     problem, arrays = None, {}
     try:
-        arrays = read_for(step_directory, targets)
+        arrays = read_matching(step_directory, targets)
     except (CorruptCheckpoint, OSError) as e:
         problem = e
     # Two votes, because only damage may set the checkpoint aside, not a disk that fails for now.
     if not all_agree(not isinstance(problem, OSError)):
-        why = reason(problem) if problem else "another process cannot read it"
+        why = one_line(problem) if problem else "another process cannot read it"
         raise CheckpointError(
             f"The checkpoint {step_directory} cannot be read now: {why}. Nothing was "
             "changed; start the same command again when it can be read."
@@ -130,10 +130,10 @@ def read_state(step_directory: Path, abstract_state: Any) -> Any:
 
 def _check_files(step_directory: Path) -> None:
     listing = _sealed(step_directory / FILES)["files"]
-    _refuse(file_problems(step_directory, listing))
+    _raise_if_damaged(file_problems(step_directory, listing))
 
 
-def _refuse(problems: list[str]) -> None:
+def _raise_if_damaged(problems: list[str]) -> None:
     if problems:
         more = f" (and {len(problems) - 1} more problems)" if len(problems) > 1 else ""
         raise CorruptCheckpoint(problems[0] + more, problems)
@@ -193,7 +193,7 @@ def _sealed(path: Path) -> dict[str, Any]:
         raise CorruptCheckpoint(f"the file integrity/{path.name} is missing") from e
     except (ValueError, RecursionError) as e:
         raise CorruptCheckpoint(
-            f"the file integrity/{path.name} cannot be used: {reason(e)}"
+            f"the file integrity/{path.name} cannot be used: {one_line(e)}"
         ) from e
 
 

@@ -22,9 +22,9 @@ import orbax.checkpoint as ocp
 from etils import epath
 
 from trainer.checkpoint import integrity
-from trainer.checkpoint.errors import ABSENT, CorruptCheckpoint, reason, system_error
+from trainer.checkpoint.errors import ABSENT, CorruptCheckpoint, one_line, system_error
 from trainer.checkpoint.file_list import ARRAYS
-from trainer.checkpoint.host_copy import HostLeaf, entries, to_store
+from trainer.checkpoint.host_copy import HostLeaf, arrays_to_write, manifest_entries
 from trainer.writers.files import open_regular, sync
 
 Commit = Callable[[Path, Path], None]
@@ -69,7 +69,7 @@ class _ManifestHandler(ocp.AsyncCheckpointHandler):
         leaves = args.leaves
         if process > 0:  # these add only the shards that process 0 cannot address
             leaves = {n: leaf for n, leaf in leaves.items() if isinstance(leaf.data, jax.Array)}
-        manifest = {**args.manifest, "leaves": entries(leaves)}
+        manifest = {**args.manifest, "leaves": manifest_entries(leaves)}
         name = integrity.MANIFEST if process == 0 else f"{integrity.MANIFEST}.{process}"
         (directory / name).write_text(integrity.seal(manifest))
         # Synced by the process that writes it: process 0, which commits, may be on another machine.
@@ -173,7 +173,7 @@ def open_manager(directory: Path, commit: Commit) -> ocp.CheckpointManager:
 def save_args(manifest: dict[str, Any], leaves: Mapping[str, HostLeaf]) -> ocp.args.Composite:
     """Returns the arguments of a save by orbax's manager; `manifest` is without its leaves."""
     return ocp.args.Composite(
-        state=ocp.args.PyTreeSave(to_store(leaves)),
+        state=ocp.args.PyTreeSave(arrays_to_write(leaves)),
         integrity=_ManifestSave(manifest, leaves),
     )
 
@@ -201,7 +201,7 @@ def load(directory: Path, names: Collection[str], wanted: Collection[str]) -> di
         # Errors of a busy or full system are no sign of damage, and must not set the step aside.
         if transient := _transient_error(e):
             raise transient from e
-        raise CorruptCheckpoint(f"its arrays cannot be read: {reason(e)}") from e
+        raise CorruptCheckpoint(f"its arrays cannot be read: {one_line(e)}") from e
     finally:
         handler.close()
 

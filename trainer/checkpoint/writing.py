@@ -18,7 +18,7 @@ import tensorstore as ts
 
 from trainer.checkpoint import integrity
 from trainer.checkpoint.file_list import STEP_METADATA, SizeAndCrc, size_and_crc
-from trainer.checkpoint.host_copy import HostLeaf, entries, to_store
+from trainer.checkpoint.host_copy import HostLeaf, arrays_to_write, manifest_entries
 
 _BATCH = 1 << 25  # bytes written in one transaction; a larger leaf is written alone
 _HANDLER = "orbax.checkpoint._src.handlers.pytree_checkpoint_handler.PyTreeCheckpointHandler"
@@ -37,18 +37,20 @@ def write_step(
     state, sealed = directory / "state", directory / "integrity" / integrity.MANIFEST
     for folder in (state, sealed.parent):
         folder.mkdir(mode=0o700)
-    arrays = {name: np.asarray(array) for name, array in to_store(leaves).items()}
+    arrays = {name: np.asarray(array) for name, array in arrays_to_write(leaves).items()}
     checked, known = {}, {}
     for batch in _batches(arrays):
         # Checksum, write and drop a part before the next one, while it is in a cache.
-        checked |= entries({name: leaves[name] for name in batch if name in leaves})
+        checked |= manifest_entries({name: leaves[name] for name in batch if name in leaves})
         _write_arrays(state, batch)
         for path in (state / "d").iterdir():
             name = path.relative_to(directory).as_posix()
             if name not in known:
                 known[name] = size_and_crc(path)
                 _drop_from_memory(path)
-    checked |= entries({name: leaf for name, leaf in leaves.items() if name not in checked})
+    checked |= manifest_entries(
+        {name: leaf for name, leaf in leaves.items() if name not in checked}
+    )
     sealed.write_text(integrity.seal({**manifest, "leaves": checked}))
     (state / "_METADATA").write_text(json.dumps(_tree_metadata(arrays)))
     (directory / STEP_METADATA).write_text(json.dumps(_step_metadata()))

@@ -19,7 +19,7 @@ from trainer.messages import DONE, FAILED, UserError
 # Modules that import jax are imported by the commands that need them: jax takes long to import, and
 # the memory of a process must be configured before.
 if TYPE_CHECKING:
-    from trainer.train.services import Observer
+    from trainer.train.loop_interface import Observer
 
 
 def find(command: str) -> Callable[[argparse.Namespace], int]:

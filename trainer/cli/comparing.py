@@ -9,15 +9,15 @@ from trainer import config as configs
 from trainer.cli.loading import ignore_optimizer_warnings, search_paths
 from trainer.cli.terminal import show
 from trainer.diagnose.compare import (
-    Final,
+    LastValues,
     RowDifferences,
     Side,
     check_sides,
     compare_configs,
     compare_fingerprints,
     compare_rows,
+    metrics_to_plot,
     read_side,
-    to_draw,
 )
 from trainer.messages import DONE, UserError, printable, table
 
@@ -77,7 +77,7 @@ def differences(
     if a.rows or b.rows:
         rows = compare_rows(a.rows, b.rows)
         yield _section("Metrics", _row_lines(rows))
-        yield from _drawings(a, b, metrics or to_draw(rows.metrics), rows.metrics)
+        yield from _drawings(a, b, metrics or metrics_to_plot(rows.metrics), rows.metrics)
     elif a.is_run or b.is_run or metrics:
         yield _section("Metrics", ["Neither A nor B has rows of metrics."])
 
@@ -176,7 +176,7 @@ def _rows_sentence(found: RowDifferences) -> str:
     return f"The rows are equal bit for bit up to step {equal:,}, and differ at {at}."
 
 
-def _final_cells(final: Final) -> tuple[str, ...]:
+def _final_cells(final: LastValues) -> tuple[str, ...]:
     cells = []
     for side in (final.a, final.b):
         cells += [f"{side[1]:.6g}", f"{side[0]:,}"] if side else ["-", "-"]
@@ -185,7 +185,9 @@ def _final_cells(final: Final) -> tuple[str, ...]:
     return final.name, *cells, difference, "-" if final.first is None else f"{final.first:,}"
 
 
-def _drawings(a: Side, b: Side, names: Sequence[str], metrics: Sequence[Final]) -> Iterator[str]:
+def _drawings(
+    a: Side, b: Side, names: Sequence[str], metrics: Sequence[LastValues]
+) -> Iterator[str]:
     """Yields drawings of metrics of both sides, or of the side that has them."""
     from trainer.report.plots import draw_in_terminal
 

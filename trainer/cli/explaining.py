@@ -45,7 +45,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _compile(program: "Program", devices: str) -> Iterator[str]:
     """Compiles a step from shapes, without computing parameters, and yields lines about it."""
-    from trainer.engine.memory import of_compiled
+    from trainer.engine.memory import compiled_memory
 
     began = time.perf_counter()
     program.compile(program.abstract_state())
@@ -54,5 +54,5 @@ def _compile(program: "Program", devices: str) -> Iterator[str]:
     what = f"A block of {rule.steps} steps" if rule.form == "device_loop" else "A step"
     yield ""
     yield f"{what} was compiled for {devices} in {seconds:.1f} s, and not run."
-    if (memory := of_compiled(program.compiled)) is not None:
+    if (memory := compiled_memory(program.compiled)) is not None:
         yield memory.describe(list(program.mesh.local_devices))

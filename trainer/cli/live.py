@@ -74,12 +74,12 @@ class LiveView:
 
     def _watch(self) -> None:
         try:
-            self._show_again_and_again()
+            self._refresh_loop()
         except Exception as error:
             self.log(f"The table of the sweep is not shown any more: {error}")
 
-    def _show_again_and_again(self) -> None:
-        from trainer.sweep.status import SweepReader, counts, in_a_line
+    def _refresh_loop(self) -> None:
+        from trainer.sweep.status import SweepReader, counts, progress_line
 
         pause = self._every
         reader = None
@@ -88,7 +88,7 @@ class LiveView:
             reader = reader or SweepReader(self._folder)
             status = reader.read()
             if self._table is None:
-                self.log(in_a_line(status))
+                self.log(progress_line(status))
             else:
                 lines = ["", *counts(status, reader.plan)]
                 with self._writing:

@@ -73,7 +73,7 @@ def _start(arguments: argparse.Namespace) -> int:
         if arguments.plan_only or settings is None:
             return DONE
         return _submit(folder, arguments, settings)
-    if not planned and (code := _plan_apart(arguments, folder)) != DONE:
+    if not planned and (code := _plan_in_subprocess(arguments, folder)) != DONE:
         return code
     with LiveView(folder) as view:
         code = _compute_in_workers(folder, arguments, view)
@@ -100,7 +100,7 @@ def _refuse_changed_code(folder: Path, arguments: argparse.Namespace) -> None:
     refuse_changed_code(folder, code.hashes(arguments.vocabulary), arguments.allow_changed)
 
 
-def _plan_apart(arguments: argparse.Namespace, folder: Path) -> int:
+def _plan_in_subprocess(arguments: argparse.Namespace, folder: Path) -> int:
     """Plans a sweep in another process, so that its memory and GPU are free for the workers.
 
     Returns the exit code of that process.

@@ -310,7 +310,7 @@ def _is_function(part: Any) -> bool:
 
 
 # The names that messages list; jax takes others as well, such as "half" and "f4".
-NAMES = (
+DTYPE_NAMES = (
     *("bfloat16", "float16", "float32", "float64"),
     *("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
     *("bool", "complex64", "complex128"),
@@ -341,18 +341,18 @@ def exists(value: Any) -> bool:
     return True
 
 
-def hint(value: Any) -> str:
+def dtype_advice(value: Any) -> str:
     """Returns advice for a value that is not the name of a dtype: the nearest one, and all."""
     text = str(value).lower()
     short = _SHORT.fullmatch(text)
     if short:
         text = ("bfloat" if short[1] == "bf" else "float") + short[2]
-    near = text if text in NAMES else nearest(text, NAMES)
-    names = f"The dtypes are {', '.join(NAMES)}, and float8 types such as float8_e4m3fn."
+    near = text if text in DTYPE_NAMES else nearest(text, DTYPE_NAMES)
+    names = f"The dtypes are {', '.join(DTYPE_NAMES)}, and float8 types such as float8_e4m3fn."
     return f"Did you mean {near!r}? {names}" if near else names
 
 
-def hint_in(message: str) -> str:
-    """Returns the advice of `hint` for numpy's error about a dtype; "" for other messages."""
+def dtype_advice_in(message: str) -> str:
+    """Returns `dtype_advice` for numpy's error about a dtype; "" for other messages."""
     found = _UNKNOWN.search(message)
-    return hint(found[1]) if found else ""
+    return dtype_advice(found[1]) if found else ""

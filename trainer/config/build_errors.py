@@ -18,7 +18,7 @@ def exception_text(error: Exception) -> str:
     Advice is added to numpy's message about the name of a dtype.
     """
     text = " ".join(str(error).split())
-    text = f"{text.rstrip('.')}. {hint}" if (hint := annotations.hint_in(text)) else text
+    text = f"{text.rstrip('.')}. {hint}" if (hint := annotations.dtype_advice_in(text)) else text
     return text if isinstance(error, ValueError) and text else f"{type(error).__name__}: {text}"
 
 
@@ -113,7 +113,7 @@ def type_mismatch(tree: Tree, slot: Slot) -> str:
             " parameters by path, use a group: optim.group(match, optimizer)."
         )
     elif slot.takes_dtype:
-        text += f" {annotations.hint(tree)}"
+        text += f" {annotations.dtype_advice(tree)}"
     elif isinstance(tree, str) and (near := nearest(tree, annotations.choices(slot.hint))):
         text += f" Did you mean {near!r}?"
     elif isinstance(tree, str) and slot.takes_steps:

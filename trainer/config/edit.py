@@ -123,7 +123,7 @@ def _without(node: Node, keys: Sequence[Key]) -> Node:
     return with_children(node, {each: item for each, item in items.items() if each != key})
 
 
-def of_tree(root: Call, source: Source) -> Config:
+def config_of_tree(root: Call, source: Source) -> Config:
     """Returns the config of a tree that was not read from a file; raises ConfigError.
 
     `source` says in messages where the tree comes from.

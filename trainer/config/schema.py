@@ -170,7 +170,7 @@ class _Schemas:
 
     def _options(self, slot: Slot, kind: str) -> Iterator[dict[str, Any]]:
         if slot.takes_dtype:
-            yield {"type": ["string", "null"], "examples": list(annotations.NAMES)}
+            yield {"type": ["string", "null"], "examples": list(annotations.DTYPE_NAMES)}
             return
         if annotations.accepts_anything(slot.hint) or slot.takes_mask:
             yield self._calls(kind) if kind else {}

@@ -95,7 +95,7 @@ class Function:
         return functools.partial(self.call, *args, **kwargs)
 
 
-def home(value: Any) -> str:
+def defining_module(value: Any) -> str:
     """Returns the module that defines a function, class or partial; "" if it is not known."""
     while isinstance(value, functools.partial):
         value = value.func
@@ -148,7 +148,7 @@ def _evaluated(hint: Any, call: Any) -> Any:
         return inspect.Parameter.empty
     if not isinstance(hint, str):
         return hint
-    module = sys.modules.get(home(call))
+    module = sys.modules.get(defining_module(call))
     # get_type_hints evaluates a string only as the annotation of an object.
     holder = types.SimpleNamespace(__annotations__={"hint": hint})
     try:

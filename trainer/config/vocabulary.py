@@ -13,7 +13,7 @@ from types import ModuleType
 from typing import Any
 
 from trainer.config import signatures, wording
-from trainer.config.signatures import Function, home
+from trainer.config.signatures import Function, defining_module
 from trainer.config.tree import ConfigError, Source
 from trainer.config.wording import known_names, listing, nearest
 
@@ -240,7 +240,8 @@ class Vocabulary:
                 words = f"is not among the functions of {own} that a config may name"
                 return f"{name} {words}: {listing(_public_names(module), 20)}."
             elif callable(what):
-                words = f"is not a function of {own}: it comes from {home(what) or 'elsewhere'}"
+                home = defining_module(what) or "elsewhere"
+                words = f"is not a function of {own}: it comes from {home}"
             else:
                 words = "is neither a function nor a class"
             return f"{name} {words}. A config names only functions that a package defines itself."
@@ -319,7 +320,7 @@ def _public_callable(
     is_own = name in getattr(module, "__all__", ())
     if module.__name__ not in _LISTED:
         # What it imports is not public: a config must not reach the functions of os through it.
-        is_own |= _lies_in(home(value), package)
+        is_own |= _lies_in(defining_module(value), package)
     return value if is_own and not isinstance(value, typing.TypeVar) else None
 
 

@@ -254,7 +254,7 @@ _CLOCKED = "perf/"  # timings, in which equal runs differ
 _EVALUATIONS = tuple(PREFIXES.values())
 
 
-class Final(NamedTuple):
+class LastValues(NamedTuple):
     """The last values of a metric in two runs.
 
     Attributes:
@@ -289,7 +289,7 @@ class RowDifferences:
     only_b: int
     first: int | None
     names: tuple[str, ...]
-    metrics: tuple[Final, ...]
+    metrics: tuple[LastValues, ...]
 
     @property
     def equal_up_to(self) -> int | None:
@@ -324,14 +324,14 @@ def _bits(value: Any) -> str:
     return "" if value is None else repr(float(value))
 
 
-def _finals(a: Rows, b: Rows) -> list[Final]:
+def _finals(a: Rows, b: Rows) -> list[LastValues]:
     finals = []
     for name in sorted({name for row in [*a, *b] for name in row} - {"step"}, key=_order):
         x, y = ({row["step"]: row[name] for row in rows if name in row} for rows in (a, b))
         differing = (step for step in x if step in y and _bits(x[step]) != _bits(y[step]))
         first = None if name.startswith(_CLOCKED) else next(differing, None)
         last_a, last_b = (max(values.items(), default=None) for values in (x, y))
-        finals.append(Final(name, last_a, last_b, first))
+        finals.append(LastValues(name, last_a, last_b, first))
     return finals
 
 
@@ -342,7 +342,7 @@ def _order(name: str) -> tuple[int, str]:
     return rank, name
 
 
-def to_draw(finals: Sequence[Final]) -> list[str]:
+def metrics_to_plot(finals: Sequence[LastValues]) -> list[str]:
     """Returns the names of at most two metrics to plot, which both runs have; the loss comes first.
 
     They are of the validation split, else of the test split, else of training.

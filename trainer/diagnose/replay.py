@@ -3,7 +3,7 @@
 The operations of the jaxpr are run one after the other. An operation that returns an infinity or
 NaN for finite operands becomes the origin of that value, and results that it makes non-finite
 inherit the origin. An infinity that does not reach an output, such as a masked -inf whose exp is 0,
-is therefore not reported. Start with `replay`, which restores the state, and `find`.
+is therefore not reported. Start with `replay`, which restores the state, and `find_origins`.
 """
 
 import dataclasses
@@ -34,8 +34,8 @@ from trainer.train.rollback import (
     Counters,
     apply_rollback,
     counters_of,
-    go_back,
     read_rollbacks,
+    rollback_target,
 )
 from trainer.train.trained import read_run
 from trainer.workdir import code, compare, read_record
@@ -173,7 +173,7 @@ def _advance(
                 break
         if bad is None:
             return state
-        back = go_back(counters_of(state.run_state), bad)
+        back = rollback_target(counters_of(state.run_state), bad)
         if back is None:
             return None
         rollbacks = {at: c for at, c in rollbacks.items() if at < back.step}
@@ -204,7 +204,7 @@ def _compute_with_checks(
     plain = Program(dataclasses.replace(program.experiment, on_nonfinite="halt"), program.inputs)
     # The state has the name "", so that its leaves have the names "params/...".
     with jax.default_device(home):
-        (_, metrics), origins = find(plain.traced_step, (state, placed), ("", "batch"))
+        (_, metrics), origins = find_origins(plain.traced_step, (state, placed), ("", "batch"))
     loss, norm = (float(metrics[name]) for name in ("train/loss", "grad_norm"))
     lines = [f"Step {step} with batch {batch_index}: train/loss {loss:.6g}, grad_norm {norm:.6g}."]
     if not origins:
@@ -277,7 +277,7 @@ class _Value(NamedTuple):
     origin: Origin | None = None
 
 
-def find(
+def find_origins(
     function: Callable[..., Any], arguments: Sequence[Any], names: Sequence[str]
 ) -> tuple[Any, dict[str, Origin]]:
     """Runs a function of pytrees, and traces every output that is not finite to its origin.

@@ -89,7 +89,7 @@ def _choose_steps(experiment: Experiment, mesh: Mesh, jaxpr: Any, batch: Any) ->
     return 2 ** int(math.log2(max(1, limits[why]))), why
 
 
-def step_of(traced: jax.stages.Traced) -> Step:
+def step_function(traced: jax.stages.Traced) -> Step:
     """Returns a traced step as a function that jax does not trace again."""
     results = jax.tree.structure(traced.out_info)
 

@@ -211,10 +211,10 @@ def fitting_length(
     """
     if length is not None:
         return length
-    return max(1, min(200, longest(language, trained) - positions))
+    return max(1, min(200, longest_text(language, trained) - positions))
 
 
-def longest(language: LanguageModel, trained: int | None) -> int:
+def longest_text(language: LanguageModel, trained: int | None) -> int:
     """Returns how many tokens a prompt and its continuation may have to be like the training data.
 
     `trained` is the number of tokens of the sequences that it was trained on; None if it is not
@@ -227,7 +227,7 @@ def longest(language: LanguageModel, trained: int | None) -> int:
 def length_warning(positions: int, length: int, trained: int | None) -> str:
     """Returns a warning for a text that is longer than those of the training; "" for no warning.
 
-    `length` tokens are added to a prompt of `positions`; `trained` is as for `longest`.
+    `length` tokens are added to a prompt of `positions`; `trained` is as for `longest_text`.
     """
     if trained is None or positions + length <= trained + 1:
         return ""

@@ -82,7 +82,7 @@ class StepMemory:
         )
 
 
-def of_compiled(compiled: Any) -> StepMemory | None:
+def compiled_memory(compiled: Any) -> StepMemory | None:
     """Returns the memory of a `jax.stages.Compiled`; None if the compiler does not report it."""
     found = compiled.memory_analysis()
     if found is None:
@@ -95,7 +95,7 @@ def of_compiled(compiled: Any) -> StepMemory | None:
     )
 
 
-def of_host() -> int | None:
+def host_memory() -> int | None:
     """Returns the bytes of memory that this process may use; None if it cannot be found out."""
     found = []
     try:
@@ -111,7 +111,7 @@ def of_host() -> int | None:
     return min((size for size in found if size > 0), default=None)
 
 
-def of_device(device: Any) -> int | None:
+def device_memory(device: Any) -> int | None:
     """Returns the bytes of memory of a device; None if the device does not report them."""
     return stats_of(device).get("bytes_limit")
 
@@ -127,8 +127,8 @@ def stats_of(device: Any) -> dict[str, int]:
 def _room(devices: Sequence[Any]) -> tuple[int | None, int, str]:
     """Returns the bytes of a memory, the number of devices that share it, and whose it is."""
     if devices[0].platform == "cpu":  # simulated devices share the memory of one machine
-        return of_host(), len(devices), "this machine"
-    return of_device(devices[0]), 1, f"a device ({devices[0].device_kind})"
+        return host_memory(), len(devices), "this machine"
+    return device_memory(devices[0]), 1, f"a device ({devices[0].device_kind})"
 
 
 def _bytes(tree: Any) -> int:

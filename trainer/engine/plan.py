@@ -14,7 +14,7 @@ import jax
 import numpy as np
 
 import optim
-from optim.checks import needing, needs_full_batch, wrong_float, wrong_schedule
+from optim.checks import groups_needing, needs_full_batch, wrong_float, wrong_schedule
 from optim.declarations import Declaration, declarations
 from optim.factories import name_of
 from optim.layouts import Layout
@@ -326,7 +326,7 @@ def make_plan(program: Program, config: Config | None = None) -> Plan:
             mode = describe_mode(told) if told is not None else ""
             widths = getattr(experiment.model, "width_scaling", None)
     except (ValueError, TypeError) as error:
-        raise located(error, config) from error
+        raise with_place(error, config) from error
     named = flatten(state.params)
     labels = flatten(optimizer.label(state.params))
     scales = optimizer.layer_scales(state.params)
@@ -414,7 +414,7 @@ def _bytes(tree: Any) -> int:
     return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(tree))
 
 
-def located(error: Exception, config: Config | None) -> ConfigError:
+def with_place(error: Exception, config: Config | None) -> ConfigError:
     """Returns an error as a ConfigError with the file and line of the mistake.
 
     `config` is None if the experiment was not built from one.
@@ -446,7 +446,7 @@ def located_fingerprint(program: Program, config: Config) -> str:
     try:
         return data_fingerprint(program.experiment.data)
     except ComponentError as error:
-        raise located(error, config) from error
+        raise with_place(error, config) from error
 
 
 def _upwards(path: str) -> list[str]:
@@ -459,7 +459,7 @@ def _check_batches(program: Program) -> None:
     """Raises GroupError if an optimizer that needs the full batch gets minibatches."""
     data = program.experiment.data
     groups = program.experiment.optimizer.groups
-    for group, name in needing(groups, needs_full_batch).items():
+    for group, name in groups_needing(groups, needs_full_batch).items():
         if data.batch_size < data.num_examples:
             raise optim.GroupError(
                 f"In group {group!r}, {name} needs the same examples at every step, and a batch "

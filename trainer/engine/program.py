@@ -13,7 +13,7 @@ from jax.sharding import AbstractMesh, Mesh
 from optim.dtypes import widen
 from optim.norms import all_finite
 from trainer.engine import sharding
-from trainer.engine.block import BlockRule, Loop, choose_block, loop_on_device, step_of
+from trainer.engine.block import BlockRule, Loop, choose_block, loop_on_device, step_function
 from trainer.engine.contracts import Batch, calling, check_components
 from trainer.engine.evaluation import Evaluation
 from trainer.engine.experiment import Experiment
@@ -206,7 +206,7 @@ class Program:
             state: a `State` of arrays or of `jax.ShapeDtypeStruct` with shardings.
         """
         stops = self.experiment.on_nonfinite != "skip"
-        return partial(loop_on_device, step_of(self.trace(state)), stops=stops)
+        return partial(loop_on_device, step_function(self.trace(state)), stops=stops)
 
     def step(self, state: State, batch: Batch) -> tuple[State, StepMetrics]:
         """Computes one update, asynchronously.

@@ -15,7 +15,7 @@ import optax
 from jax.sharding import AbstractMesh
 
 import optim
-from optim.checks import needing, needs_examples
+from optim.checks import groups_needing, needs_examples
 from optim.dtypes import widen
 from optim.norms import all_finite
 from optim.paths import flatten, unflatten
@@ -199,7 +199,7 @@ def _example_gradients(
 
     Returns path -> gradients [batch, ...]; empty if no optimizer needs them.
     """
-    wanting = needing(optimizer.groups, needs_examples)
+    wanting = groups_needing(optimizer.groups, needs_examples)
     if not wanting:
         return {}
     if experiment.microbatches > 1 or jax.tree.leaves(state.model_state):

@@ -29,7 +29,7 @@ from trainer.sweep.warning_text import by_sentence
 
 
 @dataclass(frozen=True)
-class _Part:
+class _WorkloadPart:
     """What the panels need of one workload.
 
     Attributes:
@@ -60,7 +60,7 @@ def make_report(workloads: Sequence[Workload], folder: Path, made: str = "") -> 
     several = len(workloads) > 1
     prefixes = _prefixes([each.name for each in workloads]) if several else [""]
     parts = [
-        _Part(each, prefix, each.name if several else "", compare_arms(each))
+        _WorkloadPart(each, prefix, each.name if several else "", compare_arms(each))
         for each, prefix in zip(workloads, prefixes, strict=True)
     ]
     names = axes_of(workloads)
@@ -75,10 +75,10 @@ def make_report(workloads: Sequence[Workload], folder: Path, made: str = "") -> 
     )
 
 
-def _panels(parts: Sequence[_Part], names: Mapping[str, str]) -> Iterator[Panel]:
+def _panels(parts: Sequence[_WorkloadPart], names: Mapping[str, str]) -> Iterator[Panel]:
     """Yields the panels in their order; those about a search only if there is one."""
 
-    def blocks(make: Callable[[_Part], Block]) -> tuple[Block, ...]:
+    def blocks(make: Callable[[_WorkloadPart], Block]) -> tuple[Block, ...]:
         return tuple(replace(make(part), title=part.title) for part in parts)
 
     workloads = [part.workload for part in parts]
@@ -119,7 +119,7 @@ def _prefixes(names: Sequence[str]) -> list[str]:
     ]
 
 
-def _verdict_block(parts: Sequence[_Part], names: Mapping[str, str]) -> Block:
+def _verdict_block(parts: Sequence[_WorkloadPart], names: Mapping[str, str]) -> Block:
     """Returns the verdicts, and warnings about what limits them."""
     workloads = [part.workload for part in parts]
     warnings = []

@@ -14,7 +14,7 @@ from trainer.config.wording import listing
 from trainer.messages import UserError, plural
 from trainer.report.results import Result, Workload
 from trainer.report.wording import joined
-from trainer.sweep.alike import arguments, unlike, unlike_loss, values_text
+from trainer.sweep.alike import arguments, differing_arguments, unlike_loss, values_text
 
 # Arguments of the root in which arms may differ: what is compared, and what changes no result.
 _MAY_DIFFER = ("optimizer", "seed", "log_every", "save_every", "keep_latest", "best_metric")
@@ -29,9 +29,9 @@ _LOG_UNIFORM = re.compile(r"log_uniform (\S+) to (\S+)")
 def conditions(workload: Workload) -> list[str]:
     """Returns sentences for the verdict on the respects in which arms are not alike."""
     sentences = []
-    unlike = unlike_arguments(workload)
-    if unlike:
-        listed = "; ".join(f"{path} {values_text(values)}" for path, values in unlike.items())
+    found = unlike_arguments(workload)
+    if found:
+        listed = "; ".join(f"{path} {values_text(values)}" for path, values in found.items())
         sentences.append(f"The arms differ in more than their optimizers: {listed}.")
     sentences += [*_widths(workload), *changed_code(workload), *_machines(workload)]
     return sentences
@@ -66,7 +66,7 @@ def unlike_arguments(workload: Workload) -> dict[str, dict[str, str]]:
     if len(trees) < 2:
         return {}
     searched = {path for space in workload.spaces.values() for path in space.axes}
-    return unlike({arm: dict(_leaves(tree, searched)) for arm, tree in trees.items()})
+    return differing_arguments({arm: dict(_leaves(tree, searched)) for arm, tree in trees.items()})
 
 
 def unlike_losses(workload: Workload) -> str:

@@ -125,7 +125,7 @@ def compare_arms(workload: Workload) -> list[Pair]:
     the workload, also those of arms without results.
     """
     comparisons = max(1, math.comb(len(workload.arms), 2))
-    judge = not why_not_judged(workload)
+    judge = not reason_not_to_judge(workload)
     couples = itertools.combinations(standings(workload), 2)
     return [_pair(a, b, workload, comparisons, judge) for a, b in couples]
 
@@ -135,7 +135,7 @@ def trials_of_search(workload: Workload, arm: str) -> int:
     return len({run.number for run in workload.trials_of(arm) if run.search == 0})
 
 
-def why_not_judged(workload: Workload) -> str:
+def reason_not_to_judge(workload: Workload) -> str:
     """Returns why the arms must not be judged, in a sentence; "" if they may be."""
     if workload.faults:
         return (
@@ -204,12 +204,12 @@ def _pair(a: Standing, b: Standing, workload: Workload, comparisons: int, judge:
     x, y = (np.array([each.values[unit] for unit in common[:n]]) for each in (a, b))
     if _is_worse(x, y, workload.goal.sign):
         return _pair(b, a, workload, comparisons, judge)
-    pair = _described(a.arm, b.arm, x, y)
+    pair = _unjudged_pair(a.arm, b.arm, x, y)
     if not pair.valueless:
         pair = replace(pair, deviation=mean_interval(x - y).deviation or None)
     if looks is None:
         return pair
-    pair = _judged(pair, x, y, looks, workload.goal, comparisons)
+    pair = _judged_pair(pair, x, y, looks, workload.goal, comparisons)
     if pair.valueless:
         return pair
     differences = dict(zip(common[:n], x - y, strict=True))
@@ -225,14 +225,16 @@ def _is_worse(x: NDArray, y: NDArray, sign: int) -> bool:
     return bool((sign * first > sign * second).sum() > (sign * first < sign * second).sum())
 
 
-def _described(better: str, worse: str, x: NDArray, y: NDArray) -> Pair:
+def _unjudged_pair(better: str, worse: str, x: NDArray, y: NDArray) -> Pair:
     """Returns a pair with its difference, not judged."""
     diverged = int(np.isinf(x).sum()), int(np.isinf(y).sum())
     difference = math.nan if any(diverged) else float(x.mean() - y.mean())
     return Pair(better, worse, min(len(x), len(y)), difference, diverged)
 
 
-def _judged(pair: Pair, x: NDArray, y: NDArray, looks: Looks, goal: Goal, comparisons: int) -> Pair:
+def _judged_pair(
+    pair: Pair, x: NDArray, y: NDArray, looks: Looks, goal: Goal, comparisons: int
+) -> Pair:
     """Returns a pair with the decision of its looks."""
     found = decide([x, y], looks, goal.better, comparisons)
     low, high, p = (_known(each[0]) for each in (found.low, found.high, found.p))
@@ -263,7 +265,7 @@ def _unpaired(a: Standing, b: Standing, workload: Workload, comparisons: int, ju
     x, y = (np.array(list(each.values.values())) for each in (a, b))
     if _is_worse(x, y, goal.sign):
         return _unpaired(b, a, workload, comparisons, judge)
-    pair = _described(a.arm, b.arm, x, y)
+    pair = _unjudged_pair(a.arm, b.arm, x, y)
     judge = judge and not pair.valueless and not workload.revisions
     result = welch(x, y, level) if judge else None
     if result is None:

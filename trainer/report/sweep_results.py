@@ -12,7 +12,7 @@ from trainer.config.wording import known_names
 from trainer.messages import UserError, plural
 from trainer.report.results import Goal, Result, Revision, Space, Workload, with_outcome
 from trainer.report.wording import joined
-from trainer.sweep.differences import revised, shown
+from trainer.sweep.differences import revision_changes, shown
 from trainer.sweep.evidence import Evidence, examine
 from trainer.sweep.final import Choice, rank, read_choices, trials_of_choice
 from trainer.sweep.plan import Trial, point_name
@@ -207,7 +207,7 @@ def _revision(plan: StoredPlan, number: int, choices: Sequence[Choice]) -> Revis
     before, content = revisions[: number - 1], revisions[number - 1]
     searches = searches_of(content)
     known = content.get("known")
-    changes = revised(before[-1], content) if before else []
+    changes = revision_changes(before[-1], content) if before else []
     for name, arm in content["arms"].items() if before else ():
         old = before[-1]["arms"].get(name)
         if old is None:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from trainer.messages import plural
 from trainer.report.conditions import conditions
-from trainer.report.pairs import Pair, Standing, standings, trials_of_search, why_not_judged
+from trainer.report.pairs import Pair, Standing, reason_not_to_judge, standings, trials_of_search
 from trainer.report.results import Workload
 from trainer.report.statistics import Estimate
 from trainer.report.wording import joined, p_sentence, shown
@@ -24,7 +24,7 @@ def verdict(workload: Workload, pairs: Sequence[Pair]) -> str:
     files disagree, which these are.
     """
     if workload.faults:  # the means cannot be trusted either
-        return why_not_judged(workload)
+        return reason_not_to_judge(workload)
     text, goal = _verdict(workload, pairs), workload.goal
     if goal.primary:
         text += (
@@ -297,7 +297,7 @@ class _Writer:
 
     def unjudged(self, ordered: Sequence[Standing]) -> str:
         """Returns the means, and why there is no verdict."""
-        why = why_not_judged(self._workload) or self._progress(ordered)
+        why = reason_not_to_judge(self._workload) or self._progress(ordered)
         means = [
             f"{each.arm} {shown(each.mean.value)}"
             if math.isfinite(each.mean.value)

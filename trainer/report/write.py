@@ -106,7 +106,7 @@ def replaced(folder: Path) -> Iterator[Path]:
     it is not that of a report, or if the disk cannot be written.
     """
     folder = folder.resolve() if folder.is_symlink() else folder
-    staged = _beside(folder, "tmp")
+    staged = _sibling(folder, "tmp")
     try:
         _clean(folder)
         kept = _others(folder)
@@ -177,7 +177,7 @@ def _keep(folder: Path, staged: Path, names: list[str]) -> None:
 
 
 def _swap(staged: Path, folder: Path) -> None:
-    old = _beside(folder, "old")
+    old = _sibling(folder, "old")
     there = folder.exists()
     if there:
         os.rename(folder, old)
@@ -190,7 +190,7 @@ def _swap(staged: Path, folder: Path) -> None:
     shutil.rmtree(old, ignore_errors=True)
 
 
-def _beside(folder: Path, suffix: str) -> Path:
+def _sibling(folder: Path, suffix: str) -> Path:
     # In the same parent, because renaming works only within a file system.
     return folder.with_name(f".{folder.name}.{_host()}.{os.getpid()}.{suffix}")
 
@@ -210,13 +210,13 @@ def _clean(folder: Path) -> None:
         found = pattern.fullmatch(path.name)
         if found is None:
             continue
-        if found[3] == "old" and _stays_away(folder):
+        if found[3] == "old" and _is_missing_for_long(folder):
             os.rename(path, folder)
-        elif found[1] == _host() and not _lives(int(found[2])):
+        elif found[1] == _host() and not _is_alive(int(found[2])):
             shutil.rmtree(path, ignore_errors=True)
 
 
-def _stays_away(folder: Path) -> bool:
+def _is_missing_for_long(folder: Path) -> bool:
     """Returns whether a folder is missing for longer than a process takes to replace it."""
     end = time.monotonic() + _SWAP
     while not (there := folder.exists()) and time.monotonic() < end:
@@ -224,7 +224,7 @@ def _stays_away(folder: Path) -> bool:
     return not there
 
 
-def _lives(process: int) -> bool:
+def _is_alive(process: int) -> bool:
     try:
         os.kill(process, 0)
     except ProcessLookupError:

@@ -40,7 +40,7 @@ def unlike_loss(trees: Mapping[str, Call], searched: Collection[str]) -> UnlikeL
                 {},
             )
     found = {arm: dict(arguments(tree.kwargs["loss"], "loss")) for arm, tree in trees.items()}
-    for path, values in unlike(found).items():
+    for path, values in differing_arguments(found).items():
         return UnlikeLoss(
             path,
             f"The losses of the arms are not the same function ({path} {values_text(values)}), so"
@@ -58,7 +58,7 @@ def _common_metric(trees: Mapping[str, Call]) -> str:
     return next(iter(common), "accuracy")
 
 
-def unlike(found: Mapping[str, Mapping[str, str]]) -> dict[str, dict[str, str]]:
+def differing_arguments(found: Mapping[str, Mapping[str, str]]) -> dict[str, dict[str, str]]:
     """Returns the arguments in which arms differ: path -> arm -> the value, from `arguments`.
 
     The value is "absent" where the arm has no such argument. Where two arms call different

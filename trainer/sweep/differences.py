@@ -29,10 +29,10 @@ def differences(stored: StoredPlan, plan: SweepPlan) -> list[str]:
     for key in ("goal", "seeds", "final_seeds", "budgets", "checkpoints", "vmap"):
         if old[key] != new[key]:
             lines.append(f"{key}: {shown(old[key])} -> {shown(new[key])}")
-    return [*lines, *_of_the_rule(old, new)]
+    return [*lines, *_optional_entries(old, new)]
 
 
-def _of_the_rule(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+def _optional_entries(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     """Lists differences in entries that a plan has only where they are not the default."""
     searches = [len(each.get("offsets", [0])) for each in (old, new)]
     lines = [f"searches: {searches[0]} -> {searches[1]}"] if searches[0] != searches[1] else []
@@ -71,7 +71,7 @@ _OF_A_REVISION = (
 )
 
 
-def revised(before: Mapping[str, Any], revision: Mapping[str, Any]) -> list[str]:
+def revision_changes(before: Mapping[str, Any], revision: Mapping[str, Any]) -> list[str]:
     """Lists what a revision changed besides adding trials, such as "seeds: 0 -> 0, 1".
 
     `before` is the revision before it, as plan.json has it.
@@ -80,7 +80,7 @@ def revised(before: Mapping[str, Any], revision: Mapping[str, Any]) -> list[str]
         f"{what}: {shown(before[key])} -> {shown(revision[key])}"
         for key, what in _OF_A_REVISION
         if revision[key] != before[key]
-    ] + _of_the_rule(before, revision)
+    ] + _optional_entries(before, revision)
 
 
 def shown(value: Any) -> str:

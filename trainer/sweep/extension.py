@@ -16,9 +16,9 @@ from trainer.config.wording import listing
 from trainer.messages import UserError, printable, table
 from trainer.sweep.code_changes import check_code, note_code
 from trainer.sweep.definition import ArmConfig
-from trainer.sweep.differences import config_line, revised, shown
+from trainer.sweep.differences import config_line, revision_changes, shown
 from trainer.sweep.encoding import canonical, encoded
-from trainer.sweep.final import Point
+from trainer.sweep.final import ArmSearch
 from trainer.sweep.ledger import Recorder
 from trainer.sweep.methods import Sampled
 from trainer.sweep.plan import (
@@ -33,8 +33,8 @@ from trainer.sweep.plan_file import files_of, program_entry, write_revisions, wr
 from trainer.sweep.presence import Mode
 from trainer.sweep.programs import Programs
 from trainer.sweep.stored_plan import StoredPlan, digest_of, read_plan
-from trainer.sweep.warning_text import together, warning_lines
-from trainer.workdir.changes import listed
+from trainer.sweep.warning_text import merge_warnings, warning_lines
+from trainer.workdir.changes import indented
 from trainer.writers.files import paths_below, replace_file
 
 
@@ -120,18 +120,18 @@ def make_extension(
     trials.
     """
     changed = _changes(stored, plan)
-    points: dict[Point, list[_Point]] = {}
+    points: dict[ArmSearch, list[_Point]] = {}
     for arm, search in itertools.product(plan.definition.arms, range(len(plan.offsets))):
         old, new = (
             _points([t for t in trials if (t.arm, t.search) == (arm.name, search)])
             for trials in (stored.trials, plan.trials)
         )
-        points[arm.name, search], lost = _joined(arm, search, old, new)
+        points[arm.name, search], lost = _extended_points(arm, search, old, new)
         changed += lost
     if changed:
         raise UserError(
             f"The sweep in {folder} cannot be extended to this file, which changes what was"
-            " planned:\n" + listed(changed) + "Put these back and only add to the file, or start"
+            " planned:\n" + indented(changed) + "Put these back and only add to the file, or start"
             " another sweep in another --workdir."
         )
     had = {trial.name for trial in stored.trials}
@@ -210,7 +210,7 @@ def _changes(stored: StoredPlan, plan: SweepPlan) -> list[str]:
     return lines
 
 
-def _joined(
+def _extended_points(
     arm: ArmConfig, search: int, old: Sequence[_Point], new: Sequence[_Point]
 ) -> tuple[list[_Point], list[str]]:
     """Returns the points of a search with those that a file adds, and lines about removed ones."""
@@ -304,7 +304,7 @@ def render_extension(
     if revision["programs"]:
         lines += _program_lines(revision["programs"])
     lines += revision["reasons"]
-    lines += revised(stored.revisions[-1], revision)
+    lines += revision_changes(stored.revisions[-1], revision)
     steps = sum(each["steps"] * len(each["trials"]) for each in revision["programs"])
     flops = sum(x["flops"] * x["steps"] * len(x["trials"]) for x in revision["programs"])
     lines.append(f"{len(revision['trials']):,} new runs: {steps:,} steps, {flops:.3g} FLOPs")
@@ -315,7 +315,7 @@ def render_extension(
         f" the winners {were} chosen",
         *power,
         *warning_lines(
-            together(each["warnings"] for each in revision["programs"]), revision["arms"]
+            merge_warnings(each["warnings"] for each in revision["programs"]), revision["arms"]
         ),
         "",
         f"plan {revision['digest']}",

@@ -14,7 +14,7 @@ from trainer.workdir import WorkdirTakenOver
 from trainer.writers.json_files import DamagedFile
 
 
-def is_of_the_disk(error: BaseException) -> bool:
+def is_disk_error(error: BaseException) -> bool:
     """Returns whether files could not be read or written, which may work at a later start.
 
     A UserError counts by the error of the system that caused it, unless that says that something
@@ -35,22 +35,22 @@ def damage_in(folder: Path, error: BaseException) -> str:
     return ""
 
 
-def is_of_the_memory(error: BaseException) -> bool:
+def is_out_of_memory(error: BaseException) -> bool:
     """Returns whether trials do not fit into the memory of the host or of a device."""
     out_of = isinstance(error, jax.errors.JaxRuntimeError) and "RESOURCE_EXHAUSTED" in str(error)
     return out_of or isinstance(error, MemoryError)
 
 
-def is_of_another_worker(error: BaseException) -> bool:
+def is_takeover(error: BaseException) -> bool:
     """Returns whether another process has taken a wave over from this one."""
     return isinstance(error, WorkdirTakenOver) or isinstance(error.__cause__, WorkdirTakenOver)
 
 
-def is_of_a_trial(error: BaseException) -> bool:
+def is_trial_error(error: BaseException) -> bool:
     """Returns whether the code of a trial, such as its data set, hook or metric, raised an error.
 
     The error is one that was raised while the trial was advanced.
     """
-    of_others = (is_of_the_disk, is_of_the_memory, is_of_another_worker)
+    of_others = (is_disk_error, is_out_of_memory, is_takeover)
     others = isinstance(error, jax.errors.JaxRuntimeError | DamagedFile | DataChanged)
     return not (others or any(is_of(error) for is_of in of_others))

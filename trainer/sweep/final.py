@@ -20,7 +20,7 @@ _ADVICE = (
 )
 
 
-Point = tuple[str, int]  # an arm, and a search of it
+ArmSearch = tuple[str, int]  # an arm, and a search of it
 
 
 class _Winner(TypedDict):
@@ -47,10 +47,12 @@ class Choice:
 
     revision: int
     seeds: tuple[int, ...]
-    winners: Mapping[Point, int | None]
+    winners: Mapping[ArmSearch, int | None]
 
 
-def rank(plan: StoredPlan, outcomes: Mapping[str, Summary | None]) -> dict[Point, dict[int, float]]:
+def rank(
+    plan: StoredPlan, outcomes: Mapping[str, Summary | None]
+) -> dict[ArmSearch, dict[int, float]]:
     """Returns arm and search -> number of a point -> the mean of the goal over its seeds.
 
     The best point comes first. Points that diverged or failed on any seed have infinity as the
@@ -58,7 +60,7 @@ def rank(plan: StoredPlan, outcomes: Mapping[str, Summary | None]) -> dict[Point
     folder of a trial -> its outcome; None or absent if there is none yet.
     """
     sign = 1 if plan.goal.better == "min" else -1
-    values: dict[Point, dict[int, list[float | None]]] = {}
+    values: dict[ArmSearch, dict[int, list[float | None]]] = {}
     for trial in plan.trials:
         outcome = outcomes.get(trial.folder)
         points = values.setdefault((trial.arm, trial.search), {})

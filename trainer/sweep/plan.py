@@ -115,7 +115,7 @@ class SweepPlan:
         rule |= {"per_example": False} if sweep.final and not sweep.final.per_example else {}
         rule |= {"offsets": list(self.offsets)} if len(self.offsets) > 1 else {}
         return {
-            "arms": {arm.name: _described(arm) for arm in arms},
+            "arms": {arm.name: _arm_entry(arm) for arm in arms},
             "seeds": list(self.seeds),
             "final_seeds": list(self.final_seeds),
             "goal": {
@@ -330,7 +330,7 @@ def _by_path(arm: ArmConfig, point: Point) -> dict[str, Tree]:
     return values
 
 
-def _described(arm: ArmConfig) -> dict[str, Any]:
+def _arm_entry(arm: ArmConfig) -> dict[str, Any]:
     """Returns the method and the space of an arm, and the SHA-256 of its config as YAML."""
     spaces = {}
     for key, space in arm.space.items():

@@ -216,11 +216,11 @@ def check_same(folder: Path, plan: SweepPlan) -> bool:
     stored = read_plan(folder)
     if plan.digest in [revision["plan"] for revision in stored.revisions]:
         return True
-    from trainer.workdir.changes import listed
+    from trainer.workdir.changes import indented
 
     raise UserError(
         f"The workdir {folder} has another sweep. The differences, old -> new:\n"
-        + listed(differences(stored, plan))
+        + indented(differences(stored, plan))
         + "Choose another --workdir, or add to this sweep with python -m trainer sweep extend"
         f" {folder} --config=FILE."
     )

@@ -10,7 +10,7 @@ from trainer.messages import duration, plural, printable, table
 from trainer.sweep.limits import useful_width, wave_width
 from trainer.sweep.plan import SweepPlan
 from trainer.sweep.plan_file import first_revision
-from trainer.sweep.programs import Needs, Programs, most_side_by_side
+from trainer.sweep.programs import ProgramCost, Programs, most_side_by_side
 from trainer.sweep.warning_text import warning_lines
 
 _SHOWN_TRIALS = 5
@@ -20,7 +20,7 @@ def render(
     plan: SweepPlan,
     programs: Programs,
     vocabulary: Sequence[str],
-    needs: Sequence[Needs] = (),
+    needs: Sequence[ProgramCost] = (),
     power: Sequence[str] = (),
 ) -> str:
     """Formats a plan: the arms, the programs, what they cost, and the first trials.
@@ -130,7 +130,7 @@ def _totals(plan: SweepPlan, programs: Programs) -> list[str]:
     return lines
 
 
-def _measured(plan: SweepPlan, programs: Programs, needs: Sequence[Needs]) -> list[str]:
+def _measured(plan: SweepPlan, programs: Programs, needs: Sequence[ProgramCost]) -> list[str]:
     """Predicts waves, memory and time for one worker on this machine."""
     if not needs:
         return []

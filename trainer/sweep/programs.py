@@ -32,14 +32,14 @@ from trainer.config.wording import brief, known_names, listing
 from trainer.engine import memory
 from trainer.engine.experiment import Experiment, build_experiment
 from trainer.engine.loading import load_located
-from trainer.engine.plan import find_matrices, located, make_plan
+from trainer.engine.plan import find_matrices, make_plan, with_place
 from trainer.engine.program import Program
 from trainer.engine.splits import smaller_is_better, split_sizes
 from trainer.engine.vmapped import batched_kernels
 from trainer.sweep.alike import unlike_loss
 from trainer.sweep.definition import ArmConfig
 from trainer.sweep.plan import SweepPlan, Trial, refuse_unequal
-from trainer.sweep.warning_text import Warnings, together
+from trainer.sweep.warning_text import Warnings, merge_warnings
 from trainer.writers.lines import PREFIXES
 
 # Arguments of the root that are inputs of the program, or that do not change what it computes.
@@ -102,7 +102,7 @@ class Programs:
     @property
     def warnings(self) -> dict[str, tuple[str, ...]]:
         """The warnings of all programs: arm -> sentences."""
-        return together(group.warnings for group in self.groups)
+        return merge_warnings(group.warnings for group in self.groups)
 
 
 def find_programs(plan: SweepPlan, vocabulary: Sequence[str] = ()) -> Programs:
@@ -135,7 +135,7 @@ def _refuse_unlike_losses(plan: SweepPlan, vocabulary: Sequence[str]) -> None:
     searched: dict[str, Source] = {}
     for arm in plan.definition.arms:
         first, *others = plan.of_arm(arm.name)
-        configs[arm.name] = with_places(arm, first)
+        configs[arm.name] = config_with_sources(arm, first)
         for path, value in first.values.items():
             if not all(same(trial.values[path], value) for trial in others):
                 searched.setdefault(path, arm.source_of(path, value))
@@ -161,7 +161,7 @@ def _merge(groups: Sequence[ProgramGroup]) -> list[ProgramGroup]:
             group = dataclasses.replace(
                 group,
                 trials=(*first.trials, *group.trials),
-                warnings=together([first.warnings, group.warnings]),
+                warnings=merge_warnings([first.warnings, group.warnings]),
             )
         merged[key] = group
     return list(merged.values())
@@ -183,12 +183,12 @@ def _group(
     rest = list(trials)
     while rest:
         first = rest[0]
-        config = with_places(arm, first)
+        config = config_with_sources(arm, first)
         try:
             program = load_located(config, vocabulary)
             traced = make_plan(program, config)
         except ConfigError as error:
-            raise placed(error, arm, f"The trial {first.name}") from error
+            raise error_in_sweep_file(error, arm, f"The trial {first.name}") from error
         warnings = [*traced.warnings, *check_goal(plan, arm, program.experiment)]
         _check_vmap(plan, arm, program)
         inputs = set(traced.inputs)
@@ -206,7 +206,7 @@ def _group(
                 batch_size=traced.batch_size,
                 flops=traced.flops,
                 state_bytes=traced.state_bytes,
-                warnings=together([{arm.name: tuple(warnings)}]),
+                warnings=merge_warnings([{arm.name: tuple(warnings)}]),
             )
         )
     return _merge(groups)
@@ -309,7 +309,7 @@ def check_types(arm: ArmConfig, trials: Sequence[Trial], vocabulary: Sequence[st
     try:
         Builder(arm.config, vocabulary).check()  # first, because a trial may replace the mistake
     except ConfigError as error:
-        raise placed(error, arm, arm.title) from error
+        raise error_in_sweep_file(error, arm, arm.title) from error
     # A listed value that no trial drew must fit as well.
     listed = [(path, value) for path, values in arm.listed.items() for value in values]
     drawn = [item for trial in trials for item in trial.values.items()]
@@ -324,7 +324,7 @@ def check_types(arm: ArmConfig, trials: Sequence[Trial], vocabulary: Sequence[st
         try:
             Builder(config, vocabulary).check()
         except ConfigError as error:
-            raise placed(error, arm, arm.title) from error
+            raise error_in_sweep_file(error, arm, arm.title) from error
 
 
 def check_extremes(
@@ -345,20 +345,20 @@ def check_extremes(
                 chosen[trial.number] = trial
     warnings: list[str] = []
     for trial in chosen.values():
-        config = with_places(arm, trial)
+        config = config_with_sources(arm, trial)
         try:
             experiment = build_experiment(config, vocabulary)
             try:
                 experiment.optimizer.bind(params).check()
                 warnings += find_matrices(experiment.optimizer, params).warnings
             except (ValueError, TypeError) as error:
-                raise located(error, config) from error
+                raise with_place(error, config) from error
         except ConfigError as error:
-            raise placed(error, arm, f"The trial {trial.name}") from error
+            raise error_in_sweep_file(error, arm, f"The trial {trial.name}") from error
     return warnings
 
 
-def with_places(arm: ArmConfig, trial: Trial) -> Config:
+def config_with_sources(arm: ArmConfig, trial: Trial) -> Config:
     """Returns the config of a trial, in which each value has its place in the file of the sweep."""
     config = trial.config
     for path, value in trial.values.items():
@@ -366,7 +366,7 @@ def with_places(arm: ArmConfig, trial: Trial) -> Config:
     return config
 
 
-def placed(error: ConfigError, arm: ArmConfig, who: str) -> ConfigError:
+def error_in_sweep_file(error: ConfigError, arm: ArmConfig, who: str) -> ConfigError:
     """Returns an error that begins with a place in the file of the sweep.
 
     `who` is what does not build, such as "The arm 'muon'". The place of the given error may be in a
@@ -429,7 +429,7 @@ def most_side_by_side(state_bytes: int, workers: int) -> int:
     """
     device = jax.local_devices()[0]
     on_cpu = device.platform == "cpu"
-    limit = memory.of_host() if on_cpu else memory.of_device(device)
+    limit = memory.host_memory() if on_cpu else memory.device_memory(device)
     if limit is None:
         return 2**31
     # A host also has a copy of every state while it saves them.
@@ -437,7 +437,7 @@ def most_side_by_side(state_bytes: int, workers: int) -> int:
     return max(1, int(limit * share / max(1, state_bytes)))
 
 
-class Needs(NamedTuple):
+class ProgramCost(NamedTuple):
     """What a program needs on this machine.
 
     Attributes:
@@ -449,7 +449,7 @@ class Needs(NamedTuple):
     temporary_bytes: int | None
 
 
-def measure(group: ProgramGroup, vocabulary: Sequence[str] = ()) -> Needs:
+def measure(group: ProgramGroup, vocabulary: Sequence[str] = ()) -> ProgramCost:
     """Compiles a program and times a few of its steps."""
     program = load_located(group.trials[0].config, vocabulary)
     state = program.init()
@@ -463,5 +463,5 @@ def measure(group: ProgramGroup, vocabulary: Sequence[str] = ()) -> Needs:
         state, _ = program.advance(state, block)
         jax.block_until_ready(state)
         seconds.append((time.perf_counter() - start) / steps)
-    step = memory.of_compiled(program.compiled)
-    return Needs(min(seconds[1:]), None if step is None else step.temporary)
+    step = memory.compiled_memory(program.compiled)
+    return ProgramCost(min(seconds[1:]), None if step is None else step.temporary)

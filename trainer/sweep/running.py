@@ -12,7 +12,7 @@ from trainer.sweep.presence import announced
 from trainer.sweep.wave_file import read_wave
 from trainer.writers import locks
 from trainer.writers.json_files import DamagedFile, read_json
-from trainer.writers.locks import is_locked, share
+from trainer.writers.locks import is_locked, lock_shared
 from trainer.writers.run_record import read_record
 
 T = TypeVar("T")
@@ -75,7 +75,7 @@ def read_waves(
             faults.append(str(error))
     held = _held(folder / "lock", list(found))
     workers = {record["wave"]: record for record in announced(folder) if record.get("wave")}
-    standing = _standing(folder, workers)
+    standing = _stopped_waves(folder, workers)
     waves = []
     for file, content in found.items():
         # This machine may not see the lock of a wave that is announced.
@@ -85,7 +85,7 @@ def read_waves(
     return tuple(waves), tuple(faults)
 
 
-def _standing(folder: Path, workers: Mapping[str, Mapping[str, Any]]) -> set[str]:
+def _stopped_waves(folder: Path, workers: Mapping[str, Mapping[str, Any]]) -> set[str]:
     """Returns the waves whose workers are stopped, or have died where this machine cannot know."""
     found, old = set(), {}
     for wave, record in workers.items():
@@ -156,7 +156,7 @@ def _held(lock: Path, files: Sequence[Path]) -> set[Path]:
             return set()
         stack.callback(os.close, descriptor)
         until = time.monotonic() + _PATIENCE
-        while not share(descriptor):
+        while not lock_shared(descriptor):
             if time.monotonic() > until:
                 return set(files)  # a worker keeps the lock: all may be held
             time.sleep(_PAUSE)

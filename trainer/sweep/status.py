@@ -10,7 +10,7 @@ from shlex import join, quote
 
 from trainer.messages import UserError, duration, plural, printable, table
 from trainer.sweep.code_changes import CodeChange, changes_in, sentences
-from trainer.sweep.final import Point, final_trials, rank
+from trainer.sweep.final import ArmSearch, final_trials, rank
 from trainer.sweep.folder import SweepFolder
 from trainer.sweep.ledger import read_ledger
 from trainer.sweep.plan import Trial, point_name
@@ -103,7 +103,7 @@ class SweepReader:
     def _forget(self) -> None:
         """Drops what depends on the revision of the plan."""
         self._final: list[Trial] | None = None
-        self._ranked: tuple[int, dict[Point, dict[int, float]]] = (-1, {})
+        self._ranked: tuple[int, dict[ArmSearch, dict[int, float]]] = (-1, {})
         self._speeds: dict[int, float] = {}  # steps per second of a worker, by program
 
     @property
@@ -196,7 +196,7 @@ class SweepReader:
         }
         return {name: outcome for name, outcome in found.items() if outcome is not None}
 
-    def _rank(self) -> dict[Point, dict[int, float]]:
+    def _rank(self) -> dict[ArmSearch, dict[int, float]]:
         if self._ranked[0] != len(self._outcomes):
             self._ranked = len(self._outcomes), rank(self.plan, self._outcomes)
         return self._ranked[1]
@@ -283,7 +283,7 @@ def _value(outcome: Summary | None, plan: StoredPlan) -> float | None:
     return None if outcome is None else outcome.value(plan.goal.row)
 
 
-def _with_best(arm: ArmStatus, ranked: Mapping[Point, Mapping[int, float]]) -> ArmStatus:
+def _with_best(arm: ArmStatus, ranked: Mapping[ArmSearch, Mapping[int, float]]) -> ArmStatus:
     """Adds the best points of an arm."""
     best = {
         search: next(iter(points.items()))
@@ -318,7 +318,7 @@ def counts(status: Status, plan: StoredPlan) -> list[str]:
     head = ("arm", "runs", "done", "running", "diverged", "failed", "steps")
     rows: list[Sequence[str]] = [(*head, plan.goal.metric, "trial")]
     rows += [_row(arm) for arm in status.arms]
-    return [*table(rows, right=range(1, 9)), in_a_line(status)]
+    return [*table(rows, right=range(1, 9)), progress_line(status)]
 
 
 def _row(arm: ArmStatus) -> tuple[str, ...]:
@@ -339,7 +339,7 @@ def _best(arm: ArmStatus) -> str:
     return names[0] if names else "-"
 
 
-def in_a_line(status: Status) -> str:
+def progress_line(status: Status) -> str:
     """Returns how many runs have ended, how many are computed, and how long the others take."""
     runs = sum(arm.runs for arm in status.arms)
     ended = sum(arm.done + arm.diverged + arm.failed for arm in status.arms)

@@ -13,7 +13,7 @@ from trainer.messages import UserError
 from trainer.sweep.definition import Goal
 from trainer.sweep.encoding import Decoder, canonical
 from trainer.sweep.plan import Trial
-from trainer.sweep.warning_text import Warnings, together
+from trainer.sweep.warning_text import Warnings, merge_warnings
 from trainer.writers.files import open_regular
 from trainer.writers.json_files import as_dataclass, check_json, damaged, read_json
 
@@ -123,7 +123,7 @@ class StoredPlan:
     @property
     def warnings(self) -> dict[str, tuple[str, ...]]:
         """The warnings of all programs: arm -> sentences."""
-        return together(program.warnings for program in self.programs)
+        return merge_warnings(program.warnings for program in self.programs)
 
     def keeps_examples(self, trial: Trial) -> bool:
         """Returns whether a trial keeps its results on single test examples.

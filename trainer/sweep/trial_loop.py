@@ -17,11 +17,11 @@ from trainer.sweep.per_example import keep_examples
 from trainer.sweep.plan import Trial
 from trainer.train.hooks import Hooks
 from trainer.train.loop import Loop
+from trainer.train.loop_interface import Ended, Halted
 from trainer.train.nonfinite import NonFiniteLog
 from trainer.train.restoring import with_hyperparams
-from trainer.train.rollback import GoBack, RollbackLog
+from trainer.train.rollback import RollbackLog, RollbackTarget
 from trainer.train.rows import Results
-from trainer.train.services import Ended, Halted
 from trainer.train.stopwatch import Clock
 from trainer.train.watchdog import Watchdog
 from trainer.writers import Reporter, RunIdentity
@@ -185,7 +185,7 @@ class TrialLoop:
         self._per_example, self._watchdog = per_example, watchdog
         self._results = Results()
         self._writer = writers.create(
-            asked_writers(trial.config),
+            named_writers(trial.config),
             folder,
             resumed=restored or 0,
             total_steps=experiment.steps,
@@ -232,18 +232,18 @@ class TrialLoop:
         evaluated = step == self._steps or step % self._eval_every == 0
         return self._results.newest.get(self._goal.row) if evaluated else None
 
-    def begin(self) -> Ended | GoBack | Halted | None:
+    def begin(self) -> Ended | RollbackTarget | Halted | None:
         """Asks for the first block; returns how the trial ended, or None if it has not."""
         return self._go(lambda: next(self._run))
 
-    def proceed(self, computed: Computed) -> Ended | GoBack | Halted | None:
+    def proceed(self, computed: Computed) -> Ended | RollbackTarget | Halted | None:
         """Does what follows `block`, computed by `Program.advance`, and asks for the next one.
 
         Returns how the trial ended; None if it has not.
         """
         return self._go(lambda: self._run.send(computed))
 
-    def _go(self, proceed: Callable[[], Block]) -> Ended | GoBack | Halted | None:
+    def _go(self, proceed: Callable[[], Block]) -> Ended | RollbackTarget | Halted | None:
         try:
             self.block = proceed()
         except StopIteration as end:
@@ -293,7 +293,7 @@ class TrialLoop:
                 stack.callback(each.close)
 
 
-def asked_writers(config: Config) -> list[str]:
+def named_writers(config: Config) -> list[str]:
     """Returns the writers that a trial's config names; the terminal shows the sweep instead.
 
     Defaults do not count, so that a sweep does not write thousands of files for TensorBoard.

@@ -7,7 +7,7 @@ from trainer.messages import printable
 Warnings = Mapping[str, tuple[str, ...]]  # arm -> sentences
 
 
-def together(every: Iterable[Warnings]) -> dict[str, tuple[str, ...]]:
+def merge_warnings(every: Iterable[Warnings]) -> dict[str, tuple[str, ...]]:
     """Joins the warnings of several programs; equal ones of an arm are kept once."""
     found: dict[str, dict[str, None]] = {}
     for warnings in every:

@@ -37,14 +37,14 @@ from trainer.sweep.folder import Claim, SweepFolder
 from trainer.sweep.limits import MOST_ERRORS
 from trainer.sweep.per_example import keep_examples
 from trainer.sweep.plan import Trial
-from trainer.sweep.trial_loop import asked_writers
+from trainer.sweep.trial_loop import named_writers
 from trainer.sweep.wave_check import check_folder, check_rows
+from trainer.train.loop_interface import Ended
 from trainer.train.restoring import restore_of, to_save
 from trainer.train.rollback import MOST_ROLLBACKS, read_rollbacks
 from trainer.train.rows import Results
 from trainer.train.run import Run
 from trainer.train.runtime import use_openblas_threads
-from trainer.train.services import Ended
 from trainer.train.signals import StopSignals
 from trainer.train.warm_start import count_warm_starts
 from trainer.train.watchdog import SlowLines
@@ -331,7 +331,7 @@ def run_alone(
     (trial,) = wave.claim.trials
     staged = wave.staged(trial)
     experiment = program.experiment
-    object.__setattr__(experiment, "writers", tuple(asked_writers(trial.config)))
+    object.__setattr__(experiment, "writers", tuple(named_writers(trial.config)))
     newest = wave.newest()
     if newest is not None:
         check_rows(staged, newest - 1, experiment)  # the evaluation after it may be repeated

@@ -19,16 +19,16 @@ from trainer.engine.step import State
 from trainer.engine.vmapped import Vmapped
 from trainer.messages import DONE, FAILED, STOPPED
 from trainer.sweep.definition import Goal
-from trainer.sweep.faults import is_of_a_trial
+from trainer.sweep.faults import is_trial_error
 from trainer.sweep.folder import SweepFolder
 from trainer.sweep.plan import Trial
 from trainer.sweep.trial_loop import TrialLoop, WaveConsensus
 from trainer.sweep.wave import Wave
 from trainer.sweep.wave_check import check_rows
 from trainer.train.autosave import AutosavePolicy, was_killed
+from trainer.train.loop_interface import Ended, Halted
 from trainer.train.restoring import to_save, with_hyperparams
-from trainer.train.rollback import GoBack
-from trainer.train.services import Ended, Halted
+from trainer.train.rollback import RollbackTarget
 from trainer.train.signals import StopSignals
 from trainer.train.stopwatch import Clock
 from trainer.train.warm_start import WarmStart
@@ -37,7 +37,7 @@ from trainer.writers import Reporter
 from trainer.writers.files import sync_file_system
 from trainer.writers.summary import Summary
 
-End = Ended | GoBack | Halted
+End = Ended | RollbackTarget | Halted
 
 
 class WaveRunner:
@@ -234,14 +234,14 @@ class WaveRunner:
             if end is None:
                 return
             self._trial_loops.remove(trial_loop)
-            if isinstance(end, GoBack):
+            if isinstance(end, RollbackTarget):
                 trial_loop.close()
                 self._folder.limits.leave_alone(trial.folder)
                 self._log(f"{trial.folder}: {trial_loop.lines[-1]} It is computed alone.")
                 return
             outcome = trial_loop.outcome(end)
         except Exception as error:
-            if not is_of_a_trial(error):
+            if not is_trial_error(error):
                 raise
             self._fail(trial_loop, error)
             return

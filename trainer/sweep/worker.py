@@ -31,9 +31,9 @@ from trainer.sweep.code_changes import ALLOWED, CodeChanged, import_code
 from trainer.sweep.config_files import ConfigFiles
 from trainer.sweep.faults import (
     damage_in,
-    is_of_another_worker,
-    is_of_the_disk,
-    is_of_the_memory,
+    is_disk_error,
+    is_out_of_memory,
+    is_takeover,
 )
 from trainer.sweep.folder import Claim, SweepFolder
 from trainer.sweep.plan import Trial
@@ -104,7 +104,7 @@ class Worker:
         try:
             return self._compute_waves()
         except Exception as error:
-            if not is_of_the_disk(error):
+            if not is_disk_error(error):
                 raise
             self._log(self._describe(error))
             return FAILED
@@ -190,10 +190,10 @@ class Worker:
             if isinstance(error, CodeChanged):  # a module that was imported during the wave
                 end = "failed"
                 raise
-            if is_of_the_disk(error):
+            if is_disk_error(error):
                 end = "failed"
                 raise
-            if is_of_another_worker(error):
+            if is_takeover(error):
                 self._log(str(error))
                 time.sleep(_PAUSE)  # the other worker computes the wave now
                 return DONE
@@ -243,7 +243,7 @@ class Worker:
         try:
             return self._compute_in(wave, claim, prepared)
         except (MemoryError, jax.errors.JaxRuntimeError) as error:
-            if not is_of_the_memory(error):
+            if not is_out_of_memory(error):
                 raise
             return self._divide(wave, claim, f"It does not fit into memory: {wording.cause(error)}")
 

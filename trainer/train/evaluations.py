@@ -6,7 +6,7 @@ from functools import partial
 from trainer.engine.contracts import Batch
 from trainer.engine.program import Program
 from trainer.engine.step import State
-from trainer.train.services import Consensus
+from trainer.train.loop_interface import Consensus
 from trainer.train.watchdog import Watchdog
 from trainer.writers import MultiWriter
 

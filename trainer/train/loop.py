@@ -18,6 +18,7 @@ from trainer.messages import DONE, FAILED, STOPPED, UserError, plural
 from trainer.train.batch_prefetcher import BatchPrefetcher
 from trainer.train.evaluations import Evaluations
 from trainer.train.hooks import At, Hooks, called_at
+from trainer.train.loop_interface import Blocks, Consensus, Ended, Halted, Observer, StateKeeper
 from trainer.train.multihost import broadcast_from_host0, raise_on_all
 from trainer.train.nonfinite import NonFiniteLog, advise, describe, replay_command
 from trainer.train.pending import CheckedBlock, PendingBlocks
@@ -25,13 +26,12 @@ from trainer.train.restoring import to_save
 from trainer.train.rollback import (
     MOST_ROLLBACKS,
     Counters,
-    GoBack,
     RollbackLog,
+    RollbackTarget,
     apply_rollback,
     counters_of,
-    go_back,
+    rollback_target,
 )
-from trainer.train.services import Blocks, Consensus, Ended, Halted, Observer, StateKeeper
 from trainer.train.stopwatch import Clock, Stopwatch, Utilization
 from trainer.train.watchdog import Watchdog
 from trainer.writers import MultiWriter
@@ -258,12 +258,12 @@ class Loop:
     def _batch_index(self, step: int) -> int:
         return step - 1 + self._counters.skipped_batches  # steps count from 1, batches from 0
 
-    def _not_finite(self, block: CheckedBlock) -> GoBack | Halted:
+    def _not_finite(self, block: CheckedBlock) -> RollbackTarget | Halted:
         bad = block.bad[0]
         values = block.row(bad)
         found = f"At step {bad} {describe(values, (self._pending.params_finite_at + 1, bad))}."
         if self.experiment.on_nonfinite == "rollback":
-            back = go_back(self._counters, bad)
+            back = rollback_target(self._counters, bad)
             if back is not None:
                 self.log(f"{found} The run goes back to step {back.step} and skips the batch.")
                 return back

@@ -18,7 +18,7 @@ from typing import Any, TypeVar, cast
 import jax
 from jax._src.clusters import ClusterEnv
 
-from trainer.checkpoint.agreement import all_agree, gather
+from trainer.checkpoint.agreement import all_agree, all_gather_ints
 from trainer.messages import FAILED, MISTAKE, UserError
 from trainer.train.autosave import AutosavePolicy
 from trainer.train.peers import Peers, connect
@@ -152,7 +152,7 @@ def require_same(given: Mapping[str, str]) -> None:
     The keys of `given` name the texts in the error.
     """
     # 31 bits: the processes exchange int32.
-    sums = gather([zlib.crc32(text.encode()) & 0x7FFFFFFF for text in given.values()])
+    sums = all_gather_ints([zlib.crc32(text.encode()) & 0x7FFFFFFF for text in given.values()])
     for column, name in zip(sums.T, given, strict=True):
         if len(set(column.tolist())) > 1:
             own = f" This one has {given[name]}." if len(given[name]) < 200 else ""
@@ -177,7 +177,7 @@ def broadcast_from_host0(value: Number) -> Number:
 
     All processes must call it.
     """
-    return type(value)(gather([value])[0, 0])
+    return type(value)(all_gather_ints([value])[0, 0])
 
 
 class NullWorkdir:
@@ -273,7 +273,7 @@ class StopSaveConsensus:
         number = names.index(received) + 1 if received else 0  # integers are exchanged; 0 is none
         mine = [number, int(self._autosave.due()), interval.milliseconds()]
         # [processes, 3]: the wish of one process counts for all, and the time of the slowest one.
-        stop, save, slowest = gather(mine).max(axis=0)
+        stop, save, slowest = all_gather_ints(mine).max(axis=0)
         self._stop = names[stop - 1] if stop else self._stop
         self._save = bool(save)
         interval.restart(calls_to_next_sync(interval.calls, int(slowest) / 1000))

@@ -56,12 +56,12 @@ class Profile:
         self._first = first
 
     def watch(
-        self, program: Program, step: int, folder: Path, doing: Callable[[str], None]
+        self, program: Program, step: int, folder: Path, report_activity: Callable[[str], None]
     ) -> Advance:
         """Returns `Program.advance` with a profile of the chosen steps, written to a new folder.
 
-        `step` steps are finished before the first block. `doing`, as `Watchdog.other`, is told what
-        takes long here.
+        `step` steps are finished before the first block. `report_activity`, as `Watchdog.other`, is
+        told what takes long here.
         """
         done = step
         self._program, self._folder = program, folder
@@ -80,7 +80,7 @@ class Profile:
                 self._profiled += len(batches)
             if self._running and done >= last:
                 jax.block_until_ready(computed)
-                doing(f"the profile of the steps to {done}")
+                report_activity(f"the profile of the steps to {done}")
                 self._finish(done)
             return computed
 

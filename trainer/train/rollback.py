@@ -59,7 +59,7 @@ class Counters(NamedTuple):
     retries: int = 0
 
 
-class GoBack(NamedTuple):
+class RollbackTarget(NamedTuple):
     """Where a run continues after a step that was not finite.
 
     Attributes:
@@ -78,7 +78,7 @@ def counters_of(run_state: Mapping[str, jax.Array]) -> Counters:
     return Counters(*(int(n) for n in np.asarray(run_state["rollback"])))
 
 
-def go_back(counters: Counters, bad: int) -> GoBack | None:
+def rollback_target(counters: Counters, bad: int) -> RollbackTarget | None:
     """Computes where a run continues after the bad step, which is counted from 1.
 
     The batch of that step is skipped for good. If the run did not get past the bad step of the last
@@ -91,7 +91,7 @@ def go_back(counters: Counters, bad: int) -> GoBack | None:
     retries = counters.retries + 1 if counters.rollbacks and bad <= counters.last else 0
     # The first time to the state before the bad step, then 1, 3, 7, ... steps before that.
     target = max(0, bad - 2**retries)
-    return GoBack(
+    return RollbackTarget(
         target,
         Counters(
             rollbacks=counters.rollbacks + 1,
@@ -119,7 +119,7 @@ class RollbackLog:
         """The step that the run went back to last; 0 if it never did."""
         return max(self._counters, default=0)
 
-    def add(self, back: GoBack) -> None:
+    def add(self, back: RollbackTarget) -> None:
         """Adds a rollback; those to the same or later steps are no longer on the run's path."""
         step, counters = back
         earlier = {s: c for s, c in self._counters.items() if s < step}

@@ -13,14 +13,14 @@ from trainer.engine.contracts import tokens_per_example
 from trainer.engine.experiment import Experiment
 from trainer.messages import DONE, FAILED
 from trainer.train import multihost
-from trainer.train.services import Ended
+from trainer.train.loop_interface import Ended
 from trainer.workdir import Workdir
 from trainer.writers import MultiWriter, Reporter, RunIdentity, Writer, iterate_metrics
 from trainer.writers.lines import PREFIXES
 from trainer.writers.summary import Best, Summary
 
 
-class Logged(NamedTuple):
+class LoggedRows(NamedTuple):
     """The rows that a process of a run found in metrics.jsonl, and which ones it would add.
 
     Attributes:
@@ -38,7 +38,7 @@ class Logged(NamedTuple):
     steps: int
 
 
-def expected_rows(spans: Sequence[Logged], restored: int) -> int | None:
+def expected_rows(spans: Sequence[LoggedRows], restored: int) -> int | None:
     """Returns how many rows up to a restored step metrics.jsonl must have at least.
 
     A state is saved only after its metrics are written, so every row up to a restored step must be
@@ -53,18 +53,18 @@ def expected_rows(spans: Sequence[Logged], restored: int) -> int | None:
             # [2:] is log_every, eval_every and steps, which decide which steps have rows.
             if any(other[2:] != last[2:] for other in _after(spans, last)):
                 return None  # the rows after last.step may be of this process or of a later one
-            return last.rows + _between(last, restored)
+            return last.rows + _rows_between(last, restored)
     return None
 
 
-def _after(spans: Sequence[Logged], last: Logged) -> Iterator[Logged]:
+def _after(spans: Sequence[LoggedRows], last: LoggedRows) -> Iterator[LoggedRows]:
     for other in reversed(spans):
         if other is last:
             return
         yield other
 
 
-def _between(last: Logged, restored: int) -> int:
+def _rows_between(last: LoggedRows, restored: int) -> int:
     """Counts the rows after last.step, up to the restored step."""
 
     def multiples(of: int) -> int:
@@ -151,11 +151,11 @@ class Rows:
     def _count(self, restored: int | None, found: int, was_there: bool) -> None:
         """Compares the rows that the file has with those that the run wrote."""
         step, experiment = restored or 0, self._experiment
-        before = ({name: rows[name] for name in Logged._fields} for rows in self._folder.rows())
-        wanted = expected_rows([Logged(**rows) for rows in before], step)
+        before = ({name: rows[name] for name in LoggedRows._fields} for rows in self._folder.rows())
+        wanted = expected_rows([LoggedRows(**rows) for rows in before], step)
         if wanted is None:  # an earlier version wrote run.json, without the number of rows
             wanted = int(step > 0 and not was_there)
-        now = Logged(step, found, experiment.log_every, experiment.eval_every, experiment.steps)
+        now = LoggedRows(step, found, experiment.log_every, experiment.eval_every, experiment.steps)
         self._folder.restored(restored, now._asdict())
         if found >= wanted:
             return

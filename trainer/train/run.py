@@ -1,7 +1,7 @@
 """Opens a run's folder, restores its state or creates a new one, and calls the loop.
 
 `Run.start` is the whole of a run: it prepares the folder, `find_start` finds the state to start
-from, and `RunServices` are the files and threads that serve all attempts of the loop.
+from, and `SharedByAttempts` are the files and threads that serve all attempts of the loop.
 """
 
 import contextlib
@@ -19,7 +19,7 @@ from trainer.checkpoint import CheckpointError, Checkpoints, check_not_lost
 from trainer.config import Config, wording
 from trainer.engine.contracts import ComponentError
 from trainer.engine.experiment import Experiment
-from trainer.engine.plan import Plan, located, located_fingerprint, make_plan
+from trainer.engine.plan import Plan, located_fingerprint, make_plan, with_place
 from trainer.engine.plan_text import render, steps_text
 from trainer.engine.program import Program
 from trainer.engine.splits import split_sizes
@@ -29,20 +29,20 @@ from trainer.train import multihost, runtime
 from trainer.train.autosave import AutosavePolicy, was_killed
 from trainer.train.hooks import Hooks
 from trainer.train.loop import Loop
+from trainer.train.loop_interface import Blocks, Ended, Halted, Observer
 from trainer.train.multihost import StopSaveConsensus
 from trainer.train.nonfinite import NonFiniteLog
 from trainer.train.profile import Advance, Profile
 from trainer.train.restoring import check_fits, restore, to_save
-from trainer.train.rollback import GoBack, RollbackLog
+from trainer.train.rollback import RollbackLog, RollbackTarget
 from trainer.train.rows import MetricsError, Rows
-from trainer.train.services import Blocks, Ended, Halted, Observer
 from trainer.train.signals import StopSignals
 from trainer.train.stuck_parameters import StuckParameters
 from trainer.train.trained import tokenizer_text
 from trainer.train.warm_start import WarmStart
 from trainer.train.watchdog import SlowLines, Watchdog
 from trainer.workdir import Workdir, WorkdirTakenOver, check_name, code, fingerprint
-from trainer.workdir.changes import config_changes, covered, listed, path_of
+from trainer.workdir.changes import config_changes, indented, is_allowed, path_of
 from trainer.writers import RunIdentity, identity_of_run
 from trainer.writers.lines import PREFIXES
 from trainer.writers.summary import SUMMARY_FILE, read_summary
@@ -51,7 +51,7 @@ from trainer.writers.summary import SUMMARY_FILE, read_summary
 _EXPLAINED = (UserError, CheckpointError, MetricsError, WorkdirTakenOver)
 
 
-class RunServices(NamedTuple):
+class SharedByAttempts(NamedTuple):
     """What all attempts of a run share: its folder, and what reads and writes it.
 
     A run makes another attempt after a rollback. The attributes are described at `Loop`.
@@ -85,19 +85,19 @@ class RunServices(NamedTuple):
         self.summarize(Ended("failed", code, self.rows.results.step, why))
 
 
-def make_services(
+def make_shared(
     folder: Workdir,
     program: Program,
     signals: StopSignals,
     log: Callable[[str], None],
     identity: Callable[[], RunIdentity],
-) -> RunServices:
+) -> SharedByAttempts:
     """Makes what a run needs in its folder, which is open.
 
     `identity` returns what loggers call the run.
     """
     experiment = program.experiment
-    return RunServices(
+    return SharedByAttempts(
         folder=folder,
         checkpoints=Checkpoints(
             folder.checkpoints,
@@ -255,11 +255,11 @@ class Run:
             return
         lines = config_changes(file, self.config.root)
         # Other writers are allowed: a logger that is added receives the rows so far.
-        if changes := [x for x in lines if not covered(path_of(x), ["writers"])]:
+        if changes := [x for x in lines if not is_allowed(path_of(x), ["writers"])]:
             raise UserError(
                 f"The run in {workdir} has made all of its {self.experiment.steps:,} steps, so that"
                 " this config would change none of its results. The differences, old -> new:\n"
-                f"{listed(changes)}Ask for more steps, or choose another --workdir."
+                f"{indented(changes)}Ask for more steps, or choose another --workdir."
             )
 
     def _open(self, workdir: str | Path, allow_changed: Sequence[str], take_over: bool) -> Workdir:
@@ -305,37 +305,37 @@ class Run:
             return identity_of_run(folder.path, configs.hparams(self.config.root))
 
         identity = self._identity or of_folder
-        services = make_services(folder, self.program, self.signals, self.log, identity)
+        shared = make_shared(folder, self.program, self.signals, self.log, identity)
         try:
-            ended = self._attempts(services, until, observe, began)
+            ended = self._attempts(shared, until, observe, began)
         except Exception as error:
             # The errors of components, such as a batch that does not fit, get a line of the config.
-            named = located(error, self.config) if isinstance(error, ComponentError) else error
+            named = with_place(error, self.config) if isinstance(error, ComponentError) else error
             if summarize:
-                services.summarize_error(named)
+                shared.summarize_error(named)
             if named is error:
                 raise
             raise named from error
         if summarize:
-            services.summarize(ended)
+            shared.summarize(ended)
         return ended.code
 
     def _attempts(
         self,
-        services: RunServices,
+        shared: SharedByAttempts,
         until: int | None,
         observe: Observer | None,
         began: float | None,
     ) -> Ended:
         """Runs from the newest state, again from an earlier one after every rollback."""
-        checkpoints, rollback_log = services.checkpoints, services.rollback_log
-        check_not_lost(services.folder.checkpoints)  # before metrics are dropped
+        checkpoints, rollback_log = shared.checkpoints, shared.rollback_log
+        check_not_lost(shared.folder.checkpoints)  # before metrics are dropped
         if self._warm_start is not None:
-            services.folder.record(warm_starts=self._warm_start.number)
+            shared.folder.record(warm_starts=self._warm_start.number)
         first = True
         with checkpoints:
             while True:
-                outcome = self._attempt(services, until, observe, began, first)
+                outcome = self._attempt(shared, until, observe, began, first)
                 if isinstance(outcome, Ended):
                     return outcome
                 if isinstance(outcome, Halted):
@@ -349,19 +349,19 @@ class Run:
 
     def _attempt(
         self,
-        services: RunServices,
+        shared: SharedByAttempts,
         until: int | None,
         observe: Observer | None,
         began: float | None,
         first: bool,
-    ) -> Ended | GoBack | Halted:
+    ) -> Ended | RollbackTarget | Halted:
         """Runs from the newest checkpoint to the end, or to a step that is not finite."""
-        checkpoints, rows, folder = services.checkpoints, services.rows, services.folder
+        checkpoints, rows, folder = shared.checkpoints, shared.rows, shared.folder
         state, restored, unevaluated = find_start(
             self.program,
             folder.path,
             checkpoints,
-            services.rollback_log,
+            shared.rollback_log,
             self._warm_start,
             self.log,
         )
@@ -383,25 +383,25 @@ class Run:
                 self.program,
                 checkpoints,
                 writer,
-                services.consensus,
+                shared.consensus,
                 watchdog,
                 self.log,
-                nonfinite_log=services.nonfinite_log,
+                nonfinite_log=shared.nonfinite_log,
                 hooks=Hooks(self.program, folder.path, self.log, folder.check_fence),
-                rollback_log=services.rollback_log,
+                rollback_log=shared.rollback_log,
                 until=until,
-                observe=services.stuck.before(observe),
+                observe=shared.stuck.before(observe),
                 vocabulary=self.vocabulary,
                 seconds=rows.results.seconds_at(int(state.step)),
             )
-            services.stuck.begin(int(state.step), state)
+            shared.stuck.begin(int(state.step), state)
             advance = self.program.advance
             if self._profile is not None and jax.process_index() == 0:
                 done, profile = int(state.step), folder.path / "profile"
                 advance = self._profile.watch(self.program, done, profile, watchdog.other)
             with watchdog:
                 outcome = _compute(advance, loop.run(state, began, unevaluated=unevaluated))
-            if not isinstance(outcome, GoBack):
+            if not isinstance(outcome, RollbackTarget):
                 ended = outcome if isinstance(outcome, Ended) else outcome.ended()
                 writer.finish(rows.results.summary(ended, self.experiment))
             if isinstance(outcome, Ended):
@@ -419,7 +419,7 @@ class Run:
         self.log(f"Compiled in {time.perf_counter() - start:.1f} s.")
 
 
-def _compute(advance: Advance, blocks: Blocks) -> Ended | GoBack | Halted:
+def _compute(advance: Advance, blocks: Blocks) -> Ended | RollbackTarget | Halted:
     """Computes the blocks of a loop, and returns what it returns."""
     try:
         block = next(blocks)

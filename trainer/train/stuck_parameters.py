@@ -11,7 +11,7 @@ from optim.paths import flatten
 from trainer.engine.contracts import Batch
 from trainer.engine.program import Program
 from trainer.engine.step import State
-from trainer.train.services import Observer
+from trainer.train.loop_interface import Observer
 
 
 class _Checksums(NamedTuple):

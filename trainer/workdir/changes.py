@@ -32,7 +32,7 @@ class RunChanged(UserError):
         self.keys = tuple(keys)
 
 
-def covered(path: str, allowed: Sequence[str]) -> bool:
+def is_allowed(path: str, allowed: Sequence[str]) -> bool:
     """Returns whether `allowed` names a path of the config, one of its parents or its last key.
 
     `allowed` has the values of --allow_changed, and a path is such as "optimizer.groups.hidden.b2".
@@ -54,11 +54,11 @@ def refuse_config(path: Path, lines: Sequence[str], allowed: Sequence[str]) -> N
     The differences are lines such as "steps: 10 -> 20", and `allowed` has the values of
     --allow_changed.
     """
-    refused = [line for line in lines if not covered(path_of(line), allowed)]
+    refused = [line for line in lines if not is_allowed(path_of(line), allowed)]
     if refused and "config" not in allowed and "program" not in allowed:
         raise UserError(
             f"The workdir {path} has another config. The differences, old -> new:\n"
-            + listed(refused)
+            + indented(refused)
             + "Choose another --workdir, or resume with --allow_changed="
             + ",".join(dict.fromkeys(map(path_of, refused[:3])))
             + ",..." * (len(refused) > 3)
@@ -75,7 +75,7 @@ def as_changes(lines: Sequence[str]) -> list[Change]:
     ]
 
 
-def refuse(path: Path, changes: Sequence[Change], allowed: Sequence[str]) -> None:
+def refuse_changes(path: Path, changes: Sequence[Change], allowed: Sequence[str]) -> None:
     """Raises RunChanged if --allow_changed does not allow a change to the program or the data."""
     refused = [
         change
@@ -89,7 +89,7 @@ def refuse(path: Path, changes: Sequence[Change], allowed: Sequence[str]) -> Non
         kinds = " and the ".join(dict.fromkeys(change.kind for change in refused))
         raise RunChanged(
             f"This process would change the {kinds} of the run in {path}:\n"
-            + listed([str(change) for change in refused]),
+            + indented([str(change) for change in refused]),
             "Restore the old value, choose another --workdir, or resume with --allow_changed="
             + ",".join(change.key for change in refused)
             + ".",
@@ -105,7 +105,7 @@ def config_changes(file: Path, config: Call) -> list[str]:
     return configs.diff(configs.computed(configs.load([file]).root), configs.computed(config))
 
 
-def listed(lines: Sequence[str]) -> str:
+def indented(lines: Sequence[str]) -> str:
     """Indents lines for an error; of more than four, shows three and the number of the others."""
     shown = list(lines if len(lines) <= _SHOWN else lines[: _SHOWN - 1])
     if len(lines) > len(shown):
@@ -122,7 +122,7 @@ def check_allowed(allowed: Sequence[str], config: Call, fingerprint: Mapping[str
     paths = [path for path, _ in configs.leaves(config)]
     known = {*REFUSED, *REFUSED.values(), *fingerprint}
     for name in allowed:
-        if name not in known and not any(covered(path, [name]) for path in paths):
+        if name not in known and not any(is_allowed(path, [name]) for path in paths):
             raise UserError(
                 f"--allow_changed={name} names nothing that can change. There are "
                 f"{', '.join(sorted(REFUSED))}, and the paths of the config, such as steps."

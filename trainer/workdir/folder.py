@@ -24,7 +24,7 @@ from trainer.workdir.changes import (
     as_changes,
     check_allowed,
     config_changes,
-    refuse,
+    refuse_changes,
     refuse_config,
 )
 from trainer.workdir.fingerprint import Change, compare
@@ -171,7 +171,7 @@ class Workdir:
 
         Args:
             step: None for a fresh start.
-            rows: a `trainer.train.rows.Logged`, as a dict; None if it is not known.
+            rows: a `trainer.train.rows.LoggedRows`, as a dict; None if it is not known.
         """
         self._add_to_record(restored=step, rows=None if rows is None else dict(rows))
 
@@ -267,7 +267,7 @@ class Workdir:
         check_files(self.path)
         try:
             if not self._holds_results() and self.path.exists():
-                check_no_strangers(self.path)
+                check_only_run_files(self.path)
             record = read_record(self.run_file)
             if record is not None and not holds_results(self.checkpoints):
                 refuse_trial(self.path, record)
@@ -288,7 +288,7 @@ class Workdir:
             ]
             # The first changes are those of the config, which were checked above.
             if begun:
-                refuse(self.path, differing[len(changes) :], allowed)
+                refuse_changes(self.path, differing[len(changes) :], allowed)
         return record, differing, begun
 
     def _holds_results(self) -> bool:
@@ -368,7 +368,7 @@ _BEFORE_STEPS = {"config.yaml", "plan.txt", "run.json", "lock", "epoch", SUMMARY
 _BEFORE_STEPS |= _AFTER_CONFIG
 
 
-def check_no_strangers(folder: Path) -> None:
+def check_only_run_files(folder: Path) -> None:
     """Raises UserError if an existing folder without results has files that no run writes.
 
     The folder of a run has run.json. If a crash or the user removed that file, a folder counts as

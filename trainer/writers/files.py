@@ -109,7 +109,7 @@ def after_newline(file: BinaryIO, end: int) -> int:
     return 0
 
 
-_CANNOT = (errno.EBADF, errno.EINVAL)  # a file system that has no sync for folders
+_NO_FOLDER_SYNC = (errno.EBADF, errno.EINVAL)  # a file system that has no sync for folders
 
 
 def sync(path: str | os.PathLike[str]) -> None:
@@ -121,7 +121,7 @@ def sync(path: str | os.PathLike[str]) -> None:
     try:
         os.fsync(descriptor)
     except OSError as e:
-        if e.errno not in _CANNOT or not stat.S_ISDIR(os.fstat(descriptor).st_mode):
+        if e.errno not in _NO_FOLDER_SYNC or not stat.S_ISDIR(os.fstat(descriptor).st_mode):
             raise
     finally:
         os.close(descriptor)

@@ -41,7 +41,7 @@ AnyFloat = Annotated[float, "any"]
 _TEXTS = ("nan", "inf", "-inf")
 
 # Errors that would occur again at a later attempt; all others are errors of the disk.
-_LASTING = {errno.EACCES, errno.EISDIR, errno.ELOOP, errno.ENXIO, errno.EPERM}
+_PERMANENT_ERRORS = {errno.EACCES, errno.EISDIR, errno.ELOOP, errno.ENXIO, errno.EPERM}
 _NAMES = {
     bool: "true or false",
     dict: "an object",
@@ -173,7 +173,7 @@ def _read(file: Path, advice: str) -> bytes:
     except NotADirectoryError as error:
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(file)) from error
     except OSError as error:
-        if error.errno not in _LASTING:
+        if error.errno not in _PERMANENT_ERRORS:
             raise
         raise damaged(file, error.strerror or str(error), advice) from error
 

@@ -203,12 +203,12 @@ def is_locked(file: Path) -> bool:
     except (FileNotFoundError, PermissionError):
         return False
     try:
-        return not share(descriptor)
+        return not lock_shared(descriptor)
     finally:
         os.close(descriptor)
 
 
-def share(descriptor: int) -> bool:
+def lock_shared(descriptor: int) -> bool:
     """Keeps others from locking an open file, until it is closed; returns whether it could.
 
     Several processes may do so at the same time. On a file system without locks it does nothing,
@@ -396,7 +396,7 @@ class WorkdirLock:
             # O_CLOEXEC: git and other programs that this process starts must not keep the lock.
             descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             try:
-                if _lock_or_end(descriptor):
+                if _try_lock(descriptor):
                     # If the file was replaced meanwhile, nobody else looks at this lock: try again.
                     if _same_file(descriptor, self.path):
                         if not take_over:
@@ -441,7 +441,7 @@ class WorkdirLock:
             replace_file(self.path, b"")
 
 
-def _lock_or_end(descriptor: int) -> bool:
+def _try_lock(descriptor: int) -> bool:
     """Locks an open file without waiting; returns whether it could."""
     locked = flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     if locked is not None:

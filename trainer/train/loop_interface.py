@@ -8,7 +8,7 @@ from trainer.engine.block import Block, Computed
 from trainer.engine.contracts import Batch
 from trainer.engine.step import State
 from trainer.messages import FAILED
-from trainer.train.rollback import GoBack
+from trainer.train.rollback import RollbackTarget
 
 
 class Consensus(Protocol):
@@ -72,5 +72,5 @@ class Halted(NamedTuple):
 Observer = Callable[[int, Sequence[Batch], State], None]
 """Called after a block with its last step, its batches and the state after it."""
 
-Blocks = Generator[Block, Computed, Ended | GoBack | Halted]
+Blocks = Generator[Block, Computed, Ended | RollbackTarget | Halted]
 """Yields the blocks to compute, and is sent what was computed."""
