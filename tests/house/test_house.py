@@ -348,14 +348,13 @@ FREE = """
     trainer trainer.__main__ trainer.messages trainer.parser trainer.cli trainer.cli.commands
     trainer.cli.explaining trainer.cli.extend_sweep trainer.cli.live trainer.cli.loading
     trainer.cli.options trainer.cli.reporting trainer.cli.sampling trainer.cli.schemas
-    trainer.cli.sweep_options trainer.cli.terminal trainer.cli.values trainer.config
-    trainer.config.annotations trainer.config.build trainer.config.build_errors
-    trainer.config.edit trainer.config.files trainer.config.full trainer.config.gin_reader
-    trainer.config.gin_scopes trainer.config.nodes trainer.config.schema
-    trainer.config.signatures trainer.config.tree trainer.config.units
+    trainer.cli.terminal trainer.cli.values trainer.config trainer.config.annotations
+    trainer.config.build trainer.config.build_errors trainer.config.edit trainer.config.files
+    trainer.config.full trainer.config.gin_reader trainer.config.gin_scopes trainer.config.nodes
+    trainer.config.schema trainer.config.signatures trainer.config.tree trainer.config.units
     trainer.config.vocabulary trainer.config.wording trainer.config.yaml_reader
-    trainer.config.yaml_writer trainer.diagnose trainer.engine trainer.engine.peaks
-    trainer.report trainer.report.document trainer.report.figures trainer.report.figures.style
+    trainer.config.yaml_writer trainer.diagnose trainer.engine trainer.engine.peaks trainer.report
+    trainer.report.document trainer.report.figures trainer.report.figures.style
     trainer.report.formats trainer.report.formats.latex trainer.report.formats.markdown
     trainer.report.formats.tables trainer.report.html trainer.report.html.selection
     trainer.report.panels trainer.report.wording trainer.sweep trainer.sweep.alike
