@@ -281,14 +281,11 @@ class Workdir:
             refuse_config(self.path, changes, allowed)
         differing = as_changes(changes)
         if record is not None:
-            differing += [
-                change
-                for change in compare(record["fingerprint"], fingerprint)
-                if change.key != "config"
-            ]
-            # The first changes are those of the config, which were checked above.
+            others = compare(record["fingerprint"], fingerprint)
+            others = [change for change in others if change.key != "config"]  # checked above
             if begun:
-                refuse_changes(self.path, differing[len(changes) :], allowed)
+                refuse_changes(self.path, others, allowed)
+            differing += others
         return record, differing, begun
 
     def _holds_results(self) -> bool:
