@@ -1,7 +1,7 @@
 """Arithmetic that the optimizers of this package share.
 
-Muon, Scion, SOAP, Shampoo and MARS compute a direction; `descend` turns it into updates with a
-learning rate and decoupled weight decay.
+An optimizer computes a direction; `descend` turns it into updates with a learning rate and
+decoupled weight decay.
 """
 
 from collections.abc import Callable

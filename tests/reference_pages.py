@@ -332,11 +332,15 @@ def quoted(module: types.ModuleType) -> str:
     return f"<!-- not run: a copy of {module.__name__} -->\n```python\n{text}\n```\n"
 
 
+def _write(path: Path, text: str) -> None:
+    if path.read_text(encoding="utf-8") != text:
+        path.write_text(text, encoding="utf-8")
+        print(f"changed: {path.relative_to(PAGES.parent)}")
+
+
 if __name__ == "__main__":
     for (page, name), text in parts().items():
         whole = (PAGES / page).read_text(encoding="utf-8")
         begin, end = bounds(whole, name)
-        (PAGES / page).write_text(whole[:begin] + text + whole[end:], encoding="utf-8")
-        print(f"docs/{page}: {name}")
-    (PAGES.parent / "configs" / "schema.json").write_text(schema.text(), encoding="utf-8")
-    print("configs/schema.json")
+        _write(PAGES / page, whole[:begin] + text + whole[end:])
+    _write(PAGES.parent / "configs" / "schema.json", schema.text())

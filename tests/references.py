@@ -1,8 +1,8 @@
 """Every optimizer against a program that others wrote: how far they differ after 50 steps.
 
-`python -m tests.references` prints the tables of docs/references.md, in about four minutes; the
-rows against torch and the packages for it need `make torch`. It ends with exit code 1 where a
-difference exceeds its bound.
+`python -m tests.references` prints the tables of docs/references.md, in about four minutes, or with
+a word, such as muon, the rows of the optimizers in whose text it is. The rows against torch and the
+packages for it need `make torch`. It ends with exit code 1 where a difference exceeds its bound.
 """
 
 import contextlib
@@ -495,11 +495,12 @@ PACKAGES = ("torch", "prodigyopt", "schedulefree", "pytorch_optimizer")
 BEGIN, END = "<!-- references: begin -->", "<!-- references: end -->"
 
 
-def markdown(faults: list[str]) -> Iterator[str]:
+def markdown(faults: list[str], word: str = "") -> Iterator[str]:
     """Measures all rows; gives the lines of the page's tables.
 
     Args:
         faults: a sentence is added for each difference that exceeds its bound.
+        word: only the optimizers in whose text it is.
     """
     versions = {"jax": jax.__version__, "optax": optax.__version__, "NumPy": np.__version__}
     for package in PACKAGES:
@@ -509,7 +510,7 @@ def markdown(faults: list[str]) -> Iterator[str]:
     listed = ", ".join(f"{name} {version}" for name, version in versions.items())
     yield f"Measured on a CPU ({platform.machine()}) with {listed}."
     for heading, rows in HEADINGS.items():
-        rows = [row for row in rows if row.is_installed]
+        rows = [row for row in rows if row.is_installed and word in row.cells[0]]
         if not rows:
             continue
         yield f"\n## {heading}\n"
@@ -530,7 +531,7 @@ def markdown(faults: list[str]) -> Iterator[str]:
 def main() -> int:
     """Prints the tables; returns 1 where a difference exceeds its bound."""
     faults: list[str] = []
-    for line in markdown(faults):
+    for line in markdown(faults, *sys.argv[1:2]):
         print(line, flush=True)
     if not all(row.is_installed for rows in HEADINGS.values() for row in rows):
         text = "Rows of packages that are not installed are left out: `make torch` adds them."

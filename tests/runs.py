@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -208,4 +208,9 @@ def stop(number: int = signal.SIGTERM) -> None:
 def lines(workdir: Path) -> list[dict[str, Any]]:
     """Reads metrics.jsonl line by line, as it is, without the speeds."""
     rows = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
-    return [{k: v for k, v in row.items() if not k.startswith("perf/")} for row in rows]
+    return [computed(row) for row in rows]
+
+
+def computed(content: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns a row or a summary.json without what was measured of the machine."""
+    return {name: value for name, value in content.items() if not name.startswith("perf/")}

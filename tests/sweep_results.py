@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+from tests.runs import computed
 from trainer.checkpoint import CheckpointError, diff
 from trainer.writers import read_metrics
 
@@ -16,14 +17,15 @@ def _content(trial: Path, plan: bool) -> dict[str, object]:
     for file in trial.iterdir():
         if file.name == "metrics.jsonl":
             rows = read_metrics(file)
-            kept = [{k: v for k, v in r.items() if not k.startswith("perf/")} for r in rows]
-            found[file.name] = json.dumps(kept)  # text, because NaN is not equal to itself
+            found[file.name] = json.dumps(
+                [computed(row) for row in rows]
+            )  # text, because NaN is not equal to itself
         elif file.name == "run.json":
             record = json.loads(file.read_text())
             kept = record["sweep"] if plan else record["sweep"]["trial"]
             found[file.name] = kept, record["lineage"][-1]["exit"]
         elif file.name == "summary.json":
-            found[file.name] = json.loads(file.read_bytes()) | {"perf/seconds": None}
+            found[file.name] = computed(json.loads(file.read_bytes()))
         else:
             text = file.read_text(errors="replace") if file.is_file() else "a folder"
             found[file.name] = text

@@ -176,6 +176,21 @@ def test_the_plan_warns_of_a_learning_rate_that_is_not_divided(scan_layers: bool
     assert not warned(functools.partial(optim.frozen), None)
 
 
+NOT_OPTIMIZERS = {"Group", "GroupError", "Optimizer", "OptimizerState", "frozen", "group"}
+NOT_OPTIMIZERS |= {"optimizer", "schedules", "cautious", "grams"}  # the last two wrap another one
+
+
+@pytest.mark.parametrize("name", sorted({*optim.__all__} - NOT_OPTIMIZERS))
+def test_it_is_known_how_the_rate_of_each_optimizer_depends_on_the_width(name: str):
+    hidden = optim.group("block.*kernel", functools.partial(getattr(optim, name), 0.01))
+    groups = {"hidden": hidden, "rest": optim.group(".*", ADAM)}
+    told = " ".join(warnings_of(optim.optimizer(groups), scan_layers=True))
+    if name in {"muon", "scion", "shampoo", "soap"}:  # muon's is that of all widths
+        assert not told
+    else:
+        assert "4 times as wide" in told, f"Is {name} elementwise? See plan_widths.py."
+
+
 def test_the_plan_shows_the_divided_learning_rate(capsys: Any):
     command = ["explain", "--config=configs/adamw_gpt.gin", "--set", "model.width=256", "--set"]
     command += ["model.base_width=64"]

@@ -4,7 +4,6 @@ import math
 import subprocess
 import sys
 import threading
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,6 +17,7 @@ from trainer.sweep import local
 from trainer.sweep.folder import SweepFolder
 from trainer.sweep.wave import Wave
 from trainer.sweep.worker import Worker
+from trainer.writers.json_files import as_json
 from trainer.writers.locks import exclusive
 from trainer.writers.summary import read_outcome
 
@@ -113,7 +113,7 @@ def test_a_trial_that_diverges_after_a_stop_has_the_metrics_from_before_it(tmp_p
         if code == 75:
             assert main(["sweep", "work", str(workdir), "--vocabulary=unruly"]) == 0
         found.append([read_outcome(trial) for trial in folders(workdir)])
-    texts = [[replace(x, seconds=None).text() for x in outcomes if x] for outcomes in found]
+    texts = [[runs.computed(as_json(x)) for x in outcomes if x] for outcomes in found]
     assert texts[0] == texts[1] and len(texts[0]) == len(found[0])
     first = found[0][0]
     assert first is not None and (first.end, first.step) == ("diverged", 8)

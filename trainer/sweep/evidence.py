@@ -23,7 +23,7 @@ from trainer.sweep.ledger import (
 from trainer.sweep.stored_plan import StoredPlan, read_plan
 from trainer.sweep.wave_file import read_wave
 from trainer.writers import iterate_metrics
-from trainer.writers.json_files import DamagedFile
+from trainer.writers.json_files import DamagedFile, as_json
 from trainer.writers.summary import SUMMARY_FILE, Summary, read_outcome
 
 _LOOKS = 3  # checks at most, while workers append to the ledger
@@ -265,9 +265,9 @@ def _unlike_rows(trial: Path, outcome: Summary) -> Iterator[str]:
     for name, value in outcome.metrics.items():
         if not _same(newest.get(name), value):
             yield name
-    seconds = outcome.seconds
-    if seconds is not None and not _same(newest.get("perf/seconds", 0.0), seconds):
-        yield "perf/seconds"
+    for name, value in as_json(outcome).items():
+        if name.startswith("perf/") and not _same(newest.get(name, 0.0), value):
+            yield name
     for name, modes in outcome.best.items():
         of_mode = {"min": min, "max": max}
         for mode, best in modes.items():

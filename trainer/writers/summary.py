@@ -35,8 +35,8 @@ class Summary:
     """How a run ended, and its results.
 
     summary.json has the fields by these names and in this order. A new field needs no more than its
-    line here, and its value in `trainer.train.rows.Results.summary`: loggers have it too, and
-    reports as `Result.summary`.
+    line here, and its value in `trainer.train.rows.Results.summary`: loggers have it too, reports
+    as `Result.summary`, and `sweep check` compares what is named perf/ with the rows.
 
     Attributes:
         end: "done"; "diverged" if a step was not finite and the run halted; "failed" if it could
