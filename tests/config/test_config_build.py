@@ -771,7 +771,7 @@ def test_importing_the_config_package_imports_neither_jax_nor_the_parsers():
         heavy = ["jax", "optax", "optim", "trainer.engine.experiment"]
         print([name for name in [*heavy, "yaml", "gin"] if name in sys.modules])
         from trainer.config import dump, load
-        dump(load(["tests/gin_corpus/scopes.gin"], [], ["a=1"]).root)
+        dump(load(["tests/config/gin_corpus/scopes.gin"], [], ["a=1"]).root)
         print([name for name in [*heavy, "yaml", "gin"] if name in sys.modules])
         """)
     root = pathlib.Path(__file__).parents[2]
