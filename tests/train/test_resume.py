@@ -67,7 +67,7 @@ def test_another_encoding_of_file_names_is_refused(tmp_path, config):
 def test_a_folder_that_is_deleted_under_a_run_can_be_used_again(
     tmp_path, config, monkeypatch, capfd
 ):
-    workdir, entries, deleted = tmp_path / "run", writing.entries, []
+    workdir, entries, deleted = tmp_path / "run", writing.manifest_entries, []
 
     def deleting(leaves):
         if not deleted:
