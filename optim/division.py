@@ -93,7 +93,7 @@ def assign_to_devices(
     1969), and the shares are equal where the devices divide every number.
 
     Example:
-        >>> [share.tolist() for share in deal([3, 4], [8.0, 2.0], devices=2)]
+        >>> [share.tolist() for share in assign_to_devices([3, 4], [8.0, 2.0], 2)]
         [[2, 1], [0, 4]]
     """
     shares = [np.zeros(devices, int) for _ in numbers]

@@ -14,18 +14,8 @@ _KEPT = "\n\t"
 def show(text: str, stream: TextIO | None = None, end: str = "\n") -> None:
     """Prints a text, and escapes control characters except tabs and line breaks.
 
-    <<<<<<< HEAD
-    All output of commands must use this function, because names in configs, of files and of
-    metrics may have any characters. tests/house/test_house.py checks it.
-
-    Args:
-        text: the text.
-        stream: the stream; None for stdout.
-        end: printed after the text.
-    =======
     All output of commands must use this function, because names in configs, of files and of metrics
-    may have any characters. tests/test_house.py checks it. `stream` None is stdout.
-    >>>>>>> w-doc2-run
+    may have any characters. tests/house/test_house.py checks it. `stream` None is stdout.
     """
     print(printable(text, keep=_KEPT), file=stream or sys.stdout, end=end, flush=True)
 
