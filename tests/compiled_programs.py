@@ -1,6 +1,6 @@
 """The folder of compiled programs that all tests share.
 
-Half of the time of the tests is that of compiling, mostly the same programs: in several test
+Much of the time of the tests is that of compiling, mostly the same programs: in several test
 processes, in the processes that they start, and in the next session. A folder in the checkout keeps
 them, and not that of the user, which tests would read and fill. jax finds a program by a hash of
 its operations, its options and the versions; it has the bits of one that is compiled again.
@@ -29,15 +29,21 @@ def folder() -> Path:
 def clean() -> None:
     """Creates the folder, and removes what a killed process did not write whole.
 
-    All programs are removed if they are more than 1 GiB, as after many changes.
+    All programs are removed if they are more than 1 GiB, as after many changes. Programs that an
+    earlier session found whole are not read again: a file beside the folder keeps the time.
     """
     folder().mkdir(parents=True, exist_ok=True)
-    files = list(folder().iterdir())
-    if sum(file.stat().st_size for file in files) > _MOST_BYTES:
+    checked = folder().with_suffix(".checked")
+    last = checked.stat().st_mtime if checked.exists() else 0.0
+    checked.touch()
+    files = [(file, file.stat()) for file in folder().iterdir()]
+    if sum(stat.st_size for _, stat in files) > _MOST_BYTES:
         shutil.rmtree(folder())
         folder().mkdir()
         return
-    for file in files:
+    for file, stat in files:
+        if stat.st_mtime < last:
+            continue
         try:
             zlib.decompress(file.read_bytes())
         except zlib.error:

@@ -154,8 +154,8 @@ def findings(module: str) -> tuple[list[dict[str, Any]], subprocess.CompletedPro
     done = subprocess.run(
         [sys.executable, "-m", module],
         cwd=ROOT,
-        # Without kept programs, which start so quickly one after the other that eight simulated
-        # devices on two cores wait for each other in vain, and XLA aborts.
+        # XLA aborted such processes when they read kept programs: of eight simulated devices on two
+        # cores, one or more waited for the others for longer than XLA allows.
         env=environment(JAX_COMPILATION_CACHE_DIR=""),
         capture_output=True,
         text=True,

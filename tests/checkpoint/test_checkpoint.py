@@ -24,6 +24,7 @@ import pytest
 from jax.sharding import SingleDeviceSharding
 
 from optim.paths import flatten
+from tests.runs import ROOT
 from trainer import checkpoint
 from trainer.__main__ import main
 from trainer.checkpoint import (
@@ -36,8 +37,6 @@ from trainer.checkpoint import (
     reading,
     writing,
 )
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 class State(NamedTuple):

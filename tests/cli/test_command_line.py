@@ -8,11 +8,11 @@ import os
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import optax
 import pytest
 
+from tests.runs import ROOT
 from trainer.__main__ import main
 from trainer.cli import commands, options
 from trainer.config import ConfigError, diff, load, wording
@@ -20,8 +20,6 @@ from trainer.engine.experiment import Experiment
 from trainer.messages import UserError
 from trainer.train import peers
 from trainer.workdir import WorkdirLock
-
-REPO = Path(__file__).parents[2]
 
 GOOD = """
 experiment:
@@ -532,7 +530,7 @@ def test_gin_bindings_yaml_and_set_build_the_same_config(capsys):
     for sets in ([], ["--set", "steps=100"]):
         trees = []
         for suffix in ("gin", "yaml"):
-            code = main(["config", f"--gin_file={REPO}/configs/muon_vit.{suffix}", *sets])
+            code = main(["config", f"--gin_file={ROOT}/configs/muon_vit.{suffix}", *sets])
             assert code == 0
             trees.append(capsys.readouterr().out)
         assert trees[0] == trees[1]
@@ -573,7 +571,7 @@ def test_help_answers_without_jax():
         "assert not slow & set(sys.modules)"
     )
     result = subprocess.run(
-        [sys.executable, "-c", code], cwd=REPO, capture_output=True, text=True, env=os.environ
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, env=os.environ
     )
     assert result.returncode == 0, result.stderr
     assert "--help" in result.stdout

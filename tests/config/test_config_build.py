@@ -17,6 +17,7 @@ import pytest
 from config_zoo import Made, Thing
 
 import optim.factories
+from tests.runs import ROOT
 from trainer.config import Builder, Call, Config, ConfigError, Source, Units, override
 from trainer.config import load as load_files
 from trainer.config.vocabulary import Vocabulary
@@ -774,7 +775,7 @@ def test_importing_the_config_package_imports_neither_jax_nor_the_parsers():
         dump(load(["tests/config/gin_corpus/scopes.gin"], [], ["a=1"]).root)
         print([name for name in [*heavy, "yaml", "gin"] if name in sys.modules])
         """)
-    root = pathlib.Path(__file__).parents[2]
+    root = ROOT
     run = [sys.executable, "-c", code]
     done = subprocess.run(run, capture_output=True, text=True, cwd=root, check=True)
     assert done.stdout == "[]\n['yaml', 'gin']\n"

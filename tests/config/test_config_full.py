@@ -8,7 +8,7 @@ import optax
 import pytest
 
 import optim
-from tests.runs import LAB, lines, options, train, write_config
+from tests.runs import LAB, ROOT, lines, options, train, write_config
 from tests.sweep.test_sweep import folders, sweep, write_sweep
 from trainer import config as configs
 from trainer.__main__ import main
@@ -18,7 +18,6 @@ from trainer.engine.loading import load as load_program
 from trainer.sweep.config_files import ConfigFiles
 from trainer.sweep.plan import Trial
 
-ROOT = Path(__file__).parents[2]
 FILES = sorted((ROOT / "configs").rglob("*.[gy]*"))
 
 # optax's dpsgd warns of its own argument.

@@ -2,16 +2,15 @@
 
 import json
 import re
-from pathlib import Path
 
 import pytest
 
+from tests.runs import ROOT
 from trainer import config as configs
 from trainer.__main__ import main
 from trainer.engine.loading import load
 from trainer.engine.plan import make_plan
 
-ROOT = Path(__file__).parents[2]
 CONFIGS = ROOT / "configs"
 FILES = sorted(file for file in CONFIGS.rglob("*") if file.suffix in (".gin", ".yaml"))
 OPTIMIZERS = sorted((CONFIGS / "optimizers").iterdir())
@@ -60,7 +59,7 @@ def test_the_header_of_a_config_names_its_result_and_its_command(file):
 def test_the_gin_and_the_yaml_version_of_a_config_train_bit_for_bit_alike(tmp_path):
     curves = []
     for suffix in ("gin", "yaml"):
-        file = Path(__file__).parents[2] / "configs" / f"muon_vit.{suffix}"
+        file = ROOT / "configs" / f"muon_vit.{suffix}"
         small = ["--set", "steps=3", "--set", "model.depth=1", "--set", "writers=[]"]
         assert main([f"--config={file}", f"--workdir={tmp_path / suffix}", *small]) == 0
         text = (tmp_path / suffix / "metrics.jsonl").read_text()

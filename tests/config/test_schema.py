@@ -14,9 +14,9 @@ import pytest
 import yaml
 
 from tests import runs
+from tests.runs import ROOT
 from trainer.__main__ import main
 
-ROOT = Path(__file__).resolve().parents[2]
 FILE = ROOT / "configs" / "schema.json"
 CONFIGS = sorted(
     path

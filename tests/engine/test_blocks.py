@@ -19,12 +19,13 @@ import optim
 from optim import schedules
 from tests import runs
 from tests.engine.test_program import experiment
+from tests.runs import ROOT
 from trainer import checkpoint, config, models
 from trainer.engine.block import choose_block, loop_on_device
 from trainer.engine.loading import load
 from trainer.engine.program import Program
 
-CONFIGS = Path(__file__).parents[2] / "configs"
+CONFIGS = ROOT / "configs"
 FORMS = {
     "muon_vit.gin": "dispatch",  # a step has so many operations that a block is one
     "muon_vit.yaml": "dispatch",

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.runs import ROOT
 from trainer import config as configs
 from trainer import data
 from trainer.__main__ import main
@@ -17,7 +18,7 @@ from trainer.engine.loading import load
 from trainer.engine.plan import Plan, make_plan
 from trainer.engine.program import Program
 
-CONFIGS = Path(__file__).parents[2] / "configs"
+CONFIGS = ROOT / "configs"
 
 LAB = """
 from typing import Any

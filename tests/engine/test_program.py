@@ -2,7 +2,6 @@
 
 import re
 from functools import partial
-from pathlib import Path
 from types import SimpleNamespace
 
 import flax.linen as nn
@@ -14,6 +13,7 @@ import pytest
 from clu import metrics as clu_metrics
 
 import optim
+from tests.runs import ROOT
 from trainer import metrics
 from trainer.engine.contracts import ComponentError
 from trainer.engine.experiment import Experiment
@@ -432,7 +432,7 @@ def test_the_page_lists_the_keywords_of_metrics():
 
     program = Program(experiment(metrics={"acc": clu_metrics.Average.from_fun(note)}))
     program.evaluation.check(program.abstract_state())
-    page = (Path(__file__).parents[2] / "docs" / "protocols.md").read_text()
+    page = (ROOT / "docs" / "protocols.md").read_text()
     table = page.partition("`from_model_output` is called with these keywords:")[2].split("\n\n")[1]
     listed = re.findall(r"`(\w+)`", "".join(row.split("|")[1] for row in table.splitlines()))
     assert listed == list(seen)

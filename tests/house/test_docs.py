@@ -18,13 +18,13 @@ from typing import Any
 import pytest
 
 from tests import reference_pages
+from tests.runs import ROOT
 from trainer import config as configs
 from trainer.__main__ import main
 from trainer.cli import loading, options
 from trainer.config.vocabulary import RUN, SWEEP
 from trainer.engine.plan import make_plan
 
-ROOT = Path(__file__).resolve().parents[2]
 PAGES = ["README.md", *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))]
 SHOWN = ("json", "latex", "mermaid", "text")  # and directives, such as {note}
 MARK = re.compile(r"<!-- not run: (?P<why>\w.*) -->")

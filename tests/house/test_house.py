@@ -14,9 +14,8 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from tests.house_measures import Module, dotted, free, imports, modules, ours
+from tests.runs import ROOT
 from trainer.config.vocabulary import SWEEP
-
-ROOT = Path(__file__).resolve().parents[2]
 
 OPTIM_KNOWS = {"optim", "jax", "optax", "numpy"}
 

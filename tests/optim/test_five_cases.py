@@ -3,7 +3,6 @@
 import subprocess
 import sys
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -13,6 +12,7 @@ import optax
 import pytest
 
 import optim
+from tests.runs import ROOT
 
 pytestmark = pytest.mark.laws
 
@@ -222,7 +222,7 @@ print("done")
 def test_case_3_muon_is_the_same_however_it_is_sharded():
     done = subprocess.run(
         [sys.executable, "-c", SHARDED],
-        cwd=Path(__file__).parents[2],
+        cwd=ROOT,
         capture_output=True,
         text=True,
     )

@@ -1,15 +1,14 @@
 """docs/references.md has the rows that `python -m tests.references` prints, within their bounds."""
 
-from pathlib import Path
-
 import pytest
 
 from tests import references
 from tests.references import ALL, AUTHORS, DIFFERENT, HEADINGS, OPTAX, OTHER_AUTHORS, Row
+from tests.runs import ROOT
 
 pytestmark = pytest.mark.laws
 
-PAGE = Path(__file__).parents[2] / "docs" / "references.md"
+PAGE = ROOT / "docs" / "references.md"
 
 
 def committed() -> list[list[str]]:

@@ -13,8 +13,8 @@ from experiments.calibration.simulation import (
     errors_of_searches,
     read_runs,
 )
+from tests.runs import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 KNOWN = Path(os.environ.get("KNOWN_STATISTICS") or ROOT.parent / "shared" / "statistics")
 DRAWS = 4_000
 

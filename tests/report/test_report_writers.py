@@ -19,15 +19,13 @@ import pytest
 from markdown_it import MarkdownIt
 
 from tests.report_document import COMMAND, HOSTILE, empty, example
+from tests.runs import ROOT
 from trainer.messages import UserError
 from trainer.report.document import Block, Column, Panel, Report, Table
 from trainer.report.formats.latex import latex, tex
 from trainer.report.formats.markdown import markdown
 from trainer.report.formats.tables import csv_of
 from trainer.report.write import replaced, write
-
-ROOT = Path(__file__).resolve().parents[2]
-
 
 # Markdown, read by a parser of GitHub's dialect.
 

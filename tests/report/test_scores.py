@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.runs import ROOT
 from trainer.report.statistics.scores import (
     Speedup,
     algoperf_score,
@@ -23,7 +24,6 @@ from trainer.report.statistics.scores import (
     time_of_studies,
 )
 
-ROOT = Path(__file__).resolve().parents[2]
 RESULTS = Path(os.environ.get("ALGOPERF_RESULTS") or ROOT.parent / "shared" / "algoperf")
 
 needs_results = pytest.mark.skipif(

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from tests.runs import ROOT
 from trainer.report.statistics import (
     Estimate,
     Improvement,
@@ -27,7 +28,6 @@ from trainer.report.statistics import (
     welch,
 )
 
-ROOT = Path(__file__).resolve().parents[2]
 KNOWN = Path(os.environ.get("KNOWN_STATISTICS") or ROOT.parent / "shared" / "statistics")
 
 

@@ -20,10 +20,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.runs import ROOT
 from trainer.messages import UserError
 from trainer.sweep.slurm import SlurmSettings, Submitted, read_settings, script, submit
 
-ROOT = Path(__file__).resolve().parents[2]
 SCRIPTS = Path(os.environ.get("SLURM_SCRIPTS") or ROOT.parent / "shared" / "slurm")
 COMMANDS = ("slurmctld", "slurmd", "munged", "sbatch", "scontrol", "squeue", "scancel", "runuser")
 PORT = 16817  # of slurmctld, in the script

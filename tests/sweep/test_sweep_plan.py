@@ -13,6 +13,7 @@ from scipy import stats
 from scipy.stats import qmc
 
 from tests.config.test_configs import _example
+from tests.runs import ROOT
 from trainer.__main__ import main
 from trainer.config import ConfigError, diff, dump, load
 from trainer.config.vocabulary import SWEEP
@@ -22,8 +23,6 @@ from trainer.sweep import methods, spaces
 from trainer.sweep.definition import read_sweep
 from trainer.sweep.plan import SweepPlan, make_plan
 from trainer.sweep.programs import find_programs
-
-ROOT = Path(__file__).parents[2]
 
 BASE = """
 model: !models.mlp {width: 8}

@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from tests.runs import ROOT
 from trainer import config as configs
 from trainer.config import Call
 from trainer.messages import UserError
@@ -33,8 +34,6 @@ from trainer.workdir import fingerprint as fingerprints  # the function; the mod
 from trainer.workdir.fingerprint import REFUSED, _code
 from trainer.writers import locks
 from trainer.writers.files import replace_file
-
-ROOT = Path(__file__).resolve().parents[2]
 
 CONFIG = Call(
     "experiment",

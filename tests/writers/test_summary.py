@@ -227,11 +227,22 @@ def test_the_summary_of_an_earlier_version_is_read(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "text", ["", "[]", "{}", '{"end": "do', '{"end": "done", "step": 1, "metrics": [], "why": ""}']
+    "text",
+    [
+        *("", "[]", "{}", '{"end": "do', '{"end": "done", "step": 1, "metrics": [], "why": ""}'),
+        *('{"end": "done", "step": 1, "why": ""}', '{"end": "done", "step": 1, "metrics": {}}'),
+    ],
 )
 def test_a_damaged_summary_is_none(text, tmp_path):
     (tmp_path / "summary.json").write_text(text)
     assert read_summary(tmp_path) is None
+
+
+def test_what_is_not_known_of_a_run_is_null_and_tokens_only_where_they_are_counted():
+    unknown = {"exit": None, "steps": None, "examples": None, "perf/seconds": None}
+    known = {"end": "failed", "step": 0, "metrics": {}, "best": {}, "why": "A sentence."}
+    assert json.loads(Summary("failed", 0, {}, "A sentence.").text()) == unknown | known
+    assert json.loads(Summary("done", 1, tokens=5).text())["tokens"] == 5
 
 
 def test_a_summary_is_read_as_it_was_written(tmp_path):

@@ -24,6 +24,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.runs import ROOT
 from trainer import writers
 from trainer.config import ConfigError
 from trainer.writers import (
@@ -34,8 +35,6 @@ from trainer.writers import (
     Writer,
     files,
 )
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 def rows(path: Path) -> list[dict[str, Any]]:
@@ -784,4 +783,4 @@ def test_the_tensorboard_writer_does_not_import_torch(tmp_path):
         "w.write_scalars(1, {'a': 1.0}); w.write_texts(1, {'b': 'c'}); w.write_hparams({'d': 1}); "
         "w.close(); assert 'torch' not in sys.modules"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[2])
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)

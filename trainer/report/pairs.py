@@ -31,8 +31,9 @@ from trainer.report.statistics import (
 from trainer.report.test_sets import OtherTestSets, other_test_sets
 from trainer.report.wording import joined
 
-# In simulated sweeps of equal optimizers, the narrower of two spaces was called better in 16% with
-# searches of 2 trials, and in 7% with 4.
+# A narrow space wins too often in searches of few trials. In simulated sweeps of equal optimizers,
+# one of which has a space a fifth as wide, a report of searches of 4 trials names a better one in
+# at most 6% of the sweeps (docs/statistics.md). With 2 trials it was 16%, when this was set.
 FEWEST_TRIALS = 4
 _NAMED = 3  # how many of the files that disagree a sentence lists
 

@@ -266,7 +266,9 @@ def _unlike_rows(trial: Path, outcome: Summary) -> Iterator[str]:
         if not _same(newest.get(name), value):
             yield name
     for name, value in as_json(outcome).items():
-        if name.startswith("perf/") and not _same(newest.get(name, 0.0), value):
+        if not name.startswith("perf/") or value is None:
+            continue
+        if not _same(newest.get(name, 0.0), value):
             yield name
     for name, modes in outcome.best.items():
         of_mode = {"min": min, "max": max}

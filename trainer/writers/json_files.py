@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import (
     Annotated,
     Any,
+    NamedTuple,
     NotRequired,
     TypeVar,
     Union,
@@ -107,8 +108,10 @@ def read_json(file: Path, kind: type[T], advice: str) -> T:
 def read_dataclass(file: Path, kind: type[T], advice: str) -> T:
     """Reads a dataclass from a file that has the result of `as_json`; raises what `read_json` does.
 
-    A field with a default may be missing in the file. The name of a field in the file is that of
-    the attribute, or `field(metadata={"name": ...})`.
+    A field may say more in its metadata:
+        name: its name in the file, if not that of the attribute.
+        required: True if it must be in the file although it has a default.
+        omit_none: True if it is left out of the file, and not null, where it is None.
     """
     return as_dataclass(read_json(file, kind, advice), kind)
 
@@ -116,11 +119,11 @@ def read_dataclass(file: Path, kind: type[T], advice: str) -> T:
 def as_json(value: Any) -> Any:
     """Converts a dataclass, or mappings and lists of dataclasses, to values that JSON can store.
 
-    Fields that are None are left out; floats that are not finite become texts.
+    Floats that are not finite become texts.
     """
     if is_dataclass(value):
-        found = {name: getattr(value, at) for name, _, _, at in _fields(type(value))}
-        return {name: as_json(x) for name, x in found.items() if x is not None}
+        found = [(each, getattr(value, each.attribute)) for each in _fields(type(value))]
+        return {each.name: as_json(x) for each, x in found if not (each.omit_none and x is None)}
     if isinstance(value, Mapping):
         return {name: as_json(x) for name, x in value.items()}
     if isinstance(value, list | tuple):
@@ -133,12 +136,12 @@ def as_dataclass(content: Any, kind: Any) -> Any:
     options = get_args(kind)
     origin = get_origin(kind)
     if isinstance(kind, type) and is_dataclass(kind):
+        found = [each for each in _fields(kind) if each.name in content]
         return kind(
-            **{at: as_dataclass(content[n], of) for n, of, _, at in _fields(kind) if n in content}
+            **{each.attribute: as_dataclass(content[each.name], each.kind) for each in found}
         )
     if origin in (Union, types.UnionType):
-        fitting = (each for each in options if _plain(each) is _kind_of(content, each))
-        return as_dataclass(content, next(fitting))
+        return as_dataclass(content, _option_for(content, options))
     if isinstance(content, dict) and options:
         return {name: as_dataclass(x, options[1]) for name, x in content.items()}
     if isinstance(content, list) and options:
@@ -183,11 +186,10 @@ def _check(value: Any, kind: Any, place: str) -> None:
     if kind is Any:
         return
     if get_origin(kind) in (Union, types.UnionType):
-        options = get_args(kind)
-        fitting = [each for each in options if _plain(each) is _kind_of(value, each)]
-        if not fitting:
-            raise _mistake(value, options, place)
-        _check(value, fitting[0], place)
+        option = _option_for(value, get_args(kind))
+        if option is None:
+            raise _mistake(value, get_args(kind), place)
+        _check(value, option, place)
         return
     if kind is AnyFloat:
         if value in _TEXTS:
@@ -214,24 +216,40 @@ def _plain(kind: Any) -> type:
     return {Mapping: dict, tuple: list}.get(origin, origin)
 
 
+def _option_for(value: Any, options: tuple[Any, ...]) -> Any:
+    """Returns the option of a union that a value may have; None if it fits none."""
+    return next((each for each in options if _plain(each) is _kind_of(value, each)), None)
+
+
+class _Field(NamedTuple):
+    """A field of a file: its name there, its type, and how a dataclass declares it."""
+
+    name: str
+    kind: Any
+    required: bool
+    attribute: str
+    omit_none: bool = False
+
+
 @functools.cache
-def _fields(kind: Any) -> tuple[tuple[str, Any, bool, str], ...]:
-    """Returns for each field its name in the file, type, whether it is required, and attribute."""
+def _fields(kind: Any) -> tuple[_Field, ...]:
     hints = get_type_hints(kind, include_extras=True)
     if is_dataclass(kind):
         return tuple(
-            (
-                each.metadata.get("name", each.name),
-                hints[each.name],
-                each.default is MISSING and each.default_factory is MISSING,
-                each.name,
+            _Field(
+                name=each.metadata.get("name", each.name),
+                kind=hints[each.name],
+                required=each.metadata.get("required", False)
+                or (each.default is MISSING and each.default_factory is MISSING),
+                attribute=each.name,
+                omit_none=each.metadata.get("omit_none", False),
             )
             for each in fields(kind)
         )
     # __required_keys__ is wrong in modules whose annotations are strings.
     optional = {name for name, of in hints.items() if get_origin(of) is NotRequired}
     return tuple(
-        (name, get_args(of)[0] if name in optional else of, name not in optional, name)
+        _Field(name, get_args(of)[0] if name in optional else of, name not in optional, name)
         for name, of in hints.items()
     )
 
@@ -251,11 +269,11 @@ def _is_finite(value: float) -> bool:
 def _parts(value: Any, kind: Any, place: str) -> Iterator[tuple[Any, Any, str]]:
     """Yields the parts of a value with their types and places."""
     if is_typeddict(kind) or is_dataclass(kind):
-        for name, of, required, _ in _fields(kind):
-            if name in value:
-                yield value[name], of, f"{place}.{name}" if place else name
-            elif required:
-                raise ValueError(f"{place or 'it'} has no {name!r}")
+        for each in _fields(kind):
+            if each.name in value:
+                yield value[each.name], each.kind, f"{place}.{each.name}" if place else each.name
+            elif each.required:
+                raise ValueError(f"{place or 'it'} has no {each.name!r}")
         return
     of = get_args(kind)
     if of and isinstance(value, dict):

@@ -59,11 +59,11 @@ class Summary:
     step: int
     steps: int | None = field(default=None, kw_only=True)
     examples: int | None = field(default=None, kw_only=True)
-    tokens: int | None = field(default=None, kw_only=True)
+    tokens: int | None = field(default=None, kw_only=True, metadata={"omit_none": True})
     seconds: float | None = field(default=None, kw_only=True, metadata={"name": "perf/seconds"})
-    metrics: Mapping[str, AnyFloat] = field(default_factory=dict)
+    metrics: Mapping[str, AnyFloat] = field(default_factory=dict, metadata={"required": True})
     best: Mapping[str, Mapping[str, Best]] = field(default_factory=dict, kw_only=True)
-    why: str = ""
+    why: str = field(default="", metadata={"required": True})
 
     def value(self, row: str) -> float | None:
         """Returns a metric by its name in metrics.jsonl; None if not done or not finite."""
@@ -79,7 +79,7 @@ class Summary:
             for mode, best in modes.items()
         }
         plain = {name: x for name, x in as_json(self).items() if name not in ("metrics", "best")}
-        return {**self.metrics, **best, **{name: x for name, x in plain.items() if x != ""}}
+        return {**self.metrics, **best} | {n: x for n, x in plain.items() if x not in (None, "")}
 
     def text(self) -> str:
         """Returns the content of summary.json."""
