@@ -30,7 +30,7 @@ class Sweep:
     """
 
     def __init__(self, folder: str | PathLike[str], vocabulary: Sequence[str] = ()):
-        from trainer.sweep.stored_plan import read_plan
+        from trainer.sweep.plan_file import read_plan
 
         self.folder = Path(folder)
         self._vocabulary = tuple(vocabulary)

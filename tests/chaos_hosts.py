@@ -28,7 +28,7 @@ from tests import chaos_sweep, hosts, runs
 from tests.chaos_sweep import Life, Party, forked
 from tests.chaos_worker import COMMANDS, WIDTH, announce, work
 from trainer.sweep import presence, worker
-from trainer.sweep.stored_plan import read_plan
+from trainer.sweep.plan_file import read_plan
 
 HURRY = 10.0  # how much faster than usual a silent process counts as dead
 HOSTS = {"one": 0.0, "two": 3600.0}  # and by how many seconds their clocks are ahead

@@ -21,7 +21,7 @@ from tests import runs
 from trainer import checkpoint, config, writers
 from trainer.__main__ import main
 from trainer.checkpoint import CheckpointError, Checkpoints, file_list, integrity
-from trainer.sweep.stored_plan import digest_of
+from trainer.sweep.plan_file import digest_of
 from trainer.workdir import Workdir
 
 pytestmark = pytest.mark.usefixtures("lab")

@@ -8,10 +8,8 @@ import pytest
 from statsmodels.stats.power import TTestPower
 
 from tests import runs
-from tests.sweep.test_sweep_plan import BASE, planned
+from tests.sweep.test_sweep_plan import BASE, begin
 from trainer.__main__ import main
-from trainer.sweep.plan_file import write_plan
-from trainer.sweep.programs import find_programs
 
 RATE = "{optimizer.learning_rate: !space.log_uniform {low: 1e-3, high: 1e-1}}"
 
@@ -152,8 +150,7 @@ def test_a_pilot_that_tells_nothing_about_the_sweep_is_refused(folder, capsys, p
     err = said(folder, capsys, text(final=8), f"--pilot={pilot}", code=2)
     assert "this sweep has one search of each arm" in err and "write searches: 5" in err
     for name, sweep in (("one", text(final=3)), ("begun", five)):
-        plan = planned(folder, sweep)
-        write_plan(tmp_path / name, plan, find_programs(plan))
+        begin(tmp_path / name, folder, sweep)
     err = said(folder, capsys, five, f"--pilot={tmp_path / 'one'}", code=2)
     assert "has 1 search of each arm" in err and "name a sweep with searches: 3 or more" in err
     err = said(folder, capsys, five, f"--pilot={tmp_path / 'begun'}", code=2)
@@ -176,8 +173,7 @@ def extension(folder: Path, capsys, sweep: str, *sets: str) -> str:
 
 def test_an_extension_says_that_fewer_than_twice_the_planned_units_hardly_help(folder, capsys):
     five = text(more="searches: 5\n")
-    plan = planned(folder, five)
-    write_plan(folder / "runs", plan, find_programs(plan))
+    begin(folder / "runs", folder, five)
     # Before the winners are known, what is added belongs to the plan, which is judged once.
     assert "power:" not in extension(folder, capsys, five, "searches=8")
     (folder / "runs" / "final.json").write_text("{}")
@@ -195,8 +191,7 @@ def test_an_extension_says_that_fewer_than_twice_the_planned_units_hardly_help(f
 
 def test_an_extension_of_a_sweep_with_skewed_runs_changes_no_verdict(folder, capsys):
     skewed = text(more="searches: 5\nskewed: true\n")
-    plan = planned(folder, skewed)
-    write_plan(folder / "runs", plan, find_programs(plan))
+    begin(folder / "runs", folder, skewed)
     (folder / "runs" / "final.json").write_text("{}")
     out = extension(folder, capsys, skewed, "searches=12")
     assert "only the 5 searches of the plan are judged" in out

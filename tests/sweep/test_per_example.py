@@ -25,7 +25,7 @@ from trainer.engine.examples import Examples
 from trainer.engine.program import Program
 from trainer.engine.splits import eval_batches
 from trainer.sweep.per_example_file import PER_EXAMPLE_FILE, encode, read_examples
-from trainer.sweep.stored_plan import read_plan
+from trainer.sweep.plan_file import read_plan
 
 
 @pytest.fixture(autouse=True)

@@ -17,8 +17,8 @@ from trainer.report.panels.methods import methods_block
 from trainer.report.sweep_results import read_sweep
 from trainer.sweep.final import choose_winners, final_trials, read_choices
 from trainer.sweep.plan import Trial, seed_of_search
+from trainer.sweep.plan_file import read_plan
 from trainer.sweep.status import SweepReader
-from trainer.sweep.stored_plan import read_plan
 from trainer.writers.json_files import DamagedFile
 
 SWEEP = """base: base.yaml

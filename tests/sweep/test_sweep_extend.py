@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.sweep.test_sweep_plan import BASE, GOOD, METHOD, RATE, planned
+from tests.sweep.test_sweep_plan import BASE, GOOD, METHOD, RATE, begin, defined, planned
 from tests.sweep.test_sweep_plan_file import first_format
 from trainer.__main__ import main
 from trainer.config import load
@@ -13,9 +13,8 @@ from trainer.config.tree import same
 from trainer.config.vocabulary import SWEEP
 from trainer.messages import UserError
 from trainer.sweep import extension
-from trainer.sweep.plan import SweepPlan
-from trainer.sweep.plan_file import StoredPlan, check_same, read_plan, write_plan
-from trainer.sweep.programs import find_programs
+from trainer.sweep.plan import Plan, make_plan
+from trainer.sweep.plan_file import check_same, read_plan
 
 SWEEP_TEXT = f"""base: base.yaml
 arms:
@@ -39,16 +38,15 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def begun(folder: Path, text: str, *sets: str) -> tuple[Path, StoredPlan]:
+def begun(folder: Path, text: str, *sets: str) -> tuple[Path, Plan]:
     """Plans a sweep, and writes its plan into a folder."""
-    plan = planned(folder, text, *sets)
-    write_plan(folder / "runs", plan, find_programs(plan))
+    begin(folder / "runs", folder, text, *sets)
     return folder / "runs", read_plan(folder / "runs")
 
 
 def extend(
     folder: Path, text: str, *sets: str, options: tuple[str, ...] = ()
-) -> tuple[int, StoredPlan, SweepPlan]:
+) -> tuple[int, Plan, Plan]:
     """Extends the sweep in `runs` by the command; returns what is then stored, and the new file."""
     plan = planned(folder, text, *sets)
     settings = [f"--set={each}" for each in sets]
@@ -57,7 +55,7 @@ def extend(
     return code, read_plan(folder / "runs"), plan
 
 
-def check_kept(old: StoredPlan, new: StoredPlan) -> None:
+def check_kept(old: Plan, new: Plan) -> None:
     """Checks that nothing of the old plan changed."""
     assert new.revisions[:-1] == old.revisions
     assert new.programs[: len(old.programs)] == old.programs
@@ -69,7 +67,7 @@ def check_kept(old: StoredPlan, new: StoredPlan) -> None:
     assert sorted(named) == sorted(name for each in new.programs for name in each.trials)
 
 
-def added(old: StoredPlan, new: StoredPlan) -> list[str]:
+def added(old: Plan, new: Plan) -> list[str]:
     check_kept(old, new)
     return [trial.name for trial in new.trials[len(old.trials) :]]
 
@@ -106,14 +104,15 @@ def test_new_arms_get_all_seeds_and_a_config_of_their_own(folder):
     space = "{optimizer.b2: !space.uniform {low: 0.5, high: 0.9}}"
     arm = f"arms.second={{set: {{model.width: 4}}, space: {space}}}"
     _, new, plan = extend(folder, SWEEP_TEXT, "seeds=2", arm)
+    definition = defined(folder, SWEEP_TEXT, "seeds=2", arm)
     assert added(old, new) == [f"second/{n:04d}/{seed}" for n in range(4) for seed in range(2)]
     assert list(new.arms) == ["first", "second"]
-    assert load([sweep / "arms/second.yaml"]).root == plan.definition.arms[1].config.root
+    assert load([sweep / "arms/second.yaml"]).root == plan.arms["second"].config.root
     assert new.reasons == (
         "The arms 'first' and 'second' have different programs: they differ in model.width.",
     )
-    assert load([sweep / "sweep.2.yaml"], language=SWEEP).root == plan.definition.config.root
-    assert load([sweep / "sweep.yaml"], language=SWEEP).root != plan.definition.config.root
+    assert load([sweep / "sweep.2.yaml"], language=SWEEP).root == definition.config.root
+    assert load([sweep / "sweep.yaml"], language=SWEEP).root != definition.config.root
 
 
 def test_a_wider_space_keeps_the_earlier_points_and_draws_the_new_ones(folder):
@@ -182,9 +181,11 @@ def test_the_files_of_all_revisions_pass_as_the_same_sweep(folder):
     sweep, _ = begun(folder, SWEEP_TEXT)
     assert extend(folder, WIDER, "trials=5")[0] == 0
     for text, count in ((SWEEP_TEXT, 4), (WIDER, 5)):
-        assert check_same(sweep, planned(folder, text, f"trials={count}"))
+        definition = defined(folder, text, f"trials={count}")
+        assert check_same(sweep, definition, make_plan(definition))
+    definition = defined(folder, WIDER, "trials=6")
     with pytest.raises(UserError, match="trials of first: 5 -> 6"):
-        check_same(sweep, planned(folder, WIDER, "trials=6"))
+        check_same(sweep, definition, make_plan(definition))
 
 
 def test_a_dry_run_prints_what_would_be_added_and_writes_nothing(folder, capsys):

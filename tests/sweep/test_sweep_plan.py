@@ -20,8 +20,9 @@ from trainer.config.vocabulary import SWEEP
 from trainer.engine.loading import load as load_program
 from trainer.engine.plan import make_plan as make_run_plan
 from trainer.sweep import methods, spaces
-from trainer.sweep.definition import read_sweep
-from trainer.sweep.plan import SweepPlan, make_plan
+from trainer.sweep.definition import Definition, read_sweep
+from trainer.sweep.plan import Plan, make_plan
+from trainer.sweep.plan_file import write_plan
 from trainer.sweep.programs import find_programs
 
 BASE = """
@@ -77,11 +78,28 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def planned(folder: Path, text: str, *sets: str) -> SweepPlan:
-    """Plans a sweep, which is Gin if it begins so."""
+def defined(folder: Path, text: str, *sets: str) -> Definition:
+    """Writes the file of a sweep, which is Gin if it begins so, and reads it."""
     file = folder / ("sweep.gin" if text.startswith("sweep:") else "sweep.yaml")
     file.write_text(text)
-    return make_plan(read_sweep(load([file], sets=sets, language=SWEEP)))
+    return read_sweep(load([file], sets=sets, language=SWEEP))
+
+
+def planned(folder: Path, text: str, *sets: str) -> Plan:
+    """Plans a sweep, without its programs."""
+    return make_plan(defined(folder, text, *sets))
+
+
+def with_programs(folder: Path, text: str, *sets: str) -> Plan:
+    """Plans a sweep, and finds its programs."""
+    definition = defined(folder, text, *sets)
+    return find_programs(definition, make_plan(definition))
+
+
+def begin(runs: Path, folder: Path, text: str, *sets: str) -> None:
+    """Plans a sweep, and writes its plan with its programs into the folder `runs`."""
+    definition = defined(folder, text, *sets)
+    write_plan(runs, definition, find_programs(definition, make_plan(definition)))
 
 
 def dry_run(file: Path, capsys: pytest.CaptureFixture, *options: str) -> tuple[int, str, str]:
@@ -259,21 +277,21 @@ def test_an_explicit_list_is_taken_as_it_is(folder):
 
 
 def test_the_hash_depends_on_what_the_files_say_and_on_nothing_else(folder, monkeypatch):
-    digest = planned(folder, GOOD).digest
-    assert planned(folder, GOOD + "# a comment\n").digest == digest
+    digest = planned(folder, GOOD).content_digest
+    assert planned(folder, GOOD + "# a comment\n").content_digest == digest
     lines = GOOD.splitlines()
-    assert planned(folder, "\n".join([*lines[3:], *lines[:3], ""])).digest == digest
-    assert planned(folder, GOOD, "goal={metric: loss}").digest == digest  # the default
+    assert planned(folder, "\n".join([*lines[3:], *lines[:3], ""])).content_digest == digest
+    assert planned(folder, GOOD, "goal={metric: loss}").content_digest == digest  # the default
     changes = ["trials=5", "seeds=2", "final={seeds: 3}", "goal={target: 0.1}", "method.seed=1"]
     changes += ["set={steps: 30}", "budgets=unequal", "set={model.width: 9}"]
-    digests = {planned(folder, GOOD, change).digest for change in changes}
+    digests = {planned(folder, GOOD, change).content_digest for change in changes}
     assert len(digests | {digest}) == len(changes) + 1
     # Another process, another order of hashes, another current folder.
     planned(folder, GOOD)
     code = "from trainer.config import load; from trainer.config.vocabulary import SWEEP\n"
     code += "from trainer.sweep.definition import read_sweep\n"
     code += "from trainer.sweep.plan import make_plan\n"
-    code += "print(make_plan(read_sweep(load(['sweep.yaml'], language=SWEEP))).digest)"
+    code += "print(make_plan(read_sweep(load(['sweep.yaml'], language=SWEEP))).content_digest)"
     environment = os.environ | {"PYTHONHASHSEED": "5", "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=folder, env=environment, capture_output=True, text=True
@@ -313,8 +331,8 @@ space.log_uniform.high = 1e-1
 
 
 def test_a_selector_sees_what_the_arm_and_the_sweep_set(folder):
-    plan = planned(folder, ARMS_GIN)
-    found = {arm.name: dict(arm.paths) for arm in plan.definition.arms}
+    definition = defined(folder, ARMS_GIN)
+    found = {arm.name: dict(arm.paths) for arm in definition.arms}
     groups = "optimizer.groups.{}.optimizer.{}".format
     assert found == {
         "sgd": {"optax.sgd.learning_rate": ("optimizer.learning_rate",)},
@@ -324,7 +342,7 @@ def test_a_selector_sees_what_the_arm_and_the_sweep_set(folder):
             "adamw.b2": (groups("kernels", "b2"),),
         },
     }
-    assert plan.of_arm("sgd")[0].config.at("optimizer.momentum") == 0.5
+    assert make_plan(definition).of_arm("sgd")[0].config.at("optimizer.momentum") == 0.5
 
 
 def test_a_selector_of_calls_that_are_replaced_is_refused(folder, capsys):
@@ -341,12 +359,11 @@ def test_trials_that_differ_in_floats_and_seeds_are_one_program(folder):
     text = GOOD.replace(
         "trials: 4", "  optimizer.b2: !space.values {values: [0.9, 0.99]}\ntrials: 4"
     )
-    plan = planned(folder, text, "seeds=2", "set={data_seed: 3}")
-    programs = find_programs(plan)
-    assert [len(group.trials) for group in programs.groups] == [8]
-    assert programs.reasons == ()
+    plan = with_programs(folder, text, "seeds=2", "set={data_seed: 3}")
+    assert [len(program.trials) for program in plan.programs] == [8]
+    assert plan.reasons == ()
     assert {"optimizer.learning_rate", "optimizer.b2", "optimizer.eps"} <= set(
-        programs.groups[0].inputs
+        plan.programs[0].inputs
     )
 
 
@@ -390,16 +407,15 @@ STRUCTURE = [
 @pytest.mark.parametrize(("space", "count", "why"), STRUCTURE, ids=lambda x: str(x).split(":")[0])
 def test_what_is_part_of_the_program_makes_more_than_one_and_is_named(folder, space, count, why):
     goal = "goal: {metric: accuracy, mode: max}"  # which a space of the loss does not change
-    plan = planned(folder, f"base: base.yaml\n{goal}\nspace:\n  {space}\n")
-    programs = find_programs(plan)
-    assert len(programs.groups) == count
-    assert sum(len(group.trials) for group in programs.groups) == len(plan.trials)
-    assert [why in line for line in programs.reasons] == [True] * (count > 1)
+    plan = with_programs(folder, f"base: base.yaml\n{goal}\nspace:\n  {space}\n")
+    assert len(plan.programs) == count
+    assert sum(len(program.trials) for program in plan.programs) == len(plan.trials)
+    assert [why in line for line in plan.reasons] == [True] * (count > 1)
     # The lowered step is the known answer: one text for each program.
     texts = {}
-    for index, group in enumerate(programs.groups):
-        for trial in group.trials:
-            program = load_program(trial.config)
+    for index, shared in enumerate(plan.programs):
+        for name in shared.trials:
+            program = load_program(plan.by_name[name].config)
             texts[program.trace(program.abstract_state()).lower().as_text()] = index
     assert sorted(texts.values()) == list(range(count))
 
@@ -407,12 +423,12 @@ def test_what_is_part_of_the_program_makes_more_than_one_and_is_named(folder, sp
 def test_a_float_that_is_not_an_input_is_named_with_the_reason(folder):
     text = "base: base.yaml\nset: {model: !models.convnet {}}\nspace:\n"
     text += "  model.momentum: !space.values {values: [0.8, 0.9]}\n"
-    assert find_programs(planned(folder, text)).reasons == (
+    assert with_programs(folder, text).reasons == (
         "The base needs 2 programs because of model.momentum, a float that is not an input of the"
         " program: it belongs to model (0.8, 0.9).",
     )
     text = "base: base.yaml\nspace: {data.validation: !space.values {values: [0.1, 0.2]}}\n"
-    assert find_programs(planned(folder, text)).reasons == (
+    assert with_programs(folder, text).reasons == (
         "The base needs 2 programs because of data.validation, a float (0.1, 0.2).",
     )
 
@@ -420,12 +436,12 @@ def test_a_float_that_is_not_an_input_is_named_with_the_reason(folder):
 def test_arms_that_differ_only_in_whether_they_repeat_a_default_share_a_program(folder):
     text = f"base: base.yaml\narms:\n  a: {{space: {{{RATE}}}}}\n"
     text += f"  b: {{set: {{optimizer.b1: 0.8}}, space: {{{RATE}}}}}\ntrials: 2\n{METHOD}\n"
-    programs = find_programs(planned(folder, text))
-    assert [[t.name for t in group.trials] for group in programs.groups] == [
-        ["a/0000/0", "a/0001/0", "b/0000/0", "b/0001/0"]
+    plan = with_programs(folder, text)
+    assert [program.trials for program in plan.programs] == [
+        ("a/0000/0", "a/0001/0", "b/0000/0", "b/0001/0")
     ]
-    other = find_programs(planned(folder, text.replace("optimizer.b1: 0.8", "model.width: 9")))
-    assert len(other.groups) == 2
+    other = with_programs(folder, text.replace("optimizer.b1: 0.8", "model.width: 9"))
+    assert len(other.programs) == 2
     assert other.reasons == (
         "The arms 'a' and 'b' have different programs: they differ in model.width.",
     )

@@ -1,5 +1,6 @@
 """The plan in the folder of a sweep: what is written, read again, and refused."""
 
+import dataclasses
 import hashlib
 import json
 import os
@@ -12,16 +13,26 @@ from pathlib import Path
 
 import pytest
 
-from tests.sweep.test_sweep_plan import BASE, BASE_GIN, GIN, GOOD, METHOD, RATE, ROOT, planned
+from tests.sweep.test_sweep_plan import (
+    BASE,
+    BASE_GIN,
+    GIN,
+    GOOD,
+    METHOD,
+    RATE,
+    ROOT,
+    defined,
+    planned,
+)
 from trainer.config import load
 from trainer.config.tree import same
 from trainer.config.vocabulary import SWEEP
 from trainer.messages import UserError
+from trainer.sweep.definition import Definition
 from trainer.sweep.encoding import canonical
-from trainer.sweep.plan import SweepPlan
-from trainer.sweep.plan_file import StoredPlan, check_same, read_plan, write_plan
-from trainer.sweep.programs import Programs, find_programs
-from trainer.sweep.stored_plan import digest_of
+from trainer.sweep.plan import Plan, SharedProgram, make_plan
+from trainer.sweep.plan_file import check_same, digest_of, read_plan, write_plan
+from trainer.sweep.programs import find_programs
 from trainer.workdir import folder as workdir
 
 TREES = """base: base.yaml
@@ -76,16 +87,14 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def programs_of(plan: SweepPlan) -> Programs:
-    """Returns no programs in place of those of a plan, which take long to trace."""
-    from trainer.sweep.programs import ProgramGroup
-
-    group = ProgramGroup(plan.trials, (), plan.trials[0].config.root, {}, 20, 32, 7, 90)
-    return Programs((group,), ())
+def with_one_program(plan: Plan) -> Plan:
+    """Returns a plan with a program that stands for those of its trials, which take long."""
+    program = SharedProgram(tuple(plan.by_name), (), 20, 32, 7, 90)
+    return dataclasses.replace(plan, programs=(program,))
 
 
-def written(sweep: Path, plan: SweepPlan) -> StoredPlan:
-    write_plan(sweep, plan, programs_of(plan))
+def written(sweep: Path, definition: Definition) -> Plan:
+    write_plan(sweep, definition, with_one_program(make_plan(definition)))
     return read_plan(sweep)
 
 
@@ -97,46 +106,54 @@ def content(sweep: Path) -> dict[str, bytes]:
 
 @pytest.mark.parametrize("text", [GOOD, GIN, TREES, TWO_ARMS, LEAVES])
 def test_a_plan_reads_as_it_was_written(folder, text):
-    plan = planned(folder, text)
-    stored = written(folder / "runs" / "sweep", plan)
+    definition, plan = defined(folder, text), planned(folder, text)
+    stored = written(folder / "runs" / "sweep", definition)
     assert [t.name for t in stored.trials] == [t.name for t in plan.trials]
     for ours, theirs in zip(stored.trials, plan.trials, strict=True):
         assert list(ours.values) == list(theirs.values)
         assert same(dict(ours.values), dict(theirs.values))  # types and signs too
         assert ours.config.root == theirs.config.root
-    assert {name: arm.root for name, arm in stored.arms.items()} == {
-        arm.name: arm.config.root for arm in plan.definition.arms
+    assert {name: arm.config.root for name, arm in stored.arms.items()} == {
+        arm.name: arm.config.root for arm in definition.arms
     }
-    assert list(stored.arms) == [arm.name for arm in plan.definition.arms]
-    goal = plan.definition.sweep.goal
+    assert list(stored.arms) == [arm.name for arm in definition.arms]
+    assert stored.content() == plan.content()
+    goal = definition.sweep.goal
     assert (stored.goal.metric, stored.goal.better) == (goal.metric, goal.better)
     assert (stored.goal.select_on, stored.goal.target) == (goal.select_on, goal.target)
     assert (stored.seeds, stored.final_seeds) == (plan.seeds, plan.final_seeds)
-    assert (stored.revisions[0]["plan"], stored.revision) == (plan.digest, 1)
+    assert (stored.revisions[0]["plan"], stored.revision) == (plan.content_digest, 1)
     assert (stored.budgets, stored.vocabulary, stored.reasons) == ("equal", (), ())
 
 
+def of_mine(folder: Path) -> Plan:
+    """Writes the plan of two arms whose configs name functions of a package `mine`."""
+    definition = defined(folder, TWO_ARMS)
+    plan = find_programs(definition, make_plan(definition))
+    plan = dataclasses.replace(plan, vocabulary=("mine",))
+    write_plan(folder / "sweep", definition, plan)
+    return plan
+
+
 def test_the_programs_are_those_of_the_plan_and_their_order_too(folder):
-    plan = planned(folder, TWO_ARMS)
-    programs = find_programs(plan)
-    write_plan(folder / "sweep", plan, programs, ["mine"])
+    plan = of_mine(folder)
     stored = read_plan(folder / "sweep")
     assert [len(each.trials) for each in stored.programs] == [6, 6]
-    for ours, theirs in zip(stored.programs, programs.groups, strict=True):
-        assert ours.trials == tuple(trial.name for trial in theirs.trials)
-        assert ours.inputs == theirs.inputs and "optimizer.learning_rate" in ours.inputs
-        assert (ours.steps, ours.batch_size, ours.flops) == (20, 32, theirs.flops)
-    assert stored.reasons == programs.reasons and len(stored.reasons) == 1
+    assert stored.programs == plan.programs
+    for program in stored.programs:
+        assert "optimizer.learning_rate" in program.inputs
+        assert (program.steps, program.batch_size) == (20, 32)
+    assert stored.reasons == plan.reasons and len(stored.reasons) == 1
     assert stored.vocabulary == ("mine",)
 
 
 def test_the_file_of_the_sweep_and_its_arms_are_kept_as_configs(folder):
     for text in (TWO_ARMS, TREES, GIN):
-        plan = planned(folder, text)
+        definition = defined(folder, text)
         sweep = folder / f"sweep{len(text)}"
-        written(sweep, plan)
-        assert load([sweep / "sweep.yaml"], language=SWEEP).root == plan.definition.config.root
-        names = [f"{arm.name}.yaml" for arm in plan.definition.arms]
+        written(sweep, definition)
+        assert load([sweep / "sweep.yaml"], language=SWEEP).root == definition.config.root
+        names = [f"{arm.name}.yaml" for arm in definition.arms]
         assert sorted(path.name for path in (sweep / "arms").iterdir()) == sorted(names)
         assert stat.S_IMODE(sweep.stat().st_mode) == 0o700
 
@@ -144,8 +161,8 @@ def test_the_file_of_the_sweep_and_its_arms_are_kept_as_configs(folder):
 def test_infinities_are_kept_in_a_file_that_is_strict_json(folder):
     listed = "values: [1.0, .inf, -0.0, 1, 1e-300]"
     text = f"base: base.yaml\nspace: {{optimizer.eps: !space.values {{{listed}}}}}\n"
-    plan = planned(folder, text.replace("1, 1e-300", "1e-300"))
-    stored = written(folder / "sweep", plan)
+    definition = defined(folder, text.replace("1, 1e-300", "1e-300"))
+    stored = written(folder / "sweep", definition)
     found = [repr(trial.values["optimizer.eps"]) for trial in stored.trials]
     assert found == ["1.0", "inf", "-0.0", "1e-300"]
     refuse: Callable = lambda word: pytest.fail(f"{word} is not JSON")  # noqa: E731
@@ -163,8 +180,9 @@ from trainer.sweep.plan import make_plan
 from trainer.sweep.plan_file import write_plan
 from trainer.sweep.programs import find_programs
 from trainer.sweep.definition import read_sweep
-plan = make_plan(read_sweep(load(["sweep.yaml"], language=SWEEP)))
-write_plan(Path(sys.argv[1]), plan, find_programs(plan))
+definition = read_sweep(load(["sweep.yaml"], language=SWEEP))
+plan = find_programs(definition, make_plan(definition))
+write_plan(Path(sys.argv[1]), definition, plan)
 """
     for seed in ("1", "2"):
         environment = os.environ | {"PYTHONHASHSEED": seed, "PYTHONPATH": str(ROOT)}
@@ -180,7 +198,7 @@ write_plan(Path(sys.argv[1]), plan, find_programs(plan))
 
 
 def test_a_plan_is_read_without_jax(folder):
-    written(folder / "sweep", planned(folder, TREES))
+    written(folder / "sweep", defined(folder, TREES))
     code = "import sys; from pathlib import Path; from trainer.sweep.plan_file import read_plan\n"
     code += "plan = read_plan(Path('sweep')); [trial.config for trial in plan.trials]\n"
     code += "print(sorted({'jax', 'optax', 'scipy', 'flax'} & {*sys.modules}))"
@@ -195,12 +213,14 @@ def test_a_plan_is_read_without_jax(folder):
 
 
 def test_the_same_plan_passes_and_is_not_written_again(folder):
-    sweep, plan = folder / "sweep", planned(folder, TWO_ARMS)
-    assert check_same(sweep, plan) is False and not sweep.exists()
-    written(sweep, plan)
+    sweep, definition = folder / "sweep", defined(folder, TWO_ARMS)
+    plan = make_plan(definition)
+    assert check_same(sweep, definition, plan) is False and not sweep.exists()
+    written(sweep, definition)
     before, times = content(sweep), (sweep / "plan.json").stat().st_mtime_ns
-    assert check_same(sweep, planned(folder, f"{TWO_ARMS}# a comment\n")) is True
-    write_plan(sweep, plan, programs_of(plan))
+    again = defined(folder, f"{TWO_ARMS}# a comment\n")
+    assert check_same(sweep, again, make_plan(again)) is True
+    write_plan(sweep, definition, with_one_program(plan))
     assert content(sweep) == before and (sweep / "plan.json").stat().st_mtime_ns == times
 
 
@@ -226,14 +246,15 @@ OTHERS = {
 @pytest.mark.parametrize("name", OTHERS)
 def test_another_sweep_is_refused_with_the_differences(folder, name):
     change, part = OTHERS[name]
-    sweep, plan = folder / "sweep", planned(folder, TWO_ARMS)
-    written(sweep, plan)
+    sweep = folder / "sweep"
+    written(sweep, defined(folder, TWO_ARMS))
     before = content(sweep)
     loose = ["budgets=unequal"] * ("arm" in name)
-    other = planned(folder, TWO_ARMS, change, *loose)
-    for attempt in (check_same, lambda sweep, other: write_plan(sweep, other, programs_of(other))):
+    definition = defined(folder, TWO_ARMS, change, *loose)
+    other = with_one_program(make_plan(definition))
+    for attempt in (check_same, write_plan):
         with pytest.raises(UserError) as refused:
-            attempt(sweep, other)
+            attempt(sweep, definition, other)
         text = str(refused.value)
         assert f"{sweep} has another sweep. The differences, old -> new:\n" in text
         assert part in f"{text}\n", text
@@ -246,35 +267,35 @@ def test_another_sweep_is_refused_with_the_differences(folder, name):
 
 
 def test_a_folder_with_other_files_is_refused_and_left_as_it_is(folder):
-    sweep, plan = folder / "sweep", planned(folder, GOOD)
+    sweep, definition = folder / "sweep", defined(folder, GOOD)
     sweep.mkdir()
     (sweep / "notes.txt").write_text("mine")
     for name in ("notes.txt", "sweep.yaml"):
         with pytest.raises(UserError, match=f"it holds {name}, and no plan.json. Nothing was"):
-            write_plan(sweep, plan, programs_of(plan))
+            written(sweep, definition)
         assert [path.name for path in sweep.iterdir()] == [name]
         (sweep / name).rename(sweep / "sweep.yaml")  # the user's own
     file = folder / "file"
     file.write_text("")
     with pytest.raises(UserError, match="is a file. Choose another --workdir."):
-        check_same(file, plan)
+        check_same(file, definition, make_plan(definition))
 
 
 def test_a_folder_that_a_killed_process_left_is_completed(folder):
-    whole, cut, plan = folder / "whole", folder / "cut", planned(folder, TWO_ARMS)
-    written(whole, plan)
+    whole, cut, definition = folder / "whole", folder / "cut", defined(folder, TWO_ARMS)
+    written(whole, definition)
     (cut / "arms").mkdir(parents=True)
     for name in ("sweep.yaml", "arms/first.yaml"):
         (cut / name).write_bytes((whole / name).read_bytes())
     (cut / ".plan.json.12.tmp").write_text("{")
     (cut / "slurm-1.out").write_text("a log")
-    written(cut, plan)
+    written(cut, definition)
     assert content(cut) == {**content(whole), "slurm-1.out": b"a log"}
 
 
 def test_a_plan_that_another_process_writes_meanwhile_is_no_stranger(folder, monkeypatch):
-    plan, real = planned(folder, GOOD), workdir.unknown_names
-    written(folder / "other", plan)
+    definition, real = defined(folder, GOOD), workdir.unknown_names
+    written(folder / "other", definition)
 
     def late(sweep, known):
         shutil.copytree(folder / "other", sweep, dirs_exist_ok=True)
@@ -283,16 +304,16 @@ def test_a_plan_that_another_process_writes_meanwhile_is_no_stranger(folder, mon
     (folder / "sweep").mkdir()
     monkeypatch.setattr(workdir, "unknown_names", late)
     assert (folder / "other" / "ledger.jsonl").exists()
-    assert check_same(folder / "sweep", plan)
+    assert check_same(folder / "sweep", definition, make_plan(definition))
 
 
 def test_processes_that_start_a_sweep_together_write_one_plan(folder):
     planned(folder, GOOD)
     code = """
 from pathlib import Path
-from tests.sweep.test_sweep_plan import GOOD, planned
+from tests.sweep.test_sweep_plan import GOOD, defined
 from tests.sweep.test_sweep_plan_file import written
-print(written(Path("sweep"), planned(Path(), GOOD)).revisions[0]["plan"])
+print(written(Path("sweep"), defined(Path(), GOOD)).revisions[0]["plan"])
 """
     command = [sys.executable, "-c", code]
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
@@ -301,7 +322,7 @@ print(written(Path("sweep"), planned(Path(), GOOD)).revisions[0]["plan"])
         for _ in range(4)
     ]
     digests = {process.communicate()[0] for process in started}
-    assert digests == {f"{planned(folder, GOOD).digest}\n"}
+    assert digests == {f"{planned(folder, GOOD).content_digest}\n"}
 
 
 DAMAGES = {
@@ -329,7 +350,7 @@ DAMAGES = {
 @pytest.mark.parametrize("name", DAMAGES)
 def test_a_damaged_plan_is_refused_in_a_sentence(folder, name):
     damage, part = DAMAGES[name]
-    written(folder / "sweep", planned(folder, GOOD))
+    written(folder / "sweep", defined(folder, GOOD))
     file = folder / "sweep/plan.json"
     file.write_text(damage(file.read_text()))
     with pytest.raises(UserError) as refused:
@@ -351,8 +372,7 @@ def first_format(file: Path) -> dict:
 
 def test_every_field_of_a_plan_is_part_of_its_digest(folder):
     """FLOPs of a program were not, nor were reasons and the vocabulary."""
-    plan = planned(folder, TWO_ARMS)
-    write_plan(folder / "sweep", plan, find_programs(plan), ["mine"])
+    of_mine(folder)
     file = folder / "sweep/plan.json"
     text = file.read_text()
     places = [(key,) for key in json.loads(text)["revisions"][0]]
@@ -375,13 +395,12 @@ def test_every_field_of_a_plan_is_part_of_its_digest(folder):
 
 
 def test_a_plan_of_the_first_format_is_read(folder):
-    plan = planned(folder, TWO_ARMS)
-    write_plan(folder / "sweep", plan, find_programs(plan), ["mine"])
+    plan = of_mine(folder)
     file = folder / "sweep/plan.json"
     new = read_plan(folder / "sweep")
     old = first_format(file)
     stored = read_plan(folder / "sweep")
-    assert stored.digest == old["revisions"][0]["digest"] == plan.digest
+    assert stored.digest == old["revisions"][0]["digest"] == plan.content_digest
     assert (stored.vocabulary, stored.programs) == (new.vocabulary, new.programs)
     old["revisions"][0]["trials"].pop()
     file.write_text(json.dumps(old))
@@ -392,7 +411,7 @@ def test_a_plan_of_the_first_format_is_read(folder):
 def test_a_folder_without_plan_and_a_config_that_was_edited_are_refused(folder):
     with pytest.raises(UserError, match="is not the folder of a sweep, because it has no plan"):
         read_plan(folder)
-    written(folder / "sweep", planned(folder, GOOD))
+    written(folder / "sweep", defined(folder, GOOD))
     arm = folder / "sweep/arms/base.yaml"
     arm.write_text(arm.read_text().replace("steps: 20", "steps: 21"))
     with pytest.raises(UserError, match="base.yaml was changed after the sweep was planned"):

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from tests import runs
-from tests.sweep.test_sweep_plan import BASE, planned
+from tests.sweep.test_sweep_plan import BASE, defined
 from tests.sweep.test_sweep_plan_file import TWO_ARMS, written
 from trainer.__main__ import main
 from trainer.cli.live import LiveView
@@ -59,7 +59,7 @@ def computed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def sweep(tmp_path: Path) -> Path:
     """Returns the folder of a sweep with a plan only: 2 arms, 3 trials, 2 seeds, 20 steps."""
     (tmp_path / "base.yaml").write_text(BASE)
-    written(tmp_path / "sweep", planned(tmp_path, TWO_ARMS))
+    written(tmp_path / "sweep", defined(tmp_path, TWO_ARMS))
     return tmp_path / "sweep"
 
 
@@ -251,7 +251,7 @@ def test_an_extension_is_seen_without_a_new_reader(sweep, tmp_path):
     reader = SweepReader(sweep)
     finish(sweep, FIRST[0])
     assert [arm.runs for arm in reader.read().arms] == [6, 6]
-    written(tmp_path / "more", planned(tmp_path, TWO_ARMS.replace("trials: 3", "trials: 4")))
+    written(tmp_path / "more", defined(tmp_path, TWO_ARMS.replace("trials: 3", "trials: 4")))
     os.replace(tmp_path / "more" / "plan.json", sweep / "plan.json")
     assert [(arm.runs, arm.done) for arm in reader.read().arms] == [(8, 1), (8, 0)]
 

@@ -5,13 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.sweep.test_sweep_plan import BASE, planned
+from tests.sweep.test_sweep_plan import BASE, planned, with_programs
 from tests.sweep.test_sweep_plan_file import first_format
 from trainer.__main__ import main
 from trainer.engine.loading import load as load_program
 from trainer.engine.plan import make_plan as make_run_plan
 from trainer.sweep.plan_file import read_plan
-from trainer.sweep.programs import find_programs
 
 # An optimizer of which 0.9 is a likely mistake, because its momentum is the weight of what is new.
 SCION = (
@@ -42,8 +41,8 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_warnings_are_those_of_the_plans_of_the_trials(folder):
-    plan = planned(folder, TEXT)
-    found = find_programs(plan).warnings
+    plan = with_programs(folder, TEXT)
+    found = plan.warnings
     known = {}
     for trial in plan.trials:
         warnings = make_run_plan(load_program(trial.config), trial.config).warnings
@@ -102,5 +101,5 @@ def test_a_plan_of_an_earlier_version_has_no_warnings(folder, capsys):
 
 def test_the_smallest_loss_and_the_largest_accuracy_get_no_warning(folder):
     for goal in ("{metric: accuracy, mode: max}", "{metric: loss, mode: min}"):
-        found = find_programs(planned(folder, TEXT, f"goal={goal}")).warnings
+        found = with_programs(folder, TEXT, f"goal={goal}").warnings
         assert {*found} == {"second", "third"}

@@ -22,9 +22,8 @@ def run(arguments: argparse.Namespace) -> int:
     from trainer.sweep.definition import read_sweep
     from trainer.sweep.extension import make_extension, render_extension, write_extension
     from trainer.sweep.plan import make_plan
-    from trainer.sweep.plan_file import read_plan
+    from trainer.sweep.plan_file import check_vocabulary, read_plan, work_command
     from trainer.sweep.programs import find_programs
-    from trainer.sweep.stored_plan import check_vocabulary, work_command
     from trainer.workdir import code
 
     ignore_optimizer_warnings()
@@ -33,15 +32,15 @@ def run(arguments: argparse.Namespace) -> int:
     check_vocabulary(folder, stored, arguments.vocabulary)
     vocabulary = list(dict.fromkeys([*stored.vocabulary, *arguments.vocabulary]))
     config = read_config(arguments, SWEEP)
-    plan = make_plan(read_sweep(config, vocabulary, search_paths(arguments)))
-    programs = find_programs(plan, vocabulary)
+    definition = read_sweep(config, vocabulary, search_paths(arguments))
+    plan = find_programs(definition, make_plan(definition), vocabulary)
     found, allowed = code.hashes(vocabulary), arguments.allow_changed
     if arguments.dry_run:
         refuse_changed_code(folder, found, allowed)
-        revision = make_extension(folder, stored, plan, programs, vocabulary)
+        revision = make_extension(folder, stored, definition, plan)
     else:
         stored, revision = write_extension(
-            folder, plan, programs, vocabulary, arguments.locks, found, allowed
+            folder, definition, plan, arguments.locks, found, allowed
         )
     power = power_of_extension(stored, revision)
     show(render_extension(folder, stored, revision, power), end="")

@@ -21,11 +21,12 @@ from trainer.cli.loading import (
 from trainer.cli.terminal import show
 from trainer.config.vocabulary import SWEEP
 from trainer.messages import DONE, FAILED, MISTAKE, STOPPED, UserError
+from trainer.sweep.plan_file import check_vocabulary, read_plan, work_command
 from trainer.sweep.slurm import SlurmSettings, read_settings
-from trainer.sweep.stored_plan import check_vocabulary, read_plan, work_command
 
 if TYPE_CHECKING:
-    from trainer.sweep.plan import SweepPlan
+    from trainer.sweep.definition import Definition
+    from trainer.sweep.plan import Plan
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -57,19 +58,20 @@ def _start(arguments: argparse.Namespace) -> int:
             "The file of the sweep is missing: name it with --gin_file=FILE or --config=FILE."
         )
     config = read_config(arguments, SWEEP)
-    plan = make_plan(read_sweep(config, arguments.vocabulary, search_paths(arguments)))
+    definition = read_sweep(config, arguments.vocabulary, search_paths(arguments))
+    plan = make_plan(definition)
     settings = slurm_settings(arguments)
     power = _power(arguments, plan)
     if arguments.check or arguments.dry_run:
-        return (_check if arguments.check else _dry_run)(arguments, plan, power)
-    name = folder_name(arguments.files, plan.digest)
+        return (_check if arguments.check else _dry_run)(arguments, definition, plan, power)
+    name = folder_name(arguments.files, plan.content_digest)
     folder = Path(arguments.workdir or f"sweeps/{name}").absolute()
-    planned = check_same(folder, plan)
+    planned = check_same(folder, definition, plan)
     if planned:
         _refuse_changed_code(folder, arguments)
     if arguments.plan_only or settings is not None:
         if not planned:
-            show(_write(arguments, plan, folder, power), end="")
+            show(_write(arguments, definition, plan, folder, power), end="")
         if arguments.plan_only or settings is None:
             return DONE
         return _submit(folder, arguments, settings)
@@ -96,7 +98,8 @@ def _refuse_changed_code(folder: Path, arguments: argparse.Namespace) -> None:
     from trainer.sweep.code_changes import import_code, refuse_changed_code
     from trainer.workdir import code
 
-    import_code(read_plan(folder).arms.values(), arguments.vocabulary)
+    configs = [arm.config for arm in read_plan(folder).arms.values()]
+    import_code(configs, arguments.vocabulary)
     refuse_changed_code(folder, code.hashes(arguments.vocabulary), arguments.allow_changed)
 
 
@@ -123,7 +126,7 @@ def _submit(folder: Path, arguments: argparse.Namespace, settings: SlurmSettings
     return DONE
 
 
-def _power(arguments: argparse.Namespace, plan: "SweepPlan") -> list[str]:
+def _power(arguments: argparse.Namespace, plan: "Plan") -> list[str]:
     """Returns sentences about the differences between arms that the sweep can detect."""
     from trainer.report.planned_power import power_of_plan, read_pilot
 
@@ -131,18 +134,22 @@ def _power(arguments: argparse.Namespace, plan: "SweepPlan") -> list[str]:
     return power_of_plan(plan, pilot)
 
 
-def _check(arguments: argparse.Namespace, plan: "SweepPlan", power: Sequence[str]) -> int:
+def _check(
+    arguments: argparse.Namespace, definition: "Definition", plan: "Plan", power: Sequence[str]
+) -> int:
     """Checks a plan by shapes alone, and prints what was checked."""
     from trainer.sweep.plan_text import render_check
     from trainer.sweep.programs import find_programs
 
     ignore_optimizer_warnings()
-    programs = find_programs(plan, arguments.vocabulary)
-    show(render_check(arguments.files[-1], plan, programs, power), end="")
+    plan = find_programs(definition, plan, arguments.vocabulary)
+    show(render_check(arguments.files[-1], plan, power), end="")
     return DONE
 
 
-def _dry_run(arguments: argparse.Namespace, plan: "SweepPlan", power: Sequence[str]) -> int:
+def _dry_run(
+    arguments: argparse.Namespace, definition: "Definition", plan: "Plan", power: Sequence[str]
+) -> int:
     """Prints a plan with the memory and the time that its programs need, which it measures."""
     from trainer.sweep.plan_text import render
     from trainer.sweep.programs import find_programs, measure
@@ -151,20 +158,24 @@ def _dry_run(arguments: argparse.Namespace, plan: "SweepPlan", power: Sequence[s
     runtime.use_openblas_threads()
     runtime.keep_compiled_programs()  # the sweep then finds them compiled
     ignore_optimizer_warnings()
-    programs = find_programs(plan, arguments.vocabulary)
+    plan = find_programs(definition, plan, arguments.vocabulary)
     needs = []
-    for number, group in enumerate(programs.groups, 1):
+    for number, program in enumerate(plan.programs, 1):
         _log(
-            f"Compiling and timing program {number:,} of {len(programs.groups):,}"
-            f" ({group.trials[0].name})."
+            f"Compiling and timing program {number:,} of {len(plan.programs):,}"
+            f" ({program.trials[0]})."
         )
-        needs.append(measure(group, arguments.vocabulary))
-    show(render(plan, programs, arguments.vocabulary, needs, power), end="")
+        needs.append(measure(plan, program))
+    show(render(definition, plan, needs, power), end="")
     return DONE
 
 
 def _write(
-    arguments: argparse.Namespace, plan: "SweepPlan", folder: Path, power: Sequence[str]
+    arguments: argparse.Namespace,
+    definition: "Definition",
+    plan: "Plan",
+    folder: Path,
+    power: Sequence[str],
 ) -> str:
     """Builds the programs of a plan, writes it to a folder, and returns it as text."""
     from trainer.sweep.plan_file import write_plan
@@ -173,10 +184,10 @@ def _write(
     from trainer.workdir import code
 
     ignore_optimizer_warnings()
-    programs = find_programs(plan, arguments.vocabulary)
+    plan = find_programs(definition, plan, arguments.vocabulary)
     found = code.hashes(arguments.vocabulary)
-    write_plan(folder, plan, programs, arguments.vocabulary, arguments.locks, found)
-    return render(plan, programs, arguments.vocabulary, power=power)
+    write_plan(folder, definition, plan, arguments.locks, found)
+    return render(definition, plan, power=power)
 
 
 def _work(arguments: argparse.Namespace) -> int:

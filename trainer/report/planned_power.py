@@ -21,8 +21,7 @@ from trainer.report.statistics import (
 )
 from trainer.report.sweep_results import read_sweep
 from trainer.report.wording import joined, shown
-from trainer.sweep.plan import SweepPlan
-from trainer.sweep.stored_plan import StoredPlan, searches_of
+from trainer.sweep.plan import Plan, searches_of
 
 POWER = 0.8
 _FEWEST_SEARCHES = 3  # that a pilot must have
@@ -61,7 +60,7 @@ class Pilot:
         return low, high
 
 
-def read_pilot(folder: str, plan: SweepPlan) -> Pilot:
+def read_pilot(folder: str, plan: Plan) -> Pilot:
     """Reads from a finished sweep how much the results of searches vary, to judge `plan` by it.
 
     Of all pairs of arms it takes the one whose differences vary most; if the two sweeps share at
@@ -69,7 +68,7 @@ def read_pilot(folder: str, plan: SweepPlan) -> Pilot:
     least three searches and the goal of the plan, the plan has one search, or no two arms have
     results that differ.
     """
-    goal = plan.definition.sweep.goal
+    goal = plan.goal
     if len(plan.offsets) == 1:
         raise UserError(
             "--pilot tells how much the results of searches vary, and this sweep has one search of"
@@ -95,7 +94,7 @@ def read_pilot(folder: str, plan: SweepPlan) -> Pilot:
             f"The pilot {folder} is not finished. {' '.join(pilot.missing)} Compute the rest of it,"
             " or leave --pilot out."
         )
-    deviation, arms = _largest_deviation(pilot, [arm.name for arm in plan.definition.arms])
+    deviation, arms = _largest_deviation(pilot, list(plan.arms))
     if not deviation:
         raise UserError(
             f"No two arms of the pilot {folder} have results of every search that differ from each"
@@ -122,14 +121,13 @@ def _largest_deviation(pilot: Workload, arms: Sequence[str]) -> tuple[float, tup
     return max(found)
 
 
-def power_of_plan(plan: SweepPlan, pilot: Pilot | None = None) -> list[str]:
+def power_of_plan(plan: Plan, pilot: Pilot | None = None) -> list[str]:
     """Returns sentences on how many units the arms have, and which difference these can find.
 
     There are none for a sweep of one arm. With a pilot, the difference is also given in units of
     the metric.
     """
-    sweep, searches = plan.definition.sweep, len(plan.offsets)
-    arms = len(plan.definition.arms)
+    searches, arms = len(plan.offsets), len(plan.arms)
     if arms < 2:
         return []
     fewest = min(plan.counts.values())
@@ -140,13 +138,13 @@ def power_of_plan(plan: SweepPlan, pilot: Pilot | None = None) -> list[str]:
             " too often."
         ]
     units = searches if searches > 1 else len(plan.final_seeds or plan.seeds)
-    looks = looks_at_any(units) if sweep.looks == "any" else looks_of_plan(units, (), sweep.skewed)
+    looks = looks_at_any(units) if plan.looks == "any" else looks_of_plan(units, (), plan.skewed)
     effect = _effect(units, looks, arms)
     noun = _noun(searches, plan.final_seeds)
     if effect is None:
         return [f"power: {plural(units, noun)} of each arm cannot decide anything."]
     whose = f"{arms} arms" if searches > 1 else f"the configurations that are found for {arms} arms"
-    most = " at most" if sweep.looks == "any" else ""
+    most = " at most" if plan.looks == "any" else ""
     text = (
         f"power: {whose} are compared over {plural(units, noun)}, in pairs. A difference of{most}"
         f" {effect:.2g} {_DEVIATIONS} is found with a power of {POWER:g}."
@@ -159,7 +157,7 @@ def power_of_plan(plan: SweepPlan, pilot: Pilot | None = None) -> list[str]:
     return [text, *(_in_units(plan, pilot, effect, _level(looks, arms)) if pilot else ())]
 
 
-def _in_units(plan: SweepPlan, pilot: Pilot, effect: float, level: float) -> list[str]:
+def _in_units(plan: Plan, pilot: Pilot, effect: float, level: float) -> list[str]:
     low, high = pilot.interval
     found = effect * pilot.deviation
     each = f"{plural(pilot.trials, 'trial')} and {plural(pilot.final_seeds, 'final seed')} each"
@@ -175,15 +173,14 @@ def _in_units(plan: SweepPlan, pilot: Pilot, effect: float, level: float) -> lis
             f" Searches with {plural(ours[0], 'trial')} and {plural(ours[1], 'final seed')}, as in"
             " this sweep, may vary otherwise."
         )
-    sweep = plan.definition.sweep
-    if (relevant := sweep.goal.relevant) is not None and sweep.looks == "planned":
+    if (relevant := plan.goal.relevant) is not None and plan.looks == "planned":
         n = seeds_for_power(relevant / pilot.deviation, POWER, level)
         many = "more than 10,000" if n is None else f"about {n:,}"
         text += f" The difference that matters, {shown(relevant)}, takes {many} searches."
     return [text]
 
 
-def power_of_extension(stored: StoredPlan, revision: Mapping[str, Any]) -> list[str]:
+def power_of_extension(stored: Plan, revision: Mapping[str, Any]) -> list[str]:
     """Returns sentences on what units can find that are added after winners were chosen.
 
     There are none if no units are added to what was judged or will be. `stored` is the plan before,

@@ -15,9 +15,8 @@ from trainer.report.wording import joined
 from trainer.sweep.differences import revision_changes, shown
 from trainer.sweep.evidence import Evidence, examine
 from trainer.sweep.final import Choice, rank, read_choices, trials_of_choice
-from trainer.sweep.plan import Trial, point_name
+from trainer.sweep.plan import Plan, Trial, point_name, searches_of
 from trainer.sweep.status import Status, SweepReader
-from trainer.sweep.stored_plan import StoredPlan, StoredProgram, searches_of
 from trainer.writers.json_files import DamagedFile
 from trainer.writers.lines import PREFIXES
 from trainer.writers.run_record import read_record
@@ -76,7 +75,7 @@ def read_sweep(
         faults=tuple(f"{fault.file} ({fault.why})" for fault in evidence.faults),
         code=evidence.code,
         vocabulary=plan.vocabulary,
-        configs={arm: config.root for arm, config in plan.arms.items()},
+        configs={name: arm.config.root for name, arm in plan.arms.items()},
         warnings=plan.warnings,
     )
 
@@ -89,9 +88,7 @@ def _evidence(folder: Path, status: Status) -> Evidence:
         raise UserError(f"{error.filename or folder} cannot be read: {error.strerror}.") from error
 
 
-def _winners(
-    plan: StoredPlan, status: Status, choices: Sequence[Choice]
-) -> dict[tuple[str, int], int]:
+def _winners(plan: Plan, status: Status, choices: Sequence[Choice]) -> dict[tuple[str, int], int]:
     """Returns the winner of each search: that of the last choice, or the best point so far."""
     if choices:
         found = choices[-1].winners
@@ -117,7 +114,7 @@ def _check_metric(folder: Path, metric: str, runs: Sequence[Result]) -> None:
 
 
 def _completed(
-    plan: StoredPlan,
+    plan: Plan,
     choices: Sequence[Choice],
     trials: Sequence[Result],
     finals: Sequence[Result],
@@ -138,7 +135,7 @@ def _trial_name(entry: Sequence[Any]) -> str:
 
 
 def _goal(
-    plan: StoredPlan,
+    plan: Plan,
     finals: tuple[Result, ...],
     target: float | None,
     metric: str | None,
@@ -183,10 +180,10 @@ def _record(folder: Path) -> dict[str, Any]:
     return {}
 
 
-def _replaced(folder: Path, plan: StoredPlan, finals: tuple[Result, ...]) -> Iterator[Result]:
+def _replaced(folder: Path, plan: Plan, finals: tuple[Result, ...]) -> Iterator[Result]:
     """Yields the final runs of earlier winners that are no longer the winners."""
     known = {run.name for run in finals}
-    programs = {arm: program for program in plan.programs for arm in _arms_of(program)}
+    programs = {arm: program for program in plan.programs for arm in program.arms}
     for place in sorted(folder.glob("final*/*/*")):
         name = place.relative_to(folder).as_posix()
         outcome = None if name in known else read_outcome(place)
@@ -198,11 +195,7 @@ def _replaced(folder: Path, plan: StoredPlan, finals: tuple[Result, ...]) -> Ite
             yield with_outcome(run, outcome, _record(run.folder))
 
 
-def _arms_of(program: StoredProgram) -> set[str]:
-    return {name.split("/")[0] for name in program.trials}
-
-
-def _revision(plan: StoredPlan, number: int, choices: Sequence[Choice]) -> Revision:
+def _revision(plan: Plan, number: int, choices: Sequence[Choice]) -> Revision:
     revisions: Sequence[Mapping[str, Any]] = plan.revisions
     before, content = revisions[: number - 1], revisions[number - 1]
     searches = searches_of(content)

@@ -6,26 +6,24 @@ from typing import Any
 from trainer.config import Config, diff
 from trainer.config.wording import listing
 from trainer.sweep.encoding import encoded
-from trainer.sweep.plan import SweepPlan, Trial
-from trainer.sweep.stored_plan import StoredPlan
+from trainer.sweep.plan import Plan, Trial
 
 
-def differences(stored: StoredPlan, plan: SweepPlan) -> list[str]:
+def differences(stored: Plan, plan: Plan) -> list[str]:
     """Lists how a plan differs from that in a folder, one line for each kind of difference."""
     old, new = stored.revisions[-1], plan.content()
-    configs = {arm.name: arm.config for arm in plan.definition.arms}
     lines = []
-    for name in dict.fromkeys([*stored.arms, *configs]):
-        if name not in configs or name not in stored.arms:
-            there = ("(absent)", "present") if name in configs else ("present", "(absent)")
+    for name in dict.fromkeys([*stored.arms, *plan.arms]):
+        if name not in plan.arms or name not in stored.arms:
+            there = ("(absent)", "present") if name in plan.arms else ("present", "(absent)")
             lines.append(f"arm {name}: {' -> '.join(there)}")
             continue
-        lines += config_line(name, stored.arms[name], configs[name])
+        lines += config_line(name, stored.arms[name].config, plan.arms[name].config)
         for key in ("method", "space"):
             a, b = old["arms"][name][key], new["arms"][name][key]
             if a != b:
                 lines.append(f"{key} of {name}: {shown(a)} -> {shown(b)}")
-        lines += _trials_line(name, [t for t in stored.trials if t.arm == name], plan.of_arm(name))
+        lines += _trials_line(name, stored.of_arm(name), plan.of_arm(name))
     for key in ("goal", "seeds", "final_seeds", "budgets", "checkpoints", "vmap"):
         if old[key] != new[key]:
             lines.append(f"{key}: {shown(old[key])} -> {shown(new[key])}")

@@ -20,7 +20,8 @@ from trainer.sweep.ledger import (
     read_ledger,
     results_in,
 )
-from trainer.sweep.stored_plan import StoredPlan, read_plan
+from trainer.sweep.plan import Plan
+from trainer.sweep.plan_file import read_plan
 from trainer.sweep.wave_file import read_wave
 from trainer.writers import iterate_metrics
 from trainer.writers.json_files import DamagedFile, as_json
@@ -102,7 +103,7 @@ class _Examination:
         self._outcomes = outcomes
         self._ledger = read_ledger(folder)
 
-    def _read_plan(self) -> StoredPlan | None:
+    def _read_plan(self) -> Plan | None:
         try:
             return read_plan(self._folder)
         except UserError as error:

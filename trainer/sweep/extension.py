@@ -15,27 +15,27 @@ from typing import Any
 from trainer.config.wording import listing
 from trainer.messages import UserError, printable, table
 from trainer.sweep.code_changes import check_code, note_code
-from trainer.sweep.definition import ArmConfig
+from trainer.sweep.definition import ArmConfig, Definition
 from trainer.sweep.differences import config_line, revision_changes, shown
 from trainer.sweep.encoding import canonical, encoded
 from trainer.sweep.final import ArmSearch
 from trainer.sweep.ledger import Recorder
 from trainer.sweep.methods import Sampled
 from trainer.sweep.plan import (
-    SweepPlan,
+    Plan,
+    SharedProgram,
     Trial,
     point_name,
     refuse_unequal,
     seed_of_search,
     trial_entry,
 )
-from trainer.sweep.plan_file import files_of, program_entry, write_revisions, writing
+from trainer.sweep.plan_file import digest_of, files_of, read_plan, write_revisions, writing
 from trainer.sweep.presence import Mode
-from trainer.sweep.programs import Programs
-from trainer.sweep.stored_plan import StoredPlan, digest_of, read_plan
 from trainer.sweep.warning_text import merge_warnings, warning_lines
 from trainer.workdir.changes import indented
 from trainer.writers.files import paths_below, replace_file
+from trainer.writers.json_files import as_json
 
 
 @dataclass(frozen=True)
@@ -57,19 +57,19 @@ def _key(values: Mapping[str, Any]) -> str:
 
 def write_extension(
     folder: Path,
-    plan: SweepPlan,
-    programs: Programs,
-    vocabulary: Sequence[str] = (),
+    definition: Definition,
+    plan: Plan,
     locks: Mode = "flock",
     code: Mapping[str, str] | None = None,
     allow_changed: Sequence[str] = (),
-) -> tuple[StoredPlan, dict[str, Any]]:
+) -> tuple[Plan, dict[str, Any]]:
     """Adds a revision to the plan in a folder; returns the plan before, and the revision.
 
-    The file of the sweep is written to sweep.N.yaml, where N is the number of the revision. `plan`
-    and `programs` are those of the file with what is new; `locks` is as for `Presence`; `code` is
-    the user's code that planned it, file -> hash; `allow_changed` is what may differ from the
-    processes before: "code" or nothing. Raises UserError as `make_extension` does, and if the code
+    The file of the sweep is written to sweep.N.yaml, where N is the number of the revision.
+    `definition` and `plan` are those of the file with what is new, the plan with its programs;
+    `locks` is as for `Presence`; `code` is the user's code that planned it, file -> hash;
+    `allow_changed` is what may differ from the processes before: "code" or nothing. Raises
+    UserError as `make_extension` does, and if the code
     was changed, the folder cannot be written, or another process extended the sweep meanwhile.
     """
     folder = folder.absolute()
@@ -77,9 +77,9 @@ def write_extension(
     with writing(folder, locks):
         stored, ledger = read_plan(folder), Recorder(folder)
         check_code(folder, ledger, code or {}, allow_changed)
-        revision = make_extension(folder, stored, plan, programs, vocabulary)
+        revision = make_extension(folder, stored, definition, plan)
         fence = partial(_check_not_extended, folder, stored)
-        texts, file = files_of(plan), folder / f"sweep.{stored.revision + 1}.yaml"
+        texts, file = files_of(definition, plan), folder / f"sweep.{stored.revision + 1}.yaml"
         replace_file(file, texts["sweep.yaml"].encode(), fence)
         for name in revision["arms"]:
             if name not in stored.arms:
@@ -91,7 +91,7 @@ def write_extension(
     return stored, revision
 
 
-def _check_not_extended(folder: Path, stored: StoredPlan) -> None:
+def _check_not_extended(folder: Path, stored: Plan) -> None:
     """Raises UserError if another process extended the sweep, because it took this one for dead."""
     if read_plan(folder).digest != stored.digest:
         raise UserError(
@@ -101,17 +101,14 @@ def _check_not_extended(folder: Path, stored: StoredPlan) -> None:
 
 
 def make_extension(
-    folder: Path,
-    stored: StoredPlan,
-    plan: SweepPlan,
-    programs: Programs,
-    vocabulary: Sequence[str] = (),
+    folder: Path, stored: Plan, definition: Definition, plan: Plan
 ) -> dict[str, Any]:
     """Returns the revision with which a file extends the plan in a folder.
 
-    `plan` and `programs` are those of the file. A grid or a list of trials adds the points that the
-    arm does not have yet. With other methods, new trial n is the n-th point of the space that the
-    file has now, and earlier trials stay points of the space that it had.
+    `definition` and `plan` are those of the file, the plan with its programs. A grid or a list of
+    trials adds the points that the arm does not have yet. With other methods, new trial n is the
+    n-th point of the space that the file has now, and earlier trials stay points of the space that
+    it had.
 
     A revision is a part of plan.json: all arms, seeds and the goal as they are now; the new trials
     and their programs; "known", the trials that have results and whether final.json exists;
@@ -121,7 +118,7 @@ def make_extension(
     """
     changed = _changes(stored, plan)
     points: dict[ArmSearch, list[_Point]] = {}
-    for arm, search in itertools.product(plan.definition.arms, range(len(plan.offsets))):
+    for arm, search in itertools.product(definition.arms, range(len(plan.offsets))):
         old, new = (
             _points([t for t in trials if (t.arm, t.search) == (arm.name, search)])
             for trials in (stored.trials, plan.trials)
@@ -135,7 +132,6 @@ def make_extension(
             " another sweep in another --workdir."
         )
     had = {trial.name for trial in stored.trials}
-    configs = {arm.name: arm.config for arm in plan.definition.arms}
     runs = [
         (
             Trial(
@@ -143,7 +139,7 @@ def make_extension(
                 point.number,
                 seed_of_search(seed, plan.offsets[search]),
                 {},
-                configs[arm],
+                plan.arms[arm].config,
                 search=search,
             ),
             point.values,
@@ -156,17 +152,17 @@ def make_extension(
     content, last = plan.content(), stored.revisions[-1]
     if not added and all(content[key] == last[key] for key in ("final_seeds", "goal", "budgets")):
         _refuse_nothing(folder, stored, content)
-    entries = _programs(stored, programs, added)
-    _check_budgets(stored, plan, entries)
+    programs = _programs(stored, plan, added)
+    _check_budgets(stored, definition, programs)
     revision = {
         **content,
         "trials": [trial_entry(trial, values) for trial, values in added],
         "known": {"finished": _finished(folder, had), "final": (folder / "final.json").exists()},
         "follows": stored.digest,
-        "programs": entries,
-        "reasons": [line for line in programs.reasons if line not in stored.reasons],
-        "plan": plan.digest,
-        "vocabulary": list(dict.fromkeys([*stored.vocabulary, *vocabulary])),
+        "programs": as_json(programs),
+        "reasons": [line for line in plan.reasons if line not in stored.reasons],
+        "plan": plan.content_digest,
+        "vocabulary": list(dict.fromkeys([*stored.vocabulary, *plan.vocabulary])),
     }
     return revision | {"digest": digest_of(revision)}
 
@@ -176,13 +172,12 @@ def _points(trials: Sequence[Trial]) -> list[_Point]:
     return [_Point(number, encoded(found[number].values)) for number in sorted(found)]
 
 
-def _changes(stored: StoredPlan, plan: SweepPlan) -> list[str]:
+def _changes(stored: Plan, plan: Plan) -> list[str]:
     """Lists what a file changes that must stay as it is, except for points."""
-    configs = {arm.name: arm.config for arm in plan.definition.arms}
     lines = []
-    for name, config in stored.arms.items():
-        if name in configs:
-            lines += config_line(name, config, configs[name])
+    for name, arm in stored.arms.items():
+        if name in plan.arms:
+            lines += config_line(name, arm.config, plan.arms[name].config)
         else:
             lines.append(f"arm {name}: present -> (absent)")
     for what, old, new in (
@@ -228,7 +223,7 @@ def _extended_points(
     return [*old, *(_Point(n, point.values) for n, point in enumerate(fresh, len(old)))], []
 
 
-def _refuse_nothing(folder: Path, stored: StoredPlan, content: Mapping[str, Any]) -> None:
+def _refuse_nothing(folder: Path, stored: Plan, content: Mapping[str, Any]) -> None:
     last = stored.revisions[-1]["arms"]
     spaces = [
         name
@@ -245,45 +240,39 @@ def _refuse_nothing(folder: Path, stored: StoredPlan, content: Mapping[str, Any]
 
 
 def _programs(
-    stored: StoredPlan,
-    programs: Programs,
-    added: Sequence[tuple[Trial, Mapping[str, Any]]],
-) -> list[dict[str, Any]]:
+    stored: Plan, plan: Plan, added: Sequence[tuple[Trial, Mapping[str, Any]]]
+) -> list[SharedProgram]:
     """Groups new trials by their programs, in the order of the trials."""
     # A program does not depend on the seed: a point has one program for all seeds.
-    of_file = {
-        (trial.arm, _key(encoded(trial.values))): group
-        for group in programs.groups
-        for trial in group.trials
-    }
+    of_file: dict[tuple[str, str], SharedProgram] = {}
+    for program in plan.programs:
+        for trial in map(plan.by_name.__getitem__, program.trials):
+            of_file[trial.arm, _key(encoded(trial.values))] = program
     of_name = {name: program for program in stored.programs for name in program.trials}
-    entries: dict[int, dict[str, Any]] = {}
+    names: dict[int, list[str]] = {}
+    programs: dict[int, SharedProgram] = {}
     for trial, values in added:
         program = of_file.get((trial.arm, _key(values)))
         if program is None:  # the point is of a space that the file no longer has
             seed = seed_of_search(stored.seeds[0], stored.offsets[trial.search])
             program = of_name[replace(trial, seed=seed).name]
-        entry = entries.setdefault(id(program), program_entry(program, []))
-        entry["trials"].append(trial.name)
-    return list(entries.values())
+        programs.setdefault(id(program), program)
+        names.setdefault(id(program), []).append(trial.name)
+    return [replace(program, trials=tuple(names[key])) for key, program in programs.items()]
 
 
-def _check_budgets(
-    stored: StoredPlan, plan: SweepPlan, entries: Sequence[Mapping[str, Any]]
-) -> None:
+def _check_budgets(stored: Plan, definition: Definition, added: Sequence[SharedProgram]) -> None:
     """Checks that arms have equal budgets with the trials of all revisions."""
-    arms = [arm.name for arm in plan.definition.arms]
+    arms = [arm.name for arm in definition.arms]
     budgets = {what: dict.fromkeys(arms, 0) for what in ("trials", "steps", "examples")}
-    sizes = [(each.trials, each.steps, each.batch_size) for each in stored.programs]
-    sizes += [(each["trials"], each["steps"], each["batch_size"]) for each in entries]
-    for names, steps, batch_size in sizes:
-        for name in names:
+    for program in (*stored.programs, *added):
+        for name in program.trials:
             arm = name.partition("/")[0]
             budgets["trials"][arm] += 1
-            budgets["steps"][arm] += steps
-            budgets["examples"][arm] += steps * batch_size
+            budgets["steps"][arm] += program.steps
+            budgets["examples"][arm] += program.steps * program.batch_size
     for what, counts in budgets.items():
-        refuse_unequal(plan.definition, what, counts)
+        refuse_unequal(definition, what, counts)
 
 
 def _finished(folder: Path, names: set[str]) -> list[str]:
@@ -292,7 +281,7 @@ def _finished(folder: Path, names: set[str]) -> list[str]:
 
 
 def render_extension(
-    folder: Path, stored: StoredPlan, revision: Mapping[str, Any], power: Sequence[str] = ()
+    folder: Path, stored: Plan, revision: Mapping[str, Any], power: Sequence[str] = ()
 ) -> str:
     """Formats a revision: the new trials, programs and what they cost, and what was known.
 
@@ -323,7 +312,7 @@ def render_extension(
     return "".join(f"{printable(line)}\n" for line in lines)
 
 
-def _arms(stored: StoredPlan, revision: Mapping[str, Any]) -> list[str]:
+def _arms(stored: Plan, revision: Mapping[str, Any]) -> list[str]:
     """Returns a table of the points of each arm, and lines about spaces that changed."""
     rows: list[Sequence[str]] = [("arm", "trials", "new", "method")]
     lines = []

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any, TypedDict
 
 from trainer.config.wording import brief, listing
-from trainer.sweep.plan import Trial, point_name, seed_of_search
-from trainer.sweep.stored_plan import StoredPlan, searches_of
+from trainer.sweep.plan import Plan, Trial, point_name, searches_of, seed_of_search
 from trainer.writers.files import replace_file
 from trainer.writers.json_files import damaged, read_json
 from trainer.writers.summary import Summary
@@ -50,9 +49,7 @@ class Choice:
     winners: Mapping[ArmSearch, int | None]
 
 
-def rank(
-    plan: StoredPlan, outcomes: Mapping[str, Summary | None]
-) -> dict[ArmSearch, dict[int, float]]:
+def rank(plan: Plan, outcomes: Mapping[str, Summary | None]) -> dict[ArmSearch, dict[int, float]]:
     """Returns arm and search -> number of a point -> the mean of the goal over its seeds.
 
     The best point comes first. Points that diverged or failed on any seed have infinity as the
@@ -82,7 +79,7 @@ def rank(
 
 def choose_winners(
     folder: Path,
-    plan: StoredPlan,
+    plan: Plan,
     outcomes: Mapping[str, Summary | None],
     record: Callable[[bytes], None],
 ) -> None:
@@ -96,7 +93,7 @@ def choose_winners(
     replace_file(folder / FINAL_FILE, text.encode())
 
 
-def choice_of(plan: StoredPlan, outcomes: Mapping[str, Summary | None]) -> dict[str, Any]:
+def choice_of(plan: Plan, outcomes: Mapping[str, Summary | None]) -> dict[str, Any]:
     """Returns what final.json has of a revision of a plan, all of whose trials have results."""
     winners: dict[str, list[_Winner | None]] = {arm: [] for arm in plan.arms}
     for (arm, _), points in sorted(rank(plan, outcomes).items(), key=lambda item: item[0][1]):
@@ -107,7 +104,7 @@ def choice_of(plan: StoredPlan, outcomes: Mapping[str, Summary | None]) -> dict[
     return {"revision": plan.revision, "seeds": list(plan.final_seeds), "winners": winners}
 
 
-def read_choices(folder: Path, plan: StoredPlan) -> list[Choice]:
+def read_choices(folder: Path, plan: Plan) -> list[Choice]:
     """Reads final.json: the winners of each revision whose trials were complete, in order.
 
     Raises DamagedFile if final.json is damaged, or disagrees with the plan.
@@ -138,7 +135,7 @@ def read_choices(folder: Path, plan: StoredPlan) -> list[Choice]:
 
 
 def wrong_choices(
-    folder: Path, plan: StoredPlan, outcomes: Mapping[str, Summary | None]
+    folder: Path, plan: Plan, outcomes: Mapping[str, Summary | None]
 ) -> Iterator[str]:
     """Yields what in final.json differs from the ranking of the trials, as parts of sentences.
 
@@ -151,7 +148,7 @@ def wrong_choices(
         if any(outcomes.get(trial.folder) is None for trial in trials):
             continue  # one was removed, to be computed again
         arms = {arm: plan.arms[arm] for arm in revisions[-1]["arms"]}
-        then = replace(plan, arms=arms, trials=trials, revision=each["revision"])
+        then = replace(plan, arms=arms, trials=trials, revisions=revisions)
         for arm, best in choice_of(then, outcomes)["winners"].items():
             found = each["winners"][arm]
             named = found if isinstance(found, list) else [found]
@@ -174,7 +171,7 @@ def _shown(winner: _Winner | None) -> str:
     return "none" if winner is None else f"point {winner['number']} with {winner['value']:.6g}"
 
 
-def final_trials(folder: Path, plan: StoredPlan) -> list[Trial] | None:
+def final_trials(folder: Path, plan: Plan) -> list[Trial] | None:
     """Returns the final trials; None before the winners of the plan's revision are chosen.
 
     They are ordered by arm, then by search, then by seed. Raises DamagedFile as `read_choices`
@@ -185,7 +182,7 @@ def final_trials(folder: Path, plan: StoredPlan) -> list[Trial] | None:
     return trials_of_choice(plan, choices[: chosen[0] + 1]) if chosen else None
 
 
-def trials_of_choice(plan: StoredPlan, choices: Sequence[Choice]) -> list[Trial]:
+def trials_of_choice(plan: Plan, choices: Sequence[Choice]) -> list[Trial]:
     """Returns the final trials of the last one of some choices.
 
     They are in `final/`. If a search had another winner before an extension of the sweep, those of

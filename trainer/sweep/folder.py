@@ -21,9 +21,9 @@ from trainer.sweep.final import choose_winners, final_trials
 from trainer.sweep.ledger import Recorder, trial_event
 from trainer.sweep.limits import Limits, useful_width, wave_width
 from trainer.sweep.plan import Trial, seed_of_search
+from trainer.sweep.plan_file import read_plan
 from trainer.sweep.presence import Presence
 from trainer.sweep.removal import clean, remove, set_aside
-from trainer.sweep.stored_plan import read_plan
 from trainer.sweep.wave_file import WaveContent, read_wave, wave_name
 from trainer.writers import RunIdentity, identity_of_trial
 from trainer.writers.base import Log, to_stderr

@@ -1,19 +1,20 @@
-"""The plan of a sweep: the list of its trials, a pure function of its files."""
+"""The plan of a sweep: its trials, a pure function of its files, and the programs they share."""
 
 import hashlib
 import itertools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal
 
 from trainer.config import Config, ConfigError, Source, Tree, dump, replace
 from trainer.config.wording import listing
 from trainer.messages import plural
-from trainer.sweep.definition import ArmConfig, Definition
+from trainer.sweep.definition import ArmConfig, Definition, Goal
 from trainer.sweep.encoding import canonical, encoded
 from trainer.sweep.methods import Explicit, Point, Sampled, search_seed
+from trainer.sweep.warning_text import Warnings, merge_warnings
 
 _MOST_RUNS = 100_000
 # Between the first seed of the trials and the first of the final runs: the most seeds that can be
@@ -78,44 +79,146 @@ class Trial:
 
 
 @dataclass(frozen=True)
-class SweepPlan:
-    """The plan of a sweep.
+class PlannedArm:
+    """An arm of a plan.
 
     Attributes:
-        definition: the sweep.
-        trials: all runs: the arms in their order, then searches, then numbers, then seeds.
-        counts: arm -> number of points of each search.
-        seeds: the seeds of each point of search 0.
-        final_seeds: the seeds of the runs of each winner of search 0, none of which is in `seeds`.
-        offsets: for each search, what its seeds are larger by than those of search 0, modulo 2^32.
+        config: the resolved config, without the values of trials.
+        method: how the trials are chosen, as a text.
+        space: path of the config -> the values among which to search, as a text.
     """
 
-    definition: Definition
+    config: Config
+    method: str
+    space: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class SharedProgram:
+    """Trials that share a program; plan.json has it by these names.
+
+    Attributes:
+        trials: the names of the trials, in the order of the plan.
+        inputs: the config paths of the floats that are inputs of the program, sorted.
+        steps: number of updates of each trial.
+        batch_size: examples per batch.
+        flops: floating-point operations of a step.
+        state_bytes: bytes of the state of a trial, on each device.
+        warnings: arm -> sentences about what is probably a mistake in its config.
+    """
+
+    trials: tuple[str, ...]
+    inputs: tuple[str, ...]
+    steps: int
+    batch_size: int
+    flops: int
+    state_bytes: int
+    warnings: Warnings = field(default_factory=dict)  # plans of earlier versions have none
+
+    @property
+    def arms(self) -> set[str]:
+        """The names of the arms that the trials are of."""
+        return {name.partition("/")[0] for name in self.trials}
+
+    @property
+    def total_steps(self) -> int:
+        """The number of updates of all trials."""
+        return self.steps * len(self.trials)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The plan of a sweep.
+
+    `make_plan` lists its trials, `programs.find_programs` adds their programs, and
+    `plan_file.write_plan` writes it into the folder of the sweep, from which `plan_file.read_plan`
+    returns it.
+
+    Attributes:
+        arms: name -> arm, in the order of the report.
+        trials: all runs: the arms in their order, then searches, then numbers, then seeds; those of
+            the first revision, then those that later ones added.
+        goal: what makes one trial better than another.
+        seeds: the seeds of each point of search 0.
+        final_seeds: the seeds of the runs of each winner of search 0, none of which is in `seeds`.
+        budgets: "equal", or "unequal" if the file allows it.
+        checkpoints: which states the folder of a trial keeps: "none", "final" or "best".
+        vmap: how many trials are computed at once by vmap; None for one after another.
+        looks, skewed: how the results are judged; see `definition.Sweep`.
+        offsets: for each search, what its seeds are larger by than those of search 0, modulo 2^32.
+        per_example: whether final runs keep their results on single test examples.
+        programs: the programs of the trials, in the same order; empty before `find_programs`.
+        reasons: sentences about what makes more than one program.
+        vocabulary: further packages whose public functions the configs may name.
+        revisions: what the folder has of the plan, in order, as plan.json has it: the first
+            revision, then what each extension added. Empty for a plan that is not in a folder.
+    """
+
+    arms: Mapping[str, PlannedArm]
     trials: tuple[Trial, ...]
-    counts: Mapping[str, int]
+    goal: Goal
     seeds: tuple[int, ...]
     final_seeds: tuple[int, ...]
+    budgets: str
+    checkpoints: str
+    vmap: int | None
+    looks: Literal["planned", "any"] = "planned"
+    skewed: bool = False
     offsets: tuple[int, ...] = (0,)
+    per_example: bool = True
+    programs: tuple[SharedProgram, ...] = ()
+    reasons: tuple[str, ...] = ()
+    vocabulary: tuple[str, ...] = ()
+    revisions: tuple[Mapping[str, Any], ...] = ()
+
+    @property
+    def revision(self) -> int:
+        """The number of the last revision, from 1."""
+        return len(self.revisions)
+
+    @property
+    def digest(self) -> str:
+        """The SHA-256 of the last revision and, through it, of those before."""
+        return self.revisions[-1]["digest"]
+
+    @property
+    def warnings(self) -> dict[str, tuple[str, ...]]:
+        """The warnings of all programs: arm -> sentences."""
+        return merge_warnings(program.warnings for program in self.programs)
+
+    @cached_property
+    def by_name(self) -> dict[str, Trial]:
+        """The runs by their names."""
+        return {trial.name: trial for trial in self.trials}
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """For each arm the number of points of its first search."""
+        points = {arm: {t.number for t in self.of_arm(arm) if not t.search} for arm in self.arms}
+        return {arm: len(numbers) for arm, numbers in points.items()}
 
     def of_arm(self, name: str) -> list[Trial]:
         """Returns the runs of an arm, in order."""
         return [trial for trial in self.trials if trial.arm == name]
 
+    def keeps_examples(self, trial: Trial) -> bool:
+        """Returns whether a trial keeps its results on single test examples."""
+        return self.per_example and bool(trial.final)
+
     def content(self) -> dict[str, Any]:
-        """Returns all that the plan says, as JSON can have it.
+        """Returns what the sweep's file says, as JSON can have it.
 
         Entries that plans of earlier versions lack are left out where they have their defaults, so
         that equal files have equal plans.
         """
-        sweep = self.definition.sweep
-        goal, arms = sweep.goal, self.definition.arms
+        goal = self.goal
         relevant = {} if goal.relevant is None else {"relevant": goal.relevant}
-        rule = {"looks": sweep.looks} if sweep.looks != "planned" else {}
-        rule |= {"skewed": True} if sweep.skewed else {}
-        rule |= {"per_example": False} if sweep.final and not sweep.final.per_example else {}
+        rule = {"looks": self.looks} if self.looks != "planned" else {}
+        rule |= {"skewed": True} if self.skewed else {}
+        rule |= {} if self.per_example else {"per_example": False}
         rule |= {"offsets": list(self.offsets)} if len(self.offsets) > 1 else {}
         return {
-            "arms": {arm.name: _arm_entry(arm) for arm in arms},
+            "arms": {name: _arm_entry(arm) for name, arm in self.arms.items()},
             "seeds": list(self.seeds),
             "final_seeds": list(self.final_seeds),
             "goal": {
@@ -125,17 +228,22 @@ class SweepPlan:
                 "target": goal.target,
                 **relevant,
             },
-            "budgets": sweep.budgets,
-            "checkpoints": sweep.checkpoints,
-            "vmap": sweep.vmap,
+            "budgets": self.budgets,
+            "checkpoints": self.checkpoints,
+            "vmap": self.vmap,
             **rule,
             "trials": [trial_entry(t, encoded(t.values)) for t in self.trials],
         }
 
     @property
-    def digest(self) -> str:
+    def content_digest(self) -> str:
         """The SHA-256 of `content` as canonical JSON, in hexadecimal digits."""
         return hashlib.sha256(canonical(self.content()).encode()).hexdigest()
+
+
+def searches_of(revision: Mapping[str, Any]) -> int:
+    """Returns how many searches each arm has in a revision."""
+    return len(revision.get("offsets", (0,)))
 
 
 def trial_entry(trial: Trial, values: Mapping[str, Any]) -> list[Any]:
@@ -147,7 +255,7 @@ def trial_entry(trial: Trial, values: Mapping[str, Any]) -> list[Any]:
     return [trial.arm, trial.number, trial.seed, dict(values), *search]
 
 
-def make_plan(definition: Definition) -> SweepPlan:
+def make_plan(definition: Definition) -> Plan:
     """Lists the trials of a sweep, from `definition.read_sweep`.
 
     The plan depends on the files only; with a larger number of trials, those of `random`, `halton`
@@ -174,7 +282,21 @@ def make_plan(definition: Definition) -> SweepPlan:
         for number, values in enumerate(_points(arm, search, counts[arm.name]))
         for seed in seeds
     ]
-    return SweepPlan(definition, tuple(trials), counts, seeds, final_seeds, offsets)
+    sweep = definition.sweep
+    return Plan(
+        arms={arm.name: _planned_arm(arm) for arm in definition.arms},
+        trials=tuple(trials),
+        goal=sweep.goal,
+        seeds=seeds,
+        final_seeds=final_seeds,
+        budgets=sweep.budgets,
+        checkpoints=sweep.checkpoints,
+        vmap=sweep.vmap,
+        looks=sweep.looks,
+        skewed=sweep.skewed,
+        offsets=offsets,
+        per_example=sweep.final is None or sweep.final.per_example,
+    )
 
 
 def seed_of_search(seed: int, offset: int) -> int:
@@ -330,14 +452,15 @@ def _by_path(arm: ArmConfig, point: Point) -> dict[str, Tree]:
     return values
 
 
-def _arm_entry(arm: ArmConfig) -> dict[str, Any]:
-    """Returns the method and the space of an arm, and the SHA-256 of its config as YAML."""
-    spaces = {}
+def _planned_arm(arm: ArmConfig) -> PlannedArm:
+    spaces: dict[str, str] = {}
     for key, space in arm.space.items():
         for inner, each in (space.parts or {key: space}).items():
             spaces |= dict.fromkeys(arm.paths[inner], each.text)
-    return {
-        "method": arm.method.text,
-        "space": spaces,
-        "config": hashlib.sha256(dump(arm.config.root).encode()).hexdigest(),
-    }
+    return PlannedArm(arm.config, arm.method.text, spaces)
+
+
+def _arm_entry(arm: PlannedArm) -> dict[str, Any]:
+    """Returns the method and the space of an arm, and the SHA-256 of its config as YAML."""
+    config = hashlib.sha256(dump(arm.config.root).encode()).hexdigest()
+    return {"method": arm.method, "space": dict(arm.space), "config": config}

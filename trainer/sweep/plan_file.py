@@ -1,4 +1,4 @@
-"""The plan in the folder of a sweep, which every process of the sweep reads.
+"""The plan in the folder of a sweep: writes it, and reads it in every process of the sweep.
 
     SWEEP/
       sweep.yaml       what the file of the sweep said; its paths are relative to that file
@@ -7,52 +7,70 @@
       ledger.jsonl     what was planned and computed, with hashes; see ledger.py
 
 plan.json is a list of revisions. The first is the plan of the sweep; each later one is an extension
-and has its new trials only.
+and has its new trials only. Start with `write_plan` and `read_plan`.
 """
 
 import contextlib
+import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from shlex import quote
+from typing import Any, NotRequired, TypedDict
 
-from trainer.config import dump
-from trainer.config.wording import listing
+from trainer.config import ConfigError, dump, load
+from trainer.config.wording import brief, listing
 from trainer.messages import UserError
 from trainer.sweep.code_changes import note_code
+from trainer.sweep.definition import Definition, Goal
 from trainer.sweep.differences import differences
-from trainer.sweep.encoding import canonical
+from trainer.sweep.encoding import Decoder, canonical
 from trainer.sweep.ledger import Recorder
-from trainer.sweep.plan import SweepPlan
+from trainer.sweep.plan import Plan, PlannedArm, SharedProgram, Trial
 from trainer.sweep.presence import Mode, Presence
-from trainer.sweep.stored_plan import FORMAT, StoredPlan, StoredProgram, digest_of, read_plan
 from trainer.writers.files import open_regular, remove_temporaries, replace_file
+from trainer.writers.json_files import as_dataclass, as_json, check_json, damaged, read_json
 
+FORMAT = 2
+# What the digest of a revision of format 1 covers; `write_revisions` keeps such revisions as they
+# are. The digest of a later revision, which names the vocabulary, covers all that it says.
+_DIGESTED = (
+    "arms",
+    "seeds",
+    "final_seeds",
+    "goal",
+    "budgets",
+    "checkpoints",
+    "vmap",
+    "looks",
+    "skewed",
+    "offsets",
+    "trials",
+    "known",
+    "follows",
+)
+_ADVICE = "restore it from a copy, or start the sweep in another --workdir."
 # Names that a process of the sweep may have written before plan.json, which is the last.
 _OWN_NAMES = ("lock", "held", "workers", "sweep.yaml", "arms", "plan.json")
 
-# programs.py and trainer.workdir import jax, which a process that reads a plan does not need.
-if TYPE_CHECKING:
-    from trainer.sweep.programs import ProgramGroup, Programs
 
-__all__ = [
-    "StoredPlan",
-    "StoredProgram",
-    "check_same",
-    "files_of",
-    "first_revision",
-    "program_entry",
-    "read_plan",
-    "write_plan",
-    "write_revisions",
-    "writing",
-]
+class _Revision(TypedDict):
+    digest: str
+    programs: list[SharedProgram]
+    reasons: list[str]
+    plan: str
+    vocabulary: NotRequired[list[str]]
+
+
+class _PlanFile(TypedDict):
+    format: int
+    vocabulary: NotRequired[list[str]]  # of format 1
+    revisions: list[_Revision]
 
 
 def write_plan(
     folder: Path,
-    plan: SweepPlan,
-    programs: "Programs",
-    vocabulary: Sequence[str] = (),
+    definition: Definition,
+    plan: Plan,
     locks: Mode = "flock",
     code: Mapping[str, str] | None = None,
 ) -> None:
@@ -63,9 +81,8 @@ def write_plan(
 
     Args:
         folder: the folder of the sweep.
-        plan: the plan.
-        programs: its programs.
-        vocabulary: further packages whose public functions the configs may name.
+        definition: what the files of the sweep say.
+        plan: the plan that was made from it, with its programs.
         locks: what keeps others from the folder meanwhile; see `Presence`.
         code: the user's code that planned it, file -> hash, for the ledger.
 
@@ -73,13 +90,13 @@ def write_plan(
         UserError: the folder has another sweep or other files, or cannot be written.
     """
     folder = folder.absolute()
-    check_same(folder, plan)  # before anything is created
+    check_same(folder, definition, plan)  # before anything is created
     with writing(folder, locks):
-        if check_same(folder, plan):
+        if check_same(folder, definition, plan):
             return
-        revision = first_revision(plan, programs, vocabulary)
+        revision = first_revision(plan)
         (folder / "arms").mkdir(exist_ok=True)
-        for name, text in files_of(plan).items():
+        for name, text in files_of(definition, plan).items():
             replace_file(folder / name, text.encode())
         # Last: a folder with a plan.json is that of a sweep.
         write_revisions(folder, [revision])
@@ -88,60 +105,26 @@ def write_plan(
         note_code(folder, ledger, code or {}, [])
 
 
-def first_revision(
-    plan: SweepPlan, programs: "Programs", vocabulary: Sequence[str]
-) -> dict[str, Any]:
+def first_revision(plan: Plan) -> dict[str, Any]:
     """Returns what plan.json has of a plan, before it is extended.
 
-    Args:
-        plan: the plan.
-        programs: its programs.
-        vocabulary: further packages whose public functions the configs may name.
-
-    Returns:
-        What `SweepPlan.content` has, and: "programs", "reasons"; "plan", the hash of what the
-        sweep's file says; "vocabulary"; "digest", the hash of all this, which the ledger and
-        reports have.
+    It is what `Plan.content` has, and: "programs", "reasons"; "plan", the hash of what the sweep's
+    file says; "vocabulary"; "digest", the hash of all this, which the ledger and reports have.
     """
     revision = {
         **plan.content(),
-        "programs": [
-            program_entry(group, [trial.name for trial in group.trials])
-            for group in programs.groups
-        ],
-        "reasons": list(programs.reasons),
-        "plan": plan.digest,
-        "vocabulary": list(vocabulary),
+        "programs": as_json(plan.programs),
+        "reasons": list(plan.reasons),
+        "plan": plan.content_digest,
+        "vocabulary": list(plan.vocabulary),
     }
     return revision | {"digest": digest_of(revision)}
 
 
-def program_entry(program: "ProgramGroup | StoredProgram", trials: list[str]) -> dict[str, Any]:
-    """Returns what plan.json has of a program.
-
-    Args:
-        program: the program.
-        trials: the names of its trials that a revision adds.
-    """
-    return {
-        "trials": trials,
-        "inputs": list(program.inputs),
-        "steps": program.steps,
-        "batch_size": program.batch_size,
-        "flops": program.flops,
-        "state_bytes": program.state_bytes,
-        "warnings": {arm: list(sentences) for arm, sentences in program.warnings.items()},
-    }
-
-
-def files_of(plan: SweepPlan) -> dict[str, str]:
-    """Returns the texts of the files beside plan.json by their paths in the folder.
-
-    Args:
-        plan: the plan.
-    """
-    arms = {f"arms/{arm.name}.yaml": dump(arm.config.root) for arm in plan.definition.arms}
-    return {"sweep.yaml": dump(plan.definition.config.root), **arms}
+def files_of(definition: Definition, plan: Plan) -> dict[str, str]:
+    """Returns the texts of the files beside plan.json by their paths in the folder."""
+    arms = {f"arms/{name}.yaml": dump(arm.config.root) for name, arm in plan.arms.items()}
+    return {"sweep.yaml": dump(definition.config.root), **arms}
 
 
 def write_revisions(
@@ -186,12 +169,13 @@ def writing(folder: Path, locks: Mode = "flock") -> Iterator[None]:
         ) from error
 
 
-def check_same(folder: Path, plan: SweepPlan) -> bool:
+def check_same(folder: Path, definition: Definition, plan: Plan) -> bool:
     """Checks that a folder may have a sweep.
 
     Args:
         folder: the folder; may not exist.
-        plan: the plan of the sweep.
+        definition: what the files of the sweep say.
+        plan: the plan that was made from it.
 
     Returns:
         Whether the folder has the plan already: as it stands, or as it was before an extension.
@@ -202,7 +186,7 @@ def check_same(folder: Path, plan: SweepPlan) -> bool:
     if folder.exists() and not folder.is_dir():
         raise UserError(f"The workdir {folder} is a file. Choose another --workdir.")
     if not (folder / "plan.json").exists():
-        strangers = _strangers(folder, plan)
+        strangers = _strangers(folder, definition, plan)
         # Another process of the sweep may have written it meanwhile, and its ledger.
         if not (folder / "plan.json").exists():
             if strangers:
@@ -214,7 +198,7 @@ def check_same(folder: Path, plan: SweepPlan) -> bool:
                 )
             return False
     stored = read_plan(folder)
-    if plan.digest in [revision["plan"] for revision in stored.revisions]:
+    if plan.content_digest in [revision["plan"] for revision in stored.revisions]:
         return True
     from trainer.workdir.changes import indented
 
@@ -231,7 +215,7 @@ def _content(file: Path) -> bytes:
         return stream.read()
 
 
-def _strangers(folder: Path, plan: SweepPlan) -> list[str]:
+def _strangers(folder: Path, definition: Definition, plan: Plan) -> list[str]:
     """Returns the names in a folder that a killed process of the sweep cannot have left there.
 
     A file of the same name with other content may be the user's own, and is not replaced.
@@ -244,7 +228,7 @@ def _strangers(folder: Path, plan: SweepPlan) -> list[str]:
         strangers = unknown_names(folder, _OWN_NAMES)
         strangers += [
             name
-            for name, text in files_of(plan).items()
+            for name, text in files_of(definition, plan).items()
             if (folder / name).exists() and _content(folder / name) != text.encode()
         ]
     except OSError as error:
@@ -252,3 +236,132 @@ def _strangers(folder: Path, plan: SweepPlan) -> list[str]:
             f"The workdir {folder} cannot be read: {error.strerror}. Choose another --workdir."
         ) from error
     return strangers
+
+
+def read_plan(folder: Path) -> Plan:
+    """Reads the plan of a sweep; imports no jax.
+
+    Args:
+        folder: the folder of the sweep.
+
+    Raises:
+        UserError: the folder has no plan, or its plan is damaged, edited or of another format.
+    """
+    file = folder / "plan.json"
+    try:
+        content = read_json(file, dict[str, Any], _ADVICE)
+        if "format" in content and content["format"] not in (1, FORMAT):
+            raise UserError(
+                f"{file} has the format {brief(content['format'])}, and this version of Lockstep"
+                f" reads 1 and {FORMAT}: use the version that wrote it, or another --workdir."
+            )
+        check_json(content, _PlanFile, file, _ADVICE)
+        return _stored(folder, content)
+    except FileNotFoundError as error:
+        raise UserError(
+            f"{folder} is not the folder of a sweep, because it has no plan.json: name the folder"
+            " that was the --workdir of python -m trainer sweep."
+        ) from error
+    except OSError as error:
+        raise UserError(f"{error.filename or file} cannot be read: {error.strerror}.") from error
+    except ConfigError as error:
+        raise damaged(file, str(error), _ADVICE) from error
+    except UserError:
+        raise
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        raise damaged(file, f"{type(error).__name__}: {error}", _ADVICE) from error
+
+
+def check_vocabulary(folder: Path, plan: Plan, named: Sequence[str]) -> None:
+    """Raises UserError if a plan names packages that the values of `--vocabulary` do not name.
+
+    To import a package is to execute its code, and the folder may come from elsewhere.
+    """
+    others = [package for package in plan.vocabulary if package not in named]
+    if others:
+        options = " ".join(f"--vocabulary={quote(package)}" for package in others)
+        raise UserError(
+            f"{folder / 'plan.json'} names {listing(others)}, whose code this command would"
+            f" execute. If that is what you want, add {options} to the command."
+        )
+
+
+def work_command(folder: Path, vocabulary: Sequence[str]) -> list[str]:
+    """Returns what follows "python" in the command that computes a sweep as one of its workers."""
+    options = [f"--vocabulary={package}" for package in vocabulary]
+    return ["-m", "trainer", "sweep", "work", str(folder), *options]
+
+
+def _stored(folder: Path, content: Mapping[str, Any]) -> Plan:
+    revisions, last = content["revisions"], content["revisions"][-1]
+    before = None
+    for number, revision in enumerate(revisions, 1):
+        if digest_of(revision) != revision["digest"] or revision.get("follows") != before:
+            why = f"the digest of its revision {number} differs"
+            raise damaged(folder / "plan.json", why, _ADVICE)
+        before = revision["digest"]
+    arms = {name: _arm(folder, name, entry) for name, entry in last["arms"].items()}
+    decoder = Decoder()
+    trials = tuple(
+        Trial(arm, number, seed, decoder.values(values), arms[arm].config, search=sum(search))
+        for revision in revisions
+        for arm, number, seed, values, *search in revision["trials"]
+    )
+    programs = tuple(
+        as_dataclass(program, SharedProgram)
+        for revision in revisions
+        for program in revision["programs"]
+    )
+    if sorted(trial.name for trial in trials) != sorted(x for p in programs for x in p.trials):
+        raise ValueError("its programs and its trials differ")
+    return Plan(
+        arms=arms,
+        trials=trials,
+        programs=programs,
+        reasons=tuple(reason for revision in revisions for reason in revision["reasons"]),
+        goal=Goal(**last["goal"]),
+        seeds=tuple(last["seeds"]),
+        final_seeds=tuple(last["final_seeds"]),
+        budgets=last["budgets"],
+        checkpoints=last["checkpoints"],
+        vmap=last["vmap"],
+        looks=last.get("looks", "planned"),
+        skewed=last.get("skewed", False),
+        offsets=tuple(last.get("offsets", (0,))),
+        per_example=last.get("per_example", True),
+        vocabulary=tuple(last["vocabulary"] if "vocabulary" in last else content["vocabulary"]),
+        revisions=tuple(revisions),
+    )
+
+
+def _arm(folder: Path, name: str, entry: Mapping[str, Any]) -> PlannedArm:
+    file = folder / "arms" / f"{name}.yaml"
+    try:
+        with open_regular(file) as stream:
+            found = hashlib.sha256(stream.read()).hexdigest()
+    except FileNotFoundError as error:
+        raise UserError(
+            f"{file} is missing: restore it from a copy, or start the sweep in another --workdir."
+        ) from error
+    if found != entry["config"]:
+        raise UserError(
+            f"{file} was changed after the sweep was planned: restore it, or start a sweep with the"
+            " changed config in another --workdir."
+        )
+    try:
+        return PlannedArm(load([file]), entry["method"], entry["space"])
+    except ConfigError as error:
+        if isinstance(error.__cause__, OSError):  # the disk cannot be read any more
+            raise error.__cause__ from None
+        raise
+
+
+def digest_of(revision: Mapping[str, Any]) -> str:
+    """Returns the SHA-256 of a revision, in hexadecimal digits.
+
+    That of an extension covers the revisions before as well, through its entry "follows".
+    """
+    every = [key for key in revision if key != "digest"]
+    covered = every if "vocabulary" in revision else _DIGESTED
+    kept = {key: revision[key] for key in covered if key in revision}
+    return hashlib.sha256(canonical(kept).encode()).hexdigest()

@@ -7,19 +7,19 @@ from collections.abc import Sequence
 from trainer.config import Tree
 from trainer.config.wording import brief
 from trainer.messages import duration, plural, printable, table
+from trainer.sweep.definition import Definition
 from trainer.sweep.limits import useful_width, wave_width
-from trainer.sweep.plan import SweepPlan
+from trainer.sweep.plan import Plan
 from trainer.sweep.plan_file import first_revision
-from trainer.sweep.programs import ProgramCost, Programs, most_side_by_side
+from trainer.sweep.programs import ProgramCost, most_side_by_side
 from trainer.sweep.warning_text import warning_lines
 
 _SHOWN_TRIALS = 5
 
 
 def render(
-    plan: SweepPlan,
-    programs: Programs,
-    vocabulary: Sequence[str],
+    definition: Definition,
+    plan: Plan,
     needs: Sequence[ProgramCost] = (),
     power: Sequence[str] = (),
 ) -> str:
@@ -29,49 +29,48 @@ def render(
     sentences about the differences that the sweep finds. The last line ends with a newline.
     """
     lines = [
-        *_arms(plan),
+        *_arms(definition, plan),
         "",
-        *_programs(programs),
-        *programs.reasons,
-        *_totals(plan, programs),
-        *_measured(plan, programs, needs),
+        *_programs(plan),
+        *plan.reasons,
+        *_totals(plan),
+        *_measured(plan, needs),
         _goal(plan),
         *power,
         *_repeats(plan),
-        *_warnings(plan, programs),
+        *warning_lines(plan.warnings, plan.arms),
         "",
-        *_first_trials(plan),
+        *_first_trials(definition, plan),
         "",
-        f"plan {first_revision(plan, programs, vocabulary)['digest']}",
+        f"plan {first_revision(plan)['digest']}",
     ]
     return "".join(f"{printable(line)}\n" for line in lines)
 
 
-def render_check(file: str, plan: SweepPlan, programs: Programs, power: Sequence[str] = ()) -> str:
+def render_check(file: str, plan: Plan, power: Sequence[str] = ()) -> str:
     """Formats what was checked of a sweep before its programs are compiled, and what was not.
 
     For `power` and the result, see `render`.
     """
-    arms, runs = len(plan.definition.arms), len(plan.trials)
+    arms, runs = len(plan.arms), len(plan.trials)
     final = len(plan.final_seeds) * arms * len(plan.offsets)
-    goal = plan.definition.sweep.goal
     lines = [
         f"{file}: {plural(arms, 'arm')}, {plural(runs, 'run')} of"
-        f" {plural(len(programs.groups), 'program')}, and {plural(final, 'final run')}.",
+        f" {plural(len(plan.programs), 'program')}, and {plural(final, 'final run')}.",
         "Checked: the config of each arm and the plan of each program; the type of every value of a"
         " space, and that the smallest and the largest build; budgets; the goal, the"
-        f" {goal.metric} of the {goal.select_on} split.",
+        f" {plan.goal.metric} of the {plan.goal.select_on} split.",
         "Not checked: whether a step compiles and fits into memory, and how long it takes:"
         " --dry_run compiles and times each program.",
         *power,
-        *_warnings(plan, programs),
+        *warning_lines(plan.warnings, plan.arms),
     ]
     return "".join(f"{printable(line)}\n" for line in lines)
 
 
-def _arms(plan: SweepPlan) -> list[str]:
+def _arms(definition: Definition, plan: Plan) -> list[str]:
     rows: list[Sequence[str]] = [("arm", "trials", "method", "path", "space")]
-    for arm in plan.definition.arms:
+    for arm in definition.arms:
         head = (arm.name, f"{plan.counts[arm.name]:,}", arm.method.text)
         spaces = [(key, space.text) for key, space in arm.space.items()]
         spaces += [(key, "listed") for key in arm.paths if not arm.space]
@@ -81,25 +80,25 @@ def _arms(plan: SweepPlan) -> list[str]:
     return table(rows, right=(1,))
 
 
-def _programs(programs: Programs) -> list[str]:
+def _programs(plan: Plan) -> list[str]:
     rows = [("program", "runs", "steps", "batch", "FLOPs a step", "first run")]
-    for number, group in enumerate(programs.groups, 1):
+    for number, program in enumerate(plan.programs, 1):
         rows.append(
             (
                 str(number),
-                f"{len(group.trials):,}",
-                f"{group.steps:,}",
-                f"{group.batch_size:,}",
-                f"{group.flops:,}",
-                group.trials[0].name,
+                f"{len(program.trials):,}",
+                f"{program.steps:,}",
+                f"{program.batch_size:,}",
+                f"{program.flops:,}",
+                program.trials[0],
             )
         )
     return table(rows, right=(0, 1, 2, 3, 4))
 
 
-def _totals(plan: SweepPlan, programs: Programs) -> list[str]:
-    steps = sum(group.total_steps for group in programs.groups)
-    flops = sum(group.total_steps * group.flops for group in programs.groups)
+def _totals(plan: Plan) -> list[str]:
+    steps = sum(program.total_steps for program in plan.programs)
+    flops = sum(program.total_steps * program.flops for program in plan.programs)
     seeds = _seeds(plan.seeds)
     searches = len(plan.offsets)
     if searches > 1:
@@ -107,12 +106,12 @@ def _totals(plan: SweepPlan, programs: Programs) -> list[str]:
     lines = [f"{len(plan.trials):,} runs ({seeds}): {steps:,} steps, {flops:.3g} FLOPs"]
     if plan.final_seeds:
         steps = flops = 0
-        for arm in plan.definition.arms:
-            of_arm = [g for g in programs.groups if any(t.arm == arm.name for t in g.trials)]
-            steps += max(group.steps for group in of_arm)
-            flops += max(group.steps * group.flops for group in of_arm)
+        for arm in plan.arms:
+            of_arm = [program for program in plan.programs if arm in program.arms]
+            steps += max(program.steps for program in of_arm)
+            flops += max(program.steps * program.flops for program in of_arm)
         times = len(plan.final_seeds) * searches
-        runs, steps, flops = times * len(plan.definition.arms), times * steps, times * flops
+        runs, steps, flops = times * len(plan.arms), times * steps, times * flops
         winner = "search of each arm" if searches > 1 else "arm"
         of_first = "; search 0: " if searches > 1 else ""
         lines.append(
@@ -120,35 +119,35 @@ def _totals(plan: SweepPlan, programs: Programs) -> list[str]:
             f"{_seeds(plan.final_seeds)}), {runs:,} runs: at"
             f" most {steps:,} steps, {flops:.3g} FLOPs"
         )
-    if (vmap := plan.definition.sweep.vmap) is not None:
+    if (vmap := plan.vmap) is not None:
         lines.append(
             f"{vmap} trials of a program are computed at once by vmap: their bits depend on this"
             " number, and are not those of the trials alone."
         )
-    if plan.definition.sweep.budgets == "unequal":
+    if plan.budgets == "unequal":
         lines.append("The file allows the arms to have unequal budgets.")
     return lines
 
 
-def _measured(plan: SweepPlan, programs: Programs, needs: Sequence[ProgramCost]) -> list[str]:
+def _measured(plan: Plan, needs: Sequence[ProgramCost]) -> list[str]:
     """Predicts waves, memory and time for one worker on this machine."""
     if not needs:
         return []
     rows = [("program", "waves", "trials of a wave", "memory", "a step", "all steps")]
     total = 0.0
-    for number, (group, need) in enumerate(zip(programs.groups, needs, strict=True), 1):
-        arms = collections.Counter(trial.arm for trial in group.trials)
+    for number, (program, need) in enumerate(zip(plan.programs, needs, strict=True), 1):
+        arms = collections.Counter(plan.by_name[name].arm for name in program.trials)
         bounds = (
-            useful_width(group.flops * group.steps),
-            most_side_by_side(group.state_bytes, workers=1),
+            useful_width(program.flops * program.steps),
+            most_side_by_side(program.state_bytes, workers=1),
         )
-        if (vmap := plan.definition.sweep.vmap) is not None:
+        if (vmap := plan.vmap) is not None:
             bounds = (vmap,)
         widths = {arm: wave_width(count, *bounds) for arm, count in arms.items()}
         waves = sum(math.ceil(count / widths[arm]) for arm, count in arms.items())
         widest = max(widths.values())
-        size = widest * group.state_bytes + (need.temporary_bytes or 0)
-        seconds = need.step_seconds * group.total_steps
+        size = widest * program.state_bytes + (need.temporary_bytes or 0)
+        seconds = need.step_seconds * program.total_steps
         total += seconds
         step = f"{1000 * need.step_seconds:.3g} ms"
         row = (str(number), f"{waves:,}", f"{widest}", f"{size / 1e6:,.1f} MB", step)
@@ -170,34 +169,30 @@ def _seeds(seeds: Sequence[int]) -> str:
     return f"seeds {', '.join(map(str, seeds[:8]))}{', ...' if len(seeds) > 8 else ''}"
 
 
-def _goal(plan: SweepPlan) -> str:
-    goal = plan.definition.sweep.goal
+def _goal(plan: Plan) -> str:
+    goal = plan.goal
     best = "smallest" if goal.better == "min" else "largest"
     target = "" if goal.target is None else f"; target {goal.target:g}"
     warning = "" if goal.select_on == "validation" else ": not an independent test of the winners"
     return f"goal: the {best} {goal.metric} of the {goal.select_on} split{warning}{target}"
 
 
-def _warnings(plan: SweepPlan, programs: Programs) -> list[str]:
-    return warning_lines(programs.warnings, [arm.name for arm in plan.definition.arms])
-
-
-def _repeats(plan: SweepPlan) -> list[str]:
+def _repeats(plan: Plan) -> list[str]:
     """Counts the points that a method drew more than once, as it may from a space of few values."""
     lines = []
-    for arm in plan.definition.arms:
-        points = [repr(t.values) for t in plan.of_arm(arm.name) if t.seed == plan.seeds[0]]
+    for arm in plan.arms:
+        points = [repr(t.values) for t in plan.of_arm(arm) if t.seed == plan.seeds[0]]
         if repeated := len(points) - len(set(points)):
             verb = "repeats" if repeated == 1 else "repeat"
             lines.append(
-                f"{repeated:,} of the {len(points):,} trials of {arm.name} {verb} an earlier one."
+                f"{repeated:,} of the {len(points):,} trials of {arm} {verb} an earlier one."
             )
     return lines
 
 
-def _first_trials(plan: SweepPlan) -> list[str]:
+def _first_trials(definition: Definition, plan: Plan) -> list[str]:
     lines = ["first runs of each arm:"]
-    for arm in plan.definition.arms:
+    for arm in definition.arms:
         of_arm = plan.of_arm(arm.name)
         paths = {key: paths[0] for key, paths in arm.paths.items()}
         for trial in of_arm[:_SHOWN_TRIALS]:

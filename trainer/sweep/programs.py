@@ -9,7 +9,7 @@ import dataclasses
 import itertools
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax
@@ -37,9 +37,9 @@ from trainer.engine.program import Program
 from trainer.engine.splits import smaller_is_better, split_sizes
 from trainer.engine.vmapped import batched_kernels
 from trainer.sweep.alike import unlike_loss
-from trainer.sweep.definition import ArmConfig
-from trainer.sweep.plan import SweepPlan, Trial, refuse_unequal
-from trainer.sweep.warning_text import Warnings, merge_warnings
+from trainer.sweep.definition import ArmConfig, Definition
+from trainer.sweep.plan import Plan, SharedProgram, Trial, refuse_unequal
+from trainer.sweep.warning_text import merge_warnings
 from trainer.writers.lines import PREFIXES
 
 # Arguments of the root that are inputs of the program, or that do not change what it computes.
@@ -56,84 +56,55 @@ _KINDS = {
 
 
 @dataclass(frozen=True)
-class ProgramGroup:
-    """The trials of one program.
+class _Traced:
+    """A program that was traced for one of its trials.
 
     Attributes:
-        trials: the trials, in the order of the plan.
-        inputs: the config paths of the floats that are inputs of the program, sorted.
-        structure: the config without these inputs.
+        program: the program.
+        trials: its trials, in the order of the plan; the first was traced.
+        structure: the config without the inputs of the program.
         constants: config path -> why this float is not an input of the program.
-        steps: number of updates of each trial.
-        batch_size: examples per batch.
-        flops: floating-point operations of a step.
-        state_bytes: bytes of the state of a trial, on each device.
-        warnings: arm -> sentences about what is probably a mistake in its config.
     """
 
+    program: SharedProgram
     trials: tuple[Trial, ...]
-    inputs: tuple[str, ...]
     structure: Call
     constants: Mapping[str, str]
-    steps: int
-    batch_size: int
-    flops: int
-    state_bytes: int
-    warnings: Warnings = field(default_factory=dict)
-
-    @property
-    def total_steps(self) -> int:
-        """The number of updates of all trials."""
-        return self.steps * len(self.trials)
 
 
-@dataclass(frozen=True)
-class Programs:
-    """The programs of a sweep.
-
-    Attributes:
-        groups: the programs, in the order of their first trials.
-        reasons: sentences about what makes more than one program.
-    """
-
-    groups: tuple[ProgramGroup, ...]
-    reasons: tuple[str, ...]
-
-    @property
-    def warnings(self) -> dict[str, tuple[str, ...]]:
-        """The warnings of all programs: arm -> sentences."""
-        return merge_warnings(group.warnings for group in self.groups)
-
-
-def find_programs(plan: SweepPlan, vocabulary: Sequence[str] = ()) -> Programs:
+def find_programs(definition: Definition, plan: Plan, vocabulary: Sequence[str] = ()) -> Plan:
     """Groups the trials of a sweep by their programs, and checks their configs.
 
-    Raises ConfigError if a trial does not build, a value does not fit its argument, the goal's
-    metric is never written, losses that are compared are not one function, or the arms' budgets are
-    unequal.
+    Returns the plan with its programs, in the order of their first trials. Raises ConfigError if a
+    trial does not build, a value does not fit its argument, the goal's metric is never written,
+    losses that are compared are not one function, or the arms' budgets are unequal.
     """
-    by_arm: dict[str, list[ProgramGroup]] = {}
-    titles = {arm.name: arm.title for arm in plan.definition.arms}
-    for arm in plan.definition.arms:
+    by_arm: dict[str, list[_Traced]] = {}
+    for arm in definition.arms:
         trials = plan.of_arm(arm.name)
         check_types(arm, trials, vocabulary)
-        by_arm[arm.name] = _group(plan, arm, trials, vocabulary)
-    _refuse_unlike_losses(plan, vocabulary)
+        by_arm[arm.name] = _group(definition, arm, trials, vocabulary)
+    _refuse_unlike_losses(definition, plan, vocabulary)
     for what, of in (("steps", _steps), ("examples", _examples)):
-        budgets = {name: sum(map(of, groups)) for name, groups in by_arm.items()}
-        refuse_unequal(plan.definition, what, budgets)
-    reasons = [line for name in by_arm for line in _reasons_within(titles[name], by_arm[name])]
-    groups = _merge([group for groups in by_arm.values() for group in groups])
-    return Programs(tuple(groups), (*reasons, *_reasons_between(by_arm)))
+        budgets = {name: sum(of(each.program) for each in own) for name, own in by_arm.items()}
+        refuse_unequal(definition, what, budgets)
+    reasons = [line for arm in definition.arms for line in _reasons_within(arm, by_arm[arm.name])]
+    merged = _merge([each for own in by_arm.values() for each in own])
+    return dataclasses.replace(
+        plan,
+        programs=tuple(each.program for each in merged),
+        reasons=(*reasons, *_reasons_between(by_arm)),
+        vocabulary=tuple(vocabulary),
+    )
 
 
-def _refuse_unlike_losses(plan: SweepPlan, vocabulary: Sequence[str]) -> None:
+def _refuse_unlike_losses(definition: Definition, plan: Plan, vocabulary: Sequence[str]) -> None:
     """Raises ConfigError if trials are compared by their losses, and these are not one function."""
-    if plan.definition.sweep.goal.metric != "loss":
+    if plan.goal.metric != "loss":
         return
     configs: dict[str, Config] = {}
     searched: dict[str, Source] = {}
-    for arm in plan.definition.arms:
+    for arm in definition.arms:
         first, *others = plan.of_arm(arm.name)
         configs[arm.name] = config_with_sources(arm, first)
         for path, value in first.values.items():
@@ -151,33 +122,35 @@ def _refuse_unlike_losses(plan: SweepPlan, vocabulary: Sequence[str]) -> None:
     raise ConfigError(found.text, source)
 
 
-def _merge(groups: Sequence[ProgramGroup]) -> list[ProgramGroup]:
-    """Merges the groups of equal structure."""
-    merged: dict[tuple, ProgramGroup] = {}
-    for group in groups:
-        key = dump(group.structure), group.inputs
+def _merge(every: Sequence[_Traced]) -> list[_Traced]:
+    """Merges the programs of equal structure."""
+    merged: dict[tuple, _Traced] = {}
+    for each in every:
+        key = dump(each.structure), each.program.inputs
         if key in merged:
             first = merged[key]
-            group = dataclasses.replace(
-                group,
-                trials=(*first.trials, *group.trials),
-                warnings=merge_warnings([first.warnings, group.warnings]),
+            program = dataclasses.replace(
+                each.program,
+                trials=(*first.program.trials, *each.program.trials),
+                warnings=merge_warnings([first.program.warnings, each.program.warnings]),
             )
-        merged[key] = group
+            trials = (*first.trials, *each.trials)
+            each = dataclasses.replace(each, program=program, trials=trials)
+        merged[key] = each
     return list(merged.values())
 
 
-def _steps(group: ProgramGroup) -> int:
-    return group.total_steps
+def _steps(program: SharedProgram) -> int:
+    return program.total_steps
 
 
-def _examples(group: ProgramGroup) -> int:
-    return group.total_steps * group.batch_size
+def _examples(program: SharedProgram) -> int:
+    return program.total_steps * program.batch_size
 
 
 def _group(
-    plan: SweepPlan, arm: ArmConfig, trials: Sequence[Trial], vocabulary: Sequence[str]
-) -> list[ProgramGroup]:
+    definition: Definition, arm: ArmConfig, trials: Sequence[Trial], vocabulary: Sequence[str]
+) -> list[_Traced]:
     """Builds one trial of each program of an arm, and finds the trials that share it."""
     groups = []
     rest = list(trials)
@@ -189,31 +162,30 @@ def _group(
             traced = make_plan(program, config)
         except ConfigError as error:
             raise error_in_sweep_file(error, arm, f"The trial {first.name}") from error
-        warnings = [*traced.warnings, *check_goal(plan, arm, program.experiment)]
-        _check_vmap(plan, arm, program)
+        warnings = [*traced.warnings, *check_goal(definition, arm, program.experiment)]
+        _check_vmap(definition, arm, program)
         inputs = set(traced.inputs)
         keys = [_structural(trial.values, inputs) for trial in rest]
         shared = [trial for trial, key in zip(rest, keys, strict=True) if key == keys[0]]
         rest = [trial for trial, key in zip(rest, keys, strict=True) if key != keys[0]]
         warnings += check_extremes(arm, shared, program.abstract_state().params, vocabulary)
-        groups.append(
-            ProgramGroup(
-                trials=tuple(shared),
-                inputs=tuple(traced.inputs),
-                structure=_without_inputs(first.config.root, inputs),
-                constants={path: why for path, (_, why) in traced.constants.items()},
-                steps=traced.steps,
-                batch_size=traced.batch_size,
-                flops=traced.flops,
-                state_bytes=traced.state_bytes,
-                warnings=merge_warnings([{arm.name: tuple(warnings)}]),
-            )
+        found = SharedProgram(
+            trials=tuple(trial.name for trial in shared),
+            inputs=tuple(traced.inputs),
+            steps=traced.steps,
+            batch_size=traced.batch_size,
+            flops=traced.flops,
+            state_bytes=traced.state_bytes,
+            warnings=merge_warnings([{arm.name: tuple(warnings)}]),
         )
+        structure = _without_inputs(first.config.root, inputs)
+        constants = {path: why for path, (_, why) in traced.constants.items()}
+        groups.append(_Traced(found, tuple(shared), structure, constants))
     return _merge(groups)
 
 
-def _check_vmap(plan: SweepPlan, arm: ArmConfig, program: Program) -> None:
-    if plan.definition.sweep.vmap is None:
+def _check_vmap(definition: Definition, arm: ArmConfig, program: Program) -> None:
+    if definition.sweep.vmap is None:
         return
     wrong = ""
     if program.mesh.size > 1:
@@ -228,7 +200,7 @@ def _check_vmap(plan: SweepPlan, arm: ArmConfig, program: Program) -> None:
             " remove vmap, and the trials take turns."
         )
     if wrong:
-        source = plan.definition.config.sources["vmap"]
+        source = definition.config.sources["vmap"]
         raise ConfigError(f"{arm.title} {wrong}", source)
 
 
@@ -259,38 +231,38 @@ def _without_inputs(tree: Tree, inputs: set[str], path: str = "") -> Any:
     return _INPUT if path in inputs and is_number(tree) else tree
 
 
-def _reasons_within(name: str, groups: Sequence[ProgramGroup]) -> list[str]:
+def _reasons_within(arm: ArmConfig, every: Sequence[_Traced]) -> list[str]:
     """Says which paths of an arm make more than one program."""
-    if len(groups) < 2:
+    if len(every) < 2:
         return []
     lines = []
-    trials = [group.trials[0] for group in groups]
+    trials = [each.trials[0] for each in every]
     for path in trials[0].values:
         values: dict[str, Tree] = {}
         for trial in trials:
             values.setdefault(brief(trial.values[path]), trial.values[path])
-        constant = next((g.constants[path] for g in groups if path in g.constants), None)
+        constant = next((x.constants[path] for x in every if path in x.constants), None)
         shown = list(values)
         if all(map(is_number, values.values())):
             shown = sorted(values, key=lambda text: values[text])
         first = next(iter(values.values()))
-        lifted = all(path in group.inputs for group in groups)
+        lifted = all(path in each.program.inputs for each in every)
         if len(values) < 2 or (lifted and all(map(is_number, values.values()))):
             continue
         why = _KINDS.get(type(first), "part of the program")
         why += f" that is not an input of the program: {constant}" if constant else ""
         lines.append(
-            f"{name} needs {len(groups)} programs because of {path}, {why} ({listing(shown)})."
+            f"{arm.title} needs {len(every)} programs because of {path}, {why} ({listing(shown)})."
         )
     return lines
 
 
-def _reasons_between(by_arm: Mapping[str, Sequence[ProgramGroup]]) -> list[str]:
+def _reasons_between(by_arm: Mapping[str, Sequence[_Traced]]) -> list[str]:
     """Says where the programs of the arms differ from those of the first arm."""
-    (first, groups), *others = by_arm.items()
+    (first, ours), *others = by_arm.items()
     lines = []
     for name, theirs in others:
-        changed = diff(groups[0].structure, theirs[0].structure)
+        changed = diff(ours[0].structure, theirs[0].structure)
         if changed:
             lines.append(
                 f"The arms {first!r} and {name!r} have different programs: they differ in"
@@ -382,12 +354,12 @@ def _without_place(error: ConfigError) -> str:
     return str(error).removeprefix(f"{error.source}: ")
 
 
-def check_goal(plan: SweepPlan, arm: ArmConfig, experiment: Experiment) -> list[str]:
+def check_goal(definition: Definition, arm: ArmConfig, experiment: Experiment) -> list[str]:
     """Raises ConfigError if an arm lacks the metric of the goal, or its data set lacks the split.
 
     Returns a sentence if the best trial by the goal is probably the worst.
     """
-    goal, config = plan.definition.sweep.goal, plan.definition.config
+    goal, config = definition.sweep.goal, definition.config
     places = ("goal.metric", "goal.select_on", "goal")
     known = ["loss", *experiment.metrics]
     if goal.metric not in known:
@@ -449,9 +421,9 @@ class ProgramCost(NamedTuple):
     temporary_bytes: int | None
 
 
-def measure(group: ProgramGroup, vocabulary: Sequence[str] = ()) -> ProgramCost:
-    """Compiles a program and times a few of its steps."""
-    program = load_located(group.trials[0].config, vocabulary)
+def measure(plan: Plan, shared: SharedProgram) -> ProgramCost:
+    """Compiles a program of a plan and times a few of its steps."""
+    program = load_located(plan.by_name[shared.trials[0]].config, plan.vocabulary)
     state = program.init()
     program.compile(state)
     steps = program.block_rule.steps

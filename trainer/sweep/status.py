@@ -13,9 +13,9 @@ from trainer.sweep.code_changes import CodeChange, changes_in, sentences
 from trainer.sweep.final import ArmSearch, final_trials, rank
 from trainer.sweep.folder import SweepFolder
 from trainer.sweep.ledger import read_ledger
-from trainer.sweep.plan import Trial, point_name
+from trainer.sweep.plan import Plan, SharedProgram, Trial, point_name
+from trainer.sweep.plan_file import work_command
 from trainer.sweep.running import WaveStatus, read_waves
-from trainer.sweep.stored_plan import StoredPlan, StoredProgram, work_command
 from trainer.sweep.warning_text import warning_lines
 from trainer.writers.lines import PREFIXES
 from trainer.writers.summary import Summary, read_outcome
@@ -107,7 +107,7 @@ class SweepReader:
         self._speeds: dict[int, float] = {}  # steps per second of a worker, by program
 
     @property
-    def plan(self) -> StoredPlan:
+    def plan(self) -> Plan:
         """The plan of the sweep, as of the last `read`."""
         return self._folder.plan
 
@@ -169,7 +169,7 @@ class SweepReader:
         with self._readable():
             return tuple(changes_in(read_ledger(self.path)))
 
-    def program_of(self, trial: Trial) -> StoredProgram:
+    def program_of(self, trial: Trial) -> SharedProgram:
         """Returns the program of a trial."""
         return self.plan.programs[self._folder.program_of(trial)]
 
@@ -279,7 +279,7 @@ def mean(values: Sequence[float | None]) -> float | None:
     return math.fsum(known) / len(known) if known and len(known) == len(values) else None
 
 
-def _value(outcome: Summary | None, plan: StoredPlan) -> float | None:
+def _value(outcome: Summary | None, plan: Plan) -> float | None:
     return None if outcome is None else outcome.value(plan.goal.row)
 
 
@@ -313,7 +313,7 @@ _SHOWN = 5  # runs that failed or diverged
 _LONGEST = 200  # characters of a reason
 
 
-def counts(status: Status, plan: StoredPlan) -> list[str]:
+def counts(status: Status, plan: Plan) -> list[str]:
     """Formats the runs of each arm as a table, and what is left in a line below it."""
     head = ("arm", "runs", "done", "running", "diverged", "failed", "steps")
     rows: list[Sequence[str]] = [(*head, plan.goal.metric, "trial")]
@@ -359,9 +359,7 @@ def progress_line(status: Status) -> str:
     return text
 
 
-def render(
-    status: Status, plan: StoredPlan, folder: Path, changes: Sequence[CodeChange] = ()
-) -> str:
+def render(status: Status, plan: Plan, folder: Path, changes: Sequence[CodeChange] = ()) -> str:
     """Formats the status of a sweep: arms, waves, failures and the results of the winners.
 
     Commands to run next name the folder as it is given. The last line ends with a newline.
@@ -410,7 +408,7 @@ def _bad(status: Status, end: str) -> Iterator[str]:
         yield f"and {len(found) - _SHOWN:,} more {end}."
 
 
-def _winners(status: Status, plan: StoredPlan) -> list[str]:
+def _winners(status: Status, plan: Plan) -> list[str]:
     """Formats the results of the winners on the final seeds."""
     if status.final is None:
         return []
@@ -464,7 +462,7 @@ def _final(outcome: Summary | None, row: str) -> float | str:
     return outcome.metrics.get(row, "-")
 
 
-def _next(status: Status, plan: StoredPlan, folder: Path) -> list[str]:
+def _next(status: Status, plan: Plan, folder: Path) -> list[str]:
     at = quote(str(folder))
     if status.complete:
         return [

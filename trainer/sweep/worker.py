@@ -122,7 +122,7 @@ class Worker:
             return self._work()
 
     def _work(self) -> int:
-        import_code(self.folder.plan.arms.values(), self._vocabulary)
+        import_code([arm.config for arm in self.folder.plan.arms.values()], self._vocabulary)
         self._note_code()  # before it claims a wave
         while not self._signals.received:
             claim = self.folder.claim(self._workers, self._fits)
