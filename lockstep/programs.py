@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from lockstep.configs import Config
 from optim.paths import names
-from trainer.cli.loading import make_program
+from trainer.cli.resolving import make_program
 from trainer.config.wording import known_names, listing
 from trainer.engine.program import Program as _Program
 from trainer.engine.splits import eval_batches, split_sizes

@@ -7,7 +7,7 @@ import gin
 import pytest
 
 from tests.gin_engine import engine
-from trainer.cli import commands, loading, options
+from trainer.cli import commands, options, resolving
 from trainer.config import Builder, Call, ConfigError, load, override
 
 
@@ -277,4 +277,4 @@ def test_the_command_lists_unused_bindings_and_takes_search_paths(capsys):
     assert commands.config(options.parser().parse_args(given_yaml)) == 0
     assert capsys.readouterr().out == "Every binding is used.\n"
     arguments = options.parser().parse_args([*given, "--gin_search_paths=one,two"])
-    assert "--gin_search_paths=one,two" in loading.config_options(arguments)
+    assert "--gin_search_paths=one,two" in resolving.config_options(arguments)

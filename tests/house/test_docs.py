@@ -21,7 +21,7 @@ from tests import reference_pages
 from tests.runs import ROOT
 from trainer import config as configs
 from trainer.__main__ import main
-from trainer.cli import loading, options
+from trainer.cli import options, resolving
 from trainer.config.vocabulary import RUN, SWEEP
 from trainer.engine.plan import make_plan
 
@@ -115,7 +115,7 @@ def run_config(block: Block, names: dict[str, Any]) -> None:
         configs.Builder(read, ["my_lab"]).check()
         return
     read = configs.load([file])
-    make_plan(loading.make_program(read, ["my_lab"], declared=True), read)
+    make_plan(resolving.make_program(read, ["my_lab"], declared=True), read)
 
 
 def is_whole(file: Path) -> bool:
@@ -207,11 +207,11 @@ def run_trainer(words: list[str]) -> None:
         case "explain" | "config" | "compare":
             assert main(words) == 0
         case "train" | "verify":
-            read = loading.read_config(arguments, RUN)
-            loading.make_program(read, arguments.vocabulary, declared=True)
+            read = resolving.read_config(arguments, RUN)
+            resolving.make_program(read, arguments.vocabulary, declared=True)
         case "sweep" if arguments.action is None:
-            loading.read_config(arguments, SWEEP)
-            assert checked_sweep(*loading.config_options(arguments)) == 0
+            resolving.read_config(arguments, SWEEP)
+            assert checked_sweep(*resolving.config_options(arguments)) == 0
 
 
 @functools.cache  # the same sweep stands on a page with several options

@@ -345,7 +345,7 @@ def test_imports_have_no_circles() -> None:
 # these modules imports neither jax nor NumPy nor SciPy, whose settings may also come first.
 FREE = """
     trainer trainer.__main__ trainer.messages trainer.parser trainer.cli trainer.cli.commands
-    trainer.cli.explaining trainer.cli.extend_sweep trainer.cli.live trainer.cli.loading
+    trainer.cli.explaining trainer.cli.extend_sweep trainer.cli.live trainer.cli.resolving
     trainer.cli.options trainer.cli.reporting trainer.cli.sampling trainer.cli.schemas
     trainer.cli.terminal trainer.cli.values trainer.config trainer.config.annotations
     trainer.config.build trainer.config.build_errors trainer.config.edit trainer.config.files
@@ -357,7 +357,7 @@ FREE = """
     trainer.report.formats trainer.report.formats.latex trainer.report.formats.markdown
     trainer.report.formats.tables trainer.report.html trainer.report.html.selection
     trainer.report.panels trainer.report.wording trainer.sweep trainer.sweep.alike
-    trainer.sweep.encoding trainer.sweep.local trainer.sweep.paths trainer.sweep.slurm
+    trainer.sweep.encoding trainer.sweep.local trainer.sweep.arm_paths trainer.sweep.slurm
     trainer.sweep.spaces trainer.sweep.warning_text trainer.train trainer.train.peers
     trainer.train.runtime trainer.train.signals trainer.train.watchdog lockstep lockstep.calls
     lockstep.configs lockstep.plans lockstep.processes

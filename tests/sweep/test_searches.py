@@ -13,7 +13,7 @@ from trainer.config import dump
 from trainer.report.pairs import compare_arms, looks_of
 from trainer.report.panels.cost import cost_block
 from trainer.report.panels.hyperparameters import hyperparameters_table
-from trainer.report.panels.methods import methods_block
+from trainer.report.panels.method_text import methods_block
 from trainer.report.sweep_results import read_sweep
 from trainer.sweep.final import choose_winners, final_trials, read_choices
 from trainer.sweep.plan import Trial, seed_of_search

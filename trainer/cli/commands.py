@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trainer import config as configs
-from trainer.cli.loading import config_options, default_workdir, make_program, read_config
+from trainer.cli.resolving import config_options, default_workdir, make_program, read_config
 from trainer.cli.terminal import show
 from trainer.config import Config
 from trainer.messages import DONE, FAILED, UserError

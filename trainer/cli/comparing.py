@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trainer import config as configs
-from trainer.cli.loading import ignore_optimizer_warnings, search_paths
+from trainer.cli.resolving import ignore_optimizer_warnings, search_paths
 from trainer.cli.terminal import show
 from trainer.diagnose.compare import (
     LastValues,

@@ -5,7 +5,7 @@ import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from trainer.cli.loading import make_program, read_config
+from trainer.cli.resolving import make_program, read_config
 from trainer.cli.terminal import show
 from trainer.messages import DONE
 

@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 from shlex import join
 
-from trainer.cli.loading import (
+from trainer.cli.resolving import (
     allowed_changes,
     ignore_optimizer_warnings,
     read_config,

@@ -66,7 +66,7 @@ def _diff(arguments: argparse.Namespace) -> int:
 def _export(arguments: argparse.Namespace) -> int:
     import trainer
     from trainer import config as configs
-    from trainer.cli.loading import ignore_optimizer_warnings
+    from trainer.cli.resolving import ignore_optimizer_warnings
     from trainer.train.trained import read_trained
 
     file = Path(arguments.file)

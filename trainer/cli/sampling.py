@@ -4,7 +4,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from trainer.cli.loading import ignore_optimizer_warnings
+from trainer.cli.resolving import ignore_optimizer_warnings
 from trainer.cli.terminal import show
 from trainer.messages import DONE, UserError
 

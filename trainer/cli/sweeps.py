@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from trainer.cli import extend_sweep
 from trainer.cli.live import LiveView
-from trainer.cli.loading import (
+from trainer.cli.resolving import (
     allowed_changes,
     config_options,
     folder_name,

@@ -14,7 +14,7 @@ from trainer.engine import sharding
 from trainer.engine.contracts import Batch, calling, check_eval_batch, check_values
 from trainer.engine.examples import ExampleCollector, Examples, ExampleSums
 from trainer.engine.experiment import Experiment
-from trainer.engine.metrics import Losses, MetricAccumulator, compute_losses
+from trainer.engine.metric_sums import Losses, MetricAccumulator, compute_losses
 from trainer.engine.padding import pad, padded_shapes, resized, size_of, without_padding
 from trainer.engine.splits import eval_batches, split_sizes
 from trainer.engine.step import State, apply_model

@@ -21,7 +21,7 @@ from optim.norms import all_finite
 from optim.paths import flatten, unflatten
 from trainer.engine.contracts import Batch, calling
 from trainer.engine.experiment import Experiment
-from trainer.engine.metrics import (
+from trainer.engine.metric_sums import (
     TrainMetrics,
     compute_losses,
     mask_mean,

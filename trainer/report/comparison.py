@@ -13,7 +13,7 @@ from trainer.report.panels.axes import axes_block
 from trainer.report.panels.cost import cost_block
 from trainer.report.panels.curves import curves_block
 from trainer.report.panels.learning_rate import edge_sentence, learning_rate_block
-from trainer.report.panels.methods import methods_block
+from trainer.report.panels.method_text import methods_block
 from trainer.report.panels.pairs import pairs_block
 from trainer.report.panels.targets import targets_block
 from trainer.report.panels.trials import trials_of

@@ -12,10 +12,10 @@ from trainer.config.wording import known_names
 from trainer.messages import UserError, plural
 from trainer.report.results import Goal, Result, Revision, Space, Workload, with_outcome
 from trainer.report.wording import joined
-from trainer.sweep.differences import revision_changes, shown
 from trainer.sweep.evidence import Evidence, examine
 from trainer.sweep.final import Choice, rank, read_choices, trials_of_choice
 from trainer.sweep.plan import Plan, Trial, point_name, searches_of
+from trainer.sweep.plan_differences import revision_changes, shown
 from trainer.sweep.status import Status, SweepReader
 from trainer.writers.json_files import DamagedFile
 from trainer.writers.lines import PREFIXES

@@ -14,8 +14,8 @@ from trainer.config import Builder, Call, Config, ConfigError, Source, Tree, joi
 from trainer.config.files import SHIPPED
 from trainer.config.nodes import Node, children, to_config, to_node, with_children
 from trainer.config.tree import child_trees, same
+from trainer.sweep.arm_paths import ArmPaths
 from trainer.sweep.methods import Explicit, Grid, Method, Sampled
-from trainer.sweep.paths import ArmPaths
 from trainer.sweep.spaces import Space
 from trainer.writers.lines import PREFIXES
 

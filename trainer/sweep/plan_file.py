@@ -22,10 +22,10 @@ from trainer.config.wording import brief, listing
 from trainer.messages import UserError
 from trainer.sweep.code_changes import note_code
 from trainer.sweep.definition import Definition, Goal
-from trainer.sweep.differences import differences
 from trainer.sweep.encoding import Decoder, canonical
 from trainer.sweep.ledger import Recorder
 from trainer.sweep.plan import Plan, PlannedArm, SharedProgram, Trial
+from trainer.sweep.plan_differences import differences
 from trainer.sweep.presence import Mode, Presence
 from trainer.writers.files import open_regular, remove_temporaries, replace_file
 from trainer.writers.json_files import as_dataclass, as_json, check_json, damaged, read_json

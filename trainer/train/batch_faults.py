@@ -8,7 +8,7 @@ import numpy as np
 
 from trainer.data.dtypes import changed_values, narrow_dtype
 from trainer.engine.contracts import Batch
-from trainer.engine.metrics import compute_losses
+from trainer.engine.metric_sums import compute_losses
 from trainer.engine.program import Program
 from trainer.engine.step import apply_model
 

@@ -1,4 +1,4 @@
-"""What the options of a command refer to: the config, the program, and the run's folder."""
+"""Resolves the options of a command: the config, the program, and the folder of the run."""
 
 import argparse
 import warnings
